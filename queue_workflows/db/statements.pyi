@@ -723,6 +723,9 @@ class _Recovery:
     """Take running jobs, which the caller has locked, from their workers without counting
     anything. A job is queued again with at least the priority `band`, or cancelled if it must
     end."""
+    charged_unanswered: Mapping[str, bytes]
+    """Return the claims of a worker, without those of the jobs `keep`, that were made within `within_s`
+    seconds, the first of them `ago_s` seconds ago, and have counted a crash. created_at is indexed."""
     refund_ingest: bytes
     """Take back the crash that was counted for a claim, unless that was done before: a `death`
     event says so, which the caller adds. The job may have ended since; but the error of a

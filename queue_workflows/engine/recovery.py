@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from queue_workflows import config, db
@@ -20,6 +21,10 @@ from queue_workflows.types import Row
 
 LIFE_LOCK: Final = "queue_workflows.worker."
 """With a worker id behind it: the name of the advisory lock that the worker's session holds."""
+TRANSIT_S: Final = 2.0
+"""Seconds that a statement may take from the worker to the server."""
+EXECUTED_WITHIN_S: Final = 60.0
+"""Seconds after its request within which the server has executed a claim, if it could charge it."""
 _DATABASE_AWAY: Final = "its lease lapsed while the database was away"
 _NO_DATABASE: Final = "its worker could not reach the database"
 
@@ -121,6 +126,30 @@ def excuse(conn: db.Connection, lease: job_tables.Lease, *, ended: bool = True) 
         job = row | {"worker_id": lease.worker_id, "claim_no": lease.claim_no}
         job_events.note(conn, lease.table, job, "death", detail=detail, error=_NO_DATABASE)
         return True
+
+
+def excuse_unanswered(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    worker_id: str,
+    *,
+    asked_ago_s: float,
+    keep: Sequence[str] = (),
+) -> int:
+    """Undo the crashes that a claim without a reply has counted; return how many.
+
+    No handler ran under such a claim. `asked_ago_s`: how long ago the worker asked for it. `keep`:
+    the ids of jobs whose claims the worker knows.
+    """
+    parameters = {
+        "worker": worker_id,
+        "keep": list(keep),
+        "ago_s": asked_ago_s + TRANSIT_S,
+        "within_s": TRANSIT_S + EXECUTED_WITHIN_S,
+    }
+    statement = statements.recovery.charged_unanswered[table.name]
+    rows = conn.execute(statement, parameters).fetchall()
+    return sum(excuse(conn, job_tables.lease_of(table, row), ended=False) for row in rows)
 
 
 def _crash(

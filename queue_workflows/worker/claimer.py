@@ -8,7 +8,7 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NoReturn, TypeVar
 
 from queue_workflows import db, errors
@@ -71,6 +71,8 @@ class Claimer:
         self.sent_at = 0.0
         """Time (`clock.boot_s`) just before the last claim was sent: its lease starts no earlier.
         """
+        self._asked_at: float | None = None
+        """Time (`clock.boot_s`) of the first claim without a reply; None: each has its reply."""
         self.isolated = False
         """Whether a row made the last claim fail, so that the rows were tried one by one."""
         self.wait_s = math.inf
@@ -91,15 +93,28 @@ class Claimer:
             self._unsaved.pop()
 
     def _release_strays(self, conn: db.Connection) -> None:
-        """Hand back jobs that a commit with a lost reply may have claimed."""
+        """Hand back jobs that a commit with a lost reply may have claimed.
+
+        If their leases have lapsed since, subtract the crashes: no handler of them has started.
+        """
         held = sorted(self._own_jobs | self.other_jobs())
-        handback.release_strays(conn, self._table, self._who().worker_id, held)
+        worker_id = self._who().worker_id
+        handback.release_strays(conn, self._table, worker_id, held)
+        if self._asked_at is not None:
+            ago_s = clock.boot_s() - self._asked_at
+            recovery.excuse_unanswered(conn, self._table, worker_id, asked_ago_s=ago_s, keep=held)
+            self._asked_at = None
 
     def _release_strays_again(self) -> None:
         """Repeat the release once: the server may finish a lost statement after the first one."""
         if self._release_again:
             self._release_strays(self.connection())
             self._release_again = False
+
+    def unanswered(self) -> dict[str, float]:
+        """Return the time (`clock.boot_s`) of the first claim without a reply, by worker id."""
+        asked_at = self._asked_at
+        return {} if asked_at is None else {self._who().worker_id: asked_at}
 
     def may_hold_unknown_claims(self) -> bool:
         """Return whether the server may have executed a claim whose reply was lost."""
@@ -149,9 +164,13 @@ class Claimer:
             return False
         _log.warning("a claim took %.1f s: jobs handed back: %d", took_s, len(jobs))
         leases = [job_tables.lease_of(self._table, job) for job in jobs]
+        self._asked_at = self.sent_at  # if this fails, the next connection releases them
         try:
             # By claim: the worker may still hold an outcome of an earlier claim of such a job.
             handback.hand_back_all(self.connection(), leases, reason="its claim took too long")
+            for lease in leases:
+                recovery.excuse(self.connection(), lease)  # of a lease that has lapsed since
+            self._asked_at = None
         except db.Error:
             self.lose()  # the next connection releases them
         return True
@@ -160,11 +179,23 @@ class Claimer:
         """Claim one job row by row, after a row made the normal claim fail; or return None."""
         self.isolated = True
         conn, who = self.connection(), self._who()
-        self.sent_at = clock.boot_s()
-        found = claim_isolation.claim_apart(conn, self._table, who, promote=promote)
-        if found.job_id is None:
-            return None
-        return claimed_jobs.read(conn, self._table, found.job_id, who.worker_id)
+        with self._asking(conn):
+            found = claim_isolation.claim_apart(conn, self._table, who, promote=promote)
+            if found.job_id is None:
+                return None
+            return claimed_jobs.read(conn, self._table, found.job_id, who.worker_id)
+
+    @contextlib.contextmanager
+    def _asking(self, conn: db.Connection) -> Generator[None]:
+        """Note when a claim is sent, and whether it has its reply, which may be an error."""
+        self.sent_at, self.wait_s = clock.boot_s(), math.inf
+        if self._asked_at is None:
+            self._asked_at = self.sent_at
+        try:
+            yield
+        finally:
+            if not conn.closed:
+                self._asked_at = None
 
     def claim_batch(
         self, size: int, done: Sequence[finish.Done] = (), *, promote: bool = False
@@ -195,29 +226,29 @@ class Claimer:
 
     def _claim(self, count: int, *, promote: bool) -> list[Row]:
         conn = self.connection()
-        self.sent_at, self.wait_s = clock.boot_s(), math.inf
-        return claims.claim(
-            conn,
-            self._table,
-            self._who(),
-            count=count,
-            promote=promote,
-            tell=self._set_wait,
-        )
+        with self._asking(conn):
+            return claims.claim(
+                conn,
+                self._table,
+                self._who(),
+                count=count,
+                promote=promote,
+                tell=self._set_wait,
+            )
 
     def _finish(
         self, done: Sequence[finish.Done], *, claim: int, promote: bool = False
     ) -> list[Row]:
         conn = self.connection()
-        self.sent_at, self.wait_s = clock.boot_s(), math.inf
-        return finish.finish(
-            conn,
-            done,
-            who=self._who(),
-            claim=claim,
-            promote=promote,
-            tell=self._set_wait,
-        )
+        with self._asking(conn):
+            return finish.finish(
+                conn,
+                done,
+                who=self._who(),
+                claim=claim,
+                promote=promote,
+                tell=self._set_wait,
+            )
 
     def _claim_one_apart(self, *, promote: bool, recorded: bool) -> list[Row]:
         try:

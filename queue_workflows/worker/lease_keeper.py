@@ -117,6 +117,8 @@ class LeaseKeeper:
             each.in_flight.on_lost = self.lost
         self.may_hold_unknown_claims: Callable[[], bool] = lambda: False
         """Returns whether the server may have executed a claim whose reply was lost."""
+        self.unanswered: Callable[[], dict[str, float]] = dict
+        """Returns the time of the first claim without a reply, by worker id."""
         self._stops: list[float] = []
         self.locked = False
         """Whether a session of this worker holds its advisory lock of a live worker."""
@@ -288,7 +290,7 @@ class LeaseKeeper:
             notes.write_note((), left)
         if self.may_hold_unknown_claims():
             # Locked until this process ends, or this worker runs again.
-            self._exit_note.write(self._worker_ids(), ())
+            self._exit_note.write(self._worker_ids(), (), self.unanswered())
         self._dedicated.close()
 
     def cancelled(self, name: str) -> None:
@@ -370,7 +372,7 @@ class LeaseKeeper:
         leases = [*(work.lease for work in self._works)]
         for each in self._slots:
             leases += each.in_flight.claims()
-        self._exit_note.write(self._worker_ids(), dict.fromkeys(leases))
+        self._exit_note.write(self._worker_ids(), dict.fromkeys(leases), self.unanswered())
 
     def _withdraw_note(self) -> None:
         self._status.unfence()

@@ -41,6 +41,7 @@ class WorkLoop:
         self._claimer = claimer.Claimer(self._table, who)
         self._claimer.on_lost = keeper.lost
         keeper.may_hold_unknown_claims = self._claimer.may_hold_unknown_claims
+        keeper.unanswered = self._claimer.unanswered
         self._tasks = handlers.Runner()
         self._batch = (
             batch.Batch(batch_size, self._claimer, keeper, own_slot, runner=self._tasks)

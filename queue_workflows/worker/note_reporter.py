@@ -10,7 +10,7 @@ from pathlib import Path
 
 from queue_workflows import db
 from queue_workflows.engine import claims, handback, job_tables, recovery
-from queue_workflows.runtime import clock, service
+from queue_workflows.runtime import clock, identity, service
 from queue_workflows.worker import notes
 
 _log = logging.getLogger(__name__)
@@ -81,6 +81,17 @@ class Reporter:
                     handback.hand_back_all(
                         conn, late, reason="its worker had exited before this claim"
                     )
+                    self._excuse_unanswered(conn, table, worker_id, note)
+
+    @staticmethod
+    def _excuse_unanswered(
+        conn: db.Connection, table: job_tables.JobTable, worker_id: str, note: notes.Note
+    ) -> None:
+        """Subtract the crashes of claims whose replies the worker had not got when it exited."""
+        asked_at = note.asked.get(worker_id)
+        if asked_at is not None and note.boot == identity.boot_id():
+            ago_s = clock.boot_s() - asked_at
+            recovery.excuse_unanswered(conn, table, worker_id, asked_ago_s=ago_s)
 
 
 class ReportLoop:

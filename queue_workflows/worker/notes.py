@@ -18,8 +18,9 @@ import stat
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 from queue_workflows import config, db
@@ -33,6 +34,7 @@ DEAD_AFTER_S = kill_timers.EXIT_WITHIN_S + 6.0
 MAX_BYTES = 1 << 20
 MAX_LEASES = 1000
 _SUFFIX = ".fenced"
+_NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class Note(NamedTuple):
@@ -45,6 +47,8 @@ class Note(NamedTuple):
     """The time of `clock.boot_s`, a clock that all processes share until the machine restarts."""
     workers: list[str]
     leases: list[job_tables.Lease]
+    asked: Mapping[str, float] = _NONE
+    """The time (as `at`) of the first claim without a reply, by worker id."""
 
     def writer_has_ended(self) -> bool:
         """Return whether the process that wrote the note has ended.
@@ -70,14 +74,19 @@ def state_folder() -> Path:
     return Path(named or Path(tempfile.gettempdir(), f"queue_workflows-{os.getuid()}"))
 
 
-def write_note(workers: Iterable[str], leases: Iterable[job_tables.Lease]) -> None:
+def write_note(
+    workers: Iterable[str],
+    leases: Iterable[job_tables.Lease],
+    asked: Mapping[str, float] = _NONE,
+) -> None:
     """Write a note that ending these claims was not their handlers' fault.
 
     `workers` are the worker ids of this process: the server may still execute a claim that one of
-    them sent last. At most MAX_LEASES claims are written. The folder must be writable by this user
-    only. Errors are logged, not raised, since the process exits anyway.
+    them sent last. `asked`: when each sent its first claim without a reply (`clock.boot_s`). At
+    most MAX_LEASES claims are written. The folder must be writable by this user only. Errors are
+    logged, not raised, since the process exits anyway.
     """
-    written = _write(workers, leases)
+    written = _write(workers, leases, asked)
     if written is not None:
         os.close(written.fd)
 
@@ -94,9 +103,14 @@ class ExitNote:
         self._path: Path | None = None
         self._closing: weakref.finalize[[int], ExitNote] | None = None
 
-    def write(self, workers: Iterable[str], leases: Iterable[job_tables.Lease]) -> None:
+    def write(
+        self,
+        workers: Iterable[str],
+        leases: Iterable[job_tables.Lease],
+        asked: Mapping[str, float] = _NONE,
+    ) -> None:
         """Write the note, as `write_note` does; it replaces an earlier one."""
-        written = _write(workers, leases)
+        written = _write(workers, leases, asked)
         if written is not None:
             self._replace(written.path, weakref.finalize(self, os.close, written.fd))
 
@@ -124,12 +138,15 @@ class _File(NamedTuple):
     fd: int
 
 
-def _write(workers: Iterable[str], leases: Iterable[job_tables.Lease]) -> _File | None:
+def _write(
+    workers: Iterable[str], leases: Iterable[job_tables.Lease], asked: Mapping[str, float]
+) -> _File | None:
     """Write a note and return it locked; log an error and return None if that is impossible."""
     claims = [[lease.table.name, *lease[1:]] for lease in [*leases][:MAX_LEASES]]
     note = {
         "pid": os.getpid(), "machine": identity.machine(), "boot": identity.boot_id(),
         "at": clock.boot_s(), "workers": [*workers], "leases": claims,
+        "asked": dict(asked),
     }  # fmt: skip
     try:
         folder = state_folder()
@@ -205,7 +222,8 @@ def read(file: BinaryIO, path: Path) -> Note | None:
             float(found["at"]),
             [str(worker_id) for worker_id in found["workers"] if worker_id],
             leases,
+            {str(worker_id): float(at) for worker_id, at in found.get("asked", {}).items()},
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _log.warning("the note %s is invalid, so it is deleted and not reported: %s", path, error)
         return None

@@ -64,6 +64,7 @@ class PoolLoop:
         keeper.may_hold_unknown_claims = lambda: any(
             each.claimer.may_hold_unknown_claims() for each in self._queues
         )
+        keeper.unanswered = self._unanswered
         self._by_name = {each.queue: each for each in self._queues}
         self._handlers = pool_threads.HandlerThreads(keeper.begin, self._ended)
         self._exclusive: current_job.Work | None = None
@@ -71,6 +72,12 @@ class PoolLoop:
         self._ready = threading.Event()
         self._pause = threading.Event()
         self._stopping = False
+
+    def _unanswered(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for each in self._queues:
+            found |= each.claimer.unanswered()
+        return found
 
     def _opened(self, conn: db.Connection) -> None:
         for each in self._queues:

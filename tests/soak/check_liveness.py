@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from tests.soak import check_recovery, evidence, fleet, tasks
+from tests.soak import check_claims, check_recovery, evidence, fleet, tasks
 
 WAIT_S = check_recovery.PROMISED_S[fleet.DEFAULT]
 """The longest that an innocent may wait for its first claim: faults stop some of the workers of its
@@ -22,8 +23,9 @@ def waited(seen: Seen) -> Found:
         job = seen.jobs.get(job_id)
         if job is None or job["reason"] != "load" or job["queue"] != tasks.NOTES or job["key"]:
             continue
-        since = seen.time.at(job["epoch"])
-        late = first.get(job_id, seen.ended_load) - since
+        claimed_at = first.get(job_id, seen.ended_load)
+        since = max(seen.time.at(job["epoch"]), _turn(seen, job, claimed_at))
+        late = claimed_at - since
         if late > WAIT_S and not seen.paused(job["queue"], since, since + late):
             yield f"job {job_id} ({task}): its first claim came after {late:.0f} s"
     by_run: dict[str, float] = {}
@@ -38,6 +40,21 @@ def waited(seen: Seen) -> Found:
         late = by_run.get(run_id, seen.ended_load) - since
         if late > WAIT_S:
             yield f"run {run_id} ({name}): its first node was claimed after {late:.0f} s"
+
+
+def _turn(seen: Seen, job: dict[str, Any], until: float) -> float:
+    """Return when the last earlier job of the same lock key ended before `until`, else 0.0.
+
+    A job waits for all earlier jobs of its lock key, however long their crashes and retries take.
+    """
+    ends = [
+        event.at
+        for other, row in seen.jobs.items()
+        if job["lock_key"] and row["lock_key"] == job["lock_key"] and row["seq"] < job["seq"]
+        for event in seen.events.get(other, [])
+        if event.kind in check_claims.ENDED and event.at <= until
+    ]
+    return max(ends, default=0.0)
 
 
 def shown(seen: Seen) -> Found:

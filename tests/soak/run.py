@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
@@ -44,8 +45,11 @@ QUIET_S = check_recovery.PROMISED_S[fleet.DEFAULT] + fleet.LONG_S + 10.0
 """Nothing moves for so long: it is stuck. The slowest recovery, and the longest handler."""
 SETTLE_S = 240.0
 MUTANT_SETTLE_S = 60.0
-KEPT = ("ingest_jobs", "ingest_job_events", "workflow_node_jobs", "workflow_node_events")
-"""Tables whose rows go to the folder that the environment variable SOAK_KEEP names."""
+KEPT = (
+    "ingest_jobs", "ingest_job_events", "workflow_node_jobs", "workflow_node_events",
+    "workflow_runs",
+)  # fmt: skip
+"""Tables whose rows are kept; the environment variable SOAK_KEEP names the parent folder."""
 
 
 class Options(NamedTuple):
@@ -190,7 +194,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         if problems:
             made.found["the soak's own trouble"] = problems
         if keep := os.environ.get("SOAK_KEEP"):
-            _keep(running, keep)
+            _keep(running, Path(keep), made)
     return made
 
 
@@ -212,14 +216,21 @@ def _pause(seconds: float) -> None:
         time.sleep(min(left, 0.5))
 
 
-def _keep(running: fleet.Fleet, folder: str) -> None:
-    """Copy logs, journal and the tables' rows to `folder`, to explain a violation afterwards."""
+def _keep(running: fleet.Fleet, parent: Path, made: report.Report) -> None:
+    """Copy logs, journal, rows and all findings to a new folder in `parent`.
+
+    A later soak with the same `parent` must not overwrite what explains an earlier violation.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=parent))
     print(f"logs, journal and rows: {folder}", file=sys.stderr)
     shutil.copytree(running.base, folder, ignore=shutil.ignore_patterns("pg"), dirs_exist_ok=True)
+    findings = (f"{name}: {line}\n" for name, found in made.found.items() for line in found)
+    (folder / "findings.txt").write_text("".join(findings))
     with db.connection() as conn:
         for table in KEPT:
             query = sql.SQL("SELECT row_to_json(t)::text AS row FROM {} t").format(
                 sql.Identifier(table)
             )
             lines = (row["row"] + "\n" for row in conn.execute(query))
-            Path(folder, f"{table}.jsonl").write_text("".join(lines))
+            (folder / f"{table}.jsonl").write_text("".join(lines))

@@ -130,6 +130,7 @@ class Slot:
             False,
             False,
         )
+        self.claimer._asked_at = None
         self.process = self._born()
         self.watch.locked = self.locks
         return dead

@@ -17,6 +17,7 @@ def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
     """A job and a run that were submitted at 100 s, claimed at this time, in a soak until 200 s."""
     known = acknowledged.Acknowledgements(runs={"r": "chain"}, jobs={"j": "note"})
     common = {"reason": "load", "queue": tasks.NOTES, "key": None, "epoch": 100.0} | more
+    common = {"lock_key": None, "seq": 2} | common
     jobs = {"j": {**common, "run_id": None}, "n": {**common, "run_id": "r"}}
     events = {}
     if claimed_at is not None:
@@ -58,6 +59,27 @@ def test_a_pause_of_the_queue_excuses_its_jobs() -> None:
     paused = seen(100 + LATE)
     paused.books.pauses.append(acknowledged.Pause(tasks.NOTES, None, 110.0, 120.0))
     assert [text.split()[0] for text in check_liveness.waited(paused)] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("key", "seq", "ended_at", "late"),
+    [
+        ("k", 1, 102.0, False),
+        ("k", 1, 100.5, True),
+        ("k", 3, 102.0, True),
+        ("other", 1, 102.0, True),
+        ("k", 1, 101.0 + LATE, True),
+    ],
+    ids=["its turn", "early", "younger", "another key", "after its claim"],
+)
+def test_a_job_with_a_lock_key_waits_from_the_end_of_the_job_before_it(
+    key: str, seq: int, ended_at: float, late: bool
+) -> None:
+    found = seen(100 + LATE, lock_key="k")
+    found.jobs["before"] = {**found.jobs["j"], "lock_key": key, "seq": seq}
+    event = found.events["j"][0]
+    found.events["before"] = [event._replace(kind="failed", at=ended_at)]
+    assert any(text.startswith("job j ") for text in check_liveness.waited(found)) is late
 
 
 @pytest.mark.parametrize(

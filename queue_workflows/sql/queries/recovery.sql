@@ -150,6 +150,18 @@ WITH done AS (
                detail => %(detail)s) AS job)
 SELECT (job).* FROM done;
 
+-- name: charged_unanswered
+-- tables: ingest_jobs workflow_node_jobs
+-- Return the claims of a worker, without those of the jobs `keep`, that were made within `within_s`
+-- seconds, the first of them `ago_s` seconds ago, and have counted a crash. created_at is indexed.
+SELECT DISTINCT e.job_id AS id, e.worker_id, e.claim_no
+  FROM ingest_job_events e
+ WHERE e.event_type = 'claimed' AND e.worker_id = %(worker)s AND e.job_id <> ALL (%(keep)s::text[])
+   AND e.created_at >= now() - %(ago_s)s::float8 * interval '1 second'
+   AND e.created_at < now() + (%(within_s)s::float8 - %(ago_s)s::float8) * interval '1 second'
+   AND EXISTS (SELECT FROM ingest_jobs j
+                WHERE j.id = e.job_id AND j.crash_count > 0);
+
 -- name: refund_ingest
 -- Take back the crash that was counted for a claim, unless that was done before: a `death`
 -- event says so, which the caller adds. The job may have ended since; but the error of a
