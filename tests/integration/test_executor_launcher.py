@@ -212,24 +212,36 @@ def test_the_hooks_of_the_app_run_in_the_executor() -> None:
 # Cost.
 
 
-def private_mb(pid: int) -> float:
-    """The memory of a process that it shares with no other."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+COST = """
+from tests.support import executor_app, executors
+from pathlib import Path
+import sys, time
+took, private = [], []
+with executors.launched(executor_app.load) as launcher:
+    launcher.wait_loaded(60)
+    for _ in range(5):
+        started = time.monotonic()
+        with executors.forked(launcher) as worker:
+            worker.task("add", {"a": 1, "b": 1})
+            took.append(time.monotonic() - started)
+            lines = Path(f"/proc/{worker.executor.pid}/smaps_rollup").read_text().splitlines()
+            private.append(sum(int(x.split()[1]) for x in lines if x.startswith("Private_")))
+print(min(took), max(private) / 1024)
+"""
 
 
 def test_an_executor_is_ready_in_an_instant_and_shares_the_app() -> None:
-    """The best of several: the promise is about the work to do, not about a loaded machine."""
-    took: list[float] = []
-    with executors.launched(executor_app.load) as launcher:
-        launcher.wait_loaded(60)
-        for _ in range(5):
-            started = time.monotonic()
-            with executors.forked(launcher) as worker:
-                worker.task("add", {"a": 1, "b": 1})
-                took.append(time.monotonic() - started)
-                assert private_mb(worker.executor.pid) <= 15
-    assert min(took) <= 0.3
+    """In a process without the rest of the suite, whose pages a garbage collection would copy.
+
+    The best of several: the promise is about the work to do, not about a loaded machine.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", COST], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    took_s, private_mb = map(float, done.stdout.split())
+    assert took_s <= 0.3
+    assert private_mb <= 15
 
 
 # Deaths.
