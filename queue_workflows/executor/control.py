@@ -48,7 +48,7 @@ class Requests:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             yield from self._messages()
-        except BaseException:  # noqa: BLE001  without this thread no request would be heard
+        except BaseException:  # noqa: BLE001  without this thread no request is received
             os._exit(channel.LOST)
 
     def _messages(self) -> Iterator[protocol.Message]:

@@ -58,7 +58,7 @@ def call(node: NodeCall) -> outcomes.Outcome:
         text = payload.encode(value, f"result of node {job['node_id']!r}")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  the boundary around host code: a body may exit
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
         outcome = failed(job, error, time.monotonic() - started)
         return unless_cancelled(cancel, outcome._replace(resolved_inputs=node.resolved))
     outcome = outcomes.Outcome(
@@ -118,7 +118,7 @@ def _invoke(node: NodeCall) -> JsonDict:
             else None
         )
         bound = arguments.signature(run).bind(node.inputs, offers, where=where)
-        return _bracketed(node, lambda: _delta(outcomes.unless_signal(run(**bound))))
+        return _in_app_context(node, lambda: _delta(outcomes.unless_signal(run(**bound))))
     finally:
         folders.close()
 
@@ -133,20 +133,20 @@ def _unknown_node(node: NodeCall, error: errors.NodeNotFound) -> str:
     )
 
 
-def _bracketed(node: NodeCall, body: Callable[[], JsonDict]) -> JsonDict:
-    """The body's delta, inside the host's context if it set one.
+def _in_app_context(node: NodeCall, call: Callable[[], JsonDict]) -> JsonDict:
+    """Call the handler inside the app's invoke context, if it set one; return the delta.
 
-    `finalize` is applied to a success only, and not when the job was cancelled meanwhile. An error
-    of the body is raised even if the host's context swallows it.
+    `finalize` is applied to a success only, and not if the job was cancelled meanwhile. An error of
+    the handler is raised even if the app's context suppresses it.
     """
     factory = config.get_config().invoke_context
     if factory is None:
-        return body()
+        return call()
     raised: BaseException | None = None
     delta: JsonDict = {}
     with factory(*node.lookups.rows()) as finalize:
         try:
-            delta = body()
+            delta = call()
             if not node.cancel.is_set():
                 delta = _finalized(finalize, delta)
         except BaseException as error:

@@ -155,7 +155,7 @@ def death(handle: Handle, oom_kills: int | None, seconds: float) -> Death:
         if died.max_rss_mb:
             how = f"{how}, peak memory {died.max_rss_mb} MB"
     if handle.lost is not None and (died is None or handle.was_killed):
-        how = f"its executor could not be heard any more: {handle.lost}"
+        how = f"the channel to its executor was lost: {handle.lost}"
     tail = handle.tail.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
     lines = tail.splitlines()[-5:]
     more = {"seconds": round(seconds, 3), "oom_kills": oom_kills, "executor": handle.pid}

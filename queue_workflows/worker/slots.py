@@ -101,7 +101,7 @@ class SlotLoop:
         self._oom = executors.OomKills()
         self._printed = {number: streams.Forward(number) for number in (1, 2)}
         self._selector = selectors.DefaultSelector()
-        self._bell, self._rope = socket.socketpair()
+        self._wake_reader, self._wake_writer = socket.socketpair()
         self._woken = False
         self._may_claim = self._promote = True
         self._poll_at = self._due_at = self._retry_at = self._fork_at = 0.0
@@ -117,7 +117,7 @@ class SlotLoop:
         if not self._woken:
             self._woken = True
             try:
-                self._rope.send(b"w")
+                self._wake_writer.send(b"w")
             except OSError:
                 return  # full: it wakes anyway; closed: nothing waits
 
@@ -168,9 +168,9 @@ class SlotLoop:
             poll_s=3600.0,
             locks=[recovery.LIFE_LOCK + self._own.who().worker_id],
         )
-        self._bell.setblocking(False)
-        self._rope.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ, self._heard)
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._clear_wake)
         self._selector.register(self._launcher, selectors.EVENT_READ, self._on_launcher)
         self.keeper.arm()
         try:
@@ -223,10 +223,10 @@ class SlotLoop:
     def _may_start(self) -> bool:
         return bool(self._idle) and not self._stopping
 
-    def _heard(self) -> None:
+    def _clear_wake(self) -> None:
         self._woken = False
         try:
-            self._bell.recv(64)
+            self._wake_reader.recv(64)
         except BlockingIOError:
             return
 
@@ -469,7 +469,7 @@ class SlotLoop:
     # --- Executors that end.
 
     def _exited(self, handle: executors.Handle) -> None:
-        """Read the last words of an executor whose process has ended."""
+        """Read the last messages of an executor whose process has ended."""
         handle.exited = True
         self._forget(handle.forked.pidfd)
         while handle.lost is None and self._receive(handle):
@@ -480,16 +480,16 @@ class SlotLoop:
             continue
         for fd in handle.forked.out.fds:
             self._forget(fd)
-        self._bury_if_known(handle)
+        self._end_if_known(handle)
 
     def _on_launcher(self) -> None:
         for died in self._launcher.receive():
             handle = self._handles.get(died.pid)
             if handle is not None:
                 handle.died = died
-                self._bury_if_known(handle)
+                self._end_if_known(handle)
 
-    def _bury_if_known(self, handle: executors.Handle) -> None:
+    def _end_if_known(self, handle: executors.Handle) -> None:
         """End the job of an executor once its end and the cause of its end are known."""
         if not handle.exited or handle.died is None:
             return
@@ -522,7 +522,7 @@ class SlotLoop:
         self._records.add_ending(work, functools.partial(_charge, work.lease, self._host, found))
 
     def _replace(self, now: float) -> None:
-        """End the executors that cannot be heard, and fork others for those that end."""
+        """Kill executors whose channel is lost, and fork others for those that end."""
         for handle in self._handles.values():
             if handle.lost is not None and not handle.exited and now - handle.lost_at >= LOST_S:
                 handle.kill(signal.SIGKILL)
@@ -551,8 +551,8 @@ class SlotLoop:
         self._handles.clear()
         self._claimer.close()
         self._selector.close()
-        self._bell.close()
-        self._rope.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def _works_left(self) -> Sequence[current_job.Work]:
         return [work for each in self._handles.values() if (work := each.finished()) is not None]
