@@ -125,6 +125,7 @@ def test_children_that_outlive_the_handler_hold_nothing_up(
         assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
         worker.send(protocol.Quit())
         assert worker.death().code == 0
+        until(lambda: worker.turn(0.05) or worker.lost is not None)
         assert isinstance(worker.lost, protocol.ChannelLost)
         assert is_running(child)
     finally:
