@@ -123,6 +123,7 @@ def test_a_handler_that_ends_its_process_is_charged_alone_with_the_cause(
     assert death["detail"].items() >= detail.items()
     if task == "segfaults":
         assert death["detail"]["last_lines"] == ["last words"]
+        until(lambda: attempts(job_id)[0]["log"] is not None)
         assert "last words" in attempts(job_id)[0]["log"]["text"]
     if task == "leaves_child":
         child = int((broken / "child").read_text())
