@@ -20,7 +20,7 @@ SIZE = 100
 def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
     """Yield one row."""
     count = bench.pick(JOBS, QUICK_JOBS)
-    floor: list[float] = []
+    bare: list[float] = []
     ours: list[float] = []
     with (
         bench.server.database("batch") as dsn,
@@ -30,15 +30,15 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
         conn.execute("SET enable_seqscan = off")
         drain.drain_ingest(conn, "load", 500, started)
         for _ in bench.rounds(5, 3, full_s=25, quick_s=4):
-            floor.append(_bare(bench, conn, dsn, count))
+            bare.append(_bare(bench, conn, dsn, count))
             ours.append(drain.drain_ingest(conn, "load", count, started))
-        floor.append(_bare(bench, conn, dsn, count))
+        bare.append(_bare(bench, conn, dsn, count))
     yield results.Row(
         f"drain ingest jobs, batches of {SIZE}",
         results.middle(ours),
         "/s",
-        results.middle(floor),
-        results.against(ours, floor),
+        results.middle(bare),
+        results.against(ours, bare),
         results.at_least(0.45),
         f"{count:,} jobs" if bench.quick else "",
     )

@@ -57,7 +57,7 @@ def run(bench: Bench) -> Iterator[results.Row]:
         ("cpu", processes.worker("cpu")),
     )
     ours: list[float] = []
-    floor: list[float] = []
+    bare: list[float] = []
     with (
         bench.server.database("chain") as dsn,
         db.connect(limited=False) as conn,
@@ -68,13 +68,13 @@ def run(bench: Bench) -> Iterator[results.Row]:
             bare_hop_ms(conn, 20, started)
         time.sleep(1.0)  # both workers have found the queue empty
         for _ in bench.rounds(15, 5, full_s=20, quick_s=4):
-            floor.append(bare_hop_ms(conn, NODES, started))
+            bare.append(bare_hop_ms(conn, NODES, started))
             ours.append(hop_ms(conn, NODES, started))
     yield results.Row(
         f"chain of {NODES} nodes, per hop",
         results.middle(ours),
         "ms",
-        results.middle(floor),
-        results.paired(ours, floor),
+        results.middle(bare),
+        results.paired(ours, bare),
         results.at_most(2.5),
     )

@@ -295,7 +295,7 @@ def run(bench: Bench) -> Iterator[results.Row]:
             for conn in pair.loaders:
                 conn.execute(f"ANALYZE {_TABLES}".encode())
             fresh = {family.name: pair.compare(family) for family in (*families, LOOK)}
-        floor = results.middle(fresh["bare"][1])
+        bare = results.middle(fresh["bare"][1])
         for family in (INGEST,) if case.limited else (INGEST, NODES):
             for when, found in (("before", stale), ("after", fresh)):
                 base, costs, ratios = found[family.name]
@@ -303,7 +303,7 @@ def run(bench: Bench) -> Iterator[results.Row]:
                     f"claim + finish, {family.name}, {case.name}, {when} ANALYZE",
                     results.middle(costs),
                     "ms",
-                    floor,
+                    bare,
                     ratios,
                     results.at_most(case.limit),
                     f"the ratio is to {results.number(results.middle(base))} ms at {BASE:,}",

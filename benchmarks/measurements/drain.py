@@ -103,7 +103,7 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
         ("cpu", processes.worker("cpu")),
         ("load", processes.worker("load")),
     )
-    floor: list[float] = []
+    bare: list[float] = []
     ingest: list[float] = []
     nodes: list[float] = []
     with (
@@ -116,17 +116,17 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
         drain_nodes(conn, 50, started)
         count = bench.pick(JOBS, QUICK_JOBS)
         for _ in bench.rounds(5, 3, full_s=45, quick_s=7):
-            floor.append(drain_bare(bench, conn, dsn, count))
+            bare.append(drain_bare(bench, conn, dsn, count))
             ingest.append(drain_ingest(conn, "load", count, started))
             nodes.append(drain_nodes(conn, count, started))
-        floor.append(drain_bare(bench, conn, dsn, count))
+        bare.append(drain_bare(bench, conn, dsn, count))
     for name, rates, limit in (("ingest jobs", ingest, 0.6), ("DAG nodes", nodes, 0.4)):
         yield results.Row(
             f"drain {name}, one by one",
             results.middle(rates),
             "/s",
-            results.middle(floor),
-            results.against(rates, floor),
+            results.middle(bare),
+            results.against(rates, bare),
             results.at_least(limit),
             f"{count:,} jobs" if bench.quick else "",
         )

@@ -95,8 +95,8 @@ def _single(
         ("kept commit", "bare commit", "kept connection, commit()"),
         ("pool", "bare", "through the pool"),
     )
-    for ours, floor, text in named:
-        yield _row(f"enqueue one by one, {text}", rates[ours], rates[floor], 0.8)
+    for ours, bare, text in named:
+        yield _row(f"enqueue one by one, {text}", rates[ours], rates[bare], 0.8)
     ours_rate = results.middle(rates["kept"])
     for peer in bench.peers:
         value = peer.call("enqueue", bench.pick(2000, 500))
@@ -104,14 +104,14 @@ def _single(
 
 
 def _row(
-    name: str, ours: list[float], floor: list[float], limit: float, note: str = ""
+    name: str, ours: list[float], bare: list[float], limit: float, note: str = ""
 ) -> results.Row:
     return results.Row(
         name,
         results.middle(ours),
         "/s",
-        results.middle(floor),
-        results.paired(ours, floor),
+        results.middle(bare),
+        results.paired(ours, bare),
         results.at_least(limit),
         note,
     )

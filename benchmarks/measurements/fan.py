@@ -69,7 +69,7 @@ def run(bench: Bench) -> Iterator[results.Row]:
         ("cpu", processes.worker("cpu")),
     )
     ours: list[float] = []
-    floor: list[float] = []
+    bare: list[float] = []
     big: list[float] = []
     big_floor: list[float] = []
     with (
@@ -80,14 +80,14 @@ def run(bench: Bench) -> Iterator[results.Row]:
         seconds(conn, 20, started)
         bare_seconds(conn, 20, started)
         for _ in bench.rounds(5, 3, full_s=20, quick_s=5):
-            floor.append(bare_seconds(conn, SMALL, started))
+            bare.append(bare_seconds(conn, SMALL, started))
             ours.append(seconds(conn, SMALL, started))
         yield results.Row(
             f"fan 1 to {SMALL:,} to join, 2 workers",
             results.middle(ours),
             "s",
-            results.middle(floor),
-            results.paired(ours, floor),
+            results.middle(bare),
+            results.paired(ours, bare),
             results.at_most(1.6),
         )
         if bench.quick:

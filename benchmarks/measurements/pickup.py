@@ -102,14 +102,14 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
         db.connect(autocommit=False) as three,
         bench.running(dsn, *one_kind) as first,
     ):
-        floor = _Kind(one, _bare, _BARE, pause_s)
+        bare = _Kind(one, _bare, _BARE, pause_s)
         ingest = _Kind(two, _ingest, _INGEST, pause_s)
-        floor_ms, ingest_ms = _times(bench.pick(600, 200), (floor, ingest), reader, first)
-        yield from _pickup_rows(floor_ms, ingest_ms)
+        bare_ms, ingest_ms = _times(bench.pick(600, 200), (bare, ingest), reader, first)
+        yield from _pickup_rows(bare_ms, ingest_ms)
         with bench.running(dsn, *for_runs) as second:
             runs = _Kind(three, _run, _NODE, pause_s)
             watched = [*first, *second]
-            beside_ms, runs_ms = _times(bench.pick(300, 100), (floor, runs), reader, watched)
+            beside_ms, runs_ms = _times(bench.pick(300, 100), (bare, runs), reader, watched)
         yield _run_row(beside_ms, runs_ms)
     for peer in bench.peers:
         latencies = peer.pickup_ms(len(ingest_ms))
@@ -141,29 +141,29 @@ def _times(
     return found
 
 
-def _pickup_rows(floor: list[float], ingest: list[float]) -> Iterator[results.Row]:
+def _pickup_rows(bare: list[float], ingest: list[float]) -> Iterator[results.Row]:
     """Return the rows; a percentile's ratio is the median of the ratios of three thirds."""
     for pct, limit in ((50, 1.8), (99, 1.3)):
-        parts = zip(_thirds(ingest), _thirds(floor), strict=True)
+        parts = zip(_thirds(ingest), _thirds(bare), strict=True)
         ratios = [results.percentile(a, pct) / results.percentile(b, pct) for a, b in parts]
         yield results.Row(
             f"pickup by an idle worker, p{pct}",
             results.percentile(ingest, pct),
             "ms",
-            results.percentile(floor, pct),
+            results.percentile(bare, pct),
             ratios,
             results.at_most(limit),
         )
 
 
-def _run_row(floor: list[float], runs: list[float]) -> results.Row:
+def _run_row(bare: list[float], runs: list[float]) -> results.Row:
     middle = results.middle
     return results.Row(
         "run inserted to first node, p50",
         middle(runs),
         "ms",
-        middle(floor),
-        [middle(a) / middle(b) for a, b in zip(_thirds(runs), _thirds(floor), strict=True)],
+        middle(bare),
+        [middle(a) / middle(b) for a, b in zip(_thirds(runs), _thirds(bare), strict=True)],
         results.at_most(3.0),
         f"p99 {results.number(results.percentile(runs, 99))} ms",
     )

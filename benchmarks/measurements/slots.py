@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks import figures, processes
+from benchmarks import processes, results
 from benchmarks.bench import Bench
-from benchmarks.rows import drain
+from benchmarks.measurements import drain
 from queue_workflows import db
 
 ABOUT = """As `drain`, with `queue-claim-worker --slots 4`: four executors run the handlers, one
@@ -16,14 +16,14 @@ QUICK_JOBS = 1000
 SLOTS = "4"
 
 
-def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
+def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
     """A row for ingest jobs and one for nodes."""
     commands = (
         ("orchestrator", processes.orchestrator()),
         ("cpu", processes.worker("cpu", "--slots", SLOTS)),
         ("load", processes.worker("load", "--slots", SLOTS)),
     )
-    floor: list[float] = []
+    bare: list[float] = []
     ingest: list[float] = []
     nodes: list[float] = []
     with (
@@ -36,17 +36,17 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
         drain.drain_nodes(conn, 50, started)
         count = bench.pick(JOBS, QUICK_JOBS)
         for _ in bench.rounds(5, 3, full_s=40, quick_s=6):
-            floor.append(drain.drain_bare(bench, conn, dsn, count))
+            bare.append(drain.drain_bare(bench, conn, dsn, count))
             ingest.append(drain.drain_ingest(conn, "load", count, started))
             nodes.append(drain.drain_nodes(conn, count, started))
-        floor.append(drain.drain_bare(bench, conn, dsn, count))
+        bare.append(drain.drain_bare(bench, conn, dsn, count))
     for name, rates in (("ingest", ingest), ("nodes", nodes)):
-        yield figures.Row(
+        yield results.Row(
             f"one worker, {SLOTS} slots: {name}",
-            figures.middle(rates),
+            results.middle(rates),
             "/s",
-            figures.middle(floor),
-            figures.against(rates, floor),
-            figures.at_least(1.0),
+            results.middle(bare),
+            results.against(rates, bare),
+            results.at_least(1.0),
             f"{count:,} jobs" if bench.quick else "",
         )

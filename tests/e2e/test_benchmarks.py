@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench, processes, server
+from benchmarks import __main__, bench, processes, server
 from benchmarks.measurements import idle
 from tests.support import database
 
@@ -76,6 +77,12 @@ def test_page_names_the_machine_but_not_the_host_name(
     for value in data["machine"].values():
         assert value and value in page
     assert str(ROOT) not in page and "/tmp" not in page
+
+
+@pytest.mark.parametrize("name", __main__.SECTIONS)
+def test_every_section_can_be_measured(name: str) -> None:
+    module = importlib.import_module(f"benchmarks.measurements.{__main__.SECTIONS[name]}")
+    assert module.ABOUT and callable(module.run)
 
 
 def test_database_of_another_name_is_refused() -> None:
