@@ -23,6 +23,7 @@ next: one round trip and one commit a job, no events, no fence. Ratios are to th
 rounds before and after."""
 JOBS = 3000
 QUICK_JOBS = 1000
+TRUNCATE_TRIES = 10
 RATE_BARE = (
     "SELECT count(*) / extract(epoch FROM max(finished_at) - min(started_at)) FROM bare_jobs"
 )
@@ -57,12 +58,23 @@ def is_true(conn: baseline.Connection, query: LiteralString, *values: object) ->
 
 def empty_ingest(conn: psycopg.Connection[dict[str, object]]) -> None:
     """Delete all ingest jobs and their history."""
-    conn.execute("TRUNCATE ingest_jobs, ingest_job_events")
+    _truncate(conn, "TRUNCATE ingest_jobs, ingest_job_events")
 
 
 def empty_runs(conn: psycopg.Connection[dict[str, object]]) -> None:
     """Delete all runs and their history."""
-    conn.execute("TRUNCATE workflow_runs, workflow_node_events CASCADE")
+    _truncate(conn, "TRUNCATE workflow_runs, workflow_node_events CASCADE")
+
+
+def _truncate(conn: psycopg.Connection[dict[str, object]], statement: LiteralString) -> None:
+    """Truncate tables that idle workers query, whose transactions lock them in another order."""
+    for _ in range(TRUNCATE_TRIES - 1):
+        try:
+            conn.execute(statement)
+        except psycopg.errors.DeadlockDetected:
+            continue
+        return
+    conn.execute(statement)
 
 
 def drain_ingest(
