@@ -27,6 +27,7 @@ SECTIONS = {
     "idle": "idle",
     "claim": "claim",
     "limits": "limits",
+    "fires": "fires",
 }
 FULL_S = 530.0
 QUICK_S = 84.0

@@ -100,6 +100,11 @@ def orchestrator() -> list[str]:
     return module("queue_workflows.orchestrator", "--app", APP)
 
 
+def scheduler() -> list[str]:
+    """Return the command line of a real scheduler."""
+    return module("queue_workflows.scheduler", "--app", APP)
+
+
 def bare(*arguments: str) -> list[str]:
     """Return the command line of a process of the bare loop."""
     return module("benchmarks.baseline", *arguments)

@@ -461,10 +461,14 @@ BEGIN
         PERFORM queue_workflows_check_payload(NEW.policy, TG_TABLE_NAME || '.policy');
     END IF;
     IF TG_TABLE_NAME = 'ingest_jobs' THEN
-        IF NEW.idempotency_window_s NOT BETWEEN 0 AND 31622400
-           OR NEW.admitted_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
-           OR greatest(octet_length(NEW.task_name), octet_length(NEW.idempotency_key)) > 1000
-           OR octet_length(NEW.reason) > 8000 THEN
+        -- Of an old row with a bad value every change would cost as much as its whole content.
+        IF (NEW.idempotency_window_s NOT BETWEEN 0 AND 31622400
+            OR NEW.admitted_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
+            OR greatest(octet_length(NEW.task_name), octet_length(NEW.idempotency_key)) > 1000
+            OR octet_length(NEW.reason) > 8000)
+           AND (NEW.idempotency_window_s, NEW.admitted_at, NEW.task_name, NEW.idempotency_key, NEW.reason)
+               IS DISTINCT FROM
+               (OLD.idempotency_window_s, OLD.admitted_at, OLD.task_name, OLD.idempotency_key, OLD.reason) THEN
             PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, to_jsonb(OLD), to_jsonb(NEW));
         END IF;
         IF NEW.args IS DISTINCT FROM OLD.args OR NEW.headers IS DISTINCT FROM OLD.headers THEN
@@ -1376,6 +1380,10 @@ BEGIN
        OR octet_length(NEW.reason) > 8000 THEN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
     END IF;
+    IF NOT coalesce(NEW.idempotency_window_s, 0) BETWEEN 0 AND 31622400 THEN
+        RAISE EXCEPTION 'idempotency_window_s must be 0 to 31622400 (366 days), not %',
+            NEW.idempotency_window_s USING ERRCODE = 'check_violation';
+    END IF;
     IF octet_length(NEW.args::text) > 256 THEN
         PERFORM queue_workflows_check_payload(NEW.args, 'ingest_jobs.args');
     END IF;
@@ -1418,10 +1426,6 @@ BEGIN
         PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, NEW.lock_key);
     END IF;
     IF NEW.idempotency_key IS NOT NULL AND NOT NEW.idempotency_released THEN
-        IF NOT coalesce(NEW.idempotency_window_s, 0) BETWEEN 0 AND 31622400 THEN
-            RAISE EXCEPTION 'idempotency_window_s must be 0 to 31622400 (366 days), not %',
-                NEW.idempotency_window_s USING ERRCODE = 'check_violation';
-        END IF;
         PERFORM queue_workflows_release_key(NEW.idempotency_key);
     END IF;
     RETURN NEW;
@@ -3354,19 +3358,24 @@ CREATE TABLE public.schedules (
     last_job_id text,
     last_run_id text,
     error text,
+    missed_at public.queue_workflows_time,
     source text DEFAULT 'table'::text NOT NULL,
+    app text,
+    clash text,
     definition_hash text,
     changes jsonb,
     gone_at public.queue_workflows_time,
     changed_at public.queue_workflows_time DEFAULT now() NOT NULL,
     created_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    CONSTRAINT schedules_app_check CHECK (((octet_length(app) >= 1) AND (octet_length(app) <= 800))),
     CONSTRAINT schedules_catch_up_check CHECK ((catch_up = ANY (ARRAY['none'::text, 'last'::text, 'all'::text]))),
     CONSTRAINT schedules_catch_up_max_check CHECK (((catch_up_max >= 1) AND (catch_up_max <= 1000))),
     CONSTRAINT schedules_expression_check CHECK (((octet_length(expression) >= 1) AND (octet_length(expression) <= 800))),
     CONSTRAINT schedules_idempotency_key_check CHECK (((octet_length(idempotency_key) >= 1) AND (octet_length(idempotency_key) <= 800))),
-    CONSTRAINT schedules_name_check CHECK ((((octet_length(name) >= 1) AND (octet_length(name) <= 400)) AND (name !~~ '%:boot'::text))),
+    CONSTRAINT schedules_name_check CHECK ((((octet_length(name) >= 1) AND (octet_length(name) <= 1000)) AND (name !~~ '%:boot'::text))),
     CONSTRAINT schedules_overlap_check CHECK ((overlap = ANY (ARRAY['allow'::text, 'skip'::text, 'replace'::text, 'queue'::text]))),
     CONSTRAINT schedules_queue_check CHECK (((octet_length(queue) >= 1) AND (octet_length(queue) <= 200))),
+    CONSTRAINT schedules_source_app_check CHECK (((app IS NOT NULL) = (source = 'code'::text))),
     CONSTRAINT schedules_source_check CHECK ((source = ANY (ARRAY['code'::text, 'table'::text]))),
     CONSTRAINT schedules_target_check CHECK (((task_name IS NULL) <> (workflow_name IS NULL))),
     CONSTRAINT schedules_task_name_check CHECK (((octet_length(task_name) >= 1) AND (octet_length(task_name) <= 800))),
@@ -3688,6 +3697,8 @@ ALTER TABLE ONLY public.workflow_runs
 
 CREATE INDEX ingest_job_events_created_idx ON public.ingest_job_events USING brin (created_at);
 
+CREATE INDEX ingest_job_events_reclaimed_idx ON public.ingest_job_events USING btree (created_at) WHERE (event_type = 'reclaimed'::text);
+
 CREATE INDEX ingest_jobs_admitted_idx ON public.ingest_jobs USING btree (queue, partition_key, priority, seq) WHERE ((partition_key IS NOT NULL) AND ((status)::text = 'queued'::text) AND (admitted_at IS NOT NULL));
 
 CREATE INDEX ingest_jobs_blocked_idx ON public.ingest_jobs USING btree (available_at) WHERE (((status)::text = 'queued'::text) AND (blocked_reason IS NOT NULL));
@@ -3716,7 +3727,7 @@ CREATE INDEX partition_dues_due_idx ON public.partition_dues USING btree (queue,
 
 CREATE INDEX partition_dues_partition_idx ON public.partition_dues USING btree (queue, partition_key);
 
-CREATE INDEX schedules_wake_idx ON public.schedules USING btree (wake_at NULLS FIRST, name) WHERE ((NOT paused) AND (NOT ended) AND (gone_at IS NULL) AND (error IS NULL));
+CREATE INDEX schedules_wake_idx ON public.schedules USING btree (wake_at NULLS FIRST, name) WHERE ((NOT paused) AND (NOT ended) AND (gone_at IS NULL));
 
 CREATE INDEX worker_heartbeats_flagged_dead_idx ON public.worker_heartbeats USING btree (last_flagged_dead_at) WHERE (last_flagged_dead_at IS NOT NULL);
 
@@ -3739,6 +3750,8 @@ CREATE INDEX workflow_input_timeouts_due_idx ON public.workflow_input_timeouts U
 CREATE INDEX workflow_node_events_created_idx ON public.workflow_node_events USING brin (created_at);
 
 CREATE INDEX workflow_node_events_node_idx ON public.workflow_node_events USING btree (run_id, node_id, created_at);
+
+CREATE INDEX workflow_node_events_reclaimed_idx ON public.workflow_node_events USING btree (created_at) WHERE ((event_type)::text = 'reclaimed'::text);
 
 CREATE INDEX workflow_node_jobs_age_idx ON public.workflow_node_jobs USING btree (required_model, seq) WHERE (((queue)::text = 'gpu'::text) AND ((status)::text = 'queued'::text) AND (blocked_reason IS NULL));
 

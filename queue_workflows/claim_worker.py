@@ -18,6 +18,7 @@ from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import clock, entry_point, identity, signals
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import (
+    executor_set,
     guards,
     lease_keeper,
     loop,
@@ -26,12 +27,11 @@ from queue_workflows.worker import (
     pool_config,
     slot,
     slot_worker,
-    slots,
 )
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 budget_for = guards.budget_for
-NO_LIMITS = slots.Limits()
+NO_LIMITS = executor_set.Limits()
 MAX_LEASE_S = 30 * 86400.0
 """A longer lease would keep a dead worker's job for a month."""
 
@@ -337,8 +337,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _limits(options: argparse.Namespace) -> slots.Limits:
-    limits = slots.Limits(
+def _limits(options: argparse.Namespace) -> executor_set.Limits:
+    limits = executor_set.Limits(
         options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst
     )
     if options.slots is None:
@@ -439,6 +439,8 @@ def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     config.load_app(options.app)
     db.db_url()
     own = [word for word in arguments if word != "--supervise"]
+    if options.slots is None and options.queue not in (None, "gpu") and options.batch == 1:
+        own += ["--slots", "1"]  # an executor is replaced, and the worker goes on
     name = f"{options.queue} worker" if options.queue else "worker pool"
     return parent.supervise(own, name, options.shutdown_timeout)
 

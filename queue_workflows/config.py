@@ -34,6 +34,7 @@ DAG_QUEUES = frozenset({"cpu", "gpu"})
 GPU_POLICIES = ("strict", "balanced")
 DEFAULT_INGEST_QUEUES = frozenset({"fetch", "load"})
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
+MAX_APP_NAME = 200
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _IMPORTERS = {"importlib", "_frozen_importlib", "_frozen_importlib_external"}
 _warned: set[tuple[str, str]] = set()
@@ -233,7 +234,10 @@ SUBMISSION_RECLAIM_S = Knob(
     "SUBMISSION_RECLAIM_S", 60.0, "s", "age at which a submission left `processing` is taken back"
 )
 SUPERVISOR_BACKOFF_MAX_S = Knob(
-    "SUPERVISOR_BACKOFF_MAX_S", 30.0, "s", "longest wait before a child is restarted"
+    "SUPERVISOR_BACKOFF_MAX_S",
+    30.0,
+    "s",
+    "longest wait before a child is restarted; at most a quarter of its life if that was 5 s",
 )
 SHUTDOWN_TIMEOUT_S = Knob(
     "SHUTDOWN_TIMEOUT_S", 8.0, "s", "time a running job gets to end after SIGTERM"
@@ -246,7 +250,46 @@ WORKERS_JSON = Knob(
     ' `[{"queue": "load", "concurrency": 2}]`',
     prefix="",
 )
-WORKFLOW_CPU_WORKERS = Knob("WORKFLOW_CPU_WORKERS", 5, "workers", "cpu workers that `up` starts")
+MEMORY_THROTTLE_THRESHOLD = Knob(
+    "MEMORY_THROTTLE_THRESHOLD",
+    90.0,
+    "%",
+    "RAM use from which the in-process queue waits; of the container if it has a limit",
+    prefix="",
+)
+MEMORY_RESUME_THRESHOLD = Knob(
+    "MEMORY_RESUME_THRESHOLD", 80.0, "%", "RAM use below which it goes on", prefix=""
+)
+GPU_THROTTLE_THRESHOLD = Knob(
+    "GPU_THROTTLE_THRESHOLD", 85.0, "%", "GPU memory use of a card from which it waits", prefix=""
+)
+GPU_RESUME_THRESHOLD = Knob(
+    "GPU_RESUME_THRESHOLD", 75.0, "%", "GPU memory use below which it goes on", prefix=""
+)
+MEMORY_CHECK_INTERVAL = Knob(
+    "MEMORY_CHECK_INTERVAL", 5.0, "s", "time between two readings of the memory", prefix=""
+)
+WORKER_SINGLE_JOB_MODE = Knob(
+    "WORKER_SINGLE_JOB_MODE",
+    "true",
+    "true/false",
+    "whether a thread of the in-process queue ends after one job and is replaced",
+    prefix="",
+)
+MASTER_GRACE_PERIOD_SECONDS = Knob(
+    "MASTER_GRACE_PERIOD_SECONDS",
+    15.0,
+    "s",
+    "time from the start of the in-process queue to its first fetch",
+    prefix="",
+)
+WORKER_STAGGER_SECONDS = Knob(
+    "WORKER_STAGGER_SECONDS", 1.0, "s", "time between the starts of its threads", prefix=""
+)
+WORKER_COOLDOWN_SECONDS = Knob(
+    "WORKER_COOLDOWN_SECONDS", 10.0, "s", "rest of a thread after a job", prefix=""
+)
+WORKFLOW_CPU_WORKERS = Knob("WORKFLOW_CPU_WORKERS", 5, "jobs", "cpu jobs at once under `up`")
 WORKFLOW_GPU_WORKERS = Knob("WORKFLOW_GPU_WORKERS", 1, "workers", "gpu workers that `up` starts")
 MAX_PAYLOAD_KB = Knob(
     "MAX_PAYLOAD_KB", 1024, "KiB", "largest result, inputs or answer as JSON text"
@@ -283,6 +326,12 @@ DISABLE_WORKER_HEARTBEAT = Knob(
 )
 DISABLE_GPU_IDLE_REAPER = Knob(
     "DISABLE_GPU_IDLE_REAPER", False, "flag", "set and non-empty: models stay loaded"
+)
+DISABLE_BOOT_KICK = Knob(
+    "DISABLE_BOOT_KICK",
+    False,
+    "flag",
+    "set and non-empty: a scheduler that starts queues no old-style entry at once",
 )
 DISABLE_WORKER_CONTROL = Knob(
     "DISABLE_WORKER_CONTROL", False, "flag", "set and non-empty: ON/OFF rows are ignored"
@@ -328,6 +377,7 @@ class EngineConfig:
         self.ingest_default_budget_s: float = 3600
         self.embedded = False
         self.app: str | None = None
+        self.app_name: str | None = None
         self.node_resolver: Callable[[str], Any] | None = None
         self.builtin_model_registrar: Callable[[], None] = _register_no_models
         self.workflow_map: dict[str, WorkflowDocuments] = {}
@@ -452,10 +502,11 @@ def configure(
     ingest_queues: Iterable[str] | None = None,
     ingest_default_budget_s: float | None = None,
     embedded: bool | None = None,
+    app_name: str | None = None,
 ) -> EngineConfig:
     """Change the given names; an omitted one and None change nothing.
 
-    May be called again.
+    May be called again. `app_name`: as whose the schedules of the code are stored; see `app_name`.
 
     Raises `InvalidConfig` (a ValueError), with nothing changed, for ingest queues that reuse `cpu`
     or `gpu` or are no queue names, and for a budget that is not positive.
@@ -469,6 +520,10 @@ def configure(
                 "ingest_default_budget_s must be a positive number of seconds"
             )
         changes["ingest_default_budget_s"] = ingest_default_budget_s
+    if app_name is not None:
+        if not 0 < len(app_name.strip()) <= MAX_APP_NAME or "\0" in app_name:
+            raise errors.InvalidConfig(f"app_name must have 1 to {MAX_APP_NAME} characters")
+        changes["app_name"] = app_name
     if video_model_ids is not None:
         changes["video_model_ids"] = frozenset(video_model_ids)
     if db_url_env is not None:
@@ -729,6 +784,29 @@ def load_app(spec: str | None) -> str | None:
             raise errors.InvalidConfig(f"{source}: {attribute!r} cannot be called")
         _of_app(f"{source}: {attribute}()", target)
     return chosen
+
+
+def app_name() -> str:
+    """Return the name of this process's app, which owns the schedules that its code names.
+
+    What `configure(app_name=...)` set, else the `--app` of the process, else the name of its main
+    program: the module of `python -m`, or the file.
+    """
+    return (_config.app_name or _config.app or _main_program())[:MAX_APP_NAME]
+
+
+def names_app() -> bool:
+    """Return whether this process has an app: `--app`, or `configure(app_name=...)`."""
+    return bool(_config.app_name or _config.app)
+
+
+def _main_program() -> str:
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return spec.name.removesuffix(".__main__")
+    file: str | None = getattr(main, "__file__", None)
+    return os.path.basename(file) if file else "python"  # noqa: PTH119  pathlib costs 20 ms
 
 
 def describe_app() -> str:

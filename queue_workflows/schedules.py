@@ -6,13 +6,13 @@ Each call is one transaction, or joins that of `conn`.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
 from queue_workflows import config, db, errors
 from queue_workflows.db import check_violations
-from queue_workflows.engine import schedule_rows, schedules
+from queue_workflows.engine import schedule_definitions, schedule_rows, schedules
 from queue_workflows.schedule import definition, entry, expression, plan
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import Row, Rows
@@ -95,7 +95,7 @@ def add(name: str, expression: str, *, conn: db.Connection | None = None, **opti
     found = Schedule(name, expression, **options)
     check(found)
     with db.transaction(conn) as own:
-        schedule_rows.put(own, found, "table")
+        schedule_definitions.put(own, found)
 
 
 def check(found: Schedule) -> None:
@@ -114,12 +114,12 @@ def check(found: Schedule) -> None:
 
 def pause(name: str, *, conn: db.Connection | None = None) -> None:
     """Stop a schedule until `resume`; raise `UnknownSchedule` (a KeyError) if there is none."""
-    _demand(name, conn, lambda own: schedule_rows.set_paused(own, name, True))
+    _demand(name, conn, lambda own: schedule_definitions.set_paused(own, name, True))
 
 
 def resume(name: str, *, conn: db.Connection | None = None) -> None:
     """Let a paused schedule fire again; instants of the pause never fire. Raise as `pause` does."""
-    _demand(name, conn, lambda own: schedule_rows.set_paused(own, name, False))
+    _demand(name, conn, lambda own: schedule_definitions.set_paused(own, name, False))
 
 
 def remove(name: str, *, conn: db.Connection | None = None) -> None:
@@ -127,7 +127,7 @@ def remove(name: str, *, conn: db.Connection | None = None) -> None:
 
     One that the code of a scheduler still names comes back when that scheduler starts.
     """
-    _demand(name, conn, lambda own: schedule_rows.remove(own, name))
+    _demand(name, conn, lambda own: schedule_definitions.remove(own, name))
 
 
 def _demand(name: str, conn: db.Connection | None, call: Callable[[db.Connection], bool]) -> None:
@@ -150,53 +150,87 @@ def run_now(name: str, *, conn: db.Connection | None = None) -> str | None:
     too. Raises `UnknownSchedule` (a KeyError), and what `add` raises.
     """
     with db.transaction(conn) as own:
-        row = schedule_rows.lock(own, name)
+        row = schedule_definitions.lock(own, name)
         if row is None:
             raise _unknown(name)
         return schedule_rows.fire(own, row, schedules.database_now(own), reason="manual")
 
 
 def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb that users look for
-    """Return the schedules of the table, and this process's entries, the next to fire first.
+    """Return the schedules of the table, the next to fire first.
 
     `name`, `expression`, `tz`, `task_name`, `workflow_name`, `queue`, `next_fire_at`,
-    `last_fire_at`, `last_status`, `failures` (in a row), `paused`, `error`, `source`, `gone_at`,
-    `changes`, `minute` and `hours` (None for a schedule of the table).
+    `last_fire_at`, `last_status`, `failures` (in a row, 100 at most), `late_s`, `missed_at`,
+    `paused`, `error`, `source`, `app`, `clash`, `gone_at`, `changes`; `minute` and `hours` of this
+    process's old-style entries, which are listed even if no scheduler has stored them.
     """
-    entries = plan.split(config.get_config().ingest_schedule)[0]
+    entries = plan.named(plan.split(config.get_config().ingest_schedule)[0])
     with db.transaction(conn) as own:
         now = schedules.database_now(own)
-        last = schedules.last_fires(own, [one.name for one in entries], until=now)
-        stored = schedule_rows.find(own)
-    rows = [_entry_row(one, now, last.get(one.name)) for one in entries]
-    for row in stored:
-        found = dict.fromkeys(("minute", "hours")) | row | {"next_fire_at": row["next_at"]}
-        rows.append(found)
+        rows = [_listed(row, entries.get(row["name"])) for row in schedule_definitions.find(own)]
+        missing = entries.keys() - {row["name"] for row in rows}
+        last = schedules.last_fires(own, missing, until=now) if missing else {}
+    rows += [_entry_row(name, entries[name], now, last.get(name)) for name in missing]
     return sorted(
         rows, key=lambda row: (row["next_fire_at"] is None, row["next_fire_at"] or now, row["name"])
     )
 
 
-def _entry_row(one: ScheduleEntry, now: datetime, last: datetime | None) -> Row:
-    hours = "*" if one.hours is None else ",".join(map(str, sorted(one.hours)))
+def troubled(*, limit: int = 50, conn: db.Connection | None = None) -> Rows:
+    """Return up to `limit` schedules, by name, that have a `problem`; rows as `list` returns them.
+
+    Schedules that are paused or gone from the code have none.
+    """
+    with db.transaction(conn) as own:
+        found = schedule_definitions.find(own, troubled=True, limit=limit)
+    return [_listed(row, None) for row in found]
+
+
+def problem(row: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a schedule of `list` in one line; None if nothing is."""
+    if row["error"] is not None:
+        return f"cannot fire: {row['error']}"
+    if row["late_s"] is not None:
+        whose = "" if row["app"] is None else f" of app {row['app']}"
+        return f"overdue by {row['late_s']:.0f} s: no scheduler{whose} fires it"
+    if row["missed"]:
+        return f"missed its instant {row['missed_at'].isoformat()}"
+    if row["failures"]:
+        return f"failed {row['failures']} times in a row"
+    if row["clash"] is not None:
+        return f"app {row['clash']} names one too, which does not fire: rename one of the two"
+    return None
+
+
+def _listed(row: Row, one: ScheduleEntry | None) -> Row:
+    return row | {"next_fire_at": row["next_at"]} | _minute(one)
+
+
+def _minute(one: ScheduleEntry | None) -> Row:
+    if one is None:
+        return {"minute": None, "hours": None}
+    return {"minute": one.minute, "hours": None if one.hours is None else sorted(one.hours)}
+
+
+def _entry_row(name: str, one: ScheduleEntry, now: datetime, last: datetime | None) -> Row:
+    nothing = dict.fromkeys(
+        ("workflow_name", "last_status", "missed_at", "late_s", "error", "app", "clash", "gone_at",
+         "changes")
+    )  # fmt: skip
     return {
-        "name": one.name,
-        "expression": f"{one.minute} {hours} * * *",
+        **nothing,
+        **_minute(one),
+        "name": name,
+        "expression": one.expression,
         "tz": "UTC",
         "task_name": one.task_name,
-        "workflow_name": None,
         "queue": one.queue,
-        "minute": one.minute,
-        "hours": None if one.hours is None else sorted(one.hours),
         "next_fire_at": one.next_fire_at(now),
         "last_fire_at": last,
-        "last_status": None,
         "failures": 0,
+        "missed": False,
         "paused": False,
-        "error": None,
         "source": "code",
-        "gone_at": None,
-        "changes": None,
     }
 
 
@@ -209,11 +243,12 @@ def preview(
     """
     with db.transaction(conn) as own:
         now = schedules.database_now(own)
-        rows = schedule_rows.find(own, name)
-    entries = plan.split(config.get_config().ingest_schedule)[0]
-    rows += [_entry_row(one, now, None) for one in entries if one.name == name]
+        rows = schedule_definitions.find(own, name)
     if not rows:
-        raise _unknown(name)
+        entries = plan.named(plan.split(config.get_config().ingest_schedule)[0])
+        if name not in entries:
+            raise _unknown(name)
+        rows = [_entry_row(name, entries[name], now, None)]
     row = rows[0]
     start_at, end_at = row.get("start_at"), row.get("end_at")
     found = definition.parsed(row["expression"], row["tz"], start_at)

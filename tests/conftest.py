@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -37,6 +38,7 @@ def _forget_environment() -> dict[str, str]:
 
 
 OUTPUTS = os.path.join(tempfile.gettempdir(), f"queue-workflows-outputs-{os.getpid()}")  # noqa: PTH118
+STATE = os.path.join(tempfile.gettempdir(), f"queue-workflows-state-{os.getpid()}")  # noqa: PTH118
 # Some thousand processes would each compile all that they import, and pytest every test module.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -114,9 +116,12 @@ def clean_process() -> Generator[None]:
     model_registry.clear_for_tests()
     # Nothing that a test runs leaves files in the data folder of the person here.
     os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = OUTPUTS
+    os.environ["QUEUE_WORKFLOWS_STATE_DIR"] = STATE
     before = set(threading.enumerate())
     logs = _what_is_logged()
     yield
+    # A note that a worker left would be reported by every worker of every later test.
+    shutil.rmtree(STATE, ignore_errors=True)
     assert _what_is_logged() == logs, "the test changed what is logged (level, disabled loggers)"
     _forget_environment()
     os.environ.update(kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from queue_workflows import db
-from queue_workflows.db import statements
+from queue_workflows.db import function_rights, statements
 from queue_workflows.types import Row
 
 TABLES = (
@@ -46,15 +46,6 @@ SUBMITTED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The columns that a role for `submit` inserts. Identity, counters, states, times and definitions
 belong to the engine."""
-_SUBMIT = ("queue_workflows_enqueue", "queue_workflows_put_jobs", "queue_workflows_hold_node")
-_INTERNAL = (
-    "queue_workflows_admit", "queue_workflows_ask_partition", "queue_workflows_ask_turn",
-    "queue_workflows_audit", "queue_workflows_check_payload", "queue_workflows_demand",
-    "queue_workflows_give_turns", "queue_workflows_give_turns_singly",
-    "queue_workflows_limit_gate", "queue_workflows_lock_keys", "queue_workflows_partitions",
-    "queue_workflows_rate_room", "queue_workflows_refuse", "queue_workflows_release_key",
-)  # fmt: skip
-"""Functions that only functions of the tables' owner call: nobody is granted them."""
 
 
 class MissingRight(NamedTuple):
@@ -95,9 +86,9 @@ def lacking(conn: db.Connection, purpose: str) -> list[MissingRight]:
         for name in _closed_sequences(conn, filled)
     ]
     functions = {
-        "internal": list(_INTERNAL),
+        "internal": list(function_rights.INTERNAL),
         "works": purpose in {"work", "migrate"},
-        "named": list(_SUBMIT) if purpose == "submit" else [],
+        "named": list(function_rights.SUBMIT) if purpose == "submit" else [],
     }
     rows += conn.execute(statements.permissions.closed_functions, functions).fetchall()
     if purpose == "migrate":
@@ -111,7 +102,7 @@ def missing(conn: db.Connection) -> list[str]:
     rows = _closed_tables(conn, {**_WORK, _LEDGER: ("SELECT",)})
     closed = [f"USAGE on {name}" for name in _closed_sequences(conn, list(TABLES))]
     # A role that was granted its rights before an upgrade lacks those on new functions.
-    functions = {"internal": list(_INTERNAL), "works": True, "named": list[str]()}
+    functions = {"internal": list(function_rights.INTERNAL), "works": True, "named": list[str]()}
     rows += conn.execute(statements.permissions.closed_functions, functions).fetchall()
     return [f"{row['right']} on {row['name']}" for row in rows] + closed
 
@@ -161,8 +152,8 @@ def excessive(conn: db.Connection, purpose: str) -> list[ExcessRight]:
         "tables": list(_READ),
         "allowed": [f"{table}.{name}" for table, names in allowed.items() for name in names],
         "filled": list(allowed),
-        "callable": list(_SUBMIT) if purpose == "submit" else [],
-        "internal": list(_INTERNAL),
+        "callable": list(function_rights.SUBMIT) if purpose == "submit" else [],
+        "internal": list(function_rights.INTERNAL),
     }
     rows = conn.execute(statements.permissions.excessive, given).fetchall()
     return [ExcessRight(**row) for row in rows]

@@ -32,7 +32,7 @@ def demo(
     yes: Annotated[bool, typer.Option("--yes", help="Answer its question by itself.")] = False,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, max=64, metavar="N", help="cpu workers; default: one per core."),
+        typer.Option(min=1, max=64, metavar="N", help="cpu jobs at once; default: one per core."),
     ] = None,
     out: options.Out = DEFAULT_OUT,
     as_json: options.AsJson = False,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from queue_workflows import __version__, config, db, errors
+from queue_workflows import __version__, config, db, errors, schedules
 from queue_workflows.admin import bad_rows, permissions
 from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import command, fleet, options, output
@@ -145,8 +145,8 @@ def _connection(words: str) -> Iterator[Finding]:
             yield Finding("tables", WARNING, "not looked at: the schema comes first")
             return
         for check in (
-            _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _workers,
-            _dead_rows, _renewals,
+            _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _schedules,
+            _workers, _dead_rows, _renewals,
         ):  # fmt: skip
             yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
 
@@ -408,6 +408,15 @@ def _lock_keys(conn: db.Connection) -> Iterator[Finding]:
             f" it is paused, or `queue-workflows jobs cancel --queue {queue}`"
         )
         yield Finding("lock keys", WARNING, fleet.unserved_text(row), remedy)
+
+
+def _schedules(conn: db.Connection) -> Iterator[Finding]:
+    rows = schedules.troubled(conn=conn)
+    if not rows:
+        yield Finding("schedules", OK, "none fails, is overdue, or was missed")
+    for row in rows:
+        text = f"{row['name']}: {schedules.problem(row)}"
+        yield Finding("schedules", WARNING, text, "`queue-workflows schedules list` has all of it")
 
 
 def _workers(conn: db.Connection) -> Iterator[Finding]:

@@ -27,9 +27,10 @@ _SERVING = frozenset({"idle", "busy"})
 
 
 class Roles(NamedTuple):
-    """The number of processes of each kind, besides the one orchestrator."""
+    """The processes besides the one orchestrator."""
 
     cpu: int
+    """How many jobs of the queue cpu one worker runs at once."""
     gpu: int
     ingest: tuple[str, ...]
     scheduler: bool
@@ -85,7 +86,8 @@ def roles(
         cpu=max(0, cpu_default) if cpu is None else cpu,
         gpu=max(0, gpu_default) if gpu is None else gpu,
         ingest=_alone(pool, beside) if ingest and tasks else (),
-        scheduler=bool(ingest and tasks and cfg.ingest_schedule),
+        scheduler=ingest
+        and any(tasks or getattr(one, "workflow_name", None) for one in cfg.ingest_schedule),
         pool=tuple(pool),
     )
 
@@ -108,14 +110,15 @@ def specs(
     Their output goes where this process's goes; `quiet`: all to stderr; `log`: all to that file.
     """
     commands = {"orchestrator": ["queue_workflows.orchestrator"]}
-    for queue, count in (("cpu", wanted.cpu), ("gpu", wanted.gpu)):
-        for number in range(1, count + 1):
-            commands[f"{queue}-{number}"] = ["queue_workflows.claim_worker", "--queue", queue]
+    if wanted.cpu:
+        commands["cpu"] = [parent.MODULE, "--queue", "cpu", "--slots", str(wanted.cpu)]
+    for number in range(1, wanted.gpu + 1):
+        commands[f"gpu-{number}"] = [parent.MODULE, "--queue", "gpu"]
     for queue in wanted.ingest:
-        commands[f"ingest {queue}"] = ["queue_workflows.claim_worker", "--queue", queue]
+        commands[f"ingest {queue}"] = [parent.MODULE, "--queue", queue, "--slots", "1"]
     if wanted.pool:
         workers_json = pool_config.as_json(wanted.pool)
-        commands["pool"] = ["queue_workflows.claim_worker", "--workers", workers_json]
+        commands["pool"] = [parent.MODULE, "--workers", workers_json]
     if wanted.scheduler:
         commands["scheduler"] = ["queue_workflows.scheduler"]
     common = ["--log-level", log_level, *(["--app", app] if app else [])]

@@ -131,12 +131,10 @@ def _state(row: Row) -> str:
     """Return what a person has to know first."""
     if row["gone_at"] is not None:
         return "gone from the code"
-    if row["error"] is not None:
-        return f"cannot fire: {row['error']}"
     if row["paused"]:
         return "paused"
-    if row["failures"]:
-        return f"failed {row['failures']} times in a row"
+    if (found := api.problem(row)) is not None:
+        return found
     if row["changes"]:
         return f"changed: {', '.join(sorted(row['changes']))}"
     return row["last_status"] or "-"

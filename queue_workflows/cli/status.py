@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from queue_workflows import config, db
+from queue_workflows import config, db, schedules
 from queue_workflows import workers as worker_api
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, fleet, options, output
@@ -58,6 +58,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         "unassignable": [],
         "unserved": [],
         "paused": [],
+        "schedules": [],
         "runs": {},
         "orchestrator": None,
     }
@@ -71,6 +72,10 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["unassignable"] = fleet_rows.flagged(conn)
         found["unserved"] = lock_queues.unserved(conn)
         found["paused"] = queues.paused(conn)
+        troubled = schedules.troubled(conn=conn)
+    found["schedules"] = [
+        {"name": row["name"], "problem": schedules.problem(row)} for row in troubled
+    ]
     found["workers"] = worker_api.list(absent=False)
     found["queues"] = _queues(known, counts, found["workers"])
     return found
@@ -155,6 +160,8 @@ def _show(found: dict[str, Any], psql: str) -> None:
         of = f" of model {row['model']}" if row["model"] else " without a model"
         jobs = output.counted(row["jobs"], "queued gpu job")
         output.echo(output.line(f"no worker can take {jobs}{of}: {row['detail']}"))
+    for row in found["schedules"]:
+        output.echo(output.line(f"schedule {row['name']}: {row['problem']}"))
     for row in found["unserved"]:
         output.echo(fleet.unserved_text(row))
     if found["workers"]:

@@ -16,7 +16,7 @@ def up(
     app: options.App = None,
     cpu: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="cpu workers; default: WORKFLOW_CPU_WORKERS."),
+        typer.Option(min=0, metavar="N", help="cpu jobs at once; default: WORKFLOW_CPU_WORKERS."),
     ] = None,
     gpu: Annotated[
         int | None,

@@ -45,6 +45,19 @@ DROP FUNCTION IF EXISTS queue_workflows_forget_logs()
 """What turns that chain's database into the one that 0013 and today's set of functions make."""
 
 
+UNRELEASED = frozenset({14})
+"""Versions that development builds have applied with another text."""
+
+
+def edited(name: str, version: int) -> errors.MigrationFailed:
+    """Return the error for a database in which a development build applied a migration."""
+    return errors.MigrationFailed(
+        f"migration {name} of this database is that of a development build; run `queue-workflows "
+        f"migrate --to {version - 1} --allow-data-loss`, which drops its tables with what they "
+        "hold, then `queue-workflows migrate`"
+    )
+
+
 def version(conn: pool.Connection, ledger: str) -> int | None:
     """Return the version of a database that a development build made, else None.
 

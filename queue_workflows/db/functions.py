@@ -19,7 +19,7 @@ from psycopg.types import json
 import queue_workflows
 from queue_workflows import errors
 from queue_workflows import sql as texts
-from queue_workflows.db import pool
+from queue_workflows.db import function_rights, pool
 
 TABLE = "queue_schema_objects"
 """The table of what is installed, one row per part; migration 0013 creates it."""
@@ -100,13 +100,11 @@ class Problem(NamedTuple):
 @functools.cache
 def parts() -> tuple[Part, Part]:
     """Return the set of this code, in the order of installation."""
-    functions = [
-        *sorted((texts.FOLDER / "functions").glob("*.sql")),
-        texts.FOLDER / "privileges.sql",
-    ]
+    functions = sorted((texts.FOLDER / "functions").glob("*.sql"))
+    rights = function_rights.filled((texts.FOLDER / "privileges.sql").read_text("utf-8"))
     triggers = sorted((texts.FOLDER / "triggers").glob("*.sql"))
     return (
-        Part("functions", "\n".join(path.read_text("utf-8") for path in functions)),
+        Part("functions", "\n".join([*(p.read_text("utf-8") for p in functions), rights])),
         Part("triggers", "\n".join(path.read_text("utf-8") for path in triggers)),
     )
 

@@ -69,6 +69,7 @@ def _check_ready() -> tuple[int, str]:
     with pool.connect() as conn:
         if not functions.is_ready(conn):
             return version, "its functions are missing or of an older version"
+    schema.refuse_newer()  # here: an outage during this check is waited for, too
     return version, ""
 
 
@@ -104,5 +105,4 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
         _wait(f"no schema version {schema.REQUIRED_VERSION}", _check_ready, 120, 0.5, wait)
     except _Stopped:
         return False
-    schema.refuse_newer()
     return True

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -286,15 +286,26 @@ def repair() -> list[str]:
 def _missing(conn: pool.Connection, name: str, steps: list[Migration]) -> list[Migration]:
     """Return the migrations that the ledger lacks; log those that changed after they were applied.
 
-    Raises `SchemaTooNew`.
+    Raises `SchemaTooNew`, and `MigrationFailed` where a development build applied one of ours.
     """
     applied = _ledger(conn, name)
     _refuse_newer(steps[-1].version, applied)
+    if _is_ours(steps, name):
+        _refuse_edited(steps, applied)
     for step in steps:
         recorded = applied[step.version]["checksum"] if step.version in applied else None
         if recorded is not None and recorded != step.checksum:
             _log.warning("migration %04d_%s changed after it was applied", step.version, step.name)
     return [step for step in steps if step.version not in applied]
+
+
+def _refuse_edited(steps: list[Migration], applied: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise `MigrationFailed` where a development build applied one of ours with another text."""
+    for step in steps:
+        if step.version in development_chain.UNRELEASED and step.version in applied:
+            recorded = applied[step.version]["checksum"]
+            if recorded is not None and recorded != step.checksum:
+                raise development_chain.edited(f"{step.version:04d}_{step.name}", step.version)
 
 
 def _apply(conn: pool.Connection, version_table: str, step: Migration) -> None:
@@ -338,7 +349,10 @@ def pending(
         rows = conn.execute(
             sql.SQL("SELECT version FROM {}").format(sql.Identifier(version_table))
         ).fetchall()
-    applied = {row["version"] for row in rows}
+        applied = {row["version"] for row in rows}
+        ours = _is_ours(steps, version_table) and _is_whole(conn, version_table)
+        if ours and development_chain.version(conn, LEDGER) is None:
+            _refuse_edited(steps, _ledger(conn, version_table))
     return [step for step in steps if step.version not in applied]
 
 

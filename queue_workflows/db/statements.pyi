@@ -723,9 +723,16 @@ class _Recovery:
     """Take running jobs, which the caller has locked, from their workers without counting
     anything. A job is queued again with at least the priority `band`, or cancelled if it must
     end."""
-    charged_unanswered: Mapping[str, bytes]
+    by_index: bytes
+    """Let the planner read tables by their b-tree indexes only, for this transaction: without
+    statistics it takes a scan of all events, or one by their BRIN index, for cheaper (decision 0019)."""
+    charged_unanswered_ingest: bytes
     """Return the claims of a worker, without those of the jobs `keep`, that were made within `within_s`
-    seconds, the first of them `ago_s` seconds ago, and have counted a crash. created_at is indexed."""
+    seconds, the first of them `ago_s` seconds ago, and that a lapsed lease or an ended session has
+    taken from it since. Only the few events of that kind are indexed by time; each names its claim.
+    LATERAL with LIMIT: the planner cannot read all events for a join instead. `by_index` comes first."""
+    charged_unanswered_node: bytes
+    """Return the same of node jobs. Their events are found by run and node, which are indexed."""
     refund_ingest: bytes
     """Take back the crash that was counted for a claim, unless that was done before: a `death`
     event says so, which the caller adds. The job may have ended since; but the error of a
@@ -874,15 +881,49 @@ class _Samples:
 
 samples: _Samples
 
-class _ScheduleRows:
-    due: bytes
-    """Lock up to `limit` schedules that are due or not planned yet, and that no other scheduler has locked."""
-    wake: bytes
-    """Return whether there are schedules, and when the next is due; NULL: none is, or one is not planned."""
+class _ScheduleDefinitions:
+    put: bytes
+    """Insert a schedule, or replace the definition of the one of this name, source and app, or of one that left the code
+    of another app. No row: it is the same already, or of another source or app."""
+    begin: bytes
+    """Let a schedule that the code has changed begin now, by the clock of the scheduler."""
+    adopt: bytes
+    """Let a new row of an old-style entry go on from the last fire under its name up to `now`."""
+    stored: bytes
+    """Return the definitions of an app's schedules that are in its code."""
+    owner: bytes
+    """Return whose the schedule of a name is."""
+    clash: bytes
+    """Record on a schedule that the code of another app names it too."""
+    end_clashes: bytes
+    """Forget the names that an app does not share any more."""
+    mark_gone: bytes
+    """Mark the schedules of an app that its code does not name any more. They do not fire, and keep their history."""
+    set_paused: bytes
+    """Pause or resume a schedule. Instants of the pause never fire."""
     lock: bytes
     """Lock one schedule and return it."""
+    remove: bytes
+    """Delete a schedule."""
+    find: bytes
+    """Return up to `limit` schedules, those with a problem alone if `troubled`: `last_status` of the last job or run,
+    `failures`, `late_s` if the next instant is overdue by more than `patience_s` (no scheduler fires it), and `missed`
+    if an instant was missed since the last fire. `failures`: how many of the last fires failed in a row (100 at most);
+    fires that queued nothing, and jobs and runs that are gone or not over, do not count."""
+
+schedule_definitions: _ScheduleDefinitions
+
+class _ScheduleRows:
+    due: bytes
+    """Lock up to `limit` schedules that are due or not planned yet, and that no other scheduler has locked: those of the
+    table and of this app, those of `names` alone if it is given, and none of `aside`. A schedule whose task this
+    process does not know is left to others for `patience_s`."""
+    wake: bytes
+    """Return whether there are schedules, and when the next that `due` returns is due; NULL: none is planned."""
     plan: bytes
-    """Store what comes next for a schedule."""
+    """Store what comes next for a schedule, and which instant was missed."""
+    plan_many: bytes
+    """Store what comes next for several schedules."""
     plan_again: bytes
     """Forget what was planned by a clock that was ahead. With `all`: whatever is planned after `now`; else only
     schedules that fired or changed after it."""
@@ -890,28 +931,16 @@ class _ScheduleRows:
     """Store what a fire made of a schedule."""
     fail: bytes
     """Store why a schedule cannot fire."""
-    forget_errors: bytes
-    """Let schedules that could not fire try again: the code may have changed."""
     claim: bytes
     """Claim one instant of a schedule. No row: it was claimed before."""
+    fired_since: bytes
+    """Return a row if one of the names was claimed for an instant after `since` up to `now`."""
+    kicked: bytes
+    """Store what the boot kick of a schedule queued."""
     record: bytes
     """Record what became of a claimed instant."""
     last_status: bytes
     """Return the status of the job or run of the last fire; NULL: there is none any more."""
-    put: bytes
-    """Insert a schedule, or replace the definition of the one of the name and source. No row: one of another source
-    has the name."""
-    owner: bytes
-    """Return the source of the schedule of a name."""
-    mark_gone: bytes
-    """Mark the schedules of code that the code does not name any more. They do not fire, and keep their history."""
-    set_paused: bytes
-    """Pause or resume a schedule. Instants of the pause never fire."""
-    remove: bytes
-    """Delete a schedule."""
-    find: bytes
-    """Return the schedules with the status of their last job or run, and how many of their last fires failed in a
-    row (100 at most): fires that queued nothing, and jobs and runs that are gone or not over, do not count."""
 
 schedule_rows: _ScheduleRows
 

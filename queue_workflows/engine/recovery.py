@@ -147,8 +147,14 @@ def excuse_unanswered(
         "ago_s": asked_ago_s + TRANSIT_S,
         "within_s": TRANSIT_S + EXECUTED_WITHIN_S,
     }
-    statement = statements.recovery.charged_unanswered[table.name]
-    rows = conn.execute(statement, parameters).fetchall()
+    search = (
+        statements.recovery.charged_unanswered_node
+        if table.in_run
+        else statements.recovery.charged_unanswered_ingest
+    )
+    with conn.transaction():
+        conn.execute(statements.recovery.by_index)
+        rows = conn.execute(search, parameters).fetchall()
     return sum(excuse(conn, job_tables.lease_of(table, row), ended=False) for row in rows)
 
 

@@ -5,33 +5,40 @@ Each function takes part in the transaction of its connection.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import random
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
-from queue_workflows import config, db, errors
+from queue_workflows import config, db
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import cancellation, ingest_jobs, job_tables, row_isolation, runs
+from queue_workflows.engine import (
+    cancellation,
+    ingest_jobs,
+    job_tables,
+    row_isolation,
+    runs,
+    schedule_definitions,
+)
 from queue_workflows.schedule import definition, entry
 from queue_workflows.tasks import job_validation
-from queue_workflows.types import TERMINAL_JOB_STATUSES, TERMINAL_RUN_STATUSES, Row, Rows
+from queue_workflows.types import TERMINAL_JOB_STATUSES, TERMINAL_RUN_STATUSES, Row
 
 _log = logging.getLogger("queue_workflows.scheduler")
 CHANNEL = "schedules_changed"
+KIND = "schedule"
 BATCH = 50
 """How many schedules one transaction plans and fires."""
 OVERLAP_POLL_S = 1.0
 """Seconds between two checks whether the job that an instant waits for is over."""
 OVERLAP, SAME_KEY = "overlap", "idempotency key"
 """Why an instant queued nothing."""
+BOOT = "boot"
 JOB, RUN = "job_id", "run_id"
 _TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
 
@@ -39,31 +46,111 @@ _TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
 # --- what is due -------------------------------------------------------------------------------
 
 
-def fire_due(conn: db.Connection, now: datetime, *, limit: int = BATCH) -> tuple[int, list[str]]:
-    """Plan and fire up to `limit` schedules; return how many there were, and the ids queued.
+class Scope(NamedTuple):
+    """Which schedules a scheduler fires: those of the table, and those of its app's code."""
+
+    app: str | None
+    tasks: list[str]
+    """The tasks it knows. It leaves schedules of others to other schedulers for a minute."""
+    names: list[str] | None = None
+    """No other schedules than these; None: all of them."""
+
+    def given(self, aside: list[str]) -> dict[str, Any]:
+        """Return the parameters of the statements; `aside` are names that must wait."""
+        return self._asdict() | {"aside": aside, "patience_s": schedule_definitions.PATIENCE_S}
+
+
+class Missed(NamedTuple):
+    """A schedule whose instant passed: its catch-up policy left it out, and all that follow."""
+
+    name: str
+    at: datetime
+
+
+class Fired(NamedTuple):
+    """What one batch of due schedules did."""
+
+    found: int
+    queued: list[str]
+    """Ids of jobs and runs."""
+    missed: list[Missed]
+
+
+def fire_due(
+    conn: db.Connection,
+    now: datetime,
+    scope: Scope,
+    isolation: row_isolation.Isolation,
+    *,
+    limit: int = BATCH,
+) -> Fired:
+    """Plan and fire up to `limit` schedules.
 
     Schedules that another transaction has locked are left to it. One that cannot fire keeps the
-    reason in `error` and does not keep the others from firing.
+    reason in `error`, is tried again later, and does not keep the others from firing.
     """
-    rows = conn.execute(statements.schedule_rows.due, {"now": now, "limit": limit}).fetchall()
-    queued: list[str] = []
+    given = scope.given(isolation.aside(KIND)) | {"now": now, "limit": limit}
+    rows = conn.execute(statements.schedule_rows.due, given).fetchall()
+    fired = Fired(len(rows), [], [])
+    planned: list[Row] = []
     for row in rows:
-        try:
-            with conn.transaction():
-                queued += _fire_row(conn, row, now)
-        except (errors.QueueWorkflowsError, psycopg.Error) as error:
-            if isinstance(error, psycopg.Error) and not row_isolation.is_of_row(error):
-                raise
-            text = " ".join(str(error).split())
-            _log.warning("schedule %r does not fire: %s", row["name"], text)
-            fault = {"name": row["name"], "error": payload.error_text(text)}
-            conn.execute(statements.schedule_rows.fail, fault)
-    return len(rows), queued
+        general = isolation.attempt(
+            KIND,
+            row["name"],
+            lambda row=row: _plan_or_fire(conn, row, now, fired, planned),
+            lambda error, _, row=row: _store_error(conn, row, error),
+        )
+        if general is not None:
+            raise general
+    if planned:
+        columns = {key: [row[key] for row in planned] for key in ("name", "next_at", "wake_at")}
+        conn.execute(statements.schedule_rows.plan_many, columns, prepare=True)
+    return fired
 
 
-def next_wake(conn: db.Connection) -> tuple[bool, datetime | None]:
+def _plan_or_fire(
+    conn: db.Connection, row: Row, now: datetime, fired: Fired, planned: list[Row]
+) -> psycopg.Error | None:
+    """Plan a schedule without a plan; fire it if that is due. Return what `_fire_apart` does."""
+    if row["next_at"] is None:
+        next_at = definition.first_after(row, _planned_from(row, now))
+        wake_at = None if next_at is None else _wake_at(row, next_at)
+        if wake_at is None or wake_at > now:
+            planned.append({"name": row["name"], "next_at": next_at, "wake_at": wake_at})
+            return None
+        row["next_at"] = next_at
+    return _fire_apart(conn, row, now, fired)
+
+
+def _fire_apart(conn: db.Connection, row: Row, now: datetime, fired: Fired) -> psycopg.Error | None:
+    """Fire one schedule; return an error that is not this row's, such as a missing table."""
+    missed: list[Missed] = []
+    try:
+        with conn.transaction():
+            queued = _fire_row(conn, row, now, missed)
+    except psycopg.Error as error:
+        if row_isolation.is_of_row(error) or row_isolation.is_busy(error):
+            raise
+        return error
+    fired.queued.extend(queued)
+    fired.missed.extend(missed)
+    return None
+
+
+def _store_error(conn: db.Connection, row: Row, error: BaseException) -> bool:
+    text = payload.error_text(" ".join(str(error).split()))
+    if text != row["error"]:
+        _log.warning("schedule %r does not fire: %s", row["name"], text)
+        conn.execute(statements.schedule_rows.fail, {"name": row["name"], "error": text})
+    return False
+
+
+def next_wake(
+    conn: db.Connection, scope: Scope, isolation: row_isolation.Isolation
+) -> tuple[bool, datetime | None]:
     """Return whether there are schedules, and when the next is due, if any is planned."""
-    row = conn.execute(statements.schedule_rows.wake).fetchone()
+    given = scope.given(isolation.aside(KIND))
+    row = conn.execute(statements.schedule_rows.wake, given).fetchone()
     assert row is not None
     return row["any"], row["wake_at"]
 
@@ -73,29 +160,20 @@ def plan_again(conn: db.Connection, now: datetime, *, whole: bool) -> None:
     conn.execute(statements.schedule_rows.plan_again, {"now": now, "all": whole})
 
 
-def forget_errors(conn: db.Connection) -> None:
-    """Let schedules that could not fire try again."""
-    conn.execute(statements.schedule_rows.forget_errors)
-
-
-def _fire_row(conn: db.Connection, row: Row, now: datetime) -> list[str]:
-    if row["next_at"] is None:
-        row["next_at"] = definition.first_after(row, _planned_from(row, now))
-        if row["next_at"] is None or _wake_at(row, row["next_at"]) > now:
-            _plan(conn, row, row["next_at"])
-            return []
+def _fire_row(conn: db.Connection, row: Row, now: datetime, missed: list[Missed]) -> list[str]:
     due = definition.due(row, now)
     if not due:
-        _plan(conn, row, definition.first_after(row, now))
+        left_out = row["next_at"] if row["next_at"] <= now else None
+        if left_out is not None:
+            missed.append(Missed(row["name"], left_out))
+        _plan(conn, row, definition.first_after(row, now), missed_at=left_out)
         return []
     if row["overlap"] != "queue":
         ids = [made for at in due if (made := fire(conn, row, at)) is not None]
         _plan(conn, row, definition.first_after(row, max(now, due[-1])))
         return ids
     if _is_active(conn, row):
-        retry = {"name": row["name"], "next_at": row["next_at"]}
-        wake_at = now + timedelta(seconds=OVERLAP_POLL_S)
-        conn.execute(statements.schedule_rows.plan, {**retry, "wake_at": wake_at})
+        _plan(conn, row, row["next_at"], wake_at=now + timedelta(seconds=OVERLAP_POLL_S))
         return []
     made = fire(conn, row, due[0])
     _plan(conn, row, due[1] if len(due) > 1 else definition.first_after(row, max(now, due[0])))
@@ -108,9 +186,17 @@ def _planned_from(row: Row, now: datetime) -> datetime:
     return max(known, default=now)
 
 
-def _plan(conn: db.Connection, row: Row, next_at: datetime | None) -> None:
-    wake_at = None if next_at is None else _wake_at(row, next_at)
-    values = {"name": row["name"], "next_at": next_at, "wake_at": wake_at}
+def _plan(
+    conn: db.Connection,
+    row: Row,
+    next_at: datetime | None,
+    *,
+    wake_at: datetime | None = None,
+    missed_at: datetime | None = None,
+) -> None:
+    if next_at is not None and wake_at is None:
+        wake_at = _wake_at(row, next_at)
+    values = {"name": row["name"], "next_at": next_at, "wake_at": wake_at, "missed_at": missed_at}
     conn.execute(statements.schedule_rows.plan, values, prepare=True)
 
 
@@ -151,6 +237,30 @@ def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -
     row.update(last_fire_at=at, last_job_id=made[JOB], last_run_id=made[RUN])
     conn.execute(statements.schedule_rows.fired, {**instant, **made})
     return made[JOB] or made[RUN]
+
+
+def boot(conn: db.Connection, row: Row, now: datetime) -> str | None:
+    """Queue a locked schedule with reason `boot`, and return the job's id.
+
+    Returns None if it does not fire at present, or if it has fired within its own period: the time
+    between the instants before and after `now`.
+    """
+    period = definition.period(row, now)
+    if row["paused"] or row["gone_at"] is not None or period is None:
+        return None
+    name = row["name"] + entry.BOOT_SUFFIX
+    since = {"names": [row["name"], name], "since": now - period, "now": now}
+    if conn.execute(statements.schedule_rows.fired_since, since).fetchone() is not None:
+        return None
+    instant = {"name": name, "fire_at": now}
+    if conn.execute(statements.schedule_rows.claim, instant).fetchone() is None:
+        return None
+    kind, made_id = _queue(conn, row, now, BOOT)
+    made = {JOB: None, RUN: None, kind: made_id}
+    skipped = SAME_KEY if made_id is None else None
+    conn.execute(statements.schedule_rows.record, {**instant, **made, "skipped": skipped})
+    conn.execute(statements.schedule_rows.kicked, {"name": row["name"], **made})
+    return made_id
 
 
 def _queue(conn: db.Connection, row: Row, at: datetime, reason: str) -> tuple[str, str | None]:
@@ -210,56 +320,3 @@ def _cancel_last(conn: db.Connection, row: Row) -> None:
         runs.cancel(conn, row["last_run_id"])
     elif row["last_job_id"] is not None:
         cancellation.cancel_job(conn, job_tables.INGEST_JOBS, row["last_job_id"])
-
-
-# --- rows --------------------------------------------------------------------------------------
-
-
-def put(conn: db.Connection, schedule: definition.Schedule, source: str) -> bool:
-    """Insert a schedule, or replace its definition; return whether anything changed.
-
-    Raises `InvalidConfig` if the name is that of a schedule from the other source.
-    """
-    values = {name: getattr(schedule, name) for name in definition.COLUMNS}
-    for name in ("args", "inputs"):
-        values[name] = payload.encode(dict(values[name] or {}), f"{name} of {schedule.name!r}")
-    if values["headers"] is not None:
-        values["headers"] = payload.encode(dict(values["headers"]), f"headers of {schedule.name!r}")
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-    values |= {"source": source, "definition_hash": digest[:32], "columns": [*definition.COLUMNS]}
-    if conn.execute(statements.schedule_rows.put, values).fetchone() is not None:
-        return True
-    owner = conn.execute(statements.schedule_rows.owner, {"name": schedule.name}).fetchone()
-    if owner is not None and owner["source"] != source:
-        remedy = "rename it, or `queue-workflows schedules remove` the one of the table"
-        raise errors.InvalidConfig(
-            f"schedule {schedule.name!r} exists, from {owner['source']}: {remedy}"
-        )
-    return False
-
-
-def mark_gone(conn: db.Connection, names: Iterable[str]) -> list[str]:
-    """Mark the schedules of code that are none of `names`; return their names."""
-    found = conn.execute(statements.schedule_rows.mark_gone, {"names": sorted(names)}).fetchall()
-    return [row["name"] for row in found]
-
-
-def set_paused(conn: db.Connection, name: str, paused: bool) -> bool:
-    """Pause or resume a schedule; return whether there is one."""
-    values = {"name": name, "paused": paused}
-    return conn.execute(statements.schedule_rows.set_paused, values).fetchone() is not None
-
-
-def remove(conn: db.Connection, name: str) -> bool:
-    """Delete a schedule; return whether there was one."""
-    return conn.execute(statements.schedule_rows.remove, {"name": name}).fetchone() is not None
-
-
-def lock(conn: db.Connection, name: str) -> Row | None:
-    """Lock a schedule and return it, or None."""
-    return conn.execute(statements.schedule_rows.lock, {"name": name}).fetchone()
-
-
-def find(conn: db.Connection, name: str | None = None) -> Rows:
-    """Return the schedules with the status of their last fire and its failures in a row."""
-    return conn.execute(statements.schedule_rows.find, {"name": name}).fetchall()

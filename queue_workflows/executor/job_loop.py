@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import logging
 import os
 import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Final
 
 from queue_workflows import config, errors
 from queue_workflows.engine import outcomes
@@ -22,6 +23,12 @@ from queue_workflows.runtime import forking, service
 from queue_workflows.tasks import handlers
 
 _log = logging.getLogger(__name__)
+_sigmask: Final[Callable[[int, Collection[int]], object]] = importlib.import_module(
+    "_signal"
+).pthread_sigmask
+"""The function behind `signal.pthread_sigmask`, which makes an enum member of each signal in the
+old mask: that took longer than all else for a job that does nothing."""
+_ALL: Final = frozenset(map(int, signal.valid_signals()))
 
 
 class JobLoop:
@@ -105,7 +112,7 @@ class JobLoop:
             else:
                 outcome = self._outcome(message, job)
             # An alarm that the handler left behind must not prevent the send.
-            _set_signal_mask(signal.valid_signals())
+            _set_signal_mask(_ALL)
             try:
                 self._send_outcome(message, job, outcome)
             finally:
@@ -237,10 +244,10 @@ class JobLoop:
         return bool(unsent)
 
 
-def _set_signal_mask(signals: Iterable[int]) -> None:
+def _set_signal_mask(signals: Collection[int]) -> None:
     """Block these signals alone; log what a signal handler of the app raises at this moment."""
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        _sigmask(signal.SIG_SETMASK, signals)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the mask is set before it raises
         _log.warning("between two jobs: %s: %s", type(error).__name__, error)
 

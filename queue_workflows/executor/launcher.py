@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from queue_workflows.executor import channel, kernel, process, protocol
+from queue_workflows.executor import channel, kernel, process, protocol, title
 from queue_workflows.runtime import clock, forking
 from queue_workflows.runtime.entry_point import print_by_lines
 
@@ -36,6 +36,7 @@ def main(end: socket.socket, app: process.App, parent: int, *, late: bool) -> No
     try:
         os.setpgid(0, 0)  # Ctrl-C is for the worker
         kernel.die_with(parent)
+        title.set_title(f"queue_workflows launcher of worker {parent}")
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, process.ignore)  # systemd sends SIGTERM to every process
         signal.set_wakeup_fd(-1)

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from queue_workflows.executor import (
@@ -23,6 +23,7 @@ from queue_workflows.executor import (
     protocol,
     registry,
     streams,
+    title,
 )
 from queue_workflows.model_cache import RequiresModels, adapted
 
@@ -37,6 +38,8 @@ class App(NamedTuple):
     """Imports the app."""
     model_cache: Callable[[], RequiresModels | None] = lambda: None
     """Returns the cache of models, for nodes that need one."""
+    stop_policies: Callable[[], Iterable[str]] = tuple
+    """Returns the names of the stop policies, to which the app may have added some."""
 
 
 def ignore(_signum: int, _frame: object) -> None:
@@ -60,6 +63,7 @@ def main(
     try:
         os.setpgid(0, 0)
         kernel.die_with(parent)
+        title.set_title(f"queue_workflows executor of launcher {parent}")
         for fd in inherited:
             os.close(fd)
         ends = _prepared(fds)
@@ -128,4 +132,4 @@ def loaded(app: App) -> protocol.Loaded:
         app.load()
     except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
         return protocol.Loaded(None, registry.describe_error(error))
-    return protocol.Loaded(registry.collect(before)._asdict(), None)
+    return protocol.Loaded(registry.collect(before, app.stop_policies())._asdict(), None)

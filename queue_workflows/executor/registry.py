@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, NoReturn
 
 from queue_workflows import config, errors, model_registry
 from queue_workflows.tasks import handlers
@@ -40,11 +40,13 @@ class Registered(NamedTuple):
     settings: dict[str, Any]
     ingest_queues: list[str]
     video_model_ids: list[str]
+    stop_policies: list[str]
+    """All of them, of the engine and of the app."""
     environment: dict[str, str | None]
     """The environment variables that loading the app set, or removed (None)."""
 
 
-def collect(before: Mapping[str, str]) -> Registered:
+def collect(before: Mapping[str, str], stop_policies: Iterable[str] = ()) -> Registered:
     """Return what this process knows; `before` is the environment before the app was loaded."""
     cfg = config.get_config()
     now = dict(os.environ)
@@ -66,6 +68,7 @@ def collect(before: Mapping[str, str]) -> Registered:
         settings={name: getattr(cfg, name) for name in SETTINGS},
         ingest_queues=sorted(cfg.ingest_queues),
         video_model_ids=sorted(cfg.video_model_ids),
+        stop_policies=sorted(stop_policies),
         environment=changed,
     )
 
@@ -79,11 +82,18 @@ def apply(registered: Registered) -> None:
     cfg.video_model_ids = frozenset(registered.video_model_ids)
     cfg.ingest_task_policies = registered.task_policies
     cfg.ingest_task_queues = registered.task_queues
+    if registered.resolves_refs and cfg.resolve_ref is None:
+        cfg.resolve_ref = _not_here
     for name, value in registered.environment.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def _not_here(*_: object, **__: object) -> NoReturn:
+    """Stand for the app's function: what it is needed for is left to the orchestrator."""
+    raise RuntimeError("the app's resolve_ref is not loaded in this process")
 
 
 class LoadFailed(Exception):

@@ -1,6 +1,6 @@
 -- Schedules as rows: cron expressions, intervals, zones, policies, and what their last fire became.
 CREATE TABLE schedules (
-    name              text PRIMARY KEY CHECK (octet_length(name) BETWEEN 1 AND 400 AND name NOT LIKE '%:boot'),
+    name              text PRIMARY KEY CHECK (octet_length(name) BETWEEN 1 AND 1000 AND name NOT LIKE '%:boot'),
     expression        text NOT NULL CHECK (octet_length(expression) BETWEEN 1 AND 800),
     tz                text NOT NULL DEFAULT 'UTC' CHECK (octet_length(tz) BETWEEN 1 AND 200),
     task_name         text CHECK (octet_length(task_name) BETWEEN 1 AND 800),
@@ -27,18 +27,29 @@ CREATE TABLE schedules (
     last_fire_at      queue_workflows_time,
     last_job_id       text,
     last_run_id       text,
-    -- Why a scheduler cannot fire it; a change of the row clears it.
+    -- Why it could not fire; the next fire or a change of the row clears it.
     error             text,
+    -- The last instant that passed without a fire for it or after it, since catch_up left it out.
+    missed_at         queue_workflows_time,
     source            text NOT NULL DEFAULT 'table' CHECK (source IN ('code', 'table')),
+    -- The app whose code has it: only schedulers of this app store, fire and mark it.
+    app               text CHECK (octet_length(app) BETWEEN 1 AND 800),
+    -- Another app whose code has a schedule of this name too, which is not stored.
+    clash             text,
     definition_hash   text,
     -- What the last change in code replaced: column, old and new value.
     changes           jsonb,
     gone_at           queue_workflows_time,
     changed_at        queue_workflows_time NOT NULL DEFAULT now(),
     created_at        queue_workflows_time NOT NULL DEFAULT now(),
-    CONSTRAINT schedules_target_check CHECK ((task_name IS NULL) <> (workflow_name IS NULL))
+    CONSTRAINT schedules_target_check CHECK ((task_name IS NULL) <> (workflow_name IS NULL)),
+    CONSTRAINT schedules_source_app_check CHECK ((app IS NOT NULL) = (source = 'code'))
 );
 CREATE INDEX schedules_wake_idx ON schedules (wake_at NULLS FIRST, name)
-    WHERE NOT paused AND NOT ended AND gone_at IS NULL AND error IS NULL;
+    WHERE NOT paused AND NOT ended AND gone_at IS NULL;
 -- The run that a fire submitted, or why an instant queued nothing.
 ALTER TABLE schedule_fires ADD COLUMN run_id text, ADD COLUMN skipped text;
+-- The claims that crash recovery took from workers: few rows, so that a claim or a result costs nothing more. A
+-- worker looks among them for claims whose reply it never got, and their crashes are subtracted.
+CREATE INDEX ingest_job_events_reclaimed_idx ON ingest_job_events (created_at) WHERE event_type = 'reclaimed';
+CREATE INDEX workflow_node_events_reclaimed_idx ON workflow_node_events (created_at) WHERE event_type = 'reclaimed';

@@ -15,6 +15,7 @@ CatchUp = Literal["none", "last", "all"]
 Overlap = Literal["allow", "skip", "replace", "queue"]
 _CHOICES = {"catch_up": ("none", "last", "all"), "overlap": ("allow", "skip", "replace", "queue")}
 _MAX_S = 31_622_400
+_LONGEST_DAYS = 367
 MAX_CAUGHT_UP = 1000
 GRACE_S = 60.0
 """With `catch_up="none"`, seconds for which an instant is on time: a restart takes less."""
@@ -68,6 +69,8 @@ class Schedule:
             raise self._refused(f"catch_up_max is a whole number 1-{MAX_CAUGHT_UP}, not {most!r}")
         for field in ("start_at", "end_at"):
             self._check_time(field)
+        if self.start_at and self.end_at and self.end_at < self.start_at:
+            raise self._refused("end_at is before start_at")
         try:
             self.parsed()
         except errors.InvalidConfig as error:
@@ -80,6 +83,14 @@ class Schedule:
                 raise self._refused(f"{field} is a mapping, not {given!r:.40}")
             if given and getattr(self, owner) is None:
                 raise self._refused(f"{field} belongs to a schedule with {owner}")
+        headers: Any = self.headers
+        if headers is not None and not (
+            isinstance(headers, Mapping) and all(isinstance(text, str) for text in headers.values())  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        ):
+            raise self._refused(f"headers is a mapping of texts, not {headers!r:.40}")
+        given = self.priority
+        if given is not None and (type(given) is not int or not -32768 <= given <= 32767):
+            raise self._refused(f"priority is a whole number -32768 to 32767, not {given!r:.40}")
         if self.workflow_name is not None:
             for field in ("queue", "idempotency_key", "headers"):
                 if getattr(self, field) is not None:
@@ -127,9 +138,17 @@ def due(row: Mapping[str, Any], now: datetime) -> list[datetime]:
     found = parsed(row["expression"], row["tz"], row["start_at"])
     until = entry.as_utc(now if row["end_at"] is None else min(now, row["end_at"]))
     after = entry.as_utc(row["next_at"]) - timedelta(microseconds=1)
-    if row["catch_up"] == "none":
-        after = max(after, entry.as_utc(now) - timedelta(seconds=GRACE_S))
-    elif row["catch_up"] == "all":
-        after = max(after, entry.as_utc(now) - timedelta(seconds=row["catch_up_within_s"]))
+    late_s = {"none": GRACE_S, "all": row["catch_up_within_s"]}.get(row["catch_up"])
+    if late_s is not None:
+        # A jitter delays an instant, so it is not late before that delay is over.
+        after = max(after, entry.as_utc(now) - timedelta(seconds=late_s + row["jitter_s"]))
     count = row["catch_up_max"] if row["catch_up"] == "all" else 1
     return expression.latest(found, until, after=after, count=count)
+
+
+def period(row: Mapping[str, Any], now: datetime) -> timedelta | None:
+    """Return the time between the instants before and after `now`; None without both."""
+    found = parsed(row["expression"], row["tz"], row["start_at"])
+    coming = first_after(row, now)
+    past = expression.latest(found, now, after=entry.as_utc(now) - timedelta(days=_LONGEST_DAYS))
+    return None if coming is None or not past else coming - past[-1]

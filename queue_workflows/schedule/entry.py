@@ -41,6 +41,12 @@ class ScheduleEntry:
         if self.hours is not None:
             object.__setattr__(self, "hours", _checked_hours(self.name, self.hours))
 
+    @property
+    def expression(self) -> str:
+        """Return the cron expression of the same instants, in UTC."""
+        hours = "*" if self.hours is None else ",".join(map(str, sorted(self.hours)))
+        return f"{self.minute} {hours} * * *"
+
     def next_fire_at(self, now: datetime) -> datetime:
         """Return the first instant strictly after `now`, aware, in UTC; a naive `now` is UTC."""
         fire_at = self._in_hour(as_utc(now))

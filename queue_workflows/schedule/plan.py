@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
@@ -99,6 +100,56 @@ def split(
     if both := sorted({one.name for one in checked} & rows.keys()):
         raise errors.InvalidConfig(f"an entry and a schedule are named {both[0]!r}")
     return checked, [*rows.values()]
+
+
+def named(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return old-style entries by the names of their rows.
+
+    Entries that differ in their hours alone become one. Of others with one name, each after the
+    first gets a number, by minute and task.
+    """
+    merged: dict[tuple[object, ...], Entry] = {}
+    for one in entries:
+        key = (type(one), one.name, one.minute, one.task_name, one.queue)
+        other = merged.get(key)
+        merged[key] = one if other is None else dataclasses.replace(one, hours=_union(one, other))
+    found: dict[str, Entry] = {}
+    for one in sorted(merged.values(), key=lambda one: (one.name, one.minute, one.task_name)):
+        name, number = one.name, 1
+        while name in found:
+            number += 1
+            name = f"{one.name[: schedule_entry.MAX_NAME - 6]}#{number}"
+        found[name] = one
+    return found
+
+
+def converted(entries: Iterable[Entry]) -> list[definition.Schedule]:
+    """Return old-style entries as the schedules of which they are rows.
+
+    They keep what they do: of what an outage missed, the latest instant fires if it is less than an
+    hour old, and no job waits for another.
+    """
+    found: list[definition.Schedule] = []
+    for name, one in named(entries).items():
+        _check_expression(one)
+        found.append(definition.Schedule(
+            name, one.expression, task_name=one.task_name, queue=one.queue, overlap="allow",
+            catch_up="all", catch_up_max=1, catch_up_within_s=CATCH_UP_S,
+        ))  # fmt: skip
+    return found
+
+
+def _union(one: Entry, other: Entry) -> set[int] | None:
+    return None if one.hours is None or other.hours is None else {*one.hours, *other.hours}
+
+
+def _check_expression(one: Entry) -> None:
+    kind = type(one)
+    if kind.next_fire_at is not Entry.next_fire_at and kind.expression is Entry.expression:
+        raise errors.InvalidConfig(
+            f"schedule entry {one.name!r}: {kind.__name__} overrides next_fire_at, which "
+            "schedulers do not call; override the property `expression`, or use schedules.Schedule"
+        )
 
 
 def _collide(one: Entry, other: Entry) -> bool:

@@ -50,10 +50,18 @@ class Work:
         """When the grace of a cancelled handler ends."""
         self.settling = False
         """Whether the outcome is being written; that write itself may end the claim."""
+        self.waiting = False
+        """Whether the handler has not started: only the lease is checked."""
         self.unsaved: str | None = None
         """Progress as JSON text that no renewal has stored yet."""
         self.on_activity: Callable[[float], object] = lambda _: None
         """Called when the handler shows activity, besides the guards."""
+
+    def start_now(self) -> None:
+        """Count the time of the guards from now, since the handler starts only now."""
+        self.started = self._now()
+        self.guards = [self.lease_end, *guards.guards_for(self.job, self.started)]
+        self.waiting = False
 
     def status(self, *values: Any, **fields: Any) -> None:
         """Report status (`status_callback`): a number 0 to 1 or a dict is progress, else a beat."""
@@ -97,7 +105,7 @@ class Work:
     @property
     def budget_ends(self) -> float | None:
         """Return when the wall-clock budget ends, or None without a budget or running handler."""
-        if self.settling:
+        if self.settling or self.waiting:
             return None
         ends = [guard.ends for guard in self.guards if isinstance(guard, guards.Budget)]
         return min(ends) if ends else None
@@ -136,9 +144,9 @@ class Work:
                 call()
 
     def verdict(self) -> guards.Failure | None:
-        """Return the first failure of the guards; after the handler only the lease is checked."""
+        """Return the first failure of the guards; without a handler only the lease is checked."""
         now = self._now()
-        judged = [self.lease_end] if self.settling else self.guards
+        judged = [self.lease_end] if self.settling or self.waiting else self.guards
         return next((failure for guard in judged if (failure := guard.check(now))), None)
 
 

@@ -288,9 +288,10 @@ class LeaseKeeper:
         if left:
             # No worker ids: this worker may run again under its id, and then holds new claims.
             notes.write_note((), left)
-        if self.may_hold_unknown_claims():
+        unwritten = [work.lease for work in self._works]
+        if unwritten or self.may_hold_unknown_claims():
             # Locked until this process ends, or this worker runs again.
-            self._exit_note.write(self._worker_ids(), (), self.unanswered())
+            self._exit_note.write(self._worker_ids(), unwritten, self.unanswered())
         self._dedicated.close()
 
     def cancelled(self, name: str) -> None:

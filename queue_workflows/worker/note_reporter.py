@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from queue_workflows import db
-from queue_workflows.engine import claims, handback, job_tables, recovery
+from queue_workflows.engine import claims, handback, job_tables, recovery, row_isolation
 from queue_workflows.runtime import clock, identity, service
 from queue_workflows.worker import notes
 
@@ -55,9 +55,9 @@ class Reporter:
                 if note is not None and not note.writer_has_ended():
                     return False
                 if note is not None:
-                    self._excuse(note)
+                    complete = self._excuse(note)
                     first = self._reported.setdefault(path, clock.boot_s())
-                    if clock.boot_s() - first < REPORT_FOR_S:
+                    if not complete or clock.boot_s() - first < REPORT_FOR_S:
                         return False
                 path.unlink()
         except FileNotFoundError:
@@ -67,10 +67,20 @@ class Reporter:
             return False
         return True
 
-    def _excuse(self, note: notes.Note) -> None:
+    def _excuse(self, note: notes.Note) -> bool:
+        """Report each claim by itself; return False if one has to be reported again."""
+        complete = True
         with self._dedicated.using() as conn:
             for lease in note.leases:
-                if recovery.excuse(conn, lease):
+                try:
+                    excused = recovery.excuse(conn, lease)
+                except db.Error as error:
+                    # A row that somebody else locks must not keep the other claims charged.
+                    if conn.closed or not row_isolation.is_held_up(error):
+                        raise
+                    _log.warning("job %r is reported later: %s", lease.job_id, error)
+                    excused, complete = False, False
+                if excused:
                     _log.info(
                         "job %s: no crash is counted, its worker could not reach the database",
                         lease.job_id,
@@ -82,6 +92,7 @@ class Reporter:
                         conn, late, reason="its worker had exited before this claim"
                     )
                     self._excuse_unanswered(conn, table, worker_id, note)
+        return complete
 
     @staticmethod
     def _excuse_unanswered(

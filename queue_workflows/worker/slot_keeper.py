@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from queue_workflows import db, hw_metrics
 from queue_workflows.engine import handback, job_tables
 from queue_workflows.executor import launcher_client
-from queue_workflows.runtime import clock
+from queue_workflows.runtime import clock, kill_timer
 from queue_workflows.types import NowFn
 from queue_workflows.worker import (
     capture,
@@ -69,7 +69,7 @@ class Endings:
 
     def give_back(self, work: current_job.Work) -> None:
         """Hand the job of a stopping worker back, uncounted, once its executor has ended."""
-        self.hand_back(work, "shutdown")
+        self.hand_back(work, "shutdown", now=True)
 
     def stop_cancelled(self, work: current_job.Work) -> None:
         """Cancel the job once its executor has ended."""
@@ -176,6 +176,8 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
         self._logs = capture.Source(lambda: None, streams=False)
         # No handler runs in this process: its death counts against none of its jobs.
         self._status.enable_job_list()
+        self._exit: kill_timer.KillTimer | None = None
+        """Ends a stopping process even if the database does not answer."""
 
     def arm(self) -> None:
         """Set the deadline of the executors before the first claim."""
@@ -184,6 +186,22 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
     def _check_guards(self) -> None:
         super()._check_guards()
         self._endings.escalate(self._works)
+        deadline = self.stop_deadline
+        if deadline is not None and self._now() >= deadline and self._exit is None:
+            self._exit = kill_timer.KillTimer(0)
+            self._exit.arm(kill_timers.EXIT_WITHIN_S)
+            self._leave_note()
+
+    @contextlib.contextmanager
+    def running(self) -> Generator[None]:
+        """Run on threads of its own while the block runs."""
+        try:
+            with super().running():
+                yield
+        finally:
+            if self._exit is not None:
+                self._exit.close()
+                self._exit = None
 
     def job_ids(self) -> set[str]:
         """Return the ids of the jobs whose claims are held."""
@@ -209,11 +227,16 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
         if self._notified_at >= sent_at:
             self.wake("renew", "control")
 
-    def fence(self) -> None:
-        """Note for the next worker that claims are left behind because the database was away."""
-        self._fence()
+    def leave(self, *, settled: bool) -> None:
+        """Note for the next worker, unless all is `settled`, that the database was away."""
+        if settled:
+            self._withdraw_note()
+        elif self.stop_deadline is not None:
+            self._leave_note()
+        else:
+            self._fence()
 
     def requeue(self, own: slot.Slot, reason: str) -> None:
         """Hand the running jobs back to the front once their executors have ended."""
         for work in self._works_of(own):
-            self._endings.hand_back(work, reason, front=True)
+            self._endings.hand_back(work, reason, front=True, now=True)

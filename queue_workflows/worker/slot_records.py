@@ -51,7 +51,11 @@ class Records:
         self._done.append((work, outcome))
 
     def add_ending(self, work: current_job.Work, write: Callable[[db.Connection], object]) -> None:
-        """Write the end of a job whose executor has died at the next step."""
+        """Write the end of a job whose executor has died at the next step.
+
+        `write` returns None if the claim was lost. Then the crash that its loss may have counted is
+        subtracted.
+        """
         self._endings.append((work, write))
 
     @property
@@ -154,7 +158,8 @@ class Records:
         while self._endings:
             work, write = self._endings[0]
             try:
-                write(self._claimer.connection())
+                if write(self._claimer.connection()) is None:
+                    self._keeper.lost(work.lease)
             except db.Error as error:
                 if renewal_failures.may_pass(error):
                     raise

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from queue_workflows import config, errors, hw_metrics
 from queue_workflows.engine import claims
 from queue_workflows.executor import launcher_client, process, protocol, registry
+from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, identity
-from queue_workflows.worker import slot, slots
+from queue_workflows.worker import executor_set, slot, slots
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 
@@ -34,23 +35,23 @@ def launch(load: Callable[[], object]) -> Launched | None:
     if reason is not None:
         warn_inline(reason)
         return None
-    launcher = launcher_client.Launcher.start(process.App(load))
+    app = process.App(load, stop_policies=lambda: stop_policies.BY_NAME)
+    launcher = launcher_client.Launcher.start(app)
     try:
         registered = launcher.wait_loaded()
         launcher.fork().close()
     except launcher_client.ForkRefused:
         # Loading the app has started threads or opened a GPU: each executor loads it for itself.
         launcher.close()
-        return _launch_late(load)
+        return _launch_late(app)
     except BaseException:
         launcher.close()
         raise
-    registry.apply(registered)
-    return Launched(launcher, registered)
+    return _launched(launcher, registered, load)
 
 
-def _launch_late(load: Callable[[], object]) -> Launched:
-    launcher = launcher_client.Launcher.start(process.App(load), late=True)
+def _launch_late(app: process.App) -> Launched:
+    launcher = launcher_client.Launcher.start(app, late=True)
     try:
         first = launcher.fork()
         registered = launcher_client.registered(_loaded(first))
@@ -58,7 +59,18 @@ def _launch_late(load: Callable[[], object]) -> Launched:
     except BaseException:
         launcher.close()
         raise
+    return _launched(launcher, registered, app.load)
+
+
+def _launched(
+    launcher: launcher_client.Launcher,
+    registered: registry.Registered,
+    load: Callable[[], object],
+) -> Launched:
+    """Take over the app's settings; load the app here too if it has stop policies of its own."""
     registry.apply(registered)
+    if not stop_policies.BY_NAME.keys() >= {*registered.stop_policies}:
+        load()
     return Launched(launcher, registered)
 
 
@@ -82,7 +94,7 @@ def warn_inline(reason: str) -> None:
     )
 
 
-def check(queue: str, count: int, limits: slots.Limits) -> None:
+def check(queue: str, count: int, limits: executor_set.Limits) -> None:
     """Raise `InvalidConfig` for slots that cannot work."""
     if queue == "gpu":
         raise errors.InvalidConfig("slots are for cpu and ingest queues: a gpu worker has one job")
@@ -109,7 +121,7 @@ class SlotWorker:
         newest: bool,
         lease_s: float,
         shutdown_s: Callable[[], float],
-        limits: slots.Limits,
+        limits: executor_set.Limits,
         metrics: Callable[[Callable[[], object]], hw_metrics.Sampler | None] = lambda _: None,
     ) -> None:
         who = claims.Claimant(

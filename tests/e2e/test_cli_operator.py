@@ -195,7 +195,8 @@ def test_a_worker_that_hangs_is_bounced_and_its_job_runs_again(
     )
     orchestrator = cli.start("queue-orchestrator", "--app", TOYHOST, **QUICK)
     run_id = run_store.insert_run(workflow_name="hold", context={"folder": str(tmp_path)})["id"]
-    (hung,) = until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
+    (hung,) = set(parent.pids("--queue cpu")) - {parent.process.pid}
     kill = f"cpu={sys.executable} -c 'import os; os.kill({hung}, 9)'"
     watching = cli.start(*SUPERVISE, "--bounce", kill, **QUICK)
     until(lambda: "watching the workers" in watching.err)

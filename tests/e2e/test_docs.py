@@ -6,6 +6,7 @@ import contextlib
 import doctest
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,12 +18,14 @@ import psycopg
 import pytest
 
 from queue_workflows import db, model_registry
-from tests.support import markdown
+from tests.support import fork_server, markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = {page: markdown.blocks(page) for page in PAGES}
 COMMAND_S = 60
+SCRIPTS = ("queue-workflows", "queue-worker-control")
+NEEDS_A_SHELL = re.compile(r"[$`|&;<>(){}*?!~#\n]|\[(?![\w\"{])|\\")
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -30,24 +33,29 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def _terminal() -> dict[str, str]:
+    """Return what is set where a person types the commands, besides what is the page's own."""
+    own = ("COVERAGE_", "PYTHONPATH")
+    return {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "LANG": "C.UTF-8",
+        **{name: text for name, text in os.environ.items() if name.startswith(own)},
+    }
+
+
 class Reader:
     """Somebody who follows a page, in an empty folder, with a database that has the schema."""
 
-    def __init__(self, folder: Path, dsn: str) -> None:
+    def __init__(self, folder: Path, dsn: str, server: fork_server.ForkServer | None) -> None:
         self.folder = folder
+        self._server = server
         self.dsn = dsn
         self.names: dict[str, Any] = {"__name__": "page"}
         self._running = contextlib.ExitStack()
         self.environment = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            **_terminal(),
             "HOME": str(folder),
-            "LANG": "C.UTF-8",
             "QUEUE_WORKFLOWS_DB_URL": dsn,
-            **{
-                name: text
-                for name, text in os.environ.items()
-                if name.startswith(("COVERAGE_", "PYTHONPATH"))
-            },
             "QUEUE_WORKFLOWS_TEST_DB_URL": dsn,
         }
 
@@ -82,20 +90,49 @@ class Reader:
             self._running.enter_context(self._goes_on(block, command.text))
             return
         for command in markdown.commands(block):
-            done = subprocess.run(
-                ["bash", "-c", command.text],
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_S,
-                check=False,
-            )
+            done = self._run(command.text)
             got = f"{block}: $ {command.text}\n{done.stdout}{done.stderr}"
             assert done.returncode == 0, f"exit code {done.returncode}: {got}"
             same = doctest.OutputChecker().check_output(command.output, done.stdout, _FLAGS)
             assert same or not command.output, f"the page shows\n{command.output}but {got}"
+
+    def _run(self, text: str) -> subprocess.CompletedProcess[str]:
+        words = shlex.split(text)
+        if self._server is not None and words[0] in SCRIPTS and not NEEDS_A_SHELL.search(text):
+            return self._fork(self._server, words)
+        return subprocess.run(
+            ["bash", "-c", text],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+
+    def _fork(
+        self, server: fork_server.ForkServer, words: list[str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a script without a shell, which has nothing to do, and without its imports."""
+        with (
+            Path(os.devnull).open("rb") as none,
+            (self.folder / ".out").open("wb") as out,
+            (self.folder / ".err").open("wb") as err,
+        ):
+            files = [none.fileno(), out.fileno(), err.fileno()]
+            started = server.start(
+                *words, env=self.environment, cwd=self.folder, files=files, finalize=True
+            )
+            try:
+                code = started.wait(COMMAND_S)
+            finally:
+                started.kill()
+        printed = [self.folder / name for name in (".out", ".err")]
+        texts = [path.read_text(encoding="utf-8") for path in printed]
+        for path in printed:
+            path.unlink()
+        return subprocess.CompletedProcess(words, code, *texts)
 
     @contextlib.contextmanager
     def _goes_on(self, block: markdown.Block, command: str) -> Generator[None]:
@@ -125,16 +162,29 @@ class Reader:
         self._running.close()
 
 
+@pytest.fixture(scope="module")
+def server() -> Generator[fork_server.ForkServer | None]:
+    """Forks the scripts of simple commands."""
+    if sys.platform != "linux":
+        yield None
+        return
+    with fork_server.started(*fork_server.MODULES, env=_terminal()) as made:
+        yield made
+
+
 @pytest.fixture
 def reader(
-    migrated_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    migrated_database: str,
+    server: fork_server.ForkServer | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Generator[Reader]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
     monkeypatch.setenv("QUEUE_WORKFLOWS_TEST_DB_URL", migrated_database)
     before = set(sys.modules)
-    made = Reader(tmp_path, migrated_database)
+    made = Reader(tmp_path, migrated_database, server)
     yield made
     made.end()
     db.close_pool()

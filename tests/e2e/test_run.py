@@ -26,6 +26,8 @@ from tests.support.wait import until
 
 RUN = ("queue-workflows", "run", "--app", TOYHOST)
 FEW = {"QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS": "2"}
+ONE = {"QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS": "1"}
+"""Each worker that starts imports for a third of a second."""
 
 
 def folder_of(path: Path) -> str:
@@ -60,7 +62,8 @@ def test_a_run_brings_its_processes_and_takes_them_away(cli: Commands, tmp_path:
         "completed", {"completed": 2}, str(out),
     )  # fmt: skip
     assert found["longest_chain"]["nodes"] == ["work/first", "work/second"]
-    assert {place["pid"] for place in found["workers"]} == set(toy_app.pids(tmp_path, "quick"))
+    (place,) = found["workers"]
+    assert place["pid"] not in toy_app.pids(tmp_path, "quick"), "handlers run in executors"
     assert "starting orchestrator, 2 cpu" in done.err
     run = run_store.get_run(found["id"])
     assert run
@@ -71,7 +74,7 @@ def test_a_run_brings_its_processes_and_takes_them_away(cli: Commands, tmp_path:
 def test_a_failed_run_exits_1_and_its_error_harms_no_terminal(
     cli: Commands, tmp_path: Path
 ) -> None:
-    done = cli.run(*RUN, "fail", "--watch", "--input", folder_of(tmp_path), **FEW)
+    done = cli.run(*RUN, "fail", "--watch", "--input", folder_of(tmp_path), **ONE)
     assert done.process.returncode == 1
     assert "work/bad: failed" in done.out
     assert r"the toy broke \x1b[31m\n on purpose" in done.out
@@ -79,15 +82,15 @@ def test_a_failed_run_exits_1_and_its_error_harms_no_terminal(
 
 
 def test_a_failed_run_shows_the_apps_frames(cli: Commands, tmp_path: Path) -> None:
-    done = cli.run(*RUN, "fail", "--input", folder_of(tmp_path), **FEW)
+    done = cli.run(*RUN, "fail", "--input", folder_of(tmp_path), **ONE)
     lines = done.err.partition("traceback of work/bad (all of it: --debug):\n")[2].splitlines()
     assert re.search(r'^  File ".*toy_app\.py", line \d+, in fail$', lines[0]), done.err
     assert any(line.startswith("ValueError: the toy broke") for line in lines)
     assert "longest chain" not in done.out, "no node came to an end"
-    debug = cli.run(*RUN, "fail", "--debug", "--input", folder_of(tmp_path), **FEW)
+    debug = cli.run(*RUN, "fail", "--debug", "--input", folder_of(tmp_path), **ONE)
     whole = debug.err.partition("traceback of work/bad:\n")[2].splitlines()
     assert whole[:2] == ["Traceback (most recent call last):", lines[0]], debug.err
-    found = json.loads(cli.run(*RUN, "fail", "--json", "--input", folder_of(tmp_path), **FEW).out)
+    found = json.loads(cli.run(*RUN, "fail", "--json", "--input", folder_of(tmp_path), **ONE).out)
     assert [node["node_id"] for node in found["failed"]] == ["work/bad"]
     assert "in fail" in found["failed"][0]["traceback"]
 
@@ -104,7 +107,7 @@ def test_a_run_that_was_given_no_folder_has_one_of_its_own(cli: Commands, tmp_pa
 def test_a_run_that_comes_after_others_says_so(cli: Commands, tmp_path: Path) -> None:
     older = [run_store.insert_run(workflow_name="hold")["id"] for _ in range(2)]
     run_store.insert_run(workflow_name="hold", priority=200)
-    run = cli.start(*RUN, "chain", "--input", folder_of(tmp_path), **FEW)
+    run = cli.start(*RUN, "chain", "--input", folder_of(tmp_path), **ONE)
     said = f"2 older runs of hold are ahead, `queue-workflows cancel {older[0]}` ends the first"
     until(lambda: said in run.err, timeout_s=30)
     stop_at_once(run)
@@ -112,7 +115,7 @@ def test_a_run_that_comes_after_others_says_so(cli: Commands, tmp_path: Path) ->
 
 
 def test_watch_prints_lines_and_others_answer(cli: Commands, tmp_path: Path) -> None:
-    run = cli.start(*RUN, "asking", "--watch", "--input", folder_of(tmp_path), **FEW)
+    run = cli.start(*RUN, "asking", "--watch", "--input", folder_of(tmp_path), **ONE)
     until(lambda: "ask waits for an answer" in run.out, timeout_s=30)
     assert "work: 2/2 completed" in run.out
     runs.answer(runs.list()[0]["id"], "ask", "l")
@@ -256,16 +259,34 @@ def test_a_killed_worker_is_reported_above_the_tree(
         *RUN, "hold", "--watch", "--input", folder_of(tmp_path), terminal=terminal.theirs,
         **FEW, **SCREEN, TMPDIR=str(tmp_path),
     )  # fmt: skip
-    victim = until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)[0]
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
+    (victim,) = run.pids("--queue cpu")
     os.kill(victim, signal.SIGKILL)
     told = rf"pid {victim} ended after [\d.]+ s with signal 9; restart in"
     until(lambda: terminal.shows(told))
     until(
         lambda: terminal.shows(r"killed by SIGKILL, peak memory \d+ MB; node work/hold is queued")
     )
+    until(lambda: terminal.shows("✔ hold completed"))
+    until(lambda: terminal.shows("longest chain"))
+    assert run.wait() == 0
+
+
+def test_a_killed_executor_is_a_crash_of_its_node_and_its_cause_is_logged(
+    cli: Commands, tmp_path: Path, terminal: Terminal
+) -> None:
+    run = cli.start(
+        *RUN, "hold", "--watch", "--input", folder_of(tmp_path), terminal=terminal.theirs,
+        **FEW, **SCREEN, TMPDIR=str(tmp_path),
+    )  # fmt: skip
+    victim = until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)[0]
+    os.kill(victim, signal.SIGKILL)
     until(lambda: terminal.shows("✔ hold completed.*taken back from a dead worker 1 time"))
     until(lambda: terminal.shows("longest chain"))
     assert run.wait() == 0
+    (log,) = tmp_path.glob("queue-workflows-*.log")
+    said = r"killed by SIGKILL, peak memory \d+ MB; node work/hold is queued"
+    assert re.search(said, log.read_text())
 
 
 @pytest.fixture

@@ -18,15 +18,20 @@ from queue_workflows import (
     jobs,
     node_queue,
     run_store,
+    worker_control,
     workers,
 )
 from queue_workflows import db as engine
-from tests.support import commands, invariants, slot_app
+from tests.support import commands, invariants, proxy, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
 APP = "tests.support.slot_app:setup"
 SCRIPT = "queue-claim-worker"
+LEAVES_S = 5.0
+"""Longest time in seconds for which a stopped worker may wait for its database."""
+BUSY_S = 3.0
+"""What a busy machine takes to notice."""
 Row = dict[str, Any]
 
 
@@ -288,6 +293,47 @@ def test_hard_off_kills_the_executors_and_hands_their_jobs_back(
     stopped(running)
 
 
+def test_a_stop_policy_of_the_app_is_called_in_the_worker(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits_once")
+    running = worker(cli, 1, app="tests.support.slot_app:setup_policy")
+    until(lambda: begun(folder))
+    monkeypatch.setitem(worker_control.STOP_POLICIES, "own", slot_app.own_policy)
+    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="own")
+    until(lambda: ended(job_id, status="queued"))
+    with engine.connect() as conn:
+        found = conn.execute(
+            "SELECT detail ->> 'reason' AS reason FROM ingest_job_events"
+            " WHERE job_id = %s AND event_type = 'requeued'",
+            [job_id],
+        ).fetchone()
+    assert found == {"reason": f"own policy in {running.process.pid}"}
+    assert row(job_id)["crash_count"] == 0
+    stopped(running)
+
+
+def test_sigterm_does_not_wait_for_a_database_that_does_not_answer(
+    cli: Commands, dsn: str, tmp_path: Path
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits_once")
+    with proxy.Proxy(dsn) as wire:
+        # A note is reported to the database that its worker had, by the same address.
+        cli.env["QUEUE_WORKFLOWS_STATE_DIR"] = str(tmp_path / "state")
+        cli.env["QUEUE_WORKFLOWS_DB_URL"] = wire.dsn
+        running = worker(cli, 1, "--shutdown-timeout", "0.2")
+        until(lambda: begun(folder))
+        wire.freeze()
+        running.send(signal.SIGTERM)
+        assert running.wait(LEAVES_S + BUSY_S) == 0, running.err
+        assert not Path(f"/proc/{slot_app.starts_of(folder)[0]}").exists()
+        wire.thaw()
+        again = worker(cli, 1)
+        until(lambda: ended(job_id))
+        assert row(job_id)["crash_count"] == 0
+        stopped(again)
+
+
 def test_results_survive_the_loss_of_all_connections(cli: Commands, tmp_path: Path) -> None:
     made = in_folders(tmp_path, "waits", count=2)
     running = worker(cli)
@@ -483,6 +529,21 @@ def test_the_apps_hooks_run_in_the_executor(cli: Commands, tmp_path: Path) -> No
     assert [row["context_delta"]["seen"] for row in found] == [
         [name, "chain"] for name in ("s/a", "s/b", "s/c")
     ]
+
+
+def test_what_follows_from_refs_of_the_apps_own_is_left_to_the_orchestrator(cli: Commands) -> None:
+    slot_app.setup_resolver()
+    run_id = started("own")
+    running = worker(cli, 1, queue="cpu", app="tests.support.slot_app:setup_resolver")
+
+    def statuses() -> dict[str, str]:
+        return {row["node_id"]: row["status"] for row in node_queue.list_jobs_for_run(run_id)}
+
+    until(lambda: statuses()["s/a"] == "completed")
+    dispatcher.on_node_completed(run_id, "s/a")
+    until(lambda: statuses().get("s/b") in ("completed", "skipped"))
+    stopped(running)
+    assert statuses() == {"s/a": "completed", "s/b": "completed"}
 
 
 def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) -> None:

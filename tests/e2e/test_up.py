@@ -65,7 +65,23 @@ def test_a_killed_workers_job_runs_elsewhere_within_seconds(cli: Commands, tmp_p
     assert time.monotonic() - killed_at < 5
     job = next(j for j in node_queue.list_jobs_for_run(run_id) if j["node_id"] == "work/hold")
     assert (job["crash_count"], job["claim_no"]) == (1, 2)
-    until(lambda: len(up.pids("--queue cpu")) == 2)
+    until(lambda: len(up.pids("executor of")) == 2)
+    assert len(up.pids("--queue cpu")) == 1, "one worker with two slots"
+    stopped(up)
+
+
+def test_a_worker_that_dies_charges_no_job_and_is_replaced(cli: Commands, tmp_path: Path) -> None:
+    up = cli.start(*SMALL)
+    run_id = queued("hold", tmp_path)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
+    (worker,) = up.pids("--queue cpu")
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: len(toy_app.pids(tmp_path, "hold")) == 2)
+    until(lambda: status(run_id) == "completed")
+    job = next(j for j in node_queue.list_jobs_for_run(run_id) if j["node_id"] == "work/hold")
+    assert (job["crash_count"], job["claim_no"]) == (0, 2)
+    assert f"pid {worker} ended after" in up.err
+    assert worker not in up.pids("--queue cpu")
     stopped(up)
 
 
@@ -77,9 +93,10 @@ def test_a_killed_ingest_workers_job_runs_again(cli: Commands, tmp_path: Path) -
     up = cli.start("queue-workflows", "up", "--app", "tests.support.toy_app:ingest_only")
     first = until(lambda: toy_app.pids(tmp_path, "note"), timeout_s=30)[0]
     assert up.pids("--queue cpu") == [], "an app without nodes has no node workers"
-    (tmp_path / "go").touch()
     os.kill(first, signal.SIGKILL)
+    (tmp_path / "go").touch()
     until(lambda: (node_queue.get_ingest_job(job_id) or {})["status"] == "completed")
+    assert (node_queue.get_ingest_job(job_id) or {})["crash_count"] == 1
     stopped(up)
 
 

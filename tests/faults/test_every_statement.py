@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import errors, node_queue
 from queue_workflows.maintenance import recovery
-from queue_workflows.worker import claimer
+from queue_workflows.worker import claimer, notes
 from tests.support import flow, invariants
 
 ROUNDS = 30
@@ -118,13 +119,16 @@ class World:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_connection_lost_at_any_statement_loses_and_doubles_nothing(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch, after: bool
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool
 ) -> None:
     monkeypatch.setattr(claimer, "RETRY_FIRST_S", 0.01)
     nth = quiet = 0
     hit: list[str] = []
     while quiet < QUIET:
         nth += 1
+        # One note of an earlier worker, which each worker reports, instead of those of all worlds.
+        monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / f"state-{nth}"))
+        notes.write_note(["box:gone"], [])
         world, plan = World(), Sabotage(nth, after=after)
         try:
             with sabotaged(monkeypatch, plan):

@@ -58,7 +58,7 @@ class World:
         at = {failpoints.AT: point.text} if point else {}
         log = self.folder / f"log-{len(self.started)}"
         command = (*argv, "--app", failpoints.APP)
-        role = self._nursery.start(*command, env={**self._env, **at, **env}, log=log)
+        role = self._nursery.role(*command, env={**self._env, **at, **env}, log=log)
         self.started.append(role)
         return role
 
@@ -236,7 +236,6 @@ _WRITTEN = {
     "ingest_job_events": "true",
     "workers": "true",
     "worker_heartbeats": "true",
-    "schedule_fires": "job_id IS NOT NULL",
 }
 """The rows that a role has written last, once everything is over."""
 
@@ -259,7 +258,16 @@ def test_no_row_comes_from_a_commit_that_was_not_counted(world: World) -> None:
                 f"SELECT DISTINCT xmin::text::bigint AS xid FROM {table} WHERE {where}".encode()
             )
         }
+        fires = conn.execute(
+            "SELECT DISTINCT extract(epoch FROM created_at)::text AS began FROM schedule_fires"
+            " WHERE job_id IS NOT NULL"
+        ).fetchall()
     assert {table for table, _ in written} == _WRITTEN.keys()
+    # Each fire is written in a savepoint, which has a transaction id of its own.
+    assert fires
+    assert {row["began"] for row in fires} <= {
+        line["began"] for line in failpoints.lines(world.folder / "commits")
+    }
     assert [(table, xid) for table, xid in written if xid not in counted] == []
 
 

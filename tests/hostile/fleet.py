@@ -77,19 +77,21 @@ class Fleet:
         for command in self._started.values():
             wait.until(lambda command=command: ready.search(command.err), timeout_s=60)
         # The worker below a parent says it by the parent's stream.
-        self._pids = {name: self._of(command) for name, command in self._started.items()}
+        self._pids = self._now()
 
-    @staticmethod
-    def _of(command: commands.Command) -> list[int]:
-        return command.pids("queue-")
+    def _now(self) -> dict[str, list[int]]:
+        found = commands.families([*self._started.values()])
+        return {
+            name: commands.without_wrappers(family, "queue-")
+            for name, family in zip(self._started, found, strict=True)
+        }
 
     def changed(self) -> list[str]:
         """Return which processes died or restarted since the fleet settled, and their logs."""
         found: list[str] = []
-        for name, command in self._started.items():
-            now = self._of(command)
+        for name, now in self._now().items():
             if now != self._pids[name]:
-                log = "\n      ".join(command.err.splitlines()[-12:])
+                log = "\n      ".join(self._started[name].err.splitlines()[-12:])
                 found.append(f"{name}: processes {self._pids[name]} are now {now}\n      {log}")
         return found
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import config, errors, run_store, workers
+from queue_workflows import config, errors, run_store, schedules, workers
 from queue_workflows import db as database
 from queue_workflows.cli import fleet, run_processes, run_snapshot
 from queue_workflows.runtime import identity, signals
@@ -51,6 +51,13 @@ def test_an_app_gets_no_workers_that_it_has_no_use_for() -> None:
     assert fleet.roles() == fleet.Roles(0, 0, ("fetch", "load"), scheduler=False)
     with pytest.raises(errors.InvalidConfig, match="--cpu and --gpu need an app that knows nodes"):
         fleet.roles(gpu=1)
+
+
+def test_an_app_that_schedules_a_workflow_alone_gets_a_scheduler() -> None:
+    with_nodes()
+    config.set_ingest_schedule([schedules.Schedule("s", "every 1h", workflow_name="w")])
+    assert fleet.roles().scheduler is True
+    assert fleet.roles(ingest=False).scheduler is False
 
 
 POOL = (pool_config.Entry("load", 2), pool_config.Entry("load.new", 5))
@@ -103,12 +110,12 @@ def test_the_list_of_a_pool_is_json_or_a_file_or_from_the_environment(
 def test_children_get_app_level_and_the_embedded_server_only_without_a_dsn(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    wanted = fleet.Roles(1, 0, ("fetch",), scheduler=True)
+    wanted = fleet.Roles(3, 0, ("fetch",), scheduler=True)
     found = {spec.name: spec for spec in fleet.specs(wanted, app="a:b", log_level="info")}
-    assert list(found) == ["orchestrator", "cpu-1", "ingest fetch", "scheduler"]
-    assert found["cpu-1"][:3] == (
-        "cpu-1",
-        [sys.executable, "-m", "queue_workflows.claim_worker", "--queue", "cpu",
+    assert list(found) == ["orchestrator", "cpu", "ingest fetch", "scheduler"]
+    assert found["cpu"][:3] == (
+        "cpu",
+        [sys.executable, "-m", "queue_workflows.claim_worker", "--queue", "cpu", "--slots", "3",
          "--log-level", "info", "--app", "a:b"],
         {"QUEUE_WORKFLOWS_EMBEDDED": "1"},
     )  # fmt: skip

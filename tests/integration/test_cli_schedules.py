@@ -69,3 +69,46 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert main(["schedules", *words]) == 2
     err = capfd.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+def test_status_doctor_and_list_show_what_is_wrong(
+    capfd: pytest.CaptureFixture[str], db: ModuleType
+):
+    for name in ("fine", "paused", "failing", "clash", "late", "missed", "wrong"):
+        schedules.add(name, "every 1h", task_name="prices", queue="fetch", overlap="allow")
+    with db.connection() as conn:
+        for _ in range(3):
+            conn.execute(
+                "UPDATE ingest_jobs SET status = 'failed', finished_at = now() WHERE id = %s",
+                (schedules.run_now("failing", conn=conn),),
+            )
+            conn.commit()
+        changes = {
+            "clash": "clash = 'other:setup'",
+            "late": "next_at = now(), wake_at = now() - interval '5 min'",
+            "missed": "missed_at = now(), last_fire_at = now() - interval '1 h'",
+            "wrong": "error = 'no zone'",
+            "paused": "error = 'no zone', paused = true",
+        }
+        for name, change in changes.items():
+            conn.execute(f"UPDATE schedules SET {change} WHERE name = '{name}'")
+        conn.execute("UPDATE schedules SET error = 'x' WHERE name = 'paused'")
+    found = {row["name"]: schedules.problem(row) or "" for row in schedules.troubled()}
+    assert [*found] == ["clash", "failing", "late", "missed", "wrong"]
+    assert found["failing"] == "failed 3 times in a row"
+    assert found["late"].startswith("overdue by 30")
+    assert found["missed"].startswith("missed its instant ")
+    assert found["clash"].startswith("app other:setup names one too")
+    assert [row["name"] for row in schedules.troubled(limit=2)] == ["clash", "failing"]
+    assert main(["status"]) == 0
+    shown = capfd.readouterr().out
+    assert "schedule wrong: cannot fire: no zone" in shown and "paused" not in shown
+    assert main(["status", "--json"]) == 0
+    listed = json.loads(capfd.readouterr().out)["schedules"]
+    shown_again = {one["name"]: one["problem"] for one in listed}
+    assert shown_again.pop("late").startswith("overdue by 30")
+    assert shown_again == {name: text for name, text in found.items() if name != "late"}
+    main(["doctor"])
+    assert "failing: failed 3 times in a row" in capfd.readouterr().out
+    assert main(["schedules", "list"]) == 0
+    assert "failed 3 times in a row" in capfd.readouterr().out

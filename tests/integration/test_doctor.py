@@ -69,7 +69,7 @@ def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
         "package", "psycopg", "database", "server", "fsync", "full_page_writes",
         "synchronous_commit", "autovacuum", "clock", "listen", "transactions", "connections",
         "rights", "schema", "functions", "files", "outputs", "outbox", "runs", "bad rows",
-        "leases", "queues", "lock keys", "workers", "dead rows", "renewals",
+        "leases", "queues", "lock keys", "schedules", "workers", "dead rows", "renewals",
     ]  # fmt: skip
     assert not [finding for finding in result.values() if finding.level == OK and finding.remedy]
     assert all(finding.remedy for finding in result.values() if finding.level != OK)
@@ -174,7 +174,9 @@ def test_rights_that_are_missing(own: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert "SELECT on workflow_runs" in blind["rights"].text
     assert "permission denied for table queue_schema_version" in blind["schema"].text
     assert wrong(whole) == {}
-    assert wrong(partly) == {"rights": ERROR, "runs": ERROR, "bad rows": ERROR}
+    assert wrong(partly) == {
+        "rights": ERROR, "runs": ERROR, "bad rows": ERROR, "schedules": ERROR,
+    }  # fmt: skip
     for lacking in ("UPDATE on workers", "SELECT on workflow_runs", "USAGE on workflow_node_ev"):
         assert lacking in partly["rights"].text
 

@@ -364,6 +364,36 @@ def test_plain_sql_with_a_window_that_cannot_be_is_refused(conn: Any, window: st
         )
 
 
+@pytest.mark.parametrize("window", ["-1", "'NaN'", "'infinity'", "1e9"])
+def test_a_window_that_cannot_be_is_refused_without_a_key_too(conn: Any, window: str) -> None:
+    """Else each later change of the row would compare its whole content."""
+    with pytest.raises(psycopg.errors.CheckViolation, match="idempotency_window_s must be 0 to"):
+        conn.execute(
+            "INSERT INTO ingest_jobs (task_name, queue, idempotency_window_s)"
+            f" VALUES ('t', 'fetch', {window})"
+        )
+
+
+def test_the_content_of_an_old_row_is_compared_only_for_a_change_of_what_is_bad(conn: Any) -> None:
+    job_id = enqueue()
+    calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions WHERE funcname = %s"
+    with conn.transaction(force_rollback=True):
+        conn.execute(
+            "SET LOCAL track_functions = 'pl'; SET LOCAL session_replication_role = replica"
+        )
+        conn.execute(
+            "UPDATE ingest_jobs SET idempotency_window_s = 'NaN', reason = repeat('x', 9000)"
+        )
+        conn.execute("SET LOCAL session_replication_role = origin")
+        conn.execute(
+            "UPDATE ingest_jobs SET crash_count = 1, attempts = 1 WHERE id = %s", (job_id,)
+        )
+        assert factories.one(conn, calls, "queue_workflows_bound_job") == 1
+        assert factories.one(conn, calls, "queue_workflows_refuse") == 0
+        with pytest.raises(psycopg.errors.CheckViolation, match="idempotency_window_s must be"):
+            conn.execute("UPDATE ingest_jobs SET idempotency_window_s = -1")
+
+
 def test_a_window_that_a_plain_update_got_wrong_stops_nobody(conn: Any) -> None:
     for window, seconds in (("'NaN'", 366 * 86_400), ("'infinity'", 366 * 86_400), ("-5", 0)):
         job_id = enqueue(idempotency_key=window)

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from queue_workflows.admin import permissions
+from queue_workflows.db import function_rights, functions
 from queue_workflows.engine import claim_isolation, job_tables
 from tests.support import factories, rows_before_checks
 
@@ -240,3 +241,98 @@ def test_rights_that_no_submitter_needs_are_named_until_they_are_gone(conn: Any)
         refused(conn, f"CREATE FUNCTION {schema}.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'")
         refused(conn, "LOCK TABLE workflow_runs IN ACCESS EXCLUSIVE MODE")
         refused(conn, "SELECT setval('ingest_jobs_seq_seq', 9223372036854775807)")
+
+
+# --- functions that an upgrade adds ---------------------------------------------------------------
+
+GUEST = "queue_workflows_guest"
+ADDED = {
+    "queue_workflows_served_queues": {"read", "submit", "work"},
+    "queue_workflows_hold_node": {"submit", "work"},
+    "queue_workflows_nodes_step": {"work"},
+    "queue_workflows_refuse": set[str](),
+}
+"""One function of each kind, and the purposes whose roles may call it."""
+
+
+def lacks(conn: Any, purpose: str) -> list[permissions.MissingRight]:
+    """What the guest lacks for this purpose."""
+    with conn.transaction():
+        conn.execute(f"SET LOCAL ROLE {GUEST}".encode())
+        found = permissions.lacking(conn, purpose)
+        conn.execute("RESET ROLE")
+    return found
+
+
+def upgrade(conn: Any) -> None:
+    """Install the functions over those of a release that lacked some."""
+    for name in ADDED:
+        conn.execute(f"DROP FUNCTION {name}".encode())
+    functions.install(conn, functions.parts()[0])
+
+
+def callable_by_guest(conn: Any) -> set[str]:
+    return {
+        name
+        for name in ADDED
+        if factories.one(
+            conn,
+            "SELECT has_function_privilege(%s, %s::regproc, 'EXECUTE')",
+            GUEST,
+            name,
+        )
+    }
+
+
+@pytest.fixture
+def guest(conn: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The purpose of a role that has exactly the rights of it; nothing of it stays."""
+    purpose: str = request.param
+    with conn.transaction(force_rollback=True):
+        conn.execute(f"CREATE ROLE {GUEST}".encode())
+        conn.execute(f"GRANT USAGE ON SCHEMA public TO {GUEST}".encode())
+        while missing := lacks(conn, purpose):
+            for statement in permissions.grants(missing, GUEST):
+                conn.execute(statement.encode())
+        yield purpose
+
+
+@pytest.mark.parametrize("guest", ["read", "submit", "work"], indirect=True)
+def test_a_role_of_a_documented_purpose_gets_the_functions_that_an_upgrade_adds(
+    conn: Any, guest: str
+) -> None:
+    upgrade(conn)
+    assert lacks(conn, guest) == []
+    assert callable_by_guest(conn) == {name for name, who in ADDED.items() if guest in who}
+    conn.execute(f"SET LOCAL ROLE {GUEST}".encode())
+    assert permissions.excessive(conn, guest) == []
+
+
+@pytest.mark.parametrize("guest", ["submit", "work"], indirect=True)
+@pytest.mark.parametrize(
+    ("taken", "left"),
+    [
+        ("queue_workflows_is_off", set[str]()),
+        ("queue_workflows_put_jobs", {"queue_workflows_served_queues"}),
+    ],
+    ids=["one that reads", "one that submits"],
+)
+def test_a_role_that_lacks_a_function_of_its_purpose_gets_none_of_that_kind_or_above(
+    conn: Any, guest: str, taken: str, left: set[str]
+) -> None:
+    conn.execute(f"REVOKE EXECUTE ON FUNCTION {taken} FROM {GUEST}".encode())
+    upgrade(conn)
+    assert callable_by_guest(conn) == left
+
+
+@pytest.mark.parametrize("guest", ["work"], indirect=True)
+def test_a_function_that_was_taken_from_a_role_is_not_given_back(conn: Any, guest: str) -> None:
+    conn.execute(f"REVOKE EXECUTE ON FUNCTION queue_workflows_nodes_step FROM {GUEST}".encode())
+    functions.install(conn, functions.parts()[0])
+    assert "queue_workflows_nodes_step" not in callable_by_guest(conn)
+
+
+def test_the_installed_text_has_the_names_of_both_lists() -> None:
+    text = functions.parts()[0].text
+    for names in (function_rights.SUBMIT, function_rights.INTERNAL):
+        assert f"'{{{','.join(names)}}}'" in text

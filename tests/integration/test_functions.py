@@ -167,9 +167,15 @@ MERGED = {
         "ingest_jobs.ingest_jobs_forget", "workflow_node_jobs.workflow_node_jobs_forget")),
 }  # fmt: skip
 """One trigger for what follows from deleted jobs; none of its own for a requested cancellation."""
-SCHEDULES = {("columns", "schedule_fires.run_id"), ("columns", "schedule_fires.skipped")}
+SCHEDULES = {
+    ("columns", "schedule_fires.run_id"), ("columns", "schedule_fires.skipped"),
+    ("indexes", "ingest_job_events_reclaimed_idx"),
+    ("indexes", "workflow_node_events_reclaimed_idx"),
+}  # fmt: skip
 """What migration 0014 adds beside the table `schedules` and what hangs on it."""
 CHANGED = {
+    "queue_workflows_bound_job()",  # compares what may be bad only if it changes
+    "queue_workflows_hold_ingest()",  # checks a window without a key too
     "queue_workflows_keep_events()",
     "notify_ingest_jobs_inserted()",  # equal notifications are folded by the server alone
     "notify_node_jobs_inserted()",
@@ -319,6 +325,20 @@ def test_a_set_that_fails_leaves_no_tables_without_it(
     assert engine.current_schema_version() == 0
     with engine.connect() as conn:
         assert set(schema_snapshot.snapshot(conn)["tables"]) == set()
+
+
+def test_a_database_that_goes_away_before_the_last_check_is_waited_for(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([psycopg.OperationalError("the database system is shutting down"), None])
+
+    def refuse_newer() -> None:
+        if (error := next(answers)) is not None:
+            raise error
+
+    monkeypatch.setattr(schema, "refuse_newer", refuse_newer)
+    assert engine.wait_until_ready(stopped=lambda: False, pause=lambda _: None)
+    assert next(answers, "both were needed") == "both were needed"
 
 
 def test_who_has_nothing_to_install_needs_only_to_read(own: str) -> None:
@@ -529,3 +549,23 @@ def test_any_other_database_of_a_development_build_is_refused(own: str, how: str
             engine.bootstrap()
         assert factories.one(conn, f"SELECT max(version) FROM {schema.LEDGER}") == number
         assert factories.one(conn, f"SELECT to_regclass('{OBJECTS}') IS NULL")
+
+
+def test_an_edited_migration_of_a_development_build_is_refused_with_the_remedy(
+    own: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with engine.connect() as conn:
+        conn.execute("ALTER TABLE schedules DROP COLUMN app CASCADE, DROP COLUMN clash")
+        conn.execute(f"UPDATE {schema.LEDGER} SET checksum = 'old' WHERE version = 14".encode())
+        conn.execute(
+            "INSERT INTO schedules (name, expression, task_name) VALUES ('s', '@daily', 't')"
+        )
+    with pytest.raises(errors.MigrationFailed, match="--to 13 --allow-data-loss"):
+        engine.bootstrap()
+    assert main(["migrate", "--dry-run"]) == 2
+    said = capfd.readouterr().err
+    assert "migration 0014_schedules of this database is that of a development build" in said
+    assert main(["migrate", "--to", "13"]) == 2
+    assert main(["migrate", "--to", "13", "--allow-data-loss"]) == 0
+    assert main(["migrate"]) == 0
+    assert main(["migrate", "--verify"]) == 0

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
@@ -299,7 +300,7 @@ def test_an_idempotency_key_that_another_job_has_queues_nothing(db: ModuleType):
 
 def test_start_and_end_bound_the_instants(db: ModuleType):
     clock = Clock()
-    bounds = {"start_at": TEN + 65 * MINUTE, "end_at": TEN + 125 * MINUTE}
+    bounds: dict[str, Any] = {"start_at": TEN + 65 * MINUTE, "end_at": TEN + 125 * MINUTE}
     ticker = put(clock, hourly(overlap="allow", **bounds))
     after(ticker, clock, *range(0, 300, 5))
     assert fires() == [("s", 65, None), ("s", 125, None)]
@@ -505,6 +506,18 @@ def test_the_list_has_failures_in_a_row(db: ModuleType):
         ({"task_name": "prices", "queue": "fetch", "start_at": TEN.replace(tzinfo=None)}, "zone"),
         ({"task_name": "prices", "queue": "fetch", "args": 3}, "args is a mapping"),
         ({"task_name": "prices", "queue": "fetch", "colour": 3}, "'colour' is none of"),
+        ({"task_name": "prices", "headers": 3}, "headers is a mapping of texts"),
+        ({"task_name": "prices", "headers": {"a": 3}}, "headers is a mapping of texts"),
+        ({"task_name": "prices", "priority": "low"}, "priority is a whole number -32768 to 32767"),
+        ({"workflow_name": "w", "priority": 40_000}, "priority is a whole number"),
+        ({"task_name": "prices", "queue": "fetch", "args": {"a": {1}}}, "JSON"),
+        ({"task_name": "prices", "tz": 7}, "no IANA time zone"),
+        ({"task_name": "prices", "catch_up_within_s": 0}, "catch_up_within_s is a number"),
+        ({"task_name": "prices", "end_at": "soon"}, "end_at is a datetime with a time zone"),
+        (
+            {"task_name": "prices", "start_at": TEN, "end_at": TEN - HOUR},
+            "end_at is before start_at",
+        ),
         ({"workflow_name": "w", "queue": "fetch"}, "queue belongs to a schedule of a task"),
     ],
 )
@@ -520,3 +533,60 @@ def test_a_preview_lists_the_coming_instants(db: ModuleType):
     config.set_ingest_schedule([scheduler.ScheduleEntry("old", 5, "prices", "fetch", hours=[1])])
     assert len(schedules.preview("old", days=30)) in (30, 31)
     assert {row["name"] for row in schedules.list()} == {"s", "old"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("", "five fields"),
+        ("61 * * * *", "Bad minute; it takes five fields"),
+        ("* 24 * * *", "Bad hour"),
+        ("* * 32 * *", "Bad day-of-month"),
+        ("* * * 13 *", "Bad month"),
+        ("* * * * 8", "Bad day-of-week"),
+        ("60 * * * * *", "Bad second"),
+        ("* * * *", "five fields"),
+        ("@never", "aliases are @yearly"),
+        ("every", "'every' and numbers with a unit"),
+        ("every 0s", "together 1s to 366d"),
+        ("every 367d", "together 1s to 366d"),
+        (7, "five fields"),
+    ],
+)
+@pytest.mark.parametrize("way", ["declared", "added", "decorated"])
+def test_a_wrong_expression_is_refused_at_registration(expression: Any, said: str, way: str):
+    config.register_ingest_task("prices", task := lambda: None)
+    register: dict[str, Callable[[], object]] = {
+        "declared": lambda: Schedule("prices", expression, task_name="prices"),
+        "added": lambda: schedules.add("prices", expression, task_name="prices", queue="fetch"),
+        "decorated": lambda: schedules.schedule(expression, queue="fetch")(task),
+    }
+    with pytest.raises(errors.InvalidConfig, match="prices") as refused:
+        register[way]()
+    assert said in str(refused.value)
+    assert config.get_config().ingest_schedule == []
+
+
+def test_a_jitter_longer_than_the_grace_is_not_late(db: ModuleType):
+    clock = Clock()
+    ticker = put(clock, hourly(jitter_s=1800.0, catch_up="none"))
+    (row,) = rows("SELECT * FROM schedules")
+    assert row["wake_at"] - row["next_at"] > timedelta(seconds=definition.GRACE_S)
+    clock.now = row["wake_at"]
+    assert len(ticker.run_once()) == 1
+
+
+def test_an_instant_that_catch_up_leaves_out_is_missed(
+    db: ModuleType, caplog: pytest.LogCaptureFixture
+):
+    clock = Clock()
+    ticker = put(clock, hourly(catch_up="none"))
+    after(ticker, clock, 30)
+    assert "schedule 's' missed its instant 2024-05-01T10:05:00+00:00" in caplog.text
+    (row,) = schedules.troubled()
+    assert row["missed"] and row["missed_at"] == TEN + 5 * MINUTE
+    text = schedules.problem({**row, "late_s": None})
+    assert text is not None and text.startswith("missed its instant 2024-05-01T1")
+    after(ticker, clock, 65)
+    (row,) = schedules.list()
+    assert not row["missed"]

@@ -324,19 +324,11 @@ def running(ticker: Ticker) -> Generator[threading.Thread]:
 def test_stop_ends_a_long_wait_at_once(db: ModuleType):
     with db.transaction() as conn:
         now = schedules.database_now(conn)
-    waiting = threading.Event()
     ticker = Ticker(schedule=[entry(minute=(now + 30 * MINUTE).minute)])
-    plain = ticker._sleep
-
-    def sleep(seconds: float) -> None:
-        assert seconds > 20
-        waiting.set()
-        plain(seconds)
-
-    ticker._sleep = sleep
     started = time.monotonic()
     with running(ticker):
-        assert waiting.wait(30)
+        wait.until(lambda: ticker.pause_s() > 20 and rows(db, "SELECT FROM schedules"))
+        wait.until(lambda: rows(db, "SELECT FROM schedules WHERE next_at IS NOT NULL"))
     assert time.monotonic() - started < 10
 
 

@@ -136,3 +136,36 @@ def test_no_other_crash_is_subtracted(conn: engine.Connection, family: str, othe
     recovery.reclaim_lapsed(conn, table)
     found = recovery.excuse_unanswered(conn, table, worker_id, asked_ago_s=ago_s, keep=keep)
     assert (found, factories.reread(conn, job)["crash_count"]) == (0, 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_that_is_locked_keeps_no_other_claim_of_a_note_charged(
+    conn: engine.Connection, family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path))
+    jobs: list[Row] = []
+    for _ in range(2):
+        (factories.node if family == "node" else factories.ingest)(conn)
+        jobs.append((factories.claim_node if family == "node" else factories.claim_ingest)(conn))
+    table = factories.table_of(jobs[0])
+    conn.execute(f"UPDATE {table.name} SET lease_expires_at = now() - interval '1 second'".encode())
+    recovery.reclaim_lapsed(conn, table)
+    for other in jobs:  # each note has the locked row first
+        notes.write_note([], [job_tables.lease_of(table, each) for each in (jobs[0], other)])
+    monkeypatch.setattr(note_reporter, "REPORT_FOR_S", 0.0)
+    dedicated = engine.DedicatedConnection(lambda made: made.execute("SET lock_timeout = '100ms'"))
+    reporter = note_reporter.Reporter(dedicated)
+
+    def crashes() -> list[int]:
+        return [factories.reread(conn, job)["crash_count"] for job in jobs]
+
+    try:
+        with engine.connect() as holder, holder.transaction():
+            locked = f"SELECT FROM {table.name} WHERE id = %s FOR UPDATE".encode()
+            holder.execute(locked, (jobs[0]["id"],))
+            assert reporter.report() is False
+            assert crashes() == [1, 0]
+        assert reporter.report() is True
+        assert crashes() == [0, 0]
+    finally:
+        dedicated.close()

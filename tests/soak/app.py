@@ -13,6 +13,8 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import ingest_executor, model_registry, node_executor
+from queue_workflows.executor import nodes as executor_nodes
+from queue_workflows.handlers import task_call
 from queue_workflows.scheduler import ScheduleEntry
 from tests.soak import journaling, mutants, tasks, workflows
 from tests.support import frequent_schedule
@@ -106,6 +108,8 @@ def setup() -> None:
     node_executor.run_handler = journaling.noting(node_executor.run_handler)
     ingest_executor.run_task = journaling.noting(ingest_executor.run_task)
     ingest_executor.run_task_async = journaling.noting(ingest_executor.run_task_async)
+    executor_nodes.run = journaling.noting_message(executor_nodes.run)
+    task_call.call = journaling.noting(task_call.call)
     if name := os.environ.get(MUTANT_ENV):
         mutants.switch_off(name)
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.soak import check_claims, evidence, faults, fleet, journal, tasks
+from tests.soak import check_claims, evidence, faults, fleet, journal, observer, tasks
 
 SLACK_S = 0.005
 """How exactly the database's time is known on the journal's clock."""
@@ -102,7 +102,13 @@ def _gave_up(seen: Seen, queue: str, since: float, until: float) -> bool:
     """
     if any(a <= until and b >= since for a, b in seen.blind):
         return True
-    return any(each == queue and since <= at <= until for each, at in seen.unserved) or any(
+    unserved = [at for each, at in seen.unserved if each == queue]
+    # A wait that is shorter than the time between two polls lies between two that say so.
+    before = any(since - observer.BLIND_S <= at <= since for at in unserved)
+    after = any(until <= at <= until + observer.BLIND_S for at in unserved)
+    if (before and after) or any(since <= at <= until for at in unserved):
+        return True
+    return any(
         pause.queue == queue
         and pause.partition is None
         and pause.since - PAUSE_S <= until

@@ -83,6 +83,10 @@ class Evidence:
     """Queues that perhaps had no live worker, and when: see `observer.Observer`."""
     blind: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """When the observer saw nothing, in the database's epoch seconds."""
+    served: list[observer.Served] = field(default_factory=list[observer.Served])
+    """What each live worker of the ingest queues did at each poll, in monotonic seconds."""
+    polls: list[float] = field(default_factory=list[float])
+    """The instants of these polls, in monotonic seconds."""
     by_job: dict[str, list[journal.Line]] = field(default_factory=dict[str, list[journal.Line]])
 
     def claims(self, job: str) -> dict[int, Event]:

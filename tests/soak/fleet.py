@@ -43,6 +43,7 @@ KNOBS = {
     "DB_CONNECT_TIMEOUT_S": 3,
     "DB_PING_INTERVAL_S": 2,
     "WORKER_CONTROL_POLL_S": 2,
+    "SUPERVISOR_BACKOFF_MAX_S": 1,
 }
 
 
@@ -151,7 +152,7 @@ class Fleet:
                 [self._spec(seat) for seat in SEATS],
                 on_exit=self._reaped,
                 watch=self._hang_detector.watch,
-                backoff_max_s=1.0,
+                backoff_max_s=KNOBS["SUPERVISOR_BACKOFF_MAX_S"],
             )
             stack.callback(self.stop)
             self._side.start()

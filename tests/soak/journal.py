@@ -12,7 +12,10 @@ PATH_ENV = "SOAK_JOURNAL"
 
 
 class Line(NamedTuple):
-    """One line: `word` is start, beat or end; `at` is the machine's monotonic clock in seconds."""
+    """One line: `word` is start, beat or end; `at` is the machine's monotonic clock in seconds.
+
+    `pid` is the process of the worker, which may run the handler in another one.
+    """
 
     word: str
     job: str
@@ -25,8 +28,9 @@ class Line(NamedTuple):
 
 def write(word: str, job: dict[str, Any], what: str) -> None:
     """Append a line about a claimed job in one write; lines of many processes do not mix."""
+    pid = int(job["worker_id"].rsplit(":", 3)[1])
     line = [
-        word, job["id"], job["claim_no"], job["worker_id"], os.getpid(), time.monotonic_ns(), what,
+        word, job["id"], job["claim_no"], job["worker_id"], pid, time.monotonic_ns(), what,
     ]  # fmt: skip
     fd = os.open(os.environ[PATH_ENV], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:

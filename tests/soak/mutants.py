@@ -8,7 +8,7 @@ from typing import Any
 
 from queue_workflows.dag import readiness
 from queue_workflows.db import statements
-from queue_workflows.engine import claims, recovery, schedules
+from queue_workflows.engine import claims, recovery, schedule_rows
 from queue_workflows.runtime import kill_timer
 from queue_workflows.worker import guards
 from tests.soak import mutants_hostile, mutants_jobs
@@ -198,15 +198,15 @@ def _claim_cancelled(conn: Conn) -> None:
 
 
 def _fire_unclaimed() -> None:
-    def fire(conn: Conn, *, task_name: str, queue: str, reason: str, **_: Any) -> str:
-        row = conn.execute(
+    def fire(conn: Conn, row: dict[str, Any], _: Any, *, reason: str = "tick") -> str:
+        made = conn.execute(
             "INSERT INTO ingest_jobs (task_name, queue, reason) VALUES (%s, %s, %s) RETURNING id",
-            (task_name, queue, reason),
+            (row["task_name"], row["queue"], reason),
         ).fetchone()
-        assert row is not None
-        return row["id"]
+        assert made is not None
+        return made["id"]
 
-    replace(schedules, "fire", fire)
+    replace(schedule_rows, "fire", fire)
 
 
 def _disobey() -> None:

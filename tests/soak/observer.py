@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from queue_workflows import db
 from queue_workflows.admin import audit
@@ -37,6 +38,23 @@ SELECT extract(epoch FROM clock_timestamp())::float8 AS at, ARRAY(
                  AND w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
                  AND w.last_seen > clock_timestamp() - %s * interval '1 second')) AS queues
 """
+_SERVED = """
+SELECT extract(epoch FROM clock_timestamp())::float8 AS at, w.worker_id AS worker,
+       w.host_label AS host, w.queue, w.pid, extract(epoch FROM w.last_seen)::float8 AS last_seen,
+       w.state IN ('parked', 'paused') OR EXISTS (
+           SELECT FROM worker_controls c
+            WHERE c.host_label = w.host_label AND c.queue IN (w.queue, 'all')
+              AND queue_workflows_is_off(c.desired_state, c.until_at)) AS is_off,
+       (SELECT CASE WHEN count(*) FILTER (WHERE j.crash_count >= %s) > 0 THEN 1000
+                    ELSE count(*) FILTER (WHERE j.worker_id = w.worker_id) END
+          FROM ingest_jobs j
+         WHERE j.status = 'running'
+           AND starts_with(j.worker_id, left(w.worker_id, -position(':' IN reverse(w.worker_id)))))
+       AS running
+  FROM workers w
+ WHERE w.queue = ANY (%s) AND w.state NOT IN ('stopped', 'dead')
+   AND w.last_seen > clock_timestamp() - %s * interval '1 second'
+"""
 _UNFINISHED = """
 SELECT 'run ' || r.id || ' (' || r.workflow_name || ') is ' || r.status AS what,
        coalesce((SELECT sum(claim_no * 8 + attempts + length(status::text))
@@ -53,6 +71,22 @@ SELECT 'ingest job ' || id || ' (' || task_name || ') is ' || status, claim_no *
 """
 
 
+class Served(NamedTuple):
+    """What a live worker of a queue did at a poll; instants in the database's epoch seconds.
+
+    `running`: its jobs; 1000 if its process runs a job that may have to run alone.
+    """
+
+    at: float
+    worker: str
+    host: str
+    queue: str
+    pid: int
+    last_seen: float
+    is_off: bool
+    running: int
+
+
 class Observer(background.BackgroundThread):
     """Looks in a thread of its own while the block runs."""
 
@@ -64,6 +98,9 @@ class Observer(background.BackgroundThread):
         """Each queue that perhaps had no live worker, and when, in the database's epoch seconds."""
         self.blind: list[tuple[float, float]] = []
         """The gaps of over BLIND_S between two polls of the queues, in the same seconds."""
+        self.served: list[Served] = []
+        self.polls: list[float] = []
+        """When `served` was looked for, in the database's epoch seconds."""
         self._polled_at = float("inf")
         self._done = done
 
@@ -97,6 +134,12 @@ class Observer(background.BackgroundThread):
             row = conn.execute(_UNSERVED, ([*tasks.QUEUES], _DOUBT_S)).fetchone()
         assert row is not None
         self.note_poll(row["at"], row["queues"])
+        with db.connection() as conn:
+            alone = fleet.MAX_CRASHES - 1
+            rows = conn.execute(_SERVED, (alone, [*tasks.QUEUES], _DOUBT_S)).fetchall()
+        # One instant for the whole poll, so that all rows of it are found by it.
+        self.served += [Served(**{**each, "at": row["at"]}) for each in rows]
+        self.polls.append(row["at"])
 
     def note_poll(self, at: float, queues: list[str]) -> None:
         """Note that these queues had perhaps no live worker, and that nothing was seen in a gap.

@@ -8,7 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.soak import check_claims, check_jobs, check_recovery, checker, evidence, fleet
+from tests.soak import (
+    check_claims,
+    check_jobs,
+    check_liveness,
+    check_recovery,
+    checker,
+    evidence,
+    fleet,
+)
 
 MARKS = "<!-- {}:{} -->"
 SHOWN = 12
@@ -108,6 +116,7 @@ def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
         ("schedule fires", str(len(seen.fires))),
         ("answers refused as the second", str(seen.books.refused)),
         *check_jobs.figures(seen),
+        *check_liveness.figures(seen),
         ("late writes refused", str(seen.books.late_writes - len(seen.books.moved))),
         ("settled after the last fault", f"{settled_s:.1f} s"),
     ]

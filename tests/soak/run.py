@@ -182,6 +182,11 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             watching.invariants, lines=journal.read(running.journal), books=books, faults=hits,
             off=struck.off, ended=running.ended, time=time_, began=began, ended_load=ended,
             stuck=left, slow=watching.slow, unserved=watching.unserved, blind=watching.blind,
+            served=[
+                each._replace(at=time_.at(each.at), last_seen=time_.at(each.last_seen))
+                for each in watching.served
+            ],
+            polls=[time_.at(at) for at in watching.polls],
             hostile=attacking.problems, shown=[*shown, *folders.touched(), *running.unsafe()],
         )  # fmt: skip
         problems = [*busy.problems, *struck.problems]

@@ -14,10 +14,13 @@ TOGETHER = (
     "tests/e2e/test_site.py",
     "tests/e2e/test_wheel.py",
     "tests/integration/test_declare_types.py",
+    "tests/integration/test_soak_mutants.py",
     "tests/test_invariant_claim_plans.py",
     "tests/test_invariant_limits_race.py",
+    "tests/test_no_ai_leads_import.py",
 )
-"""Files that one process runs as a whole: a fixture costs seconds, or all tests cost nothing."""
+"""Files that one process runs as a whole: what their tests share costs seconds, or all tests cost
+nothing."""
 BATCH = 16
 """Other tests that are handed out at once: each hand-out costs a round trip of two processes."""
 

@@ -40,6 +40,7 @@ ARGUMENTS = {
     "container_prefix": "prefix of the names of containers that count as ours",
     "ingest_queues": "the queues of ingest jobs; `cpu` and `gpu` belong to nodes",
     "ingest_default_budget_s": "budget of ingest queues other than `fetch` and `load`, s",
+    "app_name": "whose the schedules of the code are; default: `--app`, else the main program",
     "embedded": "whether the embedded server may be used when no DSN is set",
 }
 VARIABLES = (

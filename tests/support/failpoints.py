@@ -105,11 +105,12 @@ class Failpoint:
         if xid is None:
             return commit()
         place = _place()
+        began = _command(conn, b"SELECT extract(epoch FROM now())").get_value(0, 0)
         side = self._side(place)
         if side == "before":
             self._die(place)
         value = commit()
-        self._note("commit", place, xid=xid)
+        self._note("commit", place, xid=xid, began=(began or b"").decode())
         if side == "after":
             self._die(place)
         return value

@@ -14,6 +14,10 @@ class Every(ScheduleEntry):
 
     SECONDS = 2
 
+    @property
+    def expression(self) -> str:
+        return f"every {self.SECONDS}s"
+
     def next_fire_at(self, now: datetime) -> datetime:
         return self.previous_fire_at(now) + timedelta(seconds=self.SECONDS)
 

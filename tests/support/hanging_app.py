@@ -54,6 +54,14 @@ def stuck_with_gil(reason: str, args: dict[str, Any]) -> None:
     _wait_for_ever(ctypes.PyDLL(None))
 
 
+def sticks(folder: Path) -> None:
+    """Block as `stuck_with_gil` does; at the second start return at once."""
+    again = (folder / "started").exists()
+    _started({"folder": folder})
+    if not again:
+        _wait_for_ever(ctypes.PyDLL(None))
+
+
 def hogs_once(reason: str, args: dict[str, Any]) -> None:
     """Keep the GIL at the first start of the job; without a folder do nothing."""
     if "folder" in args:
@@ -130,6 +138,7 @@ def setup() -> None:
     queue_workflows.register_node("beats_once", beats_once)
     queue_workflows.register_node("silent", silent)
     queue_workflows.register_node("hogs", hogs)
+    queue_workflows.register_node("sticks", sticks)
     queue_workflows.register_node("beats_then_hogs", beats_then_hogs)
     queue_workflows.register_ingest_task("deaf", deaf)
     queue_workflows.register_ingest_task("hog", hog)

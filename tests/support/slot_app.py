@@ -12,11 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import queue_workflows
+from queue_workflows import worker_control
 
 QUEUE = "work"
 LONG_S = 60.0
@@ -236,6 +237,36 @@ def setup() -> None:
     queue_workflows.register_ingest_task("alone", quick, isolation="process")
     for node in NODES:
         queue_workflows.register_node(node.__name__, node)
+
+
+def own_ref(value: Any, context: Mapping[str, Any]) -> Any:
+    """A language of refs of the app's own: `{"$own": x}` is x, and no other dict is a ref."""
+    del context
+    return value["$own"] if isinstance(value, dict) and "$own" in value else value
+
+
+def setup_resolver() -> None:
+    """Do as `setup` does, with refs that the app resolves itself."""
+    setup()
+    nodes = [
+        _node("a", a="pipeline._implicit(1)"),
+        _node("b", after=("a",), a="pipeline._implicit(2)") | {"skip_if": {"$own": False}},
+    ]
+    queue_workflows.set_workflow_provider(
+        _workflow, lambda name: {"name": name, "nodes": nodes}, resolve_ref=own_ref
+    )
+
+
+def own_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
+    """Hand the jobs back for a reason of the app's own."""
+    del on_exit
+    worker.requeue_in_flight(f"own policy in {os.getpid()}")
+
+
+def setup_policy() -> None:
+    """Do as `setup` does, with a stop policy of the app's own."""
+    setup()
+    worker_control.STOP_POLICIES["own"] = own_policy
 
 
 def setup_threads() -> None:

@@ -82,6 +82,8 @@ def predict(
 
 def note(reason: str, args: dict[str, Any]) -> dict[str, Any]:
     """Run the ingest task; wait for `go` if its args contain `wait`."""
+    if "folder" not in args:
+        return {"reason": reason}  # queued by the schedule
     folder = Path(args["folder"])
     journal(folder, "note")
     if args.get("wait"):

@@ -118,7 +118,7 @@ def test_configure_takes_keywords_only() -> None:
     assert list(parameters) == [
         "db_url_env", "video_model_ids", "node_module_package", "host_label_env",
         "host_priority_env", "container_prefix", "ingest_queues", "ingest_default_budget_s",
-        "embedded",
+        "embedded", "app_name",
     ]  # fmt: skip
     assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values())
 

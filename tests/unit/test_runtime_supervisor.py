@@ -23,6 +23,20 @@ def test_a_child_that_lived_for_a_while_resets_the_back_off() -> None:
     assert rule.after_exit(1, 1.0) == 0.4
 
 
+def test_a_child_that_did_start_waits_for_at_most_a_quarter_of_its_life() -> None:
+    rule = supervisor.RestartRule(30.0)
+    delays = [rule.after_exit(None, 10.0) for _ in range(20)]
+    assert delays == [0.2, 0.4, 0.8, 1.6] + [2.5] * 16, "jobs that kill it take it away for longer"
+
+
+def test_the_back_off_of_one_that_does_not_start_grows_on_after_a_longer_life() -> None:
+    rule = supervisor.RestartRule(30.0)
+    assert [rule.after_exit(1, 1.0) for _ in range(9)][-1] == 30.0
+    assert rule.after_exit(1, supervisor.STARTED_AFTER_S) == supervisor.STARTED_AFTER_S / 4
+    assert rule.after_exit(1, 1.0) == supervisor.STARTED_AFTER_S / 2
+    assert rule.after_exit(1, 1.0) == supervisor.STARTED_AFTER_S
+
+
 def test_three_quick_usage_errors_in_a_row_are_given_up() -> None:
     rule = supervisor.RestartRule(30.0)
     assert [rule.after_exit(2, 0.1) for _ in range(3)] == [0.2, 0.4, None]

@@ -168,6 +168,18 @@ def test_a_job_in_a_queue_without_workers_may_be_overtaken(
 
 @pytest.mark.parametrize(
     ("polls", "found"),
+    [((9.7, 20.2), 0), ((9.7,), 1), ((20.2,), 1), ((8.5, 20.2), 1), ((9.7, 21.5), 1)],
+)
+def test_a_queue_without_workers_before_and_after_a_short_wait_had_none_in_between(
+    polls: tuple[float, ...], found: int
+) -> None:
+    seen = line().seen()
+    seen.unserved += [(tasks.CALLS, at) for at in polls]
+    assert len([*check_jobs.locked(seen)]) == found
+
+
+@pytest.mark.parametrize(
+    ("polls", "found"),
     [
         ([14.0, 14.5, 16.0, 16.5], 0),
         ([14.0, 14.9, 15.9, 16.8], 1),  # it looked all the time

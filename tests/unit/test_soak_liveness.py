@@ -8,7 +8,16 @@ from typing import Any, cast
 import pytest
 
 from tests.hostile import fleet
-from tests.soak import acknowledged, check_liveness, evidence, tasks
+from tests.soak import (
+    acknowledged,
+    backlog,
+    check_liveness,
+    evidence,
+    faults,
+    journal,
+    observer,
+    tasks,
+)
 
 LATE = check_liveness.WAIT_S + 1
 
@@ -80,6 +89,121 @@ def test_a_job_with_a_lock_key_waits_from_the_end_of_the_job_before_it(
     event = found.events["j"][0]
     found.events["before"] = [event._replace(kind="failed", at=ended_at)]
     assert any(text.startswith("job j ") for text in check_liveness.waited(found)) is late
+
+
+HOSTS = ("box-b", "box-c", "box-q")
+"""The machines of the three seats of the queue."""
+
+
+def behind_busy_workers() -> evidence.Evidence:
+    """A job that waited too long while each of its queue's workers ran a job at every poll."""
+    found = seen(100 + LATE)
+    found.faults = []
+    found.lines = []
+    found.polls = [80 + 0.5 * n for n in range(240)]
+    found.served = [
+        observer.Served(at, f"{host}:7:b:r", host, tasks.NOTES, 7, at, is_off=False, running=1)
+        for at in found.polls
+        for host in HOSTS
+    ]
+    return found
+
+
+def why(found: evidence.Evidence) -> str | None:
+    """What is said about the job, None if nothing is."""
+    texts = [text for text in check_liveness.waited(found) if text.startswith("job j ")]
+    return texts[0].partition("; ")[2] if texts else None
+
+
+def changed(found: evidence.Evidence, since: float, until: float, **values: Any) -> None:
+    """Change what the worker of one machine did between the two instants."""
+    found.served = [
+        one._replace(**values) if one.host == "box-b" and since <= one.at < until else one
+        for one in found.served
+    ]
+
+
+def test_a_job_may_wait_behind_busy_workers() -> None:
+    assert why(behind_busy_workers()) is None
+    ((_, figure),) = check_liveness.figures(behind_busy_workers())
+    assert figure == f"1, {LATE:.0f} s"
+
+
+def test_nobody_waits_for_ever_however_busy_the_workers_are() -> None:
+    assert backlog.SHARE * check_liveness.WAIT_S < 500
+    busy = behind_busy_workers()
+    busy.events["j"] = [e._replace(at=600.0, epoch=600.0) for e in busy.events["j"]]
+    assert "4 times the bound" in (why(busy) or "")
+
+
+@pytest.mark.parametrize(("idle_s", "is_found"), [(4.0, False), (6.0, True)])
+def test_a_worker_that_is_idle_beside_a_waiting_job_is_found(
+    idle_s: float, *, is_found: bool
+) -> None:
+    idle = behind_busy_workers()
+    changed(idle, 120, 120 + idle_s, running=0)
+    assert ("workers were idle for 6 s" in (why(idle) or "")) is is_found
+
+
+@pytest.mark.parametrize("what", ["off", "alone", "dead", "killed", "started", "fault"])
+def test_a_worker_that_cannot_claim_is_not_idle(what: str) -> None:
+    """Also one that has just started, and one of a pool whose other job has to run alone."""
+    idle = behind_busy_workers()
+    changed(idle, 120, 130, running=1000 if what == "alone" else 0, is_off=what == "off")
+    if what == "dead":
+        changed(idle, 115, 300, last_seen=114.0)
+        idle.served = [one for one in idle.served if one.host != "box-b" or one.at < 130]
+    if what == "killed":
+        idle.lines = [journal.Line("start", "k", 1, "box-b:7:b:r", 7, 119.0, "killed")]
+    if what == "started":
+        changed(idle, 125, 130, running=1)
+        changed(idle, 0, 120, worker="box-b:6:b:r")
+    if what == "fault":
+        idle.faults = [faults.Fault("freeze", "notes-1", 110.0, 121.0, (7,))]
+    assert why(idle) is None
+
+
+@pytest.mark.parametrize(("away_s", "is_found"), [(19.0, False), (22.0, True)])
+@pytest.mark.parametrize("is_hit", [False, True])
+def test_a_seat_that_stays_without_a_worker_is_found(
+    away_s: float, *, is_found: bool, is_hit: bool
+) -> None:
+    away = behind_busy_workers()
+    away.served = [
+        one for one in away.served if one.host != "box-b" or one.at < 110 or one.at >= 110 + away_s
+    ]
+    if is_hit:
+        away.faults = [faults.Fault("kill", "notes-1", 109.0, 112.0, (7,))]
+    assert ("notes-1 had no worker" in (why(away) or "")) is (is_found and not is_hit)
+
+
+def test_a_job_that_is_overtaken_is_found() -> None:
+    late = behind_busy_workers()
+    late.jobs["k"] = {**late.jobs["j"], "seq": 3}
+    claim = late.events["j"][0]
+    late.events["k"] = [claim._replace(job="k", at=claim.at - backlog.AHEAD_S + 1)]
+    assert why(late) is None
+    late.events["k"] = [claim._replace(job="k", at=claim.at - backlog.AHEAD_S - 1)]
+    assert why(late) == "a later job was claimed before it"
+
+
+def test_a_job_that_takes_every_turn_is_found() -> None:
+    late = behind_busy_workers()
+    claim = late.events["j"][0]
+    late.jobs["k"] = {**late.jobs["j"], "seq": 1, "reason": "hostile"}
+    late.events["k"] = [
+        claim._replace(job="k", claim=n, at=101.0 + n) for n in range(1, backlog.CLAIMS + 2)
+    ]
+    assert why(late) == "job k was claimed 11 times meanwhile"
+    late.events["k"].pop()
+    assert why(late) is None
+
+
+def test_what_the_observer_did_not_see_excuses_nothing() -> None:
+    late = behind_busy_workers()
+    late.polls = [at for at in late.polls if not 105 <= at <= 125]
+    late.served = [one for one in late.served if not 105 <= one.at <= 125]
+    assert why(late) == "the observer did not see enough of it"
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,14 @@ BEGIN
         PERFORM queue_workflows_check_payload(NEW.policy, TG_TABLE_NAME || '.policy');
     END IF;
     IF TG_TABLE_NAME = 'ingest_jobs' THEN
-        IF NEW.idempotency_window_s NOT BETWEEN 0 AND 31622400
-           OR NEW.admitted_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
-           OR greatest(octet_length(NEW.task_name), octet_length(NEW.idempotency_key)) > 1000
-           OR octet_length(NEW.reason) > 8000 THEN
+        -- Of an old row with a bad value every change would cost as much as its whole content.
+        IF (NEW.idempotency_window_s NOT BETWEEN 0 AND 31622400
+            OR NEW.admitted_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
+            OR greatest(octet_length(NEW.task_name), octet_length(NEW.idempotency_key)) > 1000
+            OR octet_length(NEW.reason) > 8000)
+           AND (NEW.idempotency_window_s, NEW.admitted_at, NEW.task_name, NEW.idempotency_key, NEW.reason)
+               IS DISTINCT FROM
+               (OLD.idempotency_window_s, OLD.admitted_at, OLD.task_name, OLD.idempotency_key, OLD.reason) THEN
             PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, to_jsonb(OLD), to_jsonb(NEW));
         END IF;
         IF NEW.args IS DISTINCT FROM OLD.args OR NEW.headers IS DISTINCT FROM OLD.headers THEN

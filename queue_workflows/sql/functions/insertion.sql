@@ -75,6 +75,10 @@ BEGIN
        OR octet_length(NEW.reason) > 8000 THEN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
     END IF;
+    IF NOT coalesce(NEW.idempotency_window_s, 0) BETWEEN 0 AND 31622400 THEN
+        RAISE EXCEPTION 'idempotency_window_s must be 0 to 31622400 (366 days), not %',
+            NEW.idempotency_window_s USING ERRCODE = 'check_violation';
+    END IF;
     IF octet_length(NEW.args::text) > 256 THEN
         PERFORM queue_workflows_check_payload(NEW.args, 'ingest_jobs.args');
     END IF;
@@ -117,10 +121,6 @@ BEGIN
         PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, NEW.lock_key);
     END IF;
     IF NEW.idempotency_key IS NOT NULL AND NOT NEW.idempotency_released THEN
-        IF NOT coalesce(NEW.idempotency_window_s, 0) BETWEEN 0 AND 31622400 THEN
-            RAISE EXCEPTION 'idempotency_window_s must be 0 to 31622400 (366 days), not %',
-                NEW.idempotency_window_s USING ERRCODE = 'check_violation';
-        END IF;
         PERFORM queue_workflows_release_key(NEW.idempotency_key);
     END IF;
     RETURN NEW;

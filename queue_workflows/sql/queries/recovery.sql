@@ -150,17 +150,41 @@ WITH done AS (
                detail => %(detail)s) AS job)
 SELECT (job).* FROM done;
 
--- name: charged_unanswered
--- tables: ingest_jobs workflow_node_jobs
+-- name: by_index
+-- Let the planner read tables by their b-tree indexes only, for this transaction: without
+-- statistics it takes a scan of all events, or one by their BRIN index, for cheaper (decision 0019).
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
+
+-- name: charged_unanswered_ingest
 -- Return the claims of a worker, without those of the jobs `keep`, that were made within `within_s`
--- seconds, the first of them `ago_s` seconds ago, and have counted a crash. created_at is indexed.
-SELECT DISTINCT e.job_id AS id, e.worker_id, e.claim_no
-  FROM ingest_job_events e
- WHERE e.event_type = 'claimed' AND e.worker_id = %(worker)s AND e.job_id <> ALL (%(keep)s::text[])
-   AND e.created_at >= now() - %(ago_s)s::float8 * interval '1 second'
-   AND e.created_at < now() + (%(within_s)s::float8 - %(ago_s)s::float8) * interval '1 second'
-   AND EXISTS (SELECT FROM ingest_jobs j
-                WHERE j.id = e.job_id AND j.crash_count > 0);
+-- seconds, the first of them `ago_s` seconds ago, and that a lapsed lease or an ended session has
+-- taken from it since. Only the few events of that kind are indexed by time; each names its claim.
+-- LATERAL with LIMIT: the planner cannot read all events for a join instead. `by_index` comes first.
+SELECT DISTINCT r.job_id AS id, c.worker_id, r.claim_no
+  FROM ingest_job_events r
+ CROSS JOIN LATERAL (
+       SELECT e.worker_id FROM ingest_job_events e
+        WHERE e.job_id = r.job_id AND e.event_type = 'claimed' AND e.claim_no = r.claim_no
+          AND e.worker_id = %(worker)s
+          AND e.created_at >= now() - %(ago_s)s::float8 * interval '1 second'
+          AND e.created_at < now() + (%(within_s)s::float8 - %(ago_s)s::float8) * interval '1 second'
+        LIMIT 1) c
+ WHERE r.event_type = 'reclaimed' AND r.job_id <> ALL (%(keep)s::text[])
+   AND r.created_at >= now() - %(ago_s)s::float8 * interval '1 second';
+
+-- name: charged_unanswered_node
+-- Return the same of node jobs. Their events are found by run and node, which are indexed.
+SELECT DISTINCT r.job_id AS id, c.worker_id, r.claim_no
+  FROM workflow_node_events r
+ CROSS JOIN LATERAL (
+       SELECT e.worker_id FROM workflow_node_events e
+        WHERE e.run_id = r.run_id AND e.node_id = r.node_id AND e.job_id = r.job_id
+          AND e.event_type = 'claimed' AND e.claim_no = r.claim_no AND e.worker_id = %(worker)s
+          AND e.created_at >= now() - %(ago_s)s::float8 * interval '1 second'
+          AND e.created_at < now() + (%(within_s)s::float8 - %(ago_s)s::float8) * interval '1 second'
+        LIMIT 1) c
+ WHERE r.event_type = 'reclaimed' AND r.job_id <> ALL (%(keep)s::text[])
+   AND r.created_at >= now() - %(ago_s)s::float8 * interval '1 second';
 
 -- name: refund_ingest
 -- Take back the crash that was counted for a claim, unless that was done before: a `death`

@@ -1,0 +1,23 @@
+"""Name the SQL functions that a role for `submit` may call, and those that no role may.
+
+Of the others, a role for `work` may call all, and every role those that only read.
+"""
+
+from __future__ import annotations
+
+SUBMIT = ("queue_workflows_enqueue", "queue_workflows_put_jobs", "queue_workflows_hold_node")
+INTERNAL = (
+    "queue_workflows_admit", "queue_workflows_ask_partition", "queue_workflows_ask_turn",
+    "queue_workflows_audit", "queue_workflows_check_payload", "queue_workflows_demand",
+    "queue_workflows_give_turns", "queue_workflows_give_turns_singly",
+    "queue_workflows_limit_gate", "queue_workflows_lock_keys", "queue_workflows_partitions",
+    "queue_workflows_rate_room", "queue_workflows_refuse", "queue_workflows_release_key",
+)  # fmt: skip
+"""Functions that only functions of the tables' owner call: nobody is granted them."""
+
+
+def filled(text: str) -> str:
+    """Return `sql/privileges.sql` with both lists in the place of its empty arrays."""
+    for name, functions in (("submit", SUBMIT), ("internal", INTERNAL)):
+        text = text.replace(f"'{{{name}}}'", f"'{{{','.join(functions)}}}'")
+    return text

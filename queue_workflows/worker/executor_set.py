@@ -1,0 +1,289 @@
+"""The executors of one worker: fork, watch, recycle and replace them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from queue_workflows import errors
+from queue_workflows.executor import launcher_client, protocol, streams
+from queue_workflows.worker import current_job, executors
+
+_log = logging.getLogger(__name__)
+END_S = 5.0
+"""Seconds for which the end of killed executors is awaited."""
+LOST_S = 1.0
+"""Seconds that a process gets to end after its channel was closed."""
+FORK_AGAIN_S = 5.0
+"""Longest pause in seconds before an executor that died without a job is replaced."""
+
+
+class Limits(NamedTuple):
+    """When executors are replaced, and when the worker ends by itself; None: never."""
+
+    max_jobs: int | None = None
+    max_rss_mb: float | None = None
+    idle_exit_s: float | None = None
+    burst: bool = False
+
+
+class Owner(Protocol):
+    """What hears of the executors; called on the thread of `select`."""
+
+    def received(self, handle: executors.Handle, message: protocol.Message) -> None:
+        """Act on a message of an executor."""
+        ...
+
+    def printed(self, work: current_job.Work, data: bytes) -> None:
+        """Keep what the handler of a job has printed."""
+        ...
+
+    def died(self, handle: executors.Handle, work: current_job.Work) -> None:
+        """End a job whose executor has ended during it; the cause is known."""
+        ...
+
+
+class ExecutorSet:
+    """`count` executors, each for one job at a time, and the selector that waits for them.
+
+    For one thread. An executor that ends, for whatever cause, is replaced by `replace`.
+    """
+
+    def __init__(self, launcher: launcher_client.Launcher, count: int, limits: Limits) -> None:
+        self._launcher = launcher
+        self._count = count
+        self._limits = limits
+        self._owner: Owner
+        self.selector = selectors.DefaultSelector()
+        """Its keys have the function to call as data."""
+        self._handles: dict[int, executors.Handle] = {}
+        """The executors by pid, until both their end and its cause are known."""
+        self._idle: list[executors.Handle] = []
+        self._printed = {number: streams.Forward(number) for number in (1, 2)}
+        self._ready: set[int] = set()
+        """The descriptors that the last `select` found readable."""
+        self._fork_at = 0.0
+        self._fork_s = 0.1
+
+    def start(self, owner: Owner) -> None:
+        """Fork the executors. Raises `ForkRefused` and `LauncherLost`."""
+        self._owner = owner
+        self.selector.register(self._launcher, selectors.EVENT_READ, self._on_launcher)
+        for _ in range(self._count):
+            self._fork()
+
+    def select(self, timeout_s: float) -> None:
+        """Wait for what executors send and how they end, and act on it."""
+        ready = [key for key, _ in self.selector.select(timeout_s)]
+        self._ready = {key.fd for key in ready}
+        for key in ready:
+            key.data()
+        self._ready.clear()
+        if self._launcher.pending:
+            self._on_launcher()
+        for each in self._printed.values():
+            each.flush()
+
+    # --- Executors without a job.
+
+    @property
+    def idle(self) -> int:
+        """Return how many executors are free."""
+        return len(self._idle)
+
+    @property
+    def unheard(self) -> bool:
+        """Return whether deaths are known that `select` would not wake up for."""
+        return self._launcher.pending
+
+    @property
+    def unprinted(self) -> bool:
+        """Return whether a reader of the worker's own output is too slow."""
+        return any(each.pending for each in self._printed.values())
+
+    @property
+    def replace_at(self) -> float:
+        """Return when a missing executor is forked at the earliest (`time.monotonic`)."""
+        return self._fork_at if self._count > len(self._handles) else math.inf
+
+    def take(self, *, isolated: bool) -> executors.Handle:
+        """Return a free executor; `isolated`: one that has run no job, for one job alone."""
+        handle = self._idle.pop()
+        if isolated and handle.jobs:
+            handle.retire()
+            self._fork()
+            handle = self._idle.pop()
+        handle.isolated = isolated
+        return handle
+
+    def free(self, handle: executors.Handle) -> None:
+        """Give the executor further jobs, or end it if it has had enough."""
+        limits = self._limits
+        if handle.was_killed or handle.lost is not None or handle.announcing:
+            return
+        if (
+            handle.isolated
+            or (limits.max_jobs is not None and handle.jobs >= limits.max_jobs)
+            or (limits.max_rss_mb is not None and handle.rss_mb() > limits.max_rss_mb)
+        ):
+            handle.retire()
+        else:
+            self._idle.append(handle)
+
+    def replace(self, now: float, *, fork: bool) -> None:
+        """Kill executors whose channel is lost; `fork`: others for those that end."""
+        for handle in self._handles.values():
+            if handle.lost is not None and not handle.exited and now - handle.lost_at >= LOST_S:
+                handle.kill(signal.SIGKILL)
+        if not fork or now < self._fork_at:
+            return
+        live = sum(not each.retired for each in self._handles.values())
+        for _ in range(self._count - live):
+            self._fork()
+
+    def _fork(self) -> None:
+        handle = executors.Handle(self._launcher.fork())
+        self._handles[handle.pid] = handle
+        register = self.selector.register
+        register(handle.forked.pidfd, selectors.EVENT_READ, lambda: self._exited(handle))
+        for fd in handle.forked.out.fds:
+            register(fd, selectors.EVENT_READ, lambda: self.drain(handle))
+        register(handle.forked.jobs, selectors.EVENT_READ, lambda: self._receive(handle))
+        self._idle.append(handle)
+
+    # --- Messages and output.
+
+    def sent(self, handle: executors.Handle) -> None:
+        """Send the rest of a message that the executor has not taken at once, as it takes it."""
+        if handle.lost is None and handle.forked.jobs.pending:
+            self._watch(handle, writing=True)
+
+    def _watch(self, handle: executors.Handle, *, writing: bool) -> None:
+        """Wait until the executor takes the rest of a message, as well as for messages of it."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
+        act: Callable[[executors.Handle], object] = self._exchange if writing else self._receive
+        self.selector.modify(handle.forked.jobs, events, lambda: act(handle))
+
+    def _exchange(self, handle: executors.Handle) -> None:
+        try:
+            handle.forked.jobs.flush()
+        except protocol.ChannelLost as error:
+            self.lose(handle, error)
+            return
+        if not handle.forked.jobs.pending:
+            self._watch(handle, writing=False)
+        self._receive(handle)
+
+    def _receive(self, handle: executors.Handle) -> bool:
+        """Act on what an executor has sent; return False if there is nothing more to come."""
+        try:
+            messages = handle.forked.jobs.receive()
+        except errors.QueueWorkflowsError as error:
+            self.lose(handle, error)
+            return False
+        if len(messages) != 1:
+            self._ready.clear()  # what was printed between them need not have been found
+        for message in messages:
+            self._owner.received(handle, message)
+        return bool(messages)
+
+    def lose(self, handle: executors.Handle, error: Exception) -> None:
+        """Stop listening to an executor whose channel is of no use any more, and end it.
+
+        If the channel was closed, the process is most likely ending, and its own end is the cause.
+        """
+        if handle.lost is None:
+            handle.lost, handle.lost_at = str(error), time.monotonic()
+        self._forget(handle.forked.jobs)
+        if not handle.exited and not isinstance(error, protocol.ChannelLost):
+            handle.kill(signal.SIGKILL)
+
+    def _forget(self, source: object) -> None:
+        try:
+            self.selector.unregister(source)  # pyright: ignore[reportArgumentType]
+        except (KeyError, ValueError):
+            return
+
+    def drain_all(self, handle: executors.Handle) -> None:
+        """Keep and print all that an executor printed before the message that it sent last.
+
+        Of an executor that has printed nothing this reads nothing: if one message alone made its
+        channel readable, what was printed before it was readable at the same time.
+        """
+        forked, ready = handle.forked, self._ready
+        if forked.jobs.fileno() not in ready or not ready.isdisjoint(forked.out.fds):
+            while self.drain(handle):
+                continue
+
+    def drain(self, handle: executors.Handle) -> bool:
+        """Keep and print what an executor has printed; return whether there was anything."""
+        before = [*handle.forked.out.fds]
+        found = handle.forked.out.drain()
+        for fd in before:
+            if fd not in handle.forked.out.fds:
+                self._forget(fd)
+        for number, data in found:
+            self._printed[number].add(data)
+            if handle.work is not None:
+                handle.printed(data)
+                self._owner.printed(handle.work, data)
+        return bool(found)
+
+    # --- Executors that end.
+
+    def _exited(self, handle: executors.Handle) -> None:
+        """Read the last messages of an executor whose process has ended."""
+        handle.exited = True
+        self._ready.clear()
+        self._forget(handle.forked.pidfd)
+        while handle.lost is None and self._receive(handle):
+            continue
+        self._forget(handle.forked.jobs)
+        handle.kill_children()
+        while self.drain(handle):
+            continue
+        for fd in handle.forked.out.fds:
+            self._forget(fd)
+        self._end_if_known(handle)
+
+    def _on_launcher(self) -> None:
+        for died in self._launcher.receive():
+            handle = self._handles.get(died.pid)
+            if handle is not None:
+                handle.died = died
+                self._end_if_known(handle)
+
+    def _end_if_known(self, handle: executors.Handle) -> None:
+        """End the job of an executor once its end and the cause of its end are known."""
+        if not handle.exited or handle.died is None:
+            return
+        del self._handles[handle.pid]
+        if handle in self._idle:
+            self._idle.remove(handle)
+        work = handle.finished()
+        if work is not None:
+            self._owner.died(handle, work)
+        elif not (handle.retired or handle.was_killed):
+            self._fork_at = time.monotonic() + self._fork_s
+            self._fork_s = min(FORK_AGAIN_S, self._fork_s * 2)
+            _log.warning("an idle executor %s", executors.death(handle, None, 0.0).evidence)
+        handle.close()
+
+    def end_all(self) -> list[current_job.Work]:
+        """End the launcher and the executors; return the jobs that still ran."""
+        self._launcher.close()
+        for handle in self._handles.values():
+            handle.wait_ended(END_S)
+        return [work for each in self._handles.values() if (work := each.finished()) is not None]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for handle in self._handles.values():
+            handle.close()
+        self._handles.clear()
+        self.selector.close()

@@ -1,0 +1,84 @@
+"""What wakes the loop of a worker with slots: other threads, and notifications of the database."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable
+
+from queue_workflows import db
+from queue_workflows.engine import claims, controls
+from queue_workflows.worker import slot_keeper
+
+
+class Wakes:
+    """A socket pair by which any thread wakes the thread that waits in a selector."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._woken = False
+
+    def wake(self) -> None:
+        """Make the loop look at what has changed."""
+        if not self._woken:
+            self._woken = True
+            try:
+                self._writer.send(b"w")
+            except OSError:
+                return  # full: it wakes anyway; closed: nothing waits
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Let this selector wait for `wake`."""
+        selector.register(self._reader, selectors.EVENT_READ, self._clear)
+
+    def _clear(self) -> None:
+        self._woken = False
+        try:
+            self._reader.recv(64)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._reader.close()
+        self._writer.close()
+
+
+class Notifications:
+    """Tell the lease keeper and the loop what the database notifies; for the listener's thread.
+
+    `ready` is called when there may be a job to claim.
+    """
+
+    def __init__(
+        self,
+        who: claims.Claimant,
+        keeper: slot_keeper.SlotKeeper,
+        ready: Callable[[], object],
+    ) -> None:
+        self._queue = who.queue
+        self._controls = (f"{who.host}:{who.queue}", f"{who.host}:{controls.ALL}")
+        self._keeper = keeper
+        self._ready = ready
+
+    def on_wake(self, wake: db.Wake) -> None:
+        """Act on what the listener has received, or on its new connection."""
+        if wake.reason == "connected":
+            self._keeper.locked = True
+            self._keeper.wake("beat")
+        if wake.reason != "notify":
+            # Notifications that were sent while the connection was lost are lost too.
+            self._keeper.wake("renew", "control")
+            self._ready()
+            return
+        for channel, text in wake.notified:
+            if channel == "job_cancel":
+                self._keeper.cancelled(text)
+            elif channel == "worker_control":
+                if text in self._controls:
+                    self._keeper.wake("control", "beat")
+                    self._ready()
+            elif text == self._queue:
+                self._ready()
