@@ -86,16 +86,15 @@ def stopped(command: Command) -> None:
     assert command.wait() == 0, command.err
 
 
-def sessions() -> int:
-    """The connections of workers to the test database."""
+def sessions() -> set[int]:
+    """The process ids of the connections of others to the test database."""
     with engine.connect() as conn:
         found = conn.execute(
-            "SELECT count(*) AS n FROM pg_stat_activity"
+            "SELECT pid FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             "   AND backend_type = 'client backend'"
-        ).fetchone()
-    assert found is not None
-    return found["n"]
+        ).fetchall()
+    return {each["pid"] for each in found}
 
 
 def test_jobs_run_at_once_in_processes_of_their_own(cli: Commands, tmp_path: Path) -> None:
@@ -133,7 +132,7 @@ def test_a_result_waits_for_no_other_handler(cli: Commands, tmp_path: Path) -> N
     stopped(running)
 
 
-def test_a_worker_has_as_many_connections_with_eight_slots_as_with_one(
+def test_a_worker_has_four_connections_at_most_with_one_slot_and_with_eight(
     cli: Commands, tmp_path: Path
 ) -> None:
     found: list[int] = []
@@ -146,12 +145,12 @@ def test_a_worker_has_as_many_connections_with_eight_slots_as_with_one(
         until(lambda made=made: begun(*(folder for _, folder in made)))
         until(lambda made=made: all(row(job_id)["progress"] == 0.5 for job_id, _ in made))
         engine.close_pool()
-        found.append(sessions() - before)
+        found.append(len(sessions() - before))
         slot_app.let_go(*(folder for _, folder in made))
         until(lambda made=made: ended(*(job_id for job_id, _ in made)))
         stopped(running)
-    assert found[0] <= 4
-    assert found[1] <= found[0]
+    # A pool opens its connections when they are needed: either may have fewer at this moment.
+    assert all(0 < count <= 4 for count in found)
 
 
 def test_what_a_handler_prints_is_in_the_history_and_on_the_workers_stdout(
