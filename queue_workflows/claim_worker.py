@@ -331,7 +331,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--supervise",
         action="store_true",
-        help="run under a small parent that restarts it and hands back at once what it held",
+        help="run under a small parent that restarts it and hands back its claimed jobs at once",
     )
     entry_point.add_common_arguments(parser)
     return parser

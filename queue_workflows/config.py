@@ -261,7 +261,7 @@ MEMORY_RESUME_THRESHOLD = Knob(
     "MEMORY_RESUME_THRESHOLD", 80.0, "%", "RAM use below which it goes on", prefix=""
 )
 GPU_THROTTLE_THRESHOLD = Knob(
-    "GPU_THROTTLE_THRESHOLD", 85.0, "%", "GPU memory use of a card from which it waits", prefix=""
+    "GPU_THROTTLE_THRESHOLD", 85.0, "%", "memory use of one GPU from which it waits", prefix=""
 )
 GPU_RESUME_THRESHOLD = Knob(
     "GPU_RESUME_THRESHOLD", 75.0, "%", "GPU memory use below which it goes on", prefix=""

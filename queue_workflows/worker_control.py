@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", help="host label; default: this host's")
     parser.add_argument("--policy", default="hard", help="how to stop: " + ", ".join(STOP_POLICIES))
-    parser.add_argument("--requested-by", metavar="WHO", help="who asks, for the record")
+    parser.add_argument("--requested-by", metavar="WHO", help="who requests it, for the record")
     parser.add_argument("--reason", help="why, for the record")
     parser.add_argument(
         "--until",

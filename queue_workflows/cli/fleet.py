@@ -27,7 +27,7 @@ _SERVING = frozenset({"idle", "busy"})
 
 
 class Roles(NamedTuple):
-    """The processes besides the one orchestrator."""
+    """The processes in addition to the one orchestrator."""
 
     cpu: int
     """How many jobs of the queue cpu one worker runs at once."""

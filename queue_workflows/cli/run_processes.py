@@ -19,7 +19,7 @@ PATIENCE_S = 2.0
 
 
 class RunProcesses:
-    """Start the processes that a run lacks, now or when others end; stop them on leaving.
+    """Start the processes that a run lacks, now or when others end; stop them at the end.
 
     `queues`: how many nodes of the run go to each. `wanted` None: no app to start any with.
     """

@@ -117,7 +117,7 @@ def find(
     troubled: bool = False,
     limit: int | None = None,
 ) -> Rows:
-    """Return schedules by name, with what their last fires became.
+    """Return schedules by name, with the outcomes of their last fires.
 
     `last_status`, `failures` in a row (100 at most), `late_s` (None: not overdue), `missed`.
     `troubled`: only those that fire, or should, and have a problem.

@@ -158,7 +158,7 @@ class _Launcher:
 def unsafe() -> str | None:
     """Return why this process must not fork, or None if it may.
 
-    A forked child would wait for ever for a lock that another thread held, and cannot use a GPU
+    A forked child would wait forever for a lock that another thread held, and cannot use a GPU
     that its parent has opened.
     """
     others = [each.name for each in threading.enumerate() if each is not threading.main_thread()]

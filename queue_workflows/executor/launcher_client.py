@@ -26,7 +26,7 @@ FORK_S: Final = 30.0
 
 
 class LauncherLost(errors.QueueWorkflowsError, RuntimeError):
-    """The launcher has ended, and its executors with it; the text says how."""
+    """The launcher has ended, and its executors with it; the text has the cause."""
 
 
 class ForkRefused(errors.QueueWorkflowsError, RuntimeError):

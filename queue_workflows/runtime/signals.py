@@ -142,7 +142,7 @@ class _SignalThread:
 
     The interpreter's C handler writes a signal's number to the wakeup descriptor at once. The
     Python handler waits for the main thread, which alone may call these methods. A forked child
-    shares the descriptor, so the kernel's sender pid tells who wrote.
+    shares the descriptor, so the kernel's sender pid identifies the writer.
     """
 
     def __init__(self, act: Callable[[], object]) -> None:

@@ -55,7 +55,7 @@ class Work:
         self.unsaved: str | None = None
         """Progress as JSON text that no renewal has stored yet."""
         self.on_activity: Callable[[float], object] = lambda _: None
-        """Called when the handler shows activity, besides the guards."""
+        """Called when the handler shows activity, in addition to the guards."""
 
     def start_now(self) -> None:
         """Count the time of the guards from now, since the handler starts only now."""

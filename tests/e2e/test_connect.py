@@ -202,7 +202,7 @@ def listener(reply: bytes | None) -> Generator[int]:
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
-        (None, "takes connections and says nothing for 0.3 s"),
+        (None, "accepts connections and sends nothing for 0.3 s"),
         (b"HTTP/1.1 400 Bad Request\r\n", "is not PostgreSQL"),
         (b"", "says nothing"),
     ],
@@ -646,7 +646,7 @@ def test_the_command_stops_at_the_first_fault_with_1(home: str) -> None:
         assert done.process.returncode == 1
         lines = done.out.splitlines()
         assert [line.split()[0] for line in lines[1:3]] == ["ok", "error"]
-        assert lines[-1].startswith("not looked at: tls, login, database")
+        assert lines[-1].startswith("not checked: tls, login, database")
         as_json = json.loads(cli.run("queue-workflows", "connect", "--json").out)
         assert CANARY not in done.out + done.err + str(as_json)
     assert as_json["failed"] == "port"

@@ -241,13 +241,13 @@ def test_why_nobody_takes_it(conn: Any) -> None:
     report(conn, "w1", "den", known_models=["n"], vram_total_mb=49140)
     (row,) = models.unserved(conn)
     assert row["reason"] == "vram"
-    assert row["detail"] == "it needs 24 GB, and the largest card that may load it has 12 GB"
+    assert row["detail"] == "it needs 24 GB, and the largest GPU that may load it has 12 GB"
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
     assert unserved(conn) == {}
     workers_api.disable("box", "gpu")
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
     (row,) = models.unserved(conn)
-    assert (row["reason"], row["detail"]) == ("off", "every box that can take it is off: box")
+    assert (row["reason"], row["detail"]) == ("off", "every machine that can take it is off: box")
 
 
 def test_a_worker_of_an_older_engine_serves_too(conn: Any) -> None:

@@ -189,7 +189,7 @@ def test_each_mistake_is_an_error_with_a_remedy(steps: Any, pipelines: Any, word
         (({**READ}, {**question(["a"]), "widget": "turnuot"}), {},
          "step 'q': unknown widget 'turnuot'; did you mean 'turnout'?"),
         (({**READ}, {**question(["a"]), "widget": "map"}), {},
-         "step 'q': unknown widget 'map'; register_input_widget() says what it asks for"),
+         "step 'q': unknown widget 'map'; register_input_widget() defines its input_spec"),
         (({**READ}, {**question(["a"]), "timeout": 5, "timeout_s": None}), {},
          "step 'q': nothing reads the key 'timeout'; write 'timeout_s'"),
         (({**CHOOSE, "turnout_options": None, "depends_on": []},), {}, "'turnout' offers nothing"),
