@@ -206,7 +206,7 @@ def test_a_renewal_reports_that_the_run_is_over(conn: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_claim_has_recorded_what_its_own_event_says(conn: Any, family: str) -> None:
+def test_a_claim_has_recorded_what_its_own_event_contains(conn: Any, family: str) -> None:
     make(conn, family)
     first = claim(conn, family)
     assert claims.has_recorded(conn, lease_of(first), ["completed"]) is False

@@ -209,7 +209,7 @@ class Claims(RuleBasedStateMachine):
     # What must hold.
 
     @invariant()
-    def the_laws_hold(self) -> None:
+    def the_invariants_hold(self) -> None:
         assert invariants.broken(self.conn) == []
 
     @invariant()

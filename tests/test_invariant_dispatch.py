@@ -209,7 +209,7 @@ def test_the_invariants_hold_at_every_moment_of_every_run(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(items=graphs())
-def test_an_undisturbed_run_ends_as_its_graph_says(db: ModuleType, items: list[Item]) -> None:
+def test_an_undisturbed_run_ends_as_its_graph_requires(db: ModuleType, items: list[Item]) -> None:
     with engine.connect() as conn:
         world = World(items, conn)
         try:

@@ -395,7 +395,7 @@ def test_a_job_that_was_ready_before_the_limit_is_blocked(db: ModuleType) -> Non
         assert count(conn, FREE) == 1
 
 
-def test_an_insert_that_did_not_see_the_limit_is_held_by_it(db: ModuleType) -> None:
+def test_an_insert_that_did_not_see_the_limit_is_limited_by_it(db: ModuleType) -> None:
     with db.connect() as conn, db.connect() as host:
         with host.transaction():
             add(host, 3)
@@ -539,7 +539,7 @@ def test_a_rolled_back_end_admits_no_job(db: ModuleType) -> None:
         assert states(conn) == [("running", None), LINE]
 
 
-def test_an_older_snapshot_leaves_its_job_to_the_next_who_looks(db: ModuleType) -> None:
+def test_an_older_snapshot_leaves_its_job_to_the_next_claim(db: ModuleType) -> None:
     with db.connect() as conn, db.connect(autocommit=False, limited=False) as old:
         say(conn, partition_max_running=1)
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

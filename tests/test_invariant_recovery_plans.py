@@ -88,5 +88,5 @@ def test_the_search_for_claims_without_a_reply_reads_what_crashed_only(
         assert blocks_read(history, statement, ASKED) < BLOCKS
 
 
-def test_the_bound_tells_a_scan_of_the_history(history: Any) -> None:
+def test_the_bound_detects_a_scan_of_the_history(history: Any) -> None:
     assert blocks_read(history, b"SELECT count(*) FROM ingest_job_events", {}) > 5 * BLOCKS

@@ -28,7 +28,7 @@ NOWHERE = "postgresql://someone:canary77@127.0.0.1:1/none"
 # --- cancel
 
 
-def test_cancel_says_what_happened_by_text_and_exit_code(cli: Commands) -> None:
+def test_cancel_reports_its_outcome_by_text_and_exit_code(cli: Commands) -> None:
     run_id = run_store.insert_run(workflow_name="w")["id"]
     done = cli.run(*CANCEL, run_id)
     assert (done.process.returncode, done.out) == (0, f"run {run_id} (w): cancelled\n")

@@ -104,7 +104,7 @@ def test_a_way_without_fault_is_all_ok_in_order(home: str) -> None:
     assert "ms" in found["round trip"].text
 
 
-def test_the_socket_of_this_machine_has_no_tls_to_look_at(db: Any, dsn: str) -> None:
+def test_a_unix_socket_has_no_tls_to_check(db: Any, dsn: str) -> None:
     assert tuple(passed(dsn)) == tuple(step for step in connect.STEPS if step != "tls")
 
 
@@ -299,7 +299,7 @@ def test_a_read_only_server(reachable: Server, home: str) -> None:
         ("FATAL:  das Passwort stimmt nicht", "other"),
     ],
 )
-def test_what_a_server_says_is_understood(message: str, kind: str) -> None:
+def test_errors_of_the_server_are_recognised(message: str, kind: str) -> None:
     assert connectivity.refusal(f'connection to server at "h", port 1 failed: {message}') == kind
 
 
@@ -630,7 +630,7 @@ def test_a_server_that_goes_away_meanwhile(home: str, monkeypatch: pytest.Monkey
 # --- the command -------------------------------------------------------------------------------
 
 
-def test_the_command_says_ok_and_ends_with_0(home: str) -> None:
+def test_the_command_prints_ok_and_exits_with_0(home: str) -> None:
     with commands.commands() as cli:
         done = cli.run("queue-workflows", "connect", home)
         assert done.process.returncode == 0, done.err
@@ -672,7 +672,7 @@ def test_no_step_shows_a_password(capsys: pytest.CaptureFixture[str]) -> None:
         ((f"postgresql://u:{CANARY}@h/x", "--for", "fun"), "work, migrate, submit, read"),
     ],
 )
-def test_what_cannot_be_asked_ends_with_2(
+def test_an_unusable_dsn_exits_with_2(
     arguments: tuple[str, ...], text: str, cli_none: Commands
 ) -> None:
     done = cli_none.run("queue-workflows", "connect", *arguments)

@@ -117,7 +117,7 @@ def test_bad_rows_are_stored_with_file_line_and_reason(etl: Import) -> None:
     assert etl.rows(COUNTS)[0][3] == 0, "mended files leave nothing aside"
 
 
-def test_a_file_that_is_mostly_bad_is_dead_at_once_and_says_so(etl: Import) -> None:
+def test_a_file_that_is_mostly_bad_is_dead_at_once_with_the_reason(etl: Import) -> None:
     path = etl.folder / "etl" / "data" / "countries.csv"
     path.write_text("code,name\nAD,Andorra\n" + "x,y\n" * 9, encoding="utf-8")
     said = etl.run(exit_code=1)

@@ -158,7 +158,7 @@ def test_a_second_up_of_an_app_names_the_first(cli: Commands, base: Path) -> Non
     assert third.wait() == 0, third.err
 
 
-def test_two_apps_of_one_folder_share_a_database_only_when_asked(cli: Commands, base: Path) -> None:
+def test_two_apps_of_one_folder_share_a_database_only_on_request(cli: Commands, base: Path) -> None:
     first = up(cli, base / "twins", "twins")
     for argv in (("up",), ("run", "second")):
         command = ("queue-workflows", *argv, "--app", "second_app:setup")

@@ -270,7 +270,7 @@ def test_without_an_id_or_with_a_wrong_option_it_is_a_usage_error(
 # --- follow
 
 
-def test_follow_of_what_is_over_says_so_with_its_code(
+def test_follow_of_a_finished_run_exits_with_its_code(
     toy: Flow, show: Callable[..., Shown]
 ) -> None:
     run_id = broken_run(toy)

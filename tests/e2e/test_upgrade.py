@@ -267,7 +267,7 @@ def listed(versions: list[int]) -> str:
 # --- the swap ----------------------------------------------------------------------------------
 
 
-def test_a_fleet_at_work_is_replaced_as_the_page_says(world: World) -> None:
+def test_a_fleet_at_work_is_replaced_as_documented(world: World) -> None:
     old_orchestrator = world.old_orchestrator()
     old = [world.old_worker("old-1"), world.old_worker("old-fetch", "fetch")]
     world.submit(6)

@@ -27,7 +27,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "O3": (
         "a guard that outlives its job",
         (
-            "integration/test_claim_worker.py::test_a_trip_never_reaches_the_next_job",
+            "integration/test_claim_worker.py::test_a_guards_failure_never_ends_the_next_job",
             "integration/test_batches.py::test_whatever_the_lease_keeper_takes_no_job_runs_or_is_recorded_twice",
             "integration/test_worker_control.py::test_the_watcher_stops_its_own_worker_and_no_other",
             "unit/test_kill_timers.py::test_a_job_does_not_inherit_the_shorter_budget_of_the_one_before",
@@ -37,7 +37,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a handler that carries on without its lease",
         (
             "faults/test_exits.py::test_a_worker_that_cannot_renew_is_gone_before_its_lease_is",
-            "unit/test_guards.py::test_lease_end_trips_before_the_lease_lapses",
+            "unit/test_guards.py::test_lease_guard_fails_before_the_lease_lapses",
             "integration/test_kill_timer.py::test_no_timer_is_left_over_and_the_clock_counts_suspend",
         ),
     ),
@@ -47,7 +47,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_exits.py::test_the_budgets_exit_does_not_wait_for_a_frozen_database",
             "faults/test_exits.py::test_the_budget_ends_a_handler_that_keeps_the_gil",
             "faults/test_exits.py::test_sigterm_does_not_wait_for_a_frozen_database",
-            "faults/test_held_gil.py::test_an_idle_gpu_job_is_tripped_by_the_parent_and_runs_again",
+            "faults/test_held_gil.py::test_an_idle_gpu_job_is_ended_by_the_parent_and_runs_again",
             "integration/test_kill_timer.py::test_it_leaves_on_time_while_a_c_call_keeps_the_gil",
         ),
     ),
@@ -55,14 +55,14 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a probe that cannot be read counts as idle",
         (
             "integration/test_worker_usage.py::test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock",
-            "integration/test_worker_usage.py::test_no_tools_is_unknown_and_says_so",
+            "integration/test_worker_usage.py::test_without_tools_the_reading_is_unknown_with_a_reason",
             "unit/test_guards.py::test_without_a_probe_every_job_ends_by_the_clock",
         ),
     ),
     "O7": (
         "a job that kills its workers for ever",
         (
-            "faults/test_ownership.py::test_a_job_that_kills_its_worker_is_poison_after_three_and_says_how",
+            "faults/test_ownership.py::test_a_job_that_kills_three_workers_is_poison_and_its_error_has_the_cause",
             "integration/test_node_queue.py::test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison",
             "integration/test_crash_recovery.py::test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat",
             "integration/test_claim_worker.py::test_what_may_have_killed_its_worker_is_claimed_alone",
@@ -129,10 +129,10 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "D4": (
         "a graph that never ends, or ends with nodes dropped",
         (
-            "integration/test_dispatcher.py::test_a_workflow_that_cannot_run_fails_its_run_at_once_and_says_why",
+            "integration/test_dispatcher.py::test_a_workflow_that_cannot_run_fails_its_run_at_once_with_the_reason",
             "integration/test_dispatcher.py::test_a_run_with_everything_skipped_is_completed",
             "test_invariant_runs.py::test_every_run_ends_and_no_invariant_is_broken",
-            "test_invariant_dispatch.py::test_an_undisturbed_run_ends_as_its_graph_says",
+            "test_invariant_dispatch.py::test_an_undisturbed_run_ends_as_its_graph_requires",
         ),
     ),
     "D5": (
@@ -161,7 +161,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "integration/test_claim_worker.py::test_a_connection_that_dies_under_the_handler_costs_nothing",
             "integration/test_claim_worker.py::test_a_commit_whose_reply_was_lost_is_not_written_twice",
             "integration/test_claim_worker.py::test_a_job_claimed_by_a_commit_whose_reply_was_lost_is_given_back",
-            "test_invariant_claims.py::test_a_claim_has_recorded_what_its_own_event_says",
+            "test_invariant_claims.py::test_a_claim_has_recorded_what_its_own_event_contains",
         ),
     ),
     "D8": (
@@ -185,7 +185,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "D10": (
         "UPDATE ... IN (SELECT ... LIMIT) takes more",
         (
-            "faults/test_dispatch.py::test_a_claim_takes_no_more_than_it_asks_for_by_the_worst_plan",
+            "faults/test_dispatch.py::test_a_claim_takes_no_more_than_requested_by_the_worst_plan",
             "faults/test_dispatch.py::test_no_statement_limits_what_it_locks_inside_an_in",
             "test_invariant_claims.py::test_batches_at_once_share_no_job",
         ),
@@ -203,7 +203,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_postgres.py::test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off",
             "faults/test_postgres.py::test_a_listener_is_back_within_5_seconds",
             "integration/test_listen.py::test_a_lost_connection_is_replaced_and_later_notifications_are_received",
-            "integration/test_listen.py::test_it_goes_on_polling_and_says_once_that_the_database_is_away",
+            "integration/test_listen.py::test_it_continues_polling_and_logs_once_that_the_database_is_unreachable",
         ),
     ),
     "P2": (
@@ -245,7 +245,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "bootstraps that race",
         (
             "integration/test_schema.py::test_of_20_starters_one_migrates_and_none_fails",
-            "integration/test_schema.py::test_a_migration_that_changed_after_it_was_applied_is_said",
+            "integration/test_schema.py::test_a_migration_that_changed_after_it_was_applied_is_reported",
         ),
     ),
     "P8": (
@@ -254,7 +254,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_postgres.py::test_workers_of_today_go_on_while_a_step_that_only_adds_is_applied_and_after",
             "faults/test_postgres.py::test_a_worker_of_tomorrow_waits_for_its_schema_and_touches_nothing",
             "faults/test_postgres.py::test_a_schema_that_breaks_with_today_is_refused_by_name",
-            "integration/test_schema.py::test_a_newer_database_is_refused_only_when_it_says_so",
+            "integration/test_schema.py::test_a_newer_database_is_refused_only_when_marked_incompatible",
             "e2e/test_roles.py::test_a_wait_for_the_schema_is_logged_once",
         ),
     ),
@@ -262,13 +262,13 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a downgrade that loses data",
         (
             "integration/test_schema.py::test_a_downgrade_that_loses_something_lists_it_and_changes_nothing",
-            "integration/test_schema.py::test_what_is_written_while_a_downgrade_looks_is_not_lost_unseen",
+            "integration/test_schema.py::test_rows_written_during_the_check_of_a_downgrade_are_not_lost_unreported",
         ),
     ),
     "P11": (
         "a restart of the server",
         (
-            "integration/test_embedded.py::test_a_server_that_was_killed_is_started_again_for_those_who_joined",
+            "integration/test_embedded.py::test_a_server_that_was_killed_is_started_again_for_its_users",
             "integration/test_orchestrator.py::test_a_database_that_goes_away_during_the_bootstrap_is_waited_for",
         ),
     ),
@@ -277,7 +277,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_postgres.py::test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing",
             "integration/test_scheduler.py::test_a_clock_that_steps_back_and_forth_fires_nothing_twice_and_goes_on",
-            "integration/test_scheduler.py::test_due_is_what_the_databases_clock_says",
+            "integration/test_scheduler.py::test_due_is_decided_by_the_databases_clock",
         ),
     ),
     "P14": (
@@ -343,7 +343,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "depth and size without bounds",
         (
             "unit/test_payload.py::test_nesting_is_bounded",
-            "unit/test_payload.py::test_size_is_bounded_and_the_text_says_how",
+            "unit/test_payload.py::test_size_is_bounded_and_the_text_has_the_limit",
             "unit/test_refs.py::test_depth_is_bounded_by_a_clear_error",
             "integration/test_dispatcher.py::test_more_nodes_than_a_run_may_have_are_refused",
         ),

@@ -100,7 +100,7 @@ def worst(conn: engine.Connection) -> engine.Connection:
     return conn
 
 
-def test_a_claim_takes_no_more_than_it_asks_for_by_the_worst_plan(
+def test_a_claim_takes_no_more_than_requested_by_the_worst_plan(
     worst: engine.Connection,
 ) -> None:
     for _ in range(60):

@@ -85,7 +85,7 @@ def test_a_handler_that_holds_the_gil_in_c_disturbs_nobody_but_itself(
 @pytest.mark.parametrize(
     ("name", "args"), [("holds_gil", {"s": 3600}), ("evil_regex", {}), ("ignores_sigterm", {})]
 )
-def test_a_kill_ends_a_handler_that_hears_nothing(
+def test_a_kill_ends_a_handler_that_ignores_requests(
     worker: executors.Worker, beside: executors.Worker, name: str, args: dict[str, int]
 ) -> None:
     worker.send_task(name, args)

@@ -40,7 +40,7 @@ def test_all_that_a_handler_printed_is_there_with_its_outcome(worker: executors.
             assert part in text
 
 
-def test_stdout_and_stderr_are_told_apart(worker: executors.Worker) -> None:
+def test_stdout_and_stderr_are_distinguished(worker: executors.Worker) -> None:
     worker.send_task("prints", {"n": 1})
     while not worker.of(protocol.Outcome):
         worker.take(worker.executor.jobs.receive())

@@ -115,7 +115,7 @@ def wire(dsn: str) -> Iterator[proxy.Proxy]:
         ("hogs", 78, "gpu_health_trip", 3, True),
     ],
 )
-def test_an_idle_gpu_job_is_tripped_by_the_parent_and_runs_again(
+def test_an_idle_gpu_job_is_ended_by_the_parent_and_runs_again(
     cli: Commands,
     tmp_path: Path,
     idle_gpu: dict[str, str],

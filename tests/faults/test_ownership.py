@@ -112,7 +112,7 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
 # --- O7 -----------------------------------------------------------------------------------------
 
 
-def test_a_job_that_kills_its_worker_is_poison_after_three_and_says_how(
+def test_a_job_that_kills_three_workers_is_poison_and_its_error_has_the_cause(
     cli: Commands, tmp_path: Path
 ) -> None:
     deadly = {how: enqueue("end", tmp_path, how=how) for how in ("killed", "crashed", "left")}

@@ -343,7 +343,7 @@ def test_events_that_an_app_records_break_nothing(db: ModuleType) -> None:
 # --- bounds ------------------------------------------------------------------------------------
 
 
-def test_what_is_older_than_the_window_is_not_looked_at(conn: Any) -> None:
+def test_rows_older_than_the_window_are_not_checked(conn: Any) -> None:
     conn.execute(
         f"DELETE FROM workflow_dispatch_events; UPDATE workflow_node_events SET created_at = {OLD};"
         f" UPDATE workflow_node_jobs SET finished_at = {OLD} WHERE id = 'done'".encode()

@@ -274,7 +274,7 @@ def test_a_stop_between_two_handlers_hands_back_what_has_not_begun(
     assert events(conn, ids[3]) == ["claimed", "requeued"]
 
 
-def test_a_trip_records_what_is_done_and_hands_back_what_has_not_begun(
+def test_an_exit_by_a_guard_records_finished_jobs_and_hands_back_the_rest(
     conn: engine.Connection, bodies: Bodies, patient: None
 ) -> None:
     left: list[tuple[int, list[str]]] = []

@@ -175,7 +175,7 @@ def test_a_cancel_reaches_the_running_handler(body: Body, how: str) -> None:
     assert event_types(job_id) == ["claimed", "cancelled"]
 
 
-def test_a_budget_trip_requeues_up_to_the_cap_then_fails_with_its_event(
+def test_a_timeout_requeues_up_to_the_cap_then_fails_with_its_event(
     body: Body, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_WATCHDOG_MAX_RETRIES", "1")
@@ -204,7 +204,7 @@ def test_a_budget_trip_requeues_up_to_the_cap_then_fails_with_its_event(
 
 
 @pytest.mark.parametrize("state", [None, "dead", "busy"])
-def test_a_trip_ages_the_heartbeat_unless_another_worker_there_lives(
+def test_an_exit_by_a_guard_ages_the_heartbeat_unless_another_worker_there_lives(
     body: Body, monkeypatch: Any, state: str | None
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DISABLE_WORKER_HEARTBEAT", "1")
@@ -248,7 +248,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
     assert (row["crash_count"], row["priority"]) == (0, 10), "it lives, so that it did not crash"
 
 
-def test_a_trip_never_reaches_the_next_job(body: Body) -> None:
+def test_a_guards_failure_never_ends_the_next_job(body: Body) -> None:
     """O3: a verdict about a job that has ended is dropped."""
     first = queued()
     codes: list[int] = []
@@ -308,7 +308,7 @@ def test_a_connection_that_dies_under_the_handler_costs_nothing(body: Body) -> N
     assert job(job_id)["claim_no"] == 1
 
 
-def test_an_outage_is_said_once_whatever_its_words(
+def test_an_outage_is_logged_once_for_any_error_text(
     body: Body, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = ["it closed", "it starts up"]

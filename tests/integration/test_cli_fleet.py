@@ -63,7 +63,7 @@ def test_an_app_that_schedules_a_workflow_alone_gets_a_scheduler() -> None:
 POOL = (pool_config.Entry("load", 2), pool_config.Entry("load.new", 5))
 
 
-def test_a_pools_queues_get_no_worker_of_their_own_but_those_asked_for() -> None:
+def test_the_queues_of_a_pool_get_another_worker_only_on_request() -> None:
     with_nodes()
     with pytest.raises(errors.InvalidConfig, match="--workers and WORKERS_JSON need an app that"):
         fleet.roles(pool=POOL)

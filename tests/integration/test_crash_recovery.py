@@ -215,7 +215,7 @@ def events_of(db: ModuleType, run_id: str, node_id: str) -> dict[str, dict[str, 
     return {row["event_type"]: row for row in rows}
 
 
-def test_what_a_parent_decided_counts_as_the_guards_trip_and_for_its_claim_alone(
+def test_a_failure_found_by_the_parent_counts_as_the_guards_and_for_its_claim_alone(
     db: ModuleType,
 ) -> None:
     run_id = queued("a", "b")
@@ -250,7 +250,7 @@ def test_what_a_parent_decided_counts_as_the_guards_trip_and_for_its_claim_alone
     assert beat["age"].total_seconds() > 3000, "the host of a gpu worker shows no model"
 
 
-def test_a_parents_trip_leaves_the_heartbeat_of_another_worker_alone(db: ModuleType) -> None:
+def test_a_kill_by_the_parent_leaves_the_heartbeat_of_another_worker_alone(db: ModuleType) -> None:
     queued("a")
     claim = node_queue.claim_next_cpu_job(host=LABEL)
     assert claim
@@ -266,7 +266,7 @@ def test_a_parents_trip_leaves_the_heartbeat_of_another_worker_alone(db: ModuleT
     assert beat["age"].total_seconds() < 300
 
 
-def test_a_trip_of_the_parents_fails_a_job_at_the_cap_with_its_event(db: ModuleType) -> None:
+def test_a_kill_by_the_parent_fails_a_job_at_the_cap_with_its_event(db: ModuleType) -> None:
     run_id = queued("a")
     claim = node_queue.claim_next_cpu_job(host=LABEL)
     assert claim
@@ -278,7 +278,7 @@ def test_a_trip_of_the_parents_fails_a_job_at_the_cap_with_its_event(db: ModuleT
     assert node_queue.count_unprocessed_dispatch_events() == 1
 
 
-def test_a_trip_of_the_parents_is_fenced_by_the_claim_it_was_made_for(db: ModuleType) -> None:
+def test_a_kill_by_the_parent_is_fenced_by_the_claim_it_was_decided_for(db: ModuleType) -> None:
     run_id = queued("a")
     claim = node_queue.claim_next_cpu_job(host=LABEL)
     assert claim
@@ -440,7 +440,7 @@ def crashes(conn: engine.Connection, job_id: str) -> int:
     return factories.one(conn, "SELECT crash_count FROM ingest_jobs WHERE id = %s", job_id)
 
 
-def test_leaving_tries_what_is_still_open(
+def test_the_end_of_recovery_retries_what_is_still_open(
     db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = queued("a")
@@ -474,7 +474,9 @@ def test_a_pid_in_use_again_proves_nothing(db: ModuleType) -> None:
         (None, None, 0, "ended for an unknown reason"),
     ],
 )
-def test_the_evidence_says_how(code: int | None, signum: int | None, rss: int, said: str) -> None:
+def test_the_evidence_has_the_cause_of_death(
+    code: int | None, signum: int | None, rss: int, said: str
+) -> None:
     assert crash_recovery.evidence(supervisor.Exit("c", 1, code, signum, rss, 1.0)) == said
 
 

@@ -324,7 +324,7 @@ for _ in range(12):
     assert not made_host.runs()
 
 
-def test_a_server_that_was_killed_is_started_again_for_those_who_joined(
+def test_a_server_that_was_killed_is_started_again_for_its_users(
     made_host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KNOB, str(made_host.folder))
@@ -462,7 +462,7 @@ def test_a_folder_too_deep_for_a_socket_works(base: Path, monkeypatch: pytest.Mo
     path.rmdir()
 
 
-def test_what_the_server_says_when_it_does_not_start_is_passed_on(
+def test_the_servers_error_when_it_does_not_start_is_reported(
     made_host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KNOB, str(made_host.folder))

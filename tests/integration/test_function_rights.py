@@ -106,7 +106,7 @@ def test_a_role_that_is_set_is_the_caller(conn: Any) -> None:
         assert "queue_workflows_guest lacks" in refused(conn, "SELECT queue_workflows_mend_lines()")
 
 
-def test_a_worker_that_lacks_a_right_on_a_new_function_says_so(conn: Any) -> None:
+def test_a_worker_that_lacks_a_right_on_a_new_function_reports_it(conn: Any) -> None:
     lacks = permissions_of(conn)
     with as_guest(conn, *lacks):
         assert permissions.missing(conn) == []

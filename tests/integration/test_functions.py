@@ -113,7 +113,7 @@ def test_every_function_has_a_comment_and_none_names_a_migration() -> None:
             assert before.startswith("-- "), f"{path.name}: {text[match.start() :][:80]}"
 
 
-def test_every_function_body_is_valid(own: str) -> None:
+def test_every_function_definition_is_valid(own: str) -> None:
     with engine.connect() as conn, conn.transaction(force_rollback=True):
         conn.execute(
             "SET LOCAL check_function_bodies = on; SET LOCAL search_path = public, pg_temp"
@@ -212,7 +212,7 @@ def test_the_database_is_that_of_the_migrations_of_before_but_for_the_record(own
     assert not {name for kind, name in NEW if name in before[kind]}
 
 
-def test_rows_of_0_3_0_become_what_they_became_before(empty: str, tmp_path: Path) -> None:
+def test_rows_of_0_3_0_are_converted_as_before(empty: str, tmp_path: Path) -> None:
     engine.bootstrap(migrations_dir=migration_folders.chain_up_to(12, tmp_path / "to12"))
     with engine.connect() as conn:
         conn.execute((SUPPORT / "takeover_rows.sql").read_bytes())

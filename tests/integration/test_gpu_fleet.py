@@ -143,7 +143,7 @@ def test_a_size_that_changed_is_published_again(conn: Any) -> None:
     assert factories.one(conn, "SELECT est_vram_gb IS NULL FROM gpu_models")
 
 
-def test_a_worker_says_since_when_it_holds_its_model(conn: Any) -> None:
+def test_a_worker_reports_since_when_it_has_its_model(conn: Any) -> None:
     since: list[Any] = []
     for model in ("m", "m", "n"):
         report(conn, current_model=model, known_models=["m", "n"])
@@ -283,7 +283,7 @@ def test_a_job_of_a_run_that_is_over_waits_for_nobody(conn: Any) -> None:
     assert unserved(conn) == {}
 
 
-def test_it_is_said_once_per_reason_and_taken_back(
+def test_a_flag_is_logged_once_per_reason_and_removed(
     conn: Any, orchestrator: Orchestrator, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "queue_workflows.maintenance")
@@ -494,7 +494,7 @@ def test_the_first_claim_waits_for_the_size_of_the_gpu(
     ]  # fmt: skip
 
 
-def test_a_size_that_was_known_stays_so_and_an_unknown_one_is_asked_for_again(
+def test_a_known_size_is_kept_and_an_unknown_one_is_read_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gpu_memory, "TIMEOUT_S", 30.0)

@@ -286,7 +286,7 @@ def test_telemetry_can_be_switched_off(
 # --- looking back
 
 
-def test_a_look_back_is_fine_where_it_can_be_and_coarse_before(conn: Any) -> None:
+def test_past_samples_are_fine_for_an_hour_and_coarse_before(conn: Any) -> None:
     for age_s in (9000, 8940, 400):
         put(conn, every_s=60, age_s=age_s)
     for age_s in (1000, 401, 100):

@@ -328,6 +328,6 @@ def test_a_claim_of_a_locked_job_by_a_plain_update_is_none_and_leaves_no_row(con
     assert (factories.reread(conn, {"id": "j"})["status"], events(conn)) == ("queued", [])
 
 
-def test_a_job_ended_by_hand_says_so_once(conn: Any, job: Any) -> None:
+def test_a_job_that_a_person_ended_has_one_event(conn: Any, job: Any) -> None:
     assert node_queue.mark_ingest_failed("j", error="not needed")
     assert [(e["event_type"], e["error"]) for e in events(conn)] == [("failed", "not needed")]

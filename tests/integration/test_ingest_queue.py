@@ -249,7 +249,7 @@ def test_a_failure_of_a_job_with_a_cancel_request_is_no_retry(conn: Any) -> None
     assert row["finished_at"] is not None
 
 
-def test_a_trip_fails_the_job_at_once(conn: Any) -> None:
+def test_a_timeout_fails_an_ingest_job_at_once(conn: Any) -> None:
     factories.ingest(conn, max_attempts=3)
     job = factories.claim_ingest(conn)
     row = attempts.end_by_watchdog(

@@ -164,7 +164,7 @@ def test_a_log_grows_while_its_handler_runs(toy: Flow, monkeypatch: pytest.Monke
     assert texts(job_id) == ["first\nsecond\n"]
 
 
-def test_a_longer_log_loses_its_middle_and_says_so(
+def test_a_longer_log_loses_its_middle_and_reports_the_size(
     toy: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_LOG_CAPTURE_KB", "1")

@@ -829,7 +829,7 @@ def heartbeat(conn: Any) -> Any:
     return conn.execute("SELECT * FROM worker_heartbeats").fetchone()
 
 
-def test_a_heartbeat_says_what_a_machine_serves(db: ModuleType, conn: Any) -> None:
+def test_a_heartbeat_records_which_queue_a_machine_serves(db: ModuleType, conn: Any) -> None:
     beat(current_model="a", known_models=["b", "a"])
     row = heartbeat(conn)
     assert (row["concurrency"], row["current_model"], row["known_models"]) == (1, "a", ["a", "b"])

@@ -155,7 +155,7 @@ LISTENS = "SELECT FROM workers WHERE (detail ->> 'lock')::boolean"
 # --- side by side -----------------------------------------------------------------------------
 
 
-def test_as_many_run_at_once_as_was_asked_for_and_the_next_when_one_ends(
+def test_as_many_run_at_once_as_configured_and_the_next_when_one_ends(
     conn: engine.Connection, bodies: Bodies
 ) -> None:
     enqueue("load.a", 5)
@@ -307,7 +307,7 @@ def test_an_async_handler_that_is_cancelled_ends_at_its_await_and_no_other_notic
     assert events(conn, ids[1]) == ["claimed", "cancel_requested", "cancelled"]
 
 
-def test_a_cancelled_error_that_nobody_asked_for_is_a_failure(
+def test_a_cancelled_error_without_a_cancel_is_a_failure(
     conn: engine.Connection, bodies: Bodies
 ) -> None:
     async def gives_up() -> None:

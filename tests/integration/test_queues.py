@@ -71,7 +71,7 @@ def test_a_limit_of_a_partition_that_is_not_named_stays(db: ModuleType) -> None:
     assert (part["max_running"], part["rate"]) == (1, "7/m")
 
 
-def test_a_partition_is_forgotten_once_nothing_is_said_of_it(db: ModuleType) -> None:
+def test_a_partition_without_settings_is_deleted(db: ModuleType) -> None:
     queues.pause("load", partition="a", requested_by="ana")
     queues.limit("load", partition="b", max_running=3, rate="5/30s")
     a, b = of("load")["partitions"]

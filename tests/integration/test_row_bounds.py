@@ -249,7 +249,7 @@ def test_a_count_of_crashes_at_its_end_is_counted_on(conn: Any, count: int, stat
 
 
 @pytest.mark.parametrize("count", [-INT, INT - 1])
-def test_a_count_of_trips_at_its_end_is_counted_on(conn: Any, count: int) -> None:
+def test_a_count_of_watchdog_retries_at_its_limit_can_still_grow(conn: Any, count: int) -> None:
     factories.node(conn)
     job = factories.claim_node(conn)
     with as_before(conn):

@@ -96,7 +96,7 @@ def test_a_deleted_run_ends_the_reading(reader) -> None:  # type: ignore[no-unty
         reading.read()
 
 
-def test_a_summary_says_who_ran_what_and_how_long(reader) -> None:  # type: ignore[no-untyped-def]
+def test_a_summary_has_the_workers_of_a_run_and_their_times(reader) -> None:  # type: ignore[no-untyped-def]
     run_id = started(2)
     job = node_queue.claim_next_cpu_job(host="box")
     assert job

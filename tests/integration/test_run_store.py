@@ -306,7 +306,7 @@ def test_a_step_runs_jobs_are_left_alone(db: ModuleType, conn: Any) -> None:
 # --- the rest ----------------------------------------------------------------------------------
 
 
-def test_delete_says_whether_there_was_one(db: ModuleType) -> None:
+def test_delete_returns_whether_there_was_one(db: ModuleType) -> None:
     insert(run_id="r")
     assert run_store.delete_run("r") is True
     assert run_store.delete_run("r") is False

@@ -144,7 +144,7 @@ def test_a_queue_that_is_off_is_left_alone_until_it_is_on(conn: Any, bench: Benc
     assert bench.look() == ["cpu"]
 
 
-def test_a_queue_that_nothing_restarts_is_said_once(
+def test_a_queue_that_nothing_restarts_is_logged_once(
     conn: Any, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     flag(conn, "mail")
@@ -177,7 +177,7 @@ def test_no_restart_begins_once_it_is_to_stop(conn: Any, bench: Bench) -> None:
     assert bench.ran == []
 
 
-def test_an_outage_is_said_once_and_survived(
+def test_an_outage_is_logged_once_and_survived(
     conn: Any, bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag(conn)

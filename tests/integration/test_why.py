@@ -236,7 +236,7 @@ def why(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     return code, said.out + said.err
 
 
-def test_the_exit_code_says_whether_it_will_run(
+def test_the_exit_code_shows_whether_it_will_run(
     conn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_id = factories.run(conn)

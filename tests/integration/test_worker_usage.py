@@ -62,7 +62,7 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def test_no_tools_is_unknown_and_says_so(tool: Write) -> None:
+def test_without_tools_the_reading_is_unknown_with_a_reason(tool: Write) -> None:
     sampler = worker_usage.Sampler()
     found = sampler.sample()
     assert found.gpu_pct is None
@@ -194,7 +194,7 @@ def test_what_is_not_available_is_unknown(tool: Write) -> None:
 
 
 @pytest.mark.parametrize("driver", [None, "exit 1"])
-def test_rocm_is_asked_where_nvidia_does_not_answer(tool: Write, driver: str | None) -> None:
+def test_rocm_is_read_where_nvidia_does_not_answer(tool: Write, driver: str | None) -> None:
     if driver:
         tool("nvidia-smi", driver)
     tool("rocm-smi", shows('{"card0": {"GPU use (%)": "12"}}'))
@@ -283,7 +283,7 @@ def test_a_tool_that_cannot_be_killed_is_left_and_not_started_again(
     assert asked.ask(timeout_s=5.0) == ("back\n", "", False)
 
 
-def test_the_tool_speaks_the_language_that_is_parsed(
+def test_the_tool_runs_with_the_locale_that_is_parsed(
     tool: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")

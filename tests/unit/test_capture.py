@@ -158,7 +158,7 @@ def test_the_handler_of_last_resort_stays_what_it_is(
         assert bodies.text() == "nobody set up logging\n"
 
 
-def test_what_the_engine_says_is_left_out(bodies: Bodies) -> None:
+def test_log_lines_of_the_engine_are_left_out(bodies: Bodies) -> None:
     with bodies:
         logging.getLogger("queue_workflows.engine.outcomes").warning("node n failed")
         assert bodies.text() == ""

@@ -104,7 +104,7 @@ def one(*entries: Any) -> dict[str, Any]:
 GOOD = (READ, CHOOSE, tell(words={"$from": "choose.lead"}, depends_on=["choose"]))
 
 
-def test_nothing_is_said_of_a_good_one() -> None:
+def test_a_correct_workflow_has_no_findings() -> None:
     found = report(*GOOD)
     assert (found.findings, found.ok, found.needs) == ((), True, ("text",))
     assert found.definition == definition.expand(
@@ -228,7 +228,7 @@ def test_a_wrong_policy_key_is_refused_with_the_right_one() -> None:
         assert f"did you mean {right!r}?" in found.message
 
 
-def test_what_is_right_though_it_looks_odd_is_let_be() -> None:
+def test_unusual_but_correct_workflows_have_no_findings() -> None:
     skip = {"$from": "read/count.words", "$eq": 0}
     found = report(
         READ,
@@ -456,7 +456,7 @@ def test_a_workflow_of_any_name_is_found_and_a_file_too(
     assert "media/none: No such file" in err
 
 
-def test_warnings_count_only_when_asked_to(
+def test_warnings_count_only_with_strict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "w.json"

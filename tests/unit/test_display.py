@@ -87,7 +87,7 @@ def test_what_is_escaped_is_seen() -> None:
     assert display.line("größer 日本　⚠️") == "größer 日本　⚠️"
 
 
-def test_a_long_text_says_how_much_is_left_out() -> None:
+def test_a_long_text_shows_how_much_is_left_out() -> None:
     assert display.line("x" * 300) == "x" * 191 + "...(+109)"
     assert display.line("x" * 200) == "x" * 200
     assert display.line("\n" * 10, 12) == r"\n\n...(+8)"

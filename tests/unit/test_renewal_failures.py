@@ -46,7 +46,7 @@ def watch(made: renewal_failures.Renewals, now: Clock, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("how", ["refused", "another failed", "no reply"])
-def test_a_database_that_was_asked_in_vain_is_to_blame(how: str) -> None:
+def test_an_unreachable_database_is_the_cause(how: str) -> None:
     made, kept, now = renewals()
     assert not made.blame_database()
     if how == "refused":
@@ -62,7 +62,7 @@ def test_a_database_that_was_asked_in_vain_is_to_blame(how: str) -> None:
     assert not made.blame_database()
 
 
-def test_a_refusal_of_what_the_handler_said_is_not_the_databases_fault() -> None:
+def test_a_refused_value_of_the_handler_is_not_the_databases_fault() -> None:
     made, _, now = renewals()
     made.refused(psycopg.errors.UntranslatableCharacter())
     watch(made, now, 6)

@@ -80,7 +80,7 @@ class Story:
         )
 
 
-def test_a_key_has_one_job_and_the_first_who_asked_made_it() -> None:
+def test_a_key_has_one_job_and_the_first_request_created_it() -> None:
     story = Story()
     story.job("one", key="k")
     story.books.keys["k"] = [("one", True), ("one", False)]

@@ -54,12 +54,12 @@ def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
     )
 
 
-def test_innocents_that_are_claimed_in_time_are_fine() -> None:
+def test_normal_jobs_that_are_claimed_in_time_are_no_finding() -> None:
     assert list(check_liveness.waited(seen(100 + check_liveness.WAIT_S - 1))) == []
 
 
 @pytest.mark.parametrize("claimed_at", [100 + LATE, None])
-def test_innocents_that_wait_too_long_are_found(claimed_at: float | None) -> None:
+def test_normal_jobs_that_wait_too_long_are_found(claimed_at: float | None) -> None:
     found = list(check_liveness.waited(seen(claimed_at)))
     assert [text.split()[:2] for text in found] == [["job", "j"], ["run", "r"]]
 

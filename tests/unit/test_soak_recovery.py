@@ -71,7 +71,7 @@ def test_a_next_claim_is_late_when_somebody_was_idle_all_the_while() -> None:
     assert [line for line in story.late() if "was claimed again after" in line]
 
 
-def test_whoever_ran_something_else_was_not_idle() -> None:
+def test_a_worker_that_ran_something_else_was_not_idle() -> None:
     story = Story()
     story.ran("before", 50, TAKEN_AT + 1, "idle")
     story.ran("after", 200, 201, "idle")

@@ -90,7 +90,7 @@ async def _async_generator() -> AsyncGenerator[Any, None]:
         (lambda: [1], [1], []),
     ],
 )
-def test_what_each_kind_leaves_and_says(task: Any, left: Any, heard: list[Any]) -> None:
+def test_result_and_progress_of_each_kind_of_task(task: Any, left: Any, heard: list[Any]) -> None:
     script = Script()
     assert run(task(), script) == left
     assert script.heard == heard
