@@ -64,7 +64,7 @@ def complete_and_claim(conn: Any, job: Row) -> bool:
     return True
 
 
-# What a holder may do with its claim; each says whether it was accepted.
+# What a worker may do with its claim; each returns whether it was accepted.
 ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
     "complete": complete,
     "complete and claim": complete_and_claim,
@@ -224,7 +224,7 @@ def test_a_claim_has_recorded_what_its_own_event_contains(conn: Any, family: str
 
 
 def race(count: int, body: Callable[[Any, int], None]) -> None:
-    """Run `body(connection, number)` in threads of their own; the first error is raised."""
+    """Run `body(connection, number)` in separate threads; the first error is raised."""
     failed: list[BaseException] = []
 
     def run(number: int) -> None:

@@ -57,7 +57,7 @@ ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
 
 
 class Claims(RuleBasedStateMachine):
-    """Hosts, workers, sweeps and operators by turns, on one connection."""
+    """Apps, workers, sweeps and operators in any order, on one connection."""
 
     conn: Any
 
@@ -68,7 +68,7 @@ class Claims(RuleBasedStateMachine):
         self.claimed: list[Row] = []
         self.seen: dict[str, Row] = {}
 
-    # Hosts.
+    # Apps.
 
     @rule()
     def add_run(self) -> None:

@@ -54,7 +54,7 @@ class World:
         self.ran: Counter[str] = Counter()
         self.raised: set[str] = set()
         self.noticed = False
-        """Whether the orchestrator has looked since a handler raised."""
+        """Whether the orchestrator has polled since a handler raised."""
         self.late: list[str] = []
         """Handlers that ran all the same."""
         self.meddled = False
@@ -215,7 +215,7 @@ def test_an_undisturbed_run_ends_as_its_graph_requires(db: ModuleType, items: li
         try:
             world.settle()
             world.judge()
-            # One job between two looks: nothing else runs once the first has failed.
+            # One job between two polls: nothing else runs once the first has failed.
             assert [*flow.states(world.run_id).values()].count("failed") <= 1
         finally:
             world.close()

@@ -35,7 +35,7 @@ def add(conn: Any, number: int = 1, **columns: Any) -> list[Row]:
 
 
 def take(conn: Any, size: int = 1, waits: list[float] | None = None, **step: Any) -> list[Row]:
-    """Claim as a worker does: again where it is told to, or notified of what was let in."""
+    """Claim as a worker does: again at the returned time, or when notified of admitted jobs."""
     who = factories.who("fetch")
     conn.execute(b"LISTEN ingest_job_ready")
     while True:

@@ -62,7 +62,7 @@ def history(own_database: database.Database, request: pytest.FixtureRequest) -> 
         if request.param == "statistics":
             conn.execute("ANALYZE ingest_job_events, workflow_node_events")
         else:
-            # As with ten times the rows: any other plan than a walk along an index looks cheaper.
+            # As with ten times the rows: any plan other than an index scan seems cheaper.
             conn.execute("SET random_page_cost = 100")
         yield conn
     own_database.drop(name)

@@ -139,7 +139,7 @@ def test_a_socket_without_server(tmp_path: Any) -> None:
 
 @contextlib.contextmanager
 def black_hole() -> Generator[int]:
-    """A port whose queue is full: the kernel drops whoever knocks, as a firewall does."""
+    """A port whose queue is full: the kernel drops connection attempts, as a firewall does."""
     with ExitStack() as stack:
         hole = stack.enter_context(socket.socket())
         hole.bind(("127.0.0.1", 0))
@@ -173,7 +173,7 @@ def test_a_network_without_a_way_there(monkeypatch: pytest.MonkeyPatch, code: st
 
 @contextlib.contextmanager
 def listener(reply: bytes | None) -> Generator[int]:
-    """Something that takes connections and says this to whatever it hears; None: nothing."""
+    """A server that answers everything with this; None: it accepts connections, sends nothing."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.05)
@@ -204,7 +204,7 @@ def listener(reply: bytes | None) -> Generator[int]:
     [
         (None, "accepts connections and sends nothing for 0.3 s"),
         (b"HTTP/1.1 400 Bad Request\r\n", "is not PostgreSQL"),
-        (b"", "says nothing"),
+        (b"", "sends nothing"),
     ],
 )
 def test_something_else_that_listens_there(reply: bytes | None, text: str) -> None:
@@ -543,7 +543,7 @@ def test_connect_names_the_variable_that_confines_runs_for_a_submitter(
 
 
 def test_what_is_needed_for_a_purpose_names_every_table() -> None:
-    """All that the schema page describes, but what hosts or the tables' owner alone write."""
+    """All that the schema page describes, except what only apps or the tables' owner write."""
     others = {"workflow_run_files", "lock_turns", "partition_turns"}
     views = {"queue_partition_limits"}
     assert set(permissions.PURPOSES["work"]) == set(catalog.PURPOSES) - others | views

@@ -1,4 +1,4 @@
-"""`examples/etl` runs as its README says, in an environment of its own."""
+"""`examples/etl` runs as its README describes, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNTS = (
 
 
 class Import:
-    """A copy of the example, and what became of it in a database of its own."""
+    """A copy of the example, and the rows of its run in a database of its own."""
 
     def __init__(self, folder: Path, dsn: str, conn: psycopg.Connection[Any]) -> None:
         self.folder = folder

@@ -1,7 +1,7 @@
 """Map each row of the list of failures to the tests that cover it; `test_rows.py` checks the map.
 
 `O` ownership, `D` dispatch and runs, `P` PostgreSQL, `S` content and security. A test is
-`file::name`, the file below `tests/`; `OPEN` says what of a row no test holds.
+`file::name`, the file below `tests/`; `OPEN` lists the parts of a row that no test covers.
 """
 
 from __future__ import annotations

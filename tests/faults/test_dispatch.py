@@ -90,7 +90,7 @@ def test_two_orchestrators_of_which_one_keeps_dying_dispatch_each_event_once(
 # --- D10 ----------------------------------------------------------------------------------------
 
 WORST = ("hashjoin", "mergejoin", "hashagg", "material", "memoize")
-"""Without them a join reads its inner side anew for each row of the outer one."""
+"""Without them a join reads its inner side again for each row of the outer one."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Hostile handlers: each has an outcome or an exact death, and the executor beside it goes on."""
+"""Hostile handlers: each has an outcome or a death record, and the other executor continues."""
 
 from __future__ import annotations
 

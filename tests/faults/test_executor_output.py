@@ -1,4 +1,4 @@
-"""What handlers print and log reaches the worker, whole or counted, and holds nothing up."""
+"""Output of handlers reaches the worker, whole or with a count of losses, and delays nothing."""
 
 from __future__ import annotations
 

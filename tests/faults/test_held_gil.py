@@ -1,4 +1,4 @@
-"""A parent acts for its worker while a handler keeps the GIL."""
+"""A parent ends its worker in time while a handler keeps the GIL."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def counters(row: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def is_known(conn: engine.Connection, job_id: str) -> bool:
-    """Whether the holder of the job has said that it lives, and holds its lock of life."""
+    """Whether the worker of the job has sent a heartbeat, and its session has the advisory lock."""
     query = (
         "SELECT count(*) FROM workers w JOIN ingest_jobs j USING (worker_id)"
         " WHERE j.id = %s AND w.state = 'busy' AND (w.detail ->> 'lock')::boolean"

@@ -1,4 +1,4 @@
-"""Kill, stop, switch off and freeze a pool as a real process; its jobs go on."""
+"""Kill, stop, switch off and freeze a pool as a real process; no job of it is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each row of the list of failures names existing tests, or says what is missing."""
+"""Each row of the list of failures names existing tests, or lists what no test covers."""
 
 from __future__ import annotations
 

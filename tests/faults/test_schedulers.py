@@ -1,4 +1,4 @@
-"""Schedulers that are killed, restarted, frozen and cut off fire what the policies name, once."""
+"""Schedulers that are killed, restarted, frozen or cut off fire each instant of the policy once."""
 
 from __future__ import annotations
 

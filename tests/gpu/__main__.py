@@ -21,7 +21,7 @@ PACE = {
     app.SLOW_S: "150",
     app.BUSY_S: "40",
 }
-"""Knobs of the worker on a real card."""
+"""Settings of the worker on a real GPU."""
 QUICK = {
     "QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S": "0.5",
     "QUEUE_WORKFLOWS_STALL_TIMEOUT_S": "1",

@@ -10,9 +10,9 @@ from tests.gpu import app
 from tests.gpu.bench import HOST, Bench
 
 LEFT_MB = 150
-"""What may be left of what was freed, and the tolerance of what others do on the card."""
+"""MB that may stay allocated after an unload, and that other programs on the GPU may change."""
 GRAIN = 1.25
-"""A framework takes memory in larger pieces than it was asked for."""
+"""A framework allocates memory in larger pieces than a model requests."""
 
 
 class Check(NamedTuple):
@@ -33,7 +33,7 @@ def _must(holds: bool, seen: str) -> str:
 
 
 class Checks:
-    """One after the other, as each goes by what the one before left on the card."""
+    """One after the other, as each starts from the GPU memory that the one before left."""
 
     def __init__(self, bench: Bench, *, slow_s: float) -> None:
         self._bench = bench

@@ -28,7 +28,7 @@ class Every(frequent_schedule.Every):
 
 
 def quick(out: Path, said: Any = None) -> dict[str, Any]:
-    """Leave a file where the engine says that this node may write."""
+    """Create a file in the folder that the engine gives this node."""
     (out / "written").touch()
     return {"said": str(said)[:40]}
 

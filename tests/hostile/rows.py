@@ -20,7 +20,7 @@ from tests.hostile.values import Value, extremes
 Conn = psycopg.Connection[Any]
 PARKED = "parks"
 APPEND_ONLY = ("ingest_job_events",)
-"""Its trigger refuses to delete a row, whoever asks."""
+"""Its trigger refuses every DELETE."""
 REFUSED = ("22", "23", "42501", "42804", "42P10", "428C9", "54", "55000", "P0001", "QW", "0A000")
 """SQLSTATEs of a refusal: bad data, a constraint, no right, too large, a trigger's own."""
 _OWN = {"host_label": "hostile-machine", "queue": app.OTHER, "model": "hostile-model"}
@@ -42,7 +42,7 @@ KNOWN: Known = {
 SHARED: Known = {
     "ingest_jobs": {"lock_key": (None, app.LOCK_KEY, None), "partition_key": (None, app.PARTITION)}
 }
-"""Keys of innocents in hostile rows: of roles that may not say that their own row runs."""
+"""Keys of normal jobs in hostile rows: of roles that may not set their own row to running."""
 _PLAIN = {
     "timestamp with time zone": "2026-01-01", "jsonb": "{}", "boolean": "true", "text[]": "{}",
     "smallint": "2", "integer": "2", "bigint": "2", "real": "1", "double precision": "1",
@@ -69,7 +69,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Written:
-    """What became of the changes of a batch."""
+    """The outcomes of the changes of a batch."""
 
     accepted: list[tuple[Change, dict[str, Any]]] = field(
         default_factory=list[tuple[Change, dict[str, Any]]]

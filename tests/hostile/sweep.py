@@ -49,7 +49,7 @@ class Found:
     written: rows.Written
     innocents_s: float = 0.0
     broke: list[str] = field(default_factory=list[str])
-    """Innocents that did not end, processes that died: which row it was is not known."""
+    """Normal work that did not end, or processes that died; the row at fault is not known yet."""
     named: list[str] = field(default_factory=list[str])
     """What is wrong with one row, which the text names."""
 
@@ -82,7 +82,7 @@ class Arena:
         self._stack.close()
 
     def try_batch(self, changes: Sequence[rows.Change], *, bound_s: float, look: bool) -> Found:
-        """Write the batch; what it did to others, and with `look` to the operator's commands."""
+        """Write the batch; return its effects on other work, and with `look` on the commands."""
         parked = self._park(self.writer.needs(changes))
         written = self.writer.write(changes, parked)
         found = Found(written)
@@ -106,7 +106,7 @@ class Arena:
         def parked() -> bool:
             return len(self.owner.execute(_PARKED, (runs,)).fetchall()) == count
 
-        # No promise is judged here: beside other suites the set-up may take long.
+        # No promise is checked here: while other suites run, the set-up may take long.
         wait.until(parked, timeout_s=60 + count, every_s=0.1)
         return runs
 

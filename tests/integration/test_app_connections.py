@@ -242,7 +242,7 @@ def test_a_call_that_is_cancelled_leaves_the_connection_usable(
     assert flow.status(run_id) == "queued"
 
 
-# --- what cannot be joined ---------------------------------------------------------------------
+# --- what is no connection ---------------------------------------------------------------------
 
 
 def test_an_object_that_is_no_connection_is_refused(app: flow.Flow, dsn: str) -> None:

@@ -46,7 +46,7 @@ def broken(conn: Any, since_s: float | None = None, **more: Any) -> dict[int, li
 
 @pytest.fixture
 def conn(db: ModuleType) -> Generator[Any]:
-    """A database with a node done, a node held, an ingest job done; no trigger stands in the way.
+    """A database with two nodes and an ingest job, without the triggers that refuse changes.
 
     Run `r` is running, with node `a` (job `done`) completed and `b` (job `held`) running.
     """

@@ -1,4 +1,4 @@
-"""`queue-workflows cancel`: what ends at once, what is asked to stop, what is told apart."""
+"""`queue-workflows cancel`: waiting jobs end, running ones get a stop request; its exit codes."""
 
 from __future__ import annotations
 

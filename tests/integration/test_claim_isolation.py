@@ -120,7 +120,7 @@ def test_a_node_at_the_end_of_claim_no_fails_with_its_event_and_outbox_row(
     assert [job and job["id"] for job in claimed] == [good, None]
     job = rows(conn, "workflow_node_jobs")[good]
     assert (job["status"], job["worker_id"], job["worker_lane"]) == ("running", "w1", 3)
-    # An overflow host may have met the good one first.
+    # An overflow machine may have claimed the good one first.
     if rows(conn, "workflow_node_jobs")["bad"]["status"] == "queued":
         assert newest
         return
@@ -216,7 +216,7 @@ def test_a_pool_goes_on_past_such_rows(
         until(lambda: ended(conn, first))
         for number in range(3):
             bad_ingest(conn, f"bad-{number}")
-        # One notification for all: no other look follows before CLAIM_POLL_S.
+        # One notification for all: no other poll follows before CLAIM_POLL_S.
         conn.execute(
             "INSERT INTO ingest_jobs (id, task_name, queue) SELECT 'good-' || i, 't', %s"
             " FROM generate_series(1, 7) i",

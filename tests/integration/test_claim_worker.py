@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 class Body:
-    """A node handler that says when it runs and waits until it is let go."""
+    """A node handler that reports when it runs and waits until it is released."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
@@ -249,7 +249,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
 
 
 def test_a_guards_failure_never_ends_the_next_job(body: Body) -> None:
-    """O3: a verdict about a job that has ended is dropped."""
+    """O3: a guard's failure of a job that has ended is dropped."""
     first = queued()
     codes: list[int] = []
     subject = worker(on_exit=codes.append)
@@ -694,7 +694,7 @@ def test_what_may_have_killed_its_worker_is_claimed_alone(db: Any) -> None:
 
 
 def test_a_slow_hook_holds_no_claim_of_the_next_job(body: Body) -> None:
-    """The host's hook runs after the commit, when nothing else must be held."""
+    """The app's hook runs after the commit, when no lock or connection may be in use."""
     seen: list[int] = []
 
     def hook(job_row: Row, run_row: Row, delta: Row) -> None:

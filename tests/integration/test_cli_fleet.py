@@ -1,4 +1,4 @@
-"""Which processes a command starts, and whom it counts as serving already."""
+"""Which processes a command starts, and which running ones it counts instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands say before they do harm or nothing at all, run in this process."""
+"""Messages of commands that would do harm or that find nothing to do, run in this process."""
 
 from __future__ import annotations
 

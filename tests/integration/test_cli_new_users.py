@@ -1,4 +1,4 @@
-"""What a new user meets at the command line: ids by prefix, why a run waits, progress, queues."""
+"""The command line for new users: ids by prefix, why a run waits, progress, queues."""
 
 from __future__ import annotations
 

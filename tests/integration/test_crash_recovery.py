@@ -1,4 +1,4 @@
-"""A reaped worker's claims come back at once, and nobody else's do."""
+"""The claims of a reaped worker are handed back at once, and those of no other worker."""
 
 from __future__ import annotations
 
@@ -484,7 +484,7 @@ DEEP = """(repeat('{"a":', %s) || '1' || repeat('}', %s))::jsonb"""
 
 
 def dies_holding(db: ModuleType, *node_ids: str) -> tuple[str, supervisor.Exit]:
-    """A worker of `box` that died while it held these nodes; the run, and its end."""
+    """A worker of `box` that died with these nodes claimed; the run, and its death record."""
     run_id = queued(*node_ids)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     assert dead.wait(30) == 0
@@ -547,7 +547,7 @@ def test_a_job_with_the_last_seq_is_recovered_like_any(db: ModuleType) -> None:
     last = 2**63 - 1
     with db.connect() as conn:
         rows_before_checks.change(conn, "workflow_node_jobs", "a", key="node_id", seq=str(last))
-        # As the shared status tells it, which holds doubles.
+        # As in the shared status, which stores doubles.
         rows = crash_recovery.recover_claims(conn, ended, host_label=LABEL, ran={int(float(last))})
     assert {row["node_id"]: row["crash_count"] for row in rows} == {"a": 1, "b": 0}
     assert job(run_id, "a")["status"] == "queued"

@@ -268,7 +268,7 @@ def test_a_fork_while_a_thread_opens_the_pool_does_not_hang_the_child(db: Module
     assert os.waitpid(child, 0)[1] == 0
 
 
-# --- what an error says ------------------------------------------------------------------------
+# --- texts of errors ------------------------------------------------------------------------
 
 UNREACHABLE = [
     f"postgresql://user:{CANARY}@127.0.0.1:1/name",

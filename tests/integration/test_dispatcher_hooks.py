@@ -34,7 +34,7 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 
 def open_transactions() -> int:
-    """Transactions of this process that wait for app code; asked from inside that.
+    """The open transactions of this process, as counted from inside app code.
 
     One that another thread opened for a moment, to renew a lease, ends by itself.
     """

@@ -157,7 +157,7 @@ def test_what_cannot_be_is_refused_on_the_loop_as_well(conn: Any, dsn: str) -> N
     assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
 
 
-# --- what cannot be joined ---------------------------------------------------------------------
+# --- what is no connection ---------------------------------------------------------------------
 
 
 def test_an_object_that_is_no_connection_is_refused(db: ModuleType, dsn: str) -> None:

@@ -1,4 +1,4 @@
-"""A crash that was counted for an absent database is taken back, once, and no other."""
+"""A crash that was counted because the database was unreachable is subtracted, once."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_an_orchestrator_that_missed_a_poll_counts_nothing_until_it_has_seen_a_l
         lapse(conn, first, renewed_ago_s=60)
         sweeps.reclaim()
         assert state(conn, first) == ("queued", 1), "it was there all the time"
-        now[0] += 3.5  # a look was missed
+        now[0] += 3.5  # a poll was missed
         second = claimed(conn, "node")
         lapse(conn, second, renewed_ago_s=60)
         sweeps.reclaim()

@@ -180,7 +180,8 @@ CHANGED = {
     "notify_ingest_jobs_inserted()",  # equal notifications are folded by the server alone
     "notify_node_jobs_inserted()",
     "queue_workflows_born(timestamp with time zone)",  # STABLE, so that it is inlined
-    "queue_workflows_refuse(text,jsonb,jsonb)",  # messages that say the range
+    "queue_workflows_refuse(text,jsonb,jsonb)",  # messages that name the range
+    "queue_workflows_gpu_unserved()",  # messages that name machines and GPUs
 }
 
 

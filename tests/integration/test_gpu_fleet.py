@@ -30,7 +30,7 @@ from tests.support import factories, wait
 
 
 def report(conn: Any, worker_id: str = "w1", host: str = "box", **given: Any) -> None:
-    """A gpu worker says what it holds and can load."""
+    """Write the row of a gpu worker: its model, and what it can load."""
     values = {
         "worker_id": worker_id, "host_label": host, "queue": "gpu", "pid": 1, "state": "idle",
         "job_ids": [], "detail": "{}", "obey": True, "concurrency": 1, "current_model": None,

@@ -1,4 +1,4 @@
-"""Answers that anybody may have written: each fails with its reason, and no other waits for it."""
+"""Hostile answers: each fails with its reason, and delays no other answer."""
 
 from __future__ import annotations
 

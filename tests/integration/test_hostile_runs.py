@@ -1,4 +1,4 @@
-"""Runs that anybody may have written: each fails with its reason, and no other run waits for it."""
+"""Hostile runs: each fails with its reason, and delays no other run."""
 
 from __future__ import annotations
 

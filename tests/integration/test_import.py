@@ -1,4 +1,4 @@
-"""A bare `import queue_workflows` costs next to nothing and still reaches everything."""
+"""A bare `import queue_workflows` is fast, and every public module is reachable from it."""
 
 from __future__ import annotations
 

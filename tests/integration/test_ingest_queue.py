@@ -1,4 +1,4 @@
-"""Ingest jobs: queued with the caller's transaction, claimed in order, ended once, taken back."""
+"""Ingest jobs: queued in the caller's transaction, claimed in order, ended once, reclaimed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies end to end: jobs that fail, ask for more time, or get no answer."""
+"""Policies end to end: jobs that fail, snooze, or time out without an answer."""
 
 from __future__ import annotations
 

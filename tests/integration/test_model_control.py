@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 class Models:
-    """Models whose loads and unloads are noted, and held up or failed on demand."""
+    """Models whose loads and unloads are recorded, and delayed or failed on request."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -133,7 +133,7 @@ def gpu(models: Models) -> Iterator[Callable[..., Gpu]]:
 
 @contextmanager
 def held_body(name: str = "held") -> Generator[tuple[threading.Event, threading.Event]]:
-    """A node handler that says when it runs and waits to be let go."""
+    """A node handler that reports when it runs and waits until it is released."""
     started, go_on = threading.Event(), threading.Event()
 
     def body() -> None:

@@ -432,7 +432,7 @@ def test_a_result_that_cannot_be_stored_fails_the_node_with_the_reason(
             conn,
             "SELECT detail ->> 'traceback' FROM workflow_node_events WHERE detail ? 'traceback'",
         )
-    # No code of the app raised: the engine's own frames would tell its author nothing.
+    # No code of the app raised: the engine's own frames do not help its author.
     assert trace.strip() == f"queue_workflows.errors.{error}"
 
 

@@ -35,7 +35,7 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 @contextmanager
 def running(**more: Any) -> Iterator[node_pool.NodePool]:
-    """A started pool that is past its first looks, so that only notifications wake it."""
+    """A started pool that is past its first polls, so that only notifications wake it."""
     pool = node_pool.NodePool(**more)
     pool.start()
     try:
@@ -248,7 +248,7 @@ def rounds(db: ModuleType) -> Iterator[Rounds]:
 
 
 def test_idle_sweeps_run_few_statements(rounds: Rounds) -> None:
-    rounds.go_on(60)  # dead workers are not looked for at once
+    rounds.go_on(60)  # dead workers are not searched for at once
     before = rounds.asked.statements
     rounds.go_on(60)
     assert 12 < rounds.asked.statements - before <= 40

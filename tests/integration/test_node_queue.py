@@ -1,4 +1,4 @@
-"""Node jobs: queued, claimed in order, ended once, taken back; functions for apps and operators."""
+"""Node jobs: queued, claimed in order, ended once, reclaimed; functions for apps and operators."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_the_host_label_is_the_environments_unless_given(
 
 def test_the_claim_takes_priority_then_age(run: str, conn: Any) -> None:
     rows = [("a", 100), ("b", 5), ("c", 100), ("d", 5), ("e", 50)]
-    with conn.transaction():  # one now() for all: only seq tells their age
+    with conn.transaction():  # one now() for all: only seq gives their order
         for name, priority in rows:
             factories.node(conn, run, name, priority=priority)
     assert claim_all(cpu()) == ["b", "d", "e", "a", "c"]

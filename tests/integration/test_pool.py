@@ -1,4 +1,4 @@
-"""A pool runs several jobs of several queues at once, each treated as by a single worker."""
+"""A pool runs several jobs of several queues at once, each as in a worker with one job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORKERS = [{"queue": "load.a", "concurrency": 3}, {"queue": "load.b", "concurren
 
 
 class Bodies:
-    """Tasks: job `i` says that it runs, and stays until it or all are let go."""
+    """Tasks: job `i` reports that it runs, and waits until it or all are released."""
 
     def __init__(self) -> None:
         self.began: list[int] = []
@@ -92,7 +92,7 @@ def bodies(conn: engine.Connection) -> Generator[Bodies]:
 
 
 class Left:
-    """What the database said when the pool left the process, which it does not do here."""
+    """The rows at the moment at which the pool would have exited, which it does not do here."""
 
     def __init__(self, conn: engine.Connection, bodies: Bodies) -> None:
         self.codes: list[int] = []

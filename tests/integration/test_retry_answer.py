@@ -1,4 +1,4 @@
-"""`retry`, `answer` and `inputs` in this process, with every refusal."""
+"""`retry`, `answer` and `inputs` in this process, with everything that they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as the commands read it: complete, bounded, and through the loss of the connection."""
+"""The snapshot of a run that commands read: complete, bounded, and despite a lost connection."""
 
 from __future__ import annotations
 

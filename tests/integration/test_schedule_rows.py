@@ -1,4 +1,4 @@
-"""Rows of `schedules`: each instant fires once, by its policies, whatever dies beside it."""
+"""Rows of `schedules`: each instant fires once, by its policies, even if schedulers die."""
 
 from __future__ import annotations
 

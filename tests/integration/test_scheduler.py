@@ -1,4 +1,4 @@
-"""The scheduler queues one job per due time, whatever runs beside it, dies, or comes back."""
+"""The scheduler queues one job per due time, even if other schedulers run, die or restart."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_last_fires_and_prune(db: ModuleType):
         assert schedules.prune(conn, older_than_days=30, batch=2) == 1
 
 
-# --- the functions that hosts call
+# --- the functions that apps call
 
 
 def test_enqueue_due_queues_each_instant_once(db: ModuleType):

@@ -1,4 +1,4 @@
-"""Each mutant of the soak finds what it switches off in today's code, and switches it off."""
+"""Each mutant of the soak finds its target in the current code, and switches it off."""
 
 from __future__ import annotations
 

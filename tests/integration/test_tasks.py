@@ -197,7 +197,7 @@ def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
     assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
 
 
-# --- what a handler is told ----------------------------------------------------------------------
+# --- what a handler receives ----------------------------------------------------------------------
 
 
 def test_a_handler_of_any_kind_knows_its_job(conn: engine.Connection) -> None:

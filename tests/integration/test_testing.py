@@ -44,7 +44,7 @@ Flows = testing.Harness
 
 
 def host() -> None:
-    """Every kind of thing that a host has."""
+    """Every kind of thing that an app registers."""
     steps = [
         flow.step("s"),
         flow.ask("q", "turnout", prompt="?", turnout_options=TURNOUT, depends_on=["s"]),

@@ -28,7 +28,7 @@ def conn(db: ModuleType) -> Generator[Any]:
 
 
 def report(conn: Any, who: claims.Claimant, **given: Any) -> None:
-    """A worker says of itself what it claims by."""
+    """Write the row of a worker: what its claims depend on."""
     values = {
         "worker_id": who.worker_id, "host_label": who.host, "queue": who.queue, "pid": 7,
         "state": "idle", "job_ids": [], "detail": json.dumps({"claim": workers.claim_detail(who)}),
@@ -195,7 +195,7 @@ def test_a_worker_that_obeys_no_switch_is_never_off(conn: Any) -> None:
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_what_a_worker_loads_is_warm_when_it_claims_next(conn: Any, asked: bool) -> None:
-    """For the job that it runs, or because it was asked to."""
+    """Reported for the job that it runs, or on request."""
     run_id = factories.run(conn)
     who = factories.who("gpu", "me")
     if asked:

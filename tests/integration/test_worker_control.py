@@ -1,4 +1,4 @@
-"""The ON/OFF switch: its rows, what is refused before a write, and what an OFF row makes happen."""
+"""The ON/OFF switch: its rows, values refused before a write, and what OFF does to workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def policies() -> Iterator[None]:
 
 
 class Worker:
-    """What a stop policy is given, noting what it is asked for."""
+    """What a stop policy is given; it records the calls."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.asked: list[Any] = []

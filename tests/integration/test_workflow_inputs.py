@@ -1,4 +1,4 @@
-"""Inputs of runs and nodes that are declared in Python: checked, converted, refused in words."""
+"""Inputs of runs and nodes that are declared in Python: checked, converted, or refused."""
 
 from __future__ import annotations
 

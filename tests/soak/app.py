@@ -50,7 +50,7 @@ def instant() -> dict[str, Any]:
 
 
 def write(out: Path) -> dict[str, Any]:
-    """Leave a file where the engine says that this node may write."""
+    """Create a file in the folder that the engine gives this node."""
     done = journaling.last(0.0, "write")
     (out / "written").touch()
     return done

@@ -1,4 +1,4 @@
-"""Check who ran what: one finalisation, by the newest claim, and no handler without a claim."""
+"""Check claims: one finalisation, by the newest claim, and no handler without a claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tests.soak import evidence, fleet, journal
 
 GRACE_S = 1.5
-"""A handler may be seen to act this long after its claim was taken: a trip is judged each 0.5 s."""
+"""A handler may act for so long after its claim was taken: guards are checked each 0.5 s."""
 RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
 DEADLY = ("stop", "freeze", "restart", "stall")
 """Faults, kills aside, after which a claim may count as a crash: the short lease ends meanwhile."""

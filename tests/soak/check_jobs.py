@@ -23,7 +23,7 @@ Seen = evidence.Evidence
 
 
 class Span(NamedTuple):
-    """A handler while it held its claim: by the journal, and no longer than the claim."""
+    """The time of a handler under its claim: by the journal, and no longer than the claim."""
 
     since: float
     until: float

@@ -8,8 +8,8 @@ from typing import Any
 from tests.soak import backlog, check_claims, check_recovery, evidence, fleet, tasks
 
 WAIT_S = check_recovery.PROMISED_S[fleet.DEFAULT]
-"""The longest that an innocent may wait for its first claim: faults stop some of the workers of its
-queue for up to three leases, never all of them for longer than the slowest recovery."""
+"""The longest that a normal job may wait for its first claim: faults stop some of the workers of
+its queue for up to three leases, never all of them for longer than the slowest recovery."""
 Found = Iterator[str]
 Seen = evidence.Evidence
 

@@ -136,7 +136,7 @@ def gather(seen_live: list[str], **known: Any) -> Evidence:
             for row in conn.execute(_EVENTS.format(table).encode()).fetchall():
                 epoch = row["epoch"]
                 events[row["job"]].append(Event(**row, at=time.at(epoch)))
-        # Whoever still runs would run for ever: liveness was judged before the fleet was stopped.
+        # A handler that still runs would never end: liveness was checked before the fleet stopped.
         broken = observer.broken_invariants(conn, sweep_s=0)
     evidence = Evidence(jobs, runs, dict(events), fires, invariants=seen_live + broken, **known)
     by_job: dict[str, list[journal.Line]] = defaultdict(list)

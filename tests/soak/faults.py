@@ -61,7 +61,7 @@ class Fault:
 
 
 class Faults(background.BackgroundThread):
-    """Carries the plan out while the block runs; leaving it undoes what is under way."""
+    """Injects the plan's faults while the block runs; its end undoes those under way."""
 
     def __init__(
         self,

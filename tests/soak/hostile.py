@@ -96,7 +96,7 @@ class Hostile(background.BackgroundThread):
         while not stop.wait(self._rng.expovariate(self._rate_s)):
             if not self._open:
                 continue
-            # The server is restarted and connections are cut meanwhile; both connect anew.
+            # The server is restarted and connections are cut meanwhile; both connect again.
             with suppress(db.Error):
                 if self._rng.random() < self._calls:
                     self._call()

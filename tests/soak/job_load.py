@@ -21,7 +21,7 @@ BURST, BULK = 6, 8
 POISON, NAPS = 0.03, 0.05
 PAUSE_GAP_S = 6.0
 UNHEARD_S = 10.0
-"""How much later than was asked for a pause may end whose answer was lost."""
+"""How much later than requested a pause may end if the reply was lost."""
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS t"
 _SQL = (
     "INSERT INTO ingest_jobs (task_name, queue, reason, idempotency_key)"
@@ -149,7 +149,7 @@ class JobLoad:
             raise _Undone
 
     def _keyed(self) -> None:
-        """Ask twice: at once on two connections, one after the other, or in plain SQL."""
+        """Request a job twice: at once on two connections, one after the other, or in plain SQL."""
         queue = self._rng.choice(tasks.QUEUES)
         order = self._order("note", queue, idempotency_key=f"key-{self._number}")
         how = self._rng.choice(["at once", "at once", "threads", "later", "sql"])
@@ -193,7 +193,7 @@ class JobLoad:
 
     def _ask_in_sql(self, order: Order) -> None:
         key = order["idempotency_key"]
-        self._books.unheard.add(key)  # until the commit is heard
+        self._books.unheard.add(key)  # until the reply to the commit
         with db.connection() as conn:
             row = conn.execute(_SQL, order).fetchone()
         self._books.unheard.discard(key)

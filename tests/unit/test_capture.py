@@ -1,4 +1,4 @@
-"""The stored log of a handler: its size limit, storable text, and whose lines it has."""
+"""The stored log of a handler: its size limit, storable text, and lines of that handler only."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Docker:
                 self.asked += 1
                 body = json.dumps(self.containers)
                 head = f"HTTP/1.1 {self.status}\r\nContent-Length: {len(body)}\r\n\r\n"
-                with contextlib.suppress(OSError):  # who asked may hang up in the middle
+                with contextlib.suppress(OSError):  # the client may disconnect in the middle
                     peer.sendall((head + body).encode())
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ def report(*steps: Any, pipelines: dict[str, Any] | None = None) -> check.Report
 
 
 def tell(**more: Any) -> dict[str, Any]:
-    """A step that shows what `words` says, after `read` unless told otherwise."""
+    """A step that shows the ref `words`, after `read` by default."""
     words = more.pop("words", {"$from": "read/count.words"})
     return step("tell", "show", **{"depends_on": ["read"], "inputs": {"words": words}, **more})
 

@@ -1,4 +1,4 @@
-"""Parts of the commands: inputs, answers, durations, pictures and lines."""
+"""Functions of the commands: parse inputs, answers and durations; format graphs and lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The running job of a worker: progress, cancellation, verdicts of guards."""
+"""The running job of a worker: progress, cancellation, failures found by guards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.gpu`: each check fails when what it checks is broken; no card is a reason."""
+"""`python -m tests.gpu`: each check fails when what it checks is broken; without a GPU it skips."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHERS_MB, PROCESS_MB = 700, 400
 
 
 class Fake:
-    """A worker and its card as the bench shows them, with one thing broken."""
+    """A worker and its GPU as the checks see them, with one thing broken."""
 
     def __init__(self, broken: str = "") -> None:
         self.broken = broken
@@ -74,7 +74,7 @@ class Fake:
         if not true():
             raise AssertionError(what)
 
-    # What is asked of it through the engine.
+    # What is requested from it through the engine.
 
     def load(self, host: str, model: str) -> dict[str, Any]:
         self.held = [] if self.broken == "request" else [model]

@@ -1,4 +1,4 @@
-"""Guards as pure rules: when each trips, when it must not, and which guards a job gets."""
+"""Guards as pure rules: when each reports a failure, when it must not, and which a job gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Watched = guards.GpuHealth | guards.Stall
 
 
 class Watcher:
-    """The watch loop with a fake clock: samples when a guard wants it, then checks, every step."""
+    """The lease keeper's loop with a fake clock: sample if a guard needs it, then check."""
 
     def __init__(self, guard: Watched, step_s: float = 0.5, found: Sample = IDLE) -> None:
         self.guard = guard
@@ -44,7 +44,7 @@ class Watcher:
         return trip
 
     def run(self, seconds: float, found: Sample | None = None) -> guards.Failure | None:
-        """The first trip within that time, at `self.now`; else None."""
+        """The first failure within that time, at `self.now`; else None."""
         self.found = found or self.found
         end = self.now + seconds
         while self.now < end:

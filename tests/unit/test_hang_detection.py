@@ -1,4 +1,4 @@
-"""What a parent decides about a silent worker, with a fake clock and a fake GPU."""
+"""When a parent kills a silent worker, with a fake clock and a fake GPU."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Worker:
         return hang_detection.HungWorker(self.board.read(), sampler=self.gpu)  # type: ignore[arg-type]
 
     def judged(self, case: hang_detection.HungWorker, until: float) -> float | None:
-        """When the parent's judge decided, in seconds after T0; None: not by then."""
+        """When the parent decided to kill, in seconds after T0; None: not by then."""
         while self.now < T0 + until:
             self.now += 1
             case.check_guards(self.now)
@@ -161,7 +161,7 @@ def test_a_parent_that_slept_waits_before_it_takes_a_worker_for_silent() -> None
 
 
 class Overseen:
-    """An oversight without its threads, and a worker that it looks after."""
+    """A hang detector without its threads, and a worker that it observes."""
 
     def __init__(self) -> None:
         self.now = T0
@@ -172,7 +172,7 @@ class Overseen:
         self.account = shared_status.worker_record(WHO, None, shown=False)
 
     def watch(self, seconds: float, pid: int | None = None) -> supervisor.Verdict | None:
-        """The last verdict of so many seconds."""
+        """The last decision within so many seconds."""
         verdict = None
         end = self.now + seconds
         while self.now < end:

@@ -1,4 +1,4 @@
-"""The registry of models."""
+"""The registry of models: what may be registered, and what is found again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies: what is refused with which words, how long a backoff waits, what a failure leads to."""
+"""Policies: what is refused with which message, back-off times, what follows a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose fault an ended lease is, and the notes that a worker leaves."""
+"""The cause of a lapsed lease, database or worker, and the notes that a worker leaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEASE = job_tables.Lease(job_tables.INGEST_JOBS, "j", "w:1:m:x", 3)
 
 
 class DedicatedConnection:
-    """What a kept connection tells of itself."""
+    """What a dedicated connection reports about itself."""
 
     failure: psycopg.Error | None = None
     waiting_s = 0.0
@@ -39,7 +39,7 @@ def renewals(lease_s: float = 8.0) -> tuple[renewal_failures.Renewals, Dedicated
 
 
 def watch(made: renewal_failures.Renewals, now: Clock, seconds: float) -> None:
-    """The thread that judges runs for that long."""
+    """The thread that decides runs for that long."""
     for _ in range(int(seconds / 0.5)):
         now.now += 0.5
         made.watched()

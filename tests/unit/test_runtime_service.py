@@ -298,7 +298,7 @@ def test_the_same_error_is_logged_once_a_minute_with_its_count(
 
 
 class Away(Exception):
-    """What tells of an outage here."""
+    """The exception that stands for an outage here."""
 
 
 def test_an_outage_is_one_line_and_its_tracebacks_are_for_debugging(

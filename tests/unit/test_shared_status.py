@@ -1,4 +1,4 @@
-"""The board between a worker and its parent: what is written is read, whole or not at all."""
+"""The shared status of a worker and its parent: a write is read whole or not at all."""
 
 from __future__ import annotations
 

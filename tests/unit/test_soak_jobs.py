@@ -1,4 +1,4 @@
-"""The soak's judges of the job family, on evidence made up for them."""
+"""The soak's checks of ingest jobs, on constructed evidence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PID = 77
 
 
 class Story:
-    """Jobs that were claimed and ran, told in seconds; the database's clock is the journal's."""
+    """Jobs that were claimed and ran, in seconds; the database's clock is the journal's."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -87,7 +87,7 @@ def test_a_key_has_one_job_and_the_first_request_created_it() -> None:
     assert not [*check_jobs.keyed(story.seen())]
     story.books.keys["k"] = [("one", False)]
     assert len([*check_jobs.keyed(story.seen())]) == 1
-    story.books.unheard.add("k")  # who made it never heard so
+    story.books.unheard.add("k")  # its requester got no reply
     assert not [*check_jobs.keyed(story.seen())]
     story.books.keys["k"] = [("one", True), ("one", True)]
     assert len([*check_jobs.keyed(story.seen())]) == 1
@@ -114,7 +114,7 @@ def test_handlers_of_a_lock_key_that_run_at_once_are_found(since: float, found: 
 
 
 def test_a_handler_counts_no_longer_than_its_claim() -> None:
-    """A stopped process goes on when it is woken; `outlived` judges that."""
+    """A stopped process continues when it is woken; `outlived` checks that."""
     story = Story()
     story.job("first", lock_key="k")
     story.job("second", lock_key="k")
@@ -182,10 +182,10 @@ def test_a_queue_without_workers_before_and_after_a_short_wait_had_none_in_betwe
     ("polls", "found"),
     [
         ([14.0, 14.5, 16.0, 16.5], 0),
-        ([14.0, 14.9, 15.9, 16.8], 1),  # it looked all the time
+        ([14.0, 14.9, 15.9, 16.8], 1),  # it polled all the time
         ([5.0, 9.5, 10.2, 11.0], 1),  # the job did not wait yet
         ([20.0, 20.9, 25.0], 1),  # the younger one was claimed already
-        ([15.0], 1),  # it began to look then
+        ([15.0], 1),  # it began to poll then
     ],
 )
 def test_a_job_may_be_overtaken_while_the_observer_was_starved(

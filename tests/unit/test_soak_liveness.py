@@ -1,4 +1,4 @@
-"""The soak's checks that hostile rows cost innocent ones nothing, on evidence made up for them."""
+"""The soak's checks that hostile rows do not delay normal work, on constructed evidence."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def behind_busy_workers() -> evidence.Evidence:
 
 
 def why(found: evidence.Evidence) -> str | None:
-    """What is said about the job, None if nothing is."""
+    """The finding about the job, None if there is none."""
     texts = [text for text in check_liveness.waited(found) if text.startswith("job j ")]
     return texts[0].partition("; ")[2] if texts else None
 

@@ -1,4 +1,4 @@
-"""The soak's judge of how soon a dead worker's job goes on, on evidence made up for it."""
+"""The soak's check of how soon a dead worker's job is claimed again, on constructed evidence."""
 
 from __future__ import annotations
 

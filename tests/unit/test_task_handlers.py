@@ -21,7 +21,7 @@ Log = list[str]
 
 
 class Script:
-    """A worker's side that interrupts after the n-th yield, or when it is told to."""
+    """A worker's side that interrupts after the n-th yield, or on request."""
 
     def __init__(self, after: int | None = None) -> None:
         self.heard: list[Any] = []
@@ -211,7 +211,7 @@ def test_the_loop_is_reused_between_handlers_and_closed_with_what_is_left_on_it(
 
 
 def test_an_async_handler_runs_where_a_loop_runs_already() -> None:
-    """As in an async test of a host."""
+    """As in an async test of an app."""
 
     async def outer() -> Any:
         return run(_async())
@@ -245,7 +245,7 @@ def test_a_generator_ends_at_any_of_its_yields(count: int, after: int) -> None:
 
 
 class _Gate:
-    """An await point that tells when it is reached; the first one whose turn it is interrupts."""
+    """An await point that reports when it is reached; the chosen one interrupts."""
 
     def __init__(self, script: Script, at: int) -> None:
         self._script = script
@@ -253,7 +253,7 @@ class _Gate:
         self.reached = 0
 
     async def wait(self) -> None:
-        """Of the point chosen only an interruption leads away; by another thread, as a watch is."""
+        """Wait; the chosen point ends only by an interruption, which comes from another thread."""
         number, self.reached = self.reached, self.reached + 1
         if number != self._at:
             await asyncio.sleep(0)
@@ -327,7 +327,7 @@ def test_a_coroutine_ends_at_any_of_its_awaits(awaits: int, data: st.DataObject)
 
 
 class _AtTheLastMoment(Script):
-    """It is interrupted just when it is asked whether it is."""
+    """It is interrupted at the moment at which it reads whether it is."""
 
     @property
     def interrupted(self) -> str | None:
