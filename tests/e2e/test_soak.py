@@ -16,7 +16,7 @@ import pytest
 
 from tests.soak import __main__ as command
 from tests.soak import (
-    acknowledged,
+    acknowledgements,
     check_recovery,
     checker,
     evidence,
@@ -192,7 +192,7 @@ def seen(
         **known,
         jobs={job: {"lock_key": None, "partition": None, "queue": where.queue} for job in events},
         events=events,
-        books=acknowledged.Acknowledgements(),
+        books=acknowledgements.Acknowledgements(),
         faults=[killed, *others],
         ended=[fleet.Ended(100.0, seat, 77, None, 9)],
         time=None,  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import pytest
 from queue_workflows import config, jobs, node_queue, run_store, workers
 from queue_workflows import db as engine
 from queue_workflows.worker import hang_detection
-from tests.faults.test_exits import FAKE_GPU
+from tests.faults.test_exit_deadlines import FAKE_GPU
 from tests.support import hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until

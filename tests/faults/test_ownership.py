@@ -1,4 +1,4 @@
-"""Rows O1 to O10 of `rows.py` without a file of their own: who owns a job, who is dead."""
+"""Which worker owns a job, and which is dead (rows O1 to O10 of `failure_coverage.py`)."""
 
 from __future__ import annotations
 

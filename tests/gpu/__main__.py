@@ -12,7 +12,7 @@ from pathlib import Path
 
 from queue_workflows import db
 from queue_workflows.runtime import external_tool
-from tests.gpu import app, bench, checks, pretend
+from tests.gpu import app, checks, gpu_worker, simulated_gpu
 from tests.support import database
 
 PACE = {
@@ -78,14 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def pretended(folder: Path) -> dict[str, str]:
     """Return the environment of a worker on a simulated GPU made of files in this folder."""
-    tools = pretend.install(folder)
+    tools = simulated_gpu.install(folder)
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     return {**QUICK, app.VARIABLE: str(folder), "PATH": path}
 
 
-def check(env: dict[str, str], *, patience_s: float = bench.PATIENCE_S) -> bool:
+def check(env: dict[str, str], *, patience_s: float = gpu_worker.PATIENCE_S) -> bool:
     """Start the worker with these knobs and do every check; whether all hold."""
-    with bench.Bench(env, patience_s=patience_s) as made:
+    with gpu_worker.Bench(env, patience_s=patience_s) as made:
         todo = checks.Checks(made, slow_s=float(env[app.SLOW_S]))
         return checks.run(todo, lambda text: print(text, flush=True))
 

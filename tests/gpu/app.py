@@ -1,7 +1,7 @@
 """Define the app of the GPU check: models of random weights, and handlers that use the GPU.
 
 Without a GPU, in the folder that QW_GPU_PRETEND names, allocations and use are files of the
-process, which the `nvidia-smi` of `tests.gpu.pretend` adds up.
+process, which the `nvidia-smi` of `tests.gpu.simulated_gpu` adds up.
 """
 
 from __future__ import annotations

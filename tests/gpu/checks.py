@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from queue_workflows import models, workers
 from tests.gpu import app
-from tests.gpu.bench import HOST, Bench
+from tests.gpu.gpu_worker import HOST, Bench
 
 LEFT_MB = 150
 """MB that may stay allocated after an unload, and that other programs on the GPU may change."""

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tests.hostile import app, folders, values
+from tests.hostile import app, extreme_values, folders
 from tests.support import commands, wait
 
 LEASE_S, SWEEP_S = 6.0, 1.0
@@ -109,10 +109,10 @@ def unsafe(text: str) -> list[str]:
     """Return the parts of a text that a terminal interprets, or that could pass for a line."""
     lines = text.replace("\r\n", "\n").split("\n")
     return [
-        f"{'a forged line' if line.startswith(values.FORGED_LINE) else 'raw characters'}: "
+        f"{'a forged line' if line.startswith(extreme_values.FORGED_LINE) else 'raw characters'}: "
         f"{line[:200].encode('unicode_escape').decode()}"
         for line in lines
-        if line.startswith(values.FORGED_LINE) or _RAW.search(line)
+        if line.startswith(extreme_values.FORGED_LINE) or _RAW.search(line)
     ][:5]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db
-from tests.soak import acknowledged, clock, faults, fleet, journal, observer
+from tests.soak import acknowledgements, clock, faults, fleet, journal, observer
 
 _JOBS = """
 SELECT 'node' AS family, j.id, j.run_id, j.node_id, j.node_module AS what, j.status::text,
@@ -65,7 +65,7 @@ class Evidence:
     events: dict[str, list[Event]]
     fires: list[dict[str, Any]]
     lines: list[journal.Line]
-    books: acknowledged.Acknowledgements
+    books: acknowledgements.Acknowledgements
     faults: list[faults.Fault]
     off: list[tuple[str, str, float, float]]
     ended: list[fleet.Ended]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db, worker_control
-from tests.soak import background, fleet, plans, server
+from tests.soak import background, fault_plan, fleet, server
 from tests.support.wait import until
 
 RESTART_GAP_S = 30.0
@@ -67,7 +67,7 @@ class Faults(background.BackgroundThread):
         self,
         running: fleet.Fleet,
         pg: server.Server,
-        following: Callable[[], plans.Plan],
+        following: Callable[[], fault_plan.Plan],
         say: Callable[[str], None],
     ) -> None:
         super().__init__("faults")
@@ -113,7 +113,7 @@ class Faults(background.BackgroundThread):
         except Exception as error:
             self.problems.append(f"{type(error).__name__}: {error}")
 
-    def _strike(self, chosen: plans.Plan) -> bool:
+    def _strike(self, chosen: fault_plan.Plan) -> bool:
         """Do it, or leave it out; true when it waits for a victim."""
         kind = chosen.kind
         if kind == "restart":
@@ -145,7 +145,7 @@ class Faults(background.BackgroundThread):
         at = fault.at - self._began
         self._say(f"{at:7.2f} s  {fault.kind} {fault.seat} {fault.pids or ''}{lasts}{what}")
 
-    def _victim(self, chosen: plans.Plan, kind: str) -> fleet.Seat | None:
+    def _victim(self, chosen: fault_plan.Plan, kind: str) -> fleet.Seat | None:
         """Draw a seat without another fault, usually one that runs a job; never both of a pair."""
         roles = {"worker"} if kind == "off" else {"worker", "orchestrator", "scheduler"}
         free = [
@@ -156,7 +156,7 @@ class Faults(background.BackgroundThread):
             and not any(_pair(seat, busy) for busy in self._busy)
         ]
         working = [seat for seat in free if seat.role == "worker"]
-        if chosen.share < plans.AT_WORK and working:
+        if chosen.share < fault_plan.AT_WORK and working:
             pids = self._fleet.pids()
             held = {s: self._held((pids[s.name],)) for s in working if s.name in pids}
             # What takes a process away for a while shows most on a handler that lasts.

@@ -14,7 +14,7 @@ import psycopg
 
 from queue_workflows import db, errors, jobs, queues
 from queue_workflows.types import JobId, NewIngestJob
-from tests.soak import acknowledged, tasks, workflows
+from tests.soak import acknowledgements, tasks, workflows
 
 LOCK_KEYS, PARTITIONS = 4, ("red", "green", "blue")
 BURST, BULK = 6, 8
@@ -42,7 +42,7 @@ class JobLoad:
     def __init__(
         self,
         seed: int,
-        known: acknowledged.Acknowledgements,
+        known: acknowledgements.Acknowledgements,
         plan: Callable[[float, Callable[[], None]], None],
         is_open: Callable[[], bool],
         weights: Mapping[str, int],
@@ -223,7 +223,9 @@ class JobLoad:
         at = time.monotonic() + lasts_s
         place, asked = len(self._books.pauses), _database_now()
         until = asked + lasts_s + UNHEARD_S
-        self._books.pauses.append(acknowledged.Pause(queue, partition, asked, until, sure=False))
+        self._books.pauses.append(
+            acknowledgements.Pause(queue, partition, asked, until, sure=False)
+        )
         if rng.random() < 0.5:
             self._plan(at, lambda: self._resume(place))
             queues.pause(queue, partition=partition, requested_by="soak")
@@ -233,7 +235,7 @@ class JobLoad:
             lasts = timedelta(seconds=lasts_s)
             row = queues.pause(queue, partition=partition, until=lasts, requested_by="soak")
             ends = row["paused_until"].timestamp()
-        self._books.pauses[place] = acknowledged.Pause(queue, partition, _database_now(), ends)
+        self._books.pauses[place] = acknowledgements.Pause(queue, partition, _database_now(), ends)
 
     def _resume(self, place: int) -> None:
         """Repeat until the database, which may be restarting, accepts it."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.soak import (
-    acknowledged,
+    acknowledgements,
     check_claims,
     check_jobs,
     evidence,
@@ -30,7 +30,7 @@ class Story:
         self.events: dict[str, list[evidence.Event]] = {}
         self.lines: list[journal.Line] = []
         self.faults: list[faults.Fault] = []
-        self.books = acknowledged.Acknowledgements()
+        self.books = acknowledgements.Acknowledgements()
         self._place = 0
 
     def job(self, name: str, **more: Any) -> None:
@@ -212,7 +212,7 @@ def test_a_job_in_a_paused_queue_may_be_overtaken(
     queue: str, partition: str | None, since: float, until: float, found: int
 ) -> None:
     story = line()
-    story.books.pauses.append(acknowledged.Pause(queue, partition, since, until))
+    story.books.pauses.append(acknowledgements.Pause(queue, partition, since, until))
     assert len([*check_jobs.locked(story.seen())]) == found
 
 
@@ -249,16 +249,16 @@ def test_a_start_too_many_in_a_period_is_found(last: float, found: int) -> None:
 @pytest.mark.parametrize(
     ("pause", "found"),
     [
-        (acknowledged.Pause(tasks.CALLS, None, 4.0, 6.0), 1),
-        (acknowledged.Pause(tasks.CALLS, "red", 4.0, 6.0), 1),
-        (acknowledged.Pause(tasks.CALLS, "blue", 4.0, 6.0), 0),
-        (acknowledged.Pause(tasks.FEEDS, None, 4.0, 6.0), 0),
-        (acknowledged.Pause(tasks.CALLS, None, 5.1, 6.0), 0),
-        (acknowledged.Pause(tasks.CALLS, None, 4.0, 6.0, sure=False), 0),
+        (acknowledgements.Pause(tasks.CALLS, None, 4.0, 6.0), 1),
+        (acknowledgements.Pause(tasks.CALLS, "red", 4.0, 6.0), 1),
+        (acknowledgements.Pause(tasks.CALLS, "blue", 4.0, 6.0), 0),
+        (acknowledgements.Pause(tasks.FEEDS, None, 4.0, 6.0), 0),
+        (acknowledgements.Pause(tasks.CALLS, None, 5.1, 6.0), 0),
+        (acknowledgements.Pause(tasks.CALLS, None, 4.0, 6.0, sure=False), 0),
     ],
 )
 def test_a_claim_while_its_queue_or_partition_is_paused_is_found(
-    pause: acknowledged.Pause, found: int
+    pause: acknowledgements.Pause, found: int
 ) -> None:
     story = Story()
     story.job("j", partition="red")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.hostile import fleet
 from tests.soak import (
-    acknowledged,
-    backlog,
+    acknowledgements,
+    backlog_evidence,
     check_liveness,
     evidence,
     faults,
@@ -24,7 +24,7 @@ LATE = check_liveness.WAIT_S + 1
 
 def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
     """A job and a run that were submitted at 100 s, claimed at this time, in a soak until 200 s."""
-    known = acknowledged.Acknowledgements(runs={"r": "chain"}, jobs={"j": "note"})
+    known = acknowledgements.Acknowledgements(runs={"r": "chain"}, jobs={"j": "note"})
     common = {"reason": "load", "queue": tasks.NOTES, "key": None, "epoch": 100.0} | more
     common = {"lock_key": None, "seq": 2} | common
     jobs = {"j": {**common, "run_id": None}, "n": {**common, "run_id": "r"}}
@@ -66,7 +66,7 @@ def test_normal_jobs_that_wait_too_long_are_found(claimed_at: float | None) -> N
 
 def test_a_pause_of_the_queue_excuses_its_jobs() -> None:
     paused = seen(100 + LATE)
-    paused.books.pauses.append(acknowledged.Pause(tasks.NOTES, None, 110.0, 120.0))
+    paused.books.pauses.append(acknowledgements.Pause(tasks.NOTES, None, 110.0, 120.0))
     assert [text.split()[0] for text in check_liveness.waited(paused)] == ["run"]
 
 
@@ -130,7 +130,7 @@ def test_a_job_may_wait_behind_busy_workers() -> None:
 
 
 def test_nobody_waits_for_ever_however_busy_the_workers_are() -> None:
-    assert backlog.SHARE * check_liveness.WAIT_S < 500
+    assert backlog_evidence.SHARE * check_liveness.WAIT_S < 500
     busy = behind_busy_workers()
     busy.events["j"] = [e._replace(at=600.0, epoch=600.0) for e in busy.events["j"]]
     assert "4 times the bound" in (why(busy) or "")
@@ -181,9 +181,9 @@ def test_a_job_that_is_overtaken_is_found() -> None:
     late = behind_busy_workers()
     late.jobs["k"] = {**late.jobs["j"], "seq": 3}
     claim = late.events["j"][0]
-    late.events["k"] = [claim._replace(job="k", at=claim.at - backlog.AHEAD_S + 1)]
+    late.events["k"] = [claim._replace(job="k", at=claim.at - backlog_evidence.AHEAD_S + 1)]
     assert why(late) is None
-    late.events["k"] = [claim._replace(job="k", at=claim.at - backlog.AHEAD_S - 1)]
+    late.events["k"] = [claim._replace(job="k", at=claim.at - backlog_evidence.AHEAD_S - 1)]
     assert why(late) == "a later job was claimed before it"
 
 
@@ -192,7 +192,8 @@ def test_a_job_that_takes_every_turn_is_found() -> None:
     claim = late.events["j"][0]
     late.jobs["k"] = {**late.jobs["j"], "seq": 1, "reason": "hostile"}
     late.events["k"] = [
-        claim._replace(job="k", claim=n, at=101.0 + n) for n in range(1, backlog.CLAIMS + 2)
+        claim._replace(job="k", claim=n, at=101.0 + n)
+        for n in range(1, backlog_evidence.CLAIMS + 2)
     ]
     assert why(late) == "job k was claimed 11 times meanwhile"
     late.events["k"].pop()

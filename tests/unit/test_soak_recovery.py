@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak import acknowledged, check_recovery, evidence, faults, fleet, report, tasks
+from tests.soak import acknowledgements, check_recovery, evidence, faults, fleet, report, tasks
 
 DEAD = next(seat for seat in fleet.SEATS if seat.name == "notes-2")
 OTHER = next(seat for seat in fleet.SEATS if seat.name == "notes-1")
@@ -52,7 +52,7 @@ class Story:
             jobs=dict.fromkeys(self.events, job),
             events=self.events,
             lines=[],
-            books=acknowledged.Acknowledgements(),
+            books=acknowledgements.Acknowledgements(),
             faults=[kill],
             ended=self.ended,
             time=None,  # type: ignore[arg-type]

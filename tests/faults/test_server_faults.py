@@ -1,4 +1,4 @@
-"""Rows P1, P8, P13 and P15 of `rows.py`: faults of server, schema, clocks and forks."""
+"""Faults of server, schema, clocks and forks (rows P1, P8, P13, P15 of `failure_coverage.py`)."""
 
 from __future__ import annotations
 

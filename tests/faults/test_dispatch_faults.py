@@ -1,4 +1,4 @@
-"""Rows D1, D8, D10 and D11 of `rows.py`, with processes and with the worst plan."""
+"""Faults of dispatch: crashes, two orchestrators, bad plans (D1, D8, D10, D11 of the list)."""
 
 from __future__ import annotations
 
