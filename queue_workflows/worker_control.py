@@ -1,4 +1,4 @@
-"""Run `queue-worker-control`, watch its rows for a worker, and keep 0.3.0 names of `workers`."""
+"""Run `queue-worker-control`, poll its rows for a worker, and keep 0.3.0 names of `workers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check a workflow's documents: misspelt keys, and inputs that nobody reads."""
+"""Check a workflow's documents: misspelt keys, and inputs that nothing reads."""
 
 from __future__ import annotations
 

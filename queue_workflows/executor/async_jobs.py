@@ -1,4 +1,4 @@
-"""The main loop of an executor that runs many async jobs at once, on one event loop."""
+"""Run the main loop of an executor with many async jobs at once, on one event loop."""
 
 from __future__ import annotations
 

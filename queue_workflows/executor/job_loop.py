@@ -1,4 +1,4 @@
-"""The main loop of an executor: one job after the other on the main thread."""
+"""Run the main loop of an executor: one job after the other on the main thread."""
 
 from __future__ import annotations
 

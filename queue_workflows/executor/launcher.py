@@ -1,4 +1,4 @@
-"""The process from which executors are forked: it loads the app once and runs no handler.
+"""Run the process from which executors are forked: it loads the app once and runs no handler.
 
 It has one thread, so that a fork is safe, and nothing in it waits for the app or the worker. It
 ends with its worker, and its executors end with it.

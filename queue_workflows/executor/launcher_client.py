@@ -1,4 +1,4 @@
-"""The worker's handles of its launcher and of its executors."""
+"""Control the launcher and its executors from the worker."""
 
 from __future__ import annotations
 

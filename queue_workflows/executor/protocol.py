@@ -1,4 +1,4 @@
-"""The messages between a worker, its launcher and its executors, and the errors of a channel."""
+"""Define the messages between a worker, its launcher and its executors, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One schedule: an expression in a zone, what it queues, and its policies."""
+"""Define one schedule: an expression in a zone, what it queues, and its policies."""
 
 from __future__ import annotations
 

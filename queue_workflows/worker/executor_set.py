@@ -1,4 +1,4 @@
-"""The executors of one worker: fork, observe, recycle and replace them."""
+"""Manage the executors of one worker: fork, observe, recycle and replace them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The executors of a worker: send them jobs, kill them, and say how they died."""
+"""Send jobs to the executors of a worker, kill them, and report how they died."""
 
 from __future__ import annotations
 
