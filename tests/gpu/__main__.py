@@ -39,7 +39,7 @@ def missing() -> str | None:
         "--query-gpu=name", "--format=csv,noheader", timeout_s=10.0
     )
     if not (names.text or "").strip():
-        return names.problem or "nvidia-smi names no card"
+        return names.problem or "nvidia-smi lists no GPU"
     try:
         import torch
     except ImportError:
@@ -56,7 +56,7 @@ def missing() -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 if every check passes or all are skipped with a reason, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("--pretend", action="store_true", help="on a card made of files, quickly")
+    parser.add_argument("--pretend", action="store_true", help="on a simulated GPU, quickly")
     options = parser.parse_args(argv)
     if not options.pretend and (why := missing()):
         print(f"skipped: {why}")

@@ -45,12 +45,12 @@ class Checks:
         return [
             ("a load takes the memory of its model", self.load),
             ("a warm model is not loaded again", self.warm),
-            ("a swap leaves one model on the card", self.swap),
+            ("a swap leaves one model on the GPU", self.swap),
             ("an idle model is unloaded", self.idle),
             ("loaded and unloaded on request", self.on_request),
-            ("OFF frees the card", self.off),
-            ("a load of minutes trips no guard", self.slow),
-            ("a body that stops using the card is ended", self.stall),
+            ("OFF frees the GPU memory", self.off),
+            ("a load of minutes fails no guard", self.slow),
+            ("a handler that stops using the GPU is ended", self.stall),
         ]
 
     def _held(self) -> int:
@@ -112,7 +112,7 @@ class Checks:
 
     def _gone(self, code: int, wanted: int) -> str:
         """Check that the process exited with this code and freed its memory."""
-        self._bench.until(lambda: self._bench.used_mb() - self._free <= LEFT_MB, "a free card")
+        self._bench.until(lambda: self._bench.used_mb() - self._free <= LEFT_MB, "free GPU memory")
         left = self._bench.used_mb() - self._free
         return _must(code == wanted, f"exit code {code}, {left} MB left")
 

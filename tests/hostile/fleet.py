@@ -120,7 +120,7 @@ def unsafe(text: str) -> list[str]:
 def running(dsn: str, seats: Sequence[Seat] = SEATS) -> Generator[Fleet]:
     """Yield the fleet on this database, settled; kill it at the end."""
     env = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in KNOBS.items()}
-    env |= {"QUEUE_WORKFLOWS_DB_URL": dsn, "QUEUE_WORKFLOWS_HOST_LABEL": "innocent-machine"}
+    env |= {"QUEUE_WORKFLOWS_DB_URL": dsn, "QUEUE_WORKFLOWS_HOST_LABEL": "normal-machine"}
     env |= {"QUEUE_WORKFLOWS_OUT_ROOTS": str(folders.ROOT), "PYTHONPATH": str(commands.ROOT)}
     # Runs without a folder get one in the root, not in that of the tests around.
     env["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = str(folders.ROOT / "runs")

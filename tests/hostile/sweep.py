@@ -56,7 +56,7 @@ class Found:
     """What a batch did."""
 
     written: row_changes.Written
-    innocents_s: float = 0.0
+    normal_work_s: float = 0.0
     broke: list[str] = field(default_factory=list[str])
     """Normal work that did not end, or processes that died; the row at fault is not known yet."""
     named: list[str] = field(default_factory=list[str])
@@ -98,7 +98,7 @@ class Arena:
         written = self.writer.write(changes, parked)
         found = Found(written)
         found.named += [f"the server's own error: {each}" for each in written.odd]
-        found.broke, found.innocents_s = normal_work.NormalWork().wait(
+        found.broke, found.normal_work_s = normal_work.NormalWork().wait(
             bound_s, lambda: bool(self.fleet.changed())
         )
         found.broke += self.fleet.changed()
@@ -283,8 +283,8 @@ class Sweep:
         found = self._try(changes, look=True)
         broken = f", BROKEN: {found.broke[0][:200]}" if found.broke else ""
         self.say(
-            f"{self.purpose}: {len(changes)} changes, {found.written.refused} refused, innocents "
-            f"ended in {found.innocents_s:.1f} s, {len(found.named)} rows misshown{broken}"
+            f"{self.purpose}: {len(changes)} changes, {found.written.refused} refused, normal work "
+            f"ended in {found.normal_work_s:.1f} s, {len(found.named)} rows misshown{broken}"
         )
         self.problems += [f"{self.purpose}: {each}" for each in found.named]
         if found.broke:
@@ -294,7 +294,7 @@ class Sweep:
         found = self.arena.try_batch(changes, bound_s=self.bound_s, look=look)
         self.tried += len(changes)
         self.accepted += len(found.written.accepted)
-        self.slowest_s = max(self.slowest_s, found.innocents_s)
+        self.slowest_s = max(self.slowest_s, found.normal_work_s)
         if found.broke:
             self._renew()
         return found

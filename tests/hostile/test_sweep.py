@@ -66,7 +66,7 @@ def test_a_row_that_stops_a_queue_is_found_and_named(own_database: Database) -> 
         swept.batch(changes)
         (problem,) = swept.problems
     assert problem.startswith("submit: INSERT ingest_jobs: reason = '{x}'\n")
-    assert "innocent job of queue solo is queued" in problem
+    assert "normal job of queue solo is queued" in problem
 
 
 def test_a_type_that_nobody_thought_of_is_refused() -> None:

@@ -207,11 +207,11 @@ def test_an_inserted_running_row_has_an_identity_and_a_lease_that_ends(
 
 def test_a_forged_running_row_gives_up_its_lock_key(conn: Any) -> None:
     insert(conn, "ingest_jobs", id="forged", status="running", lock_key="k")
-    insert(conn, "ingest_jobs", id="innocent", lock_key="k")
+    insert(conn, "ingest_jobs", id="normal", lock_key="k")
     conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() WHERE id = 'forged'")
     assert [row["id"] for row in node_queue.reclaim_expired_ingest_leases()] == ["forged"]
     conn.execute("UPDATE ingest_jobs SET status = 'cancelled' WHERE id = 'forged'")
-    assert factories.claim_ingest(conn)["id"] == "innocent"
+    assert factories.claim_ingest(conn)["id"] == "normal"
 
 
 # --- rows from before there were bounds --------------------------------------------------------

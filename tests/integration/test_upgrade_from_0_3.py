@@ -384,8 +384,8 @@ def test_rows_with_values_out_of_every_range_are_taken_over_and_end(
     settle(lambda: factories.one(conn, live) + factories.one(conn, jobs) == 0)
     assert statuses(conn, "workflow_runs") == dict.fromkeys(("far", "old", "asked"), "completed")
     assert set(statuses(conn, "ingest_jobs").values()) == {"completed"}
-    run_row(conn, "innocent", "single", "queued")
-    done = "SELECT status = 'completed' FROM workflow_runs WHERE id = 'innocent'"
+    run_row(conn, "normal", "single", "queued")
+    done = "SELECT status = 'completed' FROM workflow_runs WHERE id = 'normal'"
     settle(lambda: factories.one(conn, done))
 
 

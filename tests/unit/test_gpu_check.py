@@ -116,16 +116,16 @@ def test_all_checks_hold_where_nothing_is_broken(monkeypatch: pytest.MonkeyPatch
     [
         ("load", "a load takes the memory of its model"),
         ("reload", "a warm model is not loaded again"),
-        ("swap", "a swap leaves one model on the card"),
+        ("swap", "a swap leaves one model on the GPU"),
         ("idle", "an idle model is unloaded"),
         ("request", "loaded and unloaded on request"),
         ("unload", "loaded and unloaded on request"),
         ("answer", "loaded and unloaded on request"),
-        ("off code", "OFF frees the card"),
-        ("stuck", "OFF frees the card"),
-        ("slow", "a load of minutes trips no guard"),
-        ("no trip", "a body that stops using the card is ended"),
-        ("stall code", "a body that stops using the card is ended"),
+        ("off code", "OFF frees the GPU memory"),
+        ("stuck", "OFF frees the GPU memory"),
+        ("slow", "a load of minutes fails no guard"),
+        ("no trip", "a handler that stops using the GPU is ended"),
+        ("stall code", "a handler that stops using the GPU is ended"),
     ],
 )
 def test_a_check_sees_what_is_broken_and_ends_the_report(

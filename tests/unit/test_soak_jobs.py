@@ -325,9 +325,9 @@ def test_a_death_that_is_charged_to_whom_it_was_not_due_is_found(
         story.line(word, "j", at)
     story.faults.append(faults.Fault("kill, supervised", POOL.name, 5.0, 5.0, (PID,)))
     story.event("j", "reclaimed", 5.1)
-    assert len([*check_jobs.innocents(story.seen())]) == found
+    assert len([*check_jobs.charged_without_running(story.seen())]) == found
     story.faults.clear()
-    assert not [*check_jobs.innocents(story.seen())]
+    assert not [*check_jobs.charged_without_running(story.seen())]
 
 
 @pytest.mark.parametrize(
