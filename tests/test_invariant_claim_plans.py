@@ -316,7 +316,7 @@ BESIDE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("table", [job_tables.NODE_JOBS, job_tables.INGEST_JOBS], ids=JOB_TABLES)
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_is_done_to_a_few_jobs_reads_a_few_rows(
+def test_changes_of_a_few_jobs_read_a_few_rows(
     many: Any, table: job_tables.JobTable, name: str
 ) -> None:
     prepare, act = BESIDE[name]

@@ -368,7 +368,7 @@ def test_reclaimers_and_finishers_at_once_end_each_job_once(conn: Any) -> None:
 # --- what was acknowledged exists ----------------------------------------------------------------
 
 
-def test_what_was_acknowledged_is_there_for_everybody(conn: Any) -> None:
+def test_an_acknowledged_write_is_visible_to_every_session(conn: Any) -> None:
     ids: list[tuple[str, str]] = []
 
     def submit(own: Any, number: int) -> None:

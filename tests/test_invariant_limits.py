@@ -224,7 +224,7 @@ def test_a_rate_counts_starts_and_not_jobs(db: ModuleType) -> None:
         assert take(conn) == []
 
 
-def test_who_knows_no_limits_finds_nothing_where_there_are_some(db: ModuleType) -> None:
+def test_claims_by_0_3_0_find_nothing_in_limited_queues(db: ModuleType) -> None:
     claim = (
         "UPDATE ingest_jobs SET status = 'running', claimed_by = 'old' WHERE id = (SELECT id"
         " FROM ingest_jobs WHERE status = 'queued' ORDER BY priority, created_at"

@@ -230,7 +230,7 @@ def test_the_start_of_an_id_will_do_when_only_one_has_it(
 
 
 @pytest.mark.parametrize("name", ["nope", "", "%", "\udcff"])
-def test_what_there_is_not_is_code_1(db: ModuleType, show: Callable[..., Shown], name: str) -> None:
+def test_an_unknown_id_exits_with_1(db: ModuleType, show: Callable[..., Shown], name: str) -> None:
     run_store.insert_run(workflow_name="w")
     done = show(name)
     assert (done.code, done.out) == (1, "")

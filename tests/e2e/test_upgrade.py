@@ -226,7 +226,7 @@ def test_fleets_of_both_versions_share_one_database(world: World) -> None:
     end(*ours)
 
 
-def test_what_hangs_or_dies_in_either_fleet_is_taken_over_by_the_other(world: World) -> None:
+def test_jobs_of_a_dead_worker_of_either_version_are_recovered_by_the_other(world: World) -> None:
     world.page("queue-workflows migrate")
     hangs, thaw = threading.Event(), threading.Event()
 

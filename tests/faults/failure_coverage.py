@@ -28,7 +28,7 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
         "a guard that outlives its job",
         (
             "integration/test_claim_worker.py::test_a_guards_failure_never_ends_the_next_job",
-            "integration/test_batches.py::test_whatever_the_lease_keeper_takes_no_job_runs_or_is_recorded_twice",
+            "integration/test_batches.py::test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some",
             "integration/test_worker_control.py::test_the_watcher_stops_its_own_worker_and_no_other",
             "unit/test_kill_timers.py::test_a_job_does_not_inherit_the_shorter_budget_of_the_one_before",
         ),
@@ -48,7 +48,7 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_exit_deadlines.py::test_the_budget_ends_a_handler_that_keeps_the_gil",
             "faults/test_exit_deadlines.py::test_sigterm_does_not_wait_for_a_frozen_database",
             "faults/test_held_gil.py::test_an_idle_gpu_job_is_ended_by_the_parent_and_runs_again",
-            "integration/test_kill_timer.py::test_it_leaves_on_time_while_a_c_call_keeps_the_gil",
+            "integration/test_kill_timer.py::test_it_exits_on_time_while_a_c_call_keeps_the_gil",
         ),
     ),
     "O6": (
@@ -65,8 +65,8 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_ownership.py::test_a_job_that_kills_three_workers_is_poison_and_its_error_has_the_cause",
             "integration/test_node_queue.py::test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison",
             "integration/test_crash_recovery.py::test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat",
-            "integration/test_claim_worker.py::test_what_may_have_killed_its_worker_is_claimed_alone",
-            "faults/test_held_gil.py::test_of_a_batch_only_the_job_whose_handler_ran_is_counted_when_its_worker_dies",
+            "integration/test_claim_worker.py::test_a_job_with_a_crash_is_claimed_alone",
+            "faults/test_held_gil.py::test_when_a_worker_dies_only_the_batch_job_whose_handler_ran_counts_a_crash",
             "e2e/test_roles.py::test_a_supervised_worker_that_is_killed_loses_nothing_and_comes_back",
         ),
     ),
@@ -102,7 +102,7 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
         "a crash between expanding a run and its status; runs that hide others",
         (
             "faults/test_dispatch_faults.py::test_a_new_run_starts_within_two_seconds_beside_sixty_that_wait_for_a_person",
-            "faults/test_dispatch_faults.py::test_what_fails_or_waits_does_not_hold_up_what_is_behind_it",
+            "faults/test_dispatch_faults.py::test_failing_or_waiting_events_do_not_delay_later_ones",
             "faults/test_failpoints.py::test_a_role_killed_at_any_commit_loses_and_doubles_nothing",
             "faults/test_every_statement.py::test_a_connection_lost_at_any_statement_loses_and_doubles_nothing",
             "integration/test_dispatcher.py::test_sixty_parked_runs_do_not_keep_a_new_one_from_starting",
@@ -122,7 +122,7 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "integration/test_run_store.py::test_no_plain_update_leaves_a_terminal_state_but_to_reopen",
             "integration/test_dispatcher.py::test_nothing_changes_a_cancelled_run",
-            "integration/test_run_store.py::test_a_run_that_is_over_stays_so",
+            "integration/test_run_store.py::test_a_finished_run_keeps_its_status",
             "integration/test_dispatcher_hooks.py::test_a_run_cancelled_while_its_provider_thinks_is_not_written",
         ),
     ),

@@ -149,7 +149,7 @@ def test_only_the_end_of_a_run_ends_its_jobs_at_a_restart(
     }
 
 
-def test_what_fails_or_waits_does_not_hold_up_what_is_behind_it(
+def test_failing_or_waiting_events_do_not_delay_later_ones(
     cli: Commands, conn: engine.Connection
 ) -> None:
     for _ in range(4):

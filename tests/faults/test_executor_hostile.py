@@ -55,7 +55,7 @@ def test_a_death_is_reported_exactly(
     assert isinstance(worker.lost, protocol.ChannelLost)
 
 
-def test_what_was_printed_before_a_death_is_kept(worker: executors.Worker) -> None:
+def test_output_before_a_death_is_stored(worker: executors.Worker) -> None:
     worker.send_task("segfaults")
     worker.death()
     assert "about to fall" in worker.text
@@ -141,7 +141,7 @@ def test_a_forked_child_that_returns_from_the_handler_sends_nothing(
     assert len(worker.of(protocol.Outcome)) == 4
 
 
-def test_what_a_forked_child_reports_is_dropped(worker: executors.Worker) -> None:
+def test_reports_of_a_forked_child_are_dropped(worker: executors.Worker) -> None:
     assert json.loads(worker.task("reporting_child").result)["result"] == 5
     assert not worker.of(protocol.Progress)
 

@@ -233,7 +233,7 @@ def batch_around_a_hog(folder: Path) -> list[str]:
     return jobs.enqueue_many(task_name="hogs_once", queue="work", args=args)
 
 
-def test_of_a_batch_only_the_job_whose_handler_ran_is_counted_when_its_worker_dies(
+def test_when_a_worker_dies_only_the_batch_job_whose_handler_ran_counts_a_crash(
     cli: Commands, tmp_path: Path
 ) -> None:
     ids = batch_around_a_hog(tmp_path)
@@ -257,7 +257,7 @@ def test_of_a_batch_only_the_job_whose_handler_ran_is_counted_when_its_worker_di
     stopped(parent)
 
 
-def test_of_a_batch_the_job_that_runs_is_enough_for_a_cancel_to_end_its_worker(
+def test_a_cancel_of_the_running_job_of_a_batch_ends_the_worker(
     cli: Commands, tmp_path: Path
 ) -> None:
     ids = batch_around_a_hog(tmp_path)

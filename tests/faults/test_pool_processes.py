@@ -59,9 +59,7 @@ def completed(ids: list[str]) -> Callable[[], bool]:
     return lambda: set(column(ids, "status")) == {"completed"}
 
 
-def test_of_a_pool_that_is_killed_each_job_that_ran_runs_once_more(
-    cli: Commands, tmp_path: Path
-) -> None:
+def test_each_running_job_of_a_killed_pool_runs_once_more(cli: Commands, tmp_path: Path) -> None:
     ids = enqueued(tmp_path, "lingers_once", count=5)
     others = enqueued(tmp_path, "awaits_once", OTHER, count=3)
     parent = pool(cli, "--supervise", "--shutdown-timeout", "0.2")

@@ -161,7 +161,7 @@ def test_a_job_that_is_cancelled_before_it_begins_never_runs(
     assert events(conn, ids[2]) == ["claimed", "cancel_requested", "cancelled"]
 
 
-def test_of_a_batch_the_job_that_runs_is_stopped_after_its_grace(
+def test_a_cancelled_running_job_of_a_batch_is_stopped_after_its_grace(
     conn: engine.Connection, bodies: Bodies, patient: None, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CANCEL_GRACE_S", "0.2")
@@ -354,7 +354,7 @@ def test_behind_a_long_handler_results_are_recorded_and_others_take_the_rest(
     assert events(conn, ids[2]) == ["claimed", "requeued", "claimed", "completed"]
 
 
-def test_whatever_the_lease_keeper_takes_no_job_runs_or_is_recorded_twice(
+def test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some(
     conn: engine.Connection, bodies: Bodies, monkeypatch: Any
 ) -> None:
     """It takes what it can as often as it can, against two workers whose handlers are short."""

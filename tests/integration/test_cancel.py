@@ -123,9 +123,7 @@ def test_a_running_ingest_job_gets_a_stop_request_and_its_worker_is_notified(con
 
 
 @pytest.mark.parametrize("family", ["node", "ingest"])
-def test_a_job_that_is_handed_back_meanwhile_is_cancelled_all_the_same(
-    conn: Any, family: str
-) -> None:
+def test_a_job_that_is_handed_back_meanwhile_is_cancelled_too(conn: Any, family: str) -> None:
     if family == "node":
         factories.node(conn)
         job = factories.claim_node(conn)

@@ -683,7 +683,7 @@ def test_a_batch_gives_back_what_it_has_not_run_when_it_must_leave(
     assert {(r["status"], r["crash_count"]) for r in rows} == {("queued", 0)}
 
 
-def test_what_may_have_killed_its_worker_is_claimed_alone(db: Any) -> None:
+def test_a_job_with_a_crash_is_claimed_alone(db: Any) -> None:
     queue_workflows.register_ingest_task("t", lambda reason: None)
     ids = jobs.enqueue_many(task_name="t", queue="load", args=[{}] * 4)
     sql("UPDATE ingest_jobs SET crash_count = 1 WHERE id = ANY (%s)", ids[:2])

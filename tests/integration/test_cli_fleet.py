@@ -126,7 +126,7 @@ def test_children_get_app_level_and_the_embedded_server_only_without_a_dsn(
     assert str(tmp_path / "log") in named.argv
 
 
-def test_who_serves_a_queue(db: ModuleType) -> None:
+def test_which_workers_serve_a_queue(db: ModuleType) -> None:
     here = identity.process_prefix("box", os.getpid())
     gone = identity.process_prefix("box", 2**22 - 1)
     rows = [

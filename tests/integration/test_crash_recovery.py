@@ -89,7 +89,7 @@ def test_ingest_claims_come_back_too(db: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("ran", ["nothing", "one", "unknown"])
-def test_of_a_batch_only_the_job_that_ran_is_counted(db: ModuleType, ran: str) -> None:
+def test_only_the_job_of_a_batch_that_ran_counts_a_crash(db: ModuleType, ran: str) -> None:
     config.register_ingest_task("t", lambda reason: {})
     jobs.enqueue_many(task_name="t", queue="fetch", args=[{}] * 3)
     who = claims.Claimant(identity.new_worker_id(LABEL), LABEL, "fetch")
@@ -373,7 +373,7 @@ def test_a_death_is_recovered_once_the_database_is_back(
         until(lambda: job(run_id, "a")["status"] == "queued")
 
 
-def test_what_the_server_still_gave_to_the_dead_comes_back_too(
+def test_a_claim_executed_after_the_workers_death_is_handed_back_too(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finish that was under way at the death, and with it the claim of the next job."""

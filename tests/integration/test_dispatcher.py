@@ -171,7 +171,7 @@ def test_skip_if_makes_a_skipped_row_that_satisfies_what_depends_on_it(
         (None, "queued"),
     ],
 )
-def test_what_skip_if_resolves_to_decides_and_nothing_is_skipped_by_an_error(
+def test_skip_if_decides_by_its_value_and_an_error_skips_nothing(
     host: flow.Flow, skip_if: Any, status: str
 ) -> None:
     host.dag({"id": "a", "skip_if": skip_if})
@@ -485,7 +485,7 @@ def test_nothing_changes_a_cancelled_run(host: flow.Flow) -> None:
 
 
 @pytest.mark.parametrize("late", ["completed", "failed"])
-def test_what_comes_late_does_not_change_a_failed_run(host: flow.Flow, late: str) -> None:
+def test_late_results_do_not_change_a_failed_run(host: flow.Flow, late: str) -> None:
     host.dag(a="", b="", c="b")
     run_id = host.started()
     with engine.connect() as conn:
@@ -782,7 +782,7 @@ def test_runs_are_started_by_priority_and_then_by_age(host: flow.Flow) -> None:
     assert [row["run_id"] for row in order] == [urgent, first, second]
 
 
-def test_what_this_process_remembers_of_a_run_ends_with_the_run(host: flow.Flow) -> None:
+def test_the_cache_of_a_run_ends_with_the_run(host: flow.Flow) -> None:
     host.dag(a="", b="a")
     run_store.insert_run(run_id="r", workflow_name="w")
     dispatcher.start_run("r")

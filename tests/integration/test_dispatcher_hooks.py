@@ -534,7 +534,7 @@ def test_a_run_reopened_keeps_its_frozen_definition(host: flow.Flow) -> None:
     assert flow.states(run_id) == {"s/a": "queued"}
 
 
-def test_of_two_definitions_made_at_once_the_first_stored_counts_in_both_processes(
+def test_the_first_stored_of_two_concurrent_definitions_counts_in_both_processes(
     host: flow.Flow,
 ) -> None:
     host.dag(a="", b="a")

@@ -309,7 +309,9 @@ def test_four_starts_at_once_make_one_server(host: Host) -> None:
     assert not host.runs()
 
 
-def test_who_joins_while_the_last_one_leaves_gets_a_server_that_stays(made_host: Host) -> None:
+def test_a_process_that_starts_while_the_last_one_stops_gets_a_running_server(
+    made_host: Host,
+) -> None:
     code = """
 import psycopg
 from queue_workflows import embedded

@@ -271,13 +271,13 @@ def fifty(dsn: str, **given: Any) -> list[JobId]:
         return [job_id for found in pool.map(five, range(10)) for job_id in found]
 
 
-def test_of_fifty_at_once_one_makes_the_job(conn: Any, dsn: str) -> None:
+def test_one_of_fifty_concurrent_requests_creates_the_job(conn: Any, dsn: str) -> None:
     ids = fifty(dsn, idempotency_key="k", args={"n": 1})
     assert (len(ids), len(set(ids)), count(conn)) == (50, 1, 1)
     assert [job_id.created for job_id in ids].count(True) == 1
 
 
-def test_of_fifty_at_once_one_takes_over_a_key_that_is_due(conn: Any, dsn: str) -> None:
+def test_one_of_fifty_concurrent_requests_takes_over_an_expired_key(conn: Any, dsn: str) -> None:
     first = enqueue(idempotency_key="k", idempotency_window_s=0)
     end(conn)
     ids = fifty(dsn, idempotency_key="k")
@@ -464,7 +464,7 @@ def test_a_job_that_runs_again_has_its_key_again(conn: Any) -> None:
 # --- many --------------------------------------------------------------------------------------
 
 
-def test_what_a_caller_does_not_name_its_task_names(conn: Any) -> None:
+def test_options_missing_in_the_call_are_those_of_the_task(conn: Any) -> None:
     queue_workflows.configure(ingest_queues={"fetch", "maintenance"})
     queue_workflows.register_ingest_task(
         "named", lambda: None, queue="fetch", priority=7, lock_key="one"
@@ -577,7 +577,7 @@ def test_jobs_with_keys_keep_their_order_and_their_duplicates(conn: Any) -> None
     ]  # fmt: skip
 
 
-def test_of_a_call_that_contradicts_itself_nothing_is_queued(conn: Any) -> None:
+def test_a_contradictory_call_queues_nothing(conn: Any) -> None:
     with pytest.raises(errors.IdempotencyClash, match="jobs 1 and 2 of one call share") as caught:
         enqueue_many([{}, *({"idempotency_key": "k", "args": {"n": n}} for n in range(2))])
     assert caught.value.job_id == ""

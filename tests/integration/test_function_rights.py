@@ -76,7 +76,7 @@ def test_a_function_that_runs_as_its_owner_has_a_path_of_its_own(conn: Any) -> N
     assert factories.column(conn, path) == []
 
 
-def test_who_runs_as_the_owner_is_a_trigger_or_checks_its_caller(conn: Any) -> None:
+def test_security_definer_functions_are_triggers_or_check_their_caller(conn: Any) -> None:
     named = (
         "SELECT p.proname::text" + OURS + " AND p.prosecdef"
         " AND p.prorettype <> 'trigger'::regtype ORDER BY 1"

@@ -261,9 +261,7 @@ def test_only_triggers_wait_for_who_works_with_the_tables(
         installing.join()
 
 
-def test_who_only_reads_keeps_the_installer_waiting_and_no_writer(
-    own: str, change: Callable[..., None]
-) -> None:
+def test_a_reader_delays_the_installer_but_no_writer(own: str, change: Callable[..., None]) -> None:
     change(triggers="\n-- more\n")
     with engine.connect(autocommit=False) as reader, engine.connect() as conn:
         reader.execute("SELECT FROM lock_turns")
@@ -290,7 +288,7 @@ def test_a_pre_release_is_below_its_release() -> None:
     assert functions._release("0.4") == functions._release("0.4.0")
 
 
-def test_what_a_newer_package_installed_stays_and_is_good_enough(
+def test_functions_of_a_newer_package_stay_and_are_accepted(
     own: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with engine.connect() as conn:
@@ -307,7 +305,7 @@ def test_what_a_newer_package_installed_stays_and_is_good_enough(
     assert "2 problems; upgrade queue_workflows here" in capfd.readouterr().out
 
 
-def test_what_an_older_package_installed_is_replaced_and_waited_for(own: str) -> None:
+def test_functions_of_an_older_package_are_replaced_and_awaited(own: str) -> None:
     with engine.connect() as conn:
         conn.execute(f"UPDATE {OBJECTS} SET package_version = '0.3.9', checksum = 'theirs'")
         assert not functions.is_ready(conn)
@@ -342,7 +340,7 @@ def test_a_database_that_goes_away_before_the_last_check_is_waited_for(
     assert next(answers, "both were needed") == "both were needed"
 
 
-def test_who_has_nothing_to_install_needs_only_to_read(own: str) -> None:
+def test_a_process_with_nothing_to_install_needs_only_read_rights(own: str) -> None:
     role = f"{psycopg.conninfo.conninfo_to_dict(own)['dbname']}_reader"
     name = sql.Identifier(role)
     with engine.connect() as conn:

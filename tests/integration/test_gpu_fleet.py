@@ -187,7 +187,7 @@ def test_a_worker_without_models_leaves_what_a_parked_one_knows(conn: Any) -> No
 
 
 @pytest.mark.parametrize("policy", ["strict", "balanced"])
-def test_who_claims_by_itself_and_names_no_models_is_given_any(
+def test_a_claim_that_names_no_models_gets_jobs_of_any_model(
     conn: Any, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_CLAIM_POLICY", policy)

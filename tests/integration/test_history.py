@@ -250,6 +250,6 @@ def test_a_reopened_node_has_waited_since_its_run_started_again(toy: Flow) -> No
     assert second["queued_at"] == flow.run(run_id)["started_at"]
 
 
-def test_what_there_is_not_is_none(db: ModuleType) -> None:
+def test_an_unknown_id_is_none(db: ModuleType) -> None:
     assert history.get_run("nope") is None
     assert history.get_job("nope") is None

@@ -162,7 +162,7 @@ def test_a_machine_that_is_off_claims_nothing(conn: Any) -> None:
     assert claim(host="other") is not None
 
 
-def test_what_is_not_due_waits_until_it_is(conn: Any, heard: Callable[[], Any]) -> None:
+def test_a_job_that_is_not_due_waits_until_it_is(conn: Any, heard: Callable[[], Any]) -> None:
     factories.ingest(conn, available_at="2999-01-01")
     assert (claim(), heard(), promotion.promote_due(conn)) == (None, [], 0)
     conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 ms'")

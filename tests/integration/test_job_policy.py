@@ -276,7 +276,7 @@ def test_an_answer_that_came_before_the_timeout_wins(flows: Flow, db: ModuleType
     assert flow.status(run_id) == "completed"
 
 
-def test_a_timeout_that_sql_wrote_as_text_ends_all_the_same(flows: Flow, db: ModuleType) -> None:
+def test_a_timeout_that_sql_wrote_as_text_works_too(flows: Flow, db: ModuleType) -> None:
     run_id = waiting(flows, timeout_s=3600)
     with db.connect() as conn:
         conn.execute("""UPDATE workflow_node_jobs SET policy = '{"timeout_s": "1"}'""")

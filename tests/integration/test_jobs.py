@@ -158,7 +158,7 @@ def test_one_id_is_an_id_and_not_its_letters(conn: Any, some: None) -> None:
 
 
 @pytest.mark.parametrize("door", [jobs.retry_many, jobs.cancel_many, jobs.delete_many])
-def test_what_can_be_no_id_is_unknown_or_refused(conn: Any, some: None, door: Any) -> None:
+def test_an_invalid_id_is_unknown_or_refused(conn: Any, some: None, door: Any) -> None:
     assert [each["outcome"] for each in door(["a\x00", "\ud800"])] == ["unknown"] * 2
     assert jobs.list(queue="a\x00") == jobs.list(key="\ud800") == []
     with pytest.raises(errors.InvalidConfig, match="an id is a text"):
@@ -221,7 +221,7 @@ def test_a_dead_job_shows_each_attempt_with_its_own_traceback(
     assert "traceback of attempt 3" in out and out.count("    ValueError: a bad row\n") == 1
 
 
-def test_what_people_did_is_shown_with_who(conn: Any, said: Callable[..., Said]) -> None:
+def test_manual_changes_are_shown_with_their_author(conn: Any, said: Callable[..., Said]) -> None:
     failed(conn, "j")
     assert jobs.retry_many(["j"], by="ann@box")[0]["outcome"] == "queued"
     assert jobs.cancel_many(["j"], by="bob@box")[0]["outcome"] == "cancelled"

@@ -88,7 +88,7 @@ def assert_left(end: Ended, code: int, after_s: float) -> None:
     assert after_s <= end.after_s <= after_s + ON_TIME_S
 
 
-def test_it_leaves_on_time_while_a_c_call_keeps_the_gil() -> None:
+def test_it_exits_on_time_while_a_c_call_keeps_the_gil() -> None:
     end = ended("""
         def python_exit():
             time.sleep(0.3)

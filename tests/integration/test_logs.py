@@ -263,7 +263,7 @@ def test_a_log_that_cannot_be_stored_fails_no_job(
     assert "are not stored" in caplog.text
 
 
-def test_what_could_not_be_stored_is_stored_later(
+def test_a_log_that_could_not_be_stored_is_stored_later(
     toy: Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture, "STORE_S", 0.05)

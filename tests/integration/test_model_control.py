@@ -533,7 +533,7 @@ def test_a_request_joins_the_callers_transaction(conn: Any) -> None:
     assert factories.one(conn, "SELECT count(*) FROM model_controls") == 0
 
 
-def test_what_no_worker_could_obey_no_row_can_hold(conn: Any) -> None:
+def test_the_table_refuses_requests_that_no_worker_could_carry_out(conn: Any) -> None:
     for columns in ("'load', NULL", "'dance', 'a'"):
         with pytest.raises(engine.Error, match="model_controls_"):
             conn.execute(

@@ -100,7 +100,7 @@ def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notificatio
         wait.until(lambda: {"s/c", "s/d"} <= {*flow.jobs(run_id)})
 
 
-def test_what_was_there_before_the_start_is_done_too(host: flow.Flow, hourly: None) -> None:
+def test_work_from_before_the_start_is_done_too(host: flow.Flow, hourly: None) -> None:
     host.dag(a="", b="a")
     run_id = host.submit()
     with running():

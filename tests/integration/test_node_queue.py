@@ -331,7 +331,7 @@ def test_two_claimants_take_no_job_of_a_model_twice(models: str, db: ModuleType)
 # --- not due -----------------------------------------------------------------------------------
 
 
-def test_what_is_not_due_is_not_claimed_and_wakes_nobody(
+def test_a_job_that_is_not_due_is_not_claimed_and_wakes_no_worker(
     run: str, conn: Any, heard: Callable[[], Any]
 ) -> None:
     job = factories.node(conn, run, available_at="2999-01-01")
@@ -363,7 +363,7 @@ def test_a_workers_own_claim_promotes_what_is_due(run: str, conn: Any) -> None:
     assert claim_all(cpu()) == ["n"]
 
 
-def test_what_was_due_when_it_came_is_claimed_at_once(run: str, conn: Any) -> None:
+def test_a_job_that_was_due_when_inserted_is_claimed_at_once(run: str, conn: Any) -> None:
     factories.node(conn, run, available_at="2001-01-01")
     assert claim_all(cpu()) == ["n"]
 

@@ -431,7 +431,7 @@ def test_a_handler_that_has_to_be_stopped_charges_no_other_job(
     assert {left.jobs[each]["priority"] for each in (one, three, other)} == {100}
 
 
-def test_what_would_be_its_last_crash_runs_alone(
+def test_a_job_whose_next_crash_is_its_last_runs_alone(
     conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enqueue("load.a", 1)

@@ -36,7 +36,7 @@ def test_a_queue_without_settings_is_open(db: ModuleType) -> None:
     assert (row["ready"], row["rate"], row["max_running"], row["partitions"]) == (0, None, None, [])
 
 
-def test_what_waits_in_a_queue_that_nobody_serves_can_be_paused(db: ModuleType) -> None:
+def test_a_queue_with_waiting_jobs_and_no_worker_can_be_paused(db: ModuleType) -> None:
     with db.transaction() as conn:
         factories.ingest(conn, task_name="fetch", queue="rails")
     assert queues.pause("rails")["queue"] == "rails"

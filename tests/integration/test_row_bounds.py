@@ -261,7 +261,7 @@ def test_a_count_of_watchdog_retries_at_its_limit_can_still_grow(conn: Any, coun
 
 
 @pytest.mark.parametrize("created", ["infinity", "-infinity", "294276-12-31", "4714-11-24 BC"])
-def test_a_row_from_before_is_ended_all_the_same(conn: Any, created: str) -> None:
+def test_a_row_from_before_the_ranges_can_be_ended(conn: Any, created: str) -> None:
     run = factories.run(conn)
     factories.node(conn, run)
     factories.ingest(conn, id="j", idempotency_key="k")

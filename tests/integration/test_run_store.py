@@ -181,7 +181,7 @@ def test_an_error_text_is_cut_and_made_storable(db: ModuleType) -> None:
 
 @pytest.mark.parametrize("over", TERMINAL)
 @pytest.mark.parametrize("late", ["running", "completed", "failed", "cancelled", "draft"])
-def test_a_run_that_is_over_stays_so(db: ModuleType, over: str, late: str) -> None:
+def test_a_finished_run_keeps_its_status(db: ModuleType, over: str, late: str) -> None:
     insert(run_id="r", status=over)
     row = run_store.update_run("r", status=late, progress_pct=7)
     after = run_store.get_run("r")

@@ -213,7 +213,7 @@ def test_triggers_and_functions_have_the_names_that_0013_meets(at_12: dict[str, 
         assert f"function {function}()" in at_12
 
 
-def test_what_hangs_on_a_run_goes_with_it(at_12: dict[str, str]) -> None:
+def test_rows_of_a_run_are_deleted_with_it(at_12: dict[str, str]) -> None:
     keys = {i.split()[1] for i, t in at_12.items() if "REFERENCES workflow_runs(id) ON DELETE" in t}
     assert keys == {table for table in CONTRACT if table.startswith("workflow_")} - {
         "workflow_runs"
@@ -666,7 +666,7 @@ def test_an_app_runs_its_own_chain_on_its_own_ledger(fresh: ModuleType, tmp_path
     assert fresh.current_schema_version() == HEAD
 
 
-def test_who_has_nothing_to_apply_needs_no_right_to_create(db: ModuleType, dsn: str) -> None:
+def test_a_role_with_nothing_to_apply_needs_no_right_to_create(db: ModuleType, dsn: str) -> None:
     with db.connect(limited=False) as conn, conn.transaction(force_rollback=True):
         conn.execute("CREATE ROLE queue_workflows_poor")
         conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")

@@ -119,7 +119,7 @@ def test_next_is_what_an_ingest_claim_takes(conn: Any) -> None:
 # --- the clauses -------------------------------------------------------------------------------
 
 
-def test_what_keeps_every_worker_from_it(conn: Any) -> None:
+def test_reasons_that_hold_for_every_worker(conn: Any) -> None:
     run_id = factories.run(conn)
     due = factories.node(conn, run_id, "later", available_at="2999-01-01")
     first = factories.node(conn, run_id, "first", lock_key="k")
@@ -168,7 +168,7 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(
     assert detail.startswith("its queue has a worker again")
 
 
-def test_what_keeps_a_worker_from_it(conn: Any) -> None:
+def test_reasons_that_hold_for_one_worker(conn: Any) -> None:
     models.publish_sizes(conn, "small", {"m": 24.0})
     for host, more in (
         ("off", {}),
@@ -210,7 +210,7 @@ def test_what_a_worker_loads_is_warm_when_it_claims_next(conn: Any, asked: bool)
     assert [clauses(conn, job) for job in (first, second)] == [{"me": "warm"}, {"me": "next"}]
 
 
-def test_who_is_before_it(conn: Any) -> None:
+def test_jobs_that_are_claimed_before_it(conn: Any) -> None:
     run_id = factories.run(conn)
     report(conn, factories.who("cpu", "me"))
     jobs = [factories.node(conn, run_id, f"n{n}", priority=p) for n, p in enumerate([100, 100, 1])]

@@ -202,7 +202,7 @@ def test_an_unchanged_end_written_again_stays(conn: Any) -> None:
     assert factories.one(conn, "SELECT until_at FROM worker_controls") == SOON
 
 
-def test_off_ends_by_itself(conn: Any) -> None:
+def test_off_with_an_end_ends_by_itself(conn: Any) -> None:
     workers.disable("box", "gpu", until=timedelta(hours=1))
     assert worker_control.desired_state_for("box", "gpu") == "off"
     conn.execute("UPDATE worker_controls SET until_at = now() - interval '1 second'")

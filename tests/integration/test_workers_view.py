@@ -107,7 +107,7 @@ def test_a_worker_that_ignores_switches_is_not_shown_as_off(conn: Any) -> None:
 
 
 @pytest.mark.parametrize("state", ["throttled", "dead"])
-def test_what_no_switch_explains_stays(conn: Any, state: str) -> None:
+def test_a_state_that_no_switch_explains_stays(conn: Any, state: str) -> None:
     worker(conn, state)
     off(conn)
     assert only()["state"] == state

@@ -69,7 +69,7 @@ def test_what_fits_is_kept_whole() -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 100, 700, 5000])
-def test_of_more_the_head_and_the_tail_are_kept(piece: int) -> None:
+def test_of_a_longer_log_the_head_and_the_tail_are_stored(piece: int) -> None:
     whole = b"".join(b"%07d\n" % n for n in range(1000))
     parts = [whole[at : at + piece] for at in range(0, len(whole), piece)]
     head, tail, cut = recorded(*parts)

@@ -199,7 +199,7 @@ def test_each_mistake_is_an_error_with_a_remedy(steps: Any, pipelines: Any, word
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_may_be_meant_is_a_warning(steps: Any, pipelines: Any, words: str) -> None:
+def test_a_possible_mistake_is_a_warning(steps: Any, pipelines: Any, words: str) -> None:
     found = report(*steps, pipelines=pipelines)
     assert [each.level for each in found.findings] == ["warning"], found.findings
     assert words in str(found.findings[0])
@@ -258,7 +258,7 @@ def test_unusual_but_correct_workflows_have_no_findings() -> None:
         ask_file("c.CSV"),
     ],
 )
-def test_a_default_that_a_person_could_give_is_let_be(given: Any) -> None:
+def test_a_default_that_a_person_could_give_is_no_finding(given: Any) -> None:
     config.register_input_widget("choose_one", lambda _step, _run: {"options": ["c"]})
     assert [str(each) for each in report(READ, given).findings if "default" in str(each)] == []
 

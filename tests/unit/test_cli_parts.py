@@ -79,7 +79,7 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
         ({"widget": "confirm"}, True),
     ],
 )
-def test_what_yes_answers(spec: dict[str, Any], value: object) -> None:
+def test_yes_answers_with_defaults(spec: dict[str, Any], value: object) -> None:
     assert prompts.default(spec) == value
     assert prompts.read("", spec) == value
 

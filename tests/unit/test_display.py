@@ -80,7 +80,7 @@ def test_any_value_is_strict_json_in_ascii(value: Any) -> None:
     json.loads(text, parse_constant=refuse)
 
 
-def test_what_is_escaped_is_seen() -> None:
+def test_escaped_characters_are_visible() -> None:
     assert display.line("a\x1b[31m\nb\x9b\u202ec\x00\td") == r"a\x1b[31m\nb\x9b\u202ec\x00\td"
     assert display.line("e\U000e0041f\udc80g\u200bh") == r"e\U000e0041f\udc80g\u200bh"
     assert display.line(r"C:\x1b [red]%s[/]") == r"C:\x1b [red]%s[/]"

@@ -79,7 +79,7 @@ def test_an_error_with_thousands_of_causes_is_shortened() -> None:
     assert "raise error" in (made.detail or "")
 
 
-def test_an_error_without_a_printable_traceback_is_a_failure_all_the_same() -> None:
+def test_an_error_without_a_printable_traceback_is_a_failure_too() -> None:
     class Hostile(Exception):
         @property
         def __notes__(self) -> list[str]:

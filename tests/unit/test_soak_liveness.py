@@ -210,7 +210,7 @@ def test_what_the_observer_did_not_see_excuses_nothing() -> None:
 @pytest.mark.parametrize(
     "text", ["a\x1b[31mb", "x\u202ey", "a\x9bb", "ok\n2026-01-01T00:00:00 ERROR forged\n"]
 )
-def test_what_a_terminal_would_obey_is_found(text: str) -> None:
+def test_control_characters_in_output_are_found(text: str) -> None:
     (found,) = fleet.unsafe(text)
     assert found.isprintable()
 

@@ -358,7 +358,7 @@ def test_a_generator_that_was_interrupted_is_not_cut_off_while_it_cleans_up() ->
     assert log == ["tidies"] * 3
 
 
-def test_what_was_interrupted_before_it_began_ends_at_its_first_await() -> None:
+def test_a_handler_interrupted_before_its_start_ends_at_its_first_await() -> None:
     script = Script()
     script.interrupt("shutdown")
     with pytest.raises(control.Interrupted, match="shutdown"):
