@@ -210,7 +210,7 @@ class Ticker:
             self._failures += not row_isolation.is_busy(error)
             return longest * random.uniform(0.5, 1.0)  # noqa: S311  jitter
         if self._failures:
-            _log.warning("the schedule goes on")
+            _log.warning("the schedule continues")
         self._failures = 0
         return self.pause_s()
 

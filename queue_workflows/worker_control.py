@@ -117,7 +117,7 @@ class WorkerControlWatcher:
     def start(self) -> None:
         """Check now, at each notification, and every WORKER_CONTROL_POLL_S seconds.
 
-        Errors are logged, and checking goes on. Raises RuntimeError when it was started before.
+        Errors are logged, and checking continues. Raises RuntimeError when it was started before.
         """
         if self._follow is not None:
             raise RuntimeError("this watcher was started before; make a new one")

@@ -82,7 +82,7 @@ def begin(conn: db.Connection, name: str, now: datetime) -> None:
 
 
 def adopt(conn: db.Connection, name: str, now: datetime) -> None:
-    """Let the new row of an old-style entry go on from the last fire under its name, if any."""
+    """Let the new row of an old-style entry continue from the last fire under its name, if any."""
     conn.execute(statements.schedule_definitions.adopt, {"name": name, "now": now})
 
 

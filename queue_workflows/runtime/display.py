@@ -123,7 +123,7 @@ def duration(value: Any) -> str:
     if math.isnan(value):
         return "unknown"
     if math.isinf(value):
-        return "for ever" if value > 0 else "0.0 s"
+        return "forever" if value > 0 else "0.0 s"
     if value < 60:
         return f"{max(0.0, value):.1f} s"
     whole = int(value)

@@ -146,8 +146,8 @@ class Work:
     def verdict(self) -> guards.Failure | None:
         """Return the first failure of the guards; without a handler only the lease is checked."""
         now = self._now()
-        judged = [self.lease_end] if self.settling or self.waiting else self.guards
-        return next((failure for guard in judged if (failure := guard.check(now))), None)
+        active = [self.lease_end] if self.settling or self.waiting else self.guards
+        return next((failure for guard in active if (failure := guard.check(now))), None)
 
 
 PROGRESS_LIMIT = 8000

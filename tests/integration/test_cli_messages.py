@@ -158,8 +158,8 @@ def test_status_prints_how_to_resume_a_paused_queue(db: ModuleType, invoke: Invo
     queues.pause("cpu", requested_by="ops")
     queues.pause("load", partition="a b")
     lines = invoke("status").out.splitlines()
-    assert "queue cpu is paused by ops: `queue-workflows queues resume cpu` goes on" in lines
-    again = "`queue-workflows queues resume load --partition 'a b'` goes on"
+    assert "queue cpu is paused by ops: `queue-workflows queues resume cpu` resumes it" in lines
+    again = "`queue-workflows queues resume load --partition 'a b'` resumes it"
     assert f"queue load, partition a b is paused: {again}" in lines
 
 
@@ -169,7 +169,7 @@ def test_run_reports_that_its_queue_is_paused(
     queues.pause("cpu")
     monkeypatch.setattr(interactive_run.Follower, "follow", lambda *_: None)
     said = invoke(*RUN, "--no-up")
-    note = "queue cpu is paused: `queue-workflows queues resume cpu` goes on"
+    note = "queue cpu is paused: `queue-workflows queues resume cpu` resumes it"
     assert f"queue-workflows: {note}\n" in said.err
 
 

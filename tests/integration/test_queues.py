@@ -249,7 +249,7 @@ def test_status_shows_what_is_paused(db: ModuleType, capsys: pytest.CaptureFixtu
     queues.pause("load", partition="a")
     assert cli.main(["status"]) == 0
     out = capsys.readouterr().out
-    assert "queue cpu is paused by ana: `queue-workflows queues resume cpu` goes on\n" in out
+    assert "queue cpu is paused by ana: `queue-workflows queues resume cpu` resumes it\n" in out
     assert (
         "queue load, partition a is paused: `queue-workflows queues resume load --partition a`"
         in out

@@ -374,7 +374,7 @@ def test_database_errors_are_logged_once_and_waited_out(
             with db.connection() as conn:
                 conn.execute("ALTER TABLE away RENAME TO schedule_fires")
         wait.until(lambda: fires(db))
-        wait.until(lambda: "goes on" in caplog.text)
+        wait.until(lambda: "continues" in caplog.text)
         with db.connection() as conn:
             conn.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"

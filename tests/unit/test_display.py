@@ -135,7 +135,7 @@ def test_a_time_at_the_end_of_what_python_has_is_shown_in_any_zone() -> None:
     ("value", "shown"),
     [
         (None, "-"), (0.04, "0.0 s"), (59.9, "59.9 s"), (125, "2 min 05 s"),
-        (11_220, "3 h 07 min"), (float("nan"), "unknown"), (float("inf"), "for ever"),
+        (11_220, "3 h 07 min"), (float("nan"), "unknown"), (float("inf"), "forever"),
         (float("-inf"), "0.0 s"), (-5, "0.0 s"), (Decimal("NaN"), "unknown"), ("\x1b", r"\x1b"),
         (timedelta(seconds=61), "1 min 01 s"),
     ],

@@ -209,7 +209,7 @@ def test_pressure_while_nothing_of_ours_runs_is_logged_once_and_stops_nothing(
     for _ in range(3):
         assert not throttled.at(ram=95, working=False)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "nothing of ours runs" in caplog.text
+    assert "no job of this process runs" in caplog.text
 
 
 def test_it_is_released_when_our_last_job_ends_although_memory_is_full(
