@@ -130,11 +130,12 @@ _INTRO = """# Performance
 
 Written by `python -m benchmarks --markdown docs/performance.md`; do not edit by hand.
 
-After this page you know what the engine costs. Each figure stands beside that of a bare psycopg
-loop, which does the same work on a plain table in the same run, on the same server, with the same
-durability: every commit is flushed to disk. The fence, the triggers, the outbox and the events
-are on in every row. Ours and bare run alternately. The ratio is the median over the rounds, with
-the smallest and the largest in brackets. Targets are the design's.
+After this page you know what the engine costs. Each figure is compared with that of a bare
+psycopg loop, which does the same work on a plain table in the same run, on the same server, with
+the same durability: every commit is flushed to disk. The fence, the triggers, the outbox and the
+events are on in every row. The engine ("ours") and the bare loop run alternately. The ratio is the
+median over the rounds, with the smallest and the largest in brackets. Targets are those of the
+design.
 """
 
 
@@ -148,7 +149,7 @@ def markdown(report: Report) -> str:
     parts.append(_markdown_table([HEAD, *(cells(row) for row in report.rows)], RIGHT))
     if report.peer_rows:
         peers = peer_table(report)
-        parts.append("## Beside other queues\n\n" + _PEERS)
+        parts.append("## Compared with other queues\n\n" + _PEERS)
         parts.append(_markdown_table(peers, range(1, len(peers[0]))))
     parts.append("## How each row is measured")
     for section in report.sections:
@@ -162,8 +163,8 @@ def markdown(report: Report) -> str:
 
 
 _PEERS = """The same work in the same run, each from the package index in an environment of its
-own, at its defaults but for what the work asks: one job at a time, or batches of 100. They write
-less than we do: pgqueuer deletes a finished job and appends one line to a log, procrastinate keeps
-the row and an event. Drain rates are by the start times of handlers; pickup is from the return
-of their enqueue call, which ends after the commit, while ours is from the moment at which COMMIT
-is sent."""
+own, with default settings except for what the work requires: one job at a time, or batches of 100.
+They write less than we do: pgqueuer deletes a finished job and appends one line to a log,
+procrastinate keeps the row and an event. Drain rates are by the start times of handlers; pickup is
+from the return of their enqueue call, which ends after the commit, while ours is from the moment at
+which COMMIT is sent."""

@@ -908,7 +908,7 @@ BEGIN
          LIMIT 1;
         why := CASE WHEN FOUND THEN 'worth' ELSE 'left' END;
     END IF;
-    -- A job must not be passed over for ever by younger ones. Where it may be, v_fleet is set.
+    -- A job must not be passed over forever by younger ones. Where it may be, v_fleet is set.
     SELECT * INTO v_other FROM unnest(v_lines) l
      WHERE l.oldest_s > coalesce(v_chosen.waited_s, 0) + p_bound_s
      ORDER BY l.oldest_seq LIMIT 1;
@@ -1237,8 +1237,8 @@ CREATE FUNCTION public.queue_workflows_gpu_unserved() RETURNS TABLE(model text, 
            CASE WHEN t.alive = 0 THEN 'no_worker' WHEN t.off IS NOT NULL THEN 'off'
                 WHEN t.is_large THEN 'vram' ELSE 'model' END,
            CASE WHEN t.alive = 0 THEN 'no gpu worker is alive'
-                WHEN t.off IS NOT NULL THEN 'every box that can take it is off: ' || t.off
-                WHEN t.is_large THEN format('it needs %s GB, and the largest card that may load it has %s GB',
+                WHEN t.off IS NOT NULL THEN 'every machine that can take it is off: ' || t.off
+                WHEN t.is_large THEN format('it needs %s GB, and the largest GPU that may load it has %s GB',
                                             t.needs_gb, t.vram_mb / 1000)
                 ELSE 'no live gpu worker knows the model' END
       FROM told t WHERE t.is_served IS NOT TRUE
@@ -1394,7 +1394,7 @@ BEGIN
         PERFORM queue_workflows_check_payload(NEW.progress, 'ingest_jobs.progress');
     END IF;
     IF NEW.status = 'running' THEN
-        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key for ever.
+        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
         IF NEW.lease_expires_at > now() + interval '7 days' THEN
             RAISE EXCEPTION 'ingest_jobs.lease_expires_at of a running job is over 7 days ahead'
                 USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
@@ -1462,7 +1462,7 @@ BEGIN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
     END IF;
     IF NEW.status = 'running' THEN
-        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key for ever.
+        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
         IF NEW.lease_expires_at > now() + interval '7 days' THEN
             RAISE EXCEPTION 'workflow_node_jobs.lease_expires_at of a running job is over 7 days ahead'
                 USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
@@ -1773,7 +1773,7 @@ BEGIN
                 NEW.blocked_reason := 'locked';
             ELSIF NEW.lock_key IS NULL AND OLD.lock_key IS NOT NULL
                   AND NEW.blocked_reason IN ('locked', 'unserved') THEN
-                -- Without its key it would be admitted by nobody.
+                -- Without its key no other statement would admit it.
                 NEW.blocked_reason := CASE WHEN NEW.available_at > now() THEN 'not_due' END;
                 IF NEW.blocked_reason IS NULL THEN
                     PERFORM pg_notify(TG_ARGV[0], NEW.queue);
@@ -1836,7 +1836,7 @@ BEGIN
     IF OLD.status = 'running' AND NEW.worker_id = OLD.worker_id
        AND NEW.status IN ('completed', 'failed', 'awaiting_input')
        AND NOT starts_with(OLD.worker_id, 'legacy:') THEN
-        RAISE EXCEPTION 'claim % of job % is held by %; mark_completed() and mark_failed() end it by hand',
+        RAISE EXCEPTION 'claim % of job % is held by %; to end it manually, call mark_completed() or mark_failed()',
             OLD.claim_no, OLD.id, OLD.worker_id USING ERRCODE = 'QW001';
     END IF;
     NEW.worker_id := NULL;
@@ -1909,7 +1909,7 @@ BEGIN
     END IF;
     RAISE EXCEPTION '% is append-only: % is refused', TG_TABLE_NAME, TG_OP
         USING ERRCODE = 'QW004',
-              HINT = 'NODE_EVENT_RETENTION_DAYS says when old rows go; `queue-workflows prune` deletes them.';
+              HINT = 'NODE_EVENT_RETENTION_DAYS sets when they are deleted; `queue-workflows prune` deletes them now.';
 END $$;
 
 CREATE FUNCTION public.queue_workflows_learn(p_host text, p_model text, p_load_s double precision, p_run_s double precision) RETURNS void

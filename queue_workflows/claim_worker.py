@@ -331,7 +331,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--supervise",
         action="store_true",
-        help="run under a small parent that restarts it and hands back at once what it held",
+        help="run under a small parent that restarts it and hands back its claimed jobs at once",
     )
     entry_point.add_common_arguments(parser)
     return parser
@@ -440,7 +440,7 @@ def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     db.db_url()
     own = [word for word in arguments if word != "--supervise"]
     if options.slots is None and options.queue not in (None, "gpu") and options.batch == 1:
-        own += ["--slots", "1"]  # an executor is replaced, and the worker goes on
+        own += ["--slots", "1"]  # an executor is replaced, and the worker continues
     name = f"{options.queue} worker" if options.queue else "worker pool"
     return parent.supervise(own, name, options.shutdown_timeout)
 

@@ -258,13 +258,13 @@ MEMORY_THROTTLE_THRESHOLD = Knob(
     prefix="",
 )
 MEMORY_RESUME_THRESHOLD = Knob(
-    "MEMORY_RESUME_THRESHOLD", 80.0, "%", "RAM use below which it goes on", prefix=""
+    "MEMORY_RESUME_THRESHOLD", 80.0, "%", "RAM use below which it continues", prefix=""
 )
 GPU_THROTTLE_THRESHOLD = Knob(
-    "GPU_THROTTLE_THRESHOLD", 85.0, "%", "GPU memory use of a card from which it waits", prefix=""
+    "GPU_THROTTLE_THRESHOLD", 85.0, "%", "memory use of one GPU from which it waits", prefix=""
 )
 GPU_RESUME_THRESHOLD = Knob(
-    "GPU_RESUME_THRESHOLD", 75.0, "%", "GPU memory use below which it goes on", prefix=""
+    "GPU_RESUME_THRESHOLD", 75.0, "%", "GPU memory use below which it continues", prefix=""
 )
 MEMORY_CHECK_INTERVAL = Knob(
     "MEMORY_CHECK_INTERVAL", 5.0, "s", "time between two readings of the memory", prefix=""

@@ -24,7 +24,7 @@ def on_node_failed(run_id: str, node_id: str) -> int:
 
 
 def on_node_awaiting_input(run_id: str, node_id: str) -> int:
-    """Store what a parked node asks for as its `input_spec`; return 0."""
+    """Store the question of a parked node as its `input_spec`; return 0."""
     return callbacks.on_node_awaiting_input(run_id, node_id)
 
 

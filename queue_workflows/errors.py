@@ -36,7 +36,7 @@ class EmbeddedUnavailable(QueueWorkflowsError, RuntimeError):
 
 
 class MissingExtra(QueueWorkflowsError, ImportError):
-    """What is asked for needs an optional dependency; the message has the pip command."""
+    """The call needs an optional dependency; the message has the pip command."""
 
 
 class UnknownQueue(QueueWorkflowsError, ValueError):
@@ -158,9 +158,9 @@ class JobSignal(QueueWorkflowsError):
 
 
 class Retry(JobSignal):
-    """Count this attempt as failed and try again, whatever the policy says, if one is left.
+    """Count this attempt as failed and try again if an attempt is left, regardless of the policy.
 
-    `after_s`: wait that long; None: as the job's backoff says.
+    `after_s`: wait that long; None: as by the job's back-off.
     """
 
     after_s: float | None = None

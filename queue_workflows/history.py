@@ -22,7 +22,7 @@ PRUNE_BATCH = 5000
 """Events that one transaction deletes."""
 LOGS_MAX = 60
 """`get_run` reads the logs of a run with up to this many nodes; a log has up to LOG_CAPTURE_KB."""
-BOXES = 20
+SAMPLED_MAX = 20
 """Attempts that died which are shown with the last sample of their machine."""
 
 
@@ -202,7 +202,7 @@ def _with_machine_samples(conn: db.Connection, jobs: list[JsonDict]) -> list[Jso
         and attempt["host_label"]
         and attempt_history.DEATHS.intersection(event["event_type"] for event in attempt["events"])
     ]
-    for attempt in died[-BOXES:]:
+    for attempt in died[-SAMPLED_MAX:]:
         found = samples.last(
             conn, attempt["host_label"], attempt["claimed_at"], attempt["ended_at"]
         )

@@ -85,7 +85,7 @@ class InputListener:
         try:
             drain.drain_run(run_id, begin=self._begin, nowait=True)
         except errors.QueueWorkflowsError as error:
-            _log.warning("run %s goes on by its outbox: %s", run_id, error)
+            _log.warning("run %s continues by its outbox: %s", run_id, error)
 
     def _rest(self, submission_id: str, error: BaseException) -> bool:
         """Count the failure in the answer's row; fail the answer after too many. Return True."""

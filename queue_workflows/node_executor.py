@@ -138,9 +138,10 @@ def inputs_of(job: Row, cancel: threading.Event) -> Inputs | outcomes.Outcome:
 
 
 def _read_despite_outages(read: Callable[[], T], cancel: threading.Event) -> T:
-    """Read for the engine beside a handler; repeat the read if the database is unreachable.
+    """Read for the engine while a handler runs; repeat the read if the database is unreachable.
 
-    An outage is not the node's failure. The worker watches the lease, whose end bounds the wait.
+    An outage is not the node's failure. The wait is bounded by the lease, at whose end the worker
+    exits.
     """
     delay_s = READ_AGAIN_FIRST_S
     while True:
@@ -161,7 +162,7 @@ def _full_rows(job: Row) -> tuple[Row, Row]:
 
 
 class _Lookups:
-    """What a handler in this process looks up, read from the database when it is asked for."""
+    """What a handler in this process needs, read from the database on request."""
 
     def __init__(self, job: Row, cancel: threading.Event) -> None:
         self._job = job

@@ -331,7 +331,7 @@ def _id_of_node(conn: db.Connection, run_id: str, node_id: str) -> str:
 
 
 def _check_model(node_id: str, queue: str, model: str | None) -> str | None:
-    """Return the model, None for an empty one, for which no worker could be asked."""
+    """Return the model, or None for an empty one; raise if no worker can ever have it."""
     config.check_queue(queue, config.DAG_QUEUES)
     if not model:
         return None

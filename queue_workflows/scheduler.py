@@ -21,7 +21,7 @@ from queue_workflows.schedule import entry as schedule_entry
 
 PROG = "queue-scheduler"
 LOOK_EVERY_S = 30.0
-"""Longest wait between two looks at the database's clock, so that a step of it is noticed."""
+"""Longest wait between two readings of the database's clock, so that a step of it is noticed."""
 WAIT_MIN_S = 0.02
 LOCKED_RETRY_S = 0.25
 CLOCK_STEP_S = 1.0
@@ -39,7 +39,7 @@ _log = logging.getLogger("queue_workflows.scheduler")
 def enqueue_due(entries: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[str]:
     """Queue each entry's job for its latest instant; the ids of the jobs queued by this call.
 
-    The caller says that the entries are due; an instant that anybody has fired is left out. The
+    The caller knows that the entries are due; an instant that has fired already is left out. The
     instant is the last at or before the database's now. One transaction. Raises `UnknownQueue`,
     `UnknownTask` or `ArgsRefused` (ValueErrors) before any write.
     """
@@ -53,7 +53,7 @@ def enqueue_due(entries: Iterable[ScheduleEntry], *, reason: str = "tick") -> li
 def enqueue_boot_kick(schedule: Iterable[ScheduleEntry] | None = None) -> list[str]:
     """Queue every entry's job once now, with reason `boot`; the ids of the jobs queued.
 
-    At most one boot job per entry name and hour (UTC), whoever asks however often. Entries whose
+    At most one boot job per entry name and hour (UTC), for any number of calls. Entries whose
     task name contains `freshness` are left out. None: the configured schedule. Raises as
     `enqueue_due` does.
     """
@@ -210,7 +210,7 @@ class Ticker:
             self._failures += not row_isolation.is_busy(error)
             return longest * random.uniform(0.5, 1.0)  # noqa: S311  jitter
         if self._failures:
-            _log.warning("the schedule goes on")
+            _log.warning("the schedule continues")
         self._failures = 0
         return self.pause_s()
 

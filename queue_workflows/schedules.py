@@ -1,4 +1,4 @@
-"""Schedules: declare, add, pause, resume, remove, fire, list and preview them.
+"""Declare, add, pause, resume, remove, fire, list and preview schedules.
 
 Each call is one transaction, or joins that of `conn`.
 """

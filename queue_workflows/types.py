@@ -29,9 +29,9 @@ ExitFn: TypeAlias = Callable[[int], None]
 
 
 class Unreadable:
-    """A stored JSON value that this process refuses to load; it stands where the value would.
+    """A stored JSON value that this process refuses to load; it takes the place of the value.
 
-    `reason` says why in a sentence for people; `raw` is the JSON text as the server sent it,
+    `reason`: the cause, in a sentence for people; `raw` is the JSON text as the server sent it,
     or its beginning if that is longer than is loaded.
     """
 
@@ -306,7 +306,7 @@ class JobId(str):
 
 
 class JobOptions(TypedDict, total=False):
-    """What an ingest job may be given besides its task, queue and args; all of it optional."""
+    """The options of an ingest job in addition to its task, queue and args."""
 
     reason: str
     priority: int
@@ -332,7 +332,7 @@ class JobOptions(TypedDict, total=False):
 
 
 class JobKeywords(JobOptions, total=False):
-    """The keywords of `jobs.enqueue` besides the task's name."""
+    """The keywords of `jobs.enqueue` other than the task's name."""
 
     queue: str
     args: Mapping[str, Any] | None

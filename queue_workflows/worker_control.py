@@ -1,4 +1,4 @@
-"""Run `queue-worker-control`, watch its rows for a worker, and keep 0.3.0 names of `workers`."""
+"""Run `queue-worker-control`, poll its rows for a worker, and keep 0.3.0 names of `workers`."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class WorkerControlWatcher:
     def start(self) -> None:
         """Check now, at each notification, and every WORKER_CONTROL_POLL_S seconds.
 
-        Errors are logged, and checking goes on. Raises RuntimeError when it was started before.
+        Errors are logged, and checking continues. Raises RuntimeError when it was started before.
         """
         if self._follow is not None:
             raise RuntimeError("this watcher was started before; make a new one")
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", help="host label; default: this host's")
     parser.add_argument("--policy", default="hard", help="how to stop: " + ", ".join(STOP_POLICIES))
-    parser.add_argument("--requested-by", metavar="WHO", help="who asks, for the record")
+    parser.add_argument("--requested-by", metavar="WHO", help="who requests it, for the record")
     parser.add_argument("--reason", help="why, for the record")
     parser.add_argument(
         "--until",

@@ -1,4 +1,4 @@
-"""List workers, turn them on or off, drain them, and write or judge their heartbeats."""
+"""List workers, turn them on or off, drain them, and write or check their heartbeats."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def set_control(
         known = ", ".join(sorted(stop_policies.BY_NAME))
         raise errors.UnknownPolicy(f"stop policy {stop_policy!r}: registered are {known}")
     if until is not None and desired_state == "on":
-        raise errors.InvalidConfig("until: it says when OFF ends, and has no meaning for ON")
+        raise errors.InvalidConfig("until: it is the end of OFF, and has no meaning for ON")
     at, lasts = durations.check_until(until)
     for what, name, most in (("host", host, 400), ("queue", queue, 200)):
         if not 1 <= len(name.encode()) <= most or "\x00" in name:

@@ -41,7 +41,7 @@ VARIABLE = re.compile(r"\b[pv]_\w+\b")
 ROWS = 100_000
 ROWS_A_CLAIM = 60
 ROWS_OF_A_COLD_CHOICE = 60 + 7 * 16
-"""The balanced policy looks at the first 16 of each line that it weighs."""
+"""The balanced policy reads the first 16 jobs of each model that it compares."""
 ANALYZE = "ANALYZE workflow_runs, workflow_node_jobs, ingest_jobs, worker_controls"
 FILL = f"""
 SET session_replication_role = replica;
@@ -98,7 +98,7 @@ class Statement(NamedTuple):
 
 
 def statements(conn: Any, function: str) -> list[Statement]:
-    """What the function itself says, taken apart, so that the test follows it."""
+    """The text of the function itself, split into its statements, so that the test follows it."""
     row = conn.execute(
         "SELECT prosrc, proconfig, proargnames, ARRAY(SELECT format_type(t, NULL)"
         " FROM unnest(proargtypes) WITH ORDINALITY AS a (t, n) ORDER BY n) AS types"
@@ -134,7 +134,7 @@ def plan(conn: Any, statement: Statement) -> dict[str, Any]:
 
 
 def faults(node: dict[str, Any], *, limited: bool = False, sorts: bool = False) -> Iterator[str]:
-    """What a plan does with jobs and runs besides walking an index until it has enough."""
+    """What a plan does with jobs and runs other than reading an index until it has enough."""
     kind, table, index = node["Node Type"], node.get("Relation Name"), node.get("Index Name")
     if table in TABLES and kind != "ModifyTable":
         if kind not in ("Index Scan", "Index Only Scan"):
@@ -163,7 +163,7 @@ UNCOUNTED = {
     "emptied": [FILL, EMPTIED, *(f"VACUUM (ANALYZE, TRUNCATE false) {name}" for name in TABLES)],
     "uncounted": [FILL],
 }
-"""Filled again after the statistics saw nothing: planned as one row until autovacuum looks."""
+"""Filled again after the statistics saw nothing: planned as one row until autovacuum analyses."""
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +316,7 @@ BESIDE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("table", [job_tables.NODE_JOBS, job_tables.INGEST_JOBS], ids=JOB_TABLES)
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_is_done_to_a_few_jobs_reads_a_few_rows(
+def test_changes_of_a_few_jobs_read_a_few_rows(
     many: Any, table: job_tables.JobTable, name: str
 ) -> None:
     prepare, act = BESIDE[name]
@@ -382,7 +382,7 @@ def test_a_limit_that_is_set_on_a_long_queue_reads_what_it_moves(many: Any) -> N
         " AND blocked_reason IS NULL ORDER BY priority, seq LIMIT 600))"
     )
     queues.limit("fetch", partition_max_running=1, conn=many)
-    assert claims.ingest_step(many, factories.who("fetch")) == []  # the lines are looked at first
+    assert claims.ingest_step(many, factories.who("fetch")) == []  # the lines are read first
     many.execute("SET CONSTRAINTS ALL IMMEDIATE")
     many.execute("SET CONSTRAINTS ALL DEFERRED")
     free, before = factories.one(many, _FREE), rows_read(many)

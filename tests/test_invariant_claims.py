@@ -64,7 +64,7 @@ def complete_and_claim(conn: Any, job: Row) -> bool:
     return True
 
 
-# What a holder may do with its claim; each says whether it was accepted.
+# What a worker may do with its claim; each returns whether it was accepted.
 ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
     "complete": complete,
     "complete and claim": complete_and_claim,
@@ -206,7 +206,7 @@ def test_a_renewal_reports_that_the_run_is_over(conn: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_claim_has_recorded_what_its_own_event_says(conn: Any, family: str) -> None:
+def test_a_claim_has_recorded_what_its_own_event_contains(conn: Any, family: str) -> None:
     make(conn, family)
     first = claim(conn, family)
     assert claims.has_recorded(conn, lease_of(first), ["completed"]) is False
@@ -224,7 +224,7 @@ def test_a_claim_has_recorded_what_its_own_event_says(conn: Any, family: str) ->
 
 
 def race(count: int, body: Callable[[Any, int], None]) -> None:
-    """Run `body(connection, number)` in threads of their own; the first error is raised."""
+    """Run `body(connection, number)` in separate threads; the first error is raised."""
     failed: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -368,7 +368,7 @@ def test_reclaimers_and_finishers_at_once_end_each_job_once(conn: Any) -> None:
 # --- what was acknowledged exists ----------------------------------------------------------------
 
 
-def test_what_was_acknowledged_is_there_for_everybody(conn: Any) -> None:
+def test_an_acknowledged_write_is_visible_to_every_session(conn: Any) -> None:
     ids: list[tuple[str, str]] = []
 
     def submit(own: Any, number: int) -> None:

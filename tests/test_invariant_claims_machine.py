@@ -57,7 +57,7 @@ ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
 
 
 class Claims(RuleBasedStateMachine):
-    """Hosts, workers, sweeps and operators by turns, on one connection."""
+    """Apps, workers, sweeps and operators in any order, on one connection."""
 
     conn: Any
 
@@ -68,7 +68,7 @@ class Claims(RuleBasedStateMachine):
         self.claimed: list[Row] = []
         self.seen: dict[str, Row] = {}
 
-    # Hosts.
+    # Apps.
 
     @rule()
     def add_run(self) -> None:
@@ -209,7 +209,7 @@ class Claims(RuleBasedStateMachine):
     # What must hold.
 
     @invariant()
-    def the_laws_hold(self) -> None:
+    def the_invariants_hold(self) -> None:
         assert invariants.broken(self.conn) == []
 
     @invariant()

@@ -54,7 +54,7 @@ class World:
         self.ran: Counter[str] = Counter()
         self.raised: set[str] = set()
         self.noticed = False
-        """Whether the orchestrator has looked since a handler raised."""
+        """Whether the orchestrator has polled since a handler raised."""
         self.late: list[str] = []
         """Handlers that ran all the same."""
         self.meddled = False
@@ -209,13 +209,13 @@ def test_the_invariants_hold_at_every_moment_of_every_run(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(items=graphs())
-def test_an_undisturbed_run_ends_as_its_graph_says(db: ModuleType, items: list[Item]) -> None:
+def test_an_undisturbed_run_ends_as_its_graph_requires(db: ModuleType, items: list[Item]) -> None:
     with engine.connect() as conn:
         world = World(items, conn)
         try:
             world.settle()
             world.judge()
-            # One job between two looks: nothing else runs once the first has failed.
+            # One job between two polls: nothing else runs once the first has failed.
             assert [*flow.states(world.run_id).values()].count("failed") <= 1
         finally:
             world.close()

@@ -150,7 +150,7 @@ def lines(jobs: dict[str, list[rule.Job]]) -> list[rule.Line]:
 
 @pytest.mark.parametrize("policy", ["strict", "balanced"])
 @pytest.mark.parametrize("seed", range(20))
-def test_the_claim_takes_what_the_rule_says(still: Any, policy: str, seed: int) -> None:
+def test_the_claim_takes_the_job_that_the_rule_chooses(still: Any, policy: str, seed: int) -> None:
     given = world(still, seed)
     view = given.view
     who = factories.who(

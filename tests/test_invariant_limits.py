@@ -35,7 +35,7 @@ def add(conn: Any, number: int = 1, **columns: Any) -> list[Row]:
 
 
 def take(conn: Any, size: int = 1, waits: list[float] | None = None, **step: Any) -> list[Row]:
-    """Claim as a worker does: again where it is told to, or notified of what was let in."""
+    """Claim as a worker does: again at the returned time, or when notified of admitted jobs."""
     who = factories.who("fetch")
     conn.execute(b"LISTEN ingest_job_ready")
     while True:
@@ -224,7 +224,7 @@ def test_a_rate_counts_starts_and_not_jobs(db: ModuleType) -> None:
         assert take(conn) == []
 
 
-def test_who_knows_no_limits_finds_nothing_where_there_are_some(db: ModuleType) -> None:
+def test_claims_by_0_3_0_find_nothing_in_limited_queues(db: ModuleType) -> None:
     claim = (
         "UPDATE ingest_jobs SET status = 'running', claimed_by = 'old' WHERE id = (SELECT id"
         " FROM ingest_jobs WHERE status = 'queued' ORDER BY priority, created_at"
@@ -395,7 +395,7 @@ def test_a_job_that_was_ready_before_the_limit_is_blocked(db: ModuleType) -> Non
         assert count(conn, FREE) == 1
 
 
-def test_an_insert_that_did_not_see_the_limit_is_held_by_it(db: ModuleType) -> None:
+def test_an_insert_that_did_not_see_the_limit_is_limited_by_it(db: ModuleType) -> None:
     with db.connect() as conn, db.connect() as host:
         with host.transaction():
             add(host, 3)
@@ -539,7 +539,7 @@ def test_a_rolled_back_end_admits_no_job(db: ModuleType) -> None:
         assert states(conn) == [("running", None), LINE]
 
 
-def test_an_older_snapshot_leaves_its_job_to_the_next_who_looks(db: ModuleType) -> None:
+def test_an_older_snapshot_leaves_its_job_to_the_next_claim(db: ModuleType) -> None:
     with db.connect() as conn, db.connect(autocommit=False, limited=False) as old:
         say(conn, partition_max_running=1)
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

@@ -30,7 +30,7 @@ PHASES = (Phase.generate,) if os.environ.get("FLEET_MACHINE_RAW") else tuple(Pha
 
 
 class Machine(fleet_apps.Apps, fleet_workers.Workers, fleet_faults.Faults):
-    """Hosts, workers, orchestrators, operators and faults by turns."""
+    """Apps, workers, orchestrators, operators and faults in any order."""
 
     @initialize(first=graphs(), second=graphs())
     def begin(self, first: dict[str, model.Node], second: dict[str, model.Node]) -> None:
@@ -121,7 +121,7 @@ def world(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Generator[fleet_base.World]:
     caplog.set_level(logging.CRITICAL)  # they say of each fault what they should
-    # No wait is over before the test says so.
+    # No wait is over before the test ends it.
     monkeypatch.setattr(policy, "BASE_S", 3600.0)
     monkeypatch.setattr(input_listener, "NOT_PARKED_RETRY_S", 3600.0)
     monkeypatch.setenv(config.CRASH_BACKOFF_S.variables[0], "3600")

@@ -513,21 +513,21 @@ def passed(db: ModuleType, family: str) -> Iterator[tuple[Any, Row, Row]]:
     with db.connect() as conn:
         served_by(conn, FAMILIES[family][2])
         ghost = add(conn, family, queue=OTHER[family])
-        innocent = add(conn, family)
+        normal = add(conn, family)
         assert states(conn, family) == [IN, OUT]
         assert take(conn, family) is None
         assert sweep(conn) == (0, 1)
-        yield conn, ghost, innocent
+        yield conn, ghost, normal
 
 
 def test_a_job_that_nobody_serves_keeps_its_key_from_nobody(
     passed: tuple[Any, Row, Row], family: str
 ) -> None:
-    conn, _, innocent = passed
+    conn, _, normal = passed
     assert states(conn, family) == [PASSED, IN]
     job = take(conn, family)
     assert job is not None
-    assert job["id"] == innocent["id"]
+    assert job["id"] == normal["id"]
     end(conn, job)
     assert states(conn, family) == [PASSED, ("completed", None)]
     add(conn, family)
@@ -637,16 +637,16 @@ def test_1500_unserved_jobs_of_a_key_delay_a_job_by_one_sweep(db: ModuleType, fa
     with db.connect() as conn:
         served_by(conn, FAMILIES[family][2])
         many(conn, family, 1500)
-        innocent = add(conn, family)
+        normal = add(conn, family)
         other = add(conn, family, queue=OTHER[family], lock_key="also")
         behind = add(conn, family, lock_key="also", **{"node_id": "m"} if family == "node" else {})
         assert sweep(conn) == (0, 1501)
-        for job in (innocent, behind):
+        for job in (normal, behind):
             assert factories.reread(conn, job)["blocked_reason"] is None
         assert factories.reread(conn, other)["blocked_reason"] == "unserved"
         served_by(conn, OTHER[family])
         assert sweep(conn) == (1501, 0)
-        assert factories.reread(conn, innocent)["blocked_reason"] == "locked"
+        assert factories.reread(conn, normal)["blocked_reason"] == "locked"
 
 
 def many(conn: Any, family: str, count: int) -> None:

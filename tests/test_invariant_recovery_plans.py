@@ -62,7 +62,7 @@ def history(own_database: database.Database, request: pytest.FixtureRequest) -> 
         if request.param == "statistics":
             conn.execute("ANALYZE ingest_job_events, workflow_node_events")
         else:
-            # As with ten times the rows: any other plan than a walk along an index looks cheaper.
+            # As with ten times the rows: any plan other than an index scan seems cheaper.
             conn.execute("SET random_page_cost = 100")
         yield conn
     own_database.drop(name)
@@ -88,5 +88,5 @@ def test_the_search_for_claims_without_a_reply_reads_what_crashed_only(
         assert blocks_read(history, statement, ASKED) < BLOCKS
 
 
-def test_the_bound_tells_a_scan_of_the_history(history: Any) -> None:
+def test_the_bound_detects_a_scan_of_the_history(history: Any) -> None:
     assert blocks_read(history, b"SELECT count(*) FROM ingest_job_events", {}) > 5 * BLOCKS

@@ -87,7 +87,7 @@ def _all() -> list[Import]:
     return [each for path in sorted(PACKAGE.rglob("*.py")) for each in _imports(path)]
 
 
-def test_there_are_modules_to_look_at() -> None:
+def test_there_are_modules_to_check() -> None:
     assert len({each.where for each in _all()}) > 50
 
 

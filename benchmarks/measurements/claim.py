@@ -20,12 +20,12 @@ queued jobs, and the ratio, per 30, is to the cost there. The other database has
 or 1,000 queued beside 100,000 that are not due, or behind 100,000 older ones that wait for a lock
 key which a running job has, or behind 100,000 older ones of a paused partition (of ingest jobs
 alone), or 1,000 beside 1,000,000 finished ones. Each is
-measured twice, on new connections whose plans are made anew: with the statistics of the empty
+measured twice, on new connections whose plans are made again: with the statistics of the empty
 tables, then after ANALYZE (autovacuum is off for these tables, so that they stay what they are).
 Rows are loaded by INSERT … SELECT generate_series; nodes belong to a run per 1,000. Bare is the
-bare loop's step on as many rows, after ANALYZE. The orchestrator's look is the one statement by
-which it sees whether there is anything to do, on 40 pairs of connections one after the other,
-either made first in turn: as it takes 0.1 ms, it matters on which core a server process lies."""
+bare loop's step on as many rows, after ANALYZE. The orchestrator's poll is the one statement by
+which it finds out whether there is anything to do, on 40 pairs of connections one after the other,
+either made first in turn: as it takes 0.1 ms, it matters on which core a server process runs."""
 BASE = 1000
 BLOCK = 30
 _TABLES = (
@@ -310,7 +310,7 @@ def run(bench: Bench) -> Iterator[results.Row]:
                 )
         _, costs, ratios = fresh["look"]
         yield results.Row(
-            f"orchestrator's look, {case.name}",
+            f"orchestrator's poll, {case.name}",
             results.middle(costs),
             "ms",
             None,

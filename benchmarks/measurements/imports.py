@@ -14,9 +14,9 @@ from benchmarks.bench import Bench
 from queue_workflows import config
 
 ABOUT = """`import` in a fresh interpreter each time, timed inside it, the smallest of several; the
-three imports take turns, their modules compiled as pip leaves them. Beside it `import psycopg`,
-which every worker needs; the worker's limit is a ratio to it, 160 ms to 122 ms where the design
-measured."""
+three imports take turns, their modules compiled as pip leaves them. The bare figure is `import
+psycopg`, which every worker needs. The worker's limit is a ratio to it: 160 ms to 122 ms where
+the design measured."""
 _CODE = (
     "import sys, time; begun = time.perf_counter(); __import__(sys.argv[1]);"
     " print(time.perf_counter() - begun)"

@@ -15,7 +15,7 @@ from queue_workflows.engine import claims, job_tables
 ABOUT = """A limit of one job at once for each partition is set on a queue of 100,000 (`--quick`:
 10,000) jobs, of one partition or of a hundred, while one worker's statement goes on, which finishes
 the job it has and claims the next: the longest of the 300 that follow, until it has the next. The
-note has what setting the limit took. Nothing is beside it: the bare loop has no limits."""
+note has what setting the limit took. There is no bare figure: the bare loop has no limits."""
 STEPS = 300
 
 

@@ -34,7 +34,7 @@ def python_version() -> str:
 
 
 def reason(error: db.Error) -> str:
-    """Return the server's sentence that says why it refused a statement."""
+    """Return the server's sentence with the reason why it refused a statement."""
     return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
 
 

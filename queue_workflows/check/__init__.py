@@ -124,7 +124,7 @@ def _pipeline(found: Any, name: str, own: Mapping[str, Any]) -> Any:
 
 
 def _unloaded(found: Any, name: str, reason: str) -> errors.InvalidWorkflow:
-    """Return which step asks for the pipeline, with the reason."""
+    """Return which step names the pipeline, with the reason."""
     steps = cast("list[Mapping[str, Any]]", found["steps"])
     asking = next(step.get("id") for step in steps if step.get("pipeline") == name)
     return errors.InvalidWorkflow(f"step {asking!r}: pipeline {name!r}: {reason}")

@@ -1,4 +1,4 @@
-"""Check a workflow's documents: misspelt keys, and inputs that nobody reads."""
+"""Check a workflow's documents: misspelt keys, and inputs that nothing reads."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _widget(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
     yield findings.warning(
         at,
         f"unknown widget {widget!r}",
-        f"did you mean {meant!r}?" if meant else "register_input_widget() says what it asks for",
+        f"did you mean {meant!r}?" if meant else "register_input_widget() defines its input_spec",
     )
 
 

@@ -124,7 +124,7 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
 
 
 def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Finding]:
-    """Check whether queue and model exist; a text instead of models says why they are unknown."""
+    """Check whether queue and model exist; a text instead of models: why they are unknown."""
     at = f"node {node.id!r}"
     if node.queue not in config.DAG_QUEUES:
         yield findings.error(at, f"unknown queue {node.queue!r}", "a node runs on cpu or gpu")

@@ -98,7 +98,7 @@ def _report(words: str, steps: Steps, *, as_json: bool) -> int:
         steps_ = [step._asdict() for step in found]
         output.dump({"database": words, "failed": failed, "steps": steps_, "not_reached": left})
     elif left:
-        output.echo(f"not looked at: {', '.join(left)}")
+        output.echo(f"not checked: {', '.join(left)}")
     return int(failed is not None)
 
 
@@ -120,7 +120,7 @@ def examine(
         if conn is None:
             yield from _refused(where, " ".join(str(error).split()))
         else:
-            remedy = "ask again; see the server's log"
+            remedy = "try again; see the server's log"
             yield Finding("server", ERROR, f"it broke off: {facts.reason(error)}", remedy)
 
 
@@ -161,7 +161,7 @@ def _tls(target: connectivity.Target, sslmode: str, timeout_s: float) -> Finding
     try:
         offered = connectivity.offers_tls(target, timeout_s)
     except connectivity.NoReply:
-        text = f"{target} takes connections and says nothing for {timeout_s:g} s"
+        text = f"{target} accepts connections and sends nothing for {timeout_s:g} s"
         return Finding("tls", ERROR, text, "the server hangs, or it is not PostgreSQL")
     if offered is None:
         text = f"the server at {target} is not PostgreSQL"

@@ -73,7 +73,7 @@ def doctor(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Look for what is wrong here and on the server. Exit code 1 for an error."""
+    """Check this machine, the server and unfinished work. Exit code 1 for an error."""
 
     def run_command() -> int:
         entry_point.setup_logging("error")
@@ -142,7 +142,7 @@ def _connection(words: str) -> Iterator[Finding]:
         schema = list(_guarded("schema", _schema, conn))
         yield from schema
         if any(finding.level == ERROR for finding in schema):
-            yield Finding("tables", WARNING, "not looked at: the schema comes first")
+            yield Finding("tables", WARNING, "not checked: the schema comes first")
             return
         for check in (
             _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _schedules,
@@ -171,7 +171,7 @@ def _remedy(error: db.Error) -> str:
     """Return the remedy for a statement that the server refused."""
     if facts.is_undefined(error):
         return "run `queue-workflows migrate`, which installs what is missing"
-    return "grant this role what it needs, or ask again when the server is less busy"
+    return "grant this role what it needs, or try again when the server is less busy"
 
 
 def server(conn: db.Connection) -> Iterator[Finding]:

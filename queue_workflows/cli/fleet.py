@@ -27,7 +27,7 @@ _SERVING = frozenset({"idle", "busy"})
 
 
 class Roles(NamedTuple):
-    """The processes besides the one orchestrator."""
+    """The processes in addition to the one orchestrator."""
 
     cpu: int
     """How many jobs of the queue cpu one worker runs at once."""
@@ -40,8 +40,8 @@ class Roles(NamedTuple):
     def describe(self) -> str:
         """Return `orchestrator, 2 cpu, 1 gpu, fetch, a pool (2 load, 5 mail), scheduler`."""
         named = [f"{n} {queue}" for n, queue in ((self.cpu, "cpu"), (self.gpu, "gpu")) if n]
-        lanes = ", ".join(f"{entry.concurrency} {entry.queue}" for entry in self.pool)
-        pool = [f"a pool ({lanes})"] if lanes else []
+        served = ", ".join(f"{entry.concurrency} {entry.queue}" for entry in self.pool)
+        pool = [f"a pool ({served})"] if served else []
         scheduler = ["scheduler"] if self.scheduler else []
         return ", ".join(["orchestrator", *named, *self.ingest, *pool, *scheduler])
 
@@ -224,7 +224,7 @@ def pause_text(row: Row) -> str:
     if row["partition"] is not None:
         resume += f" --partition {shlex.quote(row['partition'])}"
     what = f"queue {row['queue']}{key} is paused{until}{by}"
-    return output.line(f"{what}: `{resume}` goes on", 500)
+    return output.line(f"{what}: `{resume}` resumes it", 500)
 
 
 def unserved_text(row: Row) -> str:

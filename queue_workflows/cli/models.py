@@ -36,7 +36,7 @@ def models(
         ),
     ] = None,
     requested_by: Annotated[
-        str | None, typer.Option(metavar="WHO", help="Who asks, for the record.")
+        str | None, typer.Option(metavar="WHO", help="Who requests it, for the record.")
     ] = None,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Send the request, and do not wait for the answer.")

@@ -87,7 +87,7 @@ def _choice(text: str, choices: list[tuple[str, Any]]) -> Any:
 
 
 def _line(stop: signals.StopRequest) -> str | None:
-    # input() would go on reading after a signal: its handler only sets the flag.
+    # input() would continue to read after a signal: its handler only sets the flag.
     while not stop.requested.is_set():
         ready, _, _ = select.select([sys.stdin, stop.requested], [], [], signals.RECHECK_S)
         if sys.stdin in ready:

@@ -47,7 +47,7 @@ def queues(
         str | None, typer.Option(metavar="N/PERIOD|none", help="The same for each partition key.")
     ] = None,
     requested_by: Annotated[
-        str | None, typer.Option(metavar="WHO", help="Who asks, for the record.")
+        str | None, typer.Option(metavar="WHO", help="Who requests it, for the record.")
     ] = None,
     app: options.App = None,
     as_json: options.AsJson = False,

@@ -276,7 +276,7 @@ def _paused(used: Collection[str]) -> list[str]:
 
 
 def _left(run_id: str, *, ours: bool) -> str:
-    """Return a text about what leaving the run has stopped, and what happens to the run."""
+    """Return a text about which processes were stopped, and what happens to the run."""
     ends = f"`{command.PROG} cancel {run_id}` ends it"
     if ours:
         return (

@@ -19,7 +19,7 @@ PATIENCE_S = 2.0
 
 
 class RunProcesses:
-    """Start the processes that a run lacks, now or when others end; stop them on leaving.
+    """Start the processes that a run lacks, now or when others end; stop them at the end.
 
     `queues`: how many nodes of the run go to each. `wanted` None: no app to start any with.
     """
@@ -143,18 +143,18 @@ class StartedProcesses:
     """The processes that a `run` started, if any; its Ctrl-C stops them."""
 
     def __init__(self) -> None:
-        self._crew: RunProcesses | None = None
+        self._made: RunProcesses | None = None
         self.queued = False
         """Whether the run is in the database."""
 
     def add(self, made: RunProcesses) -> None:
         """Add processes that may be started."""
-        self._crew = made
+        self._made = made
 
     @property
     def started(self) -> bool:
         """Return whether processes were started."""
-        return self._crew is not None and self._crew.started
+        return self._made is not None and self._made.started
 
     def stops(self) -> str:
         """Return what the first Ctrl-C stops."""

@@ -40,7 +40,7 @@ def encode(value: Any, what: str) -> str:
     """Return the value as JSON text that PostgreSQL's jsonb takes.
 
     Dates, times, UUIDs, Decimals, paths, enum members, dataclasses and pydantic models are encoded
-    as `jsonable.plain` says. Raises `InvalidPayload` (a ValueError), one line that starts with
+    as by `jsonable.plain`. Raises `InvalidPayload` (a ValueError), one line that starts with
     `what` and names the place of what JSON cannot carry (sets, NaN, other objects, keys that are
     not strings), of NUL characters and lone surrogates; also past MAX_PAYLOAD_DEPTH levels of
     nesting, MAX_PAYLOAD_KB KiB, or a number of 1.7976931348623157e308.

@@ -13,7 +13,7 @@ MAX_FROM_CHARS = 100_000
 
 
 class PipelineNode(NamedTuple):
-    """A node without the step's prefix; `own_skip` tells whether it has a `skip_if`."""
+    """A node without the step's prefix; `own_skip`: whether it has a `skip_if`."""
 
     id: str
     module: str

@@ -64,9 +64,9 @@ def plan(
 ) -> Plan:
     """Return what follows from nodes that are completed or skipped; unknown ids are ignored.
 
-    Runs under the lock on the run's row. So the last event of a join finds it ready, whoever
-    dispatched the others. Not `committed`: only this plan may rely on them; other plans with the
-    same progress do not.
+    Runs under the lock on the run's row. So the last event of a join finds it ready, even if
+    other processes dispatched the others. Not `committed`: only this plan may rely on them; other
+    plans with the same progress do not.
     """
     finished = [node_id for node_id in finished if node_id in progress.graph.nodes]
     round_ = readiness.Round(progress, reader)

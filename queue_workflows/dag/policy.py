@@ -45,14 +45,14 @@ class Backoff(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """What a failed attempt says about the next one."""
+    """What a failed attempt decides about the next one."""
 
     names: frozenset[str] = frozenset()
     """The classes of the error, bare and qualified."""
     wish: str = ""
-    """`retry` or `discard` if the handler asked for it; otherwise its policy decides."""
+    """`retry` or `discard` if the handler requested it; otherwise its policy decides."""
     after_s: float | None = None
-    """The wait that the handler asked for."""
+    """The wait that the handler requested."""
 
 
 class Verdict(NamedTuple):

@@ -76,8 +76,8 @@ class Round:
     def ready(self, candidates: Iterable[str]) -> list[str]:
         """Return those whose every dependency is done or skipped here, in the given order.
 
-        One `done_among` asks for all witnesses at once. If a witness is done, twice as many
-        dependencies of that node are asked for next.
+        One `done_among` queries all witnesses at once. If a witness is done, the next call
+        queries twice as many dependencies of that node.
         """
         candidates = list(candidates)
         blocked: set[str] = set()

@@ -36,7 +36,7 @@ _COMPARED_CHARS = 200
 
 
 def read(annotation: Any, scope: Mapping[str, Any]) -> Any:
-    """Return the annotation of a source text; `Any` if it says nothing."""
+    """Return the annotation of a source text; `Any` if it is empty."""
     if annotation is inspect.Parameter.empty:
         return Any
     if not isinstance(annotation, str):

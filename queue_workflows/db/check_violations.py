@@ -67,7 +67,7 @@ def of_columns(table: str, values: Mapping[str, Any]) -> Generator[None]:
 
 
 def is_violation_of(error: Exception, index: str) -> bool:
-    """Return whether an error of any driver says that a row violates this unique index."""
+    """Return whether an error of any driver reports a violation of this unique index."""
     refusal = _refusal(error, _UNIQUE_VIOLATION)
     return getattr(getattr(refusal, "diag", refusal), "constraint_name", None) == index
 

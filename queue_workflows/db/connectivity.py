@@ -57,7 +57,7 @@ class Destination(NamedTuple):
     dbname: str
     sslmode: str
     probe_tls: bool
-    """Whether the server can be asked for TLS before the login."""
+    """Whether a client can request TLS from the server before the login."""
 
 
 class Reply(NamedTuple):

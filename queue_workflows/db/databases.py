@@ -41,7 +41,7 @@ class Joined(NamedTuple):
         return self.server.dsn_of(self.project.name)
 
     def describe(self) -> str:
-        """Return one line that says which database is in use."""
+        """Return one line that names the database in use."""
         return self.server.describe(self.project.name, self.project.folder)
 
 

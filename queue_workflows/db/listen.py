@@ -36,9 +36,9 @@ class Listener:
     """An iterator of `Wake`s; one thread iterates, any thread may `wake` or `close`.
 
     Yields on NOTIFY, at each `poll_s` even between notifications, and after each (re)connection,
-    since notifications sent meanwhile are lost. Polls go on while the database is away; with
-    POLL_ONLY there are only polls. A callable `poll_s` is called after each wake, and can bring the
-    next poll forward.
+    since notifications sent meanwhile are lost. Polls continue while the database is unreachable;
+    with POLL_ONLY there are only polls. A callable `poll_s` is called after each wake, and can
+    bring the next poll forward.
     """
 
     def __init__(

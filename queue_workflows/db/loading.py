@@ -29,7 +29,7 @@ def install(conn: psycopg.Connection[Any]) -> None:
 
 
 def load_json(data: str | bytes) -> Any:
-    """Return the value of a JSON text, or an `Unreadable` that says why it is not loaded.
+    """Return the value of a JSON text, or an `Unreadable` with the reason why it is not loaded.
 
     `Unreadable` is returned for invalid JSON, a text over MAX_BYTES, and more than MAX_DEPTH
     levels. It is also returned for an integer with more digits than Python converts (4,300 by

@@ -42,7 +42,7 @@ _REFUSED = re.compile(
     r"|pg_hba\.conf rejects|is not permitted to log in|permission denied for database"
     r'|(?:role|database) ".*" does not exist'
 )
-"""Definite replies. A failed connect has no SQLSTATE; after any other words the wait goes on."""
+"""Definite replies. A failed connect has no SQLSTATE; after any other error the wait continues."""
 _GOING = ("57P01", "57P02", "57P03", "53300")
 """SQLSTATEs: administrator shutdown, crash shutdown, cannot connect now, too many connections."""
 _UNKNOWN_OPTION = re.compile(r'invalid (?:URI query parameter|connection option)[: ]+"(\w+)"')

@@ -1,7 +1,7 @@
 """Load the named statements of `sql/queries/`, each as an attribute: `statements.runs.start`.
 
 A file `sql/queries/<noun>.sql` holds statements. Each stands below a line `-- name: <name>` and a
-comment that says what it does. Parameters are psycopg's, `%(name)s`. Every statement is complete
+comment that describes it. Parameters are psycopg's, `%(name)s`. Every statement is complete
 and names real tables. A statement that both job families need has one more line after its name:
 `-- tables: ingest_jobs workflow_node_jobs`. Its text is the one for `ingest_jobs`, and its
 attribute is a mapping from table name to text. Type checkers read `statements.pyi`, which

@@ -129,7 +129,7 @@ cancellation: _Cancellation
 class _ClaimIsolation:
     claim_apart: bytes
     """Claim one job of `table`, trying the rows one by one, each in a savepoint. `aside`: of each
-    row that raised its id, its run, the error, and what became of it."""
+    row that raised its id, its run, the error, and its state now."""
     set_aside: bytes
     """End a claimed job of `table` whose outcome cannot be stored. NULL: nothing about it can be
     written."""
@@ -156,8 +156,9 @@ class _Claims:
     more, one JSON document for each. Raises QW001 if one of the claims to record is lost."""
     ingest_step: bytes
     """Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
-    `claim` more. A row without an id: nothing was claimed, and `wait_s` says in how many
-    seconds a limit lets the next job in. Raises QW001 if one of the claims to record is lost."""
+    `claim` more. A row without an id: nothing was claimed, and `wait_s` is the number of
+    seconds after which a limit admits the next job. Raises QW001 if one of the claims to
+    record is lost."""
     renew_ingest: bytes
     """Extend the leases of claims, one element of each array a claim, and store their progress
     (NULL: as it was). A claim without a row is lost. `cancel`: the cancellation of the job was
@@ -192,7 +193,7 @@ class _Controls:
     known_queues: bytes
     """Return the queues that a worker of any host has served, or that a control row names."""
     get: bytes
-    """Return the control row of a host and queue. No row: nobody has switched it."""
+    """Return the control row of a host and queue. No row: it was never switched."""
     off_policy: bytes
     """Return the stop policy of the control row that switches a host and queue off now; NULL: it
     is on."""
@@ -319,7 +320,7 @@ class _InputAnswers:
     """Keep other transactions from changing an input node that is not over until this one ends. The
     function locks the row, so that a role that submits answers needs no right to change nodes."""
     next_due: bytes
-    """Return the id of the oldest answer that is due and that nobody holds, without those of
+    """Return the id of the oldest answer that is due and not locked, without those of
     `set_aside`. An answer that is `processing` for longer than `after` seconds is due again, as is
     one whose `claimed_at` is in the future: no claim wrote that, and it would never become due."""
     claim: bytes
@@ -342,7 +343,7 @@ input_answers: _InputAnswers
 
 class _InputTimeouts:
     next_overdue: bytes
-    """Return the job of the oldest wait that is over and that nobody holds, without those of
+    """Return the job of the oldest wait that is over and not locked, without those of
     `set_aside`."""
     lock_wait: bytes
     """Lock the wait of a job. No row: it is not over, or another transaction holds it."""
@@ -350,7 +351,7 @@ class _InputTimeouts:
     """Lock the row of a job. No row: another transaction has it locked, or there is no such job."""
     overdue: bytes
     """Return the job of a wait. `answered`: an answer is in flight, or, if the row of the job is not
-    `free`, being submitted. `over`: the job does not wait, or waits anew. The columns of a job that
+    `free`, being submitted. `over`: the job does not wait, or waits again. The columns of a job that
     is gone are NULL."""
     end_wait: bytes
     """Forget the wait of a job."""
@@ -406,17 +407,17 @@ class _ManualChanges:
     lock_ingest_job: bytes
     """Lock an ingest job until the transaction ends, so that its state is known to the next statement."""
     complete_node: bytes
-    """Complete a node that is not over, whoever holds it. No row: it is over, or there is no such job."""
+    """Complete a node that is not over, whichever worker has it. No row: it is over, or there is no such job."""
     complete_ingest_job: bytes
-    """Complete an ingest job that is not over, whoever holds it. A trigger records the event of a job
+    """Complete an ingest job that is not over, whichever worker has it. A trigger records the event of a job
     that did not run. No row: it is over, or there is no such job."""
     fail_node: bytes
-    """Fail a node that is not over, whoever holds it. No row: it is over, or there is no such job."""
+    """Fail a node that is not over, whichever worker has it. No row: it is over, or there is no such job."""
     fail_ingest_job: bytes
-    """Fail an ingest job that is not over, whoever holds it. A trigger records the event of a job that
+    """Fail an ingest job that is not over, whichever worker has it. A trigger records the event of a job that
     did not run. No row: it is over, or there is no such job."""
     park_node: bytes
-    """Let a node that is not over wait for an answer, whoever holds it. No row: it is over, waits
+    """Let a node that is not over wait for an answer, whichever worker has it. No row: it is over, waits
     already, or there is no such job."""
     requeue_node: bytes
     """Queue a running node again at the front, and count it as ended by the watchdog. It is cancelled
@@ -437,7 +438,7 @@ class _Models:
     learn_load: bytes
     """Let the moving average of how long a host loads a model follow one more load."""
     prune: bytes
-    """Delete what was learned on hosts that have no worker and taught nothing for 30 days."""
+    """Delete measured times that are older than 30 days, of hosts without a worker."""
     unserved: bytes
     """Return the models ('': no model) that have waiting gpu jobs and no live worker to take
     them, or that are flagged so. `reason` is NULL if a worker can take them; `flagged` is the
@@ -496,14 +497,14 @@ class _Nodes:
     set_resolved_inputs: bytes
     """Store what a node received and return its row."""
     set_input_spec: bytes
-    """Store what an input node asks for and return its row."""
+    """Store the question of an input node and return its row."""
 
 nodes: _Nodes
 
 class _Outbox:
     runs_with_events: bytes
     """Return the runs that have events to dispatch, the oldest event first, without those of
-    `set_aside`. `undefined`: also runs that have no definition yet. It looks at the oldest 5,000."""
+    `set_aside`. `undefined`: also runs that have no definition yet. It reads the oldest 5,000."""
     open_events: bytes
     """Return a run's open events that are due, the oldest first, each with the status and the error of
     its node. `only` NULL: all of them, else the one with this id. LIMIT 1 keeps the join a look-up
@@ -735,7 +736,7 @@ class _Recovery:
     """Return the same of node jobs. Their events are found by run and node, which are indexed."""
     refund_ingest: bytes
     """Take back the crash that was counted for a claim, unless that was done before: a `death`
-    event says so, which the caller adds. The job may have ended since; but the error of a
+    event records this, which the caller adds. The job may have ended since; but the error of a
     poisoned job names its count, so both stay. Return the job; no row: nothing to take back."""
     refund_node: bytes
     """Do the same for a node job. Its events are found by run and node, which are indexed."""
@@ -752,7 +753,7 @@ class _Retention:
     """Set the statement timeout of the transaction."""
     delete_jobs: bytes
     """Delete the ingest jobs past their retention that lie in the pages from `first` to before
-    `end`. The `retention_days` of a queue stands before `days`; 0 keeps for ever. The table is
+    `end`. The `retention_days` of a queue stands before `days`; 0 keeps rows forever. The table is
     walked as it lies: an index by time of ending would cost every job. Rows that are locked
     stay."""
     find_jobs: bytes
@@ -832,7 +833,7 @@ class _Runs:
     """Change a queued run to running."""
     start_fresh: bytes
     """Start a run that never started: freeze its definition, change it to running, insert its first
-    nodes. Return how many nodes it inserted; NULL: the run is not as the caller says, or locked.
+    nodes. Return how many nodes it inserted; NULL: the run has changed since the caller read it, or is locked.
     No row: there is no such run, or its context is no object."""
     set_out_dir: bytes
     """Store the folder of a run that has none, and return the run's folder."""
@@ -842,7 +843,7 @@ class _Runs:
     """Change a run that is not over to failed; a trigger cancels its waiting nodes."""
     cancel: bytes
     """Change a run that is not over to cancelled and return its row; a trigger cancels its waiting
-    nodes and asks the running ones to end."""
+    nodes and requests that the running ones end."""
     delay_start: bytes
     """Count a start that failed and make the run due `after_s` seconds from now. Return how many
     starts failed. A count that no engine wrote never overflows."""
@@ -888,7 +889,7 @@ class _ScheduleDefinitions:
     begin: bytes
     """Let a schedule that the code has changed begin now, by the clock of the scheduler."""
     adopt: bytes
-    """Let a new row of an old-style entry go on from the last fire under its name up to `now`."""
+    """Let a new row of an old-style entry continue from the last fire under its name up to `now`."""
     stored: bytes
     """Return the definitions of an app's schedules that are in its code."""
     owner: bytes
@@ -938,7 +939,7 @@ class _ScheduleRows:
     kicked: bytes
     """Store what the boot kick of a schedule queued."""
     record: bytes
-    """Record what became of a claimed instant."""
+    """Record the outcome of a claimed instant."""
     last_status: bytes
     """Return the status of the job or run of the last fire; NULL: there is none any more."""
 
@@ -986,7 +987,7 @@ class _WaitingFacts:
     ingest_job: bytes
     """Return an ingest job. No row: no such job."""
     run: bytes
-    """Return what says why a run waits. No row: no such run."""
+    """Return the facts that explain why a run waits. No row: no such run."""
     run_nodes: bytes
     """Return the jobs of a run's nodes, in the order of the queue."""
     workers: bytes
@@ -1034,7 +1035,7 @@ class _Workers:
     """Mark the workers of a process that has ended, unless they are marked, and add how it ended."""
     clear_model: bytes
     """Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale`
-    sets the heartbeat back by an hour besides. No row: there is no such heartbeat."""
+    also sets the heartbeat back by an hour. No row: there is no such heartbeat."""
     clear_heartbeat: bytes
     """Clear the model in a heartbeat for a worker that leaves, and set the heartbeat back by an
     hour unless another worker of the host and queue was seen within `live_s` seconds: an old

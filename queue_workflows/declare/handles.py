@@ -87,7 +87,7 @@ class Handle:
     def _no_value(self, *_: object) -> NoReturn:
         raise errors.InvalidWorkflow(
             f"{self._origin.what} has no value while the graph is built: work with it inside a "
-            "node; what depends on it is said by options(skip_if=... == ...)"
+            "node; use options(skip_if=... == ...) for what depends on it"
         )
 
     __bool__ = __iter__ = __len__ = __contains__ = __call__ = _no_value

@@ -51,5 +51,5 @@ def load() -> Painter:
 
 
 def register() -> None:
-    """Tell the engine how the model is loaded; safe to call again."""
+    """Register the loader of the model; safe to call again."""
     model_registry.register(model_registry.ModelSpec(id=MODEL, loader=load, est_vram_gb=0.1))

@@ -1,7 +1,7 @@
 """Define the nodes of the picture book, and the workflow that connects them.
 
 collect -> part-0 .. part-2: count_words -> paint (gpu) --+
-   +-----> choose: a person says which text comes first --+-> page -> picture of this run
+   +-----> choose: a person picks the first text ---------+-> page -> picture of this run
 colours: fails once, is tried again ----------------------+
 """
 

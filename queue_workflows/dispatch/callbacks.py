@@ -34,7 +34,7 @@ def on_node_failed(run_id: str, node_id: str) -> int:
 
 
 def on_node_awaiting_input(run_id: str, node_id: str) -> int:
-    """Store what a parked node asks for as its `input_spec`; return 0, as parking makes no rows."""
+    """Store a parked node's question as its `input_spec`; return 0, as parking makes no rows."""
     input_nodes.store_question(db.transaction, run_id, node_id)
     return 0
 

@@ -1,4 +1,4 @@
-"""Cache what this process knows of its runs, and read the rest from the database."""
+"""Cache what this process has read of its runs, and read the rest from the database."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _log(folder: Path) -> Generator[int]:
 
 
 def _ignored_pid(folder: Path) -> dict[str, str]:
-    """Return the environment under which a stale pid file is ignored, whoever has its pid by now.
+    """Return the environment under which PostgreSQL ignores a stale pid file, also of a reused pid.
 
     PostgreSQL takes PG_GRANDPARENT_PID for a process that cannot be a postmaster, and still checks
     for users of the shared memory. The file is stale, since this process has the server lock.

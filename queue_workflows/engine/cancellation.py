@@ -12,7 +12,7 @@ from queue_workflows.types import Row
 
 
 def cancel_job(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> Row | None:
-    """Cancel a job that waits, or ask a running one to end; return its row.
+    """Cancel a job that waits, or request that a running one ends; return its row.
 
     Returns None if there is no such job, and if it is over.
     """

@@ -30,7 +30,7 @@ class Apart(NamedTuple):
     job_id: str | None
     """The job that was claimed; None: none."""
     aside: list[Row]
-    """Each row that raised: its `id`, `run_id`, `error`, and what it `became`."""
+    """Each row that raised: its `id`, `run_id`, `error`, and its state now (`became`)."""
 
 
 def is_about_rows(error: psycopg.Error) -> bool:
@@ -94,7 +94,7 @@ def _describe(table: job_tables.JobTable, aside: Row) -> str:
     )
     return (
         f"job {aside['id']!r} cannot be claimed: {_BECAME[aside['became']]}."
-        f" The database says: {aside['error']!r:.1000}. To remove it: {remove}"
+        f" The error of the database: {aside['error']!r:.1000}. To remove it: {remove}"
     )
 
 

@@ -78,8 +78,8 @@ def claim(
 ) -> list[Row]:
     """Claim up to `count` jobs of a queue, and return what a worker needs.
 
-    `promote`: let jobs in first that have become due. `tell`: called with the seconds until a limit
-    of an ingest queue lets the next job in, where nothing was claimed and that is known.
+    `promote`: first admit jobs that have become due. `tell`: called with the seconds until a limit
+    of an ingest queue admits the next job, if nothing was claimed and that time is known.
     """
     if not table.in_run:
         return ingest_step(conn, who, claim=count, promote=promote, tell=tell)
@@ -108,7 +108,7 @@ def node_step(
 
     Returns the job as a dict of what a worker needs, with `run` (id, out_dir, workflow_name,
     generation, born) and, if its template has refs, `context`; None when nothing was claimed.
-    `promote`: let jobs in first that have become due. If the JSON of a job cannot be loaded as a
+    `promote`: first admit jobs that have become due. If the JSON of a job cannot be loaded as a
     whole, a second statement loads each column by itself. Raises `ClaimLost` with nothing written
     or claimed.
     """

@@ -51,7 +51,7 @@ def complete_node(
 ) -> Row | None:
     """Complete a node that waits for its answer; return its row, or None if it does not wait.
 
-    `context_delta`: JSON text. `by`: what the event says of the value's origin, `input` for an
+    `context_delta`: JSON text. `by`: what the event records as the value's origin, `input` for an
     answer, `timeout` for the default.
     """
     parameters = {"job": job_id, "result": context_delta, "by": by}

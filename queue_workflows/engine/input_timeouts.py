@@ -22,13 +22,13 @@ def lock_overdue(conn: db.Connection, job_id: str) -> Row | None:
     """Lock a wait that is over until the transaction ends, and return its job.
 
     `answered`: an answer is in flight, or is being submitted; `over`: the job does not wait any
-    more, or waits anew. Returns None if the wait is not over, or another transaction holds it.
+    more, or waits again. Returns None if the wait is not over, or another transaction holds it.
     """
     parameters = {"job": job_id}
     wait = conn.execute(statements.input_timeouts.lock_wait, parameters, prepare=True)
     if wait.fetchone() is None:
         return None
-    # Before the statement that looks for answers: `submit_input` holds the row of the job from the
+    # Before the statement that reads answers: `submit_input` holds the row of the job from the
     # insert of its answer to its commit.
     locked = conn.execute(statements.input_timeouts.lock_job_if_free, parameters, prepare=True)
     free = {"free": locked.fetchone() is not None}

@@ -1,4 +1,4 @@
-"""Complete, fail, park and requeue jobs for an operator, whoever holds the claim.
+"""Complete, fail, park and requeue jobs for an operator, whichever worker has the claim.
 
 Each change is recorded as made by an operator, with the outbox event of a node. Each function
 takes part in the transaction of its connection.

@@ -24,7 +24,7 @@ def learn_load(conn: db.Connection, host: str | None, model: str | None, seconds
 
 
 def prune(conn: db.Connection) -> int:
-    """Delete what was learned on hosts without a worker that taught nothing for 30 days."""
+    """Delete measured times that are older than 30 days, of hosts without a worker."""
     return conn.execute(statements.models.prune).rowcount
 
 

@@ -109,6 +109,6 @@ def set_resolved_inputs(conn: db.Connection, job_id: str, value: str) -> Row | N
 
 
 def set_input_spec(conn: db.Connection, job_id: str, value: str) -> Row | None:
-    """Store what an input node asks for (JSON text) and return the row, or None."""
+    """Store the question of an input node (JSON text) and return the row, or None."""
     parameters = {"job": job_id, "spec": value}
     return conn.execute(statements.nodes.set_input_spec, parameters).fetchone()

@@ -34,7 +34,7 @@ def open_events(conn: db.Connection, run_id: str, limit: int, only: int | None =
 
 
 def close(conn: db.Connection, event_ids: Sequence[int], error: str | None = None) -> None:
-    """Close events; `error` says why they are poison."""
+    """Close events; `error`: why they are poison."""
     parameters = {"events": list(event_ids), "error": error}
     conn.execute(statements.outbox.close, parameters, prepare=True)
 

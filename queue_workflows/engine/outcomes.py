@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     resolved_inputs: str | None = None
     vm_rss_mb_peak: int | None = None
     raised: policy.Raised = policy.Raised()
-    """What a failure says about the next attempt; `after_s` is a snoozed job's wait."""
+    """What a failure decides about the next attempt; `after_s` is a snoozed job's wait."""
     task: Mapping[str, Any] | None = None
     """The policy of the task, for what the row of the job leaves open."""
 

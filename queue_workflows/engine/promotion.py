@@ -34,7 +34,7 @@ def promote_due(conn: db.Connection, rows: row_isolation.Isolation | None = None
     """Promote all delayed jobs and runs whose time has come, in batches; return how many.
 
     Their commits wake workers and orchestrators.
-    A row that raises is set aside in `rows` (None: for this call), and the others go on.
+    A row that raises is set aside in `rows` (None: for this call), and the others are processed.
     """
     isolation = rows or row_isolation.Isolation()
     total = 0

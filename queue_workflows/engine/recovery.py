@@ -138,7 +138,7 @@ def excuse_unanswered(
 ) -> int:
     """Undo the crashes that a claim without a reply has counted; return how many.
 
-    No handler ran under such a claim. `asked_ago_s`: how long ago the worker asked for it. `keep`:
+    No handler ran under such a claim. `asked_ago_s`: how long ago the worker sent it. `keep`:
     the ids of jobs whose claims the worker knows.
     """
     parameters = {

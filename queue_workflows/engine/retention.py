@@ -38,7 +38,7 @@ def delete_jobs(conn: db.Connection, first: int, days: float, rows: row_isolatio
     """Delete ingest jobs that ended so many days ago, in BLOCKS pages; return how many.
 
     `first`: the first of the pages. A queue's own `retention_days` stands before `days`; 0 keeps
-    for ever. A row that raises is set aside in `rows`.
+    forever. A row that raises is set aside in `rows`.
     """
     duty = row_isolation.Duty(
         "deletion of ingest job",
@@ -55,8 +55,8 @@ def delete_jobs(conn: db.Connection, first: int, days: float, rows: row_isolatio
 def delete_runs(conn: db.Connection, first: int, days: float, rows: row_isolation.Isolation) -> int:
     """Delete up to RUNS runs that ended so many days ago, in BLOCKS pages; return how many.
 
-    0 days keep for ever. A run with an open outbox row, or a node that has not ended, stays. A row
-    that raises is set aside in `rows`.
+    0 days keep rows forever. A run with an open outbox row, or a node that has not ended, stays.
+    A row that raises is set aside in `rows`.
     """
     duty = row_isolation.Duty(
         "deletion of run",

@@ -41,7 +41,7 @@ def backoff_s(failures: int) -> float:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Return whether a database error only says that another transaction has locked the row."""
+    """Return whether a database error only means that another transaction has locked the row."""
     return getattr(error, "sqlstate", None) in BUSY and not _is_raised(error)
 
 

@@ -155,7 +155,7 @@ def start_fresh(
     """Freeze the definition, change the run to running and insert its first nodes.
 
     Returns how many rows are new. Returns None, with nothing written, for a run that has a
-    definition or a node, is no longer as `run` says, is locked, or whose context is no object.
+    definition or a node, differs from `run` by now, is locked, or whose context is no object.
     """
     parameters = {
         "run_id": run["id"],

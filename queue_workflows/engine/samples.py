@@ -10,7 +10,7 @@ from queue_workflows.types import Row
 
 
 def put(conn: db.Connection, host: str, every_s: int | None, text: str, *, notify: bool) -> None:
-    """Store a sample (JSON text) in the ring of its interval (None: in none); notify it if asked.
+    """Store a sample (JSON text) in the ring of its interval (None: in none); notify it if `tell`.
 
     One statement; its commit does not wait for the disk.
     """

@@ -82,7 +82,7 @@ def begin(conn: db.Connection, name: str, now: datetime) -> None:
 
 
 def adopt(conn: db.Connection, name: str, now: datetime) -> None:
-    """Let the new row of an old-style entry go on from the last fire under its name, if any."""
+    """Let the new row of an old-style entry continue from the last fire under its name, if any."""
     conn.execute(statements.schedule_definitions.adopt, {"name": name, "now": now})
 
 
@@ -117,7 +117,7 @@ def find(
     troubled: bool = False,
     limit: int | None = None,
 ) -> Rows:
-    """Return schedules by name, with what their last fires became.
+    """Return schedules by name, with the outcomes of their last fires.
 
     `last_status`, `failures` in a row (100 at most), `late_s` (None: not overdue), `missed`.
     `troubled`: only those that fire, or should, and have a problem.

@@ -216,7 +216,7 @@ def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -
     """Claim an instant of a locked schedule and queue its job or run; return the id.
 
     Returns None if the instant was claimed before, or if it queues nothing: an earlier job is not
-    over and the policy says skip, or another job has the idempotency key.
+    over and the policy is skip, or another job has the idempotency key.
     """
     instant = {"name": row["name"], "fire_at": at}
     if conn.execute(statements.schedule_rows.claim, instant, prepare=True).fetchone() is None:

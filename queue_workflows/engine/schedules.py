@@ -1,4 +1,4 @@
-"""Fire schedules: one row for each entry and instant, written by whoever claims it first."""
+"""Fire schedules: one row for each entry and instant, written by the first to claim it."""
 
 from __future__ import annotations
 

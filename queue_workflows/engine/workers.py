@@ -50,7 +50,7 @@ def last_detail(conn: db.Connection, prefix: str) -> Row:
 def record_death(conn: db.Connection, prefix: str, detail: str, *, orderly: bool = False) -> None:
     """Mark the workers of a process that has ended as dead, or as stopped if `orderly`.
 
-    `prefix` begins their ids; `detail` is a JSON object that says how the process ended.
+    `prefix` begins their ids; `detail` is a JSON object with how the process ended.
     """
     values = {"prefix": prefix, "detail": detail, "orderly": orderly}
     conn.execute(statements.workers.record_death, values)

@@ -1,4 +1,4 @@
-"""The main loop of an executor that runs many async jobs at once, on one event loop."""
+"""Run the main loop of an executor with many async jobs at once, on one event loop."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _key: contextvars.ContextVar[int | None] = contextvars.ContextVar("executor_job"
 
 
 class AsyncJobs:
-    """Run the async tasks of `Run` messages beside each other, on the main thread's event loop.
+    """Run the async tasks of `Run` messages concurrently, on the main thread's event loop.
 
     A task that is not async runs there too, and holds up the others. One thread receives jobs,
-    another hears requests about them. What handlers print belongs to no job in particular.
+    another receives requests about them. What handlers print belongs to no job in particular.
     """
 
     def __init__(self, jobs: socket.socket, requests: socket.socket) -> None:

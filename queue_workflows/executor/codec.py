@@ -48,7 +48,7 @@ _TAG = '{"\\u0000'
 
 
 class _Encoder(payload.Encoder):
-    """Encode what rows have besides JSON values."""
+    """Encode the values of rows that JSON lacks."""
 
     def default(self, o: Any) -> Any:
         if isinstance(o, datetime.datetime):
@@ -104,7 +104,7 @@ def length_of(buffer: bytearray | memoryview, at: int) -> int:
         raise protocol.ProtocolError(f"garbage in the channel: {_shown(buffer, at)}")
     if version != VERSION:
         raise protocol.ProtocolError(
-            f"the peer speaks version {version} of the protocol, not {VERSION}"
+            f"the peer uses version {version} of the protocol, not {VERSION}"
         )
     if length > MAX_BYTES:
         raise protocol.ProtocolError(f"a message of {length} bytes, more than {MAX_BYTES}")

@@ -1,4 +1,4 @@
-"""The thread of an executor that hears the worker's requests while a handler runs."""
+"""Run the thread of an executor that receives the worker's requests while a handler runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main loop of an executor: one job after the other on the main thread."""
+"""Run the main loop of an executor: one job after the other on the main thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ALL: Final = frozenset(map(int, signal.valid_signals()))
 
 
 class JobLoop:
-    """The state of an executor. The main thread runs jobs; the control thread hears requests."""
+    """The state of an executor. The main thread runs jobs; the control thread receives requests."""
 
     def __init__(
         self, jobs: socket.socket, requests: socket.socket, model_cache: ModelCache | None

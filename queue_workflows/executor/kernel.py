@@ -1,4 +1,4 @@
-"""System calls that Python does not have: die with the parent, and a timer that kills.
+"""Make system calls that Python does not have: die with the parent, and a timer that kills.
 
 Elsewhere than on Linux they do nothing; there the end of file on its socket ends a process.
 """

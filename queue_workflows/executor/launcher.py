@@ -1,4 +1,4 @@
-"""The process from which executors are forked: it loads the app once and runs no handler.
+"""Run the process from which executors are forked: it loads the app once and runs no handler.
 
 It has one thread, so that a fork is safe, and nothing in it waits for the app or the worker. It
 ends with its worker, and its executors end with it.
@@ -158,7 +158,7 @@ class _Launcher:
 def unsafe() -> str | None:
     """Return why this process must not fork, or None if it may.
 
-    A forked child would wait for ever for a lock that another thread held, and cannot use a GPU
+    A forked child would wait forever for a lock that another thread held, and cannot use a GPU
     that its parent has opened.
     """
     others = [each.name for each in threading.enumerate() if each is not threading.main_thread()]

@@ -1,4 +1,4 @@
-"""The worker's handles of its launcher and of its executors."""
+"""Control the launcher and its executors from the worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORK_S: Final = 30.0
 
 
 class LauncherLost(errors.QueueWorkflowsError, RuntimeError):
-    """The launcher has ended, and its executors with it; the text says how."""
+    """The launcher has ended, and its executors with it; the text has the cause."""
 
 
 class ForkRefused(errors.QueueWorkflowsError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Run a node in this executor: resolve its inputs, and ask the worker for what its row lacks."""
+"""Run a node in this executor: resolve its inputs, and request what its row lacks by an `Ask`."""
 
 from __future__ import annotations
 

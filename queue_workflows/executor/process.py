@@ -1,4 +1,4 @@
-"""An executor: a forked process that runs handlers.
+"""Run an executor: a forked process that runs handlers.
 
 The worker's requests about the running job come on a socket of their own, which a thread reads.
 Nothing here guards the lease: the launcher and the kernel do (`Launcher.hold_until`).

@@ -1,4 +1,4 @@
-"""The messages between a worker, its launcher and its executors, and the errors of a channel."""
+"""Define the messages between a worker, its launcher and its executors, and their errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Announce(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The value that an `Ask` asked for, or an error."""
+    """The value that an `Ask` requested, or an error."""
 
     key: int
     what: str
@@ -59,7 +59,7 @@ class Quit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Tell the handler of a job to end: `cancelled` sets its cancel event, `shutdown` does not."""
+    """Interrupt the handler of a job: `cancelled` sets its cancel event, `shutdown` does not."""
 
     key: int
     reason: str

@@ -1,4 +1,4 @@
-"""What the loaded app registered, as JSON for the worker, which does not load the app."""
+"""Describe what the loaded app registered, as JSON for the worker, which does not load the app."""
 
 from __future__ import annotations
 

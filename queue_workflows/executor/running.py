@@ -1,4 +1,4 @@
-"""The job whose handler runs in this executor: reports to the worker, requests from it."""
+"""Represent the job whose handler runs in this executor: reports and requests to the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stdout and stderr of an executor: two pipes, whose read ends the worker holds.
+"""Redirect the stdout and stderr of an executor to two pipes that the worker reads.
 
 So all that a handler printed before it was killed is kept, whichever code printed it. A handler
 that prints faster than the worker reads waits, as it would for a slow terminal.

@@ -1,4 +1,4 @@
-"""A queue of jobs in memory that refuses a job which waits, runs, or has just ended."""
+"""Queue jobs in memory, and refuse a job that waits, runs, or has just ended."""
 
 from __future__ import annotations
 

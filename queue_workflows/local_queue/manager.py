@@ -59,8 +59,8 @@ class JobQueueManager:
     `execute(job)` runs a job and returns its result; without it the registered task of this name
     runs. Arguments that are None come from the knobs. Start and stop it, or use it in a `with`
     block. A job whose attempt fails or takes over `timeout_s` is pending again, until
-    `max_attempts` have failed. After a time-out the thread goes on, since Python cannot end it: it
-    is replaced, and its result is dropped.
+    `max_attempts` have failed. After a time-out the thread continues, since Python cannot end it:
+    it is replaced, and its result is dropped.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Give the plan of an in-process queue the outcomes of its jobs, until it has taken them."""
+"""Report outcomes of jobs to the plan of an in-process queue, until the plan accepts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the jobs of an in-process queue come from, and where their outcomes go."""
+"""Define where the jobs of an in-process queue come from, and where their outcomes go."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ExecutionPlan(Protocol):
 
 
 class Entry(NamedTuple):
-    """What a `MemoryPlan` knows of a job; `error` is that of its latest failure."""
+    """What a `MemoryPlan` stores of a job; `error` is that of its latest failure."""
 
     job: job_queue.Job
     state: Literal["pending", "running", "completed", "failed"] = "pending"

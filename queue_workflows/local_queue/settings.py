@@ -1,4 +1,4 @@
-"""How many threads an in-process queue has, and their times."""
+"""Read how many threads an in-process queue has, and its delays."""
 
 from __future__ import annotations
 

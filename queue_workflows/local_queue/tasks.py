@@ -27,7 +27,7 @@ class Control:
         self._call: Callable[[], object] | None = None
 
     def report_progress(self, value: Any) -> None:
-        """Do nothing: nobody looks at it."""
+        """Do nothing: no code reads the progress."""
 
     def when_interrupted(self, call: Callable[[], object] | None) -> None:
         """Set the function to call on an interrupt."""

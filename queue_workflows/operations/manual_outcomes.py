@@ -76,7 +76,7 @@ def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> NodeJob | None:
 
 
 def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:
-    """Store what an input node asks for; return its row, or None. Raises `InvalidPayload`."""
+    """Store the question of an input node; return its row, or None. Raises `InvalidPayload`."""
     text = payload.encode(spec, "input_spec")
     with db.transaction() as conn:
         job = nodes.get_by_node(conn, run_id, node_id)

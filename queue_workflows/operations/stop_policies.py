@@ -14,7 +14,7 @@ EXIT_HARD = 79
 
 
 class StoppableWorker(Protocol):
-    """What a stop policy may ask of a worker."""
+    """What a stop policy may call on a worker."""
 
     def requeue_in_flight(self, reason: str) -> None:
         """Return the running job to the front of its queue, counting nothing."""
@@ -44,7 +44,7 @@ def _hard(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
 
 
 def _finish(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
-    """Let the running job finish: while the row says OFF, nothing else is claimed."""
+    """Let the running job finish: while the row is OFF, nothing else is claimed."""
     del worker, on_exit
 
 

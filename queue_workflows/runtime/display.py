@@ -2,7 +2,7 @@
 
 Control characters and invisible characters are escaped as in Python: `\\x1b`, `\\u202e`, `\\n`. A
 backslash is not escaped. So paths and JSON stay readable, and formatting twice changes nothing. The
-text `\\x1b` and the character ESC therefore look the same. JSON output tells them apart.
+text `\\x1b` and the character ESC therefore look the same. JSON output distinguishes them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def duration(value: Any) -> str:
     if math.isnan(value):
         return "unknown"
     if math.isinf(value):
-        return "for ever" if value > 0 else "0.0 s"
+        return "forever" if value > 0 else "0.0 s"
     if value < 60:
         return f"{max(0.0, value):.1f} s"
     whole = int(value)

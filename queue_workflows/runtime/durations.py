@@ -42,7 +42,7 @@ def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:
 
 
 def parse_until(text: str) -> datetime | timedelta:
-    """Return what a text says: a time span such as 30s, 45m, 2h, 1d, or an ISO time.
+    """Return the meaning of a text: a time span such as 30s, 45m, 2h, 1d, or an ISO time.
 
     Raises `InvalidConfig`.
     """

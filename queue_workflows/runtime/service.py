@@ -72,7 +72,7 @@ class Service(abc.ABC):
                 thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Ask the threads to end and wait for them; return whether all have ended.
+        """Request that the threads end, and wait for them; return whether all have ended.
 
         Called on one of its own threads it does not wait, and returns False.
         """

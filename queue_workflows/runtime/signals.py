@@ -53,7 +53,7 @@ class Flag:
             os.write(self._writer, b"!")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait at most `timeout_s` (None: for ever) for the flag; return whether it is set."""
+        """Wait at most `timeout_s` (None: forever) for the flag; return whether it is set."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
@@ -142,7 +142,7 @@ class _SignalThread:
 
     The interpreter's C handler writes a signal's number to the wakeup descriptor at once. The
     Python handler waits for the main thread, which alone may call these methods. A forked child
-    shares the descriptor, so the kernel's sender pid tells who wrote.
+    shares the descriptor, so the kernel's sender pid identifies the writer.
     """
 
     def __init__(self, act: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Read stored JSON whose shape nobody has checked, without raising."""
+"""Read stored JSON of unchecked shape, without raising."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Supervisor:
     Ctrl-C reaches only the supervisor. `start`, `run` and `stop` belong to one thread that lives as
     long as the children: on Linux they get SIGTERM when it ends. Any thread may read `children`.
     `on_exit` runs right after a child was reaped. `watch(name, pid, due)` is called every WATCH_S
-    for each running child, and a `Verdict` kills the child; `due`: it was told to stop, and its
+    for each running child, and a `Verdict` kills the child; `due`: it got a stop signal, and its
     time is over. Both callbacks block the supervisor.
     """
 

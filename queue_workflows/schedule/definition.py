@@ -1,4 +1,4 @@
-"""One schedule: an expression in a zone, what it queues, and its policies."""
+"""Define one schedule: an expression in a zone, what it queues, and its policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRACE_S = 60.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """Queue a task with `args`, or submit a workflow with `inputs`, when `expression` says.
+    """Queue a task with `args`, or submit a workflow with `inputs`, at the times of `expression`.
 
     `catch_up`: what fires of the instants that an outage missed. `overlap`: what an instant does
     while the job or run of the last fire is not over. Raises `InvalidConfig` (a ValueError) that

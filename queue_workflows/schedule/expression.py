@@ -41,7 +41,7 @@ _LONGEST_FOLD = timedelta(days=1)
 
 
 class Occurrence(NamedTuple):
-    """A fire, or a local time that a change of the clock swallows; `note` says what is special."""
+    """A fire, or a local time that a change of the clock swallows; `note`: what is special."""
 
     at: datetime
     note: str | None = None

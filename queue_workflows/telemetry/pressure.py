@@ -225,7 +225,7 @@ class Throttle:
         elif not self._warned:
             self._warned = True
             _log.warning(
-                "%s, but nothing of ours runs that could give memory back: work goes on",
+                "%s, but no job of this process runs that could free memory: work continues",
                 _described(full, self.reading),
             )
 

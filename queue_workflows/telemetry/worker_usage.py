@@ -84,15 +84,15 @@ class Sampler:
             used = _known(pmon_use(own, shown=self.shown), "pmon has shown no number yet")
             self._confirm({row.gpu for row in own if set(row.use) == {"-"}}, deadline)
             return used
-        box = self._ask(
+        machine = self._ask(
             self._nvidia, deadline, "--query-gpu=utilization.gpu", "--format=csv,noheader"
         )
-        if box.text is not None:
-            return _known(nvidia_use(box.text), "nvidia-smi reports no use of the GPU")
+        if machine.text is not None:
+            return _known(nvidia_use(machine.text), "nvidia-smi reports no use of the GPU")
         other = self._ask(self._rocm, deadline, "--showuse", "--json")
         if other.text is not None:
             return _known(rocm_use(other.text), "rocm-smi reports no use of the GPU")
-        raise _Unknown(f"{box.problem}, {other.problem}")
+        raise _Unknown(f"{machine.problem}, {other.problem}")
 
     def _confirm(self, silent: set[str], deadline: float) -> None:
         """Raise `_Unknown` if a GPU for which pmon shows only `-` cannot report its use at all.

@@ -267,9 +267,9 @@ class Claimer:
     ) -> Row | None:
         """Record the outcome of a job and, if `claim`, claim the next one; return that job or None.
 
-        While the database is away the write is retried until the lease ends. If a commit's reply
-        was lost, the claim number tells whether it happened. Raises `ClaimLost` if nothing was
-        written.
+        While the database is unreachable the write is retried until the lease ends. If a commit's
+        reply was lost, the claim number shows whether it happened. Raises `ClaimLost` if nothing
+        was written.
         """
         ahead = None
         if self._table.in_run and outcome.kind == "completed":

@@ -55,7 +55,7 @@ class Work:
         self.unsaved: str | None = None
         """Progress as JSON text that no renewal has stored yet."""
         self.on_activity: Callable[[float], object] = lambda _: None
-        """Called when the handler shows activity, besides the guards."""
+        """Called when the handler shows activity, in addition to the guards."""
 
     def start_now(self) -> None:
         """Count the time of the guards from now, since the handler starts only now."""
@@ -146,8 +146,8 @@ class Work:
     def verdict(self) -> guards.Failure | None:
         """Return the first failure of the guards; without a handler only the lease is checked."""
         now = self._now()
-        judged = [self.lease_end] if self.settling or self.waiting else self.guards
-        return next((failure for guard in judged if (failure := guard.check(now))), None)
+        active = [self.lease_end] if self.settling or self.waiting else self.guards
+        return next((failure for guard in active if (failure := guard.check(now))), None)
 
 
 PROGRESS_LIMIT = 8000

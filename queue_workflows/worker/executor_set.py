@@ -1,4 +1,4 @@
-"""The executors of one worker: fork, watch, recycle and replace them."""
+"""Manage the executors of one worker: fork, observe, recycle and replace them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 
 class Owner(Protocol):
-    """What hears of the executors; called on the thread of `select`."""
+    """Receives the events of the executors; called on the thread of `select`."""
 
     def received(self, handle: executors.Handle, message: protocol.Message) -> None:
         """Act on a message of an executor."""

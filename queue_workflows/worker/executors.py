@@ -1,4 +1,4 @@
-"""The executors of a worker: send them jobs, kill them, and say how they died."""
+"""Send jobs to the executors of a worker, kill them, and report how they died."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Handle:
         self.tail = b""
         self._killed: set[int] = set()
         self._lock = threading.Lock()
-        """Held while the job changes, so that nobody kills the executor for an earlier one."""
+        """Held while the job changes, so that no thread kills the executor for an earlier job."""
 
     def run(self, work: current_job.Work, family: str, job: Row, run: Row | None) -> None:
         """Send a job; raise `ChannelLost` if the executor has gone."""
@@ -62,7 +62,7 @@ class Handle:
             return work
 
     def interrupt(self, work: current_job.Work) -> None:
-        """Tell the handler to end; called on the lease keeper's threads."""
+        """Request that the handler ends; called on the lease keeper's threads."""
         with self._lock, contextlib.suppress(errors.QueueWorkflowsError):
             if self.work is work:
                 self.forked.control.send(protocol.Cancel(self.key, work.interrupted or "shutdown"))
@@ -127,7 +127,7 @@ class Death(NamedTuple):
 
 
 class OomKills:
-    """The kernel's count of OOM kills in this cgroup, and what was added since the last look."""
+    """The kernel's count of OOM kills in this cgroup, and the increase since the last reading."""
 
     def __init__(self) -> None:
         self._count = crash_recovery.oom_kills()

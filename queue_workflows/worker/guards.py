@@ -269,7 +269,7 @@ class Stall:
         )
 
     def suspicion(self, now: float) -> str | None:
-        """Return the reason for a suspected stall once per silence, else None."""
+        """Return the reason for a suspected stall, once per period without a beat; else None."""
         beaten = self._beaten
         if beaten is None or beaten == self._told:
             return None

@@ -51,7 +51,7 @@ class SilencePeriod:
         self._checked_at = self._awake_since = -math.inf
 
     def is_silent(self, beat: float, now: float) -> bool:
-        """Return whether a worker that last checked at `beat` is silent; ask every second."""
+        """Return whether a worker that last checked at `beat` is silent; call it every second."""
         if now - self._checked_at > guards.FROZEN_S:
             self._awake_since = now
         self._checked_at = now
@@ -91,7 +91,7 @@ class HungWorker:
         )
 
     def is_of(self, seen: shared_status.Snapshot) -> bool:
-        """Return whether the silence still concerns the same job."""
+        """Return whether the worker is still silent during the same job."""
         return (self.beat, self.job) == (seen.beat, seen.job)
 
     def check_guards(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Share memory in which a worker shows its parent what it runs and that it checks its guards."""
+"""Share memory in which a worker reports to its parent what it runs and when it checked guards."""
 
 from __future__ import annotations
 

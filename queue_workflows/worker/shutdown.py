@@ -68,11 +68,11 @@ class Ending(Protocol):
 class Shutdown:
     """Carry out what guards, a stop or a cancel have decided about a running job.
 
-    The exit is armed before the database is asked, and happens only if that job still runs:
+    The exit is armed before the database is used, and happens only if that job still runs:
     `in_flight` returns the claims in flight of each slot, or None once it does not. Other running
     jobs are handed back first, uncounted. The record uses the lease keeper's connection
     `dedicated`, or another one if that is busy or silent. `fence` (for EXIT_LOST) or `leave_note`
-    (for an exit on request) is called before the database is asked. `withdraw_note` is called if
+    (for an exit on request) is called before the database is used. `withdraw_note` is called if
     the process stays, or has handed everything back.
     """
 
@@ -143,7 +143,7 @@ class Shutdown:
     def announce(self, code: int) -> None:
         """Arm the exit, and leave the note that excuses the claims which it may leave behind.
 
-        The kill timer may fire while the database is asked, and no note can be written then.
+        The kill timer may fire while the database is used, and no note can be written then.
         """
         self._kill_timers.leave(code)
         if code in ORDERLY:

@@ -1,4 +1,4 @@
-"""The jobs that run in the executors of a worker: start them, hear them, and end them."""
+"""The jobs that run in the executors of a worker: start, observe and end them."""
 
 from __future__ import annotations
 

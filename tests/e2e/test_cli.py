@@ -245,7 +245,7 @@ def test_a_lost_output_is_no_traceback(dsn: str, db: ModuleType, redirect: str) 
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_watched_run_that_nobody_reads_is_left_and_says_so(
+def test_a_followed_run_whose_output_is_closed_continues_and_reports_it(
     dsn: str, db: ModuleType, tmp_path: Path, unbuffered: str
 ) -> None:
     reader, writer = os.pipe()
@@ -286,7 +286,7 @@ def empty(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_migrate_says_does_and_takes_back(invoke: Callable[..., Invoked]) -> None:
+def test_migrate_plans_applies_and_reverts(invoke: Callable[..., Invoked]) -> None:
     assert "needs" in invoke("status").out
     assert "no schema version" in invoke("runs").line
     planned = json.loads(invoke("migrate", "--dry-run", "--json").out)
@@ -304,7 +304,7 @@ def test_migrate_says_does_and_takes_back(invoke: Callable[..., Invoked]) -> Non
 
 
 @pytest.mark.usefixtures("empty")
-def test_migrate_below_asks_before_data_goes(invoke: Callable[..., Invoked]) -> None:
+def test_migrate_to_an_older_version_refuses_to_lose_data(invoke: Callable[..., Invoked]) -> None:
     invoke("migrate")
     assert invoke("run", "chain", "--no-wait", "--input", "folder=x").code == 0
     line = invoke("migrate", "--to", "0").line

@@ -18,7 +18,9 @@ DANGERS = {"fsync", "full_page_writes"}
 """Off on the servers that tests start."""
 
 
-def test_audit_says_ok_and_by_its_exit_code_when_not(cli: Commands, db: ModuleType) -> None:
+def test_audit_prints_ok_and_exits_with_1_if_an_invariant_is_broken(
+    cli: Commands, db: ModuleType
+) -> None:
     run_store.insert_run(workflow_name="w")
     done = cli.run(QW, "audit")
     assert (done.process.returncode, done.err) == (0, "")

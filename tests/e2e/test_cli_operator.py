@@ -28,7 +28,7 @@ NOWHERE = "postgresql://someone:canary77@127.0.0.1:1/none"
 # --- cancel
 
 
-def test_cancel_says_what_happened_by_text_and_exit_code(cli: Commands) -> None:
+def test_cancel_reports_its_outcome_by_text_and_exit_code(cli: Commands) -> None:
     run_id = run_store.insert_run(workflow_name="w")["id"]
     done = cli.run(*CANCEL, run_id)
     assert (done.process.returncode, done.out) == (0, f"run {run_id} (w): cancelled\n")
@@ -229,7 +229,7 @@ def test_a_signal_ends_it_in_the_middle_of_a_command(cli: Commands, tmp_path: Pa
     stops(watching, signal.SIGTERM)
 
 
-def test_it_waits_for_a_database_that_is_away(cli: Commands) -> None:
+def test_it_waits_for_an_unreachable_database(cli: Commands) -> None:
     watching = cli.start(*SUPERVISE, "--bounce", "cpu=true", QUEUE_WORKFLOWS_DB_URL=NOWHERE)
     until(lambda: "waiting for the database" in watching.err)
     assert "canary77" not in watching.err

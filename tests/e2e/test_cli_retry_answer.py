@@ -65,9 +65,7 @@ def status(run_id: str) -> str:
     return (run_store.get_run(run_id) or {})["status"]
 
 
-def test_an_answer_that_was_not_asked_for_is_one_line_and_code_2(
-    cli: Commands, tmp_path: Path
-) -> None:
+def test_an_answer_that_does_not_fit_is_one_line_and_code_2(cli: Commands, tmp_path: Path) -> None:
     run_id = waiting_run()
     assert 'it is one of "l" (Left), -1' in refused(cli.run(QW, "answer", run_id, "q", "up"))
     assert "No such file" in refused(cli.run(QW, "answer", run_id, "q", f"@{tmp_path}/none"))
@@ -84,7 +82,7 @@ def test_an_answer_that_was_not_asked_for_is_one_line_and_code_2(
     assert "`queue-workflows inputs` lists them" in cli.run(QW, "status").out
 
 
-def test_retry_says_by_text_and_exit_code_what_it_did(cli: Commands) -> None:
+def test_retry_reports_its_outcome_by_text_and_exit_code(cli: Commands) -> None:
     with engine.connect() as conn:
         job = factories.ingest(conn)
     early = cli.run(QW, "retry", job["id"])
@@ -104,7 +102,7 @@ def test_retry_says_by_text_and_exit_code_what_it_did(cli: Commands) -> None:
 # --- prune
 
 
-def test_prune_says_what_would_go_and_deletes_it(cli: Commands) -> None:
+def test_prune_lists_what_would_be_deleted_and_deletes_it(cli: Commands) -> None:
     with engine.connect() as conn:
         for days in (1, 400):
             run_id = factories.run(conn, status="completed")

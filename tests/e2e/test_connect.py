@@ -104,7 +104,7 @@ def test_a_way_without_fault_is_all_ok_in_order(home: str) -> None:
     assert "ms" in found["round trip"].text
 
 
-def test_the_socket_of_this_machine_has_no_tls_to_look_at(db: Any, dsn: str) -> None:
+def test_a_unix_socket_has_no_tls_to_check(db: Any, dsn: str) -> None:
     assert tuple(passed(dsn)) == tuple(step for step in connect.STEPS if step != "tls")
 
 
@@ -139,7 +139,7 @@ def test_a_socket_without_server(tmp_path: Any) -> None:
 
 @contextlib.contextmanager
 def black_hole() -> Generator[int]:
-    """A port whose queue is full: the kernel drops whoever knocks, as a firewall does."""
+    """A port whose queue is full: the kernel drops connection attempts, as a firewall does."""
     with ExitStack() as stack:
         hole = stack.enter_context(socket.socket())
         hole.bind(("127.0.0.1", 0))
@@ -173,7 +173,7 @@ def test_a_network_without_a_way_there(monkeypatch: pytest.MonkeyPatch, code: st
 
 @contextlib.contextmanager
 def listener(reply: bytes | None) -> Generator[int]:
-    """Something that takes connections and says this to whatever it hears; None: nothing."""
+    """A server that answers everything with this; None: it accepts connections, sends nothing."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.05)
@@ -202,9 +202,9 @@ def listener(reply: bytes | None) -> Generator[int]:
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
-        (None, "takes connections and says nothing for 0.3 s"),
+        (None, "accepts connections and sends nothing for 0.3 s"),
         (b"HTTP/1.1 400 Bad Request\r\n", "is not PostgreSQL"),
-        (b"", "says nothing"),
+        (b"", "sends nothing"),
     ],
 )
 def test_something_else_that_listens_there(reply: bytes | None, text: str) -> None:
@@ -299,7 +299,7 @@ def test_a_read_only_server(reachable: Server, home: str) -> None:
         ("FATAL:  das Passwort stimmt nicht", "other"),
     ],
 )
-def test_what_a_server_says_is_understood(message: str, kind: str) -> None:
+def test_errors_of_the_server_are_recognised(message: str, kind: str) -> None:
     assert connectivity.refusal(f'connection to server at "h", port 1 failed: {message}') == kind
 
 
@@ -543,7 +543,7 @@ def test_connect_names_the_variable_that_confines_runs_for_a_submitter(
 
 
 def test_what_is_needed_for_a_purpose_names_every_table() -> None:
-    """All that the schema page describes, but what hosts or the tables' owner alone write."""
+    """All that the schema page describes, except what only apps or the tables' owner write."""
     others = {"workflow_run_files", "lock_turns", "partition_turns"}
     views = {"queue_partition_limits"}
     assert set(permissions.PURPOSES["work"]) == set(catalog.PURPOSES) - others | views
@@ -630,7 +630,7 @@ def test_a_server_that_goes_away_meanwhile(home: str, monkeypatch: pytest.Monkey
 # --- the command -------------------------------------------------------------------------------
 
 
-def test_the_command_says_ok_and_ends_with_0(home: str) -> None:
+def test_the_command_prints_ok_and_exits_with_0(home: str) -> None:
     with commands.commands() as cli:
         done = cli.run("queue-workflows", "connect", home)
         assert done.process.returncode == 0, done.err
@@ -646,7 +646,7 @@ def test_the_command_stops_at_the_first_fault_with_1(home: str) -> None:
         assert done.process.returncode == 1
         lines = done.out.splitlines()
         assert [line.split()[0] for line in lines[1:3]] == ["ok", "error"]
-        assert lines[-1].startswith("not looked at: tls, login, database")
+        assert lines[-1].startswith("not checked: tls, login, database")
         as_json = json.loads(cli.run("queue-workflows", "connect", "--json").out)
         assert CANARY not in done.out + done.err + str(as_json)
     assert as_json["failed"] == "port"
@@ -672,7 +672,7 @@ def test_no_step_shows_a_password(capsys: pytest.CaptureFixture[str]) -> None:
         ((f"postgresql://u:{CANARY}@h/x", "--for", "fun"), "work, migrate, submit, read"),
     ],
 )
-def test_what_cannot_be_asked_ends_with_2(
+def test_an_unusable_dsn_exits_with_2(
     arguments: tuple[str, ...], text: str, cli_none: Commands
 ) -> None:
     done = cli_none.run("queue-workflows", "connect", *arguments)

@@ -151,7 +151,7 @@ def test_a_question_in_python_waits_for_its_answer(
         assert each.wait() == 0, each.err
 
 
-def test_check_as_a_command_says_0_1_or_2(env: dict[str, str], cli: Commands) -> None:
+def test_check_as_a_command_exits_with_0_1_or_2(env: dict[str, str], cli: Commands) -> None:
     good = cli.run("queue-workflows", "check", "hello", "--app", "declared_app", **env)
     assert (good.process.returncode, good.err) == (0, "")
     assert "report" in good.out

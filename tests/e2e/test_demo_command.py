@@ -18,7 +18,7 @@ from tests.support.wait import until
 
 
 def crashed(conn: Connection, worker_id: str) -> str:
-    """Return the node that a killed worker held; "" if it held none any more.
+    """Return the node that a killed worker was running; "" if it ran none any more.
 
     The server still executes what the worker sent before it was killed. That may be a finish, and
     with it the claim of the next node, which is then the one that is taken back.

@@ -34,7 +34,7 @@ def _name(page: Path) -> str:
 
 
 def _terminal() -> dict[str, str]:
-    """Return what is set where a person types the commands, besides what is the page's own."""
+    """Return the environment of a person who types the commands, without the variables of tests."""
     own = ("COVERAGE_", "PYTHONPATH")
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -60,7 +60,7 @@ class Reader:
         }
 
     def follow(self, block: markdown.Block) -> None:
-        """Store the block if it has a file's name, then do what it says."""
+        """Store the block if it has a file's name, then run it."""
         if block.file:
             target = self.folder / block.file
             target.parent.mkdir(parents=True, exist_ok=True)

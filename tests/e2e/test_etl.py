@@ -1,4 +1,4 @@
-"""`examples/etl` runs as its README says, in an environment of its own."""
+"""`examples/etl` runs as its README describes, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNTS = (
 
 
 class Import:
-    """A copy of the example, and what became of it in a database of its own."""
+    """A copy of the example, and the rows of its run in a database of its own."""
 
     def __init__(self, folder: Path, dsn: str, conn: psycopg.Connection[Any]) -> None:
         self.folder = folder
@@ -117,7 +117,7 @@ def test_bad_rows_are_stored_with_file_line_and_reason(etl: Import) -> None:
     assert etl.rows(COUNTS)[0][3] == 0, "mended files leave nothing aside"
 
 
-def test_a_file_that_is_mostly_bad_is_dead_at_once_and_says_so(etl: Import) -> None:
+def test_a_file_that_is_mostly_bad_is_dead_at_once_with_the_reason(etl: Import) -> None:
     path = etl.folder / "etl" / "data" / "countries.csv"
     path.write_text("code,name\nAD,Andorra\n" + "x,y\n" * 9, encoding="utf-8")
     said = etl.run(exit_code=1)

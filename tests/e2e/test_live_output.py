@@ -125,7 +125,7 @@ def test_run_and_up_name_the_command_that_answers(cli: Commands, tmp_path: Path)
 # --- attempts to come
 
 
-def test_a_failed_attempt_says_when_the_next_one_starts(app: Commands, tmp_path: Path) -> None:
+def test_a_failed_attempt_shows_when_the_next_one_starts(app: Commands, tmp_path: Path) -> None:
     up = served(app, *APP)
     run = app.start(QW, "run", "fail_once", "--watch", *APP, *folder_of(tmp_path))
     again = r"attempt 1 of 3 failed, it runs again at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC"
@@ -167,7 +167,7 @@ def test_ctrl_c_of_a_run_that_others_serve_stops_the_view_only(
     assert ended(up) == 0
 
 
-def test_ctrl_c_of_a_run_with_workers_of_its_own_says_that_they_stop(
+def test_ctrl_c_of_a_run_with_workers_of_its_own_reports_that_they_stop(
     cli: Commands, tmp_path: Path
 ) -> None:
     run = cli.start(QW, "run", "hold", "--watch", "--app", TOYHOST, *folder_of(tmp_path), **ONE)

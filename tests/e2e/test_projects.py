@@ -146,10 +146,10 @@ def test_a_second_up_of_an_app_names_the_first(cli: Commands, base: Path) -> Non
     again = ("queue-workflows", "up", "--app", "one_app:setup")
     line = commands.refused(cli.run(*again, cwd=base / "one"))
     assert f"one_app:setup runs already: `queue-workflows up` with pid {first.process.pid}," in line
-    # Asked for by its name, the database is the same, and so is the app.
+    # `--db` with its name gives the same database, and so the same app.
     name = listed(cli)["one"]["database"]
     assert "runs already" in commands.refused(cli.run(*again, "--db", name, cwd=base / "one"))
-    # One that was killed says goodbye to nobody.
+    # A killed process cannot deregister.
     os.kill(first.process.pid, signal.SIGKILL)
     until(lambda: not first.family())
     assert listed(cli)["one"]["up"] == []
@@ -158,7 +158,7 @@ def test_a_second_up_of_an_app_names_the_first(cli: Commands, base: Path) -> Non
     assert third.wait() == 0, third.err
 
 
-def test_two_apps_of_one_folder_share_a_database_only_when_asked(cli: Commands, base: Path) -> None:
+def test_two_apps_of_one_folder_share_a_database_only_on_request(cli: Commands, base: Path) -> None:
     first = up(cli, base / "twins", "twins")
     for argv in (("up",), ("run", "second")):
         command = ("queue-workflows", *argv, "--app", "second_app:setup")

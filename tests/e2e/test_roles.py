@@ -31,7 +31,7 @@ from tests.support.database import Database
 from tests.support.wait import until
 
 BUSY_S = 3.0
-"""What a busy machine may take longer; the soak judges these times on a quiet one."""
+"""The factor for a busy machine; the soak checks these times on a quiet one."""
 WORKER = ("queue-claim-worker", "--queue", "cpu", "--app", TOYHOST)
 SCRIPTS = {
     "queue-orchestrator": (orchestrator.main, ()),

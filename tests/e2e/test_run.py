@@ -104,7 +104,7 @@ def test_a_run_that_was_given_no_folder_has_one_of_its_own(cli: Commands, tmp_pa
     assert not Path(row["out_dir"]).exists(), "made by the node that asks for it"
 
 
-def test_a_run_that_comes_after_others_says_so(cli: Commands, tmp_path: Path) -> None:
+def test_a_run_that_waits_for_others_reports_it(cli: Commands, tmp_path: Path) -> None:
     older = [run_store.insert_run(workflow_name="hold")["id"] for _ in range(2)]
     run_store.insert_run(workflow_name="hold", priority=200)
     run = cli.start(*RUN, "chain", "--input", folder_of(tmp_path), **ONE)
@@ -169,7 +169,7 @@ def test_a_run_uses_those_who_serve_and_starts_its_own_when_they_go(
 
 @pytest.fixture
 def worker_dsn(migrated_database: str) -> Generator[str]:
-    """The DSN of a migrated database for a role with the rights that the host guide grants."""
+    """The DSN of a migrated database for a role with the rights that the app guide grants."""
     guide = markdown.blocks(ROOT / "docs" / "app-guide.md")
     grants = next(block.text for block in guide if "CREATE ROLE letters_worker" in block.text)
     role = f"letters_{os.getpid()}_test"
@@ -232,7 +232,7 @@ def terminal() -> Generator[Terminal]:
 SCREEN = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
 
 
-def test_on_a_terminal_it_draws_a_tree_and_asks(
+def test_on_a_terminal_it_draws_a_tree_and_prompts(
     cli: Commands, tmp_path: Path, terminal: Terminal
 ) -> None:
     run = cli.start(

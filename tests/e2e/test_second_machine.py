@@ -134,7 +134,7 @@ def test_a_worker_on_a_second_machine_works_over_tcp_with_a_password(
             assert command.wait() == 0
 
 
-def test_from_a_machine_that_is_cut_off_connect_says_so(shared: str, box: Box) -> None:
+def test_connect_reports_that_its_machine_is_cut_off(shared: str, box: Box) -> None:
     if box.namespace:
         (device,) = [name for name in _devices(box) if name.startswith("qwb")]
         assert _ip("netns", "exec", box.namespace, "ip", "link", "set", device, "down")

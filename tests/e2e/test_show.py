@@ -151,7 +151,7 @@ def logged_run(conn: engine.Connection, *, nodes: int, failed: int) -> str:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many jobs' logs each statement asked for."""
+    """How many jobs' logs each statement reads."""
     seen: list[int] = []
     read = logs.of_jobs
 
@@ -224,13 +224,13 @@ def test_the_start_of_an_id_will_do_when_only_one_has_it(
     assert several.err == (
         f"queue-workflows show: 'ab' is the start of several ids: run {ids[0]}, run {ids[1]}\n"
     )
-    # The host's own ids are of no form that an index has in the order of their starts.
+    # No index orders an app's own ids by their prefixes.
     assert show("kind").code == 1
     assert show("kind-1").code == 0
 
 
 @pytest.mark.parametrize("name", ["nope", "", "%", "\udcff"])
-def test_what_there_is_not_is_code_1(db: ModuleType, show: Callable[..., Shown], name: str) -> None:
+def test_an_unknown_id_exits_with_1(db: ModuleType, show: Callable[..., Shown], name: str) -> None:
     run_store.insert_run(workflow_name="w")
     done = show(name)
     assert (done.code, done.out) == (1, "")
@@ -270,7 +270,7 @@ def test_without_an_id_or_with_a_wrong_option_it_is_a_usage_error(
 # --- follow
 
 
-def test_follow_of_what_is_over_says_so_with_its_code(
+def test_follow_of_a_finished_run_exits_with_its_code(
     toy: Flow, show: Callable[..., Shown]
 ) -> None:
     run_id = broken_run(toy)
@@ -320,7 +320,7 @@ def setup():
 
 
 class Host:
-    """The toy of this file, its processes, and the folder in which its handlers look for `go`."""
+    """The toy of this file, its processes, and the folder in which its handlers wait for `go`."""
 
     def __init__(self, cli: Commands, folder: Path) -> None:
         self.cli, self.folder = cli, folder

@@ -1,4 +1,4 @@
-"""The docs as a site: builds without a warning, has every page, fetches nothing elsewhere."""
+"""The docs as a site: it builds without a warning, has every page, and loads no external files."""
 
 from __future__ import annotations
 

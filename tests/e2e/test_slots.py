@@ -530,7 +530,7 @@ def test_the_apps_hooks_run_in_the_executor(cli: Commands, tmp_path: Path) -> No
     ]
 
 
-def test_what_follows_from_refs_of_the_apps_own_is_left_to_the_orchestrator(cli: Commands) -> None:
+def test_nodes_after_an_apps_own_refs_are_dispatched_by_the_orchestrator(cli: Commands) -> None:
     slot_app.setup_resolver()
     run_id = started("own")
     running = worker(cli, 1, queue="cpu", app="tests.support.slot_app:setup_resolver")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.soak import __main__ as command
 from tests.soak import (
-    acknowledged,
+    acknowledgements,
     check_recovery,
     checker,
     evidence,
@@ -192,7 +192,7 @@ def seen(
         **known,
         jobs={job: {"lock_key": None, "partition": None, "queue": where.queue} for job in events},
         events=events,
-        books=acknowledged.Acknowledgements(),
+        books=acknowledgements.Acknowledgements(),
         faults=[killed, *others],
         ended=[fleet.Ended(100.0, seat, 77, None, 9)],
         time=None,  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def test_a_job_that_an_idle_worker_leaves_alone_is_found(again: float) -> None:
     assert not list(check_recovery.late(seen("cpu-3", 100.1, again=again, idle=False)))
 
 
-def test_what_another_fault_held_up_has_its_time_from_then() -> None:
+def test_a_recovery_delayed_by_another_fault_is_timed_from_its_end() -> None:
     restart = faults.Fault("restart", "server", 101.0, 104.0)
     assert not list(check_recovery.late(seen("cpu-3", 106.9, restart)))
     assert list(check_recovery.late(seen("cpu-3", 107.1, restart)))
@@ -225,7 +225,7 @@ def test_what_another_fault_held_up_has_its_time_from_then() -> None:
     assert list(check_recovery.late(seen("cpu-3", 104.0, elsewhere)))
 
 
-def test_who_has_to_find_the_dead_may_not_be_disturbed() -> None:
+def test_a_late_recovery_is_excused_only_if_both_orchestrators_were_hit() -> None:
     """Both orchestrators have to be for the 45 s to begin later."""
     first = faults.Fault("kill", "orchestrator-1", 120.0, 120.0, (1,))
     second = faults.Fault("kill", "orchestrator-2", 130.0, 130.0, (2,))

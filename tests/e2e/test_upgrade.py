@@ -77,7 +77,7 @@ class World:
         return self.cli.start(*argv, QUEUE_WORKFLOWS_HOST_LABEL=host)
 
     def submit(self, count: int) -> None:
-        """Runs and ingest jobs as a host of 0.3.0 writes them."""
+        """Runs and ingest jobs as an app for 0.3.0 writes them."""
         for _ in range(count):
             run = f"r{len(self.runs)}"
             out = str(self.folder / run)
@@ -116,7 +116,7 @@ class World:
         return {(row["host_label"], row["by"]) for row in rows}
 
     def running(self) -> list[str]:
-        """The hosts that hold a node, with a claim."""
+        """The host labels with a claimed node."""
         held = "SELECT host_label FROM workflow_node_jobs WHERE status = 'running' ORDER BY 1"
         return factories.column(self.conn, held)
 
@@ -134,7 +134,7 @@ class World:
         (self.folder / "hold").unlink()
 
     def nothing_is_lost(self) -> None:
-        """Every run is completed, by the result of each of its nodes, told once to the outbox."""
+        """Every run is completed, by the result of each of its nodes, with one outbox row each."""
         for table, names in (("workflow_runs", self.runs), ("ingest_jobs", self.fetches)):
             rows = self.conn.execute(f"SELECT id, status::text FROM {table}").fetchall()
             assert {row["id"]: row["status"] for row in rows} == dict.fromkeys(names, "completed")
@@ -226,7 +226,7 @@ def test_fleets_of_both_versions_share_one_database(world: World) -> None:
     end(*ours)
 
 
-def test_what_hangs_or_dies_in_either_fleet_is_taken_over_by_the_other(world: World) -> None:
+def test_jobs_of_a_dead_worker_of_either_version_are_recovered_by_the_other(world: World) -> None:
     world.page("queue-workflows migrate")
     hangs, thaw = threading.Event(), threading.Event()
 
@@ -267,7 +267,7 @@ def listed(versions: list[int]) -> str:
 # --- the swap ----------------------------------------------------------------------------------
 
 
-def test_a_fleet_at_work_is_replaced_as_the_page_says(world: World) -> None:
+def test_a_fleet_at_work_is_replaced_as_documented(world: World) -> None:
     old_orchestrator = world.old_orchestrator()
     old = [world.old_worker("old-1"), world.old_worker("old-fetch", "fetch")]
     world.submit(6)

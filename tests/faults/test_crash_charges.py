@@ -130,7 +130,7 @@ class Worker:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("everybody", [False, True], ids=["worker alone", "orchestrator too"])
 @pytest.mark.parametrize("way", WAYS)
-def test_three_stalls_longer_than_the_lease_charge_an_innocent_job_nothing(
+def test_three_outages_longer_than_the_lease_charge_a_job_no_crash(
     cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str,
     everybody: bool,
 ) -> None:  # fmt: skip

@@ -163,7 +163,7 @@ def test_refs_are_resolved_from_the_context_that_the_row_has(worker: executors.W
     assert json.loads(outcome.resolved_inputs or "") == {"x": 5}
 
 
-def test_a_context_that_the_row_lacks_is_asked_for(worker: executors.Worker) -> None:
+def test_a_context_that_the_row_lacks_is_requested(worker: executors.Worker) -> None:
     worker.answers = {"context": {"first": {"value": 6}}}
     outcome = worker.node(
         "echo", {"x": None}, input_template={"x": {"$from": "first.value"}}, ref_heads=["first"]

@@ -1,4 +1,4 @@
-"""Hostile handlers: each has an outcome or an exact death, and the executor beside it goes on."""
+"""Hostile handlers: each has an outcome or a death record, and the other executor continues."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_death_is_reported_exactly(
     assert isinstance(worker.lost, protocol.ChannelLost)
 
 
-def test_what_was_printed_before_a_death_is_kept(worker: executors.Worker) -> None:
+def test_output_before_a_death_is_stored(worker: executors.Worker) -> None:
     worker.send_task("segfaults")
     worker.death()
     assert "about to fall" in worker.text
@@ -85,7 +85,7 @@ def test_a_handler_that_holds_the_gil_in_c_disturbs_nobody_but_itself(
 @pytest.mark.parametrize(
     ("name", "args"), [("holds_gil", {"s": 3600}), ("evil_regex", {}), ("ignores_sigterm", {})]
 )
-def test_a_kill_ends_a_handler_that_hears_nothing(
+def test_a_kill_ends_a_handler_that_ignores_requests(
     worker: executors.Worker, beside: executors.Worker, name: str, args: dict[str, int]
 ) -> None:
     worker.send_task(name, args)
@@ -141,7 +141,7 @@ def test_a_forked_child_that_returns_from_the_handler_sends_nothing(
     assert len(worker.of(protocol.Outcome)) == 4
 
 
-def test_what_a_forked_child_reports_is_dropped(worker: executors.Worker) -> None:
+def test_reports_of_a_forked_child_are_dropped(worker: executors.Worker) -> None:
     assert json.loads(worker.task("reporting_child").result)["result"] == 5
     assert not worker.of(protocol.Progress)
 

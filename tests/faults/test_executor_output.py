@@ -1,4 +1,4 @@
-"""What handlers print and log reaches the worker, whole or counted, and holds nothing up."""
+"""Output of handlers reaches the worker, whole or with a count of losses, and delays nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_all_that_a_handler_printed_is_there_with_its_outcome(worker: executors.
             assert part in text
 
 
-def test_stdout_and_stderr_are_told_apart(worker: executors.Worker) -> None:
+def test_stdout_and_stderr_are_distinguished(worker: executors.Worker) -> None:
     worker.send_task("prints", {"n": 1})
     while not worker.of(protocol.Outcome):
         worker.take(worker.executor.jobs.receive())
@@ -93,7 +93,7 @@ def ours() -> Generator[Callable[[], None]]:
     root.setLevel(level)
 
 
-def test_what_our_own_logging_would_print_is_sent_to_be_printed_by_the_worker(
+def test_records_of_the_engines_logging_are_sent_to_the_worker(
     ours: object,
 ) -> None:
     with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
@@ -111,7 +111,7 @@ def logs_to_stderr() -> None:
     logging.basicConfig(format="own %(message)s", stream=stderr)
 
 
-def test_what_the_apps_own_logging_prints_is_output_and_not_sent_again() -> None:
+def test_records_printed_by_the_apps_logging_are_output_only() -> None:
     with (
         executors.launched(logs_to_stderr) as launcher,
         executors.forked(launcher) as worker,
@@ -129,7 +129,7 @@ def pipe() -> Generator[tuple[int, int]]:
         os.close(fd)
 
 
-def test_what_is_forwarded_arrives_in_its_order(pipe: tuple[int, int]) -> None:
+def test_forwarded_output_keeps_its_order(pipe: tuple[int, int]) -> None:
     forward = streams.Forward(pipe[1])
     parts = [b"%05d" % n * 100 for n in range(200)]
     found = b""

@@ -33,7 +33,7 @@ def conn(db: object) -> Iterator[engine.Connection]:
 
 
 def changed(number: int) -> tuple[functions.Part, ...]:
-    """Return the set with another comment and a harmless statement in two functions' bodies."""
+    """Return the set with another comment and a harmless statement in two functions."""
     first, second = functions.parts()
     assert first.text.count(BODY) == first.text.count(STEP) == 1
     text = first.text.replace(BODY, f"    -- change {number}\n    PERFORM {number};\n{BODY}")

@@ -1,4 +1,4 @@
-"""A parent acts for its worker while a handler keeps the GIL."""
+"""A parent ends its worker in time while a handler keeps the GIL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from queue_workflows import config, jobs, node_queue, run_store, workers
 from queue_workflows import db as engine
 from queue_workflows.worker import hang_detection
-from tests.faults.test_exits import FAKE_GPU
+from tests.faults.test_exit_deadlines import FAKE_GPU
 from tests.support import hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -115,7 +115,7 @@ def wire(dsn: str) -> Iterator[proxy.Proxy]:
         ("hogs", 78, "gpu_health_trip", 3, True),
     ],
 )
-def test_an_idle_gpu_job_is_tripped_by_the_parent_and_runs_again(
+def test_an_idle_gpu_job_is_ended_by_the_parent_and_runs_again(
     cli: Commands,
     tmp_path: Path,
     idle_gpu: dict[str, str],
@@ -233,7 +233,7 @@ def batch_around_a_hog(folder: Path) -> list[str]:
     return jobs.enqueue_many(task_name="hogs_once", queue="work", args=args)
 
 
-def test_of_a_batch_only_the_job_whose_handler_ran_is_counted_when_its_worker_dies(
+def test_when_a_worker_dies_only_the_batch_job_whose_handler_ran_counts_a_crash(
     cli: Commands, tmp_path: Path
 ) -> None:
     ids = batch_around_a_hog(tmp_path)
@@ -257,7 +257,7 @@ def test_of_a_batch_only_the_job_whose_handler_ran_is_counted_when_its_worker_di
     stopped(parent)
 
 
-def test_of_a_batch_the_job_that_runs_is_enough_for_a_cancel_to_end_its_worker(
+def test_a_cancel_of_the_running_job_of_a_batch_ends_the_worker(
     cli: Commands, tmp_path: Path
 ) -> None:
     ids = batch_around_a_hog(tmp_path)

@@ -1,4 +1,4 @@
-"""Rows O1 to O10 of `rows.py` without a file of their own: who owns a job, who is dead."""
+"""Which worker owns a job, and which is dead (rows O1 to O10 of `failure_coverage.py`)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def counters(row: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def is_known(conn: engine.Connection, job_id: str) -> bool:
-    """Whether the holder of the job has said that it lives, and holds its lock of life."""
+    """Whether the worker of the job has sent a heartbeat, and its session has the advisory lock."""
     query = (
         "SELECT count(*) FROM workers w JOIN ingest_jobs j USING (worker_id)"
         " WHERE j.id = %s AND w.state = 'busy' AND (w.detail ->> 'lock')::boolean"
@@ -112,7 +112,7 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
 # --- O7 -----------------------------------------------------------------------------------------
 
 
-def test_a_job_that_kills_its_worker_is_poison_after_three_and_says_how(
+def test_a_job_that_kills_three_workers_is_poison_and_its_error_has_the_cause(
     cli: Commands, tmp_path: Path
 ) -> None:
     deadly = {how: enqueue("end", tmp_path, how=how) for how in ("killed", "crashed", "left")}

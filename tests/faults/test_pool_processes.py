@@ -1,4 +1,4 @@
-"""Kill, stop, switch off and freeze a pool as a real process; its jobs go on."""
+"""Kill, stop, switch off and freeze a pool as a real process; no job of it is lost."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def completed(ids: list[str]) -> Callable[[], bool]:
     return lambda: set(column(ids, "status")) == {"completed"}
 
 
-def test_of_a_pool_that_is_killed_each_job_that_ran_runs_once_more(
-    cli: Commands, tmp_path: Path
-) -> None:
+def test_each_running_job_of_a_killed_pool_runs_once_more(cli: Commands, tmp_path: Path) -> None:
     ids = enqueued(tmp_path, "lingers_once", count=5)
     others = enqueued(tmp_path, "awaits_once", OTHER, count=3)
     parent = pool(cli, "--supervise", "--shutdown-timeout", "0.2")
@@ -120,14 +118,14 @@ def test_an_off_queue_parks_and_the_restarted_pool_serves_the_other(
 def test_a_handler_that_keeps_the_gil_past_its_budget_is_counted_alone(
     cli: Commands, tmp_path: Path
 ) -> None:
-    innocent = enqueued(tmp_path, "lingers_once", count=2)
+    normal = enqueued(tmp_path, "lingers_once", count=2)
     parent = pool(cli, "--supervise")
     until(begun(tmp_path, 2), timeout_s=30)
     with engine.transaction() as conn:
         (hog,) = enqueued(tmp_path, "hogs_once", OTHER, conn=conn)
         conn.execute("UPDATE ingest_jobs SET timeout_s = 1 WHERE id = %s", (hog,))
-    until(completed([*innocent, hog]), timeout_s=40)
-    assert column(innocent, "crash_count") == [0, 0]
+    until(completed([*normal, hog]), timeout_s=40)
+    assert column(normal, "crash_count") == [0, 0]
     assert column([hog], "crash_count") == [1]
     parent.send(signal.SIGTERM)
     assert parent.wait() == 0, parent.err

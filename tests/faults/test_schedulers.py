@@ -1,4 +1,4 @@
-"""Schedulers that are killed, restarted, frozen and cut off fire what the policies name, once."""
+"""Schedulers that are killed, restarted, frozen or cut off fire each instant of the policy once."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_scheduler_outlives_a_database_that_is_away(
         child.kill()
         child.wait(30)
     text = (tmp_path / "log").read_text()
-    assert ("the schedule goes on" in text) == (way == "cut") and "Traceback" not in text
+    assert ("the schedule continues" in text) == (way == "cut") and "Traceback" not in text
     with db.connection() as conn:
         rows = conn.execute("SELECT job_id FROM schedule_fires").fetchall()
         jobs = conn.execute("SELECT id FROM ingest_jobs").fetchall()

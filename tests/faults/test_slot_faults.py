@@ -100,7 +100,7 @@ DEATHS = {
     "closes_all": ("ended with exit code 70", {"exit_code": 70}),
     "leaves_child": ("killed by SIGKILL", {"signal": signal.SIGKILL}),
 }
-"""Tasks that end their process: what the record says."""
+"""Tasks that end their process, and the death record of each."""
 
 
 @pytest.mark.parametrize("task", DEATHS)

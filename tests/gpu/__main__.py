@@ -12,7 +12,7 @@ from pathlib import Path
 
 from queue_workflows import db
 from queue_workflows.runtime import external_tool
-from tests.gpu import app, bench, checks, pretend
+from tests.gpu import app, checks, gpu_worker, simulated_gpu
 from tests.support import database
 
 PACE = {
@@ -21,7 +21,7 @@ PACE = {
     app.SLOW_S: "150",
     app.BUSY_S: "40",
 }
-"""Knobs of the worker on a real card."""
+"""Settings of the worker on a real GPU."""
 QUICK = {
     "QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S": "0.5",
     "QUEUE_WORKFLOWS_STALL_TIMEOUT_S": "1",
@@ -39,7 +39,7 @@ def missing() -> str | None:
         "--query-gpu=name", "--format=csv,noheader", timeout_s=10.0
     )
     if not (names.text or "").strip():
-        return names.problem or "nvidia-smi names no card"
+        return names.problem or "nvidia-smi lists no GPU"
     try:
         import torch
     except ImportError:
@@ -56,7 +56,7 @@ def missing() -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 if every check passes or all are skipped with a reason, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("--pretend", action="store_true", help="on a card made of files, quickly")
+    parser.add_argument("--pretend", action="store_true", help="on a simulated GPU, quickly")
     options = parser.parse_args(argv)
     if not options.pretend and (why := missing()):
         print(f"skipped: {why}")
@@ -78,14 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def pretended(folder: Path) -> dict[str, str]:
     """Return the environment of a worker on a simulated GPU made of files in this folder."""
-    tools = pretend.install(folder)
+    tools = simulated_gpu.install(folder)
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     return {**QUICK, app.VARIABLE: str(folder), "PATH": path}
 
 
-def check(env: dict[str, str], *, patience_s: float = bench.PATIENCE_S) -> bool:
+def check(env: dict[str, str], *, patience_s: float = gpu_worker.PATIENCE_S) -> bool:
     """Start the worker with these knobs and do every check; whether all hold."""
-    with bench.Bench(env, patience_s=patience_s) as made:
+    with gpu_worker.Bench(env, patience_s=patience_s) as made:
         todo = checks.Checks(made, slow_s=float(env[app.SLOW_S]))
         return checks.run(todo, lambda text: print(text, flush=True))
 

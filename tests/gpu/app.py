@@ -1,7 +1,7 @@
 """Define the app of the GPU check: models of random weights, and handlers that use the GPU.
 
-Without a card, in the folder that QW_GPU_PRETEND names, allocations and use are files of the
-process, which the `nvidia-smi` of `tests.gpu.pretend` adds up.
+Without a GPU, in the folder that QW_GPU_PRETEND names, allocations and use are files of the
+process, which the `nvidia-smi` of `tests.gpu.simulated_gpu` adds up.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ WORK_S = 0.3
 
 
 class Gpu(Protocol):
-    """What models and handlers need of a card."""
+    """What models and handlers need of a GPU."""
 
     def weights(self, mb: int) -> Any:
         """Return memory on the GPU, freed when nothing refers to it."""
         ...
 
     def work(self, seconds: float) -> None:
-        """Keep the card busy for so long."""
+        """Keep the GPU busy for so long."""
         ...
 
 
 class Torch:
-    """A card, by the torch that is there."""
+    """A real GPU, used by the installed torch."""
 
     def __init__(self) -> None:
         import torch
@@ -61,7 +61,7 @@ class Weights:
 
 
 class Pretended:
-    """A card made of files."""
+    """A GPU simulated by files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

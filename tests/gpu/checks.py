@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from queue_workflows import models, workers
 from tests.gpu import app
-from tests.gpu.bench import HOST, Bench
+from tests.gpu.gpu_worker import HOST, Bench
 
 LEFT_MB = 150
-"""What may be left of what was freed, and the tolerance of what others do on the card."""
+"""MB that may stay allocated after an unload, and that other programs on the GPU may change."""
 GRAIN = 1.25
-"""A framework takes memory in larger pieces than it was asked for."""
+"""A framework allocates memory in larger pieces than a model requests."""
 
 
 class Check(NamedTuple):
@@ -33,7 +33,7 @@ def _must(holds: bool, seen: str) -> str:
 
 
 class Checks:
-    """One after the other, as each goes by what the one before left on the card."""
+    """One after the other, as each starts from the GPU memory that the one before left."""
 
     def __init__(self, bench: Bench, *, slow_s: float) -> None:
         self._bench = bench
@@ -45,12 +45,12 @@ class Checks:
         return [
             ("a load takes the memory of its model", self.load),
             ("a warm model is not loaded again", self.warm),
-            ("a swap leaves one model on the card", self.swap),
+            ("a swap leaves one model on the GPU", self.swap),
             ("an idle model is unloaded", self.idle),
             ("loaded and unloaded on request", self.on_request),
-            ("OFF frees the card", self.off),
-            ("a load of minutes trips no guard", self.slow),
-            ("a body that stops using the card is ended", self.stall),
+            ("OFF frees the GPU memory", self.off),
+            ("a load of minutes fails no guard", self.slow),
+            ("a handler that stops using the GPU is ended", self.stall),
         ]
 
     def _held(self) -> int:
@@ -112,7 +112,7 @@ class Checks:
 
     def _gone(self, code: int, wanted: int) -> str:
         """Check that the process exited with this code and freed its memory."""
-        self._bench.until(lambda: self._bench.used_mb() - self._free <= LEFT_MB, "a free card")
+        self._bench.until(lambda: self._bench.used_mb() - self._free <= LEFT_MB, "free GPU memory")
         left = self._bench.used_mb() - self._free
         return _must(code == wanted, f"exit code {code}, {left} MB left")
 

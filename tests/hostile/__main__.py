@@ -57,7 +57,7 @@ def _one_role(
                 swept.batch(batch)
             changes = sweep.chosen(tables, rng, most=0, pairs=PAIRS)
         print(
-            f"{purpose}: {swept.tried} changes tried, {swept.accepted} accepted, innocents ended "
+            f"{purpose}: {swept.tried} changes tried, {swept.accepted} accepted, normal work ended "
             f"within {swept.slowest_s:.1f} s, {len(swept.problems)} problems",
             flush=True,
         )

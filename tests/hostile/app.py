@@ -17,7 +17,7 @@ SOLO, NOTES, FEEDS, CALLS, OTHER = "solo", "notes", "feeds", "calls", "other"
 by right.
 """
 QUEUES = (SOLO, NOTES, FEEDS, CALLS, OTHER)
-LOCK_KEY, PARTITION = "key-of-innocents", "partition-of-innocents"
+LOCK_KEY, PARTITION = "key-of-normal-work", "partition-of-normal-work"
 FAILS = "fails"
 
 
@@ -28,7 +28,7 @@ class Every(frequent_schedule.Every):
 
 
 def quick(out: Path, said: Any = None) -> dict[str, Any]:
-    """Leave a file where the engine says that this node may write."""
+    """Create a file in the folder that the engine gives this node."""
     (out / "written").touch()
     return {"said": str(said)[:40]}
 
@@ -70,7 +70,7 @@ PIPELINES = {
 WORKFLOWS = {
     "short": [_step("work", "one")],
     "parks": [_ask()],
-    "innocent": [
+    "normal": [
         _step("work", "diamond"),
         _ask("work"),
         _step("end", "hear", "ask", inputs={"said": {"$from": "ask.way"}}),

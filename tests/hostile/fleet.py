@@ -1,4 +1,4 @@
-"""Start the processes that the sweep attacks, one of each documented kind, and watch their pids."""
+"""Start the processes under test, one of each documented kind, and check that all survive."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tests.hostile import app, folders, values
+from tests.hostile import app, extreme_values, folders
 from tests.support import commands, wait
 
 LEASE_S, SWEEP_S = 6.0, 1.0
 BOUND_S = 2 * (LEASE_S + SWEEP_S)
-"""Within this everything innocent has ended (invariant 15); its own work is short."""
+"""Within this all normal work has ended (invariant 15); its own work is short."""
 KNOBS = {
     "LEASE_RECLAIM_INTERVAL_S": SWEEP_S,
     "CLAIM_POLL_S": 0.5,
@@ -58,13 +58,13 @@ MORE = (
     Seat("orchestrator that polls", SEATS[0].argv, _POLL_ONLY),
     Seat("node worker that polls", SEATS[1].argv, _POLL_ONLY),
 )
-"""Those of the long form besides."""
+"""The additional processes of the long form."""
 _RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """What must never reach a terminal or a log as it is; newline and tab may."""
 
 
 class Fleet:
-    """Running processes; `changed` says which of them are not the same any more."""
+    """Running processes; `changed` returns those that were replaced or ended."""
 
     def __init__(self, started: dict[str, commands.Command]) -> None:
         self._started = started
@@ -72,11 +72,11 @@ class Fleet:
         self._seen = dict.fromkeys(started, 0)
 
     def settle(self) -> None:
-        """Wait until each of them says that it works, and note its processes."""
+        """Wait until each of them logs that it works, and note its processes."""
         ready = re.compile("dispatches|works on|following|schedule")
         for command in self._started.values():
             wait.until(lambda command=command: ready.search(command.err), timeout_s=60)
-        # The worker below a parent says it by the parent's stream.
+        # The worker below a parent logs to the parent's stream.
         self._pids = self._now()
 
     def _now(self) -> dict[str, list[int]]:
@@ -106,13 +106,13 @@ class Fleet:
 
 
 def unsafe(text: str) -> list[str]:
-    """Return the parts of a text that a terminal obeys, or that look like a line of their own."""
+    """Return the parts of a text that a terminal interprets, or that could pass for a line."""
     lines = text.replace("\r\n", "\n").split("\n")
     return [
-        f"{'a forged line' if line.startswith(values.FORGED_LINE) else 'raw characters'}: "
+        f"{'a forged line' if line.startswith(extreme_values.FORGED_LINE) else 'raw characters'}: "
         f"{line[:200].encode('unicode_escape').decode()}"
         for line in lines
-        if line.startswith(values.FORGED_LINE) or _RAW.search(line)
+        if line.startswith(extreme_values.FORGED_LINE) or _RAW.search(line)
     ][:5]
 
 
@@ -120,12 +120,12 @@ def unsafe(text: str) -> list[str]:
 def running(dsn: str, seats: Sequence[Seat] = SEATS) -> Generator[Fleet]:
     """Yield the fleet on this database, settled; kill it at the end."""
     env = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in KNOBS.items()}
-    env |= {"QUEUE_WORKFLOWS_DB_URL": dsn, "QUEUE_WORKFLOWS_HOST_LABEL": "innocent-machine"}
+    env |= {"QUEUE_WORKFLOWS_DB_URL": dsn, "QUEUE_WORKFLOWS_HOST_LABEL": "normal-machine"}
     env |= {"QUEUE_WORKFLOWS_OUT_ROOTS": str(folders.ROOT), "PYTHONPATH": str(commands.ROOT)}
     # Runs without a folder get one in the root, not in that of the tests around.
     env["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = str(folders.ROOT / "runs")
     with commands.commands(**env) as made:
-        # A relative folder that nobody refuses is made where `folders.touched` looks.
+        # A relative folder that is not refused is created where `folders.touched` finds it.
         where = folders.OUTSIDE
         started = Fleet(
             {seat.name: made.start(*seat.argv, cwd=where, **dict(seat.env)) for seat in seats}

@@ -36,7 +36,7 @@ class NormalWork:
             assert row is not None
             self._since = row["t"]
         self._runs = [
-            run_store.insert_run(workflow_name="innocent", out_dir=f"{folders.ROOT}/{n}")["id"]
+            run_store.insert_run(workflow_name="normal", out_dir=f"{folders.ROOT}/{n}")["id"]
             for n in range(2)
         ]
         self._jobs = [
@@ -61,12 +61,12 @@ class NormalWork:
             jobs = conn.execute(_JOBS, (self._jobs,)).fetchall()
             fired = conn.execute(_FIRED, (self._since,)).fetchone()
         found = [
-            f"innocent run is {row['status']}: {row['error']}"
+            f"normal run is {row['status']}: {row['error']}"
             for row in runs
             if row["status"] != "completed"
         ]
         found += [
-            f"innocent job of queue {row['queue']} is {row['status']}, attempts {row['attempts']},"
+            f"normal job of queue {row['queue']} is {row['status']}, attempts {row['attempts']},"
             f" crashes {row['crash_count']}: {row['error']}"
             for row in jobs
             if (row["status"], row["attempts"], row["crash_count"]) != ("completed", 0, 0)
@@ -74,7 +74,7 @@ class NormalWork:
         if fires and not (fired and fired["n"]):
             found.append("no schedule entry has fired, or no job of one has ended")
         missing = len(self._runs) + len(self._jobs) - len(runs) - len(jobs)
-        return found + [f"{missing} innocent rows are gone"] * bool(missing)
+        return found + [f"{missing} normal rows are gone"] * bool(missing)
 
     def _answer(self) -> None:
         with db.connection() as conn:

@@ -13,7 +13,16 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import config, db, queues, run_store
-from tests.hostile import app, catalog, cli, fleet, folders, normal_work, roles, rows
+from tests.hostile import (
+    app,
+    fleet,
+    folders,
+    normal_work,
+    operator_commands,
+    roles,
+    row_changes,
+    writable_columns,
+)
 from tests.support import database, wait
 
 Say = Callable[[str], object]
@@ -46,10 +55,10 @@ SELECT run_id FROM workflow_node_jobs WHERE status = 'awaiting_input' AND run_id
 class Found:
     """What a batch did."""
 
-    written: rows.Written
-    innocents_s: float = 0.0
+    written: row_changes.Written
+    normal_work_s: float = 0.0
     broke: list[str] = field(default_factory=list[str])
-    """Innocents that did not end, processes that died: which row it was is not known."""
+    """Normal work that did not end, or processes that died; the row at fault is not known yet."""
     named: list[str] = field(default_factory=list[str])
     """What is wrong with one row, which the text names."""
 
@@ -74,20 +83,22 @@ class Arena:
         )
         for conn in (self.owner, self.hostile):
             conn.execute("SET statement_timeout = '20s'")
-        self.tables = catalog.read(self.owner, role)
-        self.writer = rows.Writer(self.owner, self.hostile, self.tables)
+        self.tables = writable_columns.read(self.owner, role)
+        self.writer = row_changes.Writer(self.owner, self.hostile, self.tables)
 
     def close(self) -> None:
         """Close the connections."""
         self._stack.close()
 
-    def try_batch(self, changes: Sequence[rows.Change], *, bound_s: float, look: bool) -> Found:
-        """Write the batch; what it did to others, and with `look` to the operator's commands."""
+    def try_batch(
+        self, changes: Sequence[row_changes.Change], *, bound_s: float, look: bool
+    ) -> Found:
+        """Write the batch; return its effects on other work, and with `look` on the commands."""
         parked = self._park(self.writer.needs(changes))
         written = self.writer.write(changes, parked)
         found = Found(written)
         found.named += [f"the server's own error: {each}" for each in written.odd]
-        found.broke, found.innocents_s = normal_work.NormalWork().wait(
+        found.broke, found.normal_work_s = normal_work.NormalWork().wait(
             bound_s, lambda: bool(self.fleet.changed())
         )
         found.broke += self.fleet.changed()
@@ -101,16 +112,16 @@ class Arena:
 
     def _park(self, count: int) -> list[str]:
         """Create runs that wait for an answer, to which rows can belong."""
-        runs = [run_store.insert_run(workflow_name=rows.PARKED)["id"] for _ in range(count)]
+        runs = [run_store.insert_run(workflow_name=row_changes.PARKED)["id"] for _ in range(count)]
 
         def parked() -> bool:
             return len(self.owner.execute(_PARKED, (runs,)).fetchall()) == count
 
-        # No promise is judged here: beside other suites the set-up may take long.
+        # No promise is checked here: while other suites run, the set-up may take long.
         wait.until(parked, timeout_s=60 + count, every_s=0.1)
         return runs
 
-    def _drained(self, written: rows.Written, bound_s: float) -> set[tuple[str, str]]:
+    def _drained(self, written: row_changes.Written, bound_s: float) -> set[tuple[str, str]]:
         """Return hostile rows that are still unfinished after the bound."""
         mine = {(change.table, key.get("id")) for change, key in written.accepted}
         left: set[tuple[str, str]] = set()
@@ -124,9 +135,9 @@ class Arena:
             wait.until(drained, timeout_s=bound_s, every_s=0.1)
         return left
 
-    def _look(self, written: rows.Written, due: set[tuple[str, str]]) -> list[str]:
+    def _look(self, written: row_changes.Written, due: set[tuple[str, str]]) -> list[str]:
         """Return the faults of the commands on these rows; cancel and delete the rows."""
-        found, printed = cli.read_everything()
+        found, printed = operator_commands.read_everything()
         shown = [
             (change, key)
             for table in ("workflow_runs", "ingest_jobs", "workflow_node_jobs")
@@ -135,7 +146,7 @@ class Arena:
         used = Counter(key.get("id") for _, key in written.accepted)
         for change, key in shown:
             # An id that two tables have is ambiguous by right.
-            found += cli.read_one(change, key) if used[key] == 1 else []
+            found += operator_commands.read_one(change, key) if used[key] == 1 else []
         by_key = {(change.table, key.get("id")): change for change, key in written.accepted}
         found += [
             f"{by_key[where]}: still to be done, and neither audit nor doctor names it"
@@ -145,10 +156,10 @@ class Arena:
         found += self._remove(written, [key for change, key in shown])
         return found + self.fleet.logged()
 
-    def _remove(self, written: rows.Written, shown: list[str]) -> list[str]:
+    def _remove(self, written: row_changes.Written, shown: list[str]) -> list[str]:
         runs, jobs = self._live("workflow_runs"), self._live("ingest_jobs")
-        some = rows.Written([(c, k) for c, k in written.accepted if k.get("id") in {*shown}])
-        found = cli.remove(some, runs, jobs)
+        some = row_changes.Written([(c, k) for c, k in written.accepted if k.get("id") in {*shown}])
+        found = operator_commands.remove(some, runs, jobs)
         live = self._live("workflow_runs")
         there = self._ids("ingest_jobs")
         for change, key in some.accepted:
@@ -168,10 +179,10 @@ class Arena:
 
 
 def _reachable(key: str) -> bool:
-    return 0 < len(key) < cli.LONGEST_ID
+    return 0 < len(key) < operator_commands.LONGEST_ID
 
 
-def _sample(keys: list[tuple[rows.Change, str]]) -> list[tuple[rows.Change, str]]:
+def _sample(keys: list[tuple[row_changes.Change, str]]) -> list[tuple[row_changes.Change, str]]:
     """Return at most `SHOWN` of them, evenly spread, with every odd id."""
     odd = [each for each in keys if any(column == "id" for column, _ in each[0].given)]
     step = max(1, len(keys) // SHOWN)
@@ -267,28 +278,28 @@ class Sweep:
         self._stack.close()
         self._arena = None
 
-    def batch(self, changes: Sequence[rows.Change]) -> None:
+    def batch(self, changes: Sequence[row_changes.Change]) -> None:
         """Try a batch; what it breaks goes to `problems`, with role, table, column and value."""
         found = self._try(changes, look=True)
         broken = f", BROKEN: {found.broke[0][:200]}" if found.broke else ""
         self.say(
-            f"{self.purpose}: {len(changes)} changes, {found.written.refused} refused, innocents "
-            f"ended in {found.innocents_s:.1f} s, {len(found.named)} rows misshown{broken}"
+            f"{self.purpose}: {len(changes)} changes, {found.written.refused} refused, normal work "
+            f"ended in {found.normal_work_s:.1f} s, {len(found.named)} rows misshown{broken}"
         )
         self.problems += [f"{self.purpose}: {each}" for each in found.named]
         if found.broke:
             self._halve(changes, found)
 
-    def _try(self, changes: Sequence[rows.Change], *, look: bool) -> Found:
+    def _try(self, changes: Sequence[row_changes.Change], *, look: bool) -> Found:
         found = self.arena.try_batch(changes, bound_s=self.bound_s, look=look)
         self.tried += len(changes)
         self.accepted += len(found.written.accepted)
-        self.slowest_s = max(self.slowest_s, found.innocents_s)
+        self.slowest_s = max(self.slowest_s, found.normal_work_s)
         if found.broke:
             self._renew()
         return found
 
-    def _halve(self, changes: Sequence[rows.Change], found: Found) -> None:
+    def _halve(self, changes: Sequence[row_changes.Change], found: Found) -> None:
         """Report each change that breaks something by itself, else the least that does."""
         if len(changes) == 1:
             self._blame(str(changes[0]), found)
@@ -312,19 +323,19 @@ class Sweep:
         self.say(f"{self.purpose}: CULPRIT {what}\n{found}")
 
 
-def batches(changes: Sequence[rows.Change], size: int) -> list[list[rows.Change]]:
+def batches(changes: Sequence[row_changes.Change], size: int) -> list[list[row_changes.Change]]:
     """Yield the changes in batches of this size, mixed so that neighbours differ in column."""
     count = max(1, -(-len(changes) // size))
     return [[*changes[number::count]] for number in range(count)]
 
 
 def chosen(
-    tables: dict[str, catalog.Table], rng: random.Random, *, most: int | None, pairs: int
-) -> list[rows.Change]:
+    tables: dict[str, writable_columns.Table], rng: random.Random, *, most: int | None, pairs: int
+) -> list[row_changes.Change]:
     """Return all single changes, or a random sample without the heavy ones, and pairs."""
-    listed = rows.singles(tables)
+    listed = row_changes.singles(tables)
     if most is not None:
         listed = [change for change in listed if not change.heavy]
         listed = rng.sample(listed, min(most, len(listed)))
-    drawn = rows.pairs(tables, rng)
+    drawn = row_changes.pairs(tables, rng)
     return listed + [change for change, _ in zip(drawn, range(pairs), strict=False)]

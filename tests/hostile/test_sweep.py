@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.hostile import catalog, fleet, rows, sweep, values
+from tests.hostile import extreme_values, fleet, row_changes, sweep, writable_columns
 from tests.support.database import Database
 
 SEED = 13
@@ -55,21 +55,23 @@ def test_a_row_that_stops_a_queue_is_found_and_named(own_database: Database) -> 
             " WHEN (NEW.reason = '{x}') EXECUTE FUNCTION hole()"
         )
         column = swept.arena.tables["ingest_jobs"].columns["reason"]
-        tried = [value for value in values.extremes(column) if value.name in ("{x}", "null")]
+        tried = [
+            value for value in extreme_values.extremes(column) if value.name in ("{x}", "null")
+        ]
         changes = [
-            rows.Change(number, "ingest_jobs", catalog.INSERT, (("reason", value),))
+            row_changes.Change(number, "ingest_jobs", writable_columns.INSERT, (("reason", value),))
             for number, value in enumerate(tried)
         ]
         assert len(changes) == 2
         swept.batch(changes)
         (problem,) = swept.problems
     assert problem.startswith("submit: INSERT ingest_jobs: reason = '{x}'\n")
-    assert "innocent job of queue solo is queued" in problem
+    assert "normal job of queue solo is queued" in problem
 
 
 def test_a_type_that_nobody_thought_of_is_refused() -> None:
-    column = catalog.Column(
+    column = writable_columns.Column(
         "t", "c", "point", "point", False, True, True, (), is_key=False, refers_to=None
     )
     with pytest.raises(KeyError):
-        values.extremes(column)
+        extreme_values.extremes(column)

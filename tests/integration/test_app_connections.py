@@ -242,10 +242,10 @@ def test_a_call_that_is_cancelled_leaves_the_connection_usable(
     assert flow.status(run_id) == "queued"
 
 
-# --- what cannot be joined ---------------------------------------------------------------------
+# --- what is no connection ---------------------------------------------------------------------
 
 
-def test_what_is_no_connection_that_can_be_joined_is_refused(app: flow.Flow, dsn: str) -> None:
+def test_an_object_that_is_no_connection_is_refused(app: flow.Flow, dsn: str) -> None:
     async def story() -> None:
         async with ASYNC_KINDS["sqlalchemy session, asyncpg"](dsn) as host:
             with pytest.raises(errors.UnknownConnection, match="whose name ends in _async"):

@@ -46,7 +46,7 @@ def broken(conn: Any, since_s: float | None = None, **more: Any) -> dict[int, li
 
 @pytest.fixture
 def conn(db: ModuleType) -> Generator[Any]:
-    """A database with a node done, a node held, an ingest job done; no trigger stands in the way.
+    """A database with two nodes and an ingest job, without the triggers that refuse changes.
 
     Run `r` is running, with node `a` (job `done`) completed and `b` (job `held`) running.
     """
@@ -230,7 +230,7 @@ def test_a_busy_database_is_clean_at_every_moment(db: ModuleType) -> None:
         assert factories.column(own, "SELECT DISTINCT status FROM workflow_runs") == ["completed"]
 
 
-def test_what_is_in_flight_has_its_grace(conn: Any) -> None:
+def test_unfinished_changes_have_a_grace_period(conn: Any) -> None:
     conn.execute(
         f"INSERT INTO workflow_node_jobs {NODE}) VALUES ('r', 'late', 'm', 'cpu');"
         " UPDATE workflow_runs SET status = 'cancelled',"
@@ -343,7 +343,7 @@ def test_events_that_an_app_records_break_nothing(db: ModuleType) -> None:
 # --- bounds ------------------------------------------------------------------------------------
 
 
-def test_what_is_older_than_the_window_is_not_looked_at(conn: Any) -> None:
+def test_rows_older_than_the_window_are_not_checked(conn: Any) -> None:
     conn.execute(
         f"DELETE FROM workflow_dispatch_events; UPDATE workflow_node_events SET created_at = {OLD};"
         f" UPDATE workflow_node_jobs SET finished_at = {OLD} WHERE id = 'done'".encode()
@@ -389,7 +389,7 @@ def test_a_window_reads_no_table_of_jobs_from_end_to_end(conn: Any) -> None:
     conn.execute("TRUNCATE ingest_jobs, workflow_node_jobs")
 
 
-def test_offenders_end_at_the_limit(conn: Any) -> None:
+def test_the_list_of_broken_rows_ends_at_the_limit(conn: Any) -> None:
     conn.execute(
         "INSERT INTO ingest_jobs (task_name, queue, attempts)"
         " SELECT 't', 'q', 2 FROM generate_series(1, 9)"

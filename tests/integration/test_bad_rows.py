@@ -112,7 +112,7 @@ def test_a_job_that_is_blocked_as_set_aside_is_named_and_its_command_ends_it(
     assert bad_rows.stuck(conn, 5) == []
 
 
-def test_doctor_does_not_ask_for_an_orchestrator_that_runs(
+def test_doctor_does_not_request_an_orchestrator_if_one_runs(
     conn: engine.Connection, db: ModuleType
 ) -> None:
     stuck = factories.run(conn, mode="node", status="queued", queued_at="2001-01-01")

@@ -1,4 +1,4 @@
-"""A worker of batches keeps for every job it holds what it keeps for one."""
+"""A worker with batches treats each job of a batch as if it had been claimed alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUEUE = "load"
 
 
 class Bodies:
-    """A task: job `i` says that it runs; one of `stay` then waits until it is let go."""
+    """A task: job `i` reports that it runs; one of `stay` then waits until it is released."""
 
     def __init__(self) -> None:
         self.ran: list[int] = []
@@ -161,7 +161,7 @@ def test_a_job_that_is_cancelled_before_it_begins_never_runs(
     assert events(conn, ids[2]) == ["claimed", "cancel_requested", "cancelled"]
 
 
-def test_of_a_batch_the_job_that_runs_is_stopped_after_its_grace(
+def test_a_cancelled_running_job_of_a_batch_is_stopped_after_its_grace(
     conn: engine.Connection, bodies: Bodies, patient: None, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CANCEL_GRACE_S", "0.2")
@@ -262,7 +262,7 @@ def test_a_stop_hands_back_at_once_all_but_the_job_that_runs(
 def test_a_stop_between_two_handlers_hands_back_what_has_not_begun(
     conn: engine.Connection, bodies: Bodies, patient: None, monkeypatch: Any
 ) -> None:
-    # The watch may end before it has looked.
+    # The lease keeper may end before it has checked.
     monkeypatch.setattr(lease_keeper.LeaseKeeper, "_write_back_due", lambda self: None)
     ids = enqueue(4)
     subject = worker()
@@ -274,7 +274,7 @@ def test_a_stop_between_two_handlers_hands_back_what_has_not_begun(
     assert events(conn, ids[3]) == ["claimed", "requeued"]
 
 
-def test_a_trip_records_what_is_done_and_hands_back_what_has_not_begun(
+def test_an_exit_by_a_guard_records_finished_jobs_and_hands_back_the_rest(
     conn: engine.Connection, bodies: Bodies, patient: None
 ) -> None:
     left: list[tuple[int, list[str]]] = []
@@ -354,7 +354,7 @@ def test_behind_a_long_handler_results_are_recorded_and_others_take_the_rest(
     assert events(conn, ids[2]) == ["claimed", "requeued", "claimed", "completed"]
 
 
-def test_whatever_the_lease_keeper_takes_no_job_runs_or_is_recorded_twice(
+def test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some(
     conn: engine.Connection, bodies: Bodies, monkeypatch: Any
 ) -> None:
     """It takes what it can as often as it can, against two workers whose handlers are short."""
@@ -468,7 +468,7 @@ def test_a_claim_that_is_lost_before_it_begins_does_not_run(
                 (ids[2],),
             )
             assert len(recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)) == 1
-        # The renewal that tells of the loss may not be the one that is under way.
+        # The renewal that reports the loss may not be the one that is under way.
         renewed(conn)
         renewed(conn)
         conn.execute("UPDATE ingest_jobs SET status = 'cancelled' WHERE id = %s", (ids[2],))

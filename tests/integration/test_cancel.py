@@ -1,4 +1,4 @@
-"""`queue-workflows cancel`: what ends at once, what is asked to stop, what is told apart."""
+"""`queue-workflows cancel`: waiting jobs end, running ones get a stop request; its exit codes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_run_is_cancelled_with_what_waits_and_names_what_still_runs(
     assert (left["worker_id"], left["host_label"], left["queue"]) == ("w1", "box", "cpu")
 
 
-def test_of_a_run_that_is_over_only_the_status_is_said(host: flow.Flow) -> None:
+def test_of_a_finished_run_only_the_status_is_printed(host: flow.Flow) -> None:
     host.dag(a="")
     run_id = host.submit()
     host.go()
@@ -83,7 +83,7 @@ def test_a_waiting_node_takes_its_run_with_it(host: flow.Flow) -> None:
     assert flow.states(run_id) == {"s/a": "cancelled", "s/x": "cancelled"}
 
 
-def test_a_running_node_is_asked_to_stop(host: flow.Flow, conn: Any) -> None:
+def test_a_running_node_gets_a_stop_request(host: flow.Flow, conn: Any) -> None:
     host.dag(a="", b="a")
     run_id = host.started()
     job = factories.claim_node(conn)
@@ -106,7 +106,7 @@ def test_a_waiting_ingest_job_ends_at_once(conn: Any) -> None:
     assert cancel.cancelled(job["id"])["outcome"] == "already over"
 
 
-def test_a_running_ingest_job_is_asked_to_stop_and_its_worker_notified(conn: Any) -> None:
+def test_a_running_ingest_job_gets_a_stop_request_and_its_worker_is_notified(conn: Any) -> None:
     factories.ingest(conn)
     job = factories.claim_ingest(conn)
     known_worker(conn, job)
@@ -123,9 +123,7 @@ def test_a_running_ingest_job_is_asked_to_stop_and_its_worker_notified(conn: Any
 
 
 @pytest.mark.parametrize("family", ["node", "ingest"])
-def test_a_job_that_is_handed_back_meanwhile_is_cancelled_all_the_same(
-    conn: Any, family: str
-) -> None:
+def test_a_job_that_is_handed_back_meanwhile_is_cancelled_too(conn: Any, family: str) -> None:
     if family == "node":
         factories.node(conn)
         job = factories.claim_node(conn)

@@ -120,7 +120,7 @@ def test_a_node_at_the_end_of_claim_no_fails_with_its_event_and_outbox_row(
     assert [job and job["id"] for job in claimed] == [good, None]
     job = rows(conn, "workflow_node_jobs")[good]
     assert (job["status"], job["worker_id"], job["worker_lane"]) == ("running", "w1", 3)
-    # An overflow host may have met the good one first.
+    # An overflow machine may have claimed the good one first.
     if rows(conn, "workflow_node_jobs")["bad"]["status"] == "queued":
         assert newest
         return
@@ -216,7 +216,7 @@ def test_a_pool_goes_on_past_such_rows(
         until(lambda: ended(conn, first))
         for number in range(3):
             bad_ingest(conn, f"bad-{number}")
-        # One notification for all: no other look follows before CLAIM_POLL_S.
+        # One notification for all: no other poll follows before CLAIM_POLL_S.
         conn.execute(
             "INSERT INTO ingest_jobs (id, task_name, queue) SELECT 'good-' || i, 't', %s"
             " FROM generate_series(1, 7) i",
@@ -225,7 +225,7 @@ def test_a_pool_goes_on_past_such_rows(
         until(lambda: all(ended(conn, f"good-{i}") for i in range(1, 8)))
 
 
-def test_what_an_apps_trigger_refuses_is_ended_or_blocked_or_skipped(
+def test_a_job_that_an_apps_trigger_refuses_is_ended_or_blocked_or_skipped(
     conn: engine.Connection,
 ) -> None:
     for name in ("claim", "end", "any"):
@@ -252,7 +252,7 @@ def test_what_an_apps_trigger_refuses_is_ended_or_blocked_or_skipped(
     assert "the app refuses claim" in found["claim"]["error"]
 
 
-def test_what_may_be_refused_for_a_while_is_tried_again_where_nothing_else_is_claimed(
+def test_a_temporarily_refused_job_is_retried_if_nothing_else_can_be_claimed(
     conn: engine.Connection,
 ) -> None:
     first = factories.ingest(conn, queue=QUEUE)["id"]
@@ -409,7 +409,7 @@ def test_a_renewal_that_one_row_refuses_renews_the_others(conn: engine.Connectio
 
 
 @pytest.mark.parametrize("way", ["hand back", "strays", "dead"])
-def test_what_goes_back_goes_back_without_the_row_that_refuses(
+def test_a_hand_back_of_several_jobs_skips_a_row_that_refuses(
     conn: engine.Connection, way: str
 ) -> None:
     held_ = leases(conn, 3)

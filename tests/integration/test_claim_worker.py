@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 class Body:
-    """A node handler that says when it runs and waits until it is let go."""
+    """A node handler that reports when it runs and waits until it is released."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
@@ -175,7 +175,7 @@ def test_a_cancel_reaches_the_running_handler(body: Body, how: str) -> None:
     assert event_types(job_id) == ["claimed", "cancelled"]
 
 
-def test_a_budget_trip_requeues_up_to_the_cap_then_fails_with_its_event(
+def test_a_timeout_requeues_up_to_the_cap_then_fails_with_its_event(
     body: Body, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_WATCHDOG_MAX_RETRIES", "1")
@@ -204,7 +204,7 @@ def test_a_budget_trip_requeues_up_to_the_cap_then_fails_with_its_event(
 
 
 @pytest.mark.parametrize("state", [None, "dead", "busy"])
-def test_a_trip_ages_the_heartbeat_unless_another_worker_there_lives(
+def test_an_exit_by_a_guard_ages_the_heartbeat_unless_another_worker_there_lives(
     body: Body, monkeypatch: Any, state: str | None
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DISABLE_WORKER_HEARTBEAT", "1")
@@ -248,8 +248,8 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
     assert (row["crash_count"], row["priority"]) == (0, 10), "it lives, so that it did not crash"
 
 
-def test_a_trip_never_reaches_the_next_job(body: Body) -> None:
-    """O3: a verdict about a job that has ended is dropped."""
+def test_a_guards_failure_never_ends_the_next_job(body: Body) -> None:
+    """O3: a guard's failure of a job that has ended is dropped."""
     first = queued()
     codes: list[int] = []
     subject = worker(on_exit=codes.append)
@@ -308,7 +308,7 @@ def test_a_connection_that_dies_under_the_handler_costs_nothing(body: Body) -> N
     assert job(job_id)["claim_no"] == 1
 
 
-def test_an_outage_is_said_once_whatever_its_words(
+def test_an_outage_is_logged_once_for_any_error_text(
     body: Body, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = ["it closed", "it starts up"]
@@ -683,7 +683,7 @@ def test_a_batch_gives_back_what_it_has_not_run_when_it_must_leave(
     assert {(r["status"], r["crash_count"]) for r in rows} == {("queued", 0)}
 
 
-def test_what_may_have_killed_its_worker_is_claimed_alone(db: Any) -> None:
+def test_a_job_with_a_crash_is_claimed_alone(db: Any) -> None:
     queue_workflows.register_ingest_task("t", lambda reason: None)
     ids = jobs.enqueue_many(task_name="t", queue="load", args=[{}] * 4)
     sql("UPDATE ingest_jobs SET crash_count = 1 WHERE id = ANY (%s)", ids[:2])
@@ -694,7 +694,7 @@ def test_what_may_have_killed_its_worker_is_claimed_alone(db: Any) -> None:
 
 
 def test_a_slow_hook_holds_no_claim_of_the_next_job(body: Body) -> None:
-    """The host's hook runs after the commit, when nothing else must be held."""
+    """The app's hook runs after the commit, when no lock or connection may be in use."""
     seen: list[int] = []
 
     def hook(job_row: Row, run_row: Row, delta: Row) -> None:

@@ -1,4 +1,4 @@
-"""Which processes a command starts, and whom it counts as serving already."""
+"""Which processes a command starts, and which running ones it counts instead."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_app_that_schedules_a_workflow_alone_gets_a_scheduler() -> None:
 POOL = (pool_config.Entry("load", 2), pool_config.Entry("load.new", 5))
 
 
-def test_a_pools_queues_get_no_worker_of_their_own_but_those_asked_for() -> None:
+def test_the_queues_of_a_pool_get_another_worker_only_on_request() -> None:
     with_nodes()
     with pytest.raises(errors.InvalidConfig, match="--workers and WORKERS_JSON need an app that"):
         fleet.roles(pool=POOL)
@@ -126,7 +126,7 @@ def test_children_get_app_level_and_the_embedded_server_only_without_a_dsn(
     assert str(tmp_path / "log") in named.argv
 
 
-def test_who_serves_a_queue(db: ModuleType) -> None:
+def test_which_workers_serve_a_queue(db: ModuleType) -> None:
     here = identity.process_prefix("box", os.getpid())
     gone = identity.process_prefix("box", 2**22 - 1)
     rows = [

@@ -1,4 +1,4 @@
-"""What commands say before they do harm or nothing at all, run in this process."""
+"""Messages of commands that would do harm or that find nothing to do, run in this process."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_where_there_is_no_server_the_way_to_one_names_the_app(
 @pytest.mark.parametrize(
     "argv", [("why", "nothing"), ("jobs", "show", "nothing"), ("samples", "--job", "nothing")]
 )
-def test_a_command_that_finds_no_such_id_speaks_in_its_own_name(
+def test_an_unknown_id_is_reported_under_the_name_of_the_command(
     db: ModuleType, invoke: Invoke, argv: tuple[str, ...]
 ) -> None:
     said = invoke(*argv)
@@ -154,22 +154,22 @@ def test_inputs_of_a_run_that_is_not_there_are_none_of_a_run_that_waits_for_nobo
     assert invoke("inputs", theirs, "--json")[:2] == (0, "[]\n")
 
 
-def test_status_says_how_a_paused_queue_goes_on(db: ModuleType, invoke: Invoke) -> None:
+def test_status_prints_how_to_resume_a_paused_queue(db: ModuleType, invoke: Invoke) -> None:
     queues.pause("cpu", requested_by="ops")
     queues.pause("load", partition="a b")
     lines = invoke("status").out.splitlines()
-    assert "queue cpu is paused by ops: `queue-workflows queues resume cpu` goes on" in lines
-    again = "`queue-workflows queues resume load --partition 'a b'` goes on"
+    assert "queue cpu is paused by ops: `queue-workflows queues resume cpu` resumes it" in lines
+    again = "`queue-workflows queues resume load --partition 'a b'` resumes it"
     assert f"queue load, partition a b is paused: {again}" in lines
 
 
-def test_run_says_that_its_queue_is_paused(
+def test_run_reports_that_its_queue_is_paused(
     db: ModuleType, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues.pause("cpu")
     monkeypatch.setattr(interactive_run.Follower, "follow", lambda *_: None)
     said = invoke(*RUN, "--no-up")
-    note = "queue cpu is paused: `queue-workflows queues resume cpu` goes on"
+    note = "queue cpu is paused: `queue-workflows queues resume cpu` resumes it"
     assert f"queue-workflows: {note}\n" in said.err
 
 

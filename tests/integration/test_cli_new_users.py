@@ -1,4 +1,4 @@
-"""What a new user meets at the command line: ids by prefix, why a run waits, progress, queues."""
+"""The command line for new users: ids by prefix, why a run waits, progress, queues."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_why_explains_every_node_of_a_run_that_waits(toy: Flow, invoke: Invoke) 
     assert told["left_out"] == 0
 
 
-def test_why_of_a_run_that_is_over_says_so(toy: Flow, invoke: Invoke) -> None:
+def test_why_of_a_finished_run_reports_its_status(toy: Flow, invoke: Invoke) -> None:
     toy.dag(a="")
     run_id = toy.started()
     toy.go()
@@ -143,7 +143,7 @@ def test_why_of_a_run_that_is_over_says_so(toy: Flow, invoke: Invoke) -> None:
     assert (said.code, said.out) == (0, f"run {run_id} (w): completed\n")
 
 
-def test_why_of_a_large_run_says_how_many_more_wait(toy: Flow, invoke: Invoke) -> None:
+def test_why_of_a_large_run_counts_the_nodes_it_leaves_out(toy: Flow, invoke: Invoke) -> None:
     toy.dag(**{f"n{number}": "" for number in range(130)})
     run_id = toy.started()
     lines = invoke("why", run_id).out.splitlines()
@@ -244,7 +244,7 @@ def test_queues_lists_what_the_database_holds(invoke: Invoke) -> None:
 # --- attempts to come
 
 
-def test_show_says_when_a_failed_attempt_is_followed_by_the_next(
+def test_show_prints_when_the_next_attempt_starts(
     toy: Flow, invoke: Invoke, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> None:

@@ -39,7 +39,7 @@ def test_each_action(capfd: pytest.CaptureFixture[str]):
     assert run(capfd, "remove", "s") == []
 
 
-def test_the_list_says_what_is_wrong(capfd: pytest.CaptureFixture[str], db: ModuleType):
+def test_the_list_shows_problems(capfd: pytest.CaptureFixture[str], db: ModuleType):
     for name in ("gone", "wrong", "still"):
         schedules.add(name, "every 1h", task_name="prices", queue="fetch")
     with db.connection() as conn:

@@ -1,4 +1,4 @@
-"""A reaped worker's claims come back at once, and nobody else's do."""
+"""The claims of a reaped worker are handed back at once, and those of no other worker."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_ingest_claims_come_back_too(db: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("ran", ["nothing", "one", "unknown"])
-def test_of_a_batch_only_the_job_that_ran_is_counted(db: ModuleType, ran: str) -> None:
+def test_only_the_job_of_a_batch_that_ran_counts_a_crash(db: ModuleType, ran: str) -> None:
     config.register_ingest_task("t", lambda reason: {})
     jobs.enqueue_many(task_name="t", queue="fetch", args=[{}] * 3)
     who = claims.Claimant(identity.new_worker_id(LABEL), LABEL, "fetch")
@@ -215,7 +215,7 @@ def events_of(db: ModuleType, run_id: str, node_id: str) -> dict[str, dict[str, 
     return {row["event_type"]: row for row in rows}
 
 
-def test_what_a_parent_decided_counts_as_the_guards_trip_and_for_its_claim_alone(
+def test_a_failure_found_by_the_parent_counts_as_the_guards_and_for_its_claim_alone(
     db: ModuleType,
 ) -> None:
     run_id = queued("a", "b")
@@ -250,7 +250,7 @@ def test_what_a_parent_decided_counts_as_the_guards_trip_and_for_its_claim_alone
     assert beat["age"].total_seconds() > 3000, "the host of a gpu worker shows no model"
 
 
-def test_a_parents_trip_leaves_the_heartbeat_of_another_worker_alone(db: ModuleType) -> None:
+def test_a_kill_by_the_parent_leaves_the_heartbeat_of_another_worker_alone(db: ModuleType) -> None:
     queued("a")
     claim = node_queue.claim_next_cpu_job(host=LABEL)
     assert claim
@@ -266,7 +266,7 @@ def test_a_parents_trip_leaves_the_heartbeat_of_another_worker_alone(db: ModuleT
     assert beat["age"].total_seconds() < 300
 
 
-def test_a_trip_of_the_parents_fails_a_job_at_the_cap_with_its_event(db: ModuleType) -> None:
+def test_a_kill_by_the_parent_fails_a_job_at_the_cap_with_its_event(db: ModuleType) -> None:
     run_id = queued("a")
     claim = node_queue.claim_next_cpu_job(host=LABEL)
     assert claim
@@ -278,7 +278,7 @@ def test_a_trip_of_the_parents_fails_a_job_at_the_cap_with_its_event(db: ModuleT
     assert node_queue.count_unprocessed_dispatch_events() == 1
 
 
-def test_a_trip_of_the_parents_is_fenced_by_the_claim_it_was_made_for(db: ModuleType) -> None:
+def test_a_kill_by_the_parent_is_fenced_by_the_claim_it_was_decided_for(db: ModuleType) -> None:
     run_id = queued("a")
     claim = node_queue.claim_next_cpu_job(host=LABEL)
     assert claim
@@ -373,7 +373,7 @@ def test_a_death_is_recovered_once_the_database_is_back(
         until(lambda: job(run_id, "a")["status"] == "queued")
 
 
-def test_what_the_server_still_gave_to_the_dead_comes_back_too(
+def test_a_claim_executed_after_the_workers_death_is_handed_back_too(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finish that was under way at the death, and with it the claim of the next job."""
@@ -440,7 +440,7 @@ def crashes(conn: engine.Connection, job_id: str) -> int:
     return factories.one(conn, "SELECT crash_count FROM ingest_jobs WHERE id = %s", job_id)
 
 
-def test_leaving_tries_what_is_still_open(
+def test_the_end_of_recovery_retries_what_is_still_open(
     db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = queued("a")
@@ -474,7 +474,9 @@ def test_a_pid_in_use_again_proves_nothing(db: ModuleType) -> None:
         (None, None, 0, "ended for an unknown reason"),
     ],
 )
-def test_the_evidence_says_how(code: int | None, signum: int | None, rss: int, said: str) -> None:
+def test_the_evidence_has_the_cause_of_death(
+    code: int | None, signum: int | None, rss: int, said: str
+) -> None:
     assert crash_recovery.evidence(supervisor.Exit("c", 1, code, signum, rss, 1.0)) == said
 
 
@@ -482,7 +484,7 @@ DEEP = """(repeat('{"a":', %s) || '1' || repeat('}', %s))::jsonb"""
 
 
 def dies_holding(db: ModuleType, *node_ids: str) -> tuple[str, supervisor.Exit]:
-    """A worker of `box` that died while it held these nodes; the run, and its end."""
+    """A worker of `box` that died with these nodes claimed; the run, and its death record."""
     run_id = queued(*node_ids)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     assert dead.wait(30) == 0
@@ -545,7 +547,7 @@ def test_a_job_with_the_last_seq_is_recovered_like_any(db: ModuleType) -> None:
     last = 2**63 - 1
     with db.connect() as conn:
         rows_before_checks.change(conn, "workflow_node_jobs", "a", key="node_id", seq=str(last))
-        # As the shared status tells it, which holds doubles.
+        # As in the shared status, which stores doubles.
         rows = crash_recovery.recover_claims(conn, ended, host_label=LABEL, ran={int(float(last))})
     assert {row["node_id"]: row["crash_count"] for row in rows} == {"a": 1, "b": 0}
     assert job(run_id, "a")["status"] == "queued"

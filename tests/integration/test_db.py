@@ -198,7 +198,7 @@ def test_the_pool_follows_the_dsn(
 # --- joining a caller's transaction ------------------------------------------------------------
 
 
-def test_a_joined_transaction_is_the_callers_to_end(db: ModuleType, dsn: str) -> None:
+def test_a_transaction_of_the_caller_is_ended_by_the_caller(db: ModuleType, dsn: str) -> None:
     config.register_ingest_task("t", lambda reason: {})
     with psycopg.connect(dsn) as theirs:
         assert theirs.row_factory is tuple_row
@@ -214,7 +214,9 @@ def test_a_joined_transaction_is_the_callers_to_end(db: ModuleType, dsn: str) ->
     assert run_ids(db) == ["s"]
 
 
-def test_a_joined_connection_keeps_its_row_factory_after_an_error(db: ModuleType, dsn: str) -> None:
+def test_a_connection_of_the_caller_keeps_its_row_factory_after_an_error(
+    db: ModuleType, dsn: str
+) -> None:
     with psycopg.connect(dsn) as theirs:
         with pytest.raises(psycopg.errors.DivisionByZero), db.transaction(theirs) as conn:
             conn.execute("SELECT 1/0")
@@ -266,7 +268,7 @@ def test_a_fork_while_a_thread_opens_the_pool_does_not_hang_the_child(db: Module
     assert os.waitpid(child, 0)[1] == 0
 
 
-# --- what an error says ------------------------------------------------------------------------
+# --- texts of errors ------------------------------------------------------------------------
 
 UNREACHABLE = [
     f"postgresql://user:{CANARY}@127.0.0.1:1/name",
@@ -394,7 +396,7 @@ def test_a_database_is_described_without_secrets(url: str, words: str) -> None:
 # --- waiting for the server --------------------------------------------------------------------
 
 
-def test_waiting_says_once_that_the_server_is_away_and_once_that_it_is_back(
+def test_waiting_logs_once_that_the_server_is_unreachable_and_once_that_it_is_back(
     db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Proxy(dsn) as proxy:

@@ -124,7 +124,7 @@ digest.context(txt="a")  # wrong: context's name
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
-    """What pyright says of each file, by line from 1."""
+    """The findings of pyright in each file, by line from 1."""
     folder = tmp_path_factory.mktemp("typed")
     (folder / "good.py").write_text(GOOD)
     (folder / "bad.py").write_text(BAD)

@@ -1,4 +1,4 @@
-"""A run without `out_dir` gets a folder."""
+"""A run that is submitted without `out_dir` gets a folder when it starts."""
 
 from __future__ import annotations
 

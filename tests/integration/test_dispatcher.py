@@ -109,7 +109,7 @@ def test_a_step_waits_for_every_leaf_of_the_steps_before_it(host: flow.Flow) -> 
     assert flow.status(run_id) == "completed"
 
 
-def test_a_job_carries_what_its_node_says(host: flow.Flow) -> None:
+def test_a_job_has_the_settings_of_its_node(host: flow.Flow) -> None:
     host.dag({"id": "plain"}, {"id": "big", "node": "draw", "gpu": True, "model": "m"})
     run_id = host.started(priority=7)
     columns = ("node_module", "queue", "required_model", "pipeline_name", "priority", "status")
@@ -171,7 +171,7 @@ def test_skip_if_makes_a_skipped_row_that_satisfies_what_depends_on_it(
         (None, "queued"),
     ],
 )
-def test_what_skip_if_resolves_to_decides_and_nothing_is_skipped_by_an_error(
+def test_skip_if_decides_by_its_value_and_an_error_skips_nothing(
     host: flow.Flow, skip_if: Any, status: str
 ) -> None:
     host.dag({"id": "a", "skip_if": skip_if})
@@ -374,7 +374,7 @@ def test_the_inputs_of_an_unknown_job_are_a_key_error(db: ModuleType) -> None:
         dispatcher.resolve_inputs_for_job("nope")
 
 
-def test_a_ref_that_does_not_resolve_when_queued_fails_the_run_and_says_which(
+def test_a_ref_that_does_not_resolve_when_queued_fails_the_run_with_its_name(
     host: flow.Flow,
 ) -> None:
     members = flow.nodes(a="", b="a", c="")
@@ -485,7 +485,7 @@ def test_nothing_changes_a_cancelled_run(host: flow.Flow) -> None:
 
 
 @pytest.mark.parametrize("late", ["completed", "failed"])
-def test_what_comes_late_does_not_change_a_failed_run(host: flow.Flow, late: str) -> None:
+def test_late_results_do_not_change_a_failed_run(host: flow.Flow, late: str) -> None:
     host.dag(a="", b="", c="b")
     run_id = host.started()
     with engine.connect() as conn:
@@ -550,7 +550,7 @@ BAD: list[tuple[str, dict[str, Any] | None, list[Any], str]] = [
 @pytest.mark.parametrize(
     ("workflow", "members", "reason"), [b[1:] for b in BAD], ids=[b[0] for b in BAD]
 )
-def test_a_workflow_that_cannot_run_fails_its_run_at_once_and_says_why(
+def test_a_workflow_that_cannot_run_fails_its_run_at_once_with_the_reason(
     host: flow.Flow, workflow: dict[str, Any] | None, members: list[Any], reason: str
 ) -> None:
     host.define(STEP, s=members)
@@ -782,7 +782,7 @@ def test_runs_are_started_by_priority_and_then_by_age(host: flow.Flow) -> None:
     assert [row["run_id"] for row in order] == [urgent, first, second]
 
 
-def test_what_this_process_remembers_of_a_run_ends_with_the_run(host: flow.Flow) -> None:
+def test_the_cache_of_a_run_ends_with_the_run(host: flow.Flow) -> None:
     host.dag(a="", b="a")
     run_store.insert_run(run_id="r", workflow_name="w")
     dispatcher.start_run("r")

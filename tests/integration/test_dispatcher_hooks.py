@@ -34,7 +34,7 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 
 def open_transactions() -> int:
-    """Transactions of this process that wait for app code; asked from inside that.
+    """The open transactions of this process, as counted from inside app code.
 
     One that another thread opened for a moment, to renew a lease, ends by itself.
     """
@@ -158,7 +158,7 @@ def test_a_provider_whose_error_cannot_even_be_read_is_only_another_error(
     assert "Mute (its text cannot be read)" in flow.run(run_id)["error"]
 
 
-def test_without_a_provider_runs_stay_queued_and_that_is_said_once(
+def test_without_a_provider_runs_stay_queued_and_one_warning_is_logged(
     host: flow.Flow, caplog: pytest.LogCaptureFixture
 ) -> None:
     config.reset_for_tests()
@@ -534,7 +534,7 @@ def test_a_run_reopened_keeps_its_frozen_definition(host: flow.Flow) -> None:
     assert flow.states(run_id) == {"s/a": "queued"}
 
 
-def test_of_two_definitions_made_at_once_the_first_stored_counts_in_both_processes(
+def test_the_first_stored_of_two_concurrent_definitions_counts_in_both_processes(
     host: flow.Flow,
 ) -> None:
     host.dag(a="", b="a")
@@ -586,7 +586,9 @@ def test_a_round_of_runs_that_this_process_cannot_dispatch_ends(host: flow.Flow,
     assert node_queue.count_unprocessed_dispatch_events() == len(run_ids)
 
 
-def test_a_running_run_whose_workflow_is_gone_fails_and_says_so(host: flow.Flow, conn: Any) -> None:
+def test_a_running_run_whose_workflow_is_gone_fails_with_the_reason(
+    host: flow.Flow, conn: Any
+) -> None:
     run_id = factories.run(conn, workflow_name="gone")
     factories.node(conn, run_id, "s/a")
     flow.complete(run_id, "s/a")

@@ -92,7 +92,7 @@ def test_cancel_job_of_a_done_node_leaves_its_run_alone(host: flow.Flow) -> None
     assert flow.status(run_id) == "running"
 
 
-def test_cancel_job_of_a_running_node_asks_for_its_end(host: flow.Flow, conn: Any) -> None:
+def test_cancel_job_of_a_running_node_requests_its_end(host: flow.Flow, conn: Any) -> None:
     run_id = chain(host)
     job = factories.claim_node(conn)
     row = queue_workflows.cancel_job(job["id"])
@@ -266,7 +266,7 @@ def test_a_run_that_waits_for_its_start_fails_by_whichever_event_is_of_its_gener
     assert flow.status(run_id) == "failed"
 
 
-def test_a_retry_from_a_node_asks_nobody_for_the_end_of_what_still_runs(
+def test_a_retry_from_a_node_requests_no_end_of_nodes_that_still_run(
     host: flow.Flow, conn: Any
 ) -> None:
     run_id = chain(host)

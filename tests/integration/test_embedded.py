@@ -1,4 +1,4 @@
-"""The embedded server as processes see it: joined, left, killed, orphaned; by root, by a user."""
+"""The embedded server: started, shared, stopped, killed or orphaned, by root or by a user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KNOB = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
 USER = "nobody"
 SHARED = {"fsync": "off", "full_page_writes": "off"}
 
-# Joins, says so, and leaves when told to, or at its exit when its input ends.
+# Joins the server, prints so, and leaves it on request, or at its exit when its input ends.
 MEMBER = """
 import json, sys
 from queue_workflows import embedded
@@ -96,7 +96,7 @@ class Member:
 
 
 class Host:
-    """What the processes of one host share: who runs them, with which Python, over one folder."""
+    """What the processes of one machine share: the user, the Python, and one folder."""
 
     def __init__(
         self, base: Path, python: list[str], env: Mapping[str, str], user: str | None
@@ -203,7 +203,7 @@ def _host(base: Path) -> Host:
 
 @pytest.fixture(params=["root", "user"] if ROOT else ["user"])
 def host(request: pytest.FixtureRequest, base: Path) -> Generator[Host]:
-    """A host without a server; once run by root, once by an ordinary user."""
+    """A machine without a server; once used by root, once by an ordinary user."""
     host = _host(base)
     if ROOT and request.param == "user":
         host.python, host.env = request.getfixturevalue("user_python")
@@ -215,7 +215,7 @@ def host(request: pytest.FixtureRequest, base: Path) -> Generator[Host]:
 
 @pytest.fixture
 def own_host(base: Path) -> Generator[Host]:
-    """A host whose processes run as whoever runs the tests."""
+    """A machine whose processes run as the user of the tests."""
     host = _host(base)
     yield host
     host.close()
@@ -233,7 +233,7 @@ def cluster_template() -> Generator[Path]:
 
 @pytest.fixture
 def made_host(own_host: Host, cluster_template: Path) -> Host:
-    """A host whose cluster exists; nothing runs."""
+    """A machine whose cluster exists; no server runs."""
     subprocess.run(["cp", "-a", str(cluster_template), str(own_host.folder)], check=True)
     return own_host
 
@@ -309,7 +309,9 @@ def test_four_starts_at_once_make_one_server(host: Host) -> None:
     assert not host.runs()
 
 
-def test_who_joins_while_the_last_one_leaves_gets_a_server_that_stays(made_host: Host) -> None:
+def test_a_process_that_starts_while_the_last_one_stops_gets_a_running_server(
+    made_host: Host,
+) -> None:
     code = """
 import psycopg
 from queue_workflows import embedded
@@ -324,7 +326,7 @@ for _ in range(12):
     assert not made_host.runs()
 
 
-def test_a_server_that_was_killed_is_started_again_for_those_who_joined(
+def test_a_server_that_was_killed_is_started_again_for_its_users(
     made_host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KNOB, str(made_host.folder))
@@ -462,7 +464,7 @@ def test_a_folder_too_deep_for_a_socket_works(base: Path, monkeypatch: pytest.Mo
     path.rmdir()
 
 
-def test_what_the_server_says_when_it_does_not_start_is_passed_on(
+def test_the_servers_error_when_it_does_not_start_is_reported(
     made_host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KNOB, str(made_host.folder))
@@ -507,7 +509,7 @@ def _query(dsn: str) -> None:
 
 
 def _as_account(uid: int, attempt: Callable[[], None]) -> str:
-    """What comes of the attempt in a child of that account."""
+    """The result of the call in a child process of that account."""
     child = os.fork()
     if not child:
         os.setgroups([])

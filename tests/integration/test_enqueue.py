@@ -127,7 +127,7 @@ def test_a_job_that_is_not_due_waits_and_wakes_nobody(heard: Callable[[], Any]) 
     assert node_queue.claim_next_ingest_job("fetch", host="box") is None
 
 
-def test_a_job_without_options_says_nothing(conn: Any) -> None:
+def test_a_job_without_options_leaves_the_columns_empty(conn: Any) -> None:
     for job_id in (enqueue(), *enqueue_many([{}]), *enqueue_many(args=[{}])):
         row = get(job_id)
         assert (row["policy"], row["headers"], row["timeout_s"], row["max_attempts"]) == (
@@ -271,13 +271,13 @@ def fifty(dsn: str, **given: Any) -> list[JobId]:
         return [job_id for found in pool.map(five, range(10)) for job_id in found]
 
 
-def test_of_fifty_at_once_one_makes_the_job(conn: Any, dsn: str) -> None:
+def test_one_of_fifty_concurrent_requests_creates_the_job(conn: Any, dsn: str) -> None:
     ids = fifty(dsn, idempotency_key="k", args={"n": 1})
     assert (len(ids), len(set(ids)), count(conn)) == (50, 1, 1)
     assert [job_id.created for job_id in ids].count(True) == 1
 
 
-def test_of_fifty_at_once_one_takes_over_a_key_that_is_due(conn: Any, dsn: str) -> None:
+def test_one_of_fifty_concurrent_requests_takes_over_an_expired_key(conn: Any, dsn: str) -> None:
     first = enqueue(idempotency_key="k", idempotency_window_s=0)
     end(conn)
     ids = fifty(dsn, idempotency_key="k")
@@ -322,7 +322,7 @@ def test_a_call_waits_for_who_has_the_key_and_has_not_ended(
         assert (second.result() == first) is commits
 
 
-def test_a_key_that_is_free_when_it_is_looked_up_is_asked_for_again(conn: Any) -> None:
+def test_a_key_that_is_free_when_it_is_read_is_requested_again(conn: Any) -> None:
     first = enqueue(idempotency_key="k")
     conn.execute(
         "CREATE FUNCTION gone() RETURNS trigger LANGUAGE plpgsql AS"
@@ -411,7 +411,7 @@ def test_a_window_that_a_plain_update_got_wrong_stops_nobody(conn: Any) -> None:
         end(conn)
 
 
-def test_whoever_may_only_insert_may_give_a_key(conn: Any, db: ModuleType) -> None:
+def test_a_role_with_only_insert_may_give_a_key(conn: Any, db: ModuleType) -> None:
     first = enqueue(idempotency_key="k", idempotency_window_s=0)
     end(conn)
     role = f"{conn.info.dbname}_inserter"
@@ -430,7 +430,7 @@ def test_whoever_may_only_insert_may_give_a_key(conn: Any, db: ModuleType) -> No
         conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_a_key_is_found_by_its_index_whatever_the_table_looks_like(conn: Any) -> None:
+def test_a_key_is_found_by_its_index_for_any_table_contents(conn: Any) -> None:
     """Plans of an empty table, as here, stay in use when it has grown."""
     conn.execute("VACUUM ANALYZE ingest_jobs")
     scans = "SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'ingest_jobs'"
@@ -464,7 +464,7 @@ def test_a_job_that_runs_again_has_its_key_again(conn: Any) -> None:
 # --- many --------------------------------------------------------------------------------------
 
 
-def test_what_a_caller_does_not_name_its_task_names(conn: Any) -> None:
+def test_options_missing_in_the_call_are_those_of_the_task(conn: Any) -> None:
     queue_workflows.configure(ingest_queues={"fetch", "maintenance"})
     queue_workflows.register_ingest_task(
         "named", lambda: None, queue="fetch", priority=7, lock_key="one"
@@ -577,7 +577,7 @@ def test_jobs_with_keys_keep_their_order_and_their_duplicates(conn: Any) -> None
     ]  # fmt: skip
 
 
-def test_of_a_call_that_contradicts_itself_nothing_is_queued(conn: Any) -> None:
+def test_a_contradictory_call_queues_nothing(conn: Any) -> None:
     with pytest.raises(errors.IdempotencyClash, match="jobs 1 and 2 of one call share") as caught:
         enqueue_many([{}, *({"idempotency_key": "k", "args": {"n": n}} for n in range(2))])
     assert caught.value.job_id == ""
@@ -605,7 +605,7 @@ def test_options_of_a_call_are_those_of_its_args(conn: Any) -> None:
         ({"jobs": [{"conn": None}]}, "'conn' is none of"),
     ],
 )
-def test_a_call_that_cannot_be_says_which_job(conn: Any, given: Any, says: str) -> None:
+def test_an_invalid_call_names_the_job(conn: Any, given: Any, says: str) -> None:
     with pytest.raises(errors.InvalidJob, match=says):
         enqueue_many(given.get("jobs"), **{k: v for k, v in given.items() if k != "jobs"})
     with pytest.raises(errors.UnknownQueue):
@@ -634,7 +634,7 @@ def test_large_calls_are_all_or_none_on_every_connection(
 # --- up and down -------------------------------------------------------------------------------
 
 
-def test_an_apps_own_keys_come_along_and_windows_are_not_lost_in_silence(
+def test_an_apps_own_keys_are_migrated_and_lost_windows_are_reported(
     fresh_database: str, clean_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from queue_workflows import db
@@ -746,7 +746,9 @@ def bring_on(model: Model, step: str) -> None:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=STEPS)
-def test_keys_are_held_as_the_page_says(conn: Any, steps: list[tuple[Any, ...]]) -> None:
+def test_keys_belong_to_a_job_as_long_as_documented(
+    conn: Any, steps: list[tuple[Any, ...]]
+) -> None:
     conn.execute("DELETE FROM ingest_jobs")
     model = Model()
     for step, *values in steps:

@@ -157,10 +157,10 @@ def test_what_cannot_be_is_refused_on_the_loop_as_well(conn: Any, dsn: str) -> N
     assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
 
 
-# --- what cannot be joined ---------------------------------------------------------------------
+# --- what is no connection ---------------------------------------------------------------------
 
 
-def test_what_is_no_connection_that_can_be_joined_is_refused(db: ModuleType, dsn: str) -> None:
+def test_an_object_that_is_no_connection_is_refused(db: ModuleType, dsn: str) -> None:
     lite = sqlalchemy.create_engine("sqlite://", poolclass=pool.NullPool)
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""A crash that was counted for an absent database is taken back, once, and no other."""
+"""A crash that was counted because the database was unreachable is subtracted, once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def state(conn: engine.Connection, job: Row) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_claim_that_is_still_held_goes_back_uncounted(
+def test_a_claim_that_is_still_valid_goes_back_uncounted(
     conn: engine.Connection, family: str
 ) -> None:
     job = claimed(conn, family)
@@ -73,7 +73,7 @@ def test_a_claim_that_is_still_held_goes_back_uncounted(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("status", ["queued", "running", "completed", "failed", "cancelled"])
-def test_a_crash_that_was_counted_is_taken_back_once_whatever_became_of_the_job(
+def test_a_crash_that_was_counted_is_subtracted_once_in_any_later_state_of_the_job(
     conn: engine.Connection, family: str, status: str
 ) -> None:
     job = claimed(conn, family)
@@ -142,7 +142,7 @@ def test_a_lease_that_was_renewed_last_before_the_database_came_back_counts_noth
     assert state(conn, fresh) == ("running", 0)
 
 
-def test_an_orchestrator_that_missed_a_look_counts_nothing_until_it_has_seen_a_lease_lapse(
+def test_an_orchestrator_that_missed_a_poll_counts_nothing_until_it_has_seen_a_lease_lapse(
     conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S", "1")
@@ -156,7 +156,7 @@ def test_an_orchestrator_that_missed_a_look_counts_nothing_until_it_has_seen_a_l
         lapse(conn, first, renewed_ago_s=60)
         sweeps.reclaim()
         assert state(conn, first) == ("queued", 1), "it was there all the time"
-        now[0] += 3.5  # a look was missed
+        now[0] += 3.5  # a poll was missed
         second = claimed(conn, "node")
         lapse(conn, second, renewed_ago_s=60)
         sweeps.reclaim()

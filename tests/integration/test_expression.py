@@ -39,7 +39,7 @@ def local(at: datetime, zone: str) -> datetime:
 
 
 def scan(zone: str, start: datetime, end: datetime, step: timedelta, matches, once: bool):
-    """Look at every step: the slow reference, which knows neither transitions nor the library."""
+    """Check every step: the slow reference, which uses neither transitions nor the library."""
     at = start + step
     before = local(start, zone).replace(tzinfo=None)
     while at <= end:

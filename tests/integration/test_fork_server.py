@@ -107,7 +107,7 @@ def test_scripts_end_with_their_server(tmp_path: Path) -> None:
     until(lambda: not Path(f"/proc/{role.pid}").exists())
 
 
-def test_what_is_no_script_of_ours_is_executed(starts: Commands) -> None:
+def test_a_command_that_is_no_console_script_is_executed_not_forked(starts: Commands) -> None:
     done = starts.run("python", "-c", "import sys; print('hello'); sys.exit(3)")
     assert isinstance(done.process, subprocess.Popen)
     assert (done.process.returncode, done.out) == (3, "hello\n")

@@ -76,7 +76,7 @@ def test_a_function_that_runs_as_its_owner_has_a_path_of_its_own(conn: Any) -> N
     assert factories.column(conn, path) == []
 
 
-def test_who_runs_as_the_owner_is_a_trigger_or_checks_its_caller(conn: Any) -> None:
+def test_security_definer_functions_are_triggers_or_check_their_caller(conn: Any) -> None:
     named = (
         "SELECT p.proname::text" + OURS + " AND p.prosecdef"
         " AND p.prorettype <> 'trigger'::regtype ORDER BY 1"
@@ -106,7 +106,7 @@ def test_a_role_that_is_set_is_the_caller(conn: Any) -> None:
         assert "queue_workflows_guest lacks" in refused(conn, "SELECT queue_workflows_mend_lines()")
 
 
-def test_a_worker_that_lacks_a_right_on_a_new_function_says_so(conn: Any) -> None:
+def test_a_worker_that_lacks_a_right_on_a_new_function_reports_it(conn: Any) -> None:
     lacks = permissions_of(conn)
     with as_guest(conn, *lacks):
         assert permissions.missing(conn) == []

@@ -113,7 +113,7 @@ def test_every_function_has_a_comment_and_none_names_a_migration() -> None:
             assert before.startswith("-- "), f"{path.name}: {text[match.start() :][:80]}"
 
 
-def test_every_function_body_is_valid(own: str) -> None:
+def test_every_function_definition_is_valid(own: str) -> None:
     with engine.connect() as conn, conn.transaction(force_rollback=True):
         conn.execute(
             "SET LOCAL check_function_bodies = on; SET LOCAL search_path = public, pg_temp"
@@ -180,7 +180,8 @@ CHANGED = {
     "notify_ingest_jobs_inserted()",  # equal notifications are folded by the server alone
     "notify_node_jobs_inserted()",
     "queue_workflows_born(timestamp with time zone)",  # STABLE, so that it is inlined
-    "queue_workflows_refuse(text,jsonb,jsonb)",  # messages that say the range
+    "queue_workflows_refuse(text,jsonb,jsonb)",  # messages that name the range
+    "queue_workflows_gpu_unserved()",  # messages that name machines and GPUs
 }
 
 
@@ -212,7 +213,7 @@ def test_the_database_is_that_of_the_migrations_of_before_but_for_the_record(own
     assert not {name for kind, name in NEW if name in before[kind]}
 
 
-def test_rows_of_0_3_0_become_what_they_became_before(empty: str, tmp_path: Path) -> None:
+def test_rows_of_0_3_0_are_converted_as_before(empty: str, tmp_path: Path) -> None:
     engine.bootstrap(migrations_dir=migration_folders.chain_up_to(12, tmp_path / "to12"))
     with engine.connect() as conn:
         conn.execute((SUPPORT / "takeover_rows.sql").read_bytes())
@@ -260,9 +261,7 @@ def test_only_triggers_wait_for_who_works_with_the_tables(
         installing.join()
 
 
-def test_who_only_reads_keeps_the_installer_waiting_and_no_writer(
-    own: str, change: Callable[..., None]
-) -> None:
+def test_a_reader_delays_the_installer_but_no_writer(own: str, change: Callable[..., None]) -> None:
     change(triggers="\n-- more\n")
     with engine.connect(autocommit=False) as reader, engine.connect() as conn:
         reader.execute("SELECT FROM lock_turns")
@@ -289,7 +288,7 @@ def test_a_pre_release_is_below_its_release() -> None:
     assert functions._release("0.4") == functions._release("0.4.0")
 
 
-def test_what_a_newer_package_installed_stays_and_is_good_enough(
+def test_functions_of_a_newer_package_stay_and_are_accepted(
     own: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with engine.connect() as conn:
@@ -306,7 +305,7 @@ def test_what_a_newer_package_installed_stays_and_is_good_enough(
     assert "2 problems; upgrade queue_workflows here" in capfd.readouterr().out
 
 
-def test_what_an_older_package_installed_is_replaced_and_waited_for(own: str) -> None:
+def test_functions_of_an_older_package_are_replaced_and_awaited(own: str) -> None:
     with engine.connect() as conn:
         conn.execute(f"UPDATE {OBJECTS} SET package_version = '0.3.9', checksum = 'theirs'")
         assert not functions.is_ready(conn)
@@ -341,7 +340,7 @@ def test_a_database_that_goes_away_before_the_last_check_is_waited_for(
     assert next(answers, "both were needed") == "both were needed"
 
 
-def test_who_has_nothing_to_install_needs_only_to_read(own: str) -> None:
+def test_a_process_with_nothing_to_install_needs_only_read_rights(own: str) -> None:
     role = f"{psycopg.conninfo.conninfo_to_dict(own)['dbname']}_reader"
     name = sql.Identifier(role)
     with engine.connect() as conn:

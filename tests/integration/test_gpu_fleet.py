@@ -30,7 +30,7 @@ from tests.support import factories, wait
 
 
 def report(conn: Any, worker_id: str = "w1", host: str = "box", **given: Any) -> None:
-    """A gpu worker says what it holds and can load."""
+    """Write the row of a gpu worker: its model, and what it can load."""
     values = {
         "worker_id": worker_id, "host_label": host, "queue": "gpu", "pid": 1, "state": "idle",
         "job_ids": [], "detail": "{}", "obey": True, "concurrency": 1, "current_model": None,
@@ -143,7 +143,7 @@ def test_a_size_that_changed_is_published_again(conn: Any) -> None:
     assert factories.one(conn, "SELECT est_vram_gb IS NULL FROM gpu_models")
 
 
-def test_a_worker_says_since_when_it_holds_its_model(conn: Any) -> None:
+def test_a_worker_reports_since_when_it_has_its_model(conn: Any) -> None:
     since: list[Any] = []
     for model in ("m", "m", "n"):
         report(conn, current_model=model, known_models=["m", "n"])
@@ -187,7 +187,7 @@ def test_a_worker_without_models_leaves_what_a_parked_one_knows(conn: Any) -> No
 
 
 @pytest.mark.parametrize("policy", ["strict", "balanced"])
-def test_who_claims_by_itself_and_names_no_models_is_given_any(
+def test_a_claim_that_names_no_models_gets_jobs_of_any_model(
     conn: Any, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_CLAIM_POLICY", policy)
@@ -241,13 +241,13 @@ def test_why_nobody_takes_it(conn: Any) -> None:
     report(conn, "w1", "den", known_models=["n"], vram_total_mb=49140)
     (row,) = models.unserved(conn)
     assert row["reason"] == "vram"
-    assert row["detail"] == "it needs 24 GB, and the largest card that may load it has 12 GB"
+    assert row["detail"] == "it needs 24 GB, and the largest GPU that may load it has 12 GB"
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
     assert unserved(conn) == {}
     workers_api.disable("box", "gpu")
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
     (row,) = models.unserved(conn)
-    assert (row["reason"], row["detail"]) == ("off", "every box that can take it is off: box")
+    assert (row["reason"], row["detail"]) == ("off", "every machine that can take it is off: box")
 
 
 def test_a_worker_of_an_older_engine_serves_too(conn: Any) -> None:
@@ -283,7 +283,7 @@ def test_a_job_of_a_run_that_is_over_waits_for_nobody(conn: Any) -> None:
     assert unserved(conn) == {}
 
 
-def test_it_is_said_once_per_reason_and_taken_back(
+def test_a_flag_is_logged_once_per_reason_and_removed(
     conn: Any, orchestrator: Orchestrator, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "queue_workflows.maintenance")
@@ -494,7 +494,7 @@ def test_the_first_claim_waits_for_the_size_of_the_gpu(
     ]  # fmt: skip
 
 
-def test_a_size_that_was_known_stays_so_and_an_unknown_one_is_asked_for_again(
+def test_a_known_size_is_kept_and_an_unknown_one_is_read_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gpu_memory, "TIMEOUT_S", 30.0)

@@ -176,7 +176,9 @@ def test_every_claim_is_an_attempt_with_its_own_end(conn: engine.Connection) -> 
     assert shown["output"] == {"done": True}
 
 
-def test_a_trip_shows_its_reason_and_what_became_of_the_job(conn: engine.Connection) -> None:
+def test_an_end_by_a_guard_shows_its_reason_and_the_outcome_of_the_job(
+    conn: engine.Connection,
+) -> None:
     job = factories.node(conn)
     held = factories.claim_node(conn)
     lease = factories.node_lease(held)
@@ -206,7 +208,7 @@ def test_an_event_without_a_claim_belongs_to_the_one_before(conn: engine.Connect
     assert attempt["ran_s"] is not None
 
 
-def test_without_its_events_an_attempt_says_what_the_row_knows(conn: engine.Connection) -> None:
+def test_without_its_events_an_attempt_is_described_by_the_row(conn: engine.Connection) -> None:
     job = factories.node(conn)
     factories.complete_node(conn, factories.claim_node(conn))
     conn.execute("DELETE FROM workflow_node_events")
@@ -248,6 +250,6 @@ def test_a_reopened_node_has_waited_since_its_run_started_again(toy: Flow) -> No
     assert second["queued_at"] == flow.run(run_id)["started_at"]
 
 
-def test_what_there_is_not_is_none(db: ModuleType) -> None:
+def test_an_unknown_id_is_none(db: ModuleType) -> None:
     assert history.get_run("nope") is None
     assert history.get_job("nope") is None

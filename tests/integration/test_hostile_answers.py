@@ -1,4 +1,4 @@
-"""Answers that anybody may have written: each fails with its reason, and no other waits for it."""
+"""Hostile answers: each fails with its reason, and delays no other answer."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def outcome(conn: engine.Connection, submission_id: str) -> tuple[str, str | Non
 def test_an_answer_that_cannot_be_read_fails_and_its_node_waits_on(
     flows: flow.Flow, conn: engine.Connection, value: str
 ) -> None:
-    bad_run, innocent = waiting(flows), waiting(flows)
+    bad_run, good_run = waiting(flows), waiting(flows)
     bad = answer(conn, bad_run, value, "2001-01-01")
-    good = answer(conn, innocent, "5")
+    good = answer(conn, good_run, "5")
     flows.look()
     status, error = outcome(conn, bad)
     assert status == "failed"
     assert error is not None and ("cannot be read" in error or "nested deeper" in error)
     assert outcome(conn, good)[0] == "processed"
     flows.look()
-    assert (flow.status(innocent), flow.states(bad_run)) == (
+    assert (flow.status(good_run), flow.states(bad_run)) == (
         "completed",
         {"q": "awaiting_input"},
     )
@@ -89,11 +89,11 @@ def test_an_answer_that_cannot_be_read_fails_and_its_node_waits_on(
 def test_a_node_whose_inputs_cannot_be_read_takes_no_answer_and_stops_no_other(
     flows: flow.Flow, conn: engine.Connection, inputs: str
 ) -> None:
-    bad_run, innocent = waiting(flows), waiting(flows)
+    bad_run, good_run = waiting(flows), waiting(flows)
     conn.execute(
         "UPDATE workflow_node_jobs SET inputs = %s::jsonb WHERE run_id = %s", (inputs, bad_run)
     )
-    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, innocent, "5")
+    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, good_run, "5")
     flows.look()
     status, error = outcome(conn, bad)
     assert status == "failed" and "inputs of node 'q'" in (error or "")
@@ -118,9 +118,9 @@ def test_an_answer_that_raises_rests_counts_and_fails_at_its_bound(
     flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_MAX_ATTEMPTS", "2")
-    bad_run, innocent = waiting(flows), waiting(flows)
+    bad_run, good_run = waiting(flows), waiting(flows)
     guard(conn, "workflow_node_jobs", state, "run_id", bad_run)
-    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, innocent, "5")
+    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, good_run, "5")
     flows.look()
     assert outcome(conn, bad)[0] == "pending"
     assert "the app refuses" in (outcome(conn, bad)[1] or "")
@@ -134,8 +134,8 @@ def test_an_answer_that_raises_rests_counts_and_fails_at_its_bound(
 def test_an_answer_whose_row_cannot_be_written_stops_no_other(
     flows: flow.Flow, conn: engine.Connection
 ) -> None:
-    bad_run, innocent = waiting(flows), waiting(flows)
-    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, innocent, "5")
+    bad_run, good_run = waiting(flows), waiting(flows)
+    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, good_run, "5")
     guard(conn, "workflow_input_submissions", "P0001", "id", bad)
     flows.look()
     assert (outcome(conn, bad)[0], outcome(conn, good)[0]) == ("pending", "processed")
@@ -145,8 +145,8 @@ def test_an_answer_whose_row_cannot_be_written_stops_no_other(
 def test_a_counter_at_its_end_stops_no_answer(
     flows: flow.Flow, conn: engine.Connection, attempts: int
 ) -> None:
-    bad_run, innocent = waiting(flows), waiting(flows)
-    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, innocent, "5")
+    bad_run, good_run = waiting(flows), waiting(flows)
+    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, good_run, "5")
     rows_before_checks.change(conn, "workflow_input_submissions", bad, attempts=str(attempts))
     flows.look()
     assert (outcome(conn, bad)[0], outcome(conn, good)[0]) == ("processed", "processed")

@@ -143,7 +143,7 @@ def test_any_node_is_shown_explained_and_cancelled(
     # It is over already where the last retry of a node was refused.
     assert said("cancel", "parent").code in (0, 1)
     left = states(conn, "workflow_node_jobs", rows) - {"cancelled", "completed", "failed"}
-    # What runs is asked to stop: its worker, or the sweep of lapsed leases, ends it.
+    # A running job gets a stop request: its worker, or the sweep of lapsed leases, ends it.
     assert left <= ({"running"} if status == "running" else set())
 
 

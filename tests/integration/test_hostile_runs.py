@@ -1,4 +1,4 @@
-"""Runs that anybody may have written: each fails with its reason, and no other run waits for it."""
+"""Hostile runs: each fails with its reason, and delays no other run."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_a_birth_at_the_end_of_time_holds_up_no_start(
     flows: flow.Flow, conn: engine.Connection, born: str
 ) -> None:
     flows.dag(a="", b="a")
-    bad_run, innocent = flows.submit(priority=1), flows.submit()
+    bad_run, good_run = flows.submit(priority=1), flows.submit()
     set_column(conn, bad_run, "created_at", born)
     flows.go()
-    assert (flow.status(bad_run), flow.status(innocent)) == (
+    assert (flow.status(bad_run), flow.status(good_run)) == (
         "completed",
         "completed",
     )
@@ -75,13 +75,13 @@ def test_a_context_that_is_no_object_fails_its_run_at_its_start(
     flows: flow.Flow, conn: engine.Connection, context: str
 ) -> None:
     flows.dag(a="")
-    bad_run, innocent = flows.submit(priority=1), flows.submit()
+    bad_run, good_run = flows.submit(priority=1), flows.submit()
     set_column(conn, bad_run, "context", context)
     flows.look()
     found = flow.run(bad_run)
     assert (found["status"], found["start_attempts"]) == ("failed", 0)
     assert "its context is a JSON" in found["error"] and "not an object" in found["error"]
-    assert flow.status(innocent) == "running"
+    assert flow.status(good_run) == "running"
 
 
 @pytest.mark.parametrize("value", [DEEP, DIGITS])
@@ -93,13 +93,13 @@ def test_a_context_that_cannot_be_loaded_fails_its_run_when_a_ref_reads_it(
         s=[{"id": "a", "node": "ok", "inputs": [{"name": "x", "from": "pipeline.x"}]}],
     )
     bad_run = flows.submit(priority=1)
-    innocent = flows.submit(context={"big": {"x": 1}})
+    good_run = flows.submit(context={"big": {"x": 1}})
     set_column(conn, bad_run, "context", f'{{"big": {value}, "small": 1}}')
     flows.look()
     found = flow.run(bad_run)
     assert (found["status"], found["start_attempts"]) == ("failed", 0)
     assert "its context under 'big' cannot be read" in found["error"]
-    assert flow.status(innocent) == "running"
+    assert flow.status(good_run) == "running"
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_a_context_that_a_declared_workflow_cannot_read_fails_its_run_at_its_sta
         shown(text)
 
     bad_run = run_store.insert_run(workflow_name="takes", context={"text": "x"})["id"]
-    innocent = run_store.insert_run(workflow_name="takes", context={"text": "x"})["id"]
+    good_run = run_store.insert_run(workflow_name="takes", context={"text": "x"})["id"]
     set_column(conn, bad_run, "context", context)
     flows.look()
     found = flow.run(bad_run)
     assert (found["status"], found["start_attempts"]) == ("failed", 0)
     assert reason in found["error"]
-    assert flow.status(innocent) == "running"
+    assert flow.status(good_run) == "running"
 
 
 def test_a_context_that_turns_bad_fails_its_run_at_the_next_event(
@@ -202,12 +202,12 @@ def test_a_forged_definition_fails_its_run_with_its_reason(
 ) -> None:
     forged, reason = FORGED[name]
     flows.dag(a="", b="a")
-    innocent = flows.started()
+    good_run = flows.started()
     bad_run = factories.run(
         conn,
         mode="node",
         status=status,
-        definition_hash=flow.run(innocent)["definition_hash"],
+        definition_hash=flow.run(good_run)["definition_hash"],
     )
     conn.execute(
         "UPDATE workflow_runs SET definition = %s::jsonb WHERE id = %s",
@@ -224,7 +224,7 @@ def test_a_forged_definition_fails_its_run_with_its_reason(
     assert (found["status"], found["start_attempts"]) == ("failed", 0)
     assert reason in found["error"]
     flows.go()
-    assert flow.status(innocent) == "completed"
+    assert flow.status(good_run) == "completed"
     assert factories.one(conn, "SELECT max(attempts) FROM workflow_dispatch_events") == 0
 
 
@@ -233,11 +233,11 @@ def test_a_definition_that_cannot_be_loaded_fails_its_run(
     flows: flow.Flow, conn: engine.Connection, text: str
 ) -> None:
     flows.dag(a="")
-    bad_run, innocent = flows.submit(priority=1), flows.submit()
+    bad_run, good_run = flows.submit(priority=1), flows.submit()
     set_column(conn, bad_run, "definition", text)
     flows.look()
     assert "the run's stored definition cannot be read" in flow.run(bad_run)["error"]
-    assert (flow.status(bad_run), flow.status(innocent)) == ("failed", "running")
+    assert (flow.status(bad_run), flow.status(good_run)) == ("failed", "running")
 
 
 def test_a_definition_of_a_million_nodes_is_refused_at_once() -> None:
@@ -338,7 +338,7 @@ def test_a_run_whose_row_cannot_be_written_delays_no_other(
 ) -> None:
     flows.dag(a="", b="a")
     stuck = [flows.submit(priority=1) for _ in range(60)]
-    innocent = flows.submit()
+    good_run = flows.submit()
     listed = ", ".join(f"'{each}'" for each in stuck)
     conn.execute(
         "CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -352,7 +352,7 @@ def test_a_run_whose_row_cannot_be_written_delays_no_other(
     try:
         flows.look()
         flows.look()
-        assert flow.status(innocent) == "running"
+        assert flow.status(good_run) == "running"
         assert {flow.status(each) for each in stuck} == {"queued"}
     finally:
         conn.execute("DROP FUNCTION app_guard() CASCADE")
@@ -363,14 +363,14 @@ def test_an_event_with_a_counter_at_its_end_holds_up_no_other(
     flows: flow.Flow, conn: engine.Connection, attempts: int
 ) -> None:
     flows.dag(a="", b="a")
-    bad_run, innocent = flows.started(), flows.started()
+    bad_run, good_run = flows.started(), flows.started()
 
     def broken(run_id: str) -> Any:
         raise RuntimeError("no")
 
     conn.execute("UPDATE workflow_runs SET definition = NULL WHERE id = %s", (bad_run,))
     run_cache.forget(bad_run)
-    for each in (bad_run, innocent):
+    for each in (bad_run, good_run):
         flow.complete(each, "s/a")
     rows_before_checks.change(
         conn, "workflow_dispatch_events", bad_run, key="run_id", attempts=str(attempts)
@@ -379,7 +379,7 @@ def test_an_event_with_a_counter_at_its_end_holds_up_no_other(
     flows.provide()
     set_workflow_provider(broken, broken)
     flows.look()
-    assert list(flow.states(innocent)) == ["s/a", "s/b"]
+    assert list(flow.states(good_run)) == ["s/a", "s/b"]
     want = {32767: "failed", -32768: "running"}
     assert flow.status(bad_run) == want[attempts]
 
@@ -395,8 +395,8 @@ def test_a_count_of_starts_at_its_end_holds_up_no_other(
 
     flows.dag(a="")
     set_workflow_provider(load, flows.pipelines.__getitem__)
-    bad_run, innocent = flows.submit(workflow_name="broken", priority=1), flows.submit()
+    bad_run, good_run = flows.submit(workflow_name="broken", priority=1), flows.submit()
     rows_before_checks.change(conn, "workflow_runs", bad_run, start_attempts=str(attempts))
     flows.look()
-    assert flow.status(innocent) == "running"
+    assert flow.status(good_run) == "running"
     assert flow.status(bad_run) == ("queued" if attempts < 0 else "failed")

@@ -58,7 +58,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Heard:
-    """What was told on the channel."""
+    """What was notified on the channel."""
 
     def __init__(self) -> None:
         self._conn = engine.connect()
@@ -89,7 +89,7 @@ def put(conn: Any, *, every_s: int = 2, age_s: float = 0, host: str = "box", **m
     )
 
 
-# --- told and kept
+# --- notified and stored
 
 
 def test_a_notification_has_the_keys_of_the_contract_and_the_databases_time(
@@ -283,10 +283,10 @@ def test_telemetry_can_be_switched_off(
     assert not list(tmp_path.glob("*.lock"))
 
 
-# --- looking back
+# --- past samples
 
 
-def test_a_look_back_is_fine_where_it_can_be_and_coarse_before(conn: Any) -> None:
+def test_past_samples_are_fine_for_an_hour_and_coarse_before(conn: Any) -> None:
     for age_s in (9000, 8940, 400):
         put(conn, every_s=60, age_s=age_s)
     for age_s in (1000, 401, 100):

@@ -1,4 +1,4 @@
-"""A bare `import queue_workflows` costs next to nothing and still reaches everything."""
+"""A bare `import queue_workflows` is fast, and every public module is reachable from it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_modules_and_operations_resolve_after_a_bare_import() -> None:
     assert python(code) == "enqueue_node_job ClaimWorker bootstrap True"
 
 
-def test_what_does_not_exist_is_an_attribute_error() -> None:
+def test_a_missing_name_is_an_attribute_error() -> None:
     import queue_workflows
 
     with pytest.raises(AttributeError, match="no attribute 'nope'"):

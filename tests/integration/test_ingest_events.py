@@ -164,7 +164,9 @@ def test_each_change_of_state_leaves_one_row_and_nothing_else_does(conn: Any, st
     assert changed >= (1 if start == "completed" else 2)
 
 
-def test_who_did_it_is_the_worker_the_login_or_whom_the_session_names(conn: Any, job: Any) -> None:
+def test_the_author_of_a_change_is_the_worker_the_login_or_the_sessions_actor(
+    conn: Any, job: Any
+) -> None:
     claim(conn)
     conn.execute("SELECT set_config('queue_workflows.actor', 'ann@example.org', false)")
     plainly("cancel_requested_at = now()")(conn)
@@ -209,7 +211,7 @@ def test_a_deleted_job_leaves_what_it_was_and_its_history(conn: Any) -> None:
     assert last["detail"]["created_at"] and last["actor"]
 
 
-def test_what_goes_by_its_age_leaves_no_row(conn: Any, job: Any) -> None:
+def test_retention_of_jobs_leaves_no_deleted_event(conn: Any, job: Any) -> None:
     plainly("status = 'failed', finished_at = now() - interval '100 days'")(conn)
     assert history.prune()["jobs"] == 1
     assert [event["event_type"] for event in events(conn)] == ["failed"]
@@ -253,7 +255,7 @@ def test_retention_deletes_what_is_old_and_only_within_its_transaction(conn: Any
 # --- rights --------------------------------------------------------------------------------------
 
 
-def test_who_may_change_jobs_may_not_write_their_history(conn: Any, job: Any) -> None:
+def test_a_role_that_may_change_jobs_may_not_write_their_history(conn: Any, job: Any) -> None:
     with conn.transaction(force_rollback=True):
         conn.execute("CREATE ROLE qw_audit_clerk")
         conn.execute("GRANT USAGE ON SCHEMA public TO qw_audit_clerk")
@@ -328,6 +330,6 @@ def test_a_claim_of_a_locked_job_by_a_plain_update_is_none_and_leaves_no_row(con
     assert (factories.reread(conn, {"id": "j"})["status"], events(conn)) == ("queued", [])
 
 
-def test_a_job_ended_by_hand_says_so_once(conn: Any, job: Any) -> None:
+def test_a_job_that_a_person_ended_has_one_event(conn: Any, job: Any) -> None:
     assert node_queue.mark_ingest_failed("j", error="not needed")
     assert [(e["event_type"], e["error"]) for e in events(conn)] == [("failed", "not needed")]

@@ -1,4 +1,4 @@
-"""Ingest jobs: queued with the caller's transaction, claimed in order, ended once, taken back."""
+"""Ingest jobs: queued in the caller's transaction, claimed in order, ended once, reclaimed."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_machine_that_is_off_claims_nothing(conn: Any) -> None:
     assert claim(host="other") is not None
 
 
-def test_what_is_not_due_waits_until_it_is(conn: Any, heard: Callable[[], Any]) -> None:
+def test_a_job_that_is_not_due_waits_until_it_is(conn: Any, heard: Callable[[], Any]) -> None:
     factories.ingest(conn, available_at="2999-01-01")
     assert (claim(), heard(), promotion.promote_due(conn)) == (None, [], 0)
     conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 ms'")
@@ -249,7 +249,7 @@ def test_a_failure_of_a_job_with_a_cancel_request_is_no_retry(conn: Any) -> None
     assert row["finished_at"] is not None
 
 
-def test_a_trip_fails_the_job_at_once(conn: Any) -> None:
+def test_a_timeout_fails_an_ingest_job_at_once(conn: Any) -> None:
     factories.ingest(conn, max_attempts=3)
     job = factories.claim_ingest(conn)
     row = attempts.end_by_watchdog(

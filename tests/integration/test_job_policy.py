@@ -1,4 +1,4 @@
-"""Policies end to end: jobs that fail, ask for more time, or get no answer."""
+"""Policies end to end: jobs that fail, snooze, or time out without an answer."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_last_attempt_fails_the_run(flows: Flow) -> None:
     assert flow.job(run_id, "s/a")["attempts"] == 2
 
 
-def test_a_retry_waits_as_long_as_its_backoff_says(flows: Flow, db: ModuleType) -> None:
+def test_a_retry_waits_as_long_as_its_backoff(flows: Flow, db: ModuleType) -> None:
     backoff = {"kind": "exponential", "base_s": 500}
     run_id = one_node(flows, Flaky(ValueError("no")), retries=5, backoff=backoff)
     flows.work()
@@ -181,14 +181,14 @@ def test_a_snooze_waits(flows: Flow, db: ModuleType) -> None:
     assert 240 < wait_s <= 300
 
 
-def test_a_handler_that_asks_for_a_retry_gets_it_against_its_policy(flows: Flow) -> None:
+def test_a_handler_that_requests_a_retry_gets_it_against_its_policy(flows: Flow) -> None:
     body = Flaky(queue_workflows.Retry(0))
     run_id = one_node(flows, body, retries=1, backoff=99, discard_on=["Exception"])
     flows.go()
     assert (flow.status(run_id), body.calls) == ("completed", 2)
 
 
-def test_a_retry_asked_for_is_bounded_by_the_attempts(flows: Flow) -> None:
+def test_a_requested_retry_is_bounded_by_the_attempts(flows: Flow) -> None:
     body = Flaky(*[queue_workflows.Retry(0)] * 9)
     run_id = one_node(flows, body, retries=2)
     flows.go()
@@ -276,7 +276,7 @@ def test_an_answer_that_came_before_the_timeout_wins(flows: Flow, db: ModuleType
     assert flow.status(run_id) == "completed"
 
 
-def test_a_timeout_that_sql_wrote_as_text_ends_all_the_same(flows: Flow, db: ModuleType) -> None:
+def test_a_timeout_that_sql_wrote_as_text_works_too(flows: Flow, db: ModuleType) -> None:
     run_id = waiting(flows, timeout_s=3600)
     with db.connect() as conn:
         conn.execute("""UPDATE workflow_node_jobs SET policy = '{"timeout_s": "1"}'""")
@@ -297,7 +297,7 @@ def test_an_answer_that_is_being_handed_in_wins(flows: Flow, db: ModuleType) -> 
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "red"}
 
 
-def test_an_answer_that_comes_after_the_look_waits_for_the_verdict(
+def test_an_answer_that_comes_after_the_check_waits_for_its_outcome(
     flows: Flow, db: ModuleType
 ) -> None:
     run_id = waiting(flows, timeout_s=3600, default="blue")

@@ -158,7 +158,7 @@ def test_one_id_is_an_id_and_not_its_letters(conn: Any, some: None) -> None:
 
 
 @pytest.mark.parametrize("door", [jobs.retry_many, jobs.cancel_many, jobs.delete_many])
-def test_what_can_be_no_id_is_unknown_or_refused(conn: Any, some: None, door: Any) -> None:
+def test_an_invalid_id_is_unknown_or_refused(conn: Any, some: None, door: Any) -> None:
     assert [each["outcome"] for each in door(["a\x00", "\ud800"])] == ["unknown"] * 2
     assert jobs.list(queue="a\x00") == jobs.list(key="\ud800") == []
     with pytest.raises(errors.InvalidConfig, match="an id is a text"):
@@ -221,7 +221,7 @@ def test_a_dead_job_shows_each_attempt_with_its_own_traceback(
     assert "traceback of attempt 3" in out and out.count("    ValueError: a bad row\n") == 1
 
 
-def test_what_people_did_is_shown_with_who(conn: Any, said: Callable[..., Said]) -> None:
+def test_manual_changes_are_shown_with_their_author(conn: Any, said: Callable[..., Said]) -> None:
     failed(conn, "j")
     assert jobs.retry_many(["j"], by="ann@box")[0]["outcome"] == "queued"
     assert jobs.cancel_many(["j"], by="bob@box")[0]["outcome"] == "cancelled"
@@ -266,7 +266,9 @@ def test_each_job_gets_an_outcome_or_a_reason(conn: Any, some: None) -> None:
     assert history_of(conn, "done") == [("claimed", None), ("completed", None)]
 
 
-def test_what_waits_is_cancelled_and_what_runs_asked(conn: Any, some: None) -> None:
+def test_waiting_jobs_are_cancelled_and_running_ones_requested_to_stop(
+    conn: Any, some: None
+) -> None:
     failed(conn, "dead2")
     factories.ingest(conn, id="runs")
     job = factories.claim_ingest(conn)
@@ -336,7 +338,9 @@ def test_many_go_in_batches_and_of_two_people_one_retries_each(
 # --- the commands --------------------------------------------------------------------------------
 
 
-def test_a_filter_means_the_dead_and_says_how_many(conn: Any, said: Callable[..., Said]) -> None:
+def test_a_filter_selects_dead_jobs_and_prints_their_number(
+    conn: Any, said: Callable[..., Said]
+) -> None:
     for n in range(25):
         failed(conn, f"d{n}")
     completed(conn, "fine")
@@ -382,7 +386,7 @@ def test_a_job_that_has_begun_since_it_was_listed_as_waiting_runs_on(
     assert factories.reread(conn, {"id": "begun"})["cancel_requested_at"] is None
 
 
-def test_what_is_refused_is_said_on_stderr_and_in_the_exit_code(
+def test_refusals_are_printed_on_stderr_and_change_the_exit_code(
     conn: Any, some: None, said: Callable[..., Said]
 ) -> None:
     done = said("retry", "dead", "done", "no\x1b[31mbody\udcff")

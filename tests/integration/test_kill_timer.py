@@ -88,7 +88,7 @@ def assert_left(end: Ended, code: int, after_s: float) -> None:
     assert after_s <= end.after_s <= after_s + ON_TIME_S
 
 
-def test_it_leaves_on_time_while_a_c_call_keeps_the_gil() -> None:
+def test_it_exits_on_time_while_a_c_call_keeps_the_gil() -> None:
     end = ended("""
         def python_exit():
             time.sleep(0.3)
@@ -281,7 +281,7 @@ def test_it_heals_when_the_kernel_has_timers_again() -> None:
     assert (end.code, end.lines, end.err) == (75, ["False False", "True"], "WARNING\n")
 
 
-def test_without_glibc_nothing_happens_and_one_line_says_so(
+def test_without_glibc_no_timer_is_armed_and_one_line_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kill_timer, "_libc", lambda: None)

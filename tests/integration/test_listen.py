@@ -117,7 +117,7 @@ def test_it_polls_when_nothing_comes(follow: Callable[..., Heard]) -> None:
     assert [heard.next().reason for _ in range(4)] == ["connected", "poll", "poll", "poll"]
 
 
-def test_the_poll_interval_is_asked_each_time(follow: Callable[..., Heard]) -> None:
+def test_the_poll_interval_is_read_each_time(follow: Callable[..., Heard]) -> None:
     intervals = iter([0.01, 0.01, 0.01, 60.0, 60.0])
     heard = follow("one", poll_s=lambda: next(intervals))
     assert [heard.next().reason for _ in range(3)] == ["connected", "poll", "poll"]
@@ -207,7 +207,7 @@ def test_a_lost_connection_is_replaced_and_later_notifications_are_received(
     assert [caplog.text.count(text) for text in (LOST, BACK)] == [3, 3]
 
 
-def test_what_was_notified_while_it_was_away_is_looked_for_after_connecting(
+def test_after_a_reconnect_it_polls_for_missed_notifications(
     follow: Callable[..., Heard], conn: Any, dsn: str
 ) -> None:
     with Proxy(dsn) as proxy:
@@ -219,7 +219,7 @@ def test_what_was_notified_while_it_was_away_is_looked_for_after_connecting(
         heard.end()
 
 
-def test_it_goes_on_polling_and_says_once_that_the_database_is_away(
+def test_it_continues_polling_and_logs_once_that_the_database_is_unreachable(
     follow: Callable[..., Heard], dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Proxy(dsn) as proxy:

@@ -27,7 +27,7 @@ def fetched(db: ModuleType, expression: str) -> Any:
         ("""(repeat('{"a":', 201) || '1' || repeat('}', 201))::jsonb""", "deeper than 200"),
     ],
 )
-def test_json_that_is_too_much_is_a_value_that_says_so(
+def test_json_over_the_limits_is_an_unreadable_value(
     db: ModuleType, expression: str, reason: str
 ) -> None:
     value = fetched(db, expression)

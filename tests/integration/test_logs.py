@@ -164,7 +164,7 @@ def test_a_log_grows_while_its_handler_runs(toy: Flow, monkeypatch: pytest.Monke
     assert texts(job_id) == ["first\nsecond\n"]
 
 
-def test_a_longer_log_loses_its_middle_and_says_so(
+def test_a_longer_log_loses_its_middle_and_reports_the_size(
     toy: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_LOG_CAPTURE_KB", "1")
@@ -263,7 +263,7 @@ def test_a_log_that_cannot_be_stored_fails_no_job(
     assert "are not stored" in caplog.text
 
 
-def test_what_could_not_be_stored_is_stored_later(
+def test_a_log_that_could_not_be_stored_is_stored_later(
     toy: Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture, "STORE_S", 0.05)

@@ -212,7 +212,7 @@ def test_the_spec_that_loaded_a_model_unloads_it():
     assert log == ["load a", "unload a"]
 
 
-def test_a_loader_cannot_ask_for_a_second_model():
+def test_a_loader_cannot_request_a_second_model():
     log: list[str] = []
     register("b", log)
     cache = ModelCache()

@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 class Models:
-    """Models whose loads and unloads are noted, and held up or failed on demand."""
+    """Models whose loads and unloads are recorded, and delayed or failed on request."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -133,7 +133,7 @@ def gpu(models: Models) -> Iterator[Callable[..., Gpu]]:
 
 @contextmanager
 def held_body(name: str = "held") -> Generator[tuple[threading.Event, threading.Event]]:
-    """A node handler that says when it runs and waits to be let go."""
+    """A node handler that reports when it runs and waits until it is released."""
     started, go_on = threading.Event(), threading.Event()
 
     def body() -> None:
@@ -344,7 +344,7 @@ def test_a_newer_request_takes_the_place_of_one_that_waits(models: Models, gpu: 
 
 
 @pytest.mark.parametrize(("named", "left"), [("a", None), (None, None), ("b", "a")])
-def test_what_is_held_is_unloaded_on_request_and_nothing_else(
+def test_only_the_loaded_model_is_unloaded_on_request(
     models: Models, gpu: Any, named: str | None, left: str | None
 ) -> None:
     models.add("a", "b")
@@ -362,7 +362,7 @@ def test_what_is_held_is_unloaded_on_request_and_nothing_else(
         (SystemExit("no weights"), "SystemExit: no weights"),
     ],
 )
-def test_a_load_on_request_that_fails_says_why_and_the_worker_goes_on(
+def test_a_load_on_request_that_fails_reports_why_and_the_worker_continues(
     models: Models, gpu: Any, error: BaseException, reason: str
 ) -> None:
     models.add("bad", error=error)
@@ -420,7 +420,7 @@ def test_a_worker_that_stops_gives_a_load_its_shutdown_time_and_leaves(
     wait.until(lambda: 0 in subject.exits)
 
 
-def test_what_was_asked_of_an_earlier_process_is_not_asked_of_this_one(
+def test_a_request_to_an_earlier_process_is_ignored_by_this_one(
     models: Models, gpu: Any, conn: Any
 ) -> None:
     models.add("a", "b")
@@ -432,7 +432,7 @@ def test_what_was_asked_of_an_earlier_process_is_not_asked_of_this_one(
     assert models.log == ["load b"]
 
 
-def test_one_of_two_workers_of_a_machine_can_be_asked(models: Models, gpu: Any) -> None:
+def test_a_request_can_name_one_of_two_workers_of_a_machine(models: Models, gpu: Any) -> None:
     models.add("a", "b")
     one, other = gpu(), gpu()
     request = models_api.load("box", "a", worker_id=one.worker.worker_id)
@@ -516,7 +516,7 @@ def known(conn: Any, *, age_s: float = 0) -> None:
     conn.execute("UPDATE workers SET last_seen = now() - %s * interval '1 second'", (age_s,))
 
 
-def test_a_dead_worker_is_not_asked_and_holds_nothing(conn: Any) -> None:
+def test_a_dead_worker_gets_no_request_and_has_no_model(conn: Any) -> None:
     known(conn, age_s=95)
     conn.execute("""UPDATE workers SET detail = '{"model": {"id": "a", "held_s": 3}}'""")
     with pytest.raises(errors.UnknownWorker, match="hosts with one: none"):
@@ -533,7 +533,7 @@ def test_a_request_joins_the_callers_transaction(conn: Any) -> None:
     assert factories.one(conn, "SELECT count(*) FROM model_controls") == 0
 
 
-def test_what_no_worker_could_obey_no_row_can_hold(conn: Any) -> None:
+def test_the_table_refuses_requests_that_no_worker_could_carry_out(conn: Any) -> None:
     for columns in ("'load', NULL", "'dance', 'a'"):
         with pytest.raises(engine.Error, match="model_controls_"):
             conn.execute(
@@ -575,7 +575,7 @@ def test_the_command_loads_lists_and_unloads(
     assert (row["model"], row["request"]["state"]) == (None, "done")
 
 
-def test_the_command_says_what_it_waits_for_and_what_failed(
+def test_the_command_prints_what_it_waits_for_and_what_failed(
     models: Models, gpu: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models.add("bad", error=MemoryError("24 GB short"))

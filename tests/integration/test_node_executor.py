@@ -91,7 +91,7 @@ def returning(value: Any) -> Callable[[], Any]:
 # --- the job that runs
 
 
-def test_a_node_can_ask_for_its_job() -> None:
+def test_a_node_can_read_its_job() -> None:
     reported: list[Any] = []
     cancel = threading.Event()
 
@@ -343,7 +343,7 @@ def test_a_run_without_out_dir_has_its_folder_in_the_outputs_folder() -> None:
     assert not Path(found["scratch"]).exists()
 
 
-def test_no_folder_is_made_for_a_handler_that_asks_for_none(tmp_path: Path) -> None:
+def test_no_folder_is_made_for_a_handler_without_out(tmp_path: Path) -> None:
     run(lambda: None, out_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -432,7 +432,7 @@ def test_a_result_that_cannot_be_stored_fails_the_node_with_the_reason(
             conn,
             "SELECT detail ->> 'traceback' FROM workflow_node_events WHERE detail ? 'traceback'",
         )
-    # No code of the app raised: the engine's own frames would tell its author nothing.
+    # No code of the app raised: the engine's own frames do not help its author.
     assert trace.strip() == f"queue_workflows.errors.{error}"
 
 
@@ -495,7 +495,7 @@ def test_ctrl_c_is_the_operators_and_not_the_bodys() -> None:
     assert after(job)["status"] == "running"
 
 
-def test_a_failed_node_has_its_event_and_says_so() -> None:
+def test_a_failed_node_has_its_event_and_error() -> None:
     job = claimed(returning({1: 1}))
     assert node_executor.execute_node(job) == "failed"
     (event,) = node_queue.list_unprocessed_dispatch_events()

@@ -35,7 +35,7 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 @contextmanager
 def running(**more: Any) -> Iterator[node_pool.NodePool]:
-    """A started pool that is past its first looks, so that only notifications wake it."""
+    """A started pool that is past its first polls, so that only notifications wake it."""
     pool = node_pool.NodePool(**more)
     pool.start()
     try:
@@ -100,7 +100,7 @@ def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notificatio
         wait.until(lambda: {"s/c", "s/d"} <= {*flow.jobs(run_id)})
 
 
-def test_what_was_there_before_the_start_is_done_too(host: flow.Flow, hourly: None) -> None:
+def test_work_from_before_the_start_is_done_too(host: flow.Flow, hourly: None) -> None:
     host.dag(a="", b="a")
     run_id = host.submit()
     with running():
@@ -176,7 +176,7 @@ def test_what_becomes_due_is_seen_under_a_stream_of_notifications(
         pool.stop()
 
 
-def test_a_look_promotes_what_has_become_due(host: flow.Flow, conn: Any) -> None:
+def test_a_poll_promotes_jobs_that_have_become_due(host: flow.Flow, conn: Any) -> None:
     later = "now() + interval '1 hour'"
     run_id = factories.run(conn)
     node = factories.node(conn, run_id)
@@ -193,7 +193,7 @@ def test_a_look_promotes_what_has_become_due(host: flow.Flow, conn: Any) -> None
         assert (row["blocked_reason"], row["available_at"]) == (None, None)
 
 
-def test_an_idle_look_is_one_statement(host: flow.Flow) -> None:
+def test_an_idle_poll_is_one_statement(host: flow.Flow) -> None:
     host.look()
     asked = counting_cursor.Counter(host.pool._kept.get())
     host.look()
@@ -247,8 +247,8 @@ def rounds(db: ModuleType) -> Iterator[Rounds]:
     made.duties.close()
 
 
-def test_idle_sweeps_ask_little(rounds: Rounds) -> None:
-    rounds.go_on(60)  # dead workers are not looked for at once
+def test_idle_sweeps_run_few_statements(rounds: Rounds) -> None:
+    rounds.go_on(60)  # dead workers are not searched for at once
     before = rounds.asked.statements
     rounds.go_on(60)
     assert 12 < rounds.asked.statements - before <= 40
@@ -331,7 +331,7 @@ def passed_over(conn: Any, waiting: str) -> None:
         line_that_is_due,
     ],
 )
-def test_what_a_look_finds_is_done_in_its_round(
+def test_what_a_poll_finds_is_done_in_its_round(
     conn: Any, rounds: Rounds, make: Callable[[Any], str]
 ) -> None:
     done = make(conn)
@@ -367,7 +367,7 @@ SET session_replication_role = origin;
 """
 
 
-def test_a_look_reads_no_finished_job_whatever_the_statistics_say(conn: Any) -> None:
+def test_a_poll_reads_no_finished_job_for_any_statistics(conn: Any) -> None:
     conn.execute(ALL_RAN_OR_WAITED)
     for statement in (queries.pending.sweeps, queries.pending.silent_jobs):
         found = conn.execute(b"EXPLAIN " + statement, {"silent_s": 30})

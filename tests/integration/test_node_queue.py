@@ -1,4 +1,4 @@
-"""Node jobs: queued, claimed in order, ended once, taken back; functions for apps and operators."""
+"""Node jobs: queued, claimed in order, ended once, reclaimed; functions for apps and operators."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_the_host_label_is_the_environments_unless_given(
 
 def test_the_claim_takes_priority_then_age(run: str, conn: Any) -> None:
     rows = [("a", 100), ("b", 5), ("c", 100), ("d", 5), ("e", 50)]
-    with conn.transaction():  # one now() for all: only seq tells their age
+    with conn.transaction():  # one now() for all: only seq gives their order
         for name, priority in rows:
             factories.node(conn, run, name, priority=priority)
     assert claim_all(cpu()) == ["b", "d", "e", "a", "c"]
@@ -331,7 +331,7 @@ def test_two_claimants_take_no_job_of_a_model_twice(models: str, db: ModuleType)
 # --- not due -----------------------------------------------------------------------------------
 
 
-def test_what_is_not_due_is_not_claimed_and_wakes_nobody(
+def test_a_job_that_is_not_due_is_not_claimed_and_wakes_no_worker(
     run: str, conn: Any, heard: Callable[[], Any]
 ) -> None:
     job = factories.node(conn, run, available_at="2999-01-01")
@@ -363,7 +363,7 @@ def test_a_workers_own_claim_promotes_what_is_due(run: str, conn: Any) -> None:
     assert claim_all(cpu()) == ["n"]
 
 
-def test_what_was_due_when_it_came_is_claimed_at_once(run: str, conn: Any) -> None:
+def test_a_job_that_was_due_when_inserted_is_claimed_at_once(run: str, conn: Any) -> None:
     factories.node(conn, run, available_at="2001-01-01")
     assert claim_all(cpu()) == ["n"]
 
@@ -829,7 +829,7 @@ def heartbeat(conn: Any) -> Any:
     return conn.execute("SELECT * FROM worker_heartbeats").fetchone()
 
 
-def test_a_heartbeat_says_what_a_machine_serves(db: ModuleType, conn: Any) -> None:
+def test_a_heartbeat_records_which_queue_a_machine_serves(db: ModuleType, conn: Any) -> None:
     beat(current_model="a", known_models=["b", "a"])
     row = heartbeat(conn)
     assert (row["concurrency"], row["current_model"], row["known_models"]) == (1, "a", ["a", "b"])

@@ -44,7 +44,7 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_BACKOFF_S", "0.001")
 
 
-def test_it_starts_runs_and_ends_when_asked(db: ModuleType) -> None:
+def test_it_starts_runs_and_stops_on_request(db: ModuleType) -> None:
     host = flow.Flow()
     host.dag(a="")
     with serving():

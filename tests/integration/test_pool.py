@@ -1,4 +1,4 @@
-"""A pool runs several jobs of several queues at once, each treated as by a single worker."""
+"""A pool runs several jobs of several queues at once, each as in a worker with one job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORKERS = [{"queue": "load.a", "concurrency": 3}, {"queue": "load.b", "concurren
 
 
 class Bodies:
-    """Tasks: job `i` says that it runs, and stays until it or all are let go."""
+    """Tasks: job `i` reports that it runs, and waits until it or all are released."""
 
     def __init__(self) -> None:
         self.began: list[int] = []
@@ -92,7 +92,7 @@ def bodies(conn: engine.Connection) -> Generator[Bodies]:
 
 
 class Left:
-    """What the database said when the pool left the process, which it does not do here."""
+    """The rows at the moment at which the pool would have exited, which it does not do here."""
 
     def __init__(self, conn: engine.Connection, bodies: Bodies) -> None:
         self.codes: list[int] = []
@@ -155,7 +155,7 @@ LISTENS = "SELECT FROM workers WHERE (detail ->> 'lock')::boolean"
 # --- side by side -----------------------------------------------------------------------------
 
 
-def test_as_many_run_at_once_as_was_asked_for_and_the_next_when_one_ends(
+def test_as_many_run_at_once_as_configured_and_the_next_when_one_ends(
     conn: engine.Connection, bodies: Bodies
 ) -> None:
     enqueue("load.a", 5)
@@ -307,7 +307,7 @@ def test_an_async_handler_that_is_cancelled_ends_at_its_await_and_no_other_notic
     assert events(conn, ids[1]) == ["claimed", "cancel_requested", "cancelled"]
 
 
-def test_a_cancelled_error_that_nobody_asked_for_is_a_failure(
+def test_a_cancelled_error_without_a_cancel_is_a_failure(
     conn: engine.Connection, bodies: Bodies
 ) -> None:
     async def gives_up() -> None:
@@ -431,7 +431,7 @@ def test_a_handler_that_has_to_be_stopped_charges_no_other_job(
     assert {left.jobs[each]["priority"] for each in (one, three, other)} == {100}
 
 
-def test_what_would_be_its_last_crash_runs_alone(
+def test_a_job_whose_next_crash_is_its_last_runs_alone(
     conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enqueue("load.a", 1)

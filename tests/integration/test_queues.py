@@ -36,7 +36,7 @@ def test_a_queue_without_settings_is_open(db: ModuleType) -> None:
     assert (row["ready"], row["rate"], row["max_running"], row["partitions"]) == (0, None, None, [])
 
 
-def test_what_waits_in_a_queue_that_nobody_serves_can_be_paused(db: ModuleType) -> None:
+def test_a_queue_with_waiting_jobs_and_no_worker_can_be_paused(db: ModuleType) -> None:
     with db.transaction() as conn:
         factories.ingest(conn, task_name="fetch", queue="rails")
     assert queues.pause("rails")["queue"] == "rails"
@@ -71,7 +71,7 @@ def test_a_limit_of_a_partition_that_is_not_named_stays(db: ModuleType) -> None:
     assert (part["max_running"], part["rate"]) == (1, "7/m")
 
 
-def test_a_partition_is_forgotten_once_nothing_is_said_of_it(db: ModuleType) -> None:
+def test_a_partition_without_settings_is_deleted(db: ModuleType) -> None:
     queues.pause("load", partition="a", requested_by="ana")
     queues.limit("load", partition="b", max_running=3, rate="5/30s")
     a, b = of("load")["partitions"]
@@ -249,7 +249,7 @@ def test_status_shows_what_is_paused(db: ModuleType, capsys: pytest.CaptureFixtu
     queues.pause("load", partition="a")
     assert cli.main(["status"]) == 0
     out = capsys.readouterr().out
-    assert "queue cpu is paused by ana: `queue-workflows queues resume cpu` goes on\n" in out
+    assert "queue cpu is paused by ana: `queue-workflows queues resume cpu` resumes it\n" in out
     assert (
         "queue load, partition a is paused: `queue-workflows queues resume load --partition a`"
         in out

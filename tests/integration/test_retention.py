@@ -75,7 +75,7 @@ def test_runs_go_with_all_that_is_theirs(conn: Any) -> None:
     assert history.prunable()["runs"] == history.prune()["runs"] == 0
 
 
-def test_what_is_not_over_stays_however_old(conn: Any) -> None:
+def test_an_unfinished_row_stays_at_any_age(conn: Any) -> None:
     for status in ("queued", "running", "awaiting_input"):
         finished_run(conn, 8000, status=status)
     unsent = finished_run(conn, 8000)

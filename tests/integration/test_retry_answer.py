@@ -1,4 +1,4 @@
-"""`retry`, `answer` and `inputs` in this process, with every refusal."""
+"""`retry`, `answer` and `inputs` in this process, with everything that they refuse."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_an_answer_beside_the_end_of_the_wait_is_refused(host: flow.Flow, conn: 
     assert factories.one(conn, "SELECT count(*) FROM workflow_input_submissions") == 0
 
 
-def test_a_value_that_was_not_asked_for_writes_nothing(host: flow.Flow, conn: Any) -> None:
+def test_a_value_that_does_not_fit_writes_nothing(host: flow.Flow, conn: Any) -> None:
     run_id = asking(host)
     with pytest.raises(errors.InputRefused, match=r'one of "l" \(Left\), "r" \(Right\)'):
         answer.answered(run_id, "q", "up")
@@ -203,7 +203,7 @@ def test_a_value_that_was_not_asked_for_writes_nothing(host: flow.Flow, conn: An
     assert answer.answered(run_id, "q", "up", check=False)["outcome"] == "answered"
 
 
-def test_what_has_asked_nothing_yet_takes_only_an_unchecked_answer(
+def test_a_node_without_a_question_yet_takes_only_an_unchecked_answer(
     host: flow.Flow,
 ) -> None:
     run_id = asking(host, asked=False)
@@ -223,7 +223,7 @@ def test_a_node_that_does_not_wait_has_its_own_message(host: flow.Flow) -> None:
     assert (over["outcome"], over["status"]) == ("not waiting", "cancelled")
 
 
-def test_a_node_that_asks_for_nothing_takes_no_answer(host: flow.Flow) -> None:
+def test_a_node_that_is_no_input_node_takes_no_answer(host: flow.Flow) -> None:
     host.dag(a="")
     assert answer.answered(host.started(), "s/a", 1)["outcome"] == "not waiting"
 

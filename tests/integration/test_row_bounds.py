@@ -207,11 +207,11 @@ def test_an_inserted_running_row_has_an_identity_and_a_lease_that_ends(
 
 def test_a_forged_running_row_gives_up_its_lock_key(conn: Any) -> None:
     insert(conn, "ingest_jobs", id="forged", status="running", lock_key="k")
-    insert(conn, "ingest_jobs", id="innocent", lock_key="k")
+    insert(conn, "ingest_jobs", id="normal", lock_key="k")
     conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() WHERE id = 'forged'")
     assert [row["id"] for row in node_queue.reclaim_expired_ingest_leases()] == ["forged"]
     conn.execute("UPDATE ingest_jobs SET status = 'cancelled' WHERE id = 'forged'")
-    assert factories.claim_ingest(conn)["id"] == "innocent"
+    assert factories.claim_ingest(conn)["id"] == "normal"
 
 
 # --- rows from before there were bounds --------------------------------------------------------
@@ -249,7 +249,7 @@ def test_a_count_of_crashes_at_its_end_is_counted_on(conn: Any, count: int, stat
 
 
 @pytest.mark.parametrize("count", [-INT, INT - 1])
-def test_a_count_of_trips_at_its_end_is_counted_on(conn: Any, count: int) -> None:
+def test_a_count_of_watchdog_retries_at_its_limit_can_still_grow(conn: Any, count: int) -> None:
     factories.node(conn)
     job = factories.claim_node(conn)
     with as_before(conn):
@@ -261,7 +261,7 @@ def test_a_count_of_trips_at_its_end_is_counted_on(conn: Any, count: int) -> Non
 
 
 @pytest.mark.parametrize("created", ["infinity", "-infinity", "294276-12-31", "4714-11-24 BC"])
-def test_a_row_from_before_is_ended_all_the_same(conn: Any, created: str) -> None:
+def test_a_row_from_before_the_ranges_can_be_ended(conn: Any, created: str) -> None:
     run = factories.run(conn)
     factories.node(conn, run)
     factories.ingest(conn, id="j", idempotency_key="k")

@@ -1,4 +1,4 @@
-"""A run as the commands read it: complete, bounded, and through the loss of the connection."""
+"""The snapshot of a run that commands read: complete, bounded, and despite a lost connection."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_deleted_run_ends_the_reading(reader) -> None:  # type: ignore[no-unty
         reading.read()
 
 
-def test_a_summary_says_who_ran_what_and_how_long(reader) -> None:  # type: ignore[no-untyped-def]
+def test_a_summary_has_the_workers_of_a_run_and_their_times(reader) -> None:  # type: ignore[no-untyped-def]
     run_id = started(2)
     job = node_queue.claim_next_cpu_job(host="box")
     assert job

@@ -181,7 +181,7 @@ def test_an_error_text_is_cut_and_made_storable(db: ModuleType) -> None:
 
 @pytest.mark.parametrize("over", TERMINAL)
 @pytest.mark.parametrize("late", ["running", "completed", "failed", "cancelled", "draft"])
-def test_a_run_that_is_over_stays_so(db: ModuleType, over: str, late: str) -> None:
+def test_a_finished_run_keeps_its_status(db: ModuleType, over: str, late: str) -> None:
     insert(run_id="r", status=over)
     row = run_store.update_run("r", status=late, progress_pct=7)
     after = run_store.get_run("r")
@@ -306,7 +306,7 @@ def test_a_step_runs_jobs_are_left_alone(db: ModuleType, conn: Any) -> None:
 # --- the rest ----------------------------------------------------------------------------------
 
 
-def test_delete_says_whether_there_was_one(db: ModuleType) -> None:
+def test_delete_returns_whether_there_was_one(db: ModuleType) -> None:
     insert(run_id="r")
     assert run_store.delete_run("r") is True
     assert run_store.delete_run("r") is False

@@ -1,4 +1,4 @@
-"""Rows of `schedules`: each instant fires once, by its policies, whatever dies beside it."""
+"""Rows of `schedules`: each instant fires once, by its policies, even if schedulers die."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_a_clock_that_steps_an_hour_back_and_forth_fires_nothing_twice(db: Modul
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_clock_that_was_days_ahead_does_not_silence_a_schedule(db: ModuleType, restart: bool):
+def test_a_clock_that_was_days_ahead_does_not_stop_a_schedule(db: ModuleType, restart: bool):
     clock = Clock()
     ticker = put(clock, hourly(overlap="allow"))
     after(ticker, clock, 3 * 1440)
@@ -349,7 +349,7 @@ def test_a_workflow_is_submitted_with_its_inputs(db: ModuleType):
 # --- rows by plain SQL
 
 
-def test_a_row_by_plain_sql_fires_and_a_bad_one_says_why(
+def test_a_row_by_plain_sql_fires_and_a_bad_one_has_an_error(
     db: ModuleType, caplog: pytest.LogCaptureFixture
 ):
     clock = Clock(TEN)
@@ -408,7 +408,7 @@ def test_a_pause_fires_nothing_also_afterwards(db: ModuleType):
     assert fires() == [("s", 125, None)]
 
 
-def test_an_entry_that_left_the_code_is_marked_and_one_that_changed_says_what(db: ModuleType):
+def test_an_entry_removed_from_the_code_is_marked_and_a_changed_one_has_its_changes(db: ModuleType):
     clock = Clock()
     put(clock, hourly("a"), hourly("b"))
     config.set_ingest_schedule([hourly("b", "6 * * * *")])

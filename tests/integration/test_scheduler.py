@@ -1,4 +1,4 @@
-"""The scheduler queues one job per due time, whatever runs beside it, dies, or comes back."""
+"""The scheduler queues one job per due time, even if other schedulers run, die or restart."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_last_fires_and_prune(db: ModuleType):
         assert schedules.prune(conn, older_than_days=30, batch=2) == 1
 
 
-# --- the functions that hosts call
+# --- the functions that apps call
 
 
 def test_enqueue_due_queues_each_instant_once(db: ModuleType):
@@ -261,7 +261,7 @@ def test_what_came_due_while_the_clock_was_ahead_fires_when_it_is_put_right(db: 
     assert fires(db)[1:] == [("prices", TEN + at * MINUTE) for at in (5, 65, 125)]
 
 
-def test_a_clock_that_was_days_ahead_does_not_silence_the_ticker(db: ModuleType):
+def test_a_clock_that_was_days_ahead_does_not_stop_the_ticker(db: ModuleType):
     clock = Clock(TEN + 72 * HOUR)
     ticker = Ticker(schedule=[entry()], now_fn=clock)
     ticker.run_once()
@@ -271,7 +271,7 @@ def test_a_clock_that_was_days_ahead_does_not_silence_the_ticker(db: ModuleType)
     assert len(ticker.run_once()) == 1
 
 
-def test_due_is_what_the_databases_clock_says(db: ModuleType):
+def test_due_is_decided_by_the_databases_clock(db: ModuleType):
     with db.transaction() as conn:
         now = schedules.database_now(conn).astimezone(UTC)
     passed = now - 2 * MINUTE
@@ -283,7 +283,7 @@ def test_due_is_what_the_databases_clock_says(db: ModuleType):
     assert ("due", passed.replace(second=0, microsecond=0)) in fires(db)
 
 
-def test_an_unusable_entry_is_said_once_and_left_out(
+def test_an_unusable_entry_is_logged_once_and_left_out(
     db: ModuleType, caplog: pytest.LogCaptureFixture
 ):
     clock = Clock(TEN)
@@ -332,7 +332,7 @@ def test_stop_ends_a_long_wait_at_once(db: ModuleType):
     assert time.monotonic() - started < 10
 
 
-def test_run_forever_sleeps_to_the_instant_but_looks_at_the_clock_before(db: ModuleType):
+def test_run_forever_sleeps_to_the_instant_but_reads_the_clock_before(db: ModuleType):
     clock = Clock(TEN + 4 * MINUTE + timedelta(seconds=10))
     slept: list[float] = []
     ticker = Ticker(schedule=[entry()], now_fn=clock, sleep_fn=lambda s: advance(s))
@@ -350,7 +350,7 @@ def test_run_forever_sleeps_to_the_instant_but_looks_at_the_clock_before(db: Mod
     assert len(slept) < 12
 
 
-def test_database_errors_are_said_once_and_waited_out(
+def test_database_errors_are_logged_once_and_waited_out(
     db: ModuleType, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING)
@@ -374,7 +374,7 @@ def test_database_errors_are_said_once_and_waited_out(
             with db.connection() as conn:
                 conn.execute("ALTER TABLE away RENAME TO schedule_fires")
         wait.until(lambda: fires(db))
-        wait.until(lambda: "goes on" in caplog.text)
+        wait.until(lambda: "continues" in caplog.text)
         with db.connection() as conn:
             conn.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"

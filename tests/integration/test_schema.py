@@ -213,7 +213,7 @@ def test_triggers_and_functions_have_the_names_that_0013_meets(at_12: dict[str, 
         assert f"function {function}()" in at_12
 
 
-def test_what_hangs_on_a_run_goes_with_it(at_12: dict[str, str]) -> None:
+def test_rows_of_a_run_are_deleted_with_it(at_12: dict[str, str]) -> None:
     keys = {i.split()[1] for i, t in at_12.items() if "REFERENCES workflow_runs(id) ON DELETE" in t}
     assert keys == {table for table in CONTRACT if table.startswith("workflow_")} - {
         "workflow_runs"
@@ -349,7 +349,7 @@ def test_of_20_starters_one_migrates_and_none_fails(fresh: ModuleType) -> None:
         fresh.downgrade()
 
 
-def test_a_migration_that_changed_after_it_was_applied_is_said(
+def test_a_migration_that_changed_after_it_was_applied_is_reported(
     fresh: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = migration_folders.write_chain(tmp_path / "c", _0001_one="CREATE TABLE one ()")
@@ -386,7 +386,7 @@ def test_a_migration_that_fails_names_itself_and_leaves_nothing(
     assert fresh.bootstrap(migrations_dir=folder) == [2, 3]
 
 
-def test_a_newer_database_is_refused_only_when_it_says_so(
+def test_a_newer_database_is_refused_only_when_marked_incompatible(
     fresh: ModuleType, tmp_path: Path
 ) -> None:
     folder = migration_folders.write_chain(tmp_path / "c", _0001_a="SELECT 1", _0002_b="SELECT 1")
@@ -584,7 +584,9 @@ def test_a_downgrade_that_loses_something_lists_it_and_changes_nothing(fresh: Mo
         assert factories.one(conn, "SELECT count(*) FROM worker_heartbeats") == 0
 
 
-def test_what_is_written_while_a_downgrade_looks_is_not_lost_unseen(fresh: ModuleType) -> None:
+def test_rows_written_during_the_check_of_a_downgrade_are_not_lost_unreported(
+    fresh: ModuleType,
+) -> None:
     fresh.bootstrap()
     with fresh.connect() as conn, fresh.connect(autocommit=False) as late:
         factories.run(late, id="r")
@@ -664,7 +666,7 @@ def test_an_app_runs_its_own_chain_on_its_own_ledger(fresh: ModuleType, tmp_path
     assert fresh.current_schema_version() == HEAD
 
 
-def test_who_has_nothing_to_apply_needs_no_right_to_create(db: ModuleType, dsn: str) -> None:
+def test_a_role_with_nothing_to_apply_needs_no_right_to_create(db: ModuleType, dsn: str) -> None:
     with db.connect(limited=False) as conn, conn.transaction(force_rollback=True):
         conn.execute("CREATE ROLE queue_workflows_poor")
         conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")

@@ -1,4 +1,4 @@
-"""Each mutant of the soak finds what it switches off in today's code, and switches it off."""
+"""Each mutant of the soak finds its target in the current code, and switches it off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from queue_workflows.cli import output
 from queue_workflows.dag import confinement, readiness
 from queue_workflows.engine import claims, job_tables, recovery
 from queue_workflows.worker import guards
-from tests.hostile import values
+from tests.hostile import extreme_values
 from tests.soak import mutant, mutants
 from tests.support import factories
 
@@ -109,14 +109,14 @@ def test_a_name_that_a_module_bound_at_its_import_is_replaced_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Tables print by `output.line`, which is `display.line` under another name."""
-    output.table(["id"], [[values.ESCAPE]])
-    assert values.ESCAPE not in capsys.readouterr().out
+    output.table(["id"], [[extreme_values.ESCAPE]])
+    assert extreme_values.ESCAPE not in capsys.readouterr().out
     mutants.switch_off("display")
-    output.table(["id"], [[values.ESCAPE]])
-    assert values.ESCAPE in capsys.readouterr().out
+    output.table(["id"], [[extreme_values.ESCAPE]])
+    assert extreme_values.ESCAPE in capsys.readouterr().out
     mutant.undo()
-    output.table(["id"], [[values.ESCAPE]])
-    assert values.ESCAPE not in capsys.readouterr().out
+    output.table(["id"], [[extreme_values.ESCAPE]])
+    assert extreme_values.ESCAPE not in capsys.readouterr().out
 
 
 def _finish_for_another(conn: database.Connection) -> object:
@@ -211,11 +211,11 @@ def _reclaim_without_a_session(conn: database.Connection) -> object:
 
 
 def _read_what_is_deep(_: database.Connection) -> object:
-    return type(database.load_json(values.nested(300))).__name__
+    return type(database.load_json(extreme_values.nested(300))).__name__
 
 
 def _print_raw(_: database.Connection) -> object:
-    return output.line(values.ESCAPE)
+    return output.line(extreme_values.ESCAPE)
 
 
 def _lease_that_ends(_: database.Connection) -> object:

@@ -13,7 +13,7 @@ POOL = "box-q:7:boot"
 
 
 def polled() -> dict[str, Any]:
-    """What one poll says of each worker: (is it off, how many jobs it runs)."""
+    """What one poll returns of each worker: (is it off, how many jobs it runs)."""
     watching = observer.Observer([])
     watching._look_for_workers()  # pyright: ignore[reportPrivateUsage]  its thread calls it
     assert len(watching.polls) == 1

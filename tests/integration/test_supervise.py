@@ -46,7 +46,7 @@ class Bench:
         return self.works
 
     def look(self, after_s: float = 0.0) -> list[str]:
-        """What is run by one look, that much later."""
+        """The commands that one poll runs, that much later."""
         self.now += after_s
         self.ran.clear()
         self.bouncer.restart_due()
@@ -61,7 +61,7 @@ def bench(conn: Any) -> Iterator[Bench]:
 
 
 def flag(conn: Any, queue: str = "cpu", host: str = "box") -> None:
-    """The worker of this host and queue holds a job and has been silent: the engine flags it."""
+    """A silent worker of this host and queue with a running job, which the engine flags."""
     node_queue.upsert_worker_heartbeat(host_label=host, queue=queue, concurrency=1)
     if queue in ("cpu", "gpu"):
         factories.node(conn, queue=queue, status="running", claimed_by=host)
@@ -144,7 +144,7 @@ def test_a_queue_that_is_off_is_left_alone_until_it_is_on(conn: Any, bench: Benc
     assert bench.look() == ["cpu"]
 
 
-def test_a_queue_that_nothing_restarts_is_said_once(
+def test_a_queue_that_nothing_restarts_is_logged_once(
     conn: Any, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     flag(conn, "mail")
@@ -177,7 +177,7 @@ def test_no_restart_begins_once_it_is_to_stop(conn: Any, bench: Bench) -> None:
     assert bench.ran == []
 
 
-def test_an_outage_is_said_once_and_survived(
+def test_an_outage_is_logged_once_and_survived(
     conn: Any, bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag(conn)

@@ -148,7 +148,9 @@ def test_an_error_of_the_callback_does_not_end_the_supervision(
     assert "ValueError: no database" in caplog.text
 
 
-def test_a_verdict_kills_and_its_code_counts_as_the_childs(bench: Callable[..., Bench]) -> None:
+def test_a_kill_by_the_supervisor_gives_the_child_the_decided_code(
+    bench: Callable[..., Bench],
+) -> None:
     verdicts = [supervisor.Verdict(76, "it stalls", "more")]
     asked: list[tuple[str, int]] = []
 
@@ -168,7 +170,7 @@ def test_a_verdict_kills_and_its_code_counts_as_the_childs(bench: Callable[..., 
     assert len(run.exits) == 1
 
 
-def test_a_child_that_goes_by_itself_beside_a_verdict_keeps_its_code(
+def test_a_child_that_exits_before_its_kill_keeps_its_code(
     bench: Callable[..., Bench],
 ) -> None:
     def watch(name: str, pid: int, due: bool) -> supervisor.Verdict:
@@ -507,7 +509,7 @@ def test_a_signal_to_the_supervisor_stops_all(signum: signal.Signals) -> None:
         assert is_gone(pid)
 
 
-def test_a_child_whose_parent_died_before_it_could_ask_does_not_start(tmp_path: Path) -> None:
+def test_a_child_whose_parent_died_first_does_not_start(tmp_path: Path) -> None:
     """As if the parent had gone between fork and prctl: the parent's pid is another one by then."""
     mark = tmp_path / "ran"
     wrapper = [sys.executable, "-ISc", child._DIE_WITH_PARENT, str(os.getppid())]

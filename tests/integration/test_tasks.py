@@ -197,7 +197,7 @@ def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
     assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
 
 
-# --- what a handler is told ----------------------------------------------------------------------
+# --- what a handler receives ----------------------------------------------------------------------
 
 
 def test_a_handler_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
@@ -314,7 +314,7 @@ def waits_s(conn: engine.Connection, made: Row) -> float:
     return factories.one(conn, query, made["id"])
 
 
-def test_a_row_that_says_nothing_is_tried_as_its_task_says(conn: engine.Connection) -> None:
+def test_a_row_without_options_is_retried_by_its_tasks_options(conn: engine.Connection) -> None:
     failing(retries=2, backoff={"kind": "constant", "base_s": 500})
     made = inserted(conn)
     found = attempted(conn, made)
@@ -337,7 +337,7 @@ def test_a_row_that_says_nothing_is_tried_as_its_task_says(conn: engine.Connecti
     ],
     ids=str,
 )
-def test_what_the_row_says_goes_before_its_task(
+def test_options_of_the_row_go_before_those_of_its_task(
     conn: engine.Connection, columns: Row, attempts: int, wait_s: float | None
 ) -> None:
     failing(retries=5, backoff=500)
@@ -362,7 +362,7 @@ def test_what_the_row_says_goes_before_its_task(
     ],
     ids=str,
 )
-def test_a_task_says_which_errors_are_worth_another_attempt(
+def test_a_task_decides_which_errors_are_retried(
     conn: engine.Connection, policy: Row, error: BaseException, status: str
 ) -> None:
     failing(error, retries=1, **policy)

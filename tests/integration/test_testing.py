@@ -44,7 +44,7 @@ Flows = testing.Harness
 
 
 def host() -> None:
-    """Every kind of thing that a host has."""
+    """Every kind of thing that an app registers."""
     steps = [
         flow.step("s"),
         flow.ask("q", "turnout", prompt="?", turnout_options=TURNOUT, depends_on=["s"]),
@@ -124,7 +124,7 @@ def test_a_run_without_its_answer_waits_and_goes_on_when_it_comes(flows: Flows) 
     assert (asked, done.outputs["q"]) == (["?"], {"answer": "l"})
 
 
-def test_what_is_not_due_has_its_time_come(flows: Flows) -> None:
+def test_the_clock_moves_to_a_job_that_is_not_due(flows: Flows) -> None:
     run_id = flows.submit("plain")
     flows.work()
     assert flows.result(run_id).completed()
@@ -338,7 +338,7 @@ def test_the_embedded_server_of_tests_is_not_the_one_of_work(
         assert os.listdir(folder) == ["pg18_test"]  # noqa: PTH208
 
 
-def test_what_a_killed_run_left_is_dropped_by_the_next(db: ModuleType, dsn: str) -> None:
+def test_databases_of_a_killed_test_run_are_dropped_by_the_next(db: ModuleType, dsn: str) -> None:
     stem = str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]).removesuffix("_test")
     left = f"{stem}_0123abcd_test"
     with psycopg.connect(dsn, autocommit=True) as conn:

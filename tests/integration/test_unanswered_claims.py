@@ -1,4 +1,4 @@
-"""A claim whose reply comes too late, or never, charges no crash: no handler of it has started."""
+"""A claim whose reply comes too late, or never, counts no crash, since no handler has started."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_no_other_crash_is_subtracted(conn: engine.Connection, family: str, othe
     table = factories.table_of(job)
     worker_id = "other" if other == "worker" else job["worker_id"]
     keep = [job["id"]] if other == "known" else []
-    ago_s = -60.0 if other == "earlier" else 1.0  # the claim was asked for after this one
+    ago_s = -60.0 if other == "earlier" else 1.0  # the claim was sent after this one
     conn.execute(f"UPDATE {table.name} SET lease_expires_at = now() - interval '1 second'".encode())
     recovery.reclaim_lapsed(conn, table)
     found = recovery.excuse_unanswered(conn, table, worker_id, asked_ago_s=ago_s, keep=keep)

@@ -28,7 +28,7 @@ def conn(db: ModuleType) -> Generator[Any]:
 
 
 def report(conn: Any, who: claims.Claimant, **given: Any) -> None:
-    """A worker says of itself what it claims by."""
+    """Write the row of a worker: what its claims depend on."""
     values = {
         "worker_id": who.worker_id, "host_label": who.host, "queue": who.queue, "pid": 7,
         "state": "idle", "job_ids": [], "detail": json.dumps({"claim": workers.claim_detail(who)}),
@@ -119,7 +119,7 @@ def test_next_is_what_an_ingest_claim_takes(conn: Any) -> None:
 # --- the clauses -------------------------------------------------------------------------------
 
 
-def test_what_keeps_every_worker_from_it(conn: Any) -> None:
+def test_reasons_that_hold_for_every_worker(conn: Any) -> None:
     run_id = factories.run(conn)
     due = factories.node(conn, run_id, "later", available_at="2999-01-01")
     first = factories.node(conn, run_id, "first", lock_key="k")
@@ -168,7 +168,7 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(
     assert detail.startswith("its queue has a worker again")
 
 
-def test_what_keeps_a_worker_from_it(conn: Any) -> None:
+def test_reasons_that_hold_for_one_worker(conn: Any) -> None:
     models.publish_sizes(conn, "small", {"m": 24.0})
     for host, more in (
         ("off", {}),
@@ -195,7 +195,7 @@ def test_a_worker_that_obeys_no_switch_is_never_off(conn: Any) -> None:
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_what_a_worker_loads_is_warm_when_it_claims_next(conn: Any, asked: bool) -> None:
-    """For the job that it runs, or because it was asked to."""
+    """Reported for the job that it runs, or on request."""
     run_id = factories.run(conn)
     who = factories.who("gpu", "me")
     if asked:
@@ -210,7 +210,7 @@ def test_what_a_worker_loads_is_warm_when_it_claims_next(conn: Any, asked: bool)
     assert [clauses(conn, job) for job in (first, second)] == [{"me": "warm"}, {"me": "next"}]
 
 
-def test_who_is_before_it(conn: Any) -> None:
+def test_jobs_that_are_claimed_before_it(conn: Any) -> None:
     run_id = factories.run(conn)
     report(conn, factories.who("cpu", "me"))
     jobs = [factories.node(conn, run_id, f"n{n}", priority=p) for n, p in enumerate([100, 100, 1])]
@@ -236,7 +236,7 @@ def why(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     return code, said.out + said.err
 
 
-def test_the_exit_code_says_whether_it_will_run(
+def test_the_exit_code_shows_whether_it_will_run(
     conn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_id = factories.run(conn)

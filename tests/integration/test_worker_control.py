@@ -1,4 +1,4 @@
-"""The ON/OFF switch: its rows, what is refused before a write, and what an OFF row makes happen."""
+"""The ON/OFF switch: its rows, values refused before a write, and what OFF does to workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def policies() -> Iterator[None]:
 
 
 class Worker:
-    """What a stop policy is given, noting what it is asked for."""
+    """What a stop policy is given; it records the calls."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.asked: list[Any] = []
@@ -129,7 +129,7 @@ SOON = datetime(2100, 1, 1, tzinfo=timezone.utc)
 
 
 @pytest.mark.parametrize("until", [SOON, timedelta(hours=1)])
-def test_who_asked_why_and_until_when_is_kept(conn: Any, until: Any) -> None:
+def test_requester_reason_and_end_are_stored(conn: Any, until: Any) -> None:
     row = workers.disable("box", "gpu", requested_by="me", reason="new\x00card", until=until)
     assert (row["requested_by"], row["reason"]) == ("me", "new card")
     if until is SOON:
@@ -196,13 +196,13 @@ def test_on_takes_the_end_with_it(conn: Any) -> None:
     assert factories.one(conn, "SELECT until_at FROM worker_controls") is None
 
 
-def test_the_same_end_said_again_stays(conn: Any) -> None:
+def test_an_unchanged_end_written_again_stays(conn: Any) -> None:
     for _ in range(2):
         workers.disable("box", "gpu", until=SOON)
     assert factories.one(conn, "SELECT until_at FROM worker_controls") == SOON
 
 
-def test_off_ends_by_itself(conn: Any) -> None:
+def test_off_with_an_end_ends_by_itself(conn: Any) -> None:
     workers.disable("box", "gpu", until=timedelta(hours=1))
     assert worker_control.desired_state_for("box", "gpu") == "off"
     conn.execute("UPDATE worker_controls SET until_at = now() - interval '1 second'")
@@ -399,7 +399,7 @@ def test_a_worker_that_is_off_claims_nothing_until_it_is_on(conn: Any) -> None:
 # --- the command
 
 
-def test_the_command_writes_the_row_and_says_so(
+def test_the_command_writes_the_row_and_prints_it(
     db: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--queue", "gpu", "--off", "--host", "box", "--requested-by", "me"]
@@ -473,7 +473,7 @@ def test_the_command_needs_a_queue_and_one_state(
     assert "usage: queue-worker-control" in capsys.readouterr().err
 
 
-def test_the_command_says_in_one_line_that_the_database_is_away(
+def test_the_command_reports_an_unreachable_database_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
     monkeypatch.setattr(worker_control, "PATIENCE_S", 0.0)
@@ -520,7 +520,7 @@ def test_the_command_knows_a_queue_that_has_a_row_of_any_machine(conn: Any, row:
     assert worker_control.desired_state_for("box", "wheat") == "off"
 
 
-def test_the_command_says_in_one_line_that_there_is_no_schema(
+def test_the_command_reports_a_missing_schema_in_one_line(
     fresh_database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)

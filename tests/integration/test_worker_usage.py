@@ -1,4 +1,4 @@
-"""The sampler against tools on PATH that answer, fail, hang, flood, or are not there."""
+"""The GPU sampler with tools on PATH that answer, fail, hang, print too much, or are missing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def test_no_tools_is_unknown_and_says_so(tool: Write) -> None:
+def test_without_tools_the_reading_is_unknown_with_a_reason(tool: Write) -> None:
     sampler = worker_usage.Sampler()
     found = sampler.sample()
     assert found.gpu_pct is None
@@ -126,7 +126,7 @@ def test_without_a_row_of_ours_the_whole_machine_counts(tool: Write, pmon: str) 
 def test_a_dash_of_a_gpu_that_reports_no_use_is_unknown(
     tool: Write, cards: str, used: float | None
 ) -> None:
-    """In MIG mode pmon prints `-` for whoever works: beside a card that tells, it is not idle."""
+    """In MIG mode pmon prints `-` for every process: if another GPU reports, it is not idle."""
     tool("nvidia-smi", nvidia(own("- -"), shows(cards)))
     sampler = worker_usage.Sampler(shown=True)
     assert sampler.sample().gpu_pct == used
@@ -164,15 +164,15 @@ def test_own_use_by_the_pmon_of_many_drivers(tool: Write, generation: str) -> No
 @pytest.mark.parametrize(
     ("pmon", "box", "used"),
     [
-        # MIG: no process is told of, and no use of the card.
+        # MIG: no process is listed, and no use of the GPU.
         (shows("Process monitoring is not supported when MIG is enabled"), shows("[N/A]"), None),
         (shows(f"{HEADER} 0 - - - - -"), shows("[N/A]\n12 %"), None),
-        # Unified memory: the card has none of its own, and tells its use.
+        # Unified memory: the GPU has none of its own, and reports its use.
         (shows(f"{HEADER} 0 - - - - -"), shows("43 %"), 43),
-        # A virtual machine's share of a card, and a Windows host's Linux, tell nothing.
+        # A virtual machine's share of a GPU, and Linux on Windows, report nothing.
         ("echo 'Not supported on the device(s)'; exit 3", shows("[N/A]"), None),
         ("echo 'Failed to process command line.'; exit 9", "exit 9", None),
-        # A driver that was updated under a running system; a card that fell off the bus.
+        # A driver that was updated under a running system; a GPU that fell off the bus.
         ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18",
          "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", None),
         (shows("Unable to determine the device handle for GPU0: Unknown Error"),
@@ -194,7 +194,7 @@ def test_what_is_not_available_is_unknown(tool: Write) -> None:
 
 
 @pytest.mark.parametrize("driver", [None, "exit 1"])
-def test_rocm_is_asked_where_nvidia_does_not_answer(tool: Write, driver: str | None) -> None:
+def test_rocm_is_read_where_nvidia_does_not_answer(tool: Write, driver: str | None) -> None:
     if driver:
         tool("nvidia-smi", driver)
     tool("rocm-smi", shows('{"card0": {"GPU use (%)": "12"}}'))
@@ -283,7 +283,7 @@ def test_a_tool_that_cannot_be_killed_is_left_and_not_started_again(
     assert asked.ask(timeout_s=5.0) == ("back\n", "", False)
 
 
-def test_the_tool_speaks_the_language_that_is_parsed(
+def test_the_tool_runs_with_the_locale_that_is_parsed(
     tool: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")

@@ -100,14 +100,14 @@ def test_a_worker_that_reported_its_obedience_is_shown_obeying(conn: Any, state:
     assert only()["state"] == "parked"
 
 
-def test_a_worker_that_obeys_no_switch_is_not_said_to(conn: Any) -> None:
+def test_a_worker_that_ignores_switches_is_not_shown_as_off(conn: Any) -> None:
     worker(conn, "idle", age_s=1)
     off(conn, age_s=60)
     assert (only()["state"], only()["desired_state"]) == ("idle", "off")
 
 
 @pytest.mark.parametrize("state", ["throttled", "dead"])
-def test_what_no_switch_explains_stays(conn: Any, state: str) -> None:
+def test_a_state_that_no_switch_explains_stays(conn: Any, state: str) -> None:
     worker(conn, state)
     off(conn)
     assert only()["state"] == state
@@ -122,7 +122,7 @@ LIMITS: list[tuple[Row, str]] = [
 
 
 @pytest.mark.parametrize(("limit", "words"), LIMITS)
-def test_an_idle_worker_whose_queue_is_held_back_is_throttled(
+def test_an_idle_worker_whose_queue_is_limited_is_throttled(
     conn: Any, capsys: pytest.CaptureFixture[str], limit: Row, words: str
 ) -> None:
     worker(conn, queue="fetch")
@@ -173,7 +173,9 @@ def test_a_worker_that_stopped_is_not_listed(conn: Any) -> None:
         ({"lease_s": 600}, "no heartbeat"),
     ],
 )
-def test_a_dead_worker_says_how_it_died(conn: Any, detail: Row, death: str) -> None:
+def test_a_dead_worker_is_listed_with_its_cause_of_death(
+    conn: Any, detail: Row, death: str
+) -> None:
     worker(conn, "dead", detail=Jsonb(detail))
     assert only()["death"] == death
 

@@ -1,4 +1,4 @@
-"""Inputs of runs and nodes that are declared in Python: checked, converted, refused in words."""
+"""Inputs of runs and nodes that are declared in Python: checked, converted, or refused."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_workflow_that_takes_nothing_refuses_everything(app: flow.Flow) -> Non
     assert run_store.insert_run(workflow_name="plain")["context"] == {}
 
 
-def test_what_declares_no_inputs_takes_any(app: flow.Flow) -> None:
+def test_workflows_that_declare_no_inputs_take_any(app: flow.Flow) -> None:
     app.dag(a="")
     row = run_store.insert_run(workflow_name="w", context={"whatever": 1})
     other = run_store.insert_run(workflow_name="plain", context={"x": 1}, mode="step")

@@ -16,7 +16,7 @@ from queue_workflows import ingest_executor, model_registry, node_executor
 from queue_workflows.executor import nodes as executor_nodes
 from queue_workflows.handlers import task_call
 from queue_workflows.scheduler import ScheduleEntry
-from tests.soak import journaling, mutant, mutants, tasks, workflows
+from tests.soak import handler_wrapper, mutant, mutants, tasks, workflows
 from tests.support import frequent_schedule
 
 MUTANT_ENV = "SOAK_MUTANT"
@@ -42,53 +42,55 @@ def entries() -> list[ScheduleEntry]:
 
 
 def quick() -> dict[str, Any]:
-    return journaling.last(random.uniform(0, 0.03), "quick")
+    return handler_wrapper.last(random.uniform(0, 0.03), "quick")
 
 
 def instant() -> dict[str, Any]:
-    return journaling.last(0.0, "instant")
+    return handler_wrapper.last(0.0, "instant")
 
 
 def write(out: Path) -> dict[str, Any]:
-    """Leave a file where the engine says that this node may write."""
-    done = journaling.last(0.0, "write")
+    """Create a file in the folder that the engine gives this node."""
+    done = handler_wrapper.last(0.0, "write")
     (out / "written").touch()
     return done
 
 
 def medium(cancel_event: threading.Event) -> dict[str, Any]:
-    return journaling.last(random.uniform(0.2, 1.0), "medium", cancel_event)
+    return handler_wrapper.last(random.uniform(0.2, 1.0), "medium", cancel_event)
 
 
 def long(cancel_event: threading.Event) -> dict[str, Any]:
     """Run longer than the lease, so that the job depends on renewals."""
-    return journaling.last(float(os.environ[tasks.LONG_ENV]), "long", cancel_event)
+    return handler_wrapper.last(float(os.environ[tasks.LONG_ENV]), "long", cancel_event)
 
 
 def link(before: int) -> dict[str, Any]:
-    return journaling.last(random.uniform(0, 0.2), "link") | {"value": before + 1}
+    return handler_wrapper.last(random.uniform(0, 0.2), "link") | {"value": before + 1}
 
 
 def hear(said: str | None = None) -> dict[str, Any]:
-    return journaling.last(0.0, "hear") | {"heard": said}
+    return handler_wrapper.last(0.0, "hear") | {"heard": said}
 
 
 def predict(model_handle: Mapping[str, str], cancel_event: threading.Event) -> dict[str, Any]:
-    return journaling.last(random.uniform(0.1, 0.6), "predict", cancel_event) | dict(model_handle)
+    return handler_wrapper.last(random.uniform(0.1, 0.6), "predict", cancel_event) | dict(
+        model_handle
+    )
 
 
 def raises() -> None:
-    journaling.last(0.05, "raises")
+    handler_wrapper.last(0.05, "raises")
     raise ValueError("this body always raises")
 
 
 def exits() -> None:
-    journaling.last(0.05, "exits")
+    handler_wrapper.last(0.05, "exits")
     sys.exit(3)
 
 
 def killed() -> None:
-    journaling.say("start", "killed")
+    handler_wrapper.say("start", "killed")
     os.kill(os.getpid(), random.choice([signal.SIGKILL, signal.SIGSEGV]))
 
 
@@ -105,11 +107,11 @@ def _models() -> None:
 def setup() -> None:
     """Register everything; with `SOAK_MUTANT` switch off one defence of the engine here."""
     register()
-    node_executor.run_handler = journaling.noting(node_executor.run_handler)
-    ingest_executor.run_task = journaling.noting(ingest_executor.run_task)
-    ingest_executor.run_task_async = journaling.noting(ingest_executor.run_task_async)
-    executor_nodes.run = journaling.noting_message(executor_nodes.run)
-    task_call.call = journaling.noting(task_call.call)
+    node_executor.run_handler = handler_wrapper.noting(node_executor.run_handler)
+    ingest_executor.run_task = handler_wrapper.noting(ingest_executor.run_task)
+    ingest_executor.run_task_async = handler_wrapper.noting(ingest_executor.run_task_async)
+    executor_nodes.run = handler_wrapper.noting_message(executor_nodes.run)
+    task_call.call = handler_wrapper.noting(task_call.call)
     # A worker with executors has done so before the process that loads the app was forked.
     if (name := os.environ.get(MUTANT_ENV)) and not mutant.replaced:
         mutants.switch_off(name)

@@ -12,7 +12,7 @@ END_S = 60.0
 
 
 class BackgroundThread(service.Pool):
-    """`go(stop)` runs while the block runs; leaving the block sets `stop` and waits for the end."""
+    """`go(stop)` runs while the block runs; the end of the block sets `stop` and waits for `go`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"soak-{name}", 1, self.go)

@@ -1,4 +1,4 @@
-"""Check who ran what: one finalisation, by the newest claim, and no handler without a claim."""
+"""Check claims: one finalisation, by the newest claim, and no handler without a claim."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from tests.soak import evidence, fleet, journal, plans
+from tests.soak import evidence, fault_plan, fleet, journal
 
 GRACE_S = 1.5
-"""A handler may be seen to act this long after its claim was taken: a trip is judged each 0.5 s."""
+"""A handler may act for so long after its claim was taken: guards are checked each 0.5 s."""
 RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
 DEADLY = ("stop", "freeze", "restart", "stall")
 """Faults, kills aside, after which a claim may count as a crash: the short lease ends meanwhile."""
@@ -80,7 +80,7 @@ def outlived(seen: Seen) -> Found:
     Only a handler whose own process was stopped may act again when that ends: an executor may not
     when its worker was.
     """
-    stops = [fault for fault in seen.faults if fault.kind in ("stop", plans.STOP_EXECUTOR)]
+    stops = [fault for fault in seen.faults if fault.kind in ("stop", fault_plan.STOP_EXECUTOR)]
     for job_id, lines in seen.by_job.items():
         claims = seen.claims(job_id)
         for line in {line.claim: line for line in lines}.values():

@@ -23,7 +23,7 @@ Seen = evidence.Evidence
 
 
 class Span(NamedTuple):
-    """A handler while it held its claim: by the journal, and no longer than the claim."""
+    """The time of a handler under its claim: by the journal, and no longer than the claim."""
 
     since: float
     until: float
@@ -181,7 +181,7 @@ def _impatient(seen: Seen, job_id: str, job: dict[str, Any], again: list[evidenc
                 yield f"job {job_id}: claim {start.claim} of {job['what']} ran after {waited:.2f} s"
 
 
-def innocents(seen: Seen) -> Found:
+def charged_without_running(seen: Seen) -> Found:
     """Find crashes below a parent that are charged to jobs whose handlers did not run."""
     killed = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
     kills = [f for f in seen.faults if f.is_kill and f.kind != faults.KILL_PARENT]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.soak import backlog, check_claims, check_recovery, evidence, fleet, tasks
+from tests.soak import backlog_evidence, check_claims, check_recovery, evidence, fleet, tasks
 
 WAIT_S = check_recovery.PROMISED_S[fleet.DEFAULT]
-"""The longest that an innocent may wait for its first claim: faults stop some of the workers of its
-queue for up to three leases, never all of them for longer than the slowest recovery."""
+"""The longest that a normal job may wait for its first claim: faults stop some of the workers of
+its queue for up to three leases, never all of them for longer than the slowest recovery."""
 Found = Iterator[str]
 Seen = evidence.Evidence
 
@@ -20,7 +20,7 @@ def waited(seen: Seen) -> Found:
     A job may wait longer behind earlier jobs, if every worker of its queue was busy with these or
     was hit by a fault: see `backlog`.
     """
-    first, queue = _first_claims(seen), backlog.Backlog(seen, tasks.NOTES)
+    first, queue = _first_claims(seen), backlog_evidence.Backlog(seen, tasks.NOTES)
     for job_id, since, late in _late_jobs(seen, first):
         why = queue.blame(seen.jobs[job_id]["seq"], since, since + late, WAIT_S)
         if why is not None:

@@ -26,7 +26,7 @@ RECOVERY_DELAY_S = 1.0
 Found = Iterator[str]
 Seen = evidence.Evidence
 Holdings = dict[str, list[tuple[evidence.Event, float]]]
-"""Worker → each of its claims, and until when it held it. Not by process: a pid comes back."""
+"""Worker → each of its claims with its end. Not by process: a pid is used again."""
 
 
 class Death(NamedTuple):
@@ -154,7 +154,7 @@ def _runs_alone(seen: Seen, held: Holdings, worker: str, at: float, until: float
 def _may_be_last(seen: Seen, claim: evidence.Event) -> bool:
     """Return whether so many crashes came before a claim that one more would be the last.
 
-    A crash that was subtracted later counts too, since an event does not tell.
+    A crash that was subtracted later counts too, since an event does not record it.
     """
     crashes = [
         e

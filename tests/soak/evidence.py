@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db
-from tests.soak import acknowledged, clock, faults, fleet, journal, observer, plans
+from tests.soak import acknowledgements, clock, fault_plan, faults, fleet, journal, observer
 
 _JOBS = """
 SELECT 'node' AS family, j.id, j.run_id, j.node_id, j.node_module AS what, j.status::text,
@@ -65,7 +65,7 @@ class Evidence:
     events: dict[str, list[Event]]
     fires: list[dict[str, Any]]
     lines: list[journal.Line]
-    books: acknowledged.Acknowledgements
+    books: acknowledgements.Acknowledgements
     faults: list[faults.Fault]
     off: list[tuple[str, str, float, float]]
     ended: list[fleet.Ended]
@@ -106,7 +106,7 @@ class Evidence:
 
     def died_in_executor(self, job: str, claim: int | None) -> bool:
         """Return whether a fault killed the executor in which this claim's handler ran."""
-        killed = (f for f in self.faults if f.kind == plans.KILL_EXECUTOR)
+        killed = (f for f in self.faults if f.kind == fault_plan.KILL_EXECUTOR)
         return any((held.id, held.claim_no) == (job, claim) for f in killed for held in f.held)
 
     def paused(self, queue: str, since: float, until: float) -> bool:
@@ -141,7 +141,7 @@ def gather(seen_live: list[str], **known: Any) -> Evidence:
             for row in conn.execute(_EVENTS.format(table).encode()).fetchall():
                 epoch = row["epoch"]
                 events[row["job"]].append(Event(**row, at=time.at(epoch)))
-        # Whoever still runs would run for ever: liveness was judged before the fleet was stopped.
+        # A handler that still runs would never end: liveness was checked before the fleet stopped.
         broken = observer.broken_invariants(conn, sweep_s=0)
     evidence = Evidence(jobs, runs, dict(events), fires, invariants=seen_live + broken, **known)
     by_job: dict[str, list[journal.Line]] = defaultdict(list)

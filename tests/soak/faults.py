@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from queue_workflows import db, worker_control
-from tests.soak import background, fleet, journal, plans, server
+from tests.soak import background, fault_plan, fleet, journal, server
 from tests.support.wait import until
 
 RESTART_GAP_S = 30.0
@@ -61,7 +61,7 @@ class Fault:
     @property
     def hits_worker(self) -> bool:
         """Return whether it was a kill -9 of a worker, or of its parent."""
-        return self.is_kill and self.kind not in plans.OF_EXECUTORS
+        return self.is_kill and self.kind not in fault_plan.OF_EXECUTORS
 
     def hits(self, pid: int, since: float, until: float) -> bool:
         """Return whether it hit this process between the two instants."""
@@ -69,13 +69,13 @@ class Fault:
 
 
 class Faults(background.BackgroundThread):
-    """Carries the plan out while the block runs; leaving it undoes what is under way."""
+    """Injects the plan's faults while the block runs; its end undoes those under way."""
 
     def __init__(
         self,
         running: fleet.Fleet,
         pg: server.Server,
-        following: Callable[[], plans.Plan],
+        following: Callable[[], fault_plan.Plan],
         say: Callable[[str], None],
     ) -> None:
         super().__init__("faults")
@@ -94,8 +94,8 @@ class Faults(background.BackgroundThread):
         self._acts = {
             "kill": self._act_kill, "stop": self._act_stop, "term": self._act_term,
             "terminate": self._act_terminate, "freeze": self._act_freeze, "cut": self._act_cut,
-            "off": self._act_off, plans.KILL_EXECUTOR: self._act_executor,
-            plans.KILL_LAUNCHER: self._act_launcher, plans.STOP_EXECUTOR: self._act_executor,
+            "off": self._act_off, fault_plan.KILL_EXECUTOR: self._act_executor,
+            fault_plan.KILL_LAUNCHER: self._act_launcher, fault_plan.STOP_EXECUTOR: self._act_executor,
         }  # fmt: skip
 
     def go(self, stop: threading.Event) -> None:
@@ -122,7 +122,7 @@ class Faults(background.BackgroundThread):
         except Exception as error:
             self.problems.append(f"{type(error).__name__}: {error}")
 
-    def _strike(self, chosen: plans.Plan) -> bool:
+    def _strike(self, chosen: fault_plan.Plan) -> bool:
         """Do it, or leave it out; true when it waits for a victim."""
         kind = chosen.kind
         if kind == "restart":
@@ -155,19 +155,19 @@ class Faults(background.BackgroundThread):
         at = fault.at - self._began
         self._say(f"{at:7.2f} s  {fault.kind} {fault.seat} {fault.pids or ''}{lasts}{what}")
 
-    def _victim(self, chosen: plans.Plan, kind: str) -> fleet.Seat | None:
+    def _victim(self, chosen: fault_plan.Plan, kind: str) -> fleet.Seat | None:
         """Draw a seat without another fault, usually one that runs a job; never both of a pair."""
         roles = {"worker"} if kind == "off" else {"worker", "orchestrator", "scheduler"}
         free = [
             seat
             for seat in fleet.SEATS
             if seat.role in roles
-            and (seat.has_executors or kind not in plans.OF_EXECUTORS)
+            and (seat.has_executors or kind not in fault_plan.OF_EXECUTORS)
             and seat.name not in self._busy
             and not any(_pair(seat, busy) for busy in self._busy)
         ]
         working = [seat for seat in free if seat.role == "worker"]
-        if chosen.share < plans.AT_WORK and working:
+        if chosen.share < fault_plan.AT_WORK and working:
             pids = self._fleet.pids()
             held = {s: self._held((pids[s.name],)) for s in working if s.name in pids}
             # What takes a process away for a while shows most on a handler that lasts.
@@ -224,7 +224,7 @@ class Faults(background.BackgroundThread):
         (executor, job), *_ = working
         fault.pids, fault.held = (executor,), [job]
         fault.at = fault.until = time.monotonic()
-        if fault.kind == plans.KILL_EXECUTOR:
+        if fault.kind == fault_plan.KILL_EXECUTOR:
             _signal(executor, signal.SIGKILL)
             return
         seconds = (0.5 + 2.5 * size) * fleet.LEASE_S

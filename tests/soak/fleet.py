@@ -122,7 +122,7 @@ class Ended(NamedTuple):
 
 
 class Fleet:
-    """Inside the `with` block the processes run; leaving it ends every one of them."""
+    """The processes run inside the `with` block; its end stops all of them."""
 
     def __init__(
         self, dsn: str, base: Path, mutant: str | None, odd: Mapping[str, Mapping[str, str]]

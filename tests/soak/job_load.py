@@ -14,14 +14,14 @@ import psycopg
 
 from queue_workflows import db, errors, jobs, queues
 from queue_workflows.types import JobId, NewIngestJob
-from tests.soak import acknowledged, tasks, workflows
+from tests.soak import acknowledgements, tasks, workflows
 
 LOCK_KEYS, PARTITIONS = 4, ("red", "green", "blue")
 BURST, BULK = 6, 8
 POISON, NAPS = 0.03, 0.05
 PAUSE_GAP_S = 6.0
 UNHEARD_S = 10.0
-"""How much later than was asked for a pause may end whose answer was lost."""
+"""How much later than requested a pause may end if the reply was lost."""
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS t"
 _SQL = (
     "INSERT INTO ingest_jobs (task_name, queue, reason, idempotency_key)"
@@ -42,7 +42,7 @@ class JobLoad:
     def __init__(
         self,
         seed: int,
-        known: acknowledged.Acknowledgements,
+        known: acknowledgements.Acknowledgements,
         plan: Callable[[float, Callable[[], None]], None],
         is_open: Callable[[], bool],
         weights: Mapping[str, int],
@@ -149,7 +149,7 @@ class JobLoad:
             raise _Undone
 
     def _keyed(self) -> None:
-        """Ask twice: at once on two connections, one after the other, or in plain SQL."""
+        """Request a job twice: at once on two connections, one after the other, or in plain SQL."""
         queue = self._rng.choice(tasks.QUEUES)
         order = self._order("note", queue, idempotency_key=f"key-{self._number}")
         how = self._rng.choice(["at once", "at once", "threads", "later", "sql"])
@@ -193,7 +193,7 @@ class JobLoad:
 
     def _ask_in_sql(self, order: Order) -> None:
         key = order["idempotency_key"]
-        self._books.unheard.add(key)  # until the commit is heard
+        self._books.unheard.add(key)  # until the reply to the commit
         with db.connection() as conn:
             row = conn.execute(_SQL, order).fetchone()
         self._books.unheard.discard(key)
@@ -223,7 +223,9 @@ class JobLoad:
         at = time.monotonic() + lasts_s
         place, asked = len(self._books.pauses), _database_now()
         until = asked + lasts_s + UNHEARD_S
-        self._books.pauses.append(acknowledged.Pause(queue, partition, asked, until, sure=False))
+        self._books.pauses.append(
+            acknowledgements.Pause(queue, partition, asked, until, sure=False)
+        )
         if rng.random() < 0.5:
             self._plan(at, lambda: self._resume(place))
             queues.pause(queue, partition=partition, requested_by="soak")
@@ -233,7 +235,7 @@ class JobLoad:
             lasts = timedelta(seconds=lasts_s)
             row = queues.pause(queue, partition=partition, until=lasts, requested_by="soak")
             ends = row["paused_until"].timestamp()
-        self._books.pauses[place] = acknowledged.Pause(queue, partition, _database_now(), ends)
+        self._books.pauses[place] = acknowledgements.Pause(queue, partition, _database_now(), ends)
 
     def _resume(self, place: int) -> None:
         """Repeat until the database, which may be restarting, accepts it."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from queue_workflows import db, errors, jobs, run_store, runs
-from tests.soak import acknowledged, background, job_load, rare_load, tasks, workflows
+from tests.soak import acknowledgements, background, job_load, rare_load, tasks, workflows
 
 NEVER_ANSWERED = 0.03
 POISON = 0.05
@@ -50,7 +50,7 @@ class Load(background.BackgroundThread):
         kinds: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__("load")
-        self.books = acknowledged.Acknowledgements()
+        self.books = acknowledgements.Acknowledgements()
         self.problems: list[str] = []
         self._rng = random.Random(seed)
         self._twice = twice

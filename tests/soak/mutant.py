@@ -34,7 +34,7 @@ class Mutant(NamedTuple):
     calls: float | None = None
     """Share of calls of functions among what the hostile roles do."""
     grants: str = ""
-    """What the hostile submitter is granted besides."""
+    """What the hostile submitter is granted in addition."""
 
 
 class Replaced(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from queue_workflows.executor import launcher_client
 from queue_workflows.worker import executors, slot_runs
-from tests.soak import plans
+from tests.soak import fault_plan
 from tests.soak.mutant import Mutant, replace
 
 LONG = {"long": 3, "wide": 0, "diamond": 0}
@@ -52,10 +52,10 @@ MUTANTS = {
     ),
     "executor-deaths": Mutant(
         "a worker does nothing about the job of an executor that died",
-        "stuck", _forget_deaths, None, plans.KILL_EXECUTOR,
+        "stuck", _forget_deaths, None, fault_plan.KILL_EXECUTOR,
     ),
     "launcher-charges": Mutant(
         "jobs that end with their launcher are charged with a crash",
-        "crashes charged without evidence", _charge_for_the_launcher, None, plans.KILL_LAUNCHER,
+        "crashes charged without evidence", _charge_for_the_launcher, None, fault_plan.KILL_LAUNCHER,
     ),
 }  # fmt: skip

@@ -7,7 +7,7 @@ import json
 from tests.soak.mutant import Conn, Mutant, edit, replace
 
 HOLE = "{x}"
-"""A row that says so cannot be written again: it stands for a defect that nobody knows of."""
+"""A row that says so cannot be written again: it stands for an unknown defect."""
 
 
 def _take_any_payload(conn: Conn) -> None:
@@ -40,7 +40,7 @@ def _hole(conn: Conn) -> None:
 
 
 def _isolate_nothing() -> None:
-    """Count every error as the server's, so that nobody looks for the row that raised."""
+    """Count every error as the server's, so that no row is found to be the cause."""
     from queue_workflows.engine import claim_isolation, row_isolation
 
     replace(claim_isolation, "is_about_rows", lambda _: False)

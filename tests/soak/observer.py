@@ -18,7 +18,7 @@ LOOK_EVERY_S = 0.5
 OPEN_S = 6.0
 """The five seconds of invariant 14, and one for the query itself."""
 EXCUSE_S = 12.0
-"""The engine's limit on an idle transaction, and the look: a stopped process cannot end its own."""
+"""The engine's limit on an idle transaction, and one poll: a stopped process cannot end it."""
 _OPEN = """
 SELECT application_name AS seat, extract(epoch FROM now() - xact_start)::float8 AS open_s,
        state, left(query, 80) AS query
@@ -88,7 +88,7 @@ class Served(NamedTuple):
 
 
 class Observer(background.BackgroundThread):
-    """Looks in a thread of its own while the block runs."""
+    """Polls in a thread of its own while the block runs."""
 
     def __init__(self, done: list[faults.Fault]) -> None:
         super().__init__("observer")
@@ -100,7 +100,7 @@ class Observer(background.BackgroundThread):
         """The gaps of over BLIND_S between two polls of the queues, in the same seconds."""
         self.served: list[Served] = []
         self.polls: list[float] = []
-        """When `served` was looked for, in the database's epoch seconds."""
+        """When `served` was polled, in the database's epoch seconds."""
         self._polled_at = float("inf")
         self._done = done
 

@@ -7,7 +7,7 @@ import uuid
 from contextlib import suppress
 
 from queue_workflows import config, db, errors, jobs, run_store, runs
-from tests.soak import acknowledged, tasks, workflows
+from tests.soak import acknowledgements, tasks, workflows
 
 CROWD_GAP_S, RETRY_GAP_S, LARGE_GAP_S = 60.0, 8.0, 15.0
 _FAILED = """
@@ -18,7 +18,7 @@ SELECT id FROM workflow_runs WHERE id = ANY (%s) AND status = 'failed' ORDER BY 
 class RareLoad:
     """Each method does one of its kind and notes what was acknowledged."""
 
-    def __init__(self, seed: int, known: acknowledged.Acknowledgements) -> None:
+    def __init__(self, seed: int, known: acknowledgements.Acknowledgements) -> None:
         self._rng = random.Random(seed * 4409 + 3)
         self._books = known
 

@@ -38,7 +38,7 @@ MEANING = {
 
 
 class Report(NamedTuple):
-    """The figures and the verdict."""
+    """The figures, and whether the soak was clean."""
 
     head: str
     figures: list[tuple[str, str]]

@@ -19,22 +19,22 @@ from psycopg import conninfo, sql
 import queue_workflows
 from queue_workflows import db
 from queue_workflows.maintenance import recovery
-from tests.hostile import cli, folders
+from tests.hostile import folders, operator_commands
 from tests.soak import (
     app,
     background,
     check_recovery,
     clock,
     evidence,
+    fault_plan,
     faults,
     fleet,
-    hostile,
+    hostile_load,
     journal,
     load,
     mutants,
     observer,
-    odd_processes,
-    plans,
+    process_variants,
     report,
     server,
     tasks,
@@ -131,9 +131,9 @@ def _run(options: Options, pg: server.Server) -> report.Report:
     with ExitStack() as stack:
         stack.enter_context(folders.made())
         stalls = stack.enter_context(clock.Stalls())
-        stepping = odd_processes.steps(pg.base, options.seed)
-        older = odd_processes.archive(options.older, pg.base) if options.older else None
-        differing = odd_processes.environments(stepping, older, say)
+        stepping = process_variants.steps(pg.base, options.seed)
+        older = process_variants.archive(options.older, pg.base) if options.older else None
+        differing = process_variants.environments(stepping, older, say)
         running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant, differing))
         if stepping is not None:
             stack.enter_context(stepping)
@@ -151,9 +151,9 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             )
         )
         attacking = stack.enter_context(
-            hostile.Hostile(pg.dsn, options.seed, options.hostile_s, mutant)
+            hostile_load.Hostile(pg.dsn, options.seed, options.hostile_s, mutant)
         )
-        following = plans.plan(options.seed, mutant.gap_s or options.gap_s, mutant.focus)
+        following = fault_plan.plan(options.seed, mutant.gap_s or options.gap_s, mutant.focus)
         began = time.monotonic()
         say(f"{options.seconds:g} s of load and faults, seed {options.seed}")
         struck = faults.Faults(running, pg, following, say)
@@ -172,7 +172,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             quiet_s=QUIET_S,
             most_s=MUTANT_SETTLE_S if options.mutant else SETTLE_S,
         )
-        shown = cli.read_everything()[0]
+        shown = operator_commands.read_everything()[0]
         busy.stop(background.END_S)
         attacking.stop(background.END_S)
         running.stop()

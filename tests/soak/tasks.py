@@ -9,7 +9,7 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import errors, queues
-from tests.soak import journaling
+from tests.soak import handler_wrapper
 
 NOTES, FEEDS, CALLS = "notes", "feeds", "calls"
 """Served by workers of one job at a time, by pools, and by pools under the limits below."""
@@ -26,38 +26,38 @@ METER, PERIOD_S = 3, 2.0
 
 def note(reason: str, args: dict[str, Any]) -> dict[str, Any]:
     lasts_s = args.get("lasts_s", random.uniform(0, 0.3))
-    return journaling.last(lasts_s, "note") | {"number": args.get("number")}
+    return handler_wrapper.last(lasts_s, "note") | {"number": args.get("number")}
 
 
 def parse(args: dict[str, Any]) -> Generator[float, None, dict[str, Any]]:
-    return (yield from journaling.stepwise(random.uniform(0, 0.8), "parse"))
+    return (yield from handler_wrapper.stepwise(random.uniform(0, 0.8), "parse"))
 
 
 async def fetch(args: dict[str, Any]) -> dict[str, Any]:
-    return await journaling.last_async(random.uniform(0, 0.8), "fetch")
+    return await handler_wrapper.last_async(random.uniform(0, 0.8), "fetch")
 
 
 async def crawl(args: dict[str, Any]) -> AsyncGenerator[float, None]:
-    async for share in journaling.stepwise_async(random.uniform(0, 0.8), "crawl"):
+    async for share in handler_wrapper.stepwise_async(random.uniform(0, 0.8), "crawl"):
         yield share
-    queue_workflows.current_job().set_result(journaling.say("end", "crawl"))
+    queue_workflows.current_job().set_result(handler_wrapper.say("end", "crawl"))
 
 
 async def nap(args: dict[str, Any]) -> dict[str, Any]:
     """Run longer than the lease, so that the job depends on renewals."""
-    return await journaling.last_async(float(os.environ[LONG_ENV]), "nap")
+    return await handler_wrapper.last_async(float(os.environ[LONG_ENV]), "nap")
 
 
 def flaky(args: dict[str, Any]) -> dict[str, Any]:
     """Fail as often as the args demand, or snooze now and then."""
-    done = journaling.last(random.uniform(0, 0.1), "flaky")
+    done = handler_wrapper.last(random.uniform(0, 0.1), "flaky")
     _fail(args, "flaky")
     return done
 
 
 async def shaky(args: dict[str, Any]) -> dict[str, Any]:
     """Do as `flaky` does, on an event loop."""
-    done = await journaling.last_async(random.uniform(0, 0.1), "shaky")
+    done = await handler_wrapper.last_async(random.uniform(0, 0.1), "shaky")
     _fail(args, "shaky")
     return done
 
@@ -65,14 +65,14 @@ async def shaky(args: dict[str, Any]) -> dict[str, Any]:
 def _fail(args: dict[str, Any], what: str) -> None:
     if args["how"] == "snooze":
         if random.random() < 0.5:
-            journaling.say("snooze", what)
+            handler_wrapper.say("snooze", what)
             raise errors.Snooze(AGAIN_S)
     elif queue_workflows.current_job().attempt <= args["fails"]:
         raise errors.Retry(AGAIN_S) if args["how"] == "retry" else ValueError("one that fails")
 
 
 def hopeless(args: dict[str, Any]) -> None:
-    journaling.last(0.02, "hopeless")
+    handler_wrapper.last(0.02, "hopeless")
     raise ValueError("every attempt fails")
 
 

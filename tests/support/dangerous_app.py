@@ -27,7 +27,7 @@ SPARE_MB = 64
 
 
 def _out_of_memory() -> None:
-    """Ask for more memory than the process may have."""
+    """Allocate more memory than the process may have."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     used = pages * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -66,7 +66,7 @@ UPDATE workflow_node_jobs SET status = 'queued', claimed_by = NULL, lease_expire
        priority = 10
  WHERE status = 'running' RETURNING *
 """
-"""At the boot of its orchestrator, whoever runs them."""
+"""Run at the start of its orchestrator, for jobs of every worker."""
 BEAT = """
 INSERT INTO worker_heartbeats (host_label, queue, concurrency, last_seen)
 VALUES (%(host)s, %(queue)s, 1, now())
@@ -158,7 +158,7 @@ class Process:
 
 
 class Worker(Process):
-    """Claims, renews, and completes whoever holds the job by then; `body(job)` is what it runs."""
+    """Claims, renews and completes jobs without a fence; `body(job)` is the handler."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""An app for the tests of executors: handlers of every kind, and hostile ones."""
+"""Define an app for the tests of executors: handlers of every kind, and hostile ones."""
 
 from __future__ import annotations
 

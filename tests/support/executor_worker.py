@@ -1,7 +1,7 @@
-"""A worker process without a database, for tests that kill or stop it: `python -m` this module.
+"""Run a worker process without a database, for tests that kill or stop it: `python -m` this.
 
 It starts a launcher and executors that run handlers for ever, prints the pids as JSON, and then
-moves the deadline of the executors until it is told to stop doing so.
+moves the deadline of the executors until it is requested to stop that.
 """
 
 from __future__ import annotations

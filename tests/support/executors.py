@@ -1,4 +1,4 @@
-"""A launcher and executors for tests, without a database: what a worker does with them."""
+"""Start a launcher and executors for tests without a database, as a worker does."""
 
 from __future__ import annotations
 

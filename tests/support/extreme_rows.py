@@ -82,9 +82,9 @@ def fill(
 ) -> list[Written]:
     """Insert rows of which every column has its first extreme value, its second, and so on.
 
-    `base` says what stays ordinary; each row has an id of its own in column `key`, and two have
-    extreme ones. `singles`: so many more rows, picked at random, with one extreme value each. What
-    the types and indexes of the database refuse is left out.
+    `base` has the values that stay ordinary; each row has an id of its own in column `key`, and two
+    have extreme ones. `singles`: so many more rows, picked at random, with one extreme value each.
+    What the types and indexes of the database refuse is left out.
     """
     kinds = [one for one in columns(conn, table) if one.name not in (*base, key)]
     most = max((len(VALUES.get(one.kind, ())) for one in kinds), default=0)

@@ -25,9 +25,9 @@ APP = "tests.support.failpoints:setup"
 AT = "QW_TEST_FAILPOINT"
 """Where to die, as `Point.text`; unset: nowhere."""
 FOLDER = "QW_TEST_FOLDER"
-"""Where `commits` and `bodies` are journalled."""
+"""Where `commits` and `bodies` (runs of handlers) are journalled."""
 HOOKS = "QW_TEST_HOOKS"
-"""Set: the host has a resolver of its own and wants to hear of completed nodes."""
+"""Set: the app has a resolver of its own and a hook for completed nodes."""
 ENTRY = "QW_TEST_ENTRY"
 """Name and minute of the schedule's one entry."""
 QUEUE = "notes"
@@ -178,7 +178,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-# --- the host app: `--app tests.support.failpoints:setup` ----------------------------------------
+# --- the app: `--app tests.support.failpoints:setup` ----------------------------------------
 
 
 def setup() -> None:

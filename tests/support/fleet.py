@@ -148,7 +148,7 @@ class Slot:
     def judge(
         self, act: Callable[[lease_keeper.LeaseKeeper, current_job.Work], object]
     ) -> int | None:
-        """Let the watch act on the job that runs; the code with which it left, if it did."""
+        """Let the lease keeper act on the running job; return the exit code, if it exits."""
         work = self.process.work
         assert work is not None
         self.watch.begin(work)

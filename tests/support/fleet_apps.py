@@ -18,7 +18,7 @@ from tests.support.fleet_base import HOST, PICK, PRIORITY, graphs
 
 
 class Apps(fleet_base.Base):
-    """Hosts and operators."""
+    """Apps and operators."""
 
     @precondition(lambda self: len(self.unfinished()) < 3)
     @rule(graph=graphs(), priority=PRIORITY, start=st.booleans())

@@ -40,7 +40,7 @@ class Job:
     crashes: int = 0
     trips: int = 0
     asked: bool = False
-    """Its end was asked for while it ran."""
+    """Its end was requested while it ran."""
     waits: bool = False
     """It is not due yet."""
     due: bool = False
@@ -193,7 +193,7 @@ class Run:
         return spec.kind == "skip"
 
     def drain(self, *, nowait: bool = False) -> None:
-        """Dispatch the open events; `nowait`: what asks for input stays open."""
+        """Dispatch the open events; `nowait`: input nodes stay open."""
         events, self.open = self.open, []
         failed = [node for node, kind in events if kind == self.state(node) == "failed"]
         if self.status == "queued":

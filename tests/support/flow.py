@@ -102,7 +102,7 @@ class Flow:
 def runs(worker: claim_worker.ClaimWorker, most: int) -> Generator[None]:
     """Run jobs one by one until there is none, at most so many; yield after each.
 
-    On the connections of one `run_once`, as each new connection makes the server plan anew.
+    On the connections of one `run_once`, as each new connection makes the server plan again.
     """
     with worker._working():
         for _ in range(most):

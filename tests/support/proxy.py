@@ -34,7 +34,7 @@ class Proxy:
     """Listens on 127.0.0.1 and forwards to the server of a DSN, its unix socket too.
 
     `freeze`: nothing is forwarded, connections stay open, new ones are taken and get no word.
-    `mute`: what the client says arrives, what the server answers does not. `thaw` undoes both, with
+    `mute`: data of the client arrives, data of the server does not. `thaw` undoes both, with
     nothing lost. `cut` closes every connection.
     """
 
@@ -88,7 +88,7 @@ class Proxy:
         self._order("block", frozenset({True, False}))
 
     def mute(self) -> None:
-        """Forward nothing of what the server says from now on."""
+        """Forward no data of the server from now on."""
         self._order("block", frozenset({False}))
 
     def thaw(self) -> None:

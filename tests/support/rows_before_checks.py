@@ -73,7 +73,7 @@ def columns(conn: db.Connection, table: str) -> dict[str, str]:
 def put(conn: db.Connection, table: str, **values: str) -> None:
     """Insert a row of SQL expressions past every trigger and CHECK, which come back afterwards.
 
-    Raises what else the server says: a NOT NULL, a unique key, a value out of its type's range.
+    Raises the server's other errors: a NOT NULL, a unique key, a value out of its type's range.
     """
     with _past_checks(conn) as execute:
         execute(_insert(table, values))
@@ -127,7 +127,7 @@ def _past_checks(conn: db.Connection) -> Generator[Callable[[sql.Composed], int]
     """Give a function that executes past triggers and CHECKs and returns how many rows it wrote.
 
     All in one transaction, at whose end the CHECKs are there again: each change of a table makes
-    every connection plan anew.
+    every connection plan again.
     """
     dropped: list[sql.Composed] = []
     valid: list[str] = []

@@ -1,4 +1,4 @@
-"""An app for workers with slots: `--app tests.support.slot_app:setup`. Each task has a folder."""
+"""Define an app for workers with slots: `--app tests.support.slot_app:setup`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def leaves_child(*, folder: str) -> None:
 
 
 def ignores_sigterm(*, folder: str) -> dict[str, Any]:
-    """Does not end at its first start, whatever asks for it."""
+    """Does not end at its first start, for any request."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return waits_once(folder=folder)
 

@@ -17,7 +17,7 @@ import queue_workflows
 
 KINDS = ("function", "generator", "async", "async_generator")
 ENDS_BY_ITSELF = KINDS[1:]
-"""Those that a worker can end without leaving its process."""
+"""Those that a worker can end without exiting."""
 QUEUE = "work"
 PAUSE_S = 0.01
 

@@ -85,13 +85,13 @@ class Server:
                 conn.execute(statement.encode())
 
     def close(self) -> None:
-        """Stop it, with whoever is connected."""
+        """Stop it, and disconnect every client."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(30)
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to end this process with its parent (PR_SET_PDEATHSIG)."""
+    """Make the kernel end this process with its parent (PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
 
 

@@ -141,7 +141,7 @@ class Runs:
 
 
 class ShortRuns(Runs):
-    """Less of it, for hosts whose hooks make each step cost more."""
+    """Less of it, for apps whose hooks make each step cost more."""
 
     names = ("short", "broken")
 

@@ -38,7 +38,7 @@ PICK = {"widget": "pick_or_upload", "accept": "csv, .json", "library": ["stock.b
         ({"widget": "slider", "options": [1, 2]}, 99),
     ],
 )
-def test_what_fits_is_taken(spec: dict[str, Any], value: Any) -> None:
+def test_an_answer_that_fits_is_accepted(spec: dict[str, Any], value: Any) -> None:
     answers.check(spec, value, "node 'q'")
 
 
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused_by_name(
     assert "node 'q'" in str(refused.value)
 
 
-def test_of_many_options_only_some_are_named() -> None:
+def test_a_refusal_names_only_some_of_many_options() -> None:
     with pytest.raises(errors.InputRefused, match="and 88 more"):
         answers.check({"widget": "choose_one", "options": list(range(100))}, "x", "it")
 

@@ -1,4 +1,4 @@
-"""The stored log of a handler: its size limit, storable text, and whose lines it has."""
+"""The stored log of a handler: its size limit, storable text, and lines of that handler only."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_fits_is_kept_whole() -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 100, 700, 5000])
-def test_of_more_the_head_and_the_tail_are_kept(piece: int) -> None:
+def test_of_a_longer_log_the_head_and_the_tail_are_stored(piece: int) -> None:
     whole = b"".join(b"%07d\n" % n for n in range(1000))
     parts = [whole[at : at + piece] for at in range(0, len(whole), piece)]
     head, tail, cut = recorded(*parts)
@@ -158,7 +158,7 @@ def test_the_handler_of_last_resort_stays_what_it_is(
         assert bodies.text() == "nobody set up logging\n"
 
 
-def test_what_the_engine_says_is_left_out(bodies: Bodies) -> None:
+def test_log_lines_of_the_engine_are_left_out(bodies: Bodies) -> None:
     with bodies:
         logging.getLogger("queue_workflows.engine.outcomes").warning("node n failed")
         assert bodies.text() == ""

@@ -45,7 +45,7 @@ class Docker:
                 self.asked += 1
                 body = json.dumps(self.containers)
                 head = f"HTTP/1.1 {self.status}\r\nContent-Length: {len(body)}\r\n\r\n"
-                with contextlib.suppress(OSError):  # who asked may hang up in the middle
+                with contextlib.suppress(OSError):  # the client may disconnect in the middle
                     peer.sendall((head + body).encode())
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ def test_a_container_that_comes_goes_or_starts_again_counts_for_nothing_odd(
     assert subject.read() == Usage(0.0, 150)
 
 
-def test_docker_is_asked_now_and_then(docker: Docker, tree: Path) -> None:
+def test_docker_is_queried_at_intervals(docker: Docker, tree: Path) -> None:
     now = [50.0]
     subject = attribution(tree, now)
     for now[0] in (50.0, 52.0, 54.0, 50.0 + LIST_EVERY_S):

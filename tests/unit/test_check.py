@@ -92,7 +92,7 @@ def report(*steps: Any, pipelines: dict[str, Any] | None = None) -> check.Report
 
 
 def tell(**more: Any) -> dict[str, Any]:
-    """A step that shows what `words` says, after `read` unless told otherwise."""
+    """A step that shows the ref `words`, after `read` by default."""
     words = more.pop("words", {"$from": "read/count.words"})
     return step("tell", "show", **{"depends_on": ["read"], "inputs": {"words": words}, **more})
 
@@ -104,7 +104,7 @@ def one(*entries: Any) -> dict[str, Any]:
 GOOD = (READ, CHOOSE, tell(words={"$from": "choose.lead"}, depends_on=["choose"]))
 
 
-def test_nothing_is_said_of_a_good_one() -> None:
+def test_a_correct_workflow_has_no_findings() -> None:
     found = report(*GOOD)
     assert (found.findings, found.ok, found.needs) == ((), True, ("text",))
     assert found.definition == definition.expand(
@@ -189,7 +189,7 @@ def test_each_mistake_is_an_error_with_a_remedy(steps: Any, pipelines: Any, word
         (({**READ}, {**question(["a"]), "widget": "turnuot"}), {},
          "step 'q': unknown widget 'turnuot'; did you mean 'turnout'?"),
         (({**READ}, {**question(["a"]), "widget": "map"}), {},
-         "step 'q': unknown widget 'map'; register_input_widget() says what it asks for"),
+         "step 'q': unknown widget 'map'; register_input_widget() defines its input_spec"),
         (({**READ}, {**question(["a"]), "timeout": 5, "timeout_s": None}), {},
          "step 'q': nothing reads the key 'timeout'; write 'timeout_s'"),
         (({**CHOOSE, "turnout_options": None, "depends_on": []},), {}, "'turnout' offers nothing"),
@@ -199,7 +199,7 @@ def test_each_mistake_is_an_error_with_a_remedy(steps: Any, pipelines: Any, word
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_may_be_meant_is_a_warning(steps: Any, pipelines: Any, words: str) -> None:
+def test_a_possible_mistake_is_a_warning(steps: Any, pipelines: Any, words: str) -> None:
     found = report(*steps, pipelines=pipelines)
     assert [each.level for each in found.findings] == ["warning"], found.findings
     assert words in str(found.findings[0])
@@ -228,7 +228,7 @@ def test_a_wrong_policy_key_is_refused_with_the_right_one() -> None:
         assert f"did you mean {right!r}?" in found.message
 
 
-def test_what_is_right_though_it_looks_odd_is_let_be() -> None:
+def test_unusual_but_correct_workflows_have_no_findings() -> None:
     skip = {"$from": "read/count.words", "$eq": 0}
     found = report(
         READ,
@@ -258,7 +258,7 @@ def test_what_is_right_though_it_looks_odd_is_let_be() -> None:
         ask_file("c.CSV"),
     ],
 )
-def test_a_default_that_a_person_could_give_is_let_be(given: Any) -> None:
+def test_a_default_that_a_person_could_give_is_no_finding(given: Any) -> None:
     config.register_input_widget("choose_one", lambda _step, _run: {"options": ["c"]})
     assert [str(each) for each in report(READ, given).findings if "default" in str(each)] == []
 
@@ -456,7 +456,7 @@ def test_a_workflow_of_any_name_is_found_and_a_file_too(
     assert "media/none: No such file" in err
 
 
-def test_warnings_count_only_when_asked_to(
+def test_warnings_count_only_with_strict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "w.json"

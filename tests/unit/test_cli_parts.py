@@ -1,4 +1,4 @@
-"""Parts of the commands: inputs, answers, durations, pictures and lines."""
+"""Functions of the commands: parse inputs, answers and durations; format graphs and lines."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
         ({"widget": "confirm"}, True),
     ],
 )
-def test_what_yes_answers(spec: dict[str, Any], value: object) -> None:
+def test_yes_answers_with_defaults(spec: dict[str, Any], value: object) -> None:
     assert prompts.default(spec) == value
     assert prompts.read("", spec) == value
 
@@ -175,14 +175,14 @@ def test_progress_in_words(progress: object, shown: str) -> None:
     assert run_views.progress_text(progress) == shown
 
 
-def test_a_running_node_says_where_and_how_far() -> None:
+def test_a_running_node_shows_its_worker_and_progress() -> None:
     node = a_node("s/n", "running", progress=0.5, crash_count=1)
     assert run_views.node_text(node) == (
         "running, 1.5 s, 50 %, on box pid 12, taken back from a dead worker 1 time"
     )
 
 
-def test_a_node_whose_attempt_failed_says_when_it_runs_again() -> None:
+def test_a_node_whose_attempt_failed_shows_when_it_runs_again() -> None:
     at = datetime.datetime(2026, 1, 31, 9, tzinfo=datetime.timezone.utc)
     node = a_node("s/n", "queued", attempts=1, error="broke", available_at=at)
     again = "queued, attempt 1 of 3 failed, it runs again"

@@ -1,4 +1,4 @@
-"""Names, hooks and settings are those of the contract, and wrong values are refused."""
+"""Names, hooks and settings are as documented, and wrong values are refused."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_a_scratch_folder_is_removed_where_it_was_made_not_where_its_name_leads(
     assert list((tmp_path / "moved").iterdir()) == []
 
 
-def test_what_links_in_a_scratch_folder_lead_to_is_not_removed(
+def test_targets_of_links_in_a_scratch_folder_are_not_removed(
     tmp_path: Path, foreign: Path
 ) -> None:
     scratch = made_scratch(tmp_path / "run")

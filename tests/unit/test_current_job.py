@@ -1,4 +1,4 @@
-"""The running job of a worker: progress, cancellation, verdicts of guards."""
+"""The running job of a worker: progress, cancellation, failures found by guards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_text_of_a_nodes_status_callback_is_a_beat() -> None:
     assert (subject.unsaved, beats) == ('{"rows": 3}', [0.0, 0.0])
 
 
-def test_a_handler_is_interrupted_once_and_whenever_it_asks() -> None:
+def test_a_handler_is_interrupted_once_and_at_each_check() -> None:
     subject, told = work(), list[str]()
     subject.when_interrupted(lambda: told.append("told"))
     subject.interrupt("shutdown")

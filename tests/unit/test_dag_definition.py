@@ -1,4 +1,4 @@
-"""Expanding workflows: what the definition holds, and what is refused with which words."""
+"""Expanding workflows: what the definition contains, and what is refused with which message."""
 
 from __future__ import annotations
 

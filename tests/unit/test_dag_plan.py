@@ -117,7 +117,7 @@ def test_a_diamond_walks_through() -> None:
     assert run.after("d") == plan.Plan([], complete=True)
 
 
-def test_the_last_event_finds_the_join_ready_whoever_dispatched_the_others() -> None:
+def test_the_last_event_finds_the_join_ready_even_if_others_dispatched_the_rest() -> None:
     run = FakeRun(built(*DIAMOND))
     run.finish("a", "b", "c")
     mine, theirs = readiness.Progress(run.graph), readiness.Progress(run.graph)
@@ -402,7 +402,7 @@ def test_a_chain_of_4000_skipped_nodes_is_one_plan() -> None:
     assert len(run.rows) == 4001
 
 
-def test_an_open_witness_is_asked_for_once_a_plan() -> None:
+def test_an_open_witness_is_queried_once_a_plan() -> None:
     chain = [node(f"n{i}", f"n{i - 1}" if i else "a", skip_if=True) for i in range(100)]
     first = node("j", *(f"n{i}" for i in range(100)), "z")
     second = node("k", *(f"n{i}" for i in range(50, 100)), "y")

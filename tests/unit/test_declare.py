@@ -1,4 +1,4 @@
-"""Workflows declared in Python: the definitions of JSON, and clear words for what cannot be."""
+"""Workflows declared in Python: the same definitions as JSON, and clear errors otherwise."""
 
 from __future__ import annotations
 
@@ -508,7 +508,7 @@ def in_json(plan: Plan) -> dict[str, Any]:
 
 
 def settled(made: dict[str, Any]) -> dict[str, Any]:
-    """A definition without the order of dependencies, which says nothing."""
+    """A definition without the order of dependencies, which does not matter."""
     for each in made["nodes"]:
         each["deps"] = sorted(each["deps"])
         if each["step"]:

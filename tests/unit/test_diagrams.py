@@ -1,4 +1,4 @@
-"""The pictures of the docs are drawn when the site is built, every word of them, or it fails."""
+"""The diagrams of the docs are drawn when the site is built; one that cannot be drawn fails it."""
 
 from __future__ import annotations
 

@@ -80,14 +80,14 @@ def test_any_value_is_strict_json_in_ascii(value: Any) -> None:
     json.loads(text, parse_constant=refuse)
 
 
-def test_what_is_escaped_is_seen() -> None:
+def test_escaped_characters_are_visible() -> None:
     assert display.line("a\x1b[31m\nb\x9b\u202ec\x00\td") == r"a\x1b[31m\nb\x9b\u202ec\x00\td"
     assert display.line("e\U000e0041f\udc80g\u200bh") == r"e\U000e0041f\udc80g\u200bh"
     assert display.line(r"C:\x1b [red]%s[/]") == r"C:\x1b [red]%s[/]"
     assert display.line("größer 日本　⚠️") == "größer 日本　⚠️"
 
 
-def test_a_long_text_says_how_much_is_left_out() -> None:
+def test_a_long_text_shows_how_much_is_left_out() -> None:
     assert display.line("x" * 300) == "x" * 191 + "...(+109)"
     assert display.line("x" * 200) == "x" * 200
     assert display.line("\n" * 10, 12) == r"\n\n...(+8)"
@@ -135,7 +135,7 @@ def test_a_time_at_the_end_of_what_python_has_is_shown_in_any_zone() -> None:
     ("value", "shown"),
     [
         (None, "-"), (0.04, "0.0 s"), (59.9, "59.9 s"), (125, "2 min 05 s"),
-        (11_220, "3 h 07 min"), (float("nan"), "unknown"), (float("inf"), "for ever"),
+        (11_220, "3 h 07 min"), (float("nan"), "unknown"), (float("inf"), "forever"),
         (float("-inf"), "0.0 s"), (-5, "0.0 s"), (Decimal("NaN"), "unknown"), ("\x1b", r"\x1b"),
         (timedelta(seconds=61), "1 min 01 s"),
     ],

@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_made_is_named(
         embedded.ensure()
 
 
-def test_without_the_wheel_it_says_what_to_install(
+def test_without_the_wheel_it_reports_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def no_spec(name: str, package: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Which database an app has: named by its folder, the same from wherever it is started."""
+"""Which embedded database an app uses: named by its folder, the same from every start folder."""
 
 from __future__ import annotations
 

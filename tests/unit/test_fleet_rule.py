@@ -1,4 +1,4 @@
-"""The rule passes nobody over for ever, and the simulation counts what it does."""
+"""The gpu claim rule passes no job over forever, and the fleet simulation counts correctly."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_gpu_is_the_largest_one_visible(
 
 @pytest.mark.parametrize("visible", ["0", "1", "1,GPU-aa"])
 def test_an_index_among_unequal_gpus_is_only_known_when_counted_by_the_bus(visible: str) -> None:
-    """CUDA counts the fastest first unless it is told otherwise, nvidia-smi by the bus."""
+    """CUDA counts the fastest first by default, nvidia-smi by the bus."""
     text = "0, GPU-aa, 12288\n1, GPU-bb, 24564\n"
     assert gpu_memory.largest_mb(text, visible) is None
     assert gpu_memory.largest_mb(text, visible, by_bus=True) == (12288 if visible == "0" else 24564)

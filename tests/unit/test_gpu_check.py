@@ -1,4 +1,4 @@
-"""`python -m tests.gpu`: each check fails when what it checks is broken; no card is a reason."""
+"""`python -m tests.gpu`: each check fails when what it checks is broken; without a GPU it skips."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHERS_MB, PROCESS_MB = 700, 400
 
 
 class Fake:
-    """A worker and its card as the bench shows them, with one thing broken."""
+    """A worker and its GPU as the checks see them, with one thing broken."""
 
     def __init__(self, broken: str = "") -> None:
         self.broken = broken
@@ -74,7 +74,7 @@ class Fake:
         if not true():
             raise AssertionError(what)
 
-    # What is asked of it through the engine.
+    # What is requested from it through the engine.
 
     def load(self, host: str, model: str) -> dict[str, Any]:
         self.held = [] if self.broken == "request" else [model]
@@ -116,16 +116,16 @@ def test_all_checks_hold_where_nothing_is_broken(monkeypatch: pytest.MonkeyPatch
     [
         ("load", "a load takes the memory of its model"),
         ("reload", "a warm model is not loaded again"),
-        ("swap", "a swap leaves one model on the card"),
+        ("swap", "a swap leaves one model on the GPU"),
         ("idle", "an idle model is unloaded"),
         ("request", "loaded and unloaded on request"),
         ("unload", "loaded and unloaded on request"),
         ("answer", "loaded and unloaded on request"),
-        ("off code", "OFF frees the card"),
-        ("stuck", "OFF frees the card"),
-        ("slow", "a load of minutes trips no guard"),
-        ("no trip", "a body that stops using the card is ended"),
-        ("stall code", "a body that stops using the card is ended"),
+        ("off code", "OFF frees the GPU memory"),
+        ("stuck", "OFF frees the GPU memory"),
+        ("slow", "a load of minutes fails no guard"),
+        ("no trip", "a handler that stops using the GPU is ended"),
+        ("stall code", "a handler that stops using the GPU is ended"),
     ],
 )
 def test_a_check_sees_what_is_broken_and_ends_the_report(

@@ -16,7 +16,7 @@ from queue_workflows.telemetry.gpu_overview import Gpu
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        # 390 to 470: a card that cannot tell says [Not Supported].
+        # 390 to 470: a GPU without the reading prints [Not Supported].
         ("0, 97, 10989, 11178\n", [Gpu(0, 97, 10989, 11178)]),
         ("0, [Not Supported], 300, 2002\n", [Gpu(0, 0, 300, 2002)]),
         # 510 on: [N/A], and [Insufficient Permissions] inside some containers.
@@ -27,7 +27,7 @@ from queue_workflows.telemetry.gpu_overview import Gpu
         # Unified memory: no memory of its own.
         ("0, 43, [N/A], [N/A]\n", [Gpu(0, 43, 0, 0)]),
         ("0, 43, Not Supported, N/A\n", [Gpu(0, 43, 0, 0)]),
-        # A card that fell off the bus, beside one that works.
+        # A GPU that fell off the bus, and one that works.
         ("0, [GPU requires reset], 0, 24564\n", [Gpu(0, 0, 0, 24564)]),
         ("0, [Unknown Error], [Unknown Error], [Unknown Error]\n", [Gpu(0, 0, 0, 0)]),
         ("Unable to determine the device handle for GPU0: GPU is lost.\n", []),
@@ -78,7 +78,7 @@ def test_invalid_output_gives_gpus_or_none(text: str) -> None:
 
 
 class Nvml:
-    """What nvidia-ml-py offers, for cards that tell only a part or a driver that goes away."""
+    """What nvidia-ml-py offers, for GPUs that report only a part or a driver that goes away."""
 
     class NVMLError(Exception):
         """As nvidia-ml-py's."""

@@ -1,4 +1,4 @@
-"""What GPU tools, /proc and cgroups say, as a sample; unknown wherever it is not sure."""
+"""The output of GPU tools, /proc and cgroups as a sample; uncertain readings are unknown."""
 
 from __future__ import annotations
 

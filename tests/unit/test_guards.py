@@ -1,4 +1,4 @@
-"""Guards as pure rules: when each trips, when it must not, and which guards a job gets."""
+"""Guards as pure rules: when each reports a failure, when it must not, and which a job gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Watched = guards.GpuHealth | guards.Stall
 
 
 class Watcher:
-    """The watch loop with a fake clock: samples when a guard wants it, then checks, every step."""
+    """The lease keeper's loop with a fake clock: sample if a guard needs it, then check."""
 
     def __init__(self, guard: Watched, step_s: float = 0.5, found: Sample = IDLE) -> None:
         self.guard = guard
@@ -44,7 +44,7 @@ class Watcher:
         return trip
 
     def run(self, seconds: float, found: Sample | None = None) -> guards.Failure | None:
-        """The first trip within that time, at `self.now`; else None."""
+        """The first failure within that time, at `self.now`; else None."""
         self.found = found or self.found
         end = self.now + seconds
         while self.now < end:
@@ -72,7 +72,7 @@ def code(trip: guards.Failure | None) -> int | None:
 # --- budget and lease --------------------------------------------------------------------------
 
 
-def test_budget_trips_at_its_end_whatever_the_beats() -> None:
+def test_budget_fails_at_its_end_for_any_beats() -> None:
     guard = guards.Budget(T0, 10.0)
     guard.beat(T0 + 9)
     assert not guard.wants_sample(T0 + 9)
@@ -82,7 +82,7 @@ def test_budget_trips_at_its_end_whatever_the_beats() -> None:
     assert (trip.code, trip.event) == (75, "budget_trip")
 
 
-def test_lease_end_trips_before_the_lease_lapses() -> None:
+def test_lease_guard_fails_before_the_lease_lapses() -> None:
     guard = guards.LeaseEnd(T0, 600.0)
     assert guard.check(T0 + 597.9) is None
     assert code(guard.check(T0 + 598)) == 77
@@ -95,7 +95,7 @@ def test_lease_end_trips_before_the_lease_lapses() -> None:
 
 
 @pytest.mark.parametrize("idle", [IDLE, EDGE])
-def test_health_trips_at_the_end_of_an_idle_first_window(idle: Sample) -> None:
+def test_health_fails_at_the_end_of_an_idle_first_window(idle: Sample) -> None:
     watcher = health()
     trip = watcher.run(LOAD_S + INTERVAL_S, idle)
     assert trip is not None
@@ -103,7 +103,7 @@ def test_health_trips_at_the_end_of_an_idle_first_window(idle: Sample) -> None:
     assert watcher.now == T0 + LOAD_S
 
 
-def test_health_trips_one_window_after_a_beat() -> None:
+def test_health_fails_one_window_after_a_beat() -> None:
     watcher = health()
     assert watcher.run(100) is None
     watcher.beat()
@@ -128,7 +128,7 @@ def test_health_starts_again_with_a_busy_sample() -> None:
     assert code(watcher.run(INTERVAL_S)) == 78
 
 
-def test_health_does_not_trip_on_a_gpu_that_got_busy_at_the_very_end() -> None:
+def test_health_does_not_fail_on_a_gpu_that_got_busy_at_the_very_end() -> None:
     watcher = health()
     watcher.run(20)
     watcher.beat()
@@ -167,7 +167,7 @@ def test_health_leaves_a_job_that_it_cannot_see_to_the_clock(unknown: Sample) ->
     assert watcher.now == T0 + BUDGET_S
 
 
-def test_health_says_that_it_is_blind_and_sees_again() -> None:
+def test_health_reports_missing_readings_and_their_return() -> None:
     watcher = health()
     guard = watcher.guard
     assert isinstance(guard, guards.GpuHealth)
@@ -230,7 +230,7 @@ def test_health_counts_no_window_with_a_hole() -> None:
     assert code(watcher.run(60)) == 78
 
 
-def test_health_trips_not_on_a_process_that_was_stopped_and_goes_on() -> None:
+def test_health_does_not_fail_on_a_process_that_was_stopped_and_continues() -> None:
     watcher = health()
     watcher.beat()
     watcher.run(60)
@@ -246,7 +246,7 @@ def test_seconds_without_a_probe_add_up_against_the_budget() -> None:
     assert code(watcher.run(200, UNKNOWN)) == 75
 
 
-def test_a_sample_from_before_a_beat_says_nothing() -> None:
+def test_a_sample_from_before_a_beat_does_not_count() -> None:
     guard = guards.GpuHealth(T0, BUDGET_S)
     for second in range(30, 1200, 30):
         guard.sample(T0 + second, IDLE)
@@ -269,7 +269,7 @@ class JudgedInTheMidst(guards.GpuHealth):
         return super()._begin(now)
 
 
-def test_a_verdict_in_the_midst_of_a_busy_sample_is_none() -> None:
+def test_no_failure_is_decided_during_a_busy_sample() -> None:
     guard = JudgedInTheMidst(T0, BUDGET_S)
     guard.trips = []
     watcher = Watcher(guard, step_s=5.0)
@@ -301,7 +301,7 @@ silences = st.lists(st.tuples(st.integers(5, int(BEAT_S) - 30), life), min_size=
 
 @given(silences)
 @settings(max_examples=60, deadline=None)
-def test_health_never_trips_while_each_window_holds_life(events: list[tuple[int, str]]) -> None:
+def test_health_never_fails_while_each_window_has_activity(events: list[tuple[int, str]]) -> None:
     watcher = health()
     ram_mb = 2000.0
     for silent_s, kind in events:
@@ -322,7 +322,7 @@ quiet = st.tuples(st.floats(0, 5), st.floats(0, 5000))
     st.sampled_from([0.5, 1.0, 3.0, 7.0]),
 )
 @settings(max_examples=40, deadline=None)
-def test_health_always_trips_on_a_truly_idle_window(
+def test_health_always_fails_on_a_fully_idle_window(
     beat_at: int | None, readings: list[tuple[float, float]], step_s: float
 ) -> None:
     watcher = health()
@@ -345,7 +345,7 @@ def test_health_always_trips_on_a_truly_idle_window(
 
 @given(st.lists(st.sampled_from([IDLE, UNKNOWN, BUSY, None]), max_size=150))
 @settings(max_examples=60, deadline=None)
-def test_health_trips_only_after_a_whole_window_of_nothing_but_idle(
+def test_health_fails_only_after_a_whole_idle_window(
     story: list[Sample | None],
 ) -> None:
     watcher = health(budget_s=1e9)
@@ -374,7 +374,7 @@ def test_stall_sleeps_until_the_first_beat() -> None:
     assert not watcher.suspicions
 
 
-def test_stall_trips_when_three_samples_confirm_the_silence() -> None:
+def test_stall_fails_when_three_samples_confirm_it() -> None:
     watcher = stall()
     watcher.run(60)
     watcher.beat()
@@ -430,7 +430,7 @@ def test_a_silent_handler_that_works_or_cannot_be_seen_goes_on(found: Sample) ->
     assert len(watcher.suspicions) == 1
 
 
-def test_what_confirmed_one_silence_says_nothing_of_the_next() -> None:
+def test_samples_that_confirmed_one_stall_do_not_count_for_the_next() -> None:
     watcher = stall()
     watcher.beat()
     assert watcher.run(121.5) is None
@@ -451,7 +451,7 @@ def test_samples_that_come_too_fast_confirm_once() -> None:
     assert guard.check(T0 + 121) is None
 
 
-def test_time_in_which_the_process_stood_still_is_no_silence() -> None:
+def test_time_in_which_the_process_was_stopped_is_no_stall() -> None:
     watcher = stall()
     watcher.beat()
     assert watcher.run(60) is None
@@ -470,7 +470,7 @@ def test_stall_reads_its_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watcher.taken == [T0 + 3, T0 + 5, T0 + 7, T0 + 9, T0 + 11]
 
 
-def test_no_samples_asked_for_still_means_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_confirming_samples_still_mean_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_STALL_CONFIRM_SAMPLES", "0")
     watcher = stall()
     watcher.beat()
@@ -484,7 +484,7 @@ def test_no_samples_asked_for_still_means_one(monkeypatch: pytest.MonkeyPatch) -
     )
 )
 @settings(max_examples=50, deadline=None)
-def test_stall_trips_only_after_120_s_of_silence_and_three_idle_samples(
+def test_stall_fails_only_after_120_s_without_a_beat_and_three_idle_samples(
     story: list[tuple[int, Sample, bool]],
 ) -> None:
     watcher = stall()
@@ -510,7 +510,7 @@ def test_stall_trips_only_after_120_s_of_silence_and_three_idle_samples(
 
 @given(st.floats(0, 5), st.lists(st.floats(0, 16), min_size=3, max_size=3), st.integers(0, 500))
 @settings(max_examples=50, deadline=None)
-def test_stall_always_trips_on_a_silent_idle_handler(
+def test_stall_always_fails_on_a_silent_idle_handler(
     use_pct: float, moves_mb: list[float], first: int
 ) -> None:
     watcher = stall()

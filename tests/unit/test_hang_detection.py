@@ -1,4 +1,4 @@
-"""What a parent decides about a silent worker, with a fake clock and a fake GPU."""
+"""When a parent kills a silent worker, with a fake clock and a fake GPU."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Worker:
         return hang_detection.HungWorker(self.board.read(), sampler=self.gpu)  # type: ignore[arg-type]
 
     def judged(self, case: hang_detection.HungWorker, until: float) -> float | None:
-        """When the parent's judge decided, in seconds after T0; None: not by then."""
+        """When the parent decided to kill, in seconds after T0; None: not by then."""
         while self.now < T0 + until:
             self.now += 1
             case.check_guards(self.now)
@@ -82,7 +82,7 @@ def worker() -> Iterator[Worker]:
     made.close()
 
 
-def test_a_stall_is_confirmed_and_tripped_when_the_worker_would(worker: Worker) -> None:
+def test_a_stall_is_confirmed_and_ended_when_the_worker_would_do_so(worker: Worker) -> None:
     worker.begin()
     worker.work.status(0.1)
     case = worker.case()
@@ -92,13 +92,13 @@ def test_a_stall_is_confirmed_and_tripped_when_the_worker_would(worker: Worker) 
     assert case.decision[1:] == ("box", "gpu", LEASE, worker.now - T0)
 
 
-def test_a_handler_that_never_reported_is_not_judged_for_stalls(worker: Worker) -> None:
+def test_a_handler_that_never_reported_is_not_checked_for_stalls(worker: Worker) -> None:
     worker.begin()
     assert worker.judged(worker.case(), 600) is None
 
 
 @pytest.mark.parametrize("found", [Sample(None, 2000.0), Sample(90.0, 2000.0)])
-def test_a_gpu_that_works_or_cannot_be_seen_trips_nothing(worker: Worker, found: Sample) -> None:
+def test_a_busy_or_unreadable_gpu_ends_no_worker(worker: Worker, found: Sample) -> None:
     worker.begin()
     worker.work.status(0.1)
     worker.gpu.found = found
@@ -117,7 +117,7 @@ def test_the_window_of_the_gpu_guard_continues(worker: Worker) -> None:
     assert case.decision.failure.code == guards.EXIT_GPU_HEALTH
 
 
-def test_a_stopped_process_is_not_judged_for_what_it_does_not_do(
+def test_a_stopped_process_is_not_killed_for_a_stall(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang_detection, "_PROC", tmp_path)
@@ -161,7 +161,7 @@ def test_a_parent_that_slept_waits_before_it_takes_a_worker_for_silent() -> None
 
 
 class Overseen:
-    """An oversight without its threads, and a worker that it looks after."""
+    """A hang detector without its threads, and a worker that it observes."""
 
     def __init__(self) -> None:
         self.now = T0
@@ -172,7 +172,7 @@ class Overseen:
         self.account = shared_status.worker_record(WHO, None, shown=False)
 
     def watch(self, seconds: float, pid: int | None = None) -> supervisor.Verdict | None:
-        """The last verdict of so many seconds."""
+        """The last decision within so many seconds."""
         verdict = None
         end = self.now + seconds
         while self.now < end:
@@ -197,7 +197,7 @@ def test_a_child_inherits_its_shared_status(overseen: Overseen) -> None:
     assert overseen.spec.env == {"A": "1", shared_status.VARIABLE: str(fd)}
 
 
-def test_a_sentence_counts_for_as_long_as_the_silence_over_the_same_job_lasts(
+def test_a_decision_to_kill_is_valid_while_the_worker_is_silent_during_the_same_job(
     overseen: Overseen,
 ) -> None:
     overseen.board.begin()
@@ -225,7 +225,7 @@ def test_a_silent_worker_that_had_its_time_to_stop_is_ended(overseen: Overseen) 
     assert overseen.watch(0.5) is None, "one that judges leaves by itself"
 
 
-def test_a_guard_that_has_tripped_comes_before_the_stop(overseen: Overseen) -> None:
+def test_a_guard_that_has_failed_comes_before_the_stop(overseen: Overseen) -> None:
     overseen.board.begin()
     overseen.board.beat(T0, overseen.account)
     overseen.watch(5)

@@ -21,7 +21,7 @@ MB = 1 << 20
 
 
 class Cards:
-    """A reader of cards that counts its readings."""
+    """A reader of GPUs that counts its readings."""
 
     def __init__(self, *cards: Gpu, source: str = "nvml") -> None:
         self.cards = list(cards)

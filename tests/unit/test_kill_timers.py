@@ -9,7 +9,7 @@ from queue_workflows.worker import kill_timers
 
 
 class Recorder:
-    """A fuse that only says for how long it is armed."""
+    """A kill timer that only records for how long it is armed."""
 
     made: dict[int, Recorder] = {}  # noqa: RUF012  emptied by the fixture
 

@@ -312,7 +312,7 @@ def test_the_first_fetch_comes_after_15_s_and_then_one_each_minute(fake: Any) ->
     assert asked == [15.0, 75.0, 135.0, 195.0]
 
 
-def test_an_app_can_ask_for_a_fetch_at_once(fake: Any) -> None:
+def test_an_app_can_request_a_fetch_at_once(fake: Any) -> None:
     plan = local_queue.MemoryPlan([job("a")])
     found = fake(plan, workers=1)
     found.manager.fetch_now()
@@ -599,7 +599,7 @@ def test_a_job_that_another_process_has_taken_does_not_run(started: Any) -> None
     assert ran == []
 
 
-def test_a_plan_that_fails_is_asked_again_and_loses_no_outcome(
+def test_a_plan_that_raises_is_called_again_and_loses_no_outcome(
     started: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = {"fetch_ready", "mark_running", "mark_done"}
@@ -630,7 +630,7 @@ def test_a_plan_that_fails_is_asked_again_and_loses_no_outcome(
     assert "the plan does not take the outcome of job a" in caplog.text
 
 
-def test_the_log_has_the_words_to_look_for(started: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_the_documented_words(started: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "queue_workflows.local_queue")
     plan = local_queue.MemoryPlan([job("a", name="Nightly")])
     manager = started(plan, lambda _: None, workers=1)

@@ -1,4 +1,4 @@
-"""Secrets in text for people."""
+"""Passwords, tokens and keys are masked in text for people."""
 
 from __future__ import annotations
 

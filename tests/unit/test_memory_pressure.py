@@ -112,7 +112,7 @@ def test_without_proc_memory_is_unknown(tmp_path: Path) -> None:
     assert memory.read() == pressure.Reading()
 
 
-def test_the_fullest_card_counts() -> None:
+def test_the_fullest_gpu_counts() -> None:
     class Cards(gpu_overview.Reader):
         def read(self) -> list[gpu_overview.Gpu]:
             return [gpu_overview.Gpu(0, 0.0, 10, 100), gpu_overview.Gpu(1, 0.0, 80, 100),
@@ -186,7 +186,7 @@ def test_limits_come_from_the_environment(
     assert not throttled.at(gpu=9)
 
 
-def test_it_says_when_it_engages_and_when_it_is_released(
+def test_it_logs_when_it_pauses_and_when_it_continues(
     throttled: Throttled, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -209,7 +209,7 @@ def test_pressure_while_nothing_of_ours_runs_is_logged_once_and_stops_nothing(
     for _ in range(3):
         assert not throttled.at(ram=95, working=False)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "nothing of ours runs" in caplog.text
+    assert "no job of this process runs" in caplog.text
 
 
 def test_it_is_released_when_our_last_job_ends_although_memory_is_full(

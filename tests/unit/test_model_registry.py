@@ -1,4 +1,4 @@
-"""The registry of models."""
+"""The registry of models: what may be registered, and what is found again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_unknown_id_is_a_key_error_that_lists_the_known_ones():
     assert isinstance(caught.value, errors.UnknownModel)
 
 
-def test_an_empty_registry_says_none():
+def test_an_empty_registry_is_listed_as_none():
     with pytest.raises(errors.UnknownModel, match="registered are none"):
         model_registry.get("nope")
 

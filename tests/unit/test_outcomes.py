@@ -79,13 +79,13 @@ def test_an_error_with_thousands_of_causes_is_shortened() -> None:
     assert "raise error" in (made.detail or "")
 
 
-def test_an_error_without_a_printable_traceback_is_a_failure_all_the_same() -> None:
+def test_an_error_without_a_printable_traceback_is_a_failure_too() -> None:
     class Hostile(Exception):
         @property
         def __notes__(self) -> list[str]:
             raise MemoryError
 
-        @property  # before Python 3.11 nobody asks for notes
+        @property  # before Python 3.11 no code reads notes
         def __suppress_context__(self) -> bool:
             raise MemoryError
 
@@ -96,12 +96,12 @@ def test_an_error_without_a_printable_traceback_is_a_failure_all_the_same() -> N
 
 class _Later(errors.Snooze):
     def __init__(self) -> None:
-        """As hosts forget to: ours is not called."""
+        """As apps forget to: the base class's is not called."""
 
 
 class _Again(errors.Retry):
     def __init__(self) -> None:
-        """As hosts forget to: ours is not called."""
+        """As apps forget to: the base class's is not called."""
 
 
 def test_a_signal_of_a_class_of_the_app_counts_as_ours() -> None:

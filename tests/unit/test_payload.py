@@ -210,7 +210,7 @@ def test_a_value_that_holds_itself_twice_is_refused_before_it_explodes(
         payload.encode(value, "it")
 
 
-def test_size_is_bounded_and_the_text_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_is_bounded_and_the_text_has_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     payload.encode("x" * (1024 * 1024 - 2), "it")
     with pytest.raises(errors.InvalidPayload, match=r"it: 1024 KiB .* 1024 KiB of MAX_PAYLOAD_KB"):
         payload.encode("x" * (1024 * 1024 - 1), "it")

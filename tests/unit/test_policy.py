@@ -1,4 +1,4 @@
-"""Policies: what is refused with which words, how long a backoff waits, what a failure leads to."""
+"""Policies: what is refused with which message, back-off times, what follows a failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def decided(given: dict[str, Any] | None, error: BaseException) -> bool:
         ({"kind": "exponential", "base_s": 1000}, [1000, 2000, 3600, 3600, 3600]),
     ],
 )
-def test_a_backoff_grows_as_its_kind_says(backoff: Any, expected: list[float]) -> None:
+def test_a_backoff_grows_as_its_kind_defines(backoff: Any, expected: list[float]) -> None:
     assert waits(backoff) == expected
 
 

@@ -1,4 +1,4 @@
-"""The list that a pool serves: read whole or refused, with a line for each thing that is wrong."""
+"""The configuration of a pool: read whole, or refused with one line per mistake."""
 
 from __future__ import annotations
 

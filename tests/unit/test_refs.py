@@ -45,7 +45,7 @@ CONTEXT: dict[str, Any] = {
         ([{"$from": "flag"}], [{"$from": "flag"}]),
     ],
 )
-def test_a_template_resolves_as_the_contract_says(template: Any, expected: Any) -> None:
+def test_a_template_resolves_as_documented(template: Any, expected: Any) -> None:
     assert refs.resolve_ref(template, CONTEXT) == expected
 
 

@@ -1,4 +1,4 @@
-"""Whose fault an ended lease is, and the notes that a worker leaves."""
+"""The cause of a lapsed lease, database or worker, and the notes that a worker leaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEASE = job_tables.Lease(job_tables.INGEST_JOBS, "j", "w:1:m:x", 3)
 
 
 class DedicatedConnection:
-    """What a kept connection tells of itself."""
+    """What a dedicated connection reports about itself."""
 
     failure: psycopg.Error | None = None
     waiting_s = 0.0
@@ -39,14 +39,14 @@ def renewals(lease_s: float = 8.0) -> tuple[renewal_failures.Renewals, Dedicated
 
 
 def watch(made: renewal_failures.Renewals, now: Clock, seconds: float) -> None:
-    """The thread that judges runs for that long."""
+    """The thread that decides runs for that long."""
     for _ in range(int(seconds / 0.5)):
         now.now += 0.5
         made.watched()
 
 
 @pytest.mark.parametrize("how", ["refused", "another failed", "no reply"])
-def test_a_database_that_was_asked_in_vain_is_to_blame(how: str) -> None:
+def test_an_unreachable_database_is_the_cause(how: str) -> None:
     made, kept, now = renewals()
     assert not made.blame_database()
     if how == "refused":
@@ -62,7 +62,7 @@ def test_a_database_that_was_asked_in_vain_is_to_blame(how: str) -> None:
     assert not made.blame_database()
 
 
-def test_a_refusal_of_what_the_handler_said_is_not_the_databases_fault() -> None:
+def test_a_refused_value_of_the_handler_is_not_the_databases_fault() -> None:
     made, _, now = renewals()
     made.refused(psycopg.errors.UntranslatableCharacter())
     watch(made, now, 6)

@@ -1,4 +1,4 @@
-"""The boot clock: which clock it is, and what stands in where there is none."""
+"""The boot clock: which clock it reads, and its replacement where there is none."""
 
 from __future__ import annotations
 

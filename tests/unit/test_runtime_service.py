@@ -76,7 +76,7 @@ def test_stop_before_start_wins() -> None:
     assert not one.alive
 
 
-def test_stop_says_when_a_thread_would_not_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_stop_reports_a_thread_that_does_not_end(caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
     stuck = service.Pool("stuck", 1, lambda _: release.wait())
     stuck.start()
@@ -86,7 +86,7 @@ def test_stop_says_when_a_thread_would_not_end(caplog: pytest.LogCaptureFixture)
     assert stuck.stop()
 
 
-def test_stop_from_the_own_thread_asks_and_does_not_wait() -> None:
+def test_stop_from_the_own_thread_requests_and_does_not_wait() -> None:
     answers: list[bool] = []
     loop = service.Loop("own", [service.Task("t", 60, lambda: answers.append(loop.stop()))])
     loop.start()
@@ -210,7 +210,7 @@ def test_wake_wakes_the_waiting_thread() -> None:
         ran.get(timeout=5)
 
 
-def test_a_wake_between_the_last_look_and_the_wait_is_not_lost(
+def test_a_wake_between_the_last_check_and_the_wait_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ran: queue.Queue[int] = queue.Queue()
@@ -298,7 +298,7 @@ def test_the_same_error_is_logged_once_a_minute_with_its_count(
 
 
 class Away(Exception):
-    """What tells of an outage here."""
+    """The exception that stands for an outage here."""
 
 
 def test_an_outage_is_one_line_and_its_tracebacks_are_for_debugging(
@@ -432,7 +432,7 @@ def test_follow_can_be_stopped_by_what_it_calls() -> None:
     assert answers == [False]
 
 
-def test_follow_says_when_its_source_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_follow_logs_when_its_source_ends(caplog: pytest.LogCaptureFixture) -> None:
     with service.Follow("f", ["a"], lambda _: None) as follow:
         until(lambda: not follow.alive)
     assert caplog.record_tuples == [

@@ -103,7 +103,7 @@ def test_a_flag_gives_its_descriptors_back() -> None:
         os.fstat(reader)
 
 
-# --- heard by an ear -----------------------------------------------------------------------------
+# --- received by a thread ------------------------------------------------------------------------
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs SO_PASSCRED")
 

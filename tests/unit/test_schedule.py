@@ -165,7 +165,7 @@ def test_missed_is_the_latest_instant_of_each_entry_and_recent(
 
 @given(entries, moments, st.lists(st.timedeltas(timedelta(seconds=1), HOUR), max_size=30))
 @settings(max_examples=40, deadline=None)
-def test_looking_often_enough_fires_every_instant_once(
+def test_polling_often_enough_fires_every_instant_once(
     entry: ScheduleEntry, start: datetime, steps: list[timedelta]
 ):
     fired: list[datetime] = []

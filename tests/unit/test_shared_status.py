@@ -1,4 +1,4 @@
-"""The board between a worker and its parent: what is written is read, whole or not at all."""
+"""The shared status of a worker and its parent: a write is read whole or not at all."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_as_many_handlers_are_shown_as_may_run(
     assert parents.read().ran == frozenset()
 
 
-def test_what_was_inherited_is_handed_on_to_nobody(
+def test_an_inherited_descriptor_is_not_passed_on(
     parents: shared_status.SharedStatus, given: int
 ) -> None:
     assert shared_status.attach()

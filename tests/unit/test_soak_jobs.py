@@ -1,4 +1,4 @@
-"""The soak's judges of the job family, on evidence made up for them."""
+"""The soak's checks of ingest jobs, on constructed evidence."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from tests.soak import (
-    acknowledged,
+    acknowledgements,
     check_claims,
     check_jobs,
     evidence,
+    fault_plan,
     faults,
     fleet,
     journal,
     observer,
-    plans,
     tasks,
 )
 
@@ -24,14 +24,14 @@ PID = 77
 
 
 class Story:
-    """Jobs that were claimed and ran, told in seconds; the database's clock is the journal's."""
+    """Jobs that were claimed and ran, in seconds; the database's clock is the journal's."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.events: dict[str, list[evidence.Event]] = {}
         self.lines: list[journal.Line] = []
         self.faults: list[faults.Fault] = []
-        self.books = acknowledged.Acknowledgements()
+        self.books = acknowledgements.Acknowledgements()
         self._place = 0
 
     def job(self, name: str, **more: Any) -> None:
@@ -81,14 +81,14 @@ class Story:
         )
 
 
-def test_a_key_has_one_job_and_the_first_who_asked_made_it() -> None:
+def test_a_key_has_one_job_and_the_first_request_created_it() -> None:
     story = Story()
     story.job("one", key="k")
     story.books.keys["k"] = [("one", True), ("one", False)]
     assert not [*check_jobs.keyed(story.seen())]
     story.books.keys["k"] = [("one", False)]
     assert len([*check_jobs.keyed(story.seen())]) == 1
-    story.books.unheard.add("k")  # who made it never heard so
+    story.books.unheard.add("k")  # its requester got no reply
     assert not [*check_jobs.keyed(story.seen())]
     story.books.keys["k"] = [("one", True), ("one", True)]
     assert len([*check_jobs.keyed(story.seen())]) == 1
@@ -115,7 +115,7 @@ def test_handlers_of_a_lock_key_that_run_at_once_are_found(since: float, found: 
 
 
 def test_a_handler_counts_no_longer_than_its_claim() -> None:
-    """A stopped process goes on when it is woken; `outlived` judges that."""
+    """A stopped process continues when it is woken; `outlived` checks that."""
     story = Story()
     story.job("first", lock_key="k")
     story.job("second", lock_key="k")
@@ -183,10 +183,10 @@ def test_a_queue_without_workers_before_and_after_a_short_wait_had_none_in_betwe
     ("polls", "found"),
     [
         ([14.0, 14.5, 16.0, 16.5], 0),
-        ([14.0, 14.9, 15.9, 16.8], 1),  # it looked all the time
+        ([14.0, 14.9, 15.9, 16.8], 1),  # it polled all the time
         ([5.0, 9.5, 10.2, 11.0], 1),  # the job did not wait yet
         ([20.0, 20.9, 25.0], 1),  # the younger one was claimed already
-        ([15.0], 1),  # it began to look then
+        ([15.0], 1),  # it began to poll then
     ],
 )
 def test_a_job_may_be_overtaken_while_the_observer_was_starved(
@@ -213,7 +213,7 @@ def test_a_job_in_a_paused_queue_may_be_overtaken(
     queue: str, partition: str | None, since: float, until: float, found: int
 ) -> None:
     story = line()
-    story.books.pauses.append(acknowledged.Pause(queue, partition, since, until))
+    story.books.pauses.append(acknowledgements.Pause(queue, partition, since, until))
     assert len([*check_jobs.locked(story.seen())]) == found
 
 
@@ -250,16 +250,16 @@ def test_a_start_too_many_in_a_period_is_found(last: float, found: int) -> None:
 @pytest.mark.parametrize(
     ("pause", "found"),
     [
-        (acknowledged.Pause(tasks.CALLS, None, 4.0, 6.0), 1),
-        (acknowledged.Pause(tasks.CALLS, "red", 4.0, 6.0), 1),
-        (acknowledged.Pause(tasks.CALLS, "blue", 4.0, 6.0), 0),
-        (acknowledged.Pause(tasks.FEEDS, None, 4.0, 6.0), 0),
-        (acknowledged.Pause(tasks.CALLS, None, 5.1, 6.0), 0),
-        (acknowledged.Pause(tasks.CALLS, None, 4.0, 6.0, sure=False), 0),
+        (acknowledgements.Pause(tasks.CALLS, None, 4.0, 6.0), 1),
+        (acknowledgements.Pause(tasks.CALLS, "red", 4.0, 6.0), 1),
+        (acknowledgements.Pause(tasks.CALLS, "blue", 4.0, 6.0), 0),
+        (acknowledgements.Pause(tasks.FEEDS, None, 4.0, 6.0), 0),
+        (acknowledgements.Pause(tasks.CALLS, None, 5.1, 6.0), 0),
+        (acknowledgements.Pause(tasks.CALLS, None, 4.0, 6.0, sure=False), 0),
     ],
 )
 def test_a_claim_while_its_queue_or_partition_is_paused_is_found(
-    pause: acknowledged.Pause, found: int
+    pause: acknowledgements.Pause, found: int
 ) -> None:
     story = Story()
     story.job("j", partition="red")
@@ -326,9 +326,9 @@ def test_a_death_that_is_charged_to_whom_it_was_not_due_is_found(
         story.line(word, "j", at)
     story.faults.append(faults.Fault("kill, supervised", POOL.name, 5.0, 5.0, (PID,)))
     story.event("j", "reclaimed", 5.1)
-    assert len([*check_jobs.innocents(story.seen())]) == found
+    assert len([*check_jobs.charged_without_running(story.seen())]) == found
     story.faults.clear()
-    assert not [*check_jobs.innocents(story.seen())]
+    assert not [*check_jobs.charged_without_running(story.seen())]
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_a_killed_executor_charges_the_job_that_it_ran_and_no_other(
     story.event("j", "reclaimed", 11.01)
     story.faults = [
         faults.Fault(
-            plans.KILL_EXECUTOR, POOL.name, 11.0, 11.0, (PID + 1,),
+            fault_plan.KILL_EXECUTOR, POOL.name, 11.0, 11.0, (PID + 1,),
             [faults.HeldJob("ingest", killed, 1, long=False)],
         )
     ]  # fmt: skip
@@ -391,7 +391,7 @@ def test_jobs_that_end_with_their_launcher_are_not_charged() -> None:
     story.event("j", "reclaimed", 11.01)
     held = [faults.HeldJob("ingest", "j", 1, long=False)]
     story.faults = [
-        faults.Fault(plans.KILL_LAUNCHER, POOL.name, 11.0, 11.0, (PID + 1,), held),
+        faults.Fault(fault_plan.KILL_LAUNCHER, POOL.name, 11.0, 11.0, (PID + 1,), held),
     ]
     assert len([*check_claims.charged(story.seen())]) == 1
 
@@ -401,8 +401,8 @@ def test_jobs_that_end_with_their_launcher_are_not_charged() -> None:
     [
         ("stop", PID, PID, 0),
         ("stop", PID, PID + 1, 1),
-        (plans.STOP_EXECUTOR, PID + 1, PID + 1, 0),
-        (plans.STOP_EXECUTOR, PID + 2, PID + 1, 1),
+        (fault_plan.STOP_EXECUTOR, PID + 1, PID + 1, 0),
+        (fault_plan.STOP_EXECUTOR, PID + 2, PID + 1, 1),
     ],
     ids=["itself", "its worker", "its executor", "another executor"],
 )

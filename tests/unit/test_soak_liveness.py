@@ -1,4 +1,4 @@
-"""The soak's checks that hostile rows cost innocent ones nothing, on evidence made up for them."""
+"""The soak's checks that hostile rows do not delay normal work, on constructed evidence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from tests.hostile import fleet
 from tests.soak import (
-    acknowledged,
-    backlog,
+    acknowledgements,
+    backlog_evidence,
     check_liveness,
     evidence,
     faults,
@@ -24,7 +24,7 @@ LATE = check_liveness.WAIT_S + 1
 
 def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
     """A job and a run that were submitted at 100 s, claimed at this time, in a soak until 200 s."""
-    known = acknowledged.Acknowledgements(runs={"r": "chain"}, jobs={"j": "note"})
+    known = acknowledgements.Acknowledgements(runs={"r": "chain"}, jobs={"j": "note"})
     common = {"reason": "load", "queue": tasks.NOTES, "key": None, "epoch": 100.0} | more
     common = {"lock_key": None, "seq": 2} | common
     jobs = {"j": {**common, "run_id": None}, "n": {**common, "run_id": "r"}}
@@ -54,19 +54,19 @@ def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
     )
 
 
-def test_innocents_that_are_claimed_in_time_are_fine() -> None:
+def test_normal_jobs_that_are_claimed_in_time_are_no_finding() -> None:
     assert list(check_liveness.waited(seen(100 + check_liveness.WAIT_S - 1))) == []
 
 
 @pytest.mark.parametrize("claimed_at", [100 + LATE, None])
-def test_innocents_that_wait_too_long_are_found(claimed_at: float | None) -> None:
+def test_normal_jobs_that_wait_too_long_are_found(claimed_at: float | None) -> None:
     found = list(check_liveness.waited(seen(claimed_at)))
     assert [text.split()[:2] for text in found] == [["job", "j"], ["run", "r"]]
 
 
 def test_a_pause_of_the_queue_excuses_its_jobs() -> None:
     paused = seen(100 + LATE)
-    paused.books.pauses.append(acknowledged.Pause(tasks.NOTES, None, 110.0, 120.0))
+    paused.books.pauses.append(acknowledgements.Pause(tasks.NOTES, None, 110.0, 120.0))
     assert [text.split()[0] for text in check_liveness.waited(paused)] == ["run"]
 
 
@@ -110,7 +110,7 @@ def behind_busy_workers() -> evidence.Evidence:
 
 
 def why(found: evidence.Evidence) -> str | None:
-    """What is said about the job, None if nothing is."""
+    """The finding about the job, None if there is none."""
     texts = [text for text in check_liveness.waited(found) if text.startswith("job j ")]
     return texts[0].partition("; ")[2] if texts else None
 
@@ -130,7 +130,7 @@ def test_a_job_may_wait_behind_busy_workers() -> None:
 
 
 def test_nobody_waits_for_ever_however_busy_the_workers_are() -> None:
-    assert backlog.SHARE * check_liveness.WAIT_S < 500
+    assert backlog_evidence.SHARE * check_liveness.WAIT_S < 500
     busy = behind_busy_workers()
     busy.events["j"] = [e._replace(at=600.0, epoch=600.0) for e in busy.events["j"]]
     assert "4 times the bound" in (why(busy) or "")
@@ -181,9 +181,9 @@ def test_a_job_that_is_overtaken_is_found() -> None:
     late = behind_busy_workers()
     late.jobs["k"] = {**late.jobs["j"], "seq": 3}
     claim = late.events["j"][0]
-    late.events["k"] = [claim._replace(job="k", at=claim.at - backlog.AHEAD_S + 1)]
+    late.events["k"] = [claim._replace(job="k", at=claim.at - backlog_evidence.AHEAD_S + 1)]
     assert why(late) is None
-    late.events["k"] = [claim._replace(job="k", at=claim.at - backlog.AHEAD_S - 1)]
+    late.events["k"] = [claim._replace(job="k", at=claim.at - backlog_evidence.AHEAD_S - 1)]
     assert why(late) == "a later job was claimed before it"
 
 
@@ -192,7 +192,8 @@ def test_a_job_that_takes_every_turn_is_found() -> None:
     claim = late.events["j"][0]
     late.jobs["k"] = {**late.jobs["j"], "seq": 1, "reason": "hostile"}
     late.events["k"] = [
-        claim._replace(job="k", claim=n, at=101.0 + n) for n in range(1, backlog.CLAIMS + 2)
+        claim._replace(job="k", claim=n, at=101.0 + n)
+        for n in range(1, backlog_evidence.CLAIMS + 2)
     ]
     assert why(late) == "job k was claimed 11 times meanwhile"
     late.events["k"].pop()
@@ -209,7 +210,7 @@ def test_what_the_observer_did_not_see_excuses_nothing() -> None:
 @pytest.mark.parametrize(
     "text", ["a\x1b[31mb", "x\u202ey", "a\x9bb", "ok\n2026-01-01T00:00:00 ERROR forged\n"]
 )
-def test_what_a_terminal_would_obey_is_found(text: str) -> None:
+def test_control_characters_in_output_are_found(text: str) -> None:
     (found,) = fleet.unsafe(text)
     assert found.isprintable()
 

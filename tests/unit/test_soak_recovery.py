@@ -1,4 +1,4 @@
-"""The soak's judge of how soon a dead worker's job goes on, on evidence made up for it."""
+"""The soak's check of how soon a dead worker's job is claimed again, on constructed evidence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak import acknowledged, check_recovery, evidence, faults, fleet, report, tasks
+from tests.soak import acknowledgements, check_recovery, evidence, faults, fleet, report, tasks
 
 DEAD = next(seat for seat in fleet.SEATS if seat.name == "notes-2")
 OTHER = next(seat for seat in fleet.SEATS if seat.name == "notes-1")
@@ -52,7 +52,7 @@ class Story:
             jobs=dict.fromkeys(self.events, job),
             events=self.events,
             lines=[],
-            books=acknowledged.Acknowledgements(),
+            books=acknowledgements.Acknowledgements(),
             faults=[kill],
             ended=self.ended,
             time=None,  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_a_next_claim_is_late_when_somebody_was_idle_all_the_while() -> None:
     assert [line for line in story.late() if "was claimed again after" in line]
 
 
-def test_whoever_ran_something_else_was_not_idle() -> None:
+def test_a_worker_that_ran_something_else_was_not_idle() -> None:
     story = Story()
     story.ran("before", 50, TAKEN_AT + 1, "idle")
     story.ran("after", 200, 201, "idle")

@@ -43,7 +43,7 @@ def test_a_statement_for_both_families_is_given_for_each_table() -> None:
         "-- name: one\n-- Return 1.\nSELECT 1;\n-- name: one\n-- Return 2.\nSELECT 2;\n",
     ],
 )
-def test_what_a_file_may_not_hold(source: str) -> None:
+def test_invalid_statement_files_are_refused(source: str) -> None:
     with pytest.raises(ValueError, match=r"^x\.sql: "):
         statements.parse(source, "x.sql")
 

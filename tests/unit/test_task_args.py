@@ -309,7 +309,7 @@ def test_a_new_row_takes_of_its_task_what_the_enqueuer_does_not_say() -> None:
     assert tasks.row_defaults("other") == {}
 
 
-def test_what_is_registered_again_loses_its_policy() -> None:
+def test_a_task_that_is_registered_again_loses_its_policy() -> None:
     queue_workflows.register_ingest_task("t", keywords, queue="load", retries=2)
     queue_workflows.register_ingest_task("t", keywords)
     assert tasks.row_defaults("t") == {}

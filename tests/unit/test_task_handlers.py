@@ -21,7 +21,7 @@ Log = list[str]
 
 
 class Script:
-    """A worker's side that interrupts after the n-th yield, or when it is told to."""
+    """A worker's side that interrupts after the n-th yield, or on request."""
 
     def __init__(self, after: int | None = None) -> None:
         self.heard: list[Any] = []
@@ -90,7 +90,7 @@ async def _async_generator() -> AsyncGenerator[Any, None]:
         (lambda: [1], [1], []),
     ],
 )
-def test_what_each_kind_leaves_and_says(task: Any, left: Any, heard: list[Any]) -> None:
+def test_result_and_progress_of_each_kind_of_task(task: Any, left: Any, heard: list[Any]) -> None:
     script = Script()
     assert run(task(), script) == left
     assert script.heard == heard
@@ -211,7 +211,7 @@ def test_the_loop_is_reused_between_handlers_and_closed_with_what_is_left_on_it(
 
 
 def test_an_async_handler_runs_where_a_loop_runs_already() -> None:
-    """As in an async test of a host."""
+    """As in an async test of an app."""
 
     async def outer() -> Any:
         return run(_async())
@@ -245,7 +245,7 @@ def test_a_generator_ends_at_any_of_its_yields(count: int, after: int) -> None:
 
 
 class _Gate:
-    """An await point that tells when it is reached; the first one whose turn it is interrupts."""
+    """An await point that reports when it is reached; the chosen one interrupts."""
 
     def __init__(self, script: Script, at: int) -> None:
         self._script = script
@@ -253,7 +253,7 @@ class _Gate:
         self.reached = 0
 
     async def wait(self) -> None:
-        """Of the point chosen only an interruption leads away; by another thread, as a watch is."""
+        """Wait; the chosen point ends only by an interruption, which comes from another thread."""
         number, self.reached = self.reached, self.reached + 1
         if number != self._at:
             await asyncio.sleep(0)
@@ -327,7 +327,7 @@ def test_a_coroutine_ends_at_any_of_its_awaits(awaits: int, data: st.DataObject)
 
 
 class _AtTheLastMoment(Script):
-    """It is interrupted just when it is asked whether it is."""
+    """It is interrupted at the moment at which it reads whether it is."""
 
     @property
     def interrupted(self) -> str | None:
@@ -358,7 +358,7 @@ def test_a_generator_that_was_interrupted_is_not_cut_off_while_it_cleans_up() ->
     assert log == ["tidies"] * 3
 
 
-def test_what_was_interrupted_before_it_began_ends_at_its_first_await() -> None:
+def test_a_handler_interrupted_before_its_start_ends_at_its_first_await() -> None:
     script = Script()
     script.interrupt("shutdown")
     with pytest.raises(control.Interrupted, match="shutdown"):

@@ -17,7 +17,7 @@ LINES = [line for line in SECTION.splitlines() if line.startswith("|")]
 ROWS = [line.strip("| ").split(" | ") for line in LINES if not line.startswith("| ---")]
 TOPICS = (
     "schedule once", "idle worker exits with 79", "warm model", "requeues all running jobs",
-    "completed, failed or cancelled", "Dispatcher functions", "`node_module`", "stay for ever",
+    "completed, failed or cancelled", "Dispatcher functions", "`node_module`", "stay forever",
     "frozen", "poison", "ClaimLost", "PUBLIC", "23514", "masked", "Two schedulers",
 )  # fmt: skip
 

@@ -5,7 +5,7 @@
 -- jobs are finished first: one statement for both could keep rows locked that its claim rejected. SQLSTATE
 -- QW001: a claim was lost, and nothing was written. The queue's pause and limits come before the claim. If
 -- `p_tell`, and nothing was claimed of a queue that has settings, return one row without an id, whose `wait_s`
--- says in how many seconds a limit admits the next job, or NULL.
+-- is the number of seconds after which a limit admits the next job, or NULL.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_tell boolean DEFAULT false)

@@ -1,7 +1,7 @@
 -- A claim that one row makes fail would stop its whole queue. These functions find that row and move it out of
 -- the way. They run only after a claim has raised, so that an ordinary claim costs nothing more.
 
--- Return whether an error says nothing about the row: connection, transaction, rights, missing objects,
+-- Return whether an error is not about the row: connection, transaction, rights, missing objects,
 -- resources, locks, shutdown, storage, internal errors. No job is ended for one of these.
 CREATE OR REPLACE FUNCTION queue_workflows_is_systemic(p_state text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT left(p_state, 2) IN ('08', '25', '28', '2D', '3B', '3D', '3F', '40', '42', '53', '55', '57', '58', '72',

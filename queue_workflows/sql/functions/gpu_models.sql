@@ -81,7 +81,7 @@ $$;
 
 -- Return why a worker cannot take jobs of a model: 'model' (it does not know the model, or registers none while
 -- another live worker knows it), 'vram' (its GPU memory is too small), or NULL: it can. A GB counts 1000 MB, so
--- that a model of 24 GB fits a card that is sold with 24 GB.
+-- that a model of 24 GB fits a GPU that is sold with 24 GB.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_misfit(
     p_host text, p_models text[], p_vram_mb integer, p_model text) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
@@ -164,8 +164,8 @@ RETURNS TABLE (model text, reason text, detail text) LANGUAGE sql STABLE AS $$
            CASE WHEN t.alive = 0 THEN 'no_worker' WHEN t.off IS NOT NULL THEN 'off'
                 WHEN t.is_large THEN 'vram' ELSE 'model' END,
            CASE WHEN t.alive = 0 THEN 'no gpu worker is alive'
-                WHEN t.off IS NOT NULL THEN 'every box that can take it is off: ' || t.off
-                WHEN t.is_large THEN format('it needs %s GB, and the largest card that may load it has %s GB',
+                WHEN t.off IS NOT NULL THEN 'every machine that can take it is off: ' || t.off
+                WHEN t.is_large THEN format('it needs %s GB, and the largest GPU that may load it has %s GB',
                                             t.needs_gb, t.vram_mb / 1000)
                 ELSE 'no live gpu worker knows the model' END
       FROM told t WHERE t.is_served IS NOT TRUE

@@ -172,7 +172,7 @@ BEGIN
          LIMIT 1;
         why := CASE WHEN FOUND THEN 'worth' ELSE 'left' END;
     END IF;
-    -- A job must not be passed over for ever by younger ones. Where it may be, v_fleet is set.
+    -- A job must not be passed over forever by younger ones. Where it may be, v_fleet is set.
     SELECT * INTO v_other FROM unnest(v_lines) l
      WHERE l.oldest_s > coalesce(v_chosen.waited_s, 0) + p_bound_s
      ORDER BY l.oldest_seq LIMIT 1;

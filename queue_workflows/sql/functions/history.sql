@@ -1,4 +1,4 @@
--- Record changes of jobs in their history, with the role that made them. Nobody can edit the history of ingest jobs.
+-- Record changes of jobs in their history, with the role that made them. No role can edit the history of ingest jobs.
 
 -- Return who makes a change: the setting queue_workflows.actor, else the login and its application_name.
 CREATE OR REPLACE FUNCTION queue_workflows_actor() RETURNS text LANGUAGE sql STABLE AS $$
@@ -27,7 +27,7 @@ BEGIN
     END IF;
     RAISE EXCEPTION '% is append-only: % is refused', TG_TABLE_NAME, TG_OP
         USING ERRCODE = 'QW004',
-              HINT = 'NODE_EVENT_RETENTION_DAYS says when old rows go; `queue-workflows prune` deletes them.';
+              HINT = 'NODE_EVENT_RETENTION_DAYS sets when they are deleted; `queue-workflows prune` deletes them now.';
 END $$;
 
 -- Append the event of a transition to the history of its job.

@@ -1,7 +1,7 @@
 -- Inserting jobs: defaults, idempotency keys, bulk insertion; and queueing a finished ingest job again.
 
 -- Check an inserted node job and decide whether it is claimable: a job that is not due, and one with a lock key,
--- is blocked until it is admitted. The trigger has no WHEN clause: PostgreSQL parses that text anew for every
+-- is blocked until it is admitted. The trigger has no WHEN clause: PostgreSQL parses that text again for every
 -- statement, which costs more than this function.
 CREATE OR REPLACE FUNCTION queue_workflows_hold_until_due() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -21,7 +21,7 @@ BEGIN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
     END IF;
     IF NEW.status = 'running' THEN
-        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key for ever.
+        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
         IF NEW.lease_expires_at > now() + interval '7 days' THEN
             RAISE EXCEPTION 'workflow_node_jobs.lease_expires_at of a running job is over 7 days ahead'
                 USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
@@ -89,7 +89,7 @@ BEGIN
         PERFORM queue_workflows_check_payload(NEW.progress, 'ingest_jobs.progress');
     END IF;
     IF NEW.status = 'running' THEN
-        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key for ever.
+        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
         IF NEW.lease_expires_at > now() + interval '7 days' THEN
             RAISE EXCEPTION 'ingest_jobs.lease_expires_at of a running job is over 7 days ahead'
                 USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';

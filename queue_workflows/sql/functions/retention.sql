@@ -1,6 +1,6 @@
 -- Which finished jobs and runs are old enough to be deleted.
 
--- Return whether an ingest job or a run with this status has ended more than p_days days ago; 0 keeps it for ever. The
+-- Return whether an ingest job or a run with this status has ended more than p_days days ago; 0 keeps it forever. The
 -- bounds keep a NaN, and an age that no interval can hold, from ending all pruning. Without a SET clause, so that it is
 -- inlined.
 CREATE OR REPLACE FUNCTION queue_workflows_is_past_retention(

@@ -2,7 +2,7 @@
 
 -- Return when a run was created, in microseconds since the epoch, or the nearest bigint. A cast that raised for
 -- an infinite time would stop the query for every other run.
--- It is STABLE, as extract() is: the planner inlines no function that claims more than its body allows.
+-- It is STABLE, as extract() is: the planner inlines no function that claims more than its definition allows.
 CREATE OR REPLACE FUNCTION queue_workflows_born(p_at timestamptz) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT least(greatest(extract(epoch FROM p_at) * 1000000, -9223372036854775808), 9223372036854775807)::bigint
 $$;
@@ -93,7 +93,7 @@ BEGIN
         USING ERRCODE = 'QW002';
 END $$;
 
--- Cancel the waiting nodes of a run that ends, in the transaction that ends it, and tell the workers of its
+-- Cancel the waiting nodes of a run that ends, in the transaction that ends it, and notify the workers of its
 -- running nodes.
 CREATE OR REPLACE FUNCTION queue_workflows_close_run() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -62,7 +62,7 @@ BEGIN
                 NEW.blocked_reason := 'locked';
             ELSIF NEW.lock_key IS NULL AND OLD.lock_key IS NOT NULL
                   AND NEW.blocked_reason IN ('locked', 'unserved') THEN
-                -- Without its key it would be admitted by nobody.
+                -- Without its key no other statement would admit it.
                 NEW.blocked_reason := CASE WHEN NEW.available_at > now() THEN 'not_due' END;
                 IF NEW.blocked_reason IS NULL THEN
                     PERFORM pg_notify(TG_ARGV[0], NEW.queue);
@@ -125,7 +125,7 @@ BEGIN
     IF OLD.status = 'running' AND NEW.worker_id = OLD.worker_id
        AND NEW.status IN ('completed', 'failed', 'awaiting_input')
        AND NOT starts_with(OLD.worker_id, 'legacy:') THEN
-        RAISE EXCEPTION 'claim % of job % is held by %; mark_completed() and mark_failed() end it by hand',
+        RAISE EXCEPTION 'claim % of job % is held by %; to end it manually, call mark_completed() or mark_failed()',
             OLD.claim_no, OLD.id, OLD.worker_id USING ERRCODE = 'QW001';
     END IF;
     NEW.worker_id := NULL;

@@ -1,4 +1,4 @@
--- A job that is admitted for its lock key, in a queue that nobody serves, would block the key for ever. It is
+-- A job that is admitted for its lock key, in a queue that no worker serves, would block the key forever. It is
 -- blocked as 'unserved', outside of the key's waiters, while a job of the key waits in a served queue. Planner
 -- settings: decision 0019.
 

@@ -2,7 +2,7 @@
 
 -- name: claim_apart
 -- Claim one job of `table`, trying the rows one by one, each in a savepoint. `aside`: of each
--- row that raised its id, its run, the error, and what became of it.
+-- row that raised its id, its run, the error, and its state now.
 SELECT *
   FROM queue_workflows_claim_apart(
            %(table)s::text, %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,

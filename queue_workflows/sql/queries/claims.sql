@@ -31,8 +31,9 @@ SELECT job
 
 -- name: ingest_step
 -- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
--- `claim` more. A row without an id: nothing was claimed, and `wait_s` says in how many
--- seconds a limit lets the next job in. Raises QW001 if one of the claims to record is lost.
+-- `claim` more. A row without an id: nothing was claimed, and `wait_s` is the number of
+-- seconds after which a limit admits the next job. Raises QW001 if one of the claims to
+-- record is lost.
 SELECT *
   FROM queue_workflows_ingest_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,

@@ -25,7 +25,7 @@ SELECT queue FROM workers
  ORDER BY queue;
 
 -- name: get
--- Return the control row of a host and queue. No row: nobody has switched it.
+-- Return the control row of a host and queue. No row: it was never switched.
 SELECT * FROM worker_controls WHERE host_label = %(host)s AND queue = %(queue)s;
 
 -- name: off_policy

@@ -1,4 +1,4 @@
--- The facts that `queue-workflows doctor` and `connect` judge. All are cheap, and none needs a
+-- The facts that `queue-workflows doctor` and `connect` check. All are cheap, and none needs a
 -- right that a role for reading lacks. An infinite time counts as the nearest that the server can
 -- subtract from now().
 

@@ -13,7 +13,7 @@ RETURNING *;
 SELECT queue_workflows_hold_node(%(run_id)s::text, %(node_id)s::text);
 
 -- name: next_due
--- Return the id of the oldest answer that is due and that nobody holds, without those of
+-- Return the id of the oldest answer that is due and not locked, without those of
 -- `set_aside`. An answer that is `processing` for longer than `after` seconds is due again, as is
 -- one whose `claimed_at` is in the future: no claim wrote that, and it would never become due.
 SELECT id FROM workflow_input_submissions

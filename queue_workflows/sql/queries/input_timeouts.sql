@@ -1,7 +1,7 @@
 -- Find input nodes whose wait is over, and end or extend the wait.
 
 -- name: next_overdue
--- Return the job of the oldest wait that is over and that nobody holds, without those of
+-- Return the job of the oldest wait that is over and not locked, without those of
 -- `set_aside`.
 SELECT job_id FROM workflow_input_timeouts
  WHERE due_at <= now() AND job_id <> ALL (%(set_aside)s::text[])
@@ -18,7 +18,7 @@ SELECT FROM workflow_node_jobs WHERE id = %(job)s FOR UPDATE SKIP LOCKED;
 
 -- name: overdue
 -- Return the job of a wait. `answered`: an answer is in flight, or, if the row of the job is not
--- `free`, being submitted. `over`: the job does not wait, or waits anew. The columns of a job that
+-- `free`, being submitted. `over`: the job does not wait, or waits again. The columns of a job that
 -- is gone are NULL.
 SELECT j.*,
        NOT %(free)s::boolean

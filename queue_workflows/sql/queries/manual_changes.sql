@@ -1,11 +1,11 @@
--- Complete, fail, park and requeue jobs for a person, whoever holds the claim.
+-- Complete, fail, park and requeue jobs for a person, whichever worker has the claim.
 
 -- name: lock_ingest_job
 -- Lock an ingest job until the transaction ends, so that its state is known to the next statement.
 SELECT FROM ingest_jobs WHERE id = %(job)s FOR UPDATE;
 
 -- name: complete_node
--- Complete a node that is not over, whoever holds it. No row: it is over, or there is no such job.
+-- Complete a node that is not over, whichever worker has it. No row: it is over, or there is no such job.
 WITH done AS (
     UPDATE workflow_node_jobs j
        SET status = 'completed', context_delta = %(result)s::jsonb, error = NULL,
@@ -21,7 +21,7 @@ WITH done AS (
 SELECT (job).* FROM done;
 
 -- name: complete_ingest_job
--- Complete an ingest job that is not over, whoever holds it. A trigger records the event of a job
+-- Complete an ingest job that is not over, whichever worker has it. A trigger records the event of a job
 -- that did not run. No row: it is over, or there is no such job.
 WITH done AS (
     UPDATE ingest_jobs j
@@ -39,7 +39,7 @@ WITH done AS (
 SELECT (job).* FROM done;
 
 -- name: fail_node
--- Fail a node that is not over, whoever holds it. No row: it is over, or there is no such job.
+-- Fail a node that is not over, whichever worker has it. No row: it is over, or there is no such job.
 WITH done AS (
     UPDATE workflow_node_jobs j
        SET status = 'failed', error = %(error)s, seconds = %(seconds)s::float8,
@@ -52,7 +52,7 @@ WITH done AS (
 SELECT (job).* FROM done;
 
 -- name: fail_ingest_job
--- Fail an ingest job that is not over, whoever holds it. A trigger records the event of a job that
+-- Fail an ingest job that is not over, whichever worker has it. A trigger records the event of a job that
 -- did not run. No row: it is over, or there is no such job.
 WITH done AS (
     UPDATE ingest_jobs j
@@ -67,7 +67,7 @@ WITH done AS (
 SELECT (job).* FROM done;
 
 -- name: park_node
--- Let a node that is not over wait for an answer, whoever holds it. No row: it is over, waits
+-- Let a node that is not over wait for an answer, whichever worker has it. No row: it is over, waits
 -- already, or there is no such job.
 WITH done AS (
     UPDATE workflow_node_jobs j

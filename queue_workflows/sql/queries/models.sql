@@ -15,7 +15,7 @@ SELECT s.model, %(host)s, s.gb
 SELECT queue_workflows_learn(%(host)s, %(model)s, %(seconds)s::float8, NULL);
 
 -- name: prune
--- Delete what was learned on hosts that have no worker and taught nothing for 30 days.
+-- Delete measured times that are older than 30 days, of hosts without a worker.
 DELETE FROM gpu_models g
  WHERE g.updated_at < now() - interval '30 days'
    AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = g.host_label);

@@ -71,5 +71,5 @@ UPDATE workflow_node_jobs SET resolved_inputs = %(inputs)s::jsonb WHERE id = %(j
 RETURNING *;
 
 -- name: set_input_spec
--- Store what an input node asks for and return its row.
+-- Store the question of an input node and return its row.
 UPDATE workflow_node_jobs SET input_spec = %(spec)s::jsonb WHERE id = %(job)s RETURNING *;

@@ -2,7 +2,7 @@
 
 -- name: runs_with_events
 -- Return the runs that have events to dispatch, the oldest event first, without those of
--- `set_aside`. `undefined`: also runs that have no definition yet. It looks at the oldest 5,000.
+-- `set_aside`. `undefined`: also runs that have no definition yet. It reads the oldest 5,000.
 SELECT run_id
   FROM (SELECT id, run_id FROM workflow_dispatch_events
          WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())

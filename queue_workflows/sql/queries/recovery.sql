@@ -188,7 +188,7 @@ SELECT DISTINCT r.job_id AS id, c.worker_id, r.claim_no
 
 -- name: refund_ingest
 -- Take back the crash that was counted for a claim, unless that was done before: a `death`
--- event says so, which the caller adds. The job may have ended since; but the error of a
+-- event records this, which the caller adds. The job may have ended since; but the error of a
 -- poisoned job names its count, so both stay. Return the job; no row: nothing to take back.
 UPDATE ingest_jobs j
    SET crash_count = j.crash_count - 1

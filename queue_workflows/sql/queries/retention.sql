@@ -15,7 +15,7 @@ SELECT set_config('statement_timeout', %(timeout)s, true);
 
 -- name: delete_jobs
 -- Delete the ingest jobs past their retention that lie in the pages from `first` to before
--- `end`. The `retention_days` of a queue stands before `days`; 0 keeps for ever. The table is
+-- `end`. The `retention_days` of a queue stands before `days`; 0 keeps rows forever. The table is
 -- walked as it lies: an index by time of ending would cost every job. Rows that are locked
 -- stay.
 WITH old AS MATERIALIZED (

@@ -134,7 +134,7 @@ UPDATE workflow_runs
 
 -- name: start_fresh
 -- Start a run that never started: freeze its definition, change it to running, insert its first
--- nodes. Return how many nodes it inserted; NULL: the run is not as the caller says, or locked.
+-- nodes. Return how many nodes it inserted; NULL: the run has changed since the caller read it, or is locked.
 -- No row: there is no such run, or its context is no object.
 SELECT queue_workflows_start_run(r.id, %(generation)s::integer, %(born)s::bigint,
                                  %(definition)s::jsonb, %(digest)s::text, %(nodes)s::jsonb,
@@ -163,7 +163,7 @@ UPDATE workflow_runs
 
 -- name: cancel
 -- Change a run that is not over to cancelled and return its row; a trigger cancels its waiting
--- nodes and asks the running ones to end.
+-- nodes and requests that the running ones end.
 UPDATE workflow_runs SET status = 'cancelled', finished_at = now(), updated_at = now()
  WHERE id = %(run_id)s AND NOT queue_workflows_is_terminal_run(status)
 RETURNING *;

@@ -32,7 +32,7 @@ RETURNING name, xmax = 0 AS inserted;
 UPDATE schedules SET changed_at = %(now)s WHERE name = %(name)s;
 
 -- name: adopt
--- Let a new row of an old-style entry go on from the last fire under its name up to `now`.
+-- Let a new row of an old-style entry continue from the last fire under its name up to `now`.
 UPDATE schedules s SET last_fire_at = f.fire_at, last_job_id = f.job_id, changed_at = f.fire_at
   FROM (SELECT fire_at, job_id FROM schedule_fires WHERE name = %(name)s AND fire_at <= %(now)s
          ORDER BY fire_at DESC LIMIT 1) f

@@ -84,7 +84,7 @@ UPDATE schedules SET last_job_id = %(job_id)s, last_run_id = %(run_id)s
  WHERE name = %(name)s AND (%(job_id)s::text IS NOT NULL OR %(run_id)s::text IS NOT NULL);
 
 -- name: record
--- Record what became of a claimed instant.
+-- Record the outcome of a claimed instant.
 UPDATE schedule_fires SET job_id = %(job_id)s, run_id = %(run_id)s, skipped = %(skipped)s
  WHERE name = %(name)s AND fire_at = %(fire_at)s;
 

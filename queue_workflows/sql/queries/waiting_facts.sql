@@ -12,7 +12,7 @@ SELECT j.*, r.status AS run_status, 'node job' AS kind
 SELECT j.*, 'ingest job' AS kind FROM ingest_jobs j WHERE j.id = %(job)s;
 
 -- name: run
--- Return what says why a run waits. No row: no such run.
+-- Return the facts that explain why a run waits. No row: no such run.
 SELECT id, workflow_name, status::text, available_at, definition
   FROM workflow_runs
  WHERE id = %(run)s;

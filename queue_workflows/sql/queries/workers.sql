@@ -69,7 +69,7 @@ UPDATE workers
 
 -- name: clear_model
 -- Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale`
--- sets the heartbeat back by an hour besides. No row: there is no such heartbeat.
+-- also sets the heartbeat back by an hour. No row: there is no such heartbeat.
 UPDATE worker_heartbeats
    SET current_model = NULL,
        last_seen = CASE WHEN %(mark_stale)s THEN now() - interval '1 hour' ELSE last_seen END

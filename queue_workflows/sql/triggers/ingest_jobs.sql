@@ -1,4 +1,4 @@
--- Triggers of ingest_jobs and of its history. None has a WHEN clause: PostgreSQL parses it anew for every
+-- Triggers of ingest_jobs and of its history. None has a WHEN clause: PostgreSQL parses it again for every
 -- statement, which costs more than the function does for a row.
 
 CREATE OR REPLACE TRIGGER ingest_jobs_hold BEFORE INSERT ON ingest_jobs

@@ -1,4 +1,4 @@
--- Triggers of workflow_node_jobs. None has a WHEN clause: PostgreSQL parses it anew for every statement, which
+-- Triggers of workflow_node_jobs. None has a WHEN clause: PostgreSQL parses it again for every statement, which
 -- costs more than the function does for a row.
 
 CREATE OR REPLACE TRIGGER workflow_node_jobs_hold BEFORE INSERT ON workflow_node_jobs

@@ -37,7 +37,7 @@ def noting_message(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def say(word: str, what: str) -> dict[str, Any]:
-    """Write a line about the handler that runs here; what its result says of its claim."""
+    """Write a line about the handler that runs here; what its result records of its claim."""
     job = _held.get()
     journal.write(word, job, what)
     return {"by": job["claim_no"]}

@@ -1,4 +1,4 @@
-"""A range check of the database reaches callers of public functions as an error of ours."""
+"""Public functions raise an engine error for a value that the database's range checks refuse."""
 
 from __future__ import annotations
 

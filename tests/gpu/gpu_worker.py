@@ -65,7 +65,7 @@ class Bench:
         """Return the memory in use on all GPUs, by any process."""
         found = self._reader.read()
         if not found:
-            raise AssertionError("nvidia-smi tells nothing")
+            raise AssertionError("nvidia-smi has no reading")
         return sum(card.vram_used_mb for card in found)
 
     def submit(self, node: str, model: str | None = None) -> str:

@@ -278,7 +278,7 @@ def test_a_migration_that_loses_a_deadlock_against_work_is_done_again(
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM"
     waiting += " pg_database WHERE datname = current_database())"
     with old.connect(autocommit=False, limited=False) as work, ThreadPoolExecutor(1) as pool:
-        # The other one finds the deadlock first, which ends whoever finds it.
+        # The other one detects the deadlock first, which aborts the one that detects it.
         work.execute("SET deadlock_timeout = '1min'")
         work.execute("LOCK TABLE ingest_jobs IN ROW EXCLUSIVE MODE")
         done = pool.submit(migrate)
@@ -384,8 +384,8 @@ def test_rows_with_values_out_of_every_range_are_taken_over_and_end(
     settle(lambda: factories.one(conn, live) + factories.one(conn, jobs) == 0)
     assert statuses(conn, "workflow_runs") == dict.fromkeys(("far", "old", "asked"), "completed")
     assert set(statuses(conn, "ingest_jobs").values()) == {"completed"}
-    run_row(conn, "innocent", "single", "queued")
-    done = "SELECT status = 'completed' FROM workflow_runs WHERE id = 'innocent'"
+    run_row(conn, "normal", "single", "queued")
+    done = "SELECT status = 'completed' FROM workflow_runs WHERE id = 'normal'"
     settle(lambda: factories.one(conn, done))
 
 
@@ -481,7 +481,7 @@ def test_the_old_worker_can_not_finish_what_ours_claimed(taken: str, conn: Any) 
     factories.complete_node(conn, ours)
 
 
-# --- what a host built on the tables -------------------------------------------------------------
+# --- what an app built on the tables -------------------------------------------------------------
 
 
 def test_views_triggers_and_indexes_of_the_app_stay(old: ModuleType, conn: Any) -> None:

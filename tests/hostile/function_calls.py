@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import db
-from tests.hostile import values
+from tests.hostile import extreme_values
 
 _FUNCTIONS = sql.SQL("""
 SELECT p.oid::regprocedure::text AS signature, p.proname AS name,
@@ -48,7 +48,7 @@ def read(conn: psycopg.Connection[Any]) -> list[Function]:
 
 def arguments(function: Function, rng: random.Random) -> list[str | None]:
     """Return an extreme value for each argument."""
-    return [rng.choice(values.of_type(kind)).text for kind in function.types]
+    return [rng.choice(extreme_values.of_type(kind)).text for kind in function.types]
 
 
 def call(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.hostile import catalog, folders
+from tests.hostile import folders, writable_columns
 
 ESCAPE, OVERRIDE, MARKUP = "\x1b[31m\x1b]0;owned\x07", "\u202eabc\u2066", "[red]x[/] [/]"
 FORGED_LINE = "2026-01-01T00:00:00 ERROR forged"
@@ -110,7 +110,7 @@ def of_type(base: str) -> list[Value]:
     return [*found, Value("NULL", None)]
 
 
-def extremes(column: catalog.Column) -> list[Value]:
+def extremes(column: writable_columns.Column) -> list[Value]:
     """Return the values to try in a column; raise KeyError for an unknown type."""
     found = [*_BY_TYPE[column.base], Value("NULL", None)]
     if column.name == "out_dir":

@@ -1,4 +1,4 @@
-"""Rows P1, P8, P13 and P15 of `rows.py`: faults of server, schema, clocks and forks."""
+"""Faults of server, schema, clocks and forks (rows P1, P8, P13, P15 of `failure_coverage.py`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def conn(db: object) -> Iterator[engine.Connection]:
 
 
 def started(cli: Commands, said: str, *argv: str, **env: str) -> Command:
-    """A command that has said this by now."""
+    """A command that has printed this text."""
     command = cli.start(*argv, **env)
     until(lambda: said in command.err, timeout_s=60)
     return command
@@ -200,7 +200,7 @@ def test_a_schema_that_breaks_with_today_is_refused_by_name(
 
 
 def lapsed(conn: engine.Connection) -> str:
-    """The id of a job that somebody dead has held; nobody serves its queue."""
+    """The id of a job whose worker died; no worker serves its queue."""
     conn.execute("DELETE FROM ingest_jobs WHERE queue = 'fetch'")
     row = factories.ingest(conn, task_name="note")
     factories.expire(conn, factories.claim_ingest(conn, factories.who("fetch")))

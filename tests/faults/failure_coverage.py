@@ -1,12 +1,12 @@
-"""Map each row of the list of failures to the tests that cover it; `test_rows.py` checks the map.
+"""Map each row of the list of failures to its tests; `test_failure_coverage.py` checks the map.
 
 `O` ownership, `D` dispatch and runs, `P` PostgreSQL, `S` content and security. A test is
-`file::name`, the file below `tests/`; `OPEN` says what of a row no test holds.
+`file::name`, the file below `tests/`; `OPEN` lists the parts of a row that no test covers.
 """
 
 from __future__ import annotations
 
-HELD: dict[str, tuple[str, tuple[str, ...]]] = {
+COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
     "O1": (
         "a worker that lost its lease finishes all the same",
         (
@@ -27,8 +27,8 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "O3": (
         "a guard that outlives its job",
         (
-            "integration/test_claim_worker.py::test_a_trip_never_reaches_the_next_job",
-            "integration/test_batches.py::test_whatever_the_lease_keeper_takes_no_job_runs_or_is_recorded_twice",
+            "integration/test_claim_worker.py::test_a_guards_failure_never_ends_the_next_job",
+            "integration/test_batches.py::test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some",
             "integration/test_worker_control.py::test_the_watcher_stops_its_own_worker_and_no_other",
             "unit/test_kill_timers.py::test_a_job_does_not_inherit_the_shorter_budget_of_the_one_before",
         ),
@@ -36,37 +36,37 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "O4": (
         "a handler that carries on without its lease",
         (
-            "faults/test_exits.py::test_a_worker_that_cannot_renew_is_gone_before_its_lease_is",
-            "unit/test_guards.py::test_lease_end_trips_before_the_lease_lapses",
+            "faults/test_exit_deadlines.py::test_a_worker_that_cannot_renew_is_gone_before_its_lease_is",
+            "unit/test_guards.py::test_lease_guard_fails_before_the_lease_lapses",
             "integration/test_kill_timer.py::test_no_timer_is_left_over_and_the_clock_counts_suspend",
         ),
     ),
     "O5": (
         "an exit that waits for the database, or for the GIL",
         (
-            "faults/test_exits.py::test_the_budgets_exit_does_not_wait_for_a_frozen_database",
-            "faults/test_exits.py::test_the_budget_ends_a_handler_that_keeps_the_gil",
-            "faults/test_exits.py::test_sigterm_does_not_wait_for_a_frozen_database",
-            "faults/test_held_gil.py::test_an_idle_gpu_job_is_tripped_by_the_parent_and_runs_again",
-            "integration/test_kill_timer.py::test_it_leaves_on_time_while_a_c_call_keeps_the_gil",
+            "faults/test_exit_deadlines.py::test_the_budgets_exit_does_not_wait_for_a_frozen_database",
+            "faults/test_exit_deadlines.py::test_the_budget_ends_a_handler_that_keeps_the_gil",
+            "faults/test_exit_deadlines.py::test_sigterm_does_not_wait_for_a_frozen_database",
+            "faults/test_held_gil.py::test_an_idle_gpu_job_is_ended_by_the_parent_and_runs_again",
+            "integration/test_kill_timer.py::test_it_exits_on_time_while_a_c_call_keeps_the_gil",
         ),
     ),
     "O6": (
         "a probe that cannot be read counts as idle",
         (
             "integration/test_worker_usage.py::test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock",
-            "integration/test_worker_usage.py::test_no_tools_is_unknown_and_says_so",
+            "integration/test_worker_usage.py::test_without_tools_the_reading_is_unknown_with_a_reason",
             "unit/test_guards.py::test_without_a_probe_every_job_ends_by_the_clock",
         ),
     ),
     "O7": (
         "a job that kills its workers for ever",
         (
-            "faults/test_ownership.py::test_a_job_that_kills_its_worker_is_poison_after_three_and_says_how",
+            "faults/test_ownership.py::test_a_job_that_kills_three_workers_is_poison_and_its_error_has_the_cause",
             "integration/test_node_queue.py::test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison",
             "integration/test_crash_recovery.py::test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat",
-            "integration/test_claim_worker.py::test_what_may_have_killed_its_worker_is_claimed_alone",
-            "faults/test_held_gil.py::test_of_a_batch_only_the_job_whose_handler_ran_is_counted_when_its_worker_dies",
+            "integration/test_claim_worker.py::test_a_job_with_a_crash_is_claimed_alone",
+            "faults/test_held_gil.py::test_when_a_worker_dies_only_the_batch_job_whose_handler_ran_counts_a_crash",
             "e2e/test_roles.py::test_a_supervised_worker_that_is_killed_loses_nothing_and_comes_back",
         ),
     ),
@@ -101,8 +101,8 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "D1": (
         "a crash between expanding a run and its status; runs that hide others",
         (
-            "faults/test_dispatch.py::test_a_new_run_starts_within_two_seconds_beside_sixty_that_wait_for_a_person",
-            "faults/test_dispatch.py::test_what_fails_or_waits_does_not_hold_up_what_is_behind_it",
+            "faults/test_dispatch_faults.py::test_a_new_run_starts_within_two_seconds_beside_sixty_that_wait_for_a_person",
+            "faults/test_dispatch_faults.py::test_failing_or_waiting_events_do_not_delay_later_ones",
             "faults/test_failpoints.py::test_a_role_killed_at_any_commit_loses_and_doubles_nothing",
             "faults/test_every_statement.py::test_a_connection_lost_at_any_statement_loses_and_doubles_nothing",
             "integration/test_dispatcher.py::test_sixty_parked_runs_do_not_keep_a_new_one_from_starting",
@@ -122,27 +122,27 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "integration/test_run_store.py::test_no_plain_update_leaves_a_terminal_state_but_to_reopen",
             "integration/test_dispatcher.py::test_nothing_changes_a_cancelled_run",
-            "integration/test_run_store.py::test_a_run_that_is_over_stays_so",
+            "integration/test_run_store.py::test_a_finished_run_keeps_its_status",
             "integration/test_dispatcher_hooks.py::test_a_run_cancelled_while_its_provider_thinks_is_not_written",
         ),
     ),
     "D4": (
         "a graph that never ends, or ends with nodes dropped",
         (
-            "integration/test_dispatcher.py::test_a_workflow_that_cannot_run_fails_its_run_at_once_and_says_why",
+            "integration/test_dispatcher.py::test_a_workflow_that_cannot_run_fails_its_run_at_once_with_the_reason",
             "integration/test_dispatcher.py::test_a_run_with_everything_skipped_is_completed",
             "test_invariant_runs.py::test_every_run_ends_and_no_invariant_is_broken",
-            "test_invariant_dispatch.py::test_an_undisturbed_run_ends_as_its_graph_says",
+            "test_invariant_dispatch.py::test_an_undisturbed_run_ends_as_its_graph_requires",
         ),
     ),
     "D5": (
         "an answer lost, changed, or raced",
         (
-            "integration/test_inputs.py::test_a_crash_half_way_loses_no_answer_and_takes_it_once",
-            "integration/test_inputs.py::test_an_answer_stays_what_it_was",
-            "integration/test_inputs.py::test_the_first_answer_wins_and_the_second_is_refused_in_words",
-            "integration/test_inputs.py::test_an_answer_that_comes_while_the_first_is_being_taken_is_refused",
-            "integration/test_inputs.py::test_an_answer_that_was_taken_counts_even_if_the_run_cannot_go_on_yet",
+            "integration/test_input_nodes.py::test_a_crash_half_way_loses_no_answer_and_takes_it_once",
+            "integration/test_input_nodes.py::test_an_answer_stays_what_it_was",
+            "integration/test_input_nodes.py::test_the_first_answer_wins_and_the_second_is_refused_in_words",
+            "integration/test_input_nodes.py::test_an_answer_that_comes_while_the_first_is_being_taken_is_refused",
+            "integration/test_input_nodes.py::test_an_answer_that_was_taken_counts_even_if_the_run_cannot_go_on_yet",
         ),
     ),
     "D6": (
@@ -161,13 +161,13 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "integration/test_claim_worker.py::test_a_connection_that_dies_under_the_handler_costs_nothing",
             "integration/test_claim_worker.py::test_a_commit_whose_reply_was_lost_is_not_written_twice",
             "integration/test_claim_worker.py::test_a_job_claimed_by_a_commit_whose_reply_was_lost_is_given_back",
-            "test_invariant_claims.py::test_a_claim_has_recorded_what_its_own_event_says",
+            "test_invariant_claims.py::test_a_claim_has_recorded_what_its_own_event_contains",
         ),
     ),
     "D8": (
         "two orchestrators dispatch the same event",
         (
-            "faults/test_dispatch.py::test_two_orchestrators_of_which_one_keeps_dying_dispatch_each_event_once",
+            "faults/test_dispatch_faults.py::test_two_orchestrators_of_which_one_keeps_dying_dispatch_each_event_once",
             "integration/test_dispatcher.py::test_two_dispatchers_on_one_run_make_no_error_and_no_double",
         ),
     ),
@@ -185,25 +185,25 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "D10": (
         "UPDATE ... IN (SELECT ... LIMIT) takes more",
         (
-            "faults/test_dispatch.py::test_a_claim_takes_no_more_than_it_asks_for_by_the_worst_plan",
-            "faults/test_dispatch.py::test_no_statement_limits_what_it_locks_inside_an_in",
+            "faults/test_dispatch_faults.py::test_a_claim_takes_no_more_than_requested_by_the_worst_plan",
+            "faults/test_dispatch_faults.py::test_no_statement_limits_what_it_locks_inside_an_in",
             "test_invariant_claims.py::test_batches_at_once_share_no_job",
         ),
     ),
     "D11": (
         "`not running` read as dead",
         (
-            "faults/test_dispatch.py::test_only_the_end_of_a_run_ends_its_jobs_at_a_restart",
+            "faults/test_dispatch_faults.py::test_only_the_end_of_a_run_ends_its_jobs_at_a_restart",
             "integration/test_node_queue.py::test_a_run_status_of_the_app_stops_no_claim",
         ),
     ),
     "P1": (
         "a dropped LISTEN connection",
         (
-            "faults/test_postgres.py::test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off",
-            "faults/test_postgres.py::test_a_listener_is_back_within_5_seconds",
+            "faults/test_server_faults.py::test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off",
+            "faults/test_server_faults.py::test_a_listener_is_back_within_5_seconds",
             "integration/test_listen.py::test_a_lost_connection_is_replaced_and_later_notifications_are_received",
-            "integration/test_listen.py::test_it_goes_on_polling_and_says_once_that_the_database_is_away",
+            "integration/test_listen.py::test_it_continues_polling_and_logs_once_that_the_database_is_unreachable",
         ),
     ),
     "P2": (
@@ -212,7 +212,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "integration/test_listen.py::test_a_frozen_peer_is_noticed_within_15_seconds",
             "integration/test_listen.py::test_a_frozen_peer_is_noticed_left_and_found_again",
             "integration/test_db.py::test_only_the_engines_own_connections_carry_time_outs",
-            "faults/test_exits.py::test_a_worker_that_cannot_renew_is_gone_before_its_lease_is",
+            "faults/test_exit_deadlines.py::test_a_worker_that_cannot_renew_is_gone_before_its_lease_is",
         ),
     ),
     "P3": (
@@ -245,16 +245,16 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "bootstraps that race",
         (
             "integration/test_schema.py::test_of_20_starters_one_migrates_and_none_fails",
-            "integration/test_schema.py::test_a_migration_that_changed_after_it_was_applied_is_said",
+            "integration/test_schema.py::test_a_migration_that_changed_after_it_was_applied_is_reported",
         ),
     ),
     "P8": (
         "a rolling upgrade",
         (
-            "faults/test_postgres.py::test_workers_of_today_go_on_while_a_step_that_only_adds_is_applied_and_after",
-            "faults/test_postgres.py::test_a_worker_of_tomorrow_waits_for_its_schema_and_touches_nothing",
-            "faults/test_postgres.py::test_a_schema_that_breaks_with_today_is_refused_by_name",
-            "integration/test_schema.py::test_a_newer_database_is_refused_only_when_it_says_so",
+            "faults/test_server_faults.py::test_workers_of_today_go_on_while_a_step_that_only_adds_is_applied_and_after",
+            "faults/test_server_faults.py::test_a_worker_of_tomorrow_waits_for_its_schema_and_touches_nothing",
+            "faults/test_server_faults.py::test_a_schema_that_breaks_with_today_is_refused_by_name",
+            "integration/test_schema.py::test_a_newer_database_is_refused_only_when_marked_incompatible",
             "e2e/test_roles.py::test_a_wait_for_the_schema_is_logged_once",
         ),
     ),
@@ -262,22 +262,22 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a downgrade that loses data",
         (
             "integration/test_schema.py::test_a_downgrade_that_loses_something_lists_it_and_changes_nothing",
-            "integration/test_schema.py::test_what_is_written_while_a_downgrade_looks_is_not_lost_unseen",
+            "integration/test_schema.py::test_rows_written_during_the_check_of_a_downgrade_are_not_lost_unreported",
         ),
     ),
     "P11": (
         "a restart of the server",
         (
-            "integration/test_embedded.py::test_a_server_that_was_killed_is_started_again_for_those_who_joined",
+            "integration/test_embedded.py::test_a_server_that_was_killed_is_started_again_for_its_users",
             "integration/test_orchestrator.py::test_a_database_that_goes_away_during_the_bootstrap_is_waited_for",
         ),
     ),
     "P13": (
         "clocks that step",
         (
-            "faults/test_postgres.py::test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing",
+            "faults/test_server_faults.py::test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing",
             "integration/test_scheduler.py::test_a_clock_that_steps_back_and_forth_fires_nothing_twice_and_goes_on",
-            "integration/test_scheduler.py::test_due_is_what_the_databases_clock_says",
+            "integration/test_scheduler.py::test_due_is_decided_by_the_databases_clock",
         ),
     ),
     "P14": (
@@ -291,9 +291,9 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "P15": (
         "a fork that shares sockets",
         (
-            "faults/test_postgres.py::test_children_of_a_handler_have_connections_and_names_of_their_own",
-            "faults/test_postgres.py::test_a_kept_connection_stays_in_the_process_that_opened_it",
-            "faults/test_postgres.py::test_workers_forked_from_one_are_two",
+            "faults/test_server_faults.py::test_children_of_a_handler_have_connections_and_names_of_their_own",
+            "faults/test_server_faults.py::test_a_kept_connection_stays_in_the_process_that_opened_it",
+            "faults/test_server_faults.py::test_workers_forked_from_one_are_two",
             "integration/test_db.py::test_a_fork_drops_the_pool_and_leaves_the_parents_connections_alone",
             "integration/test_db.py::test_a_fork_while_a_thread_opens_the_pool_does_not_hang_the_child",
             "integration/test_embedded.py::test_a_forked_child_gives_nothing_back",
@@ -343,7 +343,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "depth and size without bounds",
         (
             "unit/test_payload.py::test_nesting_is_bounded",
-            "unit/test_payload.py::test_size_is_bounded_and_the_text_says_how",
+            "unit/test_payload.py::test_size_is_bounded_and_the_text_has_the_limit",
             "unit/test_refs.py::test_depth_is_bounded_by_a_clear_error",
             "integration/test_dispatcher.py::test_more_nodes_than_a_run_may_have_are_refused",
         ),

@@ -13,14 +13,14 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import db
-from tests.hostile import app, catalog, folders
-from tests.hostile.catalog import INSERT, UPDATE
-from tests.hostile.values import Value, extremes
+from tests.hostile import app, folders, writable_columns
+from tests.hostile.extreme_values import Value, extremes
+from tests.hostile.writable_columns import INSERT, UPDATE
 
 Conn = psycopg.Connection[Any]
 PARKED = "parks"
 APPEND_ONLY = ("ingest_job_events",)
-"""Its trigger refuses to delete a row, whoever asks."""
+"""Its trigger refuses every DELETE."""
 REFUSED = ("22", "23", "42501", "42804", "42P10", "428C9", "54", "55000", "P0001", "QW", "0A000")
 """SQLSTATEs of a refusal: bad data, a constraint, no right, too large, a trigger's own."""
 _OWN = {"host_label": "hostile-machine", "queue": app.OTHER, "model": "hostile-model"}
@@ -42,7 +42,7 @@ KNOWN: Known = {
 SHARED: Known = {
     "ingest_jobs": {"lock_key": (None, app.LOCK_KEY, None), "partition_key": (None, app.PARTITION)}
 }
-"""Keys of innocents in hostile rows: of roles that may not say that their own row runs."""
+"""Keys of normal jobs in hostile rows: of roles that may not set their own row to running."""
 _PLAIN = {
     "timestamp with time zone": "2026-01-01", "jsonb": "{}", "boolean": "true", "text[]": "{}",
     "smallint": "2", "integer": "2", "bigint": "2", "real": "1", "double precision": "1",
@@ -69,7 +69,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Written:
-    """What became of the changes of a batch."""
+    """The outcomes of the changes of a batch."""
 
     accepted: list[tuple[Change, dict[str, Any]]] = field(
         default_factory=list[tuple[Change, dict[str, Any]]]
@@ -84,7 +84,7 @@ class Written:
         return [(change, key[column]) for change, key in self.accepted if change.table == table]
 
 
-def singles(tables: dict[str, catalog.Table]) -> list[Change]:
+def singles(tables: dict[str, writable_columns.Table]) -> list[Change]:
     """Yield every writable column with each of its extreme values, inserted, then updated."""
     numbers = itertools.count()
     return [
@@ -96,7 +96,7 @@ def singles(tables: dict[str, catalog.Table]) -> list[Change]:
     ]
 
 
-def pairs(tables: dict[str, catalog.Table], rng: random.Random) -> Iterator[Change]:
+def pairs(tables: dict[str, writable_columns.Table], rng: random.Random) -> Iterator[Change]:
     """Yield endless random pairs of columns of one table, each with a random extreme value."""
     choices = [
         (table, verb, columns)
@@ -112,7 +112,7 @@ def pairs(tables: dict[str, catalog.Table], rng: random.Random) -> Iterator[Chan
         yield Change(number, table.name, verb, given)
 
 
-def _verbs(table: catalog.Table) -> list[str]:
+def _verbs(table: writable_columns.Table) -> list[str]:
     found = [INSERT] if table.insertable else []
     return found + ([UPDATE] if table.writable(UPDATE) else [])
 
@@ -121,7 +121,11 @@ class Writer:
     """Writes changes as the role; rows that it updates are the hostile's own, never another's."""
 
     def __init__(
-        self, owner: Conn, hostile: Conn, tables: dict[str, catalog.Table], known: Known = KNOWN
+        self,
+        owner: Conn,
+        hostile: Conn,
+        tables: dict[str, writable_columns.Table],
+        known: Known = KNOWN,
     ) -> None:
         self._owner, self._hostile, self._tables = owner, hostile, tables
         self._known = {name: dict(columns) for name, columns in known.items()}
@@ -161,7 +165,7 @@ class Writer:
         key = self._insert(self._hostile if table.insertable else self._owner, table, plain)
         return self._update(table, key, given)
 
-    def _plain(self, table: catalog.Table, change: Change) -> dict[str, str | None]:
+    def _plain(self, table: writable_columns.Table, change: Change) -> dict[str, str | None]:
         """Return the columns that make the row valid, apart from the change."""
         found: dict[str, str | None] = {}
         known = self._known.get(table.name, {})
@@ -174,10 +178,10 @@ class Writer:
                 found[column.name] = self._plain_value(column, change)
         return {name: value for name, value in found.items() if self._may_name(table, name)}
 
-    def _may_name(self, table: catalog.Table, column: str) -> bool:
+    def _may_name(self, table: writable_columns.Table, column: str) -> bool:
         return table.columns[column].may_insert or not table.insertable
 
-    def _plain_value(self, column: catalog.Column, change: Change) -> str:
+    def _plain_value(self, column: writable_columns.Column, change: Change) -> str:
         if column.name in _OWN:
             return _OWN[column.name]
         if column.base == "text":
@@ -191,7 +195,7 @@ class Writer:
         return _PLAIN[column.base]
 
     def _insert(
-        self, conn: Conn, table: catalog.Table, row: dict[str, str | None]
+        self, conn: Conn, table: writable_columns.Table, row: dict[str, str | None]
     ) -> dict[str, Any]:
         statement = sql.SQL("INSERT INTO {} ({}) VALUES ({}) RETURNING {}").format(
             sql.Identifier(table.name),
@@ -202,7 +206,7 @@ class Writer:
         return self._one(conn, table, statement, [*row.values()])
 
     def _update(
-        self, table: catalog.Table, key: dict[str, Any], given: dict[str, str | None]
+        self, table: writable_columns.Table, key: dict[str, Any], given: dict[str, str | None]
     ) -> dict[str, Any] | None:
         statement = sql.SQL("UPDATE {} SET {} WHERE {} RETURNING {}").format(
             sql.Identifier(table.name),
@@ -217,7 +221,7 @@ class Writer:
 
     @staticmethod
     def _one(
-        conn: Conn, table: catalog.Table, statement: sql.Composed, values: list[Any]
+        conn: Conn, table: writable_columns.Table, statement: sql.Composed, values: list[Any]
     ) -> dict[str, Any]:
         row = conn.execute(statement, values).fetchone()
         return dict(zip(table.key, row or (), strict=False))
@@ -233,16 +237,16 @@ class Writer:
                 self._owner.execute(statement, [*key.values()])
 
 
-def _cast(table: catalog.Table, column: str) -> sql.Composed:
+def _cast(table: writable_columns.Table, column: str) -> sql.Composed:
     return sql.SQL("%s::{}").format(sql.SQL(table.columns[column].type))  # type: ignore[arg-type]
 
 
-def _key_of(table: catalog.Table) -> sql.Composed:
+def _key_of(table: writable_columns.Table) -> sql.Composed:
     """Return the key's columns as text, which any client can load, whatever they hold."""
     return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(n)) for n in table.key)
 
 
-def _where(table: catalog.Table) -> sql.Composed:
+def _where(table: writable_columns.Table) -> sql.Composed:
     return sql.SQL(" AND ").join(
         sql.SQL("{}::text = %s").format(sql.Identifier(n)) for n in table.key
     )

@@ -11,13 +11,13 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import db
-from tests.hostile import catalog, functions, roles, rows
-from tests.soak import background, plans, tasks, workflows
+from tests.hostile import function_calls, roles, row_changes, writable_columns
+from tests.soak import background, fault_plan, tasks, workflows
 from tests.soak.mutant import Mutant
 
 PURPOSE = "submit"
 ASKS = "asks"
-KNOWN: rows.Known = {
+KNOWN: row_changes.Known = {
     "workflow_runs": {"workflow_name": ("chain", ASKS, workflows.WRITES)},
     "ingest_jobs": {
         "queue": (tasks.NOTES, tasks.FEEDS, tasks.CALLS),
@@ -62,15 +62,15 @@ class Hostile(background.BackgroundThread):
             if self._grants:
                 role = sql.Identifier(self._roles[PURPOSE])
                 owner.execute(sql.SQL("GRANT {} TO {}").format(sql.SQL(self._grants), role))  # type: ignore[arg-type]
-            self._tables = catalog.read(owner, self._roles[PURPOSE])
-            self._functions = functions.read(owner)
-        self._singles = [each for each in rows.singles(self._tables) if not each.heavy]
+            self._tables = writable_columns.read(owner, self._roles[PURPOSE])
+            self._functions = function_calls.read(owner)
+        self._singles = [each for each in row_changes.singles(self._tables) if not each.heavy]
         self._focus = [
             each
             for each in self._singles
             if each.given[0][0] in self._columns and self._names.search(each.given[0][1].name)
         ]
-        self._pairs = rows.pairs(self._tables, self._rng)
+        self._pairs = row_changes.pairs(self._tables, self._rng)
         super().__enter__()
         return self
 
@@ -96,7 +96,7 @@ class Hostile(background.BackgroundThread):
         while not stop.wait(self._rng.expovariate(self._rate_s)):
             if not self._open:
                 continue
-            # The server is restarted and connections are cut meanwhile; both connect anew.
+            # The server is restarted and connections are cut meanwhile; both connect again.
             with suppress(db.Error):
                 if self._rng.random() < self._calls:
                     self._call()
@@ -109,7 +109,7 @@ class Hostile(background.BackgroundThread):
         if conn is None or conn.closed:
             dsn = roles.as_role(self._dsn, role)
             conn = psycopg.connect(dsn, autocommit=True, connect_timeout=5)
-            conn.execute(f"SET statement_timeout = {functions.LONGEST_S * 1000:.0f}".encode())
+            conn.execute(f"SET statement_timeout = {function_calls.LONGEST_S * 1000:.0f}".encode())
             conn.execute("SET lock_timeout = '2s'")
             self._conns[role] = conn
         return conn
@@ -117,7 +117,7 @@ class Hostile(background.BackgroundThread):
     def _write(self) -> None:
         conn = self._conn(PURPOSE)
         change = self._drawn()
-        writer = rows.Writer(conn, conn, self._tables, KNOWN)
+        writer = row_changes.Writer(conn, conn, self._tables, KNOWN)
         parked: list[str] = []
         if change.table == "workflow_input_submissions":
             parked = self._parked(conn)
@@ -128,8 +128,8 @@ class Hostile(background.BackgroundThread):
         self.refused += written.refused
         self.problems += [each for each in written.odd if conn.info.status == conn.info.status.OK]
 
-    def _drawn(self) -> rows.Change:
-        if self._focus and self._rng.random() < plans.FOCUS:
+    def _drawn(self) -> row_changes.Change:
+        if self._focus and self._rng.random() < fault_plan.FOCUS:
             return self._rng.choice(self._focus)
         return next(self._pairs) if self._rng.random() < PAIRS else self._rng.choice(self._singles)
 
@@ -144,8 +144,8 @@ class Hostile(background.BackgroundThread):
     def _call(self) -> None:
         purpose = self._rng.choice((PURPOSE, None))
         function = self._rng.choice(self._functions)
-        given = functions.arguments(function, self._rng)
-        problem = functions.call(self._conn(purpose), function, given, nobody=purpose is None)
+        given = function_calls.arguments(function, self._rng)
+        problem = function_calls.call(self._conn(purpose), function, given, nobody=purpose is None)
         self.called += 1
         if problem is not None:
             self.problems.append(f"{purpose or 'a role without rights'}: {problem}")

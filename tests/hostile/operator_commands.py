@@ -16,7 +16,7 @@ import typer.main
 
 from queue_workflows import __main__ as command
 from queue_workflows import db
-from tests.hostile import fleet, rows
+from tests.hostile import fleet, row_changes
 
 LISTS: tuple[tuple[str, ...], ...] = (
     ("status",), ("runs",), ("workers",), ("queues",), ("models",), ("inputs",), ("jobs", "list"),
@@ -108,7 +108,7 @@ def _refuse(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
 
 
-def read_one(change: rows.Change, key: str) -> list[str]:
+def read_one(change: row_changes.Change, key: str) -> list[str]:
     """Return the faults of the commands that show this row."""
     wanted = {
         "workflow_runs": (("show",), ("inputs",)),
@@ -128,7 +128,7 @@ def read_one(change: rows.Change, key: str) -> list[str]:
     return found
 
 
-def remove(written: rows.Written, live_runs: set[str], live_jobs: set[str]) -> list[str]:
+def remove(written: row_changes.Written, live_runs: set[str], live_jobs: set[str]) -> list[str]:
     """Cancel the live runs and jobs, then delete the jobs; what is wrong with that."""
     found: list[str] = []
     for change, key in written.keys("workflow_runs"):
@@ -139,7 +139,7 @@ def remove(written: rows.Written, live_runs: set[str], live_jobs: set[str]) -> l
     return found + _each("delete", jobs)
 
 
-def _each(what: str, jobs: list[tuple[rows.Change, str]]) -> list[str]:
+def _each(what: str, jobs: list[tuple[row_changes.Change, str]]) -> list[str]:
     """Run `jobs cancel` or `jobs delete` for all at once, and one by one if that fails."""
     if not jobs or not run("jobs", what, "--", *[key for _, key in jobs]).problems((0, 1)):
         return []

@@ -32,7 +32,7 @@ pmon)
 --query-gpu=index,uuid,memory.total) echo "0, GPU-pretended, @TOTAL@" ;;
 --query-gpu=index,utilization.gpu) echo "0, $use %" ;;
 --query-gpu=utilization.gpu) echo "$use %" ;;
---query-gpu=name) echo "a card that is not there" ;;
+--query-gpu=name) echo "a simulated GPU" ;;
 *) exit 2 ;;
 esac
 """

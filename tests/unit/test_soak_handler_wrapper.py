@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from queue_workflows import ingest_executor, node_executor
-from tests.soak import journaling
+from tests.soak import handler_wrapper
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,5 @@ def test_all_arguments_are_passed_on(run: object) -> None:
     count = len(inspect.signature(run).parameters)
     assert count > 1
     values = [{"id": "job"}, *range(1, count)]
-    assert journaling.noting(stand_in)(*values) == "ran"
+    assert handler_wrapper.noting(stand_in)(*values) == "ran"
     assert given == values

@@ -23,7 +23,7 @@ class Pause(NamedTuple):
 
 @dataclass
 class Acknowledgements:
-    """What was asked for, and what the engine said to it."""
+    """What was requested, and what the engine replied."""
 
     runs: dict[str, str] = field(default_factory=dict[str, str])
     """Run → workflow."""
@@ -44,7 +44,7 @@ class Acknowledgements:
     keys: dict[str, list[tuple[str, bool]]] = field(
         default_factory=lambda: defaultdict[str, list[tuple[str, bool]]](list)
     )
-    """Idempotency key → of each answer the job, and whether it was said to be new."""
+    """Idempotency key → of each answer the job, and whether it was reported as new."""
     unheard: set[str] = field(default_factory=set[str])
     """Keys of which an answer was lost."""
     clashes: int = 0

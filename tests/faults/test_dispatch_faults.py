@@ -1,4 +1,4 @@
-"""Rows D1, D8, D10 and D11 of `rows.py`, with processes and with the worst plan."""
+"""Faults of dispatch: crashes, two orchestrators, bad plans (D1, D8, D10, D11 of the list)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_two_orchestrators_of_which_one_keeps_dying_dispatch_each_event_once(
 # --- D10 ----------------------------------------------------------------------------------------
 
 WORST = ("hashjoin", "mergejoin", "hashagg", "material", "memoize")
-"""Without them a join reads its inner side anew for each row of the outer one."""
+"""Without them a join reads its inner side again for each row of the outer one."""
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def worst(conn: engine.Connection) -> engine.Connection:
     return conn
 
 
-def test_a_claim_takes_no_more_than_it_asks_for_by_the_worst_plan(
+def test_a_claim_takes_no_more_than_requested_by_the_worst_plan(
     worst: engine.Connection,
 ) -> None:
     for _ in range(60):
@@ -149,7 +149,7 @@ def test_only_the_end_of_a_run_ends_its_jobs_at_a_restart(
     }
 
 
-def test_what_fails_or_waits_does_not_hold_up_what_is_behind_it(
+def test_failing_or_waiting_events_do_not_delay_later_ones(
     cli: Commands, conn: engine.Connection
 ) -> None:
     for _ in range(4):
