@@ -32,10 +32,7 @@ class HookThread:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._last: threading.Event | None = None
         self._pool = service.Pool("failure hook", 1, lambda _: self._run())
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._pool.start()
+        """Started by the first call."""
 
     def stop(self) -> None:
         """Let the thread end after the present call, and do not wait for a hook that hangs."""
@@ -55,6 +52,8 @@ class HookThread:
         """
         # A copy: the command gets the alert too, whatever the hook does to it.
         call = _Call(dict(alert), alert["text"], threading.Event())
+        if self._last is None:
+            self._pool.start()
         self._last = call.returned
         self._calls.put(call)
         deadline = time.monotonic() + timeout_s

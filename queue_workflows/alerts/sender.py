@@ -43,9 +43,7 @@ class Sender:
         self._ends_at = float("inf")
 
     def start(self) -> None:
-        """Start its threads."""
-        if self._hook is not None:
-            self._hook.start()
+        """Start its thread, which looks for failures every ALERT_POLL_S."""
         self._loop.start()
 
     def stop(self, timeout_s: float = 4.0) -> None:
