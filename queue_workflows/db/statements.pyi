@@ -257,9 +257,11 @@ class _FailureAlerts:
     pending: bytes
     """Return whether there is any row. It locks nothing."""
     lock: bytes
-    """Lock the state of all senders, and return how many calls it still allows within a minute: `per_minute` less those
-    of the last minute, and none for a minute after the limit was reached. A time in the future, of a clock that has
-    gone back, does not count."""
+    """Lock the state of all senders. No row: another sender has it, or none was announced."""
+    free: bytes
+    """Return how many calls the state still allows within a minute: `per_minute` less those of the last minute, and none
+    for a minute after the limit was reached. A time in the future, of a clock that has gone back, does not count. It is
+    a statement after the lock, and reads the clock, to see what the last holder of the lock has done."""
     expire: bytes
     """Delete what was told over a minute ago. Of the rows that nobody has at present, delete those that are over
     `max_age_s` old, and those that were taken `tries` times. Return `is_told` of each."""

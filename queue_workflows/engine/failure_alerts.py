@@ -36,7 +36,9 @@ def announce(conn: db.Connection, *, keep_s: float) -> None:
 
 
 def take(conn: db.Connection, *, per_minute: int, lease_s: float, max_age_s: float) -> Taken | None:
-    """Take what is told next, for `lease_s`; None if nothing waits or the limit is reached.
+    """Take what is told next, for `lease_s`.
+
+    None if nothing waits, the limit is reached, or another sender is here at the same time.
 
     While more failures wait than calls are left, the last of the `per_minute` calls takes all of
     them. Then nothing is told for a minute. Failures over `max_age_s` old are deleted.
@@ -44,8 +46,10 @@ def take(conn: db.Connection, *, per_minute: int, lease_s: float, max_age_s: flo
     row = conn.execute(statements.failure_alerts.pending).fetchone()
     if row is None or not row["any"]:
         return None
-    state = conn.execute(statements.failure_alerts.lock, {"per_minute": per_minute}).fetchone()
+    if conn.execute(statements.failure_alerts.lock).fetchone() is None:
+        return None
     _expire(conn, max_age_s)
+    state = conn.execute(statements.failure_alerts.free, {"per_minute": per_minute}).fetchone()
     free = state["free"] if state else 0
     if not free:
         return None

@@ -244,7 +244,12 @@ def test_a_role_that_submits_or_reads_writes_no_alert_and_its_failures_are_noted
                     conn.execute(statement.encode())
     with engine.connect() as owner:
         owner.execute("CREATE ROLE alerts_plain")
-        owner.execute("GRANT SELECT, UPDATE ON workflow_runs, ingest_jobs TO alerts_plain")
+        owner.execute(
+            "GRANT SELECT, UPDATE ON workflow_runs, workflow_node_jobs, ingest_jobs"
+            " TO alerts_plain;"
+            " GRANT INSERT ON workflow_node_events TO alerts_plain;"
+            " GRANT USAGE ON SEQUENCE workflow_node_events_id_seq TO alerts_plain"
+        )
         run_id, job = factories.run(owner), factories.ingest(owner)
         try:
             with engine.connect(url=roles.as_role(dsn, "alerts_plain")) as conn:

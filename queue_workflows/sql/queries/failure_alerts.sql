@@ -10,15 +10,18 @@ ON CONFLICT (only_row) DO UPDATE SET seen_at = now(), wanted_until = EXCLUDED.wa
 SELECT EXISTS (SELECT FROM failure_alerts) AS any;
 
 -- name: lock
--- Lock the state of all senders, and return how many calls it still allows within a minute: `per_minute` less those
--- of the last minute, and none for a minute after the limit was reached. A time in the future, of a clock that has
--- gone back, does not count.
-SELECT CASE WHEN s.quiet_until > now() AND s.quiet_until <= now() + interval '1 minute' THEN 0
+-- Lock the state of all senders. No row: another sender has it, or none was announced.
+SELECT FROM failure_alert_state FOR UPDATE SKIP LOCKED;
+
+-- name: free
+-- Return how many calls the state still allows within a minute: `per_minute` less those of the last minute, and none
+-- for a minute after the limit was reached. A time in the future, of a clock that has gone back, does not count. It is
+-- a statement after the lock, and reads the clock, to see what the last holder of the lock has done.
+SELECT CASE WHEN s.quiet_until > c.now AND s.quiet_until <= c.now + interval '1 minute' THEN 0
             ELSE greatest(0, %(per_minute)s - (
                 SELECT count(DISTINCT taken_by) FROM failure_alerts
-                 WHERE taken_at > now() - interval '1 minute' AND taken_at <= now())) END AS free
-  FROM failure_alert_state s
-   FOR UPDATE;
+                 WHERE taken_at > c.now - interval '1 minute' AND taken_at <= c.now)) END AS free
+  FROM failure_alert_state s, (SELECT clock_timestamp() AS now) c;
 
 -- name: expire
 -- Delete what was told over a minute ago. Of the rows that nobody has at present, delete those that are over
@@ -38,7 +41,7 @@ SELECT count(*) AS n
 -- name: take
 -- Take the oldest row for `lease_s` seconds.
 UPDATE failure_alerts a
-   SET claims = a.claims + 1, taken_by = %(token)s, taken_at = now(),
+   SET claims = a.claims + 1, taken_by = %(token)s, taken_at = clock_timestamp(),
        taken_until = now() + make_interval(secs => %(lease_s)s)
   FROM (SELECT id FROM failure_alerts
          WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now())
@@ -51,7 +54,7 @@ RETURNING a.kind, a.subject, a.name, a.queue, a.schedule, a.reason, a.error, a.f
 -- time of the last.
 WITH taken AS (
     UPDATE failure_alerts a
-       SET claims = a.claims + 1, taken_by = %(token)s, taken_at = now(),
+       SET claims = a.claims + 1, taken_by = %(token)s, taken_at = clock_timestamp(),
            taken_until = now() + make_interval(secs => %(lease_s)s)
       FROM (SELECT id FROM failure_alerts
              WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now())
@@ -65,7 +68,7 @@ SELECT kind, count(*) AS n, (array_agg(DISTINCT name))[1:5] AS names, max(failed
 
 -- name: quiet
 -- Note that the limit is reached: nothing is told for a minute.
-UPDATE failure_alert_state SET quiet_until = now() + interval '1 minute';
+UPDATE failure_alert_state SET quiet_until = clock_timestamp() + interval '1 minute';
 
 -- name: told
 -- Mark what a sender took as told: one row stays for a minute, to count against the limit.
