@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -13,6 +15,9 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import node_queue, scheduler
 from queue_workflows.__main__ import main
+from queue_workflows.alerts import sender, settings
+from queue_workflows.engine import failure_alerts
+from tests.faults import test_every_statement
 from tests.hostile import roles
 from tests.support import alert_app, factories, proxy
 from tests.support.commands import Command, Commands
@@ -170,6 +175,34 @@ def test_a_database_that_goes_away_during_the_call_is_told_later(
     assert "Traceback" not in one.err
     one.send(signal.SIGTERM)
     assert one.wait(10) == 0
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_sender_that_loses_its_connection_at_any_statement_tells_each_failure(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    given = {"command": (), "per_minute": 600, "timeout_s": 9.0, "max_age_s": 99.0, "poll_s": 9.0}
+    hits: list[str] = []
+    for nth in itertools.count(1):
+        told: list[dict[str, Any]] = []
+        one = sender.Sender(settings.Settings(told.append, **given))
+        with engine.transaction() as conn:
+            failure_alerts.announce(conn, keep_s=99.0)
+        job = dead_job()
+        plan = test_every_statement.Sabotage(nth, after=after)
+        with (
+            test_every_statement.sabotaged(monkeypatch, plan),
+            contextlib.suppress(engine.OperationalError),
+        ):
+            one.run_once()
+        lapse()
+        one.run_once()
+        one.stop()
+        assert ([alert["id"] for alert in told], left()) == ([job], 0), plan.hit
+        if not plan.hit:
+            break
+        hits.append(plan.hit)
+    assert len(hits) > 8, hits
 
 
 # --- refusals -----------------------------------------------------------------------------------
