@@ -286,6 +286,24 @@ CREATE FUNCTION public.queue_workflows_age_s(p_at timestamp with time zone) RETU
                 WHEN p_at IS NOT NULL THEN 0 END
 $$;
 
+CREATE FUNCTION public.queue_workflows_alert(p_kind text, p_subject text, p_occurrence text, p_name text, p_reason text, p_error text, p_queue text DEFAULT NULL::text, p_schedule text DEFAULT NULL::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM failure_alert_state WHERE wanted_until > now())
+       OR (SELECT max(id) FROM failure_alerts) - (SELECT min(id) FROM failure_alerts) >= 10000 THEN
+        RETURN;
+    END IF;
+    INSERT INTO failure_alerts (kind, subject, occurrence, name, queue, schedule, reason, error)
+    SELECT p_kind, cut[1], p_occurrence, cut[2], cut[3], cut[4], p_reason, left(p_error, 2000)
+      FROM (SELECT array_agg(CASE WHEN octet_length(t.given) <= 2000 THEN t.given ELSE left(t.given, 500) END
+                             ORDER BY t.n) AS cut
+              FROM unnest(ARRAY[p_subject, p_name, p_queue, coalesce(p_schedule, CASE WHEN p_kind = 'run' THEN
+                       (SELECT s.name FROM schedules s WHERE s.last_run_id = p_subject LIMIT 1) END)])
+                   WITH ORDINALITY AS t (given, n)) names
+        ON CONFLICT (kind, subject, occurrence) DO NOTHING;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_ask_partition(p_queue text, p_key text, p_starts integer DEFAULT 0) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -1839,6 +1857,10 @@ BEGIN
         RAISE EXCEPTION 'claim % of job % is held by %; to end it manually, call mark_completed() or mark_failed()',
             OLD.claim_no, OLD.id, OLD.worker_id USING ERRCODE = 'QW001';
     END IF;
+    IF NEW.status = 'failed' AND TG_TABLE_NAME = 'ingest_jobs' THEN
+        PERFORM queue_workflows_alert('job', NEW.id, NEW.generation::text, NEW.task_name, 'failed', NEW.error,
+                                      NEW.queue, NEW.headers ->> 'schedule');
+    END IF;
     NEW.worker_id := NULL;
     NEW.lease_expires_at := NULL;
     IF OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL THEN
@@ -2866,6 +2888,15 @@ BEGIN
     RETURN NEW;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_run_failed() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
+    AS $$
+BEGIN
+    PERFORM queue_workflows_alert('run', NEW.id, NEW.generation::text, NEW.workflow_name, 'failed', NEW.error);
+    RETURN NULL;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_schedule_changed() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
@@ -2880,6 +2911,25 @@ BEGIN
     NEW.changed_at := now();
     PERFORM pg_notify('schedules_changed', '');
     RETURN NEW;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_schedule_failed() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
+    AS $$
+BEGIN
+    IF NEW.error IS NOT NULL AND OLD.error IS NULL THEN
+        PERFORM queue_workflows_alert(
+            'schedule', NEW.name, 'cannot fire ' || extract(epoch FROM coalesce(NEW.next_at, NEW.changed_at)),
+            coalesce(NEW.task_name, NEW.workflow_name), 'cannot_fire', NEW.error, NEW.queue, NEW.name);
+    END IF;
+    IF NEW.missed_at IS DISTINCT FROM OLD.missed_at AND NEW.missed_at IS NOT NULL THEN
+        PERFORM queue_workflows_alert(
+            'schedule', NEW.name, 'missed ' || extract(epoch FROM NEW.missed_at),
+            coalesce(NEW.task_name, NEW.workflow_name), 'missed', 'nothing fired for its instant '
+            || to_char(NEW.missed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), NEW.queue, NEW.name);
+    END IF;
+    RETURN NULL;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_served_queues(p_stale_s double precision) RETURNS text[]
@@ -3109,6 +3159,49 @@ BEGIN
     END IF;
     RETURN queue_workflows_set_blocked(p_jobs, v_ids, 'locked');
 END $_$;
+
+CREATE TABLE public.failure_alert_state (
+    only_row boolean DEFAULT true NOT NULL,
+    seen_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    wanted_until public.queue_workflows_time NOT NULL,
+    quiet_until public.queue_workflows_time,
+    CONSTRAINT failure_alert_state_only_row_check CHECK (only_row)
+);
+
+CREATE TABLE public.failure_alerts (
+    id bigint NOT NULL,
+    kind text NOT NULL,
+    subject text NOT NULL,
+    occurrence text NOT NULL,
+    name text,
+    queue text,
+    schedule text,
+    reason text NOT NULL,
+    error text,
+    failed_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    claims public.queue_workflows_tries DEFAULT 0 NOT NULL,
+    taken_by text,
+    taken_at public.queue_workflows_time,
+    taken_until public.queue_workflows_time,
+    told_at public.queue_workflows_time,
+    CONSTRAINT failure_alerts_error_check CHECK ((octet_length(error) <= 8000)),
+    CONSTRAINT failure_alerts_kind_check CHECK ((kind = ANY (ARRAY['run'::text, 'job'::text, 'schedule'::text]))),
+    CONSTRAINT failure_alerts_name_check CHECK ((octet_length(name) <= 2000)),
+    CONSTRAINT failure_alerts_occurrence_check CHECK ((octet_length(occurrence) <= 200)),
+    CONSTRAINT failure_alerts_queue_check CHECK ((octet_length(queue) <= 2000)),
+    CONSTRAINT failure_alerts_reason_check CHECK ((reason = ANY (ARRAY['failed'::text, 'cannot_fire'::text, 'missed'::text]))),
+    CONSTRAINT failure_alerts_schedule_check CHECK ((octet_length(schedule) <= 2000)),
+    CONSTRAINT failure_alerts_subject_check CHECK ((octet_length(subject) <= 2000))
+);
+
+ALTER TABLE public.failure_alerts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.failure_alerts_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 CREATE TABLE public.gpu_models (
     model text NOT NULL,
@@ -3572,6 +3665,15 @@ ALTER TABLE ONLY public.workflow_node_jobs ALTER COLUMN seq SET DEFAULT nextval(
 
 ALTER TABLE ONLY public.workflow_run_files ALTER COLUMN id SET DEFAULT nextval('public.workflow_run_files_id_seq'::regclass);
 
+ALTER TABLE ONLY public.failure_alert_state
+    ADD CONSTRAINT failure_alert_state_pkey PRIMARY KEY (only_row);
+
+ALTER TABLE ONLY public.failure_alerts
+    ADD CONSTRAINT failure_alerts_kind_subject_occurrence_key UNIQUE (kind, subject, occurrence);
+
+ALTER TABLE ONLY public.failure_alerts
+    ADD CONSTRAINT failure_alerts_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY public.gpu_models
     ADD CONSTRAINT gpu_models_pkey PRIMARY KEY (model, host_label);
 
@@ -3821,6 +3923,8 @@ CREATE TRIGGER queue_settings_set AFTER INSERT OR DELETE OR UPDATE ON public.que
 
 CREATE TRIGGER schedules_changed BEFORE INSERT OR UPDATE OF name, expression, tz, task_name, args, workflow_name, inputs, queue, priority, idempotency_key, headers, catch_up, catch_up_max, catch_up_within_s, overlap, jitter_s, start_at, end_at, paused, gone_at ON public.schedules FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_schedule_changed();
 
+CREATE TRIGGER schedules_failed AFTER UPDATE OF error, missed_at ON public.schedules FOR EACH ROW WHEN ((((new.error IS NOT NULL) AND (old.error IS NULL)) OR ((new.missed_at)::timestamp with time zone IS DISTINCT FROM (old.missed_at)::timestamp with time zone))) EXECUTE FUNCTION public.queue_workflows_schedule_failed();
+
 CREATE TRIGGER worker_control_notify AFTER INSERT OR UPDATE ON public.worker_controls FOR EACH ROW EXECUTE FUNCTION public.notify_worker_control();
 
 CREATE TRIGGER worker_controls_drop_end BEFORE UPDATE OF desired_state ON public.worker_controls FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_drop_end();
@@ -3844,6 +3948,8 @@ CREATE TRIGGER workflow_run_ready_notify_insert AFTER INSERT ON public.workflow_
 CREATE TRIGGER workflow_runs_bound BEFORE INSERT OR UPDATE OF id, workflow_name, parcel_id, out_dir, mode, generation, start_attempts, resume_count, progress_pct, created_at, updated_at, queued_at, started_at, finished_at, available_at, context ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_run();
 
 CREATE TRIGGER workflow_runs_close AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((new.mode = 'node'::text) AND (new.status = ANY (ARRAY['completed'::text, 'failed'::text, 'cancelled'::text])) AND (old.status IS DISTINCT FROM new.status))) EXECUTE FUNCTION public.queue_workflows_close_run();
+
+CREATE TRIGGER workflow_runs_failed AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((new.status = 'failed'::text) AND (new.mode = 'node'::text) AND (old.status IS DISTINCT FROM new.status))) EXECUTE FUNCTION public.queue_workflows_run_failed();
 
 CREATE TRIGGER workflow_runs_forget AFTER DELETE ON public.workflow_runs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_forget_runs();
 
@@ -3880,6 +3986,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_actor() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.queue_workflows_admit(p_queue text, p_key text, p_starts integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_age_s(p_at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_alert(p_kind text, p_subject text, p_occurrence text, p_name text, p_reason text, p_error text, p_queue text, p_schedule text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_ask_partition(p_queue text, p_key text, p_starts integer) FROM PUBLIC;
 
@@ -4035,7 +4143,11 @@ REVOKE ALL ON FUNCTION public.queue_workflows_release_key(p_key text) FROM PUBLI
 
 REVOKE ALL ON FUNCTION public.queue_workflows_reopen_ingest() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_run_failed() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_schedule_changed() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_schedule_failed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_served_queues(p_stale_s double precision) FROM PUBLIC;
 

@@ -15,6 +15,7 @@ from queue_workflows.config import (
     set_invoke_context,
     set_node_module_package,
     set_node_resolver,
+    set_on_failed,
     set_on_node_completed,
     set_workflow_provider,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "set_invoke_context",
     "set_node_module_package",
     "set_node_resolver",
+    "set_on_failed",
     "set_on_node_completed",
     "set_workflow_provider",
     "submit_input",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from queue_workflows.types import (
+        FailureHook,
         JsonDict,
         NodeHook,
         PipelineLoader,
@@ -74,6 +75,28 @@ class Knob(Generic[T]):
                     variable, raw, f"not a {type(self.default).__name__}; using {self.default!r}"
                 )
                 return self.default
+        return self.default
+
+    def read_within(self, least: T, most: T) -> T:
+        """Return the present value; raise `InvalidConfig` unless it is a number within the range.
+
+        For settings that are read once, at the start of a process.
+        """
+        for variable in self.variables:
+            raw = os.environ.get(variable)
+            if raw is None:
+                continue
+            try:
+                value = _parse(raw, type(self.default))
+            except ValueError:
+                value = None
+            if value is None or not least <= value <= most:
+                whole = "whole " if isinstance(self.default, int) else ""
+                raise errors.InvalidConfig(
+                    f"{variable}={raw!r:.60}: it must be a {whole}number from {least} to {most} "
+                    f"({self.unit}); the default is {self.default}"
+                )
+            return value
         return self.default
 
 
@@ -318,6 +341,33 @@ STATE_DIR = Knob(
     "path",
     "folder of notes that a worker leaves for the next one; empty: systemd's, else a temporary one",
 )
+ON_FAILED = Knob(
+    "ON_FAILED",
+    "",
+    "command",
+    "what a scheduler runs for a failure, with the alert as JSON on stdin (docs/alerts.md)",
+)
+ALERTS_PER_MINUTE = Knob(
+    "ALERTS_PER_MINUTE",
+    10,
+    "calls",
+    "1 to 600; failure alerts within a minute, of all schedulers; the last one sums up the rest",
+)
+ALERT_TIMEOUT_S = Knob(
+    "ALERT_TIMEOUT_S",
+    10.0,
+    "s",
+    "0.1 to 300; how long the failure hook, and the command, may take",
+)
+ALERT_MAX_AGE_S = Knob(
+    "ALERT_MAX_AGE_S",
+    3600.0,
+    "s",
+    "60 to 604800; age at which a failure is not told any more",
+)
+ALERT_POLL_S = Knob(
+    "ALERT_POLL_S", 5.0, "s", "0.1 to 60; how often a scheduler looks for failures to tell"
+)
 DISABLE_HW_METRICS = Knob(
     "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
 )
@@ -395,6 +445,7 @@ class EngineConfig:
         self.node_map: dict[str, Any] = {}
         self.input_widgets: dict[str, WidgetSpec] = {}
         self.on_node_completed: NodeHook | None = None
+        self.on_failed: FailureHook | None = None
 
     @property
     def workflow_loader(self) -> WorkflowLoader | None:
@@ -626,6 +677,17 @@ def set_invoke_context(factory: InvokeContext) -> None:
 def set_on_node_completed(hook: NodeHook) -> None:
     """Call `hook(job, run, context_delta)` after a node's commit; its errors are only logged."""
     _config.on_node_completed = hook
+
+
+def set_on_failed(hook: FailureHook | None) -> None:
+    """Let schedulers call `hook(alert)` for failed runs, jobs and schedules; None: nothing.
+
+    `alert` is a dict, see docs/alerts.md. Its errors are only logged. Raises `InvalidConfig` for
+    what cannot be called.
+    """
+    if hook is not None and not callable(hook):
+        raise errors.InvalidConfig(f"set_on_failed() takes a function or None, not {hook!r:.80}")
+    _config.on_failed = hook
 
 
 def register_ingest_task(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import random
 import sys
@@ -12,6 +13,8 @@ from datetime import datetime
 
 from queue_workflows import config, db, tasks, types
 from queue_workflows import schedules as api
+from queue_workflows.alerts import sender
+from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.db import check_violations
 from queue_workflows.engine import row_isolation, schedule_rows, schedules
 from queue_workflows.operations import code_schedules
@@ -250,6 +253,7 @@ def _serve(args: argparse.Namespace) -> int:
     code_schedules.check_entries(old)
     for one in new:
         api.check(one)
+    alerts = alert_settings.read()
     ticker = Ticker(boot_kick=not config.DISABLE_BOOT_KICK.read())
     with signals.StopRequest(on_first=ticker.stop) as stop:
         if not db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):
@@ -258,7 +262,8 @@ def _serve(args: argparse.Namespace) -> int:
             _log.info("following %d schedule entries", len(old) + len(new))
         if args.boot_kick:
             _boot_kick()
-        ticker.run_forever()
+        with sender.Sender(alerts) if alerts.wanted else contextlib.nullcontext():
+            ticker.run_forever()
     return 0
 
 

@@ -361,6 +361,7 @@ PipelineLoader: TypeAlias = Callable[[str], Mapping[str, Any]]
 RefResolver: TypeAlias = Callable[[Any, Mapping[str, Any]], Any]
 WidgetSpec: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 NodeHook: TypeAlias = Callable[[Row, Row, JsonDict], None]
+FailureHook: TypeAlias = Callable[[JsonDict], object]
 
 
 def is_name(value: object) -> bool:

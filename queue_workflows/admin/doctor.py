@@ -156,6 +156,14 @@ def dead_workers(conn: db.Connection, stale_s: float) -> list[str]:
     return [row["who"] for row in rows]
 
 
+def alerts(conn: db.Connection) -> Row:
+    """Return how many failures wait to be told (n), the longest wait_s, and a sender's seen_s.
+
+    Times in seconds; None: nothing waits, and no sender was ever there.
+    """
+    return _one(conn, statements.doctor.alerts)
+
+
 # --- tables that get slow ----------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ TABLES = (
     "job_attempt_logs", "workflow_input_timeouts", "queue_settings", "gpu_models",
     "gpu_unassignable",
     "model_controls", "hw_samples", "queue_partitions", "queue_starts", "partition_starts",
-    "partition_dues",
+    "partition_dues", "failure_alerts", "failure_alert_state",
 )  # fmt: skip
 """The tables that the engine writes. `lock_turns` and `partition_turns` are not among them: only
 functions of their owner write these."""

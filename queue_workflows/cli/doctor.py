@@ -39,6 +39,8 @@ WAIT_WARN_S = 30.0
 """Seconds that a worker needs to restart."""
 DEAD_ROWS_WARN, DEAD_SHARE_WARN = 10_000, 0.5
 """Autovacuum starts at a fifth. At half of a large table it is too slow, or blocked."""
+ALERT_WARN_S = 150.0
+"""A sender notes every 15 s that it is there. Nothing waits longer than the minute of its limit."""
 UPDATES_JUDGED = 1_000
 """With fewer updates a ratio is meaningless."""
 HOT_SHARE_WARN = 0.5
@@ -146,7 +148,7 @@ def _connection(words: str) -> Iterator[Finding]:
             return
         for check in (
             _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _schedules,
-            _workers, _dead_rows, _renewals,
+            _alerts, _workers, _dead_rows, _renewals,
         ):  # fmt: skip
             yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
 
@@ -417,6 +419,27 @@ def _schedules(conn: db.Connection) -> Iterator[Finding]:
     for row in rows:
         text = f"{row['name']}: {schedules.problem(row)}"
         yield Finding("schedules", WARNING, text, "`queue-workflows schedules list` has all of it")
+
+
+def _alerts(conn: db.Connection) -> Iterator[Finding]:
+    found = facts.alerts(conn)
+    if not found["n"] or found["wait_s"] <= ALERT_WARN_S:
+        yield Finding("alerts", OK, "no failure waits to be told")
+        return
+    text = (
+        f"{output.counted(found['n'], 'failure')} not told yet, {output.seconds(found['wait_s'])} "
+        "after the first"
+    )
+    if found["seen_s"] is None or found["seen_s"] > ALERT_WARN_S:
+        command = config.ON_FAILED.variables[0]
+        remedy = (
+            f"start queue-scheduler with the app that calls set_on_failed(), or with {command}; "
+            "without both they are deleted after a day"
+        )
+        yield Finding("alerts", WARNING, f"{text}: no scheduler tells them", remedy)
+    else:
+        remedy = "see the schedulers' logs: a hook or a command may hang"
+        yield Finding("alerts", WARNING, f"{text}, though a scheduler tells them", remedy)
 
 
 def _workers(conn: db.Connection) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from queue_workflows import config, db, errors, model_registry
 from queue_workflows.admin import overview
+from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.cli import output
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import workers
@@ -58,9 +59,9 @@ def roles(
 
     None takes the settings WORKFLOW_CPU_WORKERS and _GPU_. Node workers need an app with nodes; gpu
     workers also need registered models, unless a number is given. Ingest workers need tasks: one
-    per queue that is not in the pool, or is in `beside`. The scheduler needs a schedule. Raises
-    `InvalidConfig` for an app with nothing to run, and for workers without nodes or tasks;
-    `UnknownQueue`.
+    per queue that is not in the pool, or is in `beside`. The scheduler needs a schedule, or
+    somebody to tell about failures. Raises `InvalidConfig` for an app with nothing to run, for
+    workers without nodes or tasks, and for wrong settings of alerts; `UnknownQueue`.
     """
     cfg = config.get_config()
     nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
@@ -87,7 +88,10 @@ def roles(
         gpu=max(0, gpu_default) if gpu is None else gpu,
         ingest=_alone(pool, beside) if ingest and tasks else (),
         scheduler=ingest
-        and any(tasks or getattr(one, "workflow_name", None) for one in cfg.ingest_schedule),
+        and (
+            any(tasks or getattr(one, "workflow_name", None) for one in cfg.ingest_schedule)
+            or alert_settings.read().wanted
+        ),
         pool=tuple(pool),
     )
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 SUBMIT = ("queue_workflows_enqueue", "queue_workflows_put_jobs", "queue_workflows_hold_node")
 INTERNAL = (
-    "queue_workflows_admit", "queue_workflows_ask_partition", "queue_workflows_ask_turn",
+    "queue_workflows_admit", "queue_workflows_alert", "queue_workflows_ask_partition",
+    "queue_workflows_ask_turn",
     "queue_workflows_audit", "queue_workflows_check_payload", "queue_workflows_demand",
     "queue_workflows_give_turns", "queue_workflows_give_turns_singly",
     "queue_workflows_limit_gate", "queue_workflows_lock_keys", "queue_workflows_partitions",

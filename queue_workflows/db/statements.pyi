@@ -242,12 +242,45 @@ class _Doctor:
     dead_workers: bytes
     """Return `host queue` of the heartbeats that are flagged dead, and of the workers that have been
     silent for `stale_s` seconds and have a running job."""
+    alerts: bytes
+    """Return how many failures wait to be told, for how many seconds the oldest has, and how many seconds ago a sender
+    was there; NULL: none ever was."""
     table_statistics: bytes
     """Return what autovacuum and updates do to these tables."""
     indexes_on_renewed: bytes
     """Return the indexes over one of these columns, each given with its table."""
 
 doctor: _Doctor
+
+class _FailureAlerts:
+    announce: bytes
+    """Note that a sender is there: failures are noted for `keep_s` more seconds."""
+    pending: bytes
+    """Return whether there is any row. It locks nothing."""
+    lock: bytes
+    """Lock the state of all senders. No row: another sender has it, or none was announced."""
+    free: bytes
+    """Return how many calls the state still allows within a minute: `per_minute` less those of the last minute, and none
+    for a minute after the limit was reached. A time in the future, of a clock that has gone back, does not count. It is
+    a statement after the lock, and reads the clock, to see what the last holder of the lock has done."""
+    expire: bytes
+    """Delete what was told over a minute ago. Of the rows that nobody has at present, delete those that are over
+    `max_age_s` old, and those that were taken `tries` times. Return `is_told` of each."""
+    waiting: bytes
+    """Count the rows that may be taken, up to two."""
+    take: bytes
+    """Take the oldest row for `lease_s` seconds."""
+    take_all: bytes
+    """Take all rows for `lease_s` seconds; return for each kind how many there are, up to five of their names, and the
+    time of the last."""
+    quiet: bytes
+    """Note that the limit is reached: nothing is told for a minute."""
+    told: bytes
+    """Mark what a sender took as told: one row stays for a minute, to count against the limit."""
+    prune: bytes
+    """Delete failures that nobody tells any more: no sender was there within its time, or they are over a week old."""
+
+failure_alerts: _FailureAlerts
 
 class _Handback:
     hand_back: Mapping[str, bytes]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from queue_workflows import config, db
 from queue_workflows.engine import (
+    failure_alerts,
     job_events,
     logs,
     models,
@@ -79,6 +80,7 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[_Kind]:
     yield "workers", _again("workers", workers.prune, 0)
     yield "hw_samples", _again("hw_samples", samples.prune, 0)
     yield "gpu_models", _again("gpu_models", models.prune, 0)
+    yield "failure_alerts", _again("failure_alerts", failure_alerts.prune, 0)
 
 
 def _by_age(days: int) -> Iterator[_Kind]:
@@ -139,4 +141,5 @@ KINDS = (
     "heartbeats",
     "hw_samples",
     "gpu_models",
+    "failure_alerts",
 )

@@ -15,7 +15,7 @@ from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
 from queue_workflows.cli import doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
-from queue_workflows.engine import lock_queues
+from queue_workflows.engine import failure_alerts, lock_queues
 from tests.support import database, factories
 from tests.support.proxy import Proxy
 from tests.support.wait import until
@@ -69,7 +69,7 @@ def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
         "package", "psycopg", "database", "server", "fsync", "full_page_writes",
         "synchronous_commit", "autovacuum", "clock", "listen", "transactions", "connections",
         "rights", "schema", "functions", "files", "outputs", "outbox", "runs", "bad rows",
-        "leases", "queues", "lock keys", "schedules", "workers", "dead rows", "renewals",
+        "leases", "queues", "lock keys", "schedules", "alerts", "workers", "dead rows", "renewals",
     ]  # fmt: skip
     assert not [finding for finding in result.values() if finding.level == OK and finding.remedy]
     assert all(finding.remedy for finding in result.values() if finding.level != OK)
@@ -478,6 +478,29 @@ def test_workers_that_went_silent(db: ModuleType) -> None:
     finding = found("workers")
     assert finding.level == WARNING
     assert finding.text == "silent while holding jobs: one gpu, two fetch"
+
+
+# --- alerts -------------------------------------------------------------------------------------
+
+
+def test_failures_that_nobody_tells(db: ModuleType) -> None:
+    assert found("alerts").level == OK
+    with engine.connect() as conn:
+        failure_alerts.announce(conn, keep_s=3600.0)
+        job = factories.ingest(conn)
+        conn.execute("UPDATE ingest_jobs SET status = 'failed' WHERE id = %s", (job["id"],))
+        assert found("alerts").level == OK
+        conn.execute("UPDATE failure_alerts SET failed_at = now() - interval '4 minutes'")
+        finding = found("alerts")
+        assert finding.level == WARNING and "though a scheduler tells them" in finding.text
+        assert "a command may hang" in finding.remedy
+        conn.execute("UPDATE failure_alert_state SET seen_at = now() - interval '4 minutes'")
+        finding = found("alerts")
+        assert finding.level == WARNING and "1 failure not told yet, 4" in finding.text
+        assert "no scheduler tells them" in finding.text
+        assert "set_on_failed()" in finding.remedy and "ON_FAILED" in finding.remedy
+        conn.execute("UPDATE failure_alerts SET told_at = now()")
+        assert found("alerts").level == OK
 
 
 # --- tables that get slow ----------------------------------------------------------------------

@@ -89,8 +89,8 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
         )
     assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
     assert {part.name: len(part.objects) for part in functions.parts()} == {
-        "functions": 91,
-        "triggers": 29,
+        "functions": 94,
+        "triggers": 31,
     }
 
 
@@ -173,6 +173,12 @@ SCHEDULES = {
     ("indexes", "workflow_node_events_reclaimed_idx"),
 }  # fmt: skip
 """What migration 0014 adds beside the table `schedules` and what hangs on it."""
+ALERTS = {
+    *(("functions", f"queue_workflows_{name}") for name in (
+        "alert(text,text,text,text,text,text,text,text)", "run_failed()", "schedule_failed()")),
+    ("triggers", "workflow_runs.workflow_runs_failed"),
+}  # fmt: skip
+"""What notes failures, beside the tables of migration 0015 and what hangs on them."""
 CHANGED = {
     "queue_workflows_bound_job()",  # compares what may be bad only if it changes
     "queue_workflows_hold_ingest()",  # checks a window without a key too
@@ -208,7 +214,9 @@ def test_the_database_is_that_of_the_migrations_of_before_but_for_the_record(own
         or name == "queue_workflows_schedule_changed()"
     }
     assert len(of_0014) > 40 and not {name for kind, name in of_0014 if name in before[kind]}
-    found -= of_0014 | SCHEDULES
+    of_0015 = {(kind, name) for kind, name in found if name.startswith("failure_alert")}
+    assert len(of_0015) > 20 and not {name for kind, name in of_0015 if name in before[kind]}
+    found -= of_0014 | SCHEDULES | of_0015 | ALERTS
     assert found == NEW | NOTES | MERGED | named | {("functions", name) for name in CHANGED}
     assert not {name for kind, name in NEW if name in before[kind]}
 
@@ -372,27 +380,37 @@ def test_a_worker_waits_until_its_functions_are_there(
 
         assert engine.wait_until_ready(stopped=lambda: False, pause=pause)
         assert pauses == [0.5]
-    assert "waiting for schema version 14" in caplog.text
+    assert "waiting for schema version 15" in caplog.text
 
 
 def test_a_downgrade_forgets_the_set_and_takes_its_objects(own: str) -> None:
     with engine.connect() as conn:
-        assert engine.downgrade(to_version=12) == [14, 13]
+        assert engine.downgrade(to_version=12) == [15, 14, 13]
         left = schema_snapshot.snapshot(conn)
         assert {name.partition("(")[0] for name in left["functions"]} == OF_0_3_0
         assert OBJECTS not in left["tables"]
 
 
 def test_a_downgrade_that_keeps_the_record_empties_it(own: str, tmp_path: Path) -> None:
-    folder = migration_folders.chain_up_to(14, tmp_path / "more")
-    migration_folders.write_chain(folder, _0015_more="SELECT 1", _0015_more_down="SELECT 1")
-    assert engine.bootstrap(migrations_dir=folder) == [15]
+    folder = migration_folders.chain_up_to(15, tmp_path / "more")
+    migration_folders.write_chain(folder, _0016_more="SELECT 1", _0016_more_down="SELECT 1")
+    assert engine.bootstrap(migrations_dir=folder) == [16]
     with engine.connect() as conn:
         assert len(record(conn)) == 2
-        assert engine.downgrade(to_version=14, migrations_dir=folder) == [15]
+        assert engine.downgrade(to_version=15, migrations_dir=folder) == [16]
         assert record(conn) == {}
         engine.bootstrap()
         assert len(record(conn)) == 2
+
+
+def test_without_the_tables_of_alerts_a_run_and_a_job_can_still_fail(own: str) -> None:
+    with engine.connect() as conn:
+        run_id, job = factories.run(conn), factories.ingest(conn)
+        assert engine.downgrade(to_version=14) == [15]
+        conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (run_id,))
+        conn.execute("UPDATE ingest_jobs SET status = 'failed' WHERE id = %s", (job["id"],))
+        assert engine.bootstrap() == [15]
+        assert functions.problems(conn) == []
 
 
 def test_an_apps_own_chain_installs_nothing(own: str, tmp_path: Path) -> None:
@@ -462,13 +480,14 @@ def test_verify_names_what_an_empty_database_lacks(
     assert main(["migrate", "--verify", "--json"]) == 1
     found = json.loads(capfd.readouterr().out)
     assert found["version"] == 0
-    assert found["problems"][-4:] == [
+    assert found["problems"][-5:] == [
         "migration 0013_release_0_4 is not applied",
         "migration 0014_schedules is not applied",
+        "migration 0015_failure_alerts is not applied",
         "the functions are not installed",
         "the triggers are not installed",
     ]
-    assert len(found["problems"]) == 16
+    assert len(found["problems"]) == 17
 
 
 def test_the_printed_sql_makes_the_schema_and_its_functions(
@@ -495,7 +514,8 @@ LAST_16 = "79bba3898f603a3b0b3b0dbe1bddfb86fd634237c54ad29bf228d8e73df01f68"
 
 def make_development(conn: engine.Connection, up_to: int = 33, *, last: bool = False) -> None:
     """Make the database what a development build made: its tables are the same, its ledger not."""
-    conn.execute((migrations.dir() / "0014_schedules.down.sql").read_bytes())
+    for name in ("0015_failure_alerts", "0014_schedules"):
+        conn.execute((migrations.dir() / f"{name}.down.sql").read_bytes())
     conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {schema.LEDGER} WHERE version > 12")
     ledger = json.loads((SUPPORT / "development_ledger.json").read_text())
     if last:
@@ -526,9 +546,9 @@ def test_a_complete_database_of_a_development_build_is_converted(
         assert (steps["schema"].level, steps["rights"].level) == (doctor.OK, doctor.OK)
         job = factories.ingest(conn)
         assert main(["migrate", "--dry-run"]) == 0
-        told = "version 33 -> 14: would install the functions and triggers"
+        told = "version 33 -> 15: would install the functions and triggers"
         assert told in capfd.readouterr().out
-        assert engine.bootstrap() == [14]
+        assert engine.bootstrap() == [14, 15]
         assert schema_snapshot.snapshot(conn) == whole
         assert conn.execute(f"SELECT version, checksum FROM {schema.LEDGER}").fetchall() == ledger
         assert factories.reread(conn, job)["status"] == "queued"

@@ -168,6 +168,11 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
             (n,),
         )
         models.learn_load(conn, f"gone{n}", "m", 1.0)
+        conn.execute(
+            "INSERT INTO failure_alerts (kind, subject, occurrence, reason)"
+            " VALUES ('job', %s, '1', 'failed')",
+            (f"x{n}",),
+        )
     tables = {
         "workflow_node_events": "created_at",
         "workflow_dispatch_events": "processed_at",
@@ -178,6 +183,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
         "workers": "last_seen",
         "hw_samples": "sampled_at",
         "gpu_models": "updated_at",
+        "failure_alerts": "failed_at",
     }
     for table, column in tables.items():
         age(conn, table, column)

@@ -95,7 +95,8 @@ class Faults(background.BackgroundThread):
             "kill": self._act_kill, "stop": self._act_stop, "term": self._act_term,
             "terminate": self._act_terminate, "freeze": self._act_freeze, "cut": self._act_cut,
             "off": self._act_off, fault_plan.KILL_EXECUTOR: self._act_executor,
-            fault_plan.KILL_LAUNCHER: self._act_launcher, fault_plan.STOP_EXECUTOR: self._act_executor,
+            fault_plan.KILL_LAUNCHER: self._act_launcher,
+            fault_plan.STOP_EXECUTOR: self._act_executor,
         }  # fmt: skip
 
     def go(self, stop: threading.Event) -> None:

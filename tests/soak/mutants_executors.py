@@ -56,6 +56,7 @@ MUTANTS = {
     ),
     "launcher-charges": Mutant(
         "jobs that end with their launcher are charged with a crash",
-        "crashes charged without evidence", _charge_for_the_launcher, None, fault_plan.KILL_LAUNCHER,
+        "crashes charged without evidence", _charge_for_the_launcher, None,
+        fault_plan.KILL_LAUNCHER,
     ),
 }  # fmt: skip

@@ -22,6 +22,8 @@ PURPOSES = {
     "job_attempt_logs": "The output of handlers: one row per attempt that printed, deleted by age.",
     "schedules": "One row per schedule, by code, commands or plain SQL; schedulers plan it.",
     "schedule_fires": "One row per schedule entry and time, inserted by the scheduler that fires.",
+    "failure_alerts": "Failures that are to be told, until they are; written by triggers.",
+    "failure_alert_state": "Whether anybody tells failures, and the limit of all who do.",
     "workflow_input_timeouts": "The timeouts of input nodes that have one.",
     "queue_settings": "Pause, limits and retention of one queue; no row means the defaults.",
     "queue_partitions": "Pause and limits of one partition key of a queue.",

@@ -145,8 +145,8 @@ The first variable that is set and not empty counts.
 ## Settings
 
 Each setting is read from its first variable, then from its second; otherwise its default applies. A
-value that does not parse gives the default and one warning that names the variable. A flag is on if
-its variable is set and not empty.
+value that does not parse gives the default and one warning that names the variable. Only those of
+[alerts](alerts.md) are refused then. A flag is on if its variable is set and not empty.
 
 {_table(("variable", "else", "default", "unit", "meaning"), knobs)}
 """

@@ -128,6 +128,10 @@ BEGIN
         RAISE EXCEPTION 'claim % of job % is held by %; to end it manually, call mark_completed() or mark_failed()',
             OLD.claim_no, OLD.id, OLD.worker_id USING ERRCODE = 'QW001';
     END IF;
+    IF NEW.status = 'failed' AND TG_TABLE_NAME = 'ingest_jobs' THEN
+        PERFORM queue_workflows_alert('job', NEW.id, NEW.generation::text, NEW.task_name, 'failed', NEW.error,
+                                      NEW.queue, NEW.headers ->> 'schedule');
+    END IF;
     NEW.worker_id := NULL;
     NEW.lease_expires_at := NULL;
     IF OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL THEN

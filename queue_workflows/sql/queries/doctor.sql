@@ -215,6 +215,15 @@ SELECT host_label || ' ' || queue
                     WHERE j.worker_id = w.worker_id AND j.status = 'running'))
  ORDER BY 1;
 
+-- name: alerts
+-- Return how many failures wait to be told, for how many seconds the oldest has, and how many seconds ago a sender
+-- was there; NULL: none ever was.
+SELECT count(*) AS n,
+       max(extract(epoch FROM now() - failed_at))::float8 AS wait_s,
+       (SELECT extract(epoch FROM now() - seen_at)::float8 FROM failure_alert_state) AS seen_s
+  FROM failure_alerts
+ WHERE told_at IS NULL;
+
 -- name: table_statistics
 -- Return what autovacuum and updates do to these tables.
 SELECT s.relname::text AS name, s.n_dead_tup AS dead, s.n_live_tup AS live,

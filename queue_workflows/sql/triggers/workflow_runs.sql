@@ -15,6 +15,10 @@ CREATE OR REPLACE TRIGGER workflow_runs_close AFTER UPDATE OF status ON workflow
           AND OLD.status IS DISTINCT FROM NEW.status)
     EXECUTE FUNCTION queue_workflows_close_run();
 
+CREATE OR REPLACE TRIGGER workflow_runs_failed AFTER UPDATE OF status ON workflow_runs FOR EACH ROW
+    WHEN (NEW.status = 'failed' AND NEW.mode = 'node' AND OLD.status IS DISTINCT FROM NEW.status)
+    EXECUTE FUNCTION queue_workflows_run_failed();
+
 CREATE OR REPLACE TRIGGER workflow_runs_forget AFTER DELETE ON workflow_runs
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_forget_runs();
 

@@ -1,0 +1,87 @@
+-- Claim the failures that the app is to be told about, and remember what was told.
+
+-- name: announce
+-- Note that a sender is there: failures are noted for `keep_s` more seconds.
+INSERT INTO failure_alert_state (wanted_until) VALUES (now() + make_interval(secs => %(keep_s)s))
+ON CONFLICT (only_row) DO UPDATE SET seen_at = now(), wanted_until = EXCLUDED.wanted_until;
+
+-- name: pending
+-- Return whether there is any row. It locks nothing.
+SELECT EXISTS (SELECT FROM failure_alerts) AS any;
+
+-- name: lock
+-- Lock the state of all senders. No row: another sender has it, or none was announced.
+SELECT FROM failure_alert_state FOR UPDATE SKIP LOCKED;
+
+-- name: free
+-- Return how many calls the state still allows within a minute: `per_minute` less those of the last minute, and none
+-- for a minute after the limit was reached. A time in the future, of a clock that has gone back, does not count. It is
+-- a statement after the lock, and reads the clock, to see what the last holder of the lock has done.
+SELECT CASE WHEN s.quiet_until > c.now AND s.quiet_until <= c.now + interval '1 minute' THEN 0
+            ELSE greatest(0, %(per_minute)s - (
+                SELECT count(DISTINCT taken_by) FROM failure_alerts
+                 WHERE taken_at > c.now - interval '1 minute' AND taken_at <= c.now)) END AS free
+  FROM failure_alert_state s, (SELECT clock_timestamp() AS now) c;
+
+-- name: expire
+-- Delete what was told over a minute ago. Of the rows that nobody has at present, delete those that are over
+-- `max_age_s` old, and those that were taken `tries` times. Return `is_told` of each.
+DELETE FROM failure_alerts
+ WHERE told_at < now() - interval '1 minute'
+    OR told_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+       AND (claims >= %(tries)s OR failed_at < now() - make_interval(secs => %(max_age_s)s))
+RETURNING kind, subject, told_at IS NOT NULL AS is_told, claims;
+
+-- name: waiting
+-- Count the rows that may be taken, up to two.
+SELECT count(*) AS n
+  FROM (SELECT FROM failure_alerts
+         WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now()) LIMIT 2) w;
+
+-- name: take
+-- Take the oldest row for `lease_s` seconds.
+UPDATE failure_alerts a
+   SET claims = a.claims + 1, taken_by = %(token)s, taken_at = clock_timestamp(),
+       taken_until = now() + make_interval(secs => %(lease_s)s)
+  FROM (SELECT id FROM failure_alerts
+         WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+         ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) oldest
+ WHERE a.id = oldest.id
+RETURNING a.kind, a.subject, a.name, a.queue, a.schedule, a.reason, a.error, a.failed_at;
+
+-- name: take_all
+-- Take all rows for `lease_s` seconds; return for each kind how many there are, up to five of their names, and the
+-- time of the last.
+WITH taken AS (
+    UPDATE failure_alerts a
+       SET claims = a.claims + 1, taken_by = %(token)s, taken_at = clock_timestamp(),
+           taken_until = now() + make_interval(secs => %(lease_s)s)
+      FROM (SELECT id FROM failure_alerts
+             WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+               FOR UPDATE SKIP LOCKED) waiting
+     WHERE a.id = waiting.id
+    RETURNING a.kind, coalesce(a.name, a.subject) AS name, a.failed_at)
+SELECT kind, count(*) AS n, (array_agg(DISTINCT name))[1:5] AS names, max(failed_at) AS failed_at
+  FROM taken
+ GROUP BY kind
+ ORDER BY kind;
+
+-- name: quiet
+-- Note that the limit is reached: nothing is told for a minute.
+UPDATE failure_alert_state SET quiet_until = clock_timestamp() + interval '1 minute';
+
+-- name: told
+-- Mark what a sender took as told: one row stays for a minute, to count against the limit.
+WITH gone AS (
+    DELETE FROM failure_alerts
+     WHERE taken_by = %(token)s
+       AND id > (SELECT min(id) FROM failure_alerts WHERE taken_by = %(token)s))
+UPDATE failure_alerts SET told_at = now()
+ WHERE id = (SELECT min(id) FROM failure_alerts WHERE taken_by = %(token)s);
+
+-- name: prune
+-- Delete failures that nobody tells any more: no sender was there within its time, or they are over a week old.
+DELETE FROM failure_alerts
+ WHERE failed_at < now() - interval '8 days'
+    OR failed_at < now() - interval '1 day'
+       AND NOT EXISTS (SELECT FROM failure_alert_state WHERE wanted_until > now());

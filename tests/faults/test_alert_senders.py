@@ -1,0 +1,295 @@
+"""Schedulers tell failures whatever their hook does, dies of, or loses meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import node_queue, scheduler
+from queue_workflows.__main__ import main
+from queue_workflows.alerts import sender, settings
+from queue_workflows.engine import failure_alerts
+from tests.faults import test_every_statement
+from tests.hostile import roles
+from tests.support import alert_app, factories, proxy
+from tests.support.commands import Command, Commands
+from tests.support.wait import until
+
+APP = ("--app", "tests.support.alert_app:setup")
+SCHEDULER = ("queue-scheduler", *APP)
+QUICK = {"QUEUE_WORKFLOWS_ALERT_POLL_S": "0.1"}
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    path = tmp_path / "journal"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def told(journal: Path) -> Any:
+    """Return the ids that hooks were called with."""
+    return lambda: [line["id"] for line in alert_app.lines(journal)]
+
+
+def start(cli: Commands, journal: Path, mode: str = "", **env: str) -> Command:
+    """Start a scheduler, and wait until failures are noted for it."""
+    given = {**QUICK, alert_app.ALERTS: str(journal), alert_app.MODE: mode, **env}
+    with engine.connect() as conn:
+        conn.execute("DELETE FROM failure_alert_state")
+        one = cli.start(*SCHEDULER, **given)
+        until(lambda: factories.one(conn, "SELECT count(*) FROM failure_alert_state") == 1)
+    return one
+
+
+def dead_job(error: str = "gone") -> str:
+    with engine.connect() as conn:
+        job = factories.ingest(conn)
+    node_queue.mark_ingest_failed(job["id"], error=error)
+    return job["id"]
+
+
+def left() -> int:
+    with engine.connect() as conn:
+        query = "SELECT count(*) FROM failure_alerts WHERE told_at IS NULL"
+        return factories.one(conn, query)
+
+
+def lapse() -> None:
+    """Let the claims of senders lapse."""
+    with engine.connect() as conn:
+        conn.execute("UPDATE failure_alerts SET taken_until = now() - interval '1 second'")
+
+
+def test_a_scheduler_tells_its_hook_and_its_command(
+    db: ModuleType, cli: Commands, journal: Path, told: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    one = start(cli, journal, QUEUE_WORKFLOWS_ON_FAILED=f"sh -c 'cat >> {out}; echo said'")
+    job = dead_job()
+    until(lambda: told() == [job] and not left())
+    (line,) = alert_app.lines(journal)
+    assert line["pid"] == one.process.pid
+    assert f'"id": "{job}"' in out.read_text()
+    assert "said" in one.err and not one.out
+    one.send(signal.SIGTERM)
+    assert one.wait(5) == 0, one.err
+
+
+def test_three_schedulers_tell_each_failure_once(
+    db: ModuleType, cli: Commands, journal: Path, told: Any
+) -> None:
+    for _ in range(3):
+        start(cli, journal, QUEUE_WORKFLOWS_ALERTS_PER_MINUTE="600")
+    ids = [dead_job() for _ in range(60)]
+    until(lambda: not left())
+    assert sorted(told()) == sorted(ids)
+
+
+@pytest.mark.parametrize("mode", ["exit", "kill"])
+def test_a_hook_that_ends_the_process_is_called_twice_at_most(
+    db: ModuleType, cli: Commands, journal: Path, told: Any, mode: str
+) -> None:
+    first = start(cli, journal, mode)
+    job = dead_job()
+    assert first.wait() == (7 if mode == "exit" else -signal.SIGKILL)
+    assert (told(), left()) == ([job], 1)
+    second = start(cli, journal, mode)
+    lapse()
+    assert second.wait() == (7 if mode == "exit" else -signal.SIGKILL)
+    third = start(cli, journal)
+    lapse()
+    other = dead_job()
+    until(lambda: other in told() and not left())
+    assert told() == [job, job, other]
+    assert "2 senders ended while they told it" in third.err
+
+
+def test_a_hook_that_hangs_stops_no_schedule_and_no_shutdown(
+    db: ModuleType, cli: Commands, journal: Path, told: Any
+) -> None:
+    with engine.connect() as conn:
+        factories.insert(
+            conn, "schedules", name="s", expression="every 1s", task_name="note", queue="fetch",
+            overlap="allow",
+        )  # fmt: skip
+        one = start(cli, journal, "hang", QUEUE_WORKFLOWS_ALERT_TIMEOUT_S="0.2")
+        job = dead_job()
+        until(lambda: "the hook has not returned within 0.2 s" in one.err)
+        count = "SELECT count(*) FROM schedule_fires"
+        before = factories.one(conn, count)
+        until(lambda: factories.one(conn, count) > before + 1)
+        waits = dead_job()
+        one.send(signal.SIGTERM)
+        assert one.wait(5) == 0, one.err
+        assert (told(), left()) == ([job], 1)
+        start(cli, journal)
+        until(lambda: told() == [job, waits])
+
+
+def test_a_call_that_a_stop_cuts_short_is_made_again(
+    db: ModuleType, cli: Commands, journal: Path, told: Any
+) -> None:
+    one = start(cli, journal, "hang", QUEUE_WORKFLOWS_ALERT_TIMEOUT_S="300")
+    job = dead_job()
+    until(lambda: told() == [job])
+    one.send(signal.SIGTERM)
+    assert one.wait(5) == 0, one.err
+    start(cli, journal)
+    assert left() == 1
+    lapse()
+    until(lambda: told() == [job, job] and not left())
+
+
+@pytest.fixture
+def wire(db: ModuleType, dsn: str) -> Generator[proxy.Proxy]:
+    with proxy.Proxy(dsn) as made:
+        yield made
+
+
+@pytest.mark.timeout(180)
+def test_a_database_that_goes_away_during_the_call_is_told_later(
+    db: ModuleType, cli: Commands, journal: Path, told: Any, wire: proxy.Proxy
+) -> None:
+    one = start(cli, journal, "hang", QUEUE_WORKFLOWS_DB_URL=wire.dsn)
+    job = dead_job()
+    until(lambda: told() == [job])
+    wire.freeze()
+    wire.cut()
+    Path(f"{journal}.go").touch()
+    until(lambda: "failure alerts: tell waits for" in one.err, timeout_s=60)
+    assert left() == 1
+    wire.thaw()
+    until(lambda: not left(), timeout_s=60)
+    other = dead_job()
+    until(lambda: told() == [job, other])
+    assert "Traceback" not in one.err
+    one.send(signal.SIGTERM)
+    assert one.wait(10) == 0
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_sender_that_loses_its_connection_at_any_statement_tells_each_failure(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    given = {"command": (), "per_minute": 600, "timeout_s": 9.0, "max_age_s": 99.0, "poll_s": 9.0}
+    hits: list[str] = []
+    for nth in itertools.count(1):
+        told: list[dict[str, Any]] = []
+        one = sender.Sender(settings.Settings(told.append, **given))
+        with engine.transaction() as conn:
+            failure_alerts.announce(conn, keep_s=99.0)
+        job = dead_job()
+        plan = test_every_statement.Sabotage(nth, after=after)
+        with (
+            test_every_statement.sabotaged(monkeypatch, plan),
+            contextlib.suppress(engine.OperationalError),
+        ):
+            one.run_once()
+        lapse()
+        one.run_once()
+        one.stop()
+        assert ([alert["id"] for alert in told], left()) == ([job], 0), plan.hit
+        if not plan.hit:
+            break
+        hits.append(plan.hit)
+    assert len(hits) > 8, hits
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("ALERTS_PER_MINUTE", "0", "a whole number from 1 to 600 (calls); the default is 10"),
+        ("ALERTS_PER_MINUTE", "2.5", "a whole number from 1 to 600"),
+        ("ALERT_TIMEOUT_S", "-1", "a number from 0.1 to 300.0 (s); the default is 10.0"),
+        ("ALERT_TIMEOUT_S", "nan", "a number from 0.1 to 300.0"),
+        ("ALERT_MAX_AGE_S", "1e9", "a number from 60.0 to 604800.0"),
+        ("ALERT_POLL_S", "soon", "a number from 0.1 to 60.0"),
+        ("ON_FAILED", "sh -c 'x", "No closing quotation"),
+        ("ON_FAILED", "/nowhere/tell --all", "there is no executable '/nowhere/tell'"),
+    ],
+)
+@pytest.mark.parametrize("how", ["scheduler", "up"])
+def test_a_wrong_setting_is_refused_with_what_is_allowed(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    how: str, name: str, value: str, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(f"QUEUE_WORKFLOWS_{name}", value)
+    code = scheduler.main([*APP]) if how == "scheduler" else main(["up", *APP])
+    assert code == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert f"QUEUE_WORKFLOWS_{name}={value!r}" in line and said in line
+
+
+def test_what_is_no_function_is_refused() -> None:
+    from queue_workflows import errors, set_on_failed
+
+    with pytest.raises(errors.InvalidConfig, match="a function or None, not 'page'"):
+        set_on_failed("page")  # type: ignore[arg-type]
+
+
+def test_up_starts_a_scheduler_for_the_hook(
+    db: ModuleType, cli: Commands, journal: Path, told: Any
+) -> None:
+    env = {**QUICK, alert_app.ALERTS: str(journal)}
+    up = cli.start("queue-workflows", "up", *APP, **env)
+    with engine.connect() as conn:
+        until(lambda: factories.one(conn, "SELECT count(*) FROM failure_alert_state") == 1)
+        job = factories.ingest(conn, task_name="note")
+    until(lambda: told() == [job["id"]])
+    assert "scheduler" in up.err.partition("starting ")[2].partition("\n")[0]
+    up.send(signal.SIGINT)
+    assert up.wait() == 0, up.err
+
+
+# --- roles --------------------------------------------------------------------------------------
+
+
+def test_a_role_that_submits_or_reads_writes_no_alert_and_its_failures_are_noted(
+    db: ModuleType, dsn: str
+) -> None:
+    with engine.connect() as owner:
+        owner.execute("INSERT INTO failure_alert_state (wanted_until) VALUES (now() + '1 hour')")
+    for purpose in ("submit", "read"):
+        with roles.role(dsn, purpose) as name, engine.connect(url=roles.as_role(dsn, name)) as conn:
+            for statement in (
+                "INSERT INTO failure_alerts (kind, subject, occurrence, reason)"
+                " VALUES ('job', 'x', '1', 'failed')",
+                "UPDATE failure_alerts SET error = 'x'",
+                "DELETE FROM failure_alerts",
+                "UPDATE failure_alert_state SET quiet_until = now()",
+                "INSERT INTO failure_alert_state (wanted_until) VALUES (now())",
+                "SELECT queue_workflows_alert('job', 'x', '1', 'n', 'failed', 'e')",
+            ):
+                with pytest.raises(engine.Error, match="permission denied"):
+                    conn.execute(statement.encode())
+    with engine.connect() as owner:
+        owner.execute("CREATE ROLE alerts_plain")
+        owner.execute(
+            "GRANT SELECT, UPDATE ON workflow_runs, workflow_node_jobs, ingest_jobs"
+            " TO alerts_plain;"
+            " GRANT INSERT ON workflow_node_events TO alerts_plain;"
+            " GRANT USAGE ON SEQUENCE workflow_node_events_id_seq TO alerts_plain"
+        )
+        run_id, job = factories.run(owner), factories.ingest(owner)
+        try:
+            with engine.connect(url=roles.as_role(dsn, "alerts_plain")) as conn:
+                conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (run_id,))
+                conn.execute("UPDATE ingest_jobs SET status = 'failed' WHERE id = %s", (job["id"],))
+        finally:
+            owner.execute("DROP OWNED BY alerts_plain")
+            owner.execute("DROP ROLE alerts_plain")
+        found = factories.column(owner, "SELECT subject FROM failure_alerts ORDER BY id")
+    assert found == [run_id, job["id"]]
