@@ -42,9 +42,11 @@ STATE = os.path.join(tempfile.gettempdir(), f"queue-workflows-state-{os.getpid()
 # Some thousand processes would each compile all that they import, and pytest every test module.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# A shell without job control starts background commands with SIGINT ignored; children inherit it.
+# A shell without job control starts background commands with both ignored; children inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 # Before anything runs: no test, and no import of one, ever sees the database of the person here.
 GIVEN = _forget_environment()
 

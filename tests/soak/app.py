@@ -16,7 +16,7 @@ from queue_workflows import ingest_executor, model_registry, node_executor
 from queue_workflows.executor import nodes as executor_nodes
 from queue_workflows.handlers import task_call
 from queue_workflows.scheduler import ScheduleEntry
-from tests.soak import handler_wrapper, mutants, tasks, workflows
+from tests.soak import handler_wrapper, mutant, mutants, tasks, workflows
 from tests.support import frequent_schedule
 
 MUTANT_ENV = "SOAK_MUTANT"
@@ -112,7 +112,8 @@ def setup() -> None:
     ingest_executor.run_task_async = handler_wrapper.noting(ingest_executor.run_task_async)
     executor_nodes.run = handler_wrapper.noting_message(executor_nodes.run)
     task_call.call = handler_wrapper.noting(task_call.call)
-    if name := os.environ.get(MUTANT_ENV):
+    # A worker with executors has done so before the process that loads the app was forked.
+    if (name := os.environ.get(MUTANT_ENV)) and not mutant.replaced:
         mutants.switch_off(name)
 
 

@@ -136,4 +136,4 @@ class Backlog:
 def slots(host: str, queue: str) -> int:
     """Return how many jobs a worker of this queue runs at once; one batch counts as one."""
     seats = (seat for seat in fleet.SEATS if seat.label == host and queue in seat.queues)
-    return max((dict(seat.pool).get(queue, 1) for seat in seats), default=1)
+    return max((dict(seat.pool).get(queue, seat.slots or 1) for seat in seats), default=1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from tests.soak import evidence, fleet, journal
+from tests.soak import evidence, fault_plan, fleet, journal
 
 GRACE_S = 1.5
 """A handler may act for so long after its claim was taken: guards are checked each 0.5 s."""
@@ -75,14 +75,19 @@ def overlaps(seen: Seen) -> int:
 
 
 def outlived(seen: Seen) -> Found:
-    """Find handlers that lived on after their claim was taken away."""
-    stops = [fault for fault in seen.faults if fault.kind == "stop"]
+    """Find handlers that lived on after their claim was taken away.
+
+    Only a handler whose own process was stopped may act again when that ends: an executor may not
+    when its worker was.
+    """
+    stops = [fault for fault in seen.faults if fault.kind in ("stop", fault_plan.STOP_EXECUTOR)]
     for job_id, lines in seen.by_job.items():
         claims = seen.claims(job_id)
         for line in {line.claim: line for line in lines}.values():
             taken = [e.at for e in seen.events[job_id] if e.claim == line.claim and e.kind in LEFT]
             taken += [e.at for claim, e in claims.items() if claim > line.claim]
-            woken = [f.until for f in stops if line.pid in f.pids and f.at <= line.at]
+            process = line.runs_in or line.pid
+            woken = [f.until for f in stops if process in f.pids and f.at <= line.at]
             if taken and line.at > max(min(taken), *woken, 0.0) + GRACE_S:
                 late = line.at - min(taken)
                 yield f"job {job_id}: {line.what} of claim {line.claim} acts {late:.1f} s after"
@@ -127,7 +132,8 @@ def crashes(seen: Seen) -> Found:
             killed = any(b.pid == claim.pid and since <= b.at <= event.at + 1 for b in bodies)
             seat = seen.seat(claim)
             deadly = PATIENT if seat and seat.care == fleet.DEFAULT else DEADLY
-            if not killed and not seen.hit(deadly, claim.pid, since, event.at + 1):
+            hit = seen.hit(deadly, claim.pid, since, event.at + 1)
+            if not (killed or hit or seen.died_in_executor(job_id, event.claim)):
                 held = event.at - claim.at
                 at, who = event.at - seen.began, seat.name if seat else claim.pid
                 yield (
@@ -156,6 +162,7 @@ def charged(seen: Seen) -> Found:
             since, until = claim.at - RECOVERY_S, event.at + 1
             evident += (
                 seen.hit(EVIDENT, claim.pid, since, until)
+                or seen.died_in_executor(job_id, event.claim)
                 or any(line.pid == claim.pid and since <= line.at <= until for line in handlers)
                 or (_is_poisoned(seen, job, event) and seen.hit(DEADLY, claim.pid, since, until))
             )

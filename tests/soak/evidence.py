@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db
-from tests.soak import acknowledgements, clock, faults, fleet, journal, observer
+from tests.soak import acknowledgements, clock, fault_plan, faults, fleet, journal, observer
 
 _JOBS = """
 SELECT 'node' AS family, j.id, j.run_id, j.node_id, j.node_module AS what, j.status::text,
@@ -103,6 +103,11 @@ class Evidence:
         return any(
             (f.is_kill or f.kind in kinds) and f.hits(pid, since, until) for f in self.faults
         )
+
+    def died_in_executor(self, job: str, claim: int | None) -> bool:
+        """Return whether a fault killed the executor in which this claim's handler ran."""
+        killed = (f for f in self.faults if f.kind == fault_plan.KILL_EXECUTOR)
+        return any((held.id, held.claim_no) == (job, claim) for f in killed for held in f.held)
 
     def paused(self, queue: str, since: float, until: float) -> bool:
         """Return whether the queue may have been paused between the two instants."""

@@ -6,8 +6,14 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+KILL_EXECUTOR = "kill executor"
+KILL_LAUNCHER = "kill launcher"
+STOP_EXECUTOR = "stop executor"
+OF_EXECUTORS = (KILL_EXECUTOR, KILL_LAUNCHER, STOP_EXECUTOR)
+"""Faults that hit not the worker but a process below it, whose pid the fault then has."""
 WEIGHTS = {
     "kill": 5, "stop": 5, "term": 2, "terminate": 3, "freeze": 4, "cut": 3, "off": 2, "restart": 1,
+    KILL_EXECUTOR: 3, KILL_LAUNCHER: 1, STOP_EXECUTOR: 2,
 }  # fmt: skip
 FOCUS = 0.7
 AT_WORK = 0.7

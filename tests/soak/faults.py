@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from queue_workflows import db, worker_control
-from tests.soak import background, fault_plan, fleet, server
+from tests.soak import background, fault_plan, fleet, journal, server
 from tests.support.wait import until
 
 RESTART_GAP_S = 30.0
@@ -49,11 +50,18 @@ class Fault:
     until: float
     pids: tuple[int, ...] = ()
     held: list[HeldJob] = field(default_factory=list[HeldJob])
+    hit_nobody: bool = False
+    """What it should hit was not there any more."""
 
     @property
     def is_kill(self) -> bool:
         """Return whether it was a kill -9, of whichever kind."""
         return self.kind.startswith("kill")
+
+    @property
+    def hits_worker(self) -> bool:
+        """Return whether it was a kill -9 of a worker, or of its parent."""
+        return self.is_kill and self.kind not in fault_plan.OF_EXECUTORS
 
     def hits(self, pid: int, since: float, until: float) -> bool:
         """Return whether it hit this process between the two instants."""
@@ -86,7 +94,9 @@ class Faults(background.BackgroundThread):
         self._acts = {
             "kill": self._act_kill, "stop": self._act_stop, "term": self._act_term,
             "terminate": self._act_terminate, "freeze": self._act_freeze, "cut": self._act_cut,
-            "off": self._act_off,
+            "off": self._act_off, fault_plan.KILL_EXECUTOR: self._act_executor,
+            fault_plan.KILL_LAUNCHER: self._act_launcher,
+            fault_plan.STOP_EXECUTOR: self._act_executor,
         }  # fmt: skip
 
     def go(self, stop: threading.Event) -> None:
@@ -134,8 +144,9 @@ class Faults(background.BackgroundThread):
         hit = tuple(pids[mate.name] for mate in mates if mate.name in pids)
         fault = Fault(kind, seat.name, time.monotonic(), time.monotonic(), hit, self._held(hit))
         self._acts[kind](fault, seat, pids[seat.name], chosen.size)
-        self._note(fault)
-        return False
+        if not fault.hit_nobody:
+            self._note(fault)
+        return chosen.focused and fault.hit_nobody
 
     def _note(self, fault: Fault) -> None:
         self.done.append(fault)
@@ -152,6 +163,7 @@ class Faults(background.BackgroundThread):
             seat
             for seat in fleet.SEATS
             if seat.role in roles
+            and (seat.has_executors or kind not in fault_plan.OF_EXECUTORS)
             and seat.name not in self._busy
             and not any(_pair(seat, busy) for busy in self._busy)
         ]
@@ -167,7 +179,7 @@ class Faults(background.BackgroundThread):
                 return free[0] if free else None
             free = choice or [s for s, jobs in held.items() if jobs] or working
         if kind == "kill" and free:  # by turns, so that each way to recover has its deaths
-            killed = Counter(fault.seat for fault in self.done if fault.is_kill)
+            killed = Counter(fault.seat for fault in self.done if fault.hits_worker)
             fewest = min(killed[seat.name] for seat in free)
             free = [seat for seat in free if killed[seat.name] == fewest]
         return free[int(chosen.share * 1e6) % len(free)] if free else None
@@ -200,6 +212,48 @@ class Faults(background.BackgroundThread):
             fault.kind = f"kill, {seat.care}"
         fault.at = fault.until = time.monotonic()
         _signal(pid, signal.SIGKILL)
+
+    def _act_executor(self, fault: Fault, seat: fleet.Seat, pid: int, size: float) -> None:
+        """Stop an executor while its handler runs; kill it, or let it go on later."""
+        executors = self._fleet.executors(seat.name)[1:]
+        working = [(one, job) for one in executors if (job := self._stopped_at_work(one, fault))]
+        for one, _ in working[1:]:
+            _signal(one, signal.SIGCONT)
+        if not working:
+            fault.hit_nobody = True
+            return
+        (executor, job), *_ = working
+        fault.pids, fault.held = (executor,), [job]
+        fault.at = fault.until = time.monotonic()
+        if fault.kind == fault_plan.KILL_EXECUTOR:
+            _signal(executor, signal.SIGKILL)
+            return
+        seconds = (0.5 + 2.5 * size) * fleet.LEASE_S
+        self._later(fault, seconds, lambda: _signal(executor, signal.SIGCONT))
+
+    def _stopped_at_work(self, executor: int, fault: Fault) -> HeldJob | None:
+        """Stop an executor; return its job, or let it go on if its handler has just ended.
+
+        Only what is stopped has the same job when it is killed.
+        """
+        _signal(executor, signal.SIGSTOP)
+        with suppress(AssertionError):
+            until(lambda: _is_stopped(executor), timeout_s=1.0, every_s=0.002)
+            line = journal.newest(self._fleet.journal, runs_in=executor)
+            jobs = {(each.id, each.claim_no): each for each in fault.held}
+            if line is not None and line.word != "end" and (line.job, line.claim) in jobs:
+                return jobs[line.job, line.claim]
+        _signal(executor, signal.SIGCONT)
+        return None
+
+    def _act_launcher(self, fault: Fault, seat: fleet.Seat, pid: int, size: float) -> None:
+        """Kill the process that forks executors: they end with it, and the worker exits."""
+        launcher = self._fleet.executors(seat.name)[:1]
+        fault.hit_nobody = not launcher
+        for each in launcher:
+            fault.pids = (each,)
+            fault.at = fault.until = time.monotonic()
+            _signal(each, signal.SIGKILL)
 
     def _act_term(self, fault: Fault, seat: fleet.Seat, pid: int, size: float) -> None:
         _signal(self._fleet.parents().get(seat.name, pid), signal.SIGTERM)
@@ -277,6 +331,15 @@ def _database_now() -> float:
 def _signal(pid: int, signum: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signum)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether each thread of a process is stopped (proc_pid_stat(5), state T)."""
+    try:
+        stats = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:
+        return False
+    return bool(stats) and all(stat.rpartition(") ")[2][0] == "T" for stat in stats)
 
 
 def _drawn(seat: fleet.Seat, size: float) -> str:

@@ -20,7 +20,7 @@ from queue_workflows.runtime import service, signals, supervisor
 from queue_workflows.worker import crash_recovery, hang_detection
 from tests.hostile import fleet as attacked
 from tests.hostile import folders
-from tests.soak import app, journal, tasks
+from tests.soak import app, journal, mutated_worker, tasks
 from tests.support import database, proxy, wait
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +71,8 @@ class Seat(NamedTuple):
     care: str = ""
     options: tuple[str, ...] = ()
     pool: tuple[tuple[str, int], ...] = ()
+    slots: int = 0
+    """How many jobs it runs at once, each in an executor; 0: as its other options say."""
     odd: str = ""
     """What makes it differ from the others: `POLLS`, `STEPS` or `OLDER`."""
 
@@ -78,6 +80,12 @@ class Seat(NamedTuple):
     def queues(self) -> tuple[str, ...]:
         """Return the queues that it serves."""
         return tuple(queue for queue, _ in self.pool) or (self.queue,)
+
+    @property
+    def has_executors(self) -> bool:
+        """Return whether its handlers run in other processes than the worker itself."""
+        alone = self.care == SUPERVISED and not self.options and not self.pool
+        return bool(self.slots) or alone
 
 
 SEATS = (
@@ -88,9 +96,11 @@ SEATS = (
     Seat("cpu-3", "worker", "cpu", "box-b", SUPERVISED),
     Seat("cpu-4", "worker", "cpu", "box-c", DEFAULT),
     Seat("cpu-5", "worker", "cpu", "box-d", UNSEEN, odd=STEPS),
+    Seat("cpu-6", "worker", "cpu", "box-e", UNSEEN, slots=3),
     Seat("gpu-1", "worker", "gpu", "box-g", REAPED),
     Seat("notes-1", "worker", tasks.NOTES, "box-b", SUPERVISED, ("--batch", "4")),
     Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4"), odd=POLLS),
+    Seat("notes-3", "worker", tasks.NOTES, "box-d", UNSEEN, slots=4),
     Seat("pool-1", "worker", "", "box-p", SUPERVISED, (), ((tasks.FEEDS, 4), (tasks.CALLS, 4))),
     Seat(
         "pool-2", "worker", "", "box-q", UNSEEN, (),
@@ -187,6 +197,12 @@ class Fleet:
                     found[seat.name] = children[0]
         return found
 
+    def executors(self, name: str) -> list[int]:
+        """Return the pids of the launcher of a seat's worker and, after it, of its executors."""
+        worker = self.pids().get(name)
+        launchers = _children(worker) if worker is not None else []
+        return launchers[:1] + [pid for each in launchers[:1] for pid in _children(each)]
+
     def parents(self) -> dict[str, int]:
         """Return the pid of the process that the supervisor started, by seat."""
         assert self._supervisor is not None
@@ -236,6 +252,8 @@ class Fleet:
             options.append(f"--workers={json.dumps(entries)}")
         elif seat.role == "worker":
             options.append(f"--queue={seat.queue}")
+        if seat.slots:
+            options.append(f"--slots={seat.slots}")
         if seat.care == SUPERVISED:
             options.append("--supervise")
         if seat.care and seat.care != DEFAULT:
@@ -249,7 +267,10 @@ class Fleet:
             str(log),
             str(folders.OUTSIDE),
         ]
-        argv += [sys.executable, "-m", f"queue_workflows.{module}", *options]
+        # A worker with executors loads no app, which switches a mutant on in the others.
+        mutated = seat.has_executors and self._env[app.MUTANT_ENV]
+        start = [mutated_worker.__name__] if mutated else [f"queue_workflows.{module}"]
+        argv += [sys.executable, "-m", *start, *options]
         own = {
             "QUEUE_WORKFLOWS_DB_URL": self.proxies[seat.name].dsn,
             "QUEUE_WORKFLOWS_HOST_LABEL": seat.label or seat.name,

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PATH_ENV = "SOAK_JOURNAL"
+TAIL_BYTES = 1 << 18
 
 
 class Line(NamedTuple):
     """One line: `word` is start, beat or end; `at` is the machine's monotonic clock in seconds.
 
-    `pid` is the process of the worker, which may run the handler in another one.
+    `pid` is the process of the worker, `runs_in` the process of the handler: the same, or an
+    executor.
     """
 
     word: str
@@ -24,6 +26,7 @@ class Line(NamedTuple):
     pid: int
     at: float
     what: str
+    runs_in: int = 0
 
 
 def write(word: str, job: dict[str, Any], what: str) -> None:
@@ -31,6 +34,7 @@ def write(word: str, job: dict[str, Any], what: str) -> None:
     pid = int(job["worker_id"].rsplit(":", 3)[1])
     line = [
         word, job["id"], job["claim_no"], job["worker_id"], pid, time.monotonic_ns(), what,
+        os.getpid(),
     ]  # fmt: skip
     fd = os.open(os.environ[PATH_ENV], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -43,8 +47,21 @@ def read(path: Path) -> list[Line]:
     """Return all lines in the order in which they were written."""
     if not path.exists():
         return []
-    lines: list[Line] = []
-    for text in path.read_text().splitlines():
-        word, job, claim, worker, pid, ns, what = json.loads(text)
-        lines.append(Line(word, job, claim, worker, pid, ns / 1e9, what))
-    return lines
+    return [_line(text) for text in path.read_bytes().splitlines()]
+
+
+def newest(path: Path, *, runs_in: int) -> Line | None:
+    """Return the last line that this process wrote, if it is among the last `TAIL_BYTES`."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        texts = file.read().splitlines()[size > TAIL_BYTES :]
+    its = (line for line in map(_line, reversed(texts)) if line.runs_in == runs_in)
+    return next(its, None)
+
+
+def _line(text: bytes) -> Line:
+    word, job, claim, worker, pid, ns, what, runs_in = json.loads(text)
+    return Line(word, job, claim, worker, pid, ns / 1e9, what, runs_in)

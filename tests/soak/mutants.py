@@ -11,7 +11,7 @@ from queue_workflows.db import statements
 from queue_workflows.engine import claims, recovery, schedule_rows
 from queue_workflows.runtime import kill_timer
 from queue_workflows.worker import guards
-from tests.soak import mutants_hostile, mutants_jobs
+from tests.soak import mutants_executors, mutants_hostile, mutants_jobs
 from tests.soak.mutant import Conn, Mutant, edit, replace, rewrite
 
 _RUN_IS_LIVE = (
@@ -268,4 +268,5 @@ MUTANTS = {
     ),
     **mutants_jobs.MUTANTS,
     **mutants_hostile.MUTANTS,
+    **mutants_executors.MUTANTS,
 }  # fmt: skip

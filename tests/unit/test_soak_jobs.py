@@ -11,6 +11,7 @@ from tests.soak import (
     check_claims,
     check_jobs,
     evidence,
+    fault_plan,
     faults,
     fleet,
     journal,
@@ -363,3 +364,56 @@ def test_a_parent_that_has_the_database_reports_before_a_job_is_poison() -> None
     seen = story.seen()
     seen.ended.append(fleet.Ended(18.0, reaped.name, PID, 77, None))
     assert len([*check_claims.charged(seen)]) == 1
+
+
+@pytest.mark.parametrize(("killed", "found"), [("j", 0), ("its neighbour", 1)])
+def test_a_killed_executor_charges_the_job_that_it_ran_and_no_other(
+    killed: str, found: int
+) -> None:
+    story = Story()
+    story.job("j", crash_count=1)
+    story.event("j", "claimed", 10.0)
+    story.event("j", "reclaimed", 11.01)
+    story.faults = [
+        faults.Fault(
+            fault_plan.KILL_EXECUTOR, POOL.name, 11.0, 11.0, (PID + 1,),
+            [faults.HeldJob("ingest", killed, 1, long=False)],
+        )
+    ]  # fmt: skip
+    assert len([*check_claims.charged(story.seen())]) == found
+    assert len([*check_claims.crashes(story.seen())]) == found
+
+
+def test_jobs_that_end_with_their_launcher_are_not_charged() -> None:
+    story = Story()
+    story.job("j", crash_count=1)
+    story.event("j", "claimed", 10.0)
+    story.event("j", "reclaimed", 11.01)
+    held = [faults.HeldJob("ingest", "j", 1, long=False)]
+    story.faults = [
+        faults.Fault(fault_plan.KILL_LAUNCHER, POOL.name, 11.0, 11.0, (PID + 1,), held),
+    ]
+    assert len([*check_claims.charged(story.seen())]) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "stopped", "runs_in", "found"),
+    [
+        ("stop", PID, PID, 0),
+        ("stop", PID, PID + 1, 1),
+        (fault_plan.STOP_EXECUTOR, PID + 1, PID + 1, 0),
+        (fault_plan.STOP_EXECUTOR, PID + 2, PID + 1, 1),
+    ],
+    ids=["itself", "its worker", "its executor", "another executor"],
+)
+def test_only_a_process_that_was_stopped_may_act_after_its_claim(
+    kind: str, stopped: int, runs_in: int, found: int
+) -> None:
+    story = Story()
+    story.job("j")
+    story.event("j", "claimed", 10.0)
+    story.event("j", "reclaimed", 17.0)
+    late = journal.Line("beat", "j", 1, "worker", PID, 20.0, "long", runs_in)
+    story.lines = [late._replace(word="start", at=10.1), late]
+    story.faults = [faults.Fault(kind, POOL.name, 11.0, 19.5, (stopped,))]
+    assert len([*check_claims.outlived(story.seen())]) == found

@@ -91,8 +91,8 @@ def test_a_job_with_a_lock_key_waits_from_the_end_of_the_job_before_it(
     assert any(text.startswith("job j ") for text in check_liveness.waited(found)) is late
 
 
-HOSTS = ("box-b", "box-c", "box-q")
-"""The machines of the three seats of the queue."""
+SLOTS = {"box-b": 1, "box-c": 1, "box-d": 4, "box-q": 1}
+"""The machines of the seats of the queue, and how many jobs the worker of each runs at once."""
 
 
 def behind_busy_workers() -> evidence.Evidence:
@@ -102,9 +102,9 @@ def behind_busy_workers() -> evidence.Evidence:
     found.lines = []
     found.polls = [80 + 0.5 * n for n in range(240)]
     found.served = [
-        observer.Served(at, f"{host}:7:b:r", host, tasks.NOTES, 7, at, is_off=False, running=1)
+        observer.Served(at, f"{host}:7:b:r", host, tasks.NOTES, 7, at, is_off=False, running=most)
         for at in found.polls
-        for host in HOSTS
+        for host, most in SLOTS.items()
     ]
     return found
 
