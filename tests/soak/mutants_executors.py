@@ -19,7 +19,7 @@ def _no_deadline() -> None:
 
 
 def _no_kill() -> None:
-    """Never end an executor, whatever became of its job's claim."""
+    """Never end an executor, for any state of its job's claim."""
     replace(slot_runs.Runs, "kill", lambda *_: None)
     _no_deadline()
 
