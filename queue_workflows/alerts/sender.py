@@ -16,8 +16,8 @@ ANNOUNCE_S = 15.0
 """Seconds between two notes that a sender is there."""
 LEASE_SPARE_S = 30.0
 """Seconds that a sender has to note what it told, besides the timeouts of its calls."""
-STOP_GRACE_S = 2.0
-"""How long a call may go on after `stop()`; a scheduler ends within 5 s."""
+STOP_GRACE_S, STOP_S = 2.0, 3.0
+"""How long a call may go on after `stop()`, and how long that waits: it ends within 5 s."""
 _log = logging.getLogger(__name__)
 
 
@@ -44,13 +44,19 @@ class Sender:
 
     def start(self) -> None:
         """Start its thread, which looks for failures every ALERT_POLL_S."""
+        whom = ["the failure hook"] if self._hook else []
+        whom += [self._settings.command[0]] if self._command else []
+        _log.info(
+            "failures are told to %s, in at most %d calls a minute",
+            " and ".join(whom), self._settings.per_minute,
+        )  # fmt: skip
         self._loop.start()
 
-    def stop(self, timeout_s: float = 4.0) -> None:
+    def stop(self) -> None:
         """Stop soon. A hook that hangs is left behind, on a thread that keeps no process alive."""
         self._ends_at = min(self._ends_at, self._now() + STOP_GRACE_S)
         self._stopping.set()
-        self._loop.stop(timeout_s)
+        self._loop.stop(STOP_S)
         if self._hook is not None:
             self._hook.stop()
 

@@ -81,7 +81,9 @@ def _expire(conn: db.Connection, max_age_s: float) -> None:
             row["kind"], display.line(row["subject"]), row["claims"],
         )  # fmt: skip
     if count := len(lost) - len(tried):
-        _log.warning("%d failures are over %g s old and are not told any more", count, max_age_s)
+        _log.warning(
+            "not told any more, as they are over %g s old: %d of the failures", max_age_s, count
+        )
 
 
 def told(conn: db.Connection, token: str) -> None:

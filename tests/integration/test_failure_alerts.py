@@ -544,7 +544,7 @@ def test_old_failures_expire(make: Make, caplog: pytest.LogCaptureFixture) -> No
     fresh = dead_job()
     assert one.run_once() == 1
     assert [each["id"] for each in told] == [fresh]
-    assert "1 failures are over 60 s old and are not told any more" in caplog.text
+    assert "not told any more, as they are over 60 s old: 1 of the failures" in caplog.text
 
 
 # --- a sender that dies, a database that is away -------------------------------------------------
