@@ -16,7 +16,7 @@ from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
 from queue_workflows.cli import command, doctor, options, output
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
-from queue_workflows.db import connectivity, development_chain, schema
+from queue_workflows.db import connectivity, development_chain
 from queue_workflows.runtime import entry_point
 
 TIMEOUT_S = 5.0
@@ -241,7 +241,7 @@ def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
         elif not seen["readable"]:
             remedy = f"GRANT SELECT ON queue_schema_version TO {seen['role']}"
             yield Finding("schema", ERROR, "its version cannot be read", remedy)
-        elif (version := development_chain.version(conn, schema.LEDGER)) is not None:
+        elif (version := development_chain.version(conn)) is not None:
             yield _not_migrated(f"at version {version} of a development build", purpose)
         else:
             yield _version(*facts.schema_version(conn), purpose)

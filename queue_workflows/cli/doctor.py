@@ -15,7 +15,7 @@ from queue_workflows.admin import bad_rows, permissions
 from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.dag import confinement, run_folder
-from queue_workflows.db import development_chain, functions, schema
+from queue_workflows.db import development_chain, functions
 from queue_workflows.engine import lock_queues
 from queue_workflows.runtime import entry_point
 
@@ -278,7 +278,7 @@ def _schema(conn: db.Connection) -> Iterator[Finding]:
     if version < required:
         text = f"at version {version}, this code needs {required}"
         yield Finding("schema", ERROR, text, "run `queue-workflows migrate`")
-    elif development_chain.version(conn, schema.LEDGER) is not None:
+    elif development_chain.version(conn) is not None:
         text = f"at version {version} of a development build, this code needs {required}"
         yield Finding("schema", ERROR, text, "run `queue-workflows migrate`")
     elif version > required:

@@ -7,6 +7,7 @@ from psycopg import Error, InterfaceError, OperationalError
 from queue_workflows.db.dedicated import DedicatedConnection
 from queue_workflows.db.listen import Listener, Wake, listen
 from queue_workflows.db.loading import load_json
+from queue_workflows.db.migration_files import REQUIRED_VERSION
 from queue_workflows.db.pool import (
     Connection,
     close_pool,
@@ -22,7 +23,6 @@ from queue_workflows.db.pool import (
 )
 from queue_workflows.db.readiness import wait_for_schema, wait_until_ready
 from queue_workflows.db.schema import (
-    REQUIRED_VERSION,
     bootstrap,
     current_schema_version,
     downgrade,

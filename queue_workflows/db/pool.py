@@ -19,7 +19,7 @@ from psycopg import conninfo
 from psycopg.rows import dict_row
 
 from queue_workflows import config, errors
-from queue_workflows.db import loading
+from queue_workflows.db import loading, statements
 from queue_workflows.runtime import entry_point, forking, service
 from queue_workflows.types import Row
 
@@ -142,16 +142,12 @@ def _limit(conn: psycopg.Connection[Any], statement_s: float | None = None) -> N
     statement_ms = int((statement_s or config.DB_STATEMENT_TIMEOUT_S.read()) * 1000)
     autocommit = conn.autocommit
     conn.autocommit = True
-    conn.execute(
-        "SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),"
-        " set_config('idle_in_transaction_session_timeout', %s, false),"
-        " set_config('jit', 'off', false)",
-        (
-            str(statement_ms),
-            str(int(LOCK_TIMEOUT_S * 1000)),
-            str(int(IDLE_IN_TRANSACTION_TIMEOUT_S * 1000)),
-        ),
-    )
+    timeouts = {
+        "statement_ms": statement_ms,
+        "lock_ms": int(LOCK_TIMEOUT_S * 1000),
+        "idle_ms": int(IDLE_IN_TRANSACTION_TIMEOUT_S * 1000),
+    }
+    conn.execute(statements.sessions.limit, timeouts)
     conn.autocommit = autocommit
 
 
@@ -387,10 +383,7 @@ def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
     text = error.diag.message_primary or str(error)
     try:
         with connect(limited=False) as conn:
-            row = conn.execute(
-                "SELECT quote_ident(current_user) AS role,"
-                " quote_ident(coalesce(current_schema(), 'public')) AS schema"
-            ).fetchone()
+            row = conn.execute(statements.sessions.role).fetchone()
     except psycopg.Error:
         row = None
     role, schema = (row["role"], row["schema"]) if row else ("of this connection", "public")

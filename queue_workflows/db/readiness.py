@@ -9,7 +9,7 @@ from collections.abc import Callable
 import psycopg
 
 from queue_workflows import errors
-from queue_workflows.db import functions, pool, schema
+from queue_workflows.db import functions, ledger, migration_files, pool, schema
 from queue_workflows.types import SleepFn
 
 _log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 def wait_for_schema(
     min_version: int,
     *,
-    version_table: str = schema.LEDGER,
+    version_table: str = ledger.NAME,
     timeout_s: float = 120,
     poll_s: float = 0.5,
     sleep_fn: SleepFn | None = None,
@@ -64,7 +64,7 @@ def _wait(
 def _check_ready() -> tuple[int, str]:
     """Return the version, and why this code cannot work yet: "" if it can."""
     version = schema.current_schema_version()
-    if version < schema.REQUIRED_VERSION:
+    if version < migration_files.REQUIRED_VERSION:
         return version, f"it is at version {version}"
     with pool.connect() as conn:
         if not functions.is_ready(conn):
@@ -95,14 +95,14 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
                 "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
                 "orchestrator)",
                 pool.describe(),
-                schema.REQUIRED_VERSION,
+                migration_files.REQUIRED_VERSION,
             )
         pause(seconds)
         if stopped():
             raise _Stopped
 
     try:
-        _wait(f"no schema version {schema.REQUIRED_VERSION}", _check_ready, 120, 0.5, wait)
+        _wait(f"no schema version {migration_files.REQUIRED_VERSION}", _check_ready, 120, 0.5, wait)
     except _Stopped:
         return False
     return True

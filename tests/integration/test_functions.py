@@ -17,7 +17,7 @@ from queue_workflows import db as engine
 from queue_workflows import errors, migrations
 from queue_workflows.__main__ import main
 from queue_workflows.cli import connect, doctor
-from queue_workflows.db import functions, readiness, schema
+from queue_workflows.db import functions, ledger, migration_files, readiness, schema
 from tests.support import database, factories, migration_folders, schema_snapshot, wait
 
 SUPPORT = Path(schema_snapshot.__file__).parent
@@ -96,9 +96,9 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
 
 def test_migrations_after_0_3_0_define_no_function_and_no_trigger() -> None:
     made = re.compile(r"CREATE\s+(OR REPLACE\s+)?(CONSTRAINT\s+)?(FUNCTION|TRIGGER)", re.IGNORECASE)
-    for step in schema.chain()[12:]:
+    for step in migration_files.chain()[12:]:
         assert not made.search(step.up), step.name
-    assert made.search(schema.chain()[5].up)
+    assert made.search(migration_files.chain()[5].up)
 
 
 def test_every_function_has_a_comment_and_none_names_a_migration() -> None:
@@ -484,7 +484,7 @@ def test_the_printed_sql_makes_the_schema_and_its_functions(
         engine.bootstrap()
         whole = schema_snapshot.snapshot(conn)
     missing = {name for _, name, _, _ in schema_snapshot.difference(made, whole)}
-    assert all(schema.LEDGER in name for name in missing)
+    assert all(ledger.NAME in name for name in missing)
 
 
 # --- databases of development builds -----------------------------------------------------------
@@ -497,14 +497,14 @@ LAST_16 = "79bba3898f603a3b0b3b0dbe1bddfb86fd634237c54ad29bf228d8e73df01f68"
 def make_development(conn: engine.Connection, up_to: int = 33, *, last: bool = False) -> None:
     """Make the database what a development build made: its tables are the same, its ledger not."""
     conn.execute((migrations.dir() / "0014_schedules.down.sql").read_bytes())
-    conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {schema.LEDGER} WHERE version > 12")
-    ledger = json.loads((SUPPORT / "development_ledger.json").read_text())
+    conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {ledger.NAME} WHERE version > 12")
+    development = json.loads((SUPPORT / "development_ledger.json").read_text())
     if last:
-        ledger["16"] = LAST_16
-    for version, checksum in ledger.items():
+        development["16"] = LAST_16
+    for version, checksum in development.items():
         if int(version) <= up_to:
             conn.execute(
-                f"INSERT INTO {schema.LEDGER} (version, checksum) VALUES (%s, %s)".encode(),
+                f"INSERT INTO {ledger.NAME} (version, checksum) VALUES (%s, %s)".encode(),
                 (int(version), checksum),
             )
 
@@ -515,7 +515,7 @@ def test_a_complete_database_of_a_development_build_is_converted(
 ) -> None:
     with engine.connect() as conn:
         whole = schema_snapshot.snapshot(conn)
-        ledger = conn.execute(f"SELECT version, checksum FROM {schema.LEDGER}").fetchall()
+        recorded = conn.execute(f"SELECT version, checksum FROM {ledger.NAME}").fetchall()
         make_development(conn, last=last)
         assert not functions.is_ready(conn)
         (finding,) = doctor._schema(conn)
@@ -531,7 +531,7 @@ def test_a_complete_database_of_a_development_build_is_converted(
         assert told in capfd.readouterr().out
         assert engine.bootstrap() == [14]
         assert schema_snapshot.snapshot(conn) == whole
-        assert conn.execute(f"SELECT version, checksum FROM {schema.LEDGER}").fetchall() == ledger
+        assert conn.execute(f"SELECT version, checksum FROM {ledger.NAME}").fetchall() == recorded
         assert factories.reread(conn, job)["status"] == "queued"
         assert engine.bootstrap() == []
     assert not caplog.records
@@ -542,12 +542,12 @@ def test_any_other_database_of_a_development_build_is_refused(own: str, how: str
     with engine.connect() as conn:
         make_development(conn, up_to=30 if how == "incomplete" else 33)
         if how == "changed":
-            conn.execute(f"UPDATE {schema.LEDGER} SET checksum = 'x' WHERE version = 20")
-        number = factories.one(conn, f"SELECT max(version) FROM {schema.LEDGER}")
+            conn.execute(f"UPDATE {ledger.NAME} SET checksum = 'x' WHERE version = 20")
+        number = factories.one(conn, f"SELECT max(version) FROM {ledger.NAME}")
         text = rf"schema version {number} of a development build; run the last .*empty database"
         with pytest.raises(errors.MigrationFailed, match=text):
             engine.bootstrap()
-        assert factories.one(conn, f"SELECT max(version) FROM {schema.LEDGER}") == number
+        assert factories.one(conn, f"SELECT max(version) FROM {ledger.NAME}") == number
         assert factories.one(conn, f"SELECT to_regclass('{OBJECTS}') IS NULL")
 
 
@@ -556,7 +556,7 @@ def test_an_edited_migration_of_a_development_build_is_refused_with_the_remedy(
 ) -> None:
     with engine.connect() as conn:
         conn.execute("ALTER TABLE schedules DROP COLUMN app CASCADE, DROP COLUMN clash")
-        conn.execute(f"UPDATE {schema.LEDGER} SET checksum = 'old' WHERE version = 14".encode())
+        conn.execute(f"UPDATE {ledger.NAME} SET checksum = 'old' WHERE version = 14".encode())
         conn.execute(
             "INSERT INTO schedules (name, expression, task_name) VALUES ('s', '@daily', 't')"
         )
