@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from psycopg import Error, InterfaceError, OperationalError
 
+from queue_workflows.db.database_url import db_url, describe
 from queue_workflows.db.dedicated import DedicatedConnection
 from queue_workflows.db.listen import Listener, Wake, listen
 from queue_workflows.db.loading import load_json
@@ -14,13 +15,11 @@ from queue_workflows.db.pool import (
     connect,
     connection,
     cursor,
-    db_url,
-    describe,
     get_pool,
     statement,
     transaction,
-    wait_until_reachable,
 )
+from queue_workflows.db.reachability import wait_until_reachable
 from queue_workflows.db.readiness import wait_for_schema, wait_until_ready
 from queue_workflows.db.schema import (
     bootstrap,

@@ -9,7 +9,15 @@ from collections.abc import Callable
 import psycopg
 
 from queue_workflows import errors
-from queue_workflows.db import functions, ledger, migration_files, pool, schema
+from queue_workflows.db import (
+    database_url,
+    functions,
+    ledger,
+    migration_files,
+    pool,
+    reachability,
+    schema,
+)
 from queue_workflows.types import SleepFn
 
 _log = logging.getLogger(__name__)
@@ -55,7 +63,7 @@ def _wait(
             reason = str(error).strip()
         if time.monotonic() >= deadline:
             raise errors.SchemaTimeout(
-                f"{pool.describe()}: {wanted} within {timeout_s:g} s "
+                f"{database_url.describe()}: {wanted} within {timeout_s:g} s "
                 f"({reason}); `queue-workflows migrate` or an orchestrator brings it"
             )
         sleep(poll_s)
@@ -83,7 +91,7 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
     Returns False if `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does,
     and `SchemaTooNew` as `bootstrap` does.
     """
-    if not pool.wait_until_reachable(stopped=stopped, pause=pause):
+    if not reachability.wait_until_reachable(stopped=stopped, pause=pause):
         return False
     logged = False
 
@@ -94,7 +102,7 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
             _log.warning(
                 "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
                 "orchestrator)",
-                pool.describe(),
+                database_url.describe(),
                 migration_files.REQUIRED_VERSION,
             )
         pause(seconds)

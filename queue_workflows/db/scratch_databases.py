@@ -13,7 +13,7 @@ import psycopg
 from psycopg import conninfo, sql
 
 from queue_workflows import errors
-from queue_workflows.db import pool, statements
+from queue_workflows.db import database_url, pool, statements
 
 SUFFIX = "_test"
 _STEM_MAX = 40
@@ -57,7 +57,8 @@ def checked(dsn: str) -> dict[str, Any]:
     parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
     if not str(parts.get("dbname") or "").endswith(SUFFIX):
         raise errors.InvalidConfig(
-            f"{pool.describe(dsn)}: tests use no database whose name does not end in {SUFFIX}"
+            f"{database_url.describe(dsn)}: tests use no database whose name does not end in "
+            f"{SUFFIX}"
         )
     return parts
 

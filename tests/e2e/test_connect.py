@@ -21,7 +21,7 @@ from queue_workflows import db as engine
 from queue_workflows import jobs as jobs_api
 from queue_workflows.admin import permissions
 from queue_workflows.cli import connect, doctor
-from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
+from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding
 from queue_workflows.db import connectivity
 from tests.support import catalog, commands, database, faketime
 from tests.support.commands import Commands

@@ -13,8 +13,8 @@ from psycopg import sql
 from queue_workflows import db as engine
 from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
-from queue_workflows.cli import doctor
-from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
+from queue_workflows.cli import doctor, server_checks
+from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding
 from queue_workflows.engine import lock_queues
 from tests.support import database, factories
 from tests.support.proxy import Proxy
@@ -22,7 +22,7 @@ from tests.support.wait import until
 
 CANARY = "canary77"
 NOWHERE = f"postgresql://someone:{CANARY}@127.0.0.1:1/none"
-DATA = set(doctor.DANGERS)
+DATA = set(server_checks.DANGERS)
 """Off on the servers that tests start."""
 
 

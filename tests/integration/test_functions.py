@@ -16,7 +16,7 @@ from psycopg import sql
 from queue_workflows import db as engine
 from queue_workflows import errors, migrations
 from queue_workflows.__main__ import main
-from queue_workflows.cli import connect, doctor
+from queue_workflows.cli import connect, doctor, findings
 from queue_workflows.db import functions, ledger, migration_files, readiness, schema
 from tests.support import database, factories, migration_folders, schema_snapshot, wait
 
@@ -519,12 +519,12 @@ def test_a_complete_database_of_a_development_build_is_converted(
         make_development(conn, last=last)
         assert not functions.is_ready(conn)
         (finding,) = doctor._schema(conn)
-        assert finding.level == doctor.ERROR and "queue-workflows migrate" in finding.remedy
+        assert finding.level == findings.ERROR and "queue-workflows migrate" in finding.remedy
         steps = {step.check: step for step in connect.examine(own, "work", 5)}
-        assert steps["schema"].level == doctor.ERROR
+        assert steps["schema"].level == findings.ERROR
         assert "queue-workflows migrate" in steps["schema"].remedy
         steps = {step.check: step for step in connect.examine(own, "migrate", 5)}
-        assert (steps["schema"].level, steps["rights"].level) == (doctor.OK, doctor.OK)
+        assert (steps["schema"].level, steps["rights"].level) == (findings.OK, findings.OK)
         job = factories.ingest(conn)
         assert main(["migrate", "--dry-run"]) == 0
         told = "version 33 -> 14: would install the functions and triggers"
