@@ -222,13 +222,13 @@ databases: _Databases
 class _DevelopmentChain:
     is_possible: bytes
     """Return whether a development build may have made this database: it has our ledger, and lacks the
-    table that migration 0013 creates."""
+    table in which a release records its functions and triggers."""
     applied: bytes
     """Return the migrations above 12, lowest first. An older ledger has no column `checksum`."""
     forget: bytes
     """Delete the record of the migrations above 12."""
     record: bytes
-    """Record that migration 0013 is applied."""
+    """Record the migration of the release that these tables amount to."""
 
 development_chain: _DevelopmentChain
 
@@ -402,7 +402,7 @@ input_timeouts: _InputTimeouts
 
 class _InstalledObjects:
     record_exists: bytes
-    """Return whether there is a record: migration 0013 creates it."""
+    """Return whether there is a record: the schema of 0.3.0 has none."""
     recorded: bytes
     """Return what is installed, one row a part."""
     record: bytes

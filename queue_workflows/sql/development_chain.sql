@@ -1,5 +1,5 @@
--- Turn the tables of the last development chain into those of migration 0013. The set of functions and
--- triggers is installed after it.
+-- Turn the tables of the last development build into those of the release. The set of functions and triggers is
+-- installed afterwards.
 
 CREATE TABLE queue_schema_objects (
     part            text PRIMARY KEY,

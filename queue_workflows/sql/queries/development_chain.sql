@@ -3,7 +3,7 @@
 
 -- name: is_possible
 -- Return whether a development build may have made this database: it has our ledger, and lacks the
--- table that migration 0013 creates.
+-- table in which a release records its functions and triggers.
 SELECT to_regclass('queue_schema_version') IS NOT NULL
        AND to_regclass('queue_schema_objects') IS NULL AS is_possible;
 
@@ -19,5 +19,5 @@ SELECT l.version, to_jsonb(l) ->> 'checksum' AS checksum
 DELETE FROM queue_schema_version WHERE version > 12;
 
 -- name: record
--- Record that migration 0013 is applied.
+-- Record the migration of the release that these tables amount to.
 INSERT INTO queue_schema_version (version, checksum) VALUES (13, %(checksum)s);

@@ -1,7 +1,7 @@
 -- The installed set of functions and triggers: its record, `queue_schema_objects`, and the catalog.
 
 -- name: record_exists
--- Return whether there is a record: migration 0013 creates it.
+-- Return whether there is a record: the schema of 0.3.0 has none.
 SELECT to_regclass('queue_schema_objects') IS NOT NULL AS found;
 
 -- name: recorded
