@@ -13,7 +13,7 @@ import psycopg
 
 from queue_workflows import errors
 from queue_workflows.db import database_url, pool, statements
-from queue_workflows.runtime import entry_point, service
+from queue_workflows.runtime import entry_point, error_log
 
 _log = logging.getLogger(__name__)
 AWAY_AGAIN_S = 30.0
@@ -102,4 +102,4 @@ def _outage(error: BaseException) -> str | None:
 
 
 entry_point.explain_by(_explain)
-service.name_outages_by(_outage)
+error_log.name_outages_by(_outage)
