@@ -227,7 +227,7 @@ def _refuse(name: str, refused: Sequence[JsonDict]) -> None:
     if len(refused) > LINES:
         lines.append(f"and {len(refused) - LINES} more")
     for text in lines:
-        output.complain(f"{command.PROG} jobs {name}: {output.line(text, 500)}")
+        command.refuse(f"jobs {name}", text)
 
 
 def _print_ids(name: str, chosen: Sequence[str]) -> None:
