@@ -18,8 +18,8 @@ from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import clock, entry_point, identity, signals
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import (
-    executor_set,
-    guards,
+    command_line,
+    job_guards,
     lease_keeper,
     loop,
     parent,
@@ -30,8 +30,7 @@ from queue_workflows.worker import (
 )
 
 _log = logging.getLogger("queue_workflows.claim_worker")
-budget_for = guards.budget_for
-NO_LIMITS = executor_set.Limits()
+budget_for = job_guards.budget_for
 MAX_LEASE_S = 30 * 86400.0
 """A longer lease would keep a dead worker's job for a month."""
 
@@ -62,7 +61,7 @@ class ClaimWorker:
         config.check_queue(queue)
         _check_times(lease_s, shutdown_timeout_s)
         if slots is not None:
-            slot_worker.check(queue, slots, NO_LIMITS)
+            slot_worker.check(queue, slots, command_line.NO_LIMITS)
         self._slots = slots
         self._slot_worker: slot_worker.SlotWorker | None = None
         if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES):
@@ -142,7 +141,7 @@ class ClaimWorker:
             newest=who.newest,
             lease_s=who.lease_s,
             shutdown_s=lambda: _shutdown_s(self._shutdown_timeout_s),
-            limits=NO_LIMITS,
+            limits=command_line.NO_LIMITS,
             metrics=lambda ready: _sampler(who.host, ready),
         )
         self._base = who._replace(worker_id=worker.worker_id)
@@ -278,84 +277,9 @@ def _shutdown_s(timeout_s: float | None) -> float:
     return config.SHUTDOWN_TIMEOUT_S.read() if timeout_s is None else timeout_s
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="queue-claim-worker",
-        description="One worker of one queue, one job at a time; or a pool of several.",
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--queue", help="cpu, gpu or an ingest queue: one job at a time")
-    what.add_argument(
-        "--workers",
-        nargs="?",
-        const="",
-        metavar="FILE|JSON",
-        help="ingest queues and how many jobs of each at once, as in "
-        '\'[{"queue": "load", "concurrency": 2}]\'; default: WORKERS_JSON',
-    )
-    parser.add_argument(
-        "--lease-seconds",
-        type=float,
-        default=600.0,
-        metavar="N",
-        help="how long a claim holds without being renewed; default: 600",
-    )
-    parser.add_argument(
-        "--batch", type=int, default=1, metavar="N", help="ingest jobs a claim, for very short ones"
-    )
-    parser.add_argument(
-        "--slots",
-        type=int,
-        metavar="N",
-        help="run up to N jobs at once, each in a process of its own (cpu and ingest queues)",
-    )
-    recycling = parser.add_argument_group("with --slots")
-    recycling.add_argument(
-        "--max-jobs", type=int, metavar="N", help="replace a process after so many jobs"
-    )
-    recycling.add_argument(
-        "--max-rss-mb", type=float, metavar="M", help="replace a process that is larger after a job"
-    )
-    recycling.add_argument(
-        "--idle-exit", type=float, metavar="S", help="end after so many seconds without a job"
-    )
-    recycling.add_argument("--burst", action="store_true", help="end when no job is left")
-    parser.add_argument(
-        "--shutdown-timeout",
-        type=float,
-        metavar="N",
-        help="seconds that a job gets to end after SIGTERM before it is handed back; default: "
-        "SHUTDOWN_TIMEOUT_S (8)",
-    )
-    parser.add_argument(
-        "--supervise",
-        action="store_true",
-        help="run under a small parent that restarts it and hands back its claimed jobs at once",
-    )
-    entry_point.add_common_arguments(parser)
-    return parser
-
-
-def _limits(options: argparse.Namespace) -> executor_set.Limits:
-    limits = executor_set.Limits(
-        options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst
-    )
-    if options.slots is None:
-        if limits != NO_LIMITS:
-            raise errors.InvalidConfig(
-                "--max-jobs, --max-rss-mb, --idle-exit and --burst: with --slots"
-            )
-    elif options.queue is None or options.batch != 1:
-        raise errors.InvalidConfig("--slots: with --queue, and without --batch")
-    else:
-        slot_worker.check(options.queue, options.slots, limits)
-    return limits
-
-
 def _slot_worker(options: argparse.Namespace) -> slot_worker.SlotWorker | None:
     """Return a worker with slots, or None if its handlers have to run in this process."""
-    limits = _limits(options)
+    limits = command_line.limits(options)
     if options.slots is None:
         return None
     _check_times(options.lease_seconds, options.shutdown_timeout)
@@ -413,7 +337,7 @@ def _check_app(queue: str, knows_nodes: bool) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run `queue-claim-worker` until SIGTERM or SIGINT; return 2 for a worker that cannot work."""
     arguments = sys.argv[1:] if argv is None else argv
-    options = _parser().parse_args(arguments)
+    options = command_line.parser().parse_args(arguments)
 
     def body() -> int:
         entry_point.setup_logging(options.log_level)

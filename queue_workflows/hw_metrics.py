@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import importlib
 import json
 import logging
-import os
 import resource
 import tempfile
 import time
@@ -21,7 +18,7 @@ from typing import Any, NamedTuple
 from queue_workflows import cgroup_attribution, db, errors, types
 from queue_workflows.engine import samples
 from queue_workflows.runtime import service, stored_json
-from queue_workflows.telemetry import gpu_overview
+from queue_workflows.telemetry import gpu_overview, sampler_lock
 from queue_workflows.types import JsonDict, NowFn
 
 _log = logging.getLogger(__name__)
@@ -177,12 +174,10 @@ class Sampler:
         probe: Callable[[], Probe] | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._host = host
         self._ready = ready
         self._make_probe = probe or Probe
-        self._folder = folder or Path(tempfile.gettempdir())
+        self._lock = sampler_lock.SamplerLock(host, folder or Path(tempfile.gettempdir()))
         self._probe: Probe | None = None
-        self._lock: int | None = None
         self._minute: list[JsonDict] = []
         self._latest: JsonDict | None = None
         self._waiting: deque[PendingSample] = deque(maxlen=WAITING)
@@ -203,14 +198,12 @@ class Sampler:
             self._loop.stop()
             self._loop = None
         self._forget()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     @property
     def holds(self) -> bool:
         """Return whether this process takes the samples of the machine."""
-        return self._lock is not None
+        return self._lock.is_held
 
     def take(self) -> list[PendingSample]:
         """Return the samples to store, the oldest first; [] most of the time."""
@@ -226,7 +219,7 @@ class Sampler:
         return NOTIFY_EVERY_S if blind else SAMPLE_EVERY_S
 
     def _sample(self) -> None:
-        if not self._is_ours():
+        if not self._lock.take():
             self._forget()
             return
         if self._probe is None:
@@ -245,17 +238,6 @@ class Sampler:
         self._probe = self._latest = None
         self._minute = []
 
-    def _is_ours(self) -> bool:
-        """Return whether the lock is held; a clean-up may have removed its file."""
-        path = self._folder / lock_name(self._host)
-        if self._lock is not None:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(self._lock), path.stat()):
-                    return True
-            os.close(self._lock)
-        self._lock = _try_lock(path)
-        return self._lock is not None
-
     def _notify(self) -> None:
         if self._latest is not None:
             self._put(None, self._latest, tell=True)
@@ -268,36 +250,6 @@ class Sampler:
     def _put(self, every_s: int | None, sample: JsonDict, *, tell: bool) -> None:
         self._waiting.append(PendingSample(every_s, json.dumps(sample), tell))
         self._ready()
-
-
-def lock_name(host: str) -> str:
-    """Return the name of the lock file for this host label and this database."""
-    digest = hashlib.sha256(f"{host}\n{db.describe()}".encode(errors="replace")).hexdigest()
-    return f"queue_workflows-hw-{digest[:16]}.lock"
-
-
-def _try_lock(path: Path) -> int | None:
-    """Take the lock and return its descriptor; None if another process has it or it fails."""
-    try:
-        fd = _opened(path)
-    except OSError as error:
-        _log.debug("no samples: %s", error)
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
-
-
-def _opened(path: Path) -> int:
-    # O_NONBLOCK: anybody can create a FIFO of this name, and opening one would block.
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        return os.open(path, os.O_RDONLY | flags)  # a file of another account suffices
-    except FileNotFoundError:
-        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
 
 
 def look_back(

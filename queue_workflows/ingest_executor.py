@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queue_workflows import db, errors
-from queue_workflows.engine import claimed_jobs, claims, finish, job_tables, outcomes
+from queue_workflows.engine import claimed_jobs, finish, held_claims, job_tables, outcomes
 from queue_workflows.handlers import task_call
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import Row
@@ -17,7 +17,7 @@ def execute_ingest_job(job: Row) -> str:
     """
     lease = job_tables.lease_of(job_tables.INGEST_JOBS, job)
     with db.statement() as conn:
-        if not claims.is_held(conn, lease):
+        if not held_claims.is_held(conn, lease):
             return "skipped"
     outcome = run_task(job)
     with db.transaction() as conn:

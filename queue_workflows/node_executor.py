@@ -12,7 +12,15 @@ from typing import Any, NamedTuple, TypeVar
 from queue_workflows import config, db, history
 from queue_workflows.dag import arguments, payload, run_folder
 from queue_workflows.dispatch import job_inputs
-from queue_workflows.engine import claimed_jobs, claims, finish, job_tables, nodes, outcomes, runs
+from queue_workflows.engine import (
+    claimed_jobs,
+    finish,
+    held_claims,
+    job_tables,
+    nodes,
+    outcomes,
+    runs,
+)
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.types import JsonDict, Row
@@ -44,7 +52,7 @@ def execute_node(
     """
     lease = job_tables.lease_of(job_tables.NODE_JOBS, job)
     with db.statement() as conn:
-        if not claims.is_held(conn, lease):
+        if not held_claims.is_held(conn, lease):
             return "skipped"
     cache = adapted(model_cache)
     with _keep_loaded(cache):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from queue_workflows import config, db, errors
 from queue_workflows.db import check_violations
-from queue_workflows.engine import schedule_definitions, schedule_rows, schedules
+from queue_workflows.engine import schedule_definitions, schedule_fires, schedules
 from queue_workflows.schedule import definition, entry, expression, plan
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import Row, Rows
@@ -101,11 +101,11 @@ def add(name: str, expression: str, *, conn: db.Connection | None = None, **opti
 def check(found: Schedule) -> None:
     """Raise as `add` does for a target that this process knows to be wrong."""
     if found.workflow_name is not None:
-        schedule_rows.check_inputs(found.workflow_name, found.inputs)
+        schedule_fires.check_inputs(found.workflow_name, found.inputs)
         return
     row = {name: getattr(found, name) for name in definition.COLUMNS}
     try:
-        job_validation.batches([schedule_rows.new_job(row, _ANY_INSTANT)])
+        job_validation.batches([schedule_fires.new_job(row, _ANY_INSTANT)])
     except (ValueError, TypeError) as error:
         if not isinstance(error, errors.QueueWorkflowsError):
             raise
@@ -153,7 +153,7 @@ def run_now(name: str, *, conn: db.Connection | None = None) -> str | None:
         row = schedule_definitions.lock(own, name)
         if row is None:
             raise _unknown(name)
-        return schedule_rows.fire(own, row, schedules.database_now(own), reason="manual")
+        return schedule_fires.fire(own, row, schedules.database_now(own), reason="manual")
 
 
 def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb that users look for

@@ -11,7 +11,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import errors, node_queue, run_store
-from queue_workflows.engine import attempts, claims, handback, job_tables, recovery
+from queue_workflows.engine import attempts, claims, handback, held_claims, job_tables, recovery
 from queue_workflows.types import Row
 from tests.support import factories, invariants
 
@@ -209,15 +209,15 @@ def test_a_renewal_reports_that_the_run_is_over(conn: Any) -> None:
 def test_a_claim_has_recorded_what_its_own_event_contains(conn: Any, family: str) -> None:
     make(conn, family)
     first = claim(conn, family)
-    assert claims.has_recorded(conn, lease_of(first), ["completed"]) is False
+    assert held_claims.has_recorded(conn, lease_of(first), ["completed"]) is False
     factories.expire(conn, first)
     recovery.reclaim_lapsed(conn, JOB_TABLES[family])
-    assert claims.has_recorded(conn, lease_of(first), ["completed", "failed"]) is False
+    assert held_claims.has_recorded(conn, lease_of(first), ["completed", "failed"]) is False
     second = claim(conn, family)
-    assert claims.has_recorded(conn, lease_of(first), ["completed"]) is False
+    assert held_claims.has_recorded(conn, lease_of(first), ["completed"]) is False
     complete(conn, second)
-    assert claims.has_recorded(conn, lease_of(second), ["completed"]) is True
-    assert claims.has_recorded(conn, lease_of(second), ["failed"]) is False
+    assert held_claims.has_recorded(conn, lease_of(second), ["completed"]) is True
+    assert held_claims.has_recorded(conn, lease_of(second), ["failed"]) is False
 
 
 # --- at once -----------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def _print_result(done: dict[str, Any], *, quiet: bool) -> None:
         if done["status"] == "completed":
             text += f" with {output.compact(done['value'])}"
         text += "; the first answer counts"
-    output.complain(f"{command.PROG} answer: {output.line(text, 500)}")
+    command.refuse("answer", text)
 
 
 _KEYS = (

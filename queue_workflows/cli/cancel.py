@@ -8,7 +8,7 @@ import typer
 
 from queue_workflows import db, jobs, runs
 from queue_workflows.admin import overview
-from queue_workflows.cli import command, ids, options, output
+from queue_workflows.cli import changed_work, command, ids, options, output
 from queue_workflows.types import Row
 
 
@@ -62,13 +62,9 @@ def _done(any_id: str, outcome: str) -> dict[str, Any]:
 
 
 def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
-    found = overview.find(conn, any_id) or {}
-    done: dict[str, Any] = {key: found[key] for key in ("kind", "name", "run_id", "status")}
+    done = changed_work.state(conn, any_id)
     done["stopping"] = overview.running_under(conn, any_id)
-    if found["run_id"] is not None:
-        run = overview.find(conn, found["run_id"])
-        done["run_status"] = run["status"] if run else None
-    if found["kind"] == "run":
+    if done["kind"] == "run":
         done["nodes"] = overview.node_counts(conn, any_id)
     return done
 
@@ -76,21 +72,17 @@ def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
 def _print_result(done: dict[str, Any], *, quiet: bool) -> None:
     """Print one line about the result; to stderr with `--json`, or if nothing was cancelled."""
     if done["outcome"] == "unknown":
-        _refuse(f"there is no run or job {done['id']!r}")
+        command.refuse("cancel", f"there is no run or job {done['id']!r}")
         return
-    what = f"{done['kind']} {done['id']} ({output.line(done['name'])})"
+    what = changed_work.named(done)
     if done["outcome"] == "already over":
-        _refuse(f"{what} is already over: {done['status']}")
+        command.refuse("cancel", f"{what} is already over: {done['status']}")
     if quiet:
         return
     if done["outcome"] != "already over":
         output.echo(f"{what}: {done['outcome']}{_rest(done)}")
     for job in done["stopping"]:
         output.echo(f"  {output.line(job['name'])} was asked to stop, runs on {_worker(job)}")
-
-
-def _refuse(text: str) -> None:
-    output.complain(f"{command.PROG} cancel: {output.line(text, 500)}")
 
 
 def _rest(done: dict[str, Any]) -> str:

@@ -47,6 +47,11 @@ def print_message(text: str) -> None:
     output.complain(f"{PROG}: {text}")
 
 
+def refuse(name: str, text: str) -> None:
+    """Print to stderr, on one line, why the command of this name did not do what it was asked."""
+    output.complain(f"{PROG} {name}: {output.line(text, 500)}")
+
+
 STOPS_WORK = "stopping; Ctrl-C once more hands running jobs back at once"
 STOPS_VIEW = "stopping the view; {} continues"
 

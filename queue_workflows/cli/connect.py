@@ -6,7 +6,7 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Annotated
 
 import typer
@@ -14,9 +14,9 @@ import typer
 from queue_workflows import config, db, errors
 from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
-from queue_workflows.cli import command, doctor, options, output
-from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
-from queue_workflows.db import connectivity, development_chain, schema
+from queue_workflows.cli import command, findings, network_checks, options, output, server_checks
+from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
+from queue_workflows.db import connectivity, development_chain
 from queue_workflows.runtime import entry_point
 
 TIMEOUT_S = 5.0
@@ -28,8 +28,6 @@ STEPS = (
     "round trip",
 )  # fmt: skip
 """The steps in the order of their checks."""
-
-Steps = Iterator[Finding]
 
 
 def connect(
@@ -82,7 +80,7 @@ def _named(dsn: str | None) -> Generator[str]:
         yield words
 
 
-def _report(words: str, steps: Steps, *, as_json: bool) -> int:
+def _report(words: str, steps: Findings, *, as_json: bool) -> int:
     found: list[Finding] = []
     if not as_json:
         output.echo(words)
@@ -90,7 +88,7 @@ def _report(words: str, steps: Steps, *, as_json: bool) -> int:
         safe = Finding(*(entry_point.mask(part) for part in step))
         found.append(safe)
         if not as_json:
-            doctor.show(safe)
+            findings.show(safe)
     failed = next((step.check for step in found if step.level == ERROR), None)
     seen = {step.check for step in found}
     left = [step for step in STEPS if step not in seen] if failed else []
@@ -104,10 +102,10 @@ def _report(words: str, steps: Steps, *, as_json: bool) -> int:
 
 def examine(
     url: str, purpose: str, timeout_s: float, where: connectivity.Destination | None = None
-) -> Steps:
+) -> Findings:
     """Yield the steps in order, up to the first with level `error`."""
     where = where or connectivity.destination(url)
-    for step in _network(where, timeout_s):
+    for step in network_checks.network(where, timeout_s):
         yield step
         if step.level == ERROR:
             return
@@ -118,107 +116,21 @@ def examine(
             yield from _session(conn, purpose)
     except db.Error as error:
         if conn is None:
-            yield from _refused(where, " ".join(str(error).split()))
+            yield from network_checks.refused(where, " ".join(str(error).split()))
         else:
             remedy = "try again; see the server's log"
             yield Finding("server", ERROR, f"it broke off: {facts.reason(error)}", remedy)
 
 
-# --- up to the login ---------------------------------------------------------------------------
-
-
-def _network(where: connectivity.Destination, timeout_s: float) -> Steps:
-    if not where.targets:
-        yield Finding("name", OK, "no host is named: libpq's service or default socket")
-        return
-    step, good = _of_all(
-        "name", [(target, connectivity.resolve(target)) for target in where.targets]
-    )
-    yield step
-    step, good = _of_all(
-        "port", [(target, connectivity.probe_port(target, timeout_s)) for target in good]
-    )
-    yield step
-    if not good:
-        return
-    target = good[0]
-    if not target.local and where.probe_tls and where.sslmode != "disable":
-        yield _tls(target, where.sslmode, timeout_s)
-
-
-def _of_all(
-    name: str, replies: list[tuple[connectivity.Target, connectivity.Reply]]
-) -> tuple[Finding, list[connectivity.Target]]:
-    """Return one step for all servers of the DSN, and the good ones; it fails if none is good."""
-    good = [target for target, reply in replies if not reply.remedy]
-    text = "; ".join(reply.text for _, reply in replies)
-    remedy = next((reply.remedy for _, reply in replies if reply.remedy), "")
-    level = OK if not remedy else WARNING if good else ERROR
-    return Finding(name, level, text, remedy), good
-
-
-def _tls(target: connectivity.Target, sslmode: str, timeout_s: float) -> Finding:
-    try:
-        offered = connectivity.offers_tls(target, timeout_s)
-    except connectivity.NoReply:
-        text = f"{target} accepts connections and sends nothing for {timeout_s:g} s"
-        return Finding("tls", ERROR, text, "the server hangs, or it is not PostgreSQL")
-    if offered is None:
-        text = f"the server at {target} is not PostgreSQL"
-        return Finding("tls", ERROR, text, "name the port of the server or of its pooler")
-    if offered:
-        return Finding("tls", OK, f"offered, sslmode={sslmode}")
-    if sslmode.startswith(("require", "verify")):
-        remedy = "set ssl = on in its postgresql.conf, or sslmode=prefer in the DSN"
-        return Finding("tls", ERROR, f"sslmode={sslmode}, and the server offers none", remedy)
-    if target.host in {"127.0.0.1", "::1", "localhost"}:
-        return Finding("tls", OK, "none, on this machine")
-    text = "none: what is sent and received can be read on the way"
-    return Finding("tls", WARNING, text, "set ssl = on in its postgresql.conf")
-
-
-def _refused(where: connectivity.Destination, message: str) -> Steps:
-    """Yield the step that a refused connection failed at, and those before it that passed."""
-    user, dbname = where.user or "of this account", where.dbname or where.user
-    kind = connectivity.refusal(message)
-    remedies = {
-        "tls": "see sslmode and sslrootcert in the DSN",
-        "no_password": "put it in the DSN, in PGPASSWORD, or in ~/.pgpass (mode 0600)",
-        "password": f"as a superuser there: ALTER ROLE {user} PASSWORD '...' (or CREATE ROLE)",
-        "peer": "its pg_hba.conf wants another kind of login; name a user with a password",
-        "rule": (
-            f"add `host {dbname} {user} <address of this machine>/32 scram-sha-256` to its "
-            "pg_hba.conf, and SELECT pg_reload_conf()"
-        ),
-        "role": f"as a superuser there: CREATE ROLE {user} LOGIN PASSWORD '...'",
-        "no_database": f"as a superuser there: CREATE DATABASE {dbname} OWNER {user}",
-        "no_connect": f"GRANT CONNECT ON DATABASE {dbname} TO {user}",
-        "full": "raise max_connections there; a worker holds up to three connections",
-        "starting": "wait until it has started; see the server's log",
-        "session": "no server of the DSN is what target_session_attrs wants",
-        "silent": "it takes connections and does not answer: see the server's log",
-        "other": "see the server's log",
-    }
-    if kind in {"no_database", "no_connect"}:
-        yield Finding("login", OK, f"as {user}")
-        step = "database"
-    else:
-        step = {"tls": "tls", "session": "server"}.get(kind, "login")
-    yield Finding(step, ERROR, message, remedies[kind])
-
-
-# --- in the session ------------------------------------------------------------------------------
-
-
-def _session(conn: db.Connection, purpose: str) -> Steps:
+def _session(conn: db.Connection, purpose: str) -> Findings:
     ssl = ", with TLS" if conn.pgconn.ssl_in_use else ""
     yield Finding("login", OK, f"as {conn.info.user}{ssl}")
     yield Finding("database", OK, conn.info.dbname)
     for check in (
-        doctor.server,
+        server_checks.server,
         _schema(purpose),
         _rights(purpose),
-        doctor.clock,
+        server_checks.clock,
         _listen,
         _round_trip,
     ):
@@ -228,8 +140,8 @@ def _session(conn: db.Connection, purpose: str) -> Steps:
                 return
 
 
-def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
-    def check(conn: db.Connection) -> Steps:
+def _schema(purpose: str) -> Callable[[db.Connection], Findings]:
+    def check(conn: db.Connection) -> Findings:
         seen = facts.schema_seen(conn)
         if not seen["found"] and seen["elsewhere"]:
             name, role = seen["elsewhere"][0], seen["role"]
@@ -241,7 +153,7 @@ def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
         elif not seen["readable"]:
             remedy = f"GRANT SELECT ON queue_schema_version TO {seen['role']}"
             yield Finding("schema", ERROR, "its version cannot be read", remedy)
-        elif (version := development_chain.version(conn, schema.LEDGER)) is not None:
+        elif (version := development_chain.version(conn)) is not None:
             yield _not_migrated(f"at version {version} of a development build", purpose)
         else:
             yield _version(*facts.schema_version(conn), purpose)
@@ -280,8 +192,8 @@ def _not_migrated(where: str, purpose: str) -> Finding:
     return Finding("schema", ERROR, text, "run `queue-workflows migrate`")
 
 
-def _rights(purpose: str) -> Callable[[db.Connection], Steps]:
-    def check(conn: db.Connection) -> Steps:
+def _rights(purpose: str) -> Callable[[db.Connection], Findings]:
+    def check(conn: db.Connection) -> Findings:
         if purpose == "submit":
             knob = config.OUT_ROOTS.variables[0]
             text = (
@@ -312,9 +224,9 @@ def _list_some(found: list[str]) -> str:
     return f"{', '.join(found[:5])}{more}"
 
 
-def _listen(conn: db.Connection) -> Steps:
+def _listen(conn: db.Connection) -> Findings:
     pooled = facts.is_pooled(conn)
-    for step in doctor.listen(conn):
+    for step in server_checks.listen(conn):
         if not pooled:
             yield step
         elif step.level == OK:
@@ -328,7 +240,7 @@ def _listen(conn: db.Connection) -> Steps:
             yield step._replace(text=text, remedy=remedy)
 
 
-def _round_trip(conn: db.Connection) -> Steps:
+def _round_trip(conn: db.Connection) -> Findings:
     took: list[float] = []
     for _ in range(TRIPS):
         began = time.monotonic()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import getpass
-import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from queue_workflows import db, errors
+from queue_workflows import errors
 from queue_workflows import jobs as api
-from queue_workflows.cli import command, ids, options, output, run_views, show
+from queue_workflows.cli import command, ids, job_selection, options, output, run_views, show
 from queue_workflows.runtime import display, entry_point
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
@@ -26,8 +24,6 @@ app = typer.Typer(
 )
 LINES = 20
 """Jobs that are named one by one; beyond that only the counts are printed."""
-_AGO = re.compile(r"(\d{1,6})([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _HEAD = ("job", "task", "queue", "status", "try", "created (UTC)", "")
 _DONE = frozenset({"queued", "cancelled", "asked to stop", "deleted"})
 
@@ -74,7 +70,7 @@ def list_(
     """List jobs, the newest first."""
 
     def run_command() -> int:
-        moment = when(since)
+        moment = job_selection.instant(since)
         with command.reading(app):
             rows = api.list(
                 queue=queue, task_name=task, status=status, since=moment, key=key, limit=limit
@@ -125,7 +121,7 @@ def retry(
     debug: options.Debug = False,
 ) -> None:
     """Queue failed or cancelled jobs again. They get all attempts; a filter means failed ones."""
-    wanted = _Wanted(job, queue, task, status, since, key, default=("failed",))
+    wanted = job_selection.Selection(job, queue, task, status, since, key, default=("failed",))
     _run("retry", wanted, lambda some, who: api.retry_many(some, by=who), by, dry_run,
          app=app, as_json=as_json, debug=debug)  # fmt: skip
 
@@ -145,7 +141,9 @@ def cancel(
     debug: options.Debug = False,
 ) -> None:
     """Cancel jobs. Waiting ones end at once, running ones are asked to stop."""
-    wanted = _Wanted(job, queue, task, status, since, key, default=("queued", "running"))
+    wanted = job_selection.Selection(
+        job, queue, task, status, since, key, default=("queued", "running")
+    )
     running = not status or "running" in status
     _run("cancel", wanted, lambda some, who: api.cancel_many(some, running=running, by=who),
          by, dry_run, app=app, as_json=as_json, debug=debug)  # fmt: skip
@@ -166,75 +164,16 @@ def delete(
     debug: options.Debug = False,
 ) -> None:
     """Delete jobs that do not run. A filter means those that are over; their history stays."""
-    wanted = _Wanted(
+    wanted = job_selection.Selection(
         job, queue, task, status, since, key, default=tuple(sorted(TERMINAL_RUN_STATUSES))
     )
     _run("delete", wanted, lambda some, who: api.delete_many(some, by=who), by, dry_run,
          app=app, as_json=as_json, debug=debug)  # fmt: skip
 
 
-def when(text: str | None) -> datetime | timedelta | None:
-    """Return a time span for `90m`, `24h` or `7d`, a time for ISO text. Raises `InvalidConfig`."""
-    if text is None:
-        return None
-    ago = _AGO.fullmatch(text)
-    if ago is not None:
-        return timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-    try:
-        moment = datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise errors.InvalidConfig(
-            f"--since {text}: it should look like 90m, 24h, 7d, or 2026-01-31T09:00+01:00"
-        )
-    return moment
-
-
-class _Wanted:
-    """The jobs that a command is about: named ids, or those that a filter finds."""
-
-    def __init__(
-        self,
-        given: Sequence[str] | None,
-        queue: str | None,
-        task: str | None,
-        status: Sequence[str] | None,
-        since: str | None,
-        key: str | None,
-        *,
-        default: Sequence[str],
-    ) -> None:
-        self.ids = list(given or ())
-        self._given = {"queue": queue, "task_name": task, "status": status or None, "key": key}
-        self._since = since
-        self._default = default
-
-    def check(self) -> None:
-        """Raise `InvalidConfig` for neither ids nor a filter, and for both."""
-        filtered = self._since is not None or any(v is not None for v in self._given.values())
-        if bool(self.ids) == filtered:
-            raise errors.InvalidConfig(
-                "name jobs or give a filter: --queue, --task, --status, --since, --key"
-                if not filtered
-                else "name jobs or give a filter, not both"
-            )
-        when(self._since)
-
-    def found(self) -> list[str]:
-        """Return the ids; for a filter the oldest first."""
-        if self.ids:
-            with db.transaction() as conn:
-                return [ids.find(conn, one)[0] for one in self.ids]
-        given: dict[str, Any] = {"status": list(self._default)}
-        given |= {name: value for name, value in self._given.items() if value is not None}
-        rows = api.list(**given, since=when(self._since), limit=None)
-        return [row["id"] for row in reversed(rows)]
-
-
 def _run(
     name: str,
-    wanted: _Wanted,
+    wanted: job_selection.Selection,
     act: Callable[[list[str], str], list[JsonDict]],
     by: str | None,
     dry_run: bool,
@@ -288,7 +227,7 @@ def _refuse(name: str, refused: Sequence[JsonDict]) -> None:
     if len(refused) > LINES:
         lines.append(f"and {len(refused) - LINES} more")
     for text in lines:
-        output.complain(f"{command.PROG} jobs {name}: {output.line(text, 500)}")
+        command.refuse(f"jobs {name}", text)
 
 
 def _print_ids(name: str, chosen: Sequence[str]) -> None:

@@ -11,7 +11,14 @@ import typer
 
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, options, output
-from queue_workflows.db import development_chain, functions, schema
+from queue_workflows.db import (
+    development_chain,
+    functions,
+    ledger,
+    migration_files,
+    schema,
+    statements,
+)
 
 
 def migrate(
@@ -33,7 +40,7 @@ def migrate(
     ] = None,
     table: Annotated[
         str, typer.Option(metavar="NAME", help="The ledger of that chain.")
-    ] = schema.LEDGER,
+    ] = ledger.NAME,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
@@ -41,7 +48,7 @@ def migrate(
     """Bring the schema and its functions up to date, or to version N."""
 
     def run_command() -> int:
-        chain = schema.chain(folder)
+        chain = migration_files.chain(folder)
         config.load_app(app)
         with command.database(create=False) as words:
             db.wait_until_reachable(timeout_s=0)
@@ -65,7 +72,7 @@ class _Plan(NamedTuple):
     before: int
     target: int
     is_down: bool
-    steps: list[schema.Migration]
+    steps: list[migration_files.Migration]
     """In the order of their execution."""
     parts: list[functions.Part]
     """Parts of the set of functions and triggers that differ from this code's and are installed."""
@@ -74,11 +81,13 @@ class _Plan(NamedTuple):
     problems: list[functions.Problem]
 
 
-def _plan(chain: list[schema.Migration], to: int | None, folder: Path | None, table: str) -> _Plan:
+def _plan(
+    chain: list[migration_files.Migration], to: int | None, folder: Path | None, table: str
+) -> _Plan:
     before = db.current_schema_version(version_table=table)
     with db.connect() as conn:
-        ours = folder is None and table == schema.LEDGER
-        is_development = ours and development_chain.version(conn, table) is not None and to is None
+        ours = folder is None and table == ledger.NAME
+        is_development = ours and development_chain.version(conn) is not None and to is None
         target = chain[-1].version if is_development else _target(chain, to, before)
         is_down = target < before and not is_development
         steps = _steps(chain, target, before, folder, table)
@@ -118,7 +127,8 @@ def _print(plan: _Plan) -> None:
     parts = dict.fromkeys([*plan.parts, *plan.damaged])
     texts = [(step.down or "") if plan.is_down else step.up for step in plan.steps]
     if parts:
-        texts = ["BEGIN;", *texts, functions.SETTINGS, *(part.text for part in parts), "COMMIT;"]
+        settings = f"{statements.installed_objects.settings.decode()};"
+        texts = ["BEGIN;", *texts, settings, *(part.text for part in parts), "COMMIT;"]
     for text in texts:
         typer.echo(text)
 
@@ -133,7 +143,7 @@ def _carry_out(plan: _Plan, folder: Path | None, table: str, *, allow_data_loss:
     return plan._replace(steps=[step for step in plan.steps if step.version in done])
 
 
-def _target(chain: list[schema.Migration], to: int | None, before: int) -> int:
+def _target(chain: list[migration_files.Migration], to: int | None, before: int) -> int:
     """Return the version to reach; a database that is newer than this code stays as it is."""
     newest = chain[-1].version
     if to is None:
@@ -146,8 +156,12 @@ def _target(chain: list[schema.Migration], to: int | None, before: int) -> int:
 
 
 def _steps(
-    chain: list[schema.Migration], target: int, before: int, folder: Path | None, table: str
-) -> list[schema.Migration]:
+    chain: list[migration_files.Migration],
+    target: int,
+    before: int,
+    folder: Path | None,
+    table: str,
+) -> list[migration_files.Migration]:
     """Return the migrations that lead to the target, in order."""
     if target < before:
         return [step for step in reversed(chain) if target < step.version <= before]
@@ -156,7 +170,7 @@ def _steps(
 
 
 def _upgrade(target: int, folder: Path | None, table: str) -> list[int]:
-    if target >= schema.chain(folder)[-1].version:
+    if target >= migration_files.chain(folder)[-1].version:
         return db.bootstrap(migrations_dir=folder, version_table=table)
     with tempfile.TemporaryDirectory() as part:
         for path in _files(folder):

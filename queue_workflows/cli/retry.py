@@ -8,7 +8,7 @@ import typer
 
 from queue_workflows import db, errors, jobs, runs
 from queue_workflows.admin import overview
-from queue_workflows.cli import command, ids, options, output
+from queue_workflows.cli import changed_work, command, ids, options, output
 
 
 def retry(
@@ -82,29 +82,22 @@ def _done(any_id: str, outcome: str, reason: str | None = None) -> dict[str, Any
 
 
 def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
-    found = overview.find(conn, any_id) or {}
-    done: dict[str, Any] = {key: found[key] for key in ("kind", "name", "run_id", "status")}
-    if found["run_id"] is not None:
-        run = overview.find(conn, found["run_id"])
-        done["run_status"] = run["status"] if run else None
-        done["nodes"] = overview.node_counts(conn, found["run_id"])
+    done = changed_work.state(conn, any_id)
+    if done["run_id"] is not None:
+        done["nodes"] = overview.node_counts(conn, done["run_id"])
     return done
 
 
 def _print_result(done: dict[str, Any], *, quiet: bool) -> None:
     """Print one line about the result; to stderr with `--json`, or if nothing was retried."""
     if done["outcome"] == "unknown":
-        _refuse(f"there is no run or job {done['id']!r}")
+        command.refuse("retry", f"there is no run or job {done['id']!r}")
         return
-    what = f"{done['kind']} {done['id']} ({output.line(done['name'])})"
+    what = changed_work.named(done)
     if done["outcome"] == "refused":
-        _refuse(f"{what}: {done['reason']}")
+        command.refuse("retry", f"{what}: {done['reason']}")
     elif not quiet:
         output.echo(f"{what}: queued{_rest(done)}")
-
-
-def _refuse(text: str) -> None:
-    output.complain(f"{command.PROG} retry: {output.line(text, 500)}")
 
 
 def _rest(done: dict[str, Any]) -> str:

@@ -86,7 +86,7 @@ def found(start: str, name: str) -> tuple[str | None, str]:
             return row["kind"], any_id
     except ids.AmbiguousId as error:
         text = str(error)
-    output.complain(f"{command.PROG} {name}: {output.line(text, 500)}")
+    command.refuse(name, text)
     return None, ""
 
 

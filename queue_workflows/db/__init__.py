@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from psycopg import Error, InterfaceError, OperationalError
 
+from queue_workflows.db.database_url import db_url, describe
 from queue_workflows.db.dedicated import DedicatedConnection
 from queue_workflows.db.listen import Listener, Wake, listen
 from queue_workflows.db.loading import load_json
+from queue_workflows.db.migration_files import REQUIRED_VERSION
 from queue_workflows.db.pool import (
     Connection,
     close_pool,
     connect,
     connection,
     cursor,
-    db_url,
-    describe,
     get_pool,
     statement,
     transaction,
-    wait_until_reachable,
 )
+from queue_workflows.db.reachability import wait_until_reachable
 from queue_workflows.db.readiness import wait_for_schema, wait_until_ready
 from queue_workflows.db.schema import (
-    REQUIRED_VERSION,
     bootstrap,
     current_schema_version,
     downgrade,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from psycopg import pq
 
 from queue_workflows import errors
-from queue_workflows.db import pool
+from queue_workflows.db import database_url
 
 _DEFAULT_PORT = 5432
 _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
@@ -76,7 +76,7 @@ def destination(url: str) -> Destination:
 
     Raises `InvalidConfig` for a DSN that cannot be read.
     """
-    pool.describe(url)
+    database_url.describe(url)
     parts: dict[str, Any] = {
         option.keyword.decode(): option.val.decode()
         for option in pq.Conninfo.get_defaults()

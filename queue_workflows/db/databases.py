@@ -10,21 +10,12 @@ import psycopg
 from psycopg import rows, sql
 
 from queue_workflows import config, embedded, errors
+from queue_workflows.db import statements
 from queue_workflows.embedded import project
 
 EARLIER = "queue_workflows"
 """The single database of versions without databases per project."""
 _CONNECT_S = 10
-_NAMES = (
-    b"SELECT d.datname AS name, shobj_description(d.oid, 'pg_database') AS folder,"
-    b" pg_database_size(d.oid) AS size_bytes FROM pg_database d"
-    b" WHERE NOT d.datistemplate AND d.datname <> 'postgres' ORDER BY d.datname"
-)
-_SCHEMA = b"SELECT to_regclass('workflow_runs') IS NOT NULL AS found"
-_UNFINISHED = (
-    b"SELECT count(*) AS n FROM workflow_runs"
-    b" WHERE status NOT IN ('completed', 'failed', 'cancelled')"
-)
 
 
 class Joined(NamedTuple):
@@ -82,11 +73,11 @@ def url() -> str:
 def listing(server: embedded.Server) -> list[Database]:
     """Return the databases of the server, except those without a project and without tables."""
     found = list[Database]()
-    for row in _rows(server, "postgres", _NAMES):
+    for row in _rows(server, "postgres", statements.databases.projects):
         unfinished: int | None = None
         with contextlib.suppress(psycopg.Error):
-            if _rows(server, row["name"], _SCHEMA)[0]["found"]:
-                unfinished = _rows(server, row["name"], _UNFINISHED)[0]["n"]
+            if _rows(server, row["name"], statements.databases.has_schema)[0]["found"]:
+                unfinished = _rows(server, row["name"], statements.databases.unfinished)[0]["n"]
         if row["folder"] is not None or unfinished is not None:
             found.append(Database(row["name"], row["folder"], row["size_bytes"], unfinished))
     return found
@@ -95,12 +86,15 @@ def listing(server: embedded.Server) -> list[Database]:
 def has_earlier(server: embedded.Server) -> bool:
     """Return whether the database of earlier versions exists and has tables."""
     with contextlib.suppress(psycopg.Error):
-        return bool(_rows(server, EARLIER, _SCHEMA)[0]["found"])
+        return bool(_rows(server, EARLIER, statements.databases.has_schema)[0]["found"])
     return False
 
 
 def _choose(server: embedded.Server, asked: str, *, create: bool) -> Joined:
-    existing = {row["name"]: row["folder"] for row in _rows(server, "postgres", _NAMES)}
+    existing = {
+        row["name"]: row["folder"]
+        for row in _rows(server, "postgres", statements.databases.projects)
+    }
     chosen = _wanted(asked, existing)
     if chosen.name in existing:
         if create:

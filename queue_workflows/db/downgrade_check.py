@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 
 from psycopg import sql
 
-from queue_workflows.db import pool
+from queue_workflows.db import pool, statements
 
 _Columns: TypeAlias = "dict[tuple[str, str], str | None]"
 """(table, column) → default expression."""
@@ -39,22 +39,13 @@ def of(conn: pool.Connection, change: Callable[[], None], *, besides: set[str]) 
 
 
 def _columns(conn: pool.Connection) -> _Columns:
-    rows = conn.execute(
-        "SELECT c.table_name, c.column_name, c.column_default FROM information_schema.columns c"
-        " JOIN information_schema.tables t USING (table_schema, table_name)"
-        " WHERE c.table_schema = current_schema() AND t.table_type = 'BASE TABLE'"
-    ).fetchall()
+    rows = conn.execute(statements.downgrade_check.columns).fetchall()
     return {(row["table_name"], row["column_name"]): row["column_default"] for row in rows}
 
 
 def _touched(conn: pool.Connection, tables: set[str]) -> list[str]:
     """Return those of `tables` that are dropped, or locked for writing by this transaction."""
-    rows = conn.execute(
-        "SELECT c.relname AS name FROM pg_class c"
-        " WHERE c.relnamespace = current_schema()::regnamespace AND NOT EXISTS ("
-        "SELECT FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.relation = c.oid"
-        " AND l.mode NOT IN ('AccessShareLock', 'RowShareLock'))"
-    ).fetchall()
+    rows = conn.execute(statements.downgrade_check.untouched).fetchall()
     return sorted(tables - {row["name"] for row in rows})
 
 

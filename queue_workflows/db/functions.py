@@ -19,37 +19,10 @@ from psycopg.types import json
 import queue_workflows
 from queue_workflows import errors
 from queue_workflows import sql as texts
-from queue_workflows.db import function_rights, pool
+from queue_workflows.db import function_rights, pool, statements
 
 TABLE = "queue_schema_objects"
 """The table of what is installed, one row per part; migration 0013 creates it."""
-SETTINGS = """
-SELECT set_config('check_function_bodies', 'off', true),
-       set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
-"""
-"""The first statements of a transaction that installs a part."""
-_PATIENCE = """
-SELECT set_config('statement_timeout', least(greatest(setting::integer / 2, 1), 100)::text, true)
-  FROM pg_settings WHERE name = 'deadlock_timeout'
-"""
-"""Timeouts for locks: every writer waits behind a waiting lock, so wait briefly and rarely."""
-_RECORDED = b"SELECT part, checksum, package_version, objects FROM queue_schema_objects"
-# The prosrc and the settings, and not pg_get_functiondef, whose form differs between servers.
-_DESCRIBED = {
-    "functions": b"""
-SELECT p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')' AS name,
-       md5(concat_ws('|', p.prosrc, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
-                     l.lanname, p.prosecdef, p.provolatile, p.proconfig::text)) AS hash
-  FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
- WHERE p.pronamespace = current_schema()::regnamespace AND p.prokind = 'f'
-   AND p.proname = ANY (%s)""",
-    "triggers": b"""
-SELECT c.relname || '.' || t.tgname AS name,
-       md5(concat_ws('|', pg_get_triggerdef(t.oid), t.tgenabled)) AS hash
-  FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
- WHERE c.relnamespace = current_schema()::regnamespace AND NOT t.tgisinternal
-   AND t.tgname = ANY (%s)""",
-}
 _TABLE = re.compile(r"\sON (\w+)")
 _DROPPED = re.compile(r"^DROP TRIGGER IF EXISTS \w+ ON (\w+)", re.MULTILINE)
 _NAME = re.compile(r"^CREATE (?:OR REPLACE |CONSTRAINT )?(?:FUNCTION|TRIGGER) (\w+)", re.MULTILINE)
@@ -139,20 +112,17 @@ def install(conn: pool.Connection, part: Part) -> None:
     function that runs as its owner: a session's temporary table must not come before ours. Raises
     `TablesInUse` for triggers whose tables cannot be locked soon.
     """
-    conn.execute(SETTINGS.encode())
+    conn.execute(statements.installed_objects.settings)
     _lock(conn, part)
     conn.execute(part.text.encode())
     conn.execute(
-        "INSERT INTO queue_schema_objects AS o (part, checksum, package_version, objects)"
-        " VALUES (%s, %s, %s, %s) ON CONFLICT (part) DO UPDATE SET checksum = EXCLUDED.checksum,"
-        " package_version = EXCLUDED.package_version, objects = EXCLUDED.objects,"
-        " installed_at = now()",
-        (
-            part.name,
-            part.checksum,
-            queue_workflows.__version__,
-            json.Jsonb(_described(conn, part)),
-        ),
+        statements.installed_objects.record,
+        {
+            "part": part.name,
+            "checksum": part.checksum,
+            "package_version": queue_workflows.__version__,
+            "objects": json.Jsonb(_described(conn, part)),
+        },
     )
 
 
@@ -160,7 +130,7 @@ def _lock(conn: pool.Connection, part: Part) -> None:
     """Lock the part's tables, or give up before a deadlock with a worker could end the worker."""
     if not part.tables:
         return
-    conn.execute(_PATIENCE.encode())
+    conn.execute(statements.installed_objects.limit_lock_wait)
     try:
         for tables, lock in (
             (part.tables, sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE")),
@@ -169,7 +139,7 @@ def _lock(conn: pool.Connection, part: Part) -> None:
             conn.execute(lock.format(sql.SQL(", ").join(map(sql.Identifier, tables))))
     except psycopg.errors.QueryCanceled as error:
         raise TablesInUse("the triggers cannot be replaced: their tables are in use") from error
-    conn.execute("SET LOCAL statement_timeout = 0")
+    conn.execute(statements.installed_objects.lift_limit)
 
 
 def problems(conn: pool.Connection) -> list[Problem]:
@@ -205,22 +175,27 @@ def _damaged(conn: pool.Connection, part: Part, recorded: dict[str, str]) -> Ite
 def forget(conn: pool.Connection) -> None:
     """Delete the record, so that the code of an older release installs its own set."""
     if _exists(conn):
-        conn.execute("DELETE FROM queue_schema_objects")
+        conn.execute(statements.installed_objects.forget)
 
 
 def _recorded(conn: pool.Connection) -> dict[str, dict[str, Any]]:
     if not _exists(conn):
         return {}
-    return {row["part"]: row for row in conn.execute(_RECORDED).fetchall()}
+    rows = conn.execute(statements.installed_objects.recorded).fetchall()
+    return {row["part"]: row for row in rows}
 
 
 def _exists(conn: pool.Connection) -> bool:
-    row = conn.execute("SELECT to_regclass('queue_schema_objects') IS NOT NULL AS found").fetchone()
+    row = conn.execute(statements.installed_objects.record_exists).fetchone()
     return row is not None and row["found"]
 
 
 def _described(conn: pool.Connection, part: Part) -> dict[str, str]:
-    rows = conn.execute(_DESCRIBED[part.name], (part.objects,)).fetchall()
+    described = {
+        "functions": statements.installed_objects.functions,
+        "triggers": statements.installed_objects.triggers,
+    }
+    rows = conn.execute(described[part.name], {"names": part.objects}).fetchall()
     return {row["name"]: row["hash"] for row in rows}
 
 

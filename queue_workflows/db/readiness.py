@@ -9,7 +9,15 @@ from collections.abc import Callable
 import psycopg
 
 from queue_workflows import errors
-from queue_workflows.db import functions, pool, schema
+from queue_workflows.db import (
+    database_url,
+    functions,
+    ledger,
+    migration_files,
+    pool,
+    reachability,
+    schema,
+)
 from queue_workflows.types import SleepFn
 
 _log = logging.getLogger(__name__)
@@ -18,7 +26,7 @@ _log = logging.getLogger(__name__)
 def wait_for_schema(
     min_version: int,
     *,
-    version_table: str = schema.LEDGER,
+    version_table: str = ledger.NAME,
     timeout_s: float = 120,
     poll_s: float = 0.5,
     sleep_fn: SleepFn | None = None,
@@ -55,7 +63,7 @@ def _wait(
             reason = str(error).strip()
         if time.monotonic() >= deadline:
             raise errors.SchemaTimeout(
-                f"{pool.describe()}: {wanted} within {timeout_s:g} s "
+                f"{database_url.describe()}: {wanted} within {timeout_s:g} s "
                 f"({reason}); `queue-workflows migrate` or an orchestrator brings it"
             )
         sleep(poll_s)
@@ -64,7 +72,7 @@ def _wait(
 def _check_ready() -> tuple[int, str]:
     """Return the version, and why this code cannot work yet: "" if it can."""
     version = schema.current_schema_version()
-    if version < schema.REQUIRED_VERSION:
+    if version < migration_files.REQUIRED_VERSION:
         return version, f"it is at version {version}"
     with pool.connect() as conn:
         if not functions.is_ready(conn):
@@ -83,7 +91,7 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
     Returns False if `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does,
     and `SchemaTooNew` as `bootstrap` does.
     """
-    if not pool.wait_until_reachable(stopped=stopped, pause=pause):
+    if not reachability.wait_until_reachable(stopped=stopped, pause=pause):
         return False
     logged = False
 
@@ -94,15 +102,15 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
             _log.warning(
                 "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
                 "orchestrator)",
-                pool.describe(),
-                schema.REQUIRED_VERSION,
+                database_url.describe(),
+                migration_files.REQUIRED_VERSION,
             )
         pause(seconds)
         if stopped():
             raise _Stopped
 
     try:
-        _wait(f"no schema version {schema.REQUIRED_VERSION}", _check_ready, 120, 0.5, wait)
+        _wait(f"no schema version {migration_files.REQUIRED_VERSION}", _check_ready, 120, 0.5, wait)
     except _Stopped:
         return False
     return True

@@ -2,191 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import re
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
-from psycopg import sql
 
-from queue_workflows import errors, migrations
-from queue_workflows.db import development_chain, downgrade_check, functions, pool
+from queue_workflows import errors
+from queue_workflows.db import (
+    development_chain,
+    downgrade_check,
+    functions,
+    ledger,
+    migration_files,
+    migration_lock,
+    pool,
+)
 
 _log = logging.getLogger(__name__)
-LEDGER = "queue_schema_version"
-_FILE = re.compile(r"(\d{4})_(.+?)(\.down)?\.sql")
-LOCK_POLL_S = 0.1
-LOCK_LOGGED_S = 5.0
 GIVEN_WAY_S = 1.0
 """Seconds before the tables of triggers are locked again: a waiting lock stops writers."""
 DEADLOCK_TRIES = 20
 """A migration locks table by table, and workers in another order; each try takes 1 s."""
-_COMPATIBLE = re.compile(r"^--\s*compatible-with:\s*(\d+)\s*$", re.MULTILINE)
-
-
-class Migration(NamedTuple):
-    """One step of a chain: its number, its name and the SQL of both directions."""
-
-    version: int
-    name: str
-    up: str
-    down: str | None
-
-    @property
-    def checksum(self) -> str:
-        """Return the SHA-256 of the forward text."""
-        return hashlib.sha256(self.up.encode()).hexdigest()
-
-    @property
-    def compatible_with(self) -> int:
-        """Return the oldest code that may work on it (`-- compatible-with: N`); 0: any."""
-        match = _COMPATIBLE.search(self.up)
-        return int(match[1]) if match else 0
-
-
-def chain(migrations_dir: str | Path | None = None) -> list[Migration]:
-    """Return the migrations in a folder, in order.
-
-    Files whose names start with no digit are ignored. Raises `MigrationFailed` for a folder that is
-    missing or has none, a misnamed file, two of one version, and a down file without its up file.
-    """
-    folder = Path(migrations_dir) if migrations_dir is not None else migrations.dir()
-    if not folder.is_dir():
-        raise errors.MigrationFailed(f"no migration folder {str(folder)!r}: name one that exists")
-    ups, downs = _files(folder)
-    if orphans := sorted(downs.keys() - {path.stem for path in ups.values()}):
-        raise errors.MigrationFailed(f"{orphans[0]}.down.sql has no {orphans[0]}.sql beside it")
-    if not ups:
-        raise errors.MigrationFailed(f"no NNNN_name.sql in migration folder {str(folder)!r}")
-    found: list[Migration] = []
-    for version in sorted(ups):
-        path, down = ups[version], downs.get(ups[version].stem)
-        text = down.read_text("utf-8") if down else None
-        found.append(Migration(version, path.stem[5:], path.read_text("utf-8"), text))
-    return found
-
-
-def _files(folder: Path) -> tuple[dict[int, Path], dict[str, Path]]:
-    """Return up files by version, down files by the stem of their up file."""
-    ups: dict[int, Path] = {}
-    downs: dict[str, Path] = {}
-    for path in sorted(folder.glob("[0-9]*.sql")):
-        match = _FILE.fullmatch(path.name)
-        if match is None:
-            raise errors.MigrationFailed(f"{path.name}: a migration is named NNNN_name.sql")
-        version = int(match[1])
-        if match[3]:
-            downs[path.name.removesuffix(".down.sql")] = path
-        elif version in ups or version < 1:
-            raise errors.MigrationFailed(f"{path.name}: version {version} is taken or not positive")
-        else:
-            ups[version] = path
-    return ups, downs
-
-
-REQUIRED_VERSION = max(_files(migrations.dir())[0])
-"""The schema version that this code works with: the highest of its own chain."""
-
-
-@contextmanager
-def _exclusive(
-    version_table: str, stopped: Callable[[], bool] = lambda: False
-) -> Generator[pool.Connection]:
-    """Yield a connection without time-outs that holds the chain's advisory lock.
-
-    Waits for the lock, and logs every LOCK_LOGGED_S who holds it. Raises `MigrationFailed` when
-    `stopped()` comes true first.
-    """
-    with pool.connect(limited=False) as conn:
-        log_at = time.monotonic() + LOCK_LOGGED_S
-        while not _try_lock(conn, version_table):
-            if stopped():
-                raise errors.MigrationFailed("a stop was requested before the schema's lock came")
-            if time.monotonic() >= log_at:
-                log_at = time.monotonic() + LOCK_LOGGED_S
-                held_by = _holders(conn, version_table)
-                _log.warning("another session holds the lock of the schema: %s", held_by)
-            time.sleep(LOCK_POLL_S)
-        try:
-            yield conn
-        finally:
-            if not conn.closed:
-                conn.execute("SELECT pg_advisory_unlock_all()")
-
-
-def _try_lock(conn: pool.Connection, version_table: str) -> bool:
-    # A waiting pg_advisory_lock() blocks signals, and any role that may log in can hold it.
-    row = conn.execute(
-        "SELECT pg_try_advisory_lock(hashtextextended('queue_workflows.schema.' || %s, 0)) AS ours",
-        (version_table,),
-    ).fetchone()
-    return row is not None and bool(row["ours"])
-
-
-def _holders(conn: pool.Connection, version_table: str) -> str:
-    rows = conn.execute(
-        "SELECT a.pid, a.usename FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid"
-        " WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1"
-        " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        " AND ((l.classid::bigint << 32) | l.objid::bigint)"
-        " = hashtextextended('queue_workflows.schema.' || %s, 0)",
-        (version_table,),
-    ).fetchall()
-    return ", ".join(f"pid {row['pid']} of role {row['usename']}" for row in rows)
-
-
-def _ledger(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
-    table = sql.Identifier(name)
-    # IF NOT EXISTS needs rights that a role with nothing to apply may lack.
-    if not _is_whole(conn, name):
-        conn.execute(
-            sql.SQL(
-                "CREATE TABLE IF NOT EXISTS {t} (version integer PRIMARY KEY,"
-                " applied_at timestamptz NOT NULL DEFAULT now());"
-                " ALTER TABLE {t} ADD COLUMN IF NOT EXISTS checksum text,"
-                " ADD COLUMN IF NOT EXISTS compatible_with integer NOT NULL DEFAULT 0"
-            ).format(t=table)
-        )
-    rows = conn.execute(
-        sql.SQL("SELECT version, checksum, compatible_with FROM {t}").format(t=table)
-    ).fetchall()
-    return {row["version"]: row for row in rows}
-
-
-def _is_whole(conn: pool.Connection, name: str) -> bool:
-    row = conn.execute(
-        "SELECT count(*) AS n FROM pg_attribute WHERE attrelid = to_regclass(quote_ident(%s))"
-        " AND attname IN ('version', 'applied_at', 'checksum', 'compatible_with')",
-        (name,),
-    ).fetchone()
-    return row is not None and row["n"] == 4
-
-
-def _refuse_newer(known: int, applied: dict[int, dict[str, Any]]) -> None:
-    for version, row in applied.items():
-        if version > known and row["compatible_with"] > known:
-            raise errors.SchemaTooNew(
-                f"the database is at schema version {version}, which needs code that knows version "
-                f"{row['compatible_with']}; this code knows {known}: upgrade queue_workflows here"
-            )
 
 
 def refuse_newer() -> None:
     """Raise `SchemaTooNew` if the ledger of our own chain needs newer code than this."""
     with pool.connect() as conn:
-        if _is_whole(conn, LEDGER):
-            _refuse_newer(REQUIRED_VERSION, _ledger(conn, LEDGER))
+        if ledger.is_whole(conn, ledger.NAME):
+            ledger.refuse_newer(migration_files.REQUIRED_VERSION, ledger.read(conn, ledger.NAME))
 
 
 def bootstrap(
     *,
     migrations_dir: str | Path | None = None,
-    version_table: str = LEDGER,
+    version_table: str = ledger.NAME,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[int]:
     """Apply the migrations that the ledger lacks; return their versions, lowest first.
@@ -197,14 +49,14 @@ def bootstrap(
     for the lock calls `stopped` ten times a second. Raises `MigrationFailed`, also when `stopped()`
     came true first, and `SchemaTooNew`.
     """
-    steps = chain(migrations_dir)
+    steps = migration_files.chain(migrations_dir)
     ours = _is_ours(steps, version_table)
     # Without the lock: any role that can log in may hold it, and so block every start.
     with pool.connect(limited=False) as conn:
-        is_current = _is_whole(conn, version_table) and not (ours and functions.stale(conn))
+        is_current = ledger.is_whole(conn, version_table) and not (ours and functions.stale(conn))
         if is_current and not _missing(conn, version_table, steps):
             return []
-    with _exclusive(version_table, stopped) as conn:
+    with migration_lock.exclusive(version_table, stopped) as conn:
         if ours:
             return _bring(conn, steps, stopped)
         missing = _missing(conn, version_table, steps)
@@ -213,12 +65,14 @@ def bootstrap(
         return [step.version for step in missing]
 
 
-def _is_ours(steps: list[Migration], version_table: str) -> bool:
+def _is_ours(steps: list[migration_files.Migration], version_table: str) -> bool:
     """Return whether a chain contains our whole own chain, which the functions need."""
-    return version_table == LEDGER and chain()[-1] in steps
+    return version_table == ledger.NAME and migration_files.chain()[-1] in steps
 
 
-def _bring(conn: pool.Connection, steps: list[Migration], stopped: Callable[[], bool]) -> list[int]:
+def _bring(
+    conn: pool.Connection, steps: list[migration_files.Migration], stopped: Callable[[], bool]
+) -> list[int]:
     """Apply our own chain and install the functions in one transaction.
 
     A crash between the two would leave tables without the triggers that guard them.
@@ -228,9 +82,9 @@ def _bring(conn: pool.Connection, steps: list[Migration], stopped: Callable[[], 
     def once() -> None:
         done.clear()
         with conn.transaction():
-            development_chain.convert(conn, LEDGER, steps[12].checksum)
-            for step in _missing(conn, LEDGER, steps):
-                _apply(conn, LEDGER, step)
+            development_chain.convert(conn, steps[12].checksum)
+            for step in _missing(conn, ledger.NAME, steps):
+                _apply(conn, ledger.NAME, step)
                 done.append(step.version)
             for part in functions.stale(conn):
                 _install(conn, part)
@@ -241,7 +95,7 @@ def _bring(conn: pool.Connection, steps: list[Migration], stopped: Callable[[], 
 
 def _giving_way(transaction: Callable[[], None], stopped: Callable[[], bool]) -> None:
     """Try again while workers hold locks that the triggers need; raise once `stopped()`."""
-    log_at = time.monotonic() + LOCK_LOGGED_S
+    log_at = time.monotonic() + migration_lock.LOGGED_S
     while True:
         try:
             _despite_deadlocks(transaction)
@@ -251,7 +105,7 @@ def _giving_way(transaction: Callable[[], None], stopped: Callable[[], bool]) ->
         else:
             return
         if time.monotonic() >= log_at:
-            log_at = time.monotonic() + LOCK_LOGGED_S
+            log_at = time.monotonic() + migration_lock.LOGGED_S
             _log.warning("the triggers cannot be replaced yet: a transaction uses their tables")
         time.sleep(GIVEN_WAY_S)
 
@@ -278,18 +132,20 @@ def repair() -> list[str]:
                 _install(conn, part)
                 done.append(part.name)
 
-    with _exclusive(LEDGER) as conn:
+    with migration_lock.exclusive(ledger.NAME) as conn:
         _giving_way(once, lambda: False)
     return done
 
 
-def _missing(conn: pool.Connection, name: str, steps: list[Migration]) -> list[Migration]:
+def _missing(
+    conn: pool.Connection, name: str, steps: list[migration_files.Migration]
+) -> list[migration_files.Migration]:
     """Return the migrations that the ledger lacks; log those that changed after they were applied.
 
     Raises `SchemaTooNew`, and `MigrationFailed` where a development build applied one of ours.
     """
-    applied = _ledger(conn, name)
-    _refuse_newer(steps[-1].version, applied)
+    applied = ledger.read(conn, name)
+    ledger.refuse_newer(steps[-1].version, applied)
     if _is_ours(steps, name):
         _refuse_edited(steps, applied)
     for step in steps:
@@ -299,7 +155,9 @@ def _missing(conn: pool.Connection, name: str, steps: list[Migration]) -> list[M
     return [step for step in steps if step.version not in applied]
 
 
-def _refuse_edited(steps: list[Migration], applied: Mapping[int, Mapping[str, Any]]) -> None:
+def _refuse_edited(
+    steps: list[migration_files.Migration], applied: Mapping[int, Mapping[str, Any]]
+) -> None:
     """Raise `MigrationFailed` where a development build applied one of ours with another text."""
     for step in steps:
         if step.version in development_chain.UNRELEASED and step.version in applied:
@@ -308,17 +166,13 @@ def _refuse_edited(steps: list[Migration], applied: Mapping[int, Mapping[str, An
                 raise development_chain.edited(f"{step.version:04d}_{step.name}", step.version)
 
 
-def _apply(conn: pool.Connection, version_table: str, step: Migration) -> None:
+def _apply(conn: pool.Connection, version_table: str, step: migration_files.Migration) -> None:
     """Apply one migration and record it, in one transaction or in the caller's."""
-    statement = sql.SQL("INSERT INTO {} (version, checksum, compatible_with) VALUES (%s, %s, %s)")
     try:
         with conn.transaction():
             # Trusted text from the chain's folder: a migration is SQL by definition.
             conn.execute(step.up.encode())
-            conn.execute(
-                statement.format(sql.Identifier(version_table)),
-                (step.version, step.checksum, step.compatible_with),
-            )
+            ledger.record(conn, version_table, step)
     except psycopg.Error as error:
         raise errors.MigrationFailed(
             f"migration {step.version:04d}_{step.name}: {str(error).strip()}"
@@ -339,46 +193,31 @@ def _despite_deadlocks(transaction: Callable[[], None]) -> None:
 
 
 def pending(
-    *, migrations_dir: str | Path | None = None, version_table: str = LEDGER
-) -> list[Migration]:
+    *, migrations_dir: str | Path | None = None, version_table: str = ledger.NAME
+) -> list[migration_files.Migration]:
     """Return the migrations that `bootstrap` would apply, lowest first; changes nothing."""
-    steps = chain(migrations_dir)
+    steps = migration_files.chain(migrations_dir)
     with pool.connect() as conn:
-        if not _exists(conn, version_table):
+        if not ledger.exists(conn, version_table):
             return steps
-        rows = conn.execute(
-            sql.SQL("SELECT version FROM {}").format(sql.Identifier(version_table))
-        ).fetchall()
-        applied = {row["version"] for row in rows}
-        ours = _is_ours(steps, version_table) and _is_whole(conn, version_table)
-        if ours and development_chain.version(conn, LEDGER) is None:
-            _refuse_edited(steps, _ledger(conn, version_table))
+        applied = ledger.versions(conn, version_table)
+        ours = _is_ours(steps, version_table) and ledger.is_whole(conn, version_table)
+        if ours and development_chain.version(conn) is None:
+            _refuse_edited(steps, ledger.read(conn, version_table))
     return [step for step in steps if step.version not in applied]
 
 
-def _exists(conn: pool.Connection, table: str) -> bool:
-    row = conn.execute("SELECT to_regclass(quote_ident(%s)) IS NOT NULL AS found", (table,))
-    return bool((row.fetchone() or {}).get("found"))
-
-
-def current_schema_version(*, version_table: str = LEDGER) -> int:
+def current_schema_version(*, version_table: str = ledger.NAME) -> int:
     """Return the highest version in the ledger; 0 if there is no ledger."""
     with pool.connect() as conn:
-        if not _exists(conn, version_table):
-            return 0
-        row = conn.execute(
-            sql.SQL("SELECT coalesce(max(version), 0) AS version FROM {}").format(
-                sql.Identifier(version_table)
-            )
-        ).fetchone()
-    return int((row or {"version": 0})["version"])
+        return max(ledger.versions(conn, version_table), default=0)
 
 
 def downgrade(
     *,
     to_version: int = 0,
     migrations_dir: str | Path | None = None,
-    version_table: str = LEDGER,
+    version_table: str = ledger.NAME,
     allow_data_loss: bool = False,
 ) -> list[int]:
     """Revert all above `to_version` in one transaction; return the versions, highest first.
@@ -386,12 +225,14 @@ def downgrade(
     Unless `allow_data_loss`, raises `DataLossRefused` with the tables, rows and non-default values
     that would be dropped, and changes nothing. Takes the same lock as `bootstrap`.
     """
-    steps = {step.version: step for step in chain(migrations_dir)}
+    steps = {step.version: step for step in migration_files.chain(migrations_dir)}
     ours = _is_ours(list(steps.values()), version_table)
-    with _exclusive(version_table) as conn:
-        if not _exists(conn, version_table):
+    with migration_lock.exclusive(version_table) as conn:
+        if not ledger.exists(conn, version_table):
             return []
-        targets = sorted((v for v in _ledger(conn, version_table) if v > to_version), reverse=True)
+        targets = sorted(
+            (v for v in ledger.read(conn, version_table) if v > to_version), reverse=True
+        )
         for version in targets:
             step = steps.get(version)
             if step is None or step.down is None:
@@ -401,7 +242,7 @@ def downgrade(
         def change() -> None:
             if ours and down:
                 functions.forget(conn)
-            _revert(conn, sql.Identifier(version_table), down)
+            _revert(conn, version_table, down)
 
         def once() -> None:
             with conn.transaction():
@@ -419,13 +260,13 @@ def downgrade(
     return targets
 
 
-def _revert(conn: pool.Connection, table: sql.Identifier, steps: list[Migration]) -> None:
+def _revert(
+    conn: pool.Connection, version_table: str, steps: list[migration_files.Migration]
+) -> None:
     for step in steps:
         try:
             conn.execute((step.down or "").encode())
-            conn.execute(
-                sql.SQL("DELETE FROM {} WHERE version = %s").format(table), (step.version,)
-            )
+            ledger.forget(conn, version_table, step.version)
         except psycopg.Error as error:
             raise errors.MigrationFailed(
                 f"down migration {step.version:04d}_{step.name}: {str(error).strip()}"

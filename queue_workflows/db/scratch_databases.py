@@ -13,18 +13,11 @@ import psycopg
 from psycopg import conninfo, sql
 
 from queue_workflows import errors
-from queue_workflows.db import pool
+from queue_workflows.db import database_url, pool, statements
 
 SUFFIX = "_test"
 _STEM_MAX = 40
 """Characters left of PostgreSQL's 63 bytes beside `_`, 8 digits and the suffix."""
-_TABLES = b"""
-SELECT c.relname AS name FROM pg_class c
- WHERE c.relkind IN ('r', 'p') AND c.relnamespace = current_schema()::regnamespace
-"""
-_OF_STEM = b"SELECT datname AS name FROM pg_database WHERE datname ~ %s"
-_LOCK = b"SELECT pg_try_advisory_lock(hashtextextended(%s, 0)) AS got"
-_UNLOCK = b"SELECT pg_advisory_unlock(hashtextextended(%s, 0))"
 
 
 @contextlib.contextmanager
@@ -41,7 +34,7 @@ def database(dsn: str) -> Generator[str]:
     name = f"{stem}_{secrets.token_hex(4)}{SUFFIX}"
     with contextlib.closing(pool.connect(url=_url(parts, "postgres"), limited=False)) as admin:
         # Held while the database is in use, so that a sweep skips the database.
-        admin.execute(_LOCK, (name,))
+        admin.execute(statements.databases.try_lock, {"name": name})
         _sweep(admin, stem)
         try:
             admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -64,17 +57,20 @@ def checked(dsn: str) -> dict[str, Any]:
     parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
     if not str(parts.get("dbname") or "").endswith(SUFFIX):
         raise errors.InvalidConfig(
-            f"{pool.describe(dsn)}: tests use no database whose name does not end in {SUFFIX}"
+            f"{database_url.describe(dsn)}: tests use no database whose name does not end in "
+            f"{SUFFIX}"
         )
     return parts
 
 
 def _sweep(admin: pool.Connection, stem: str) -> None:
-    for row in admin.execute(_OF_STEM, (f"^{stem}_[0-9a-f]{{8}}{SUFFIX}$",)).fetchall():
-        got = admin.execute(_LOCK, (row["name"],)).fetchone()
-        if got and got["got"]:
+    pattern = {"pattern": f"^{stem}_[0-9a-f]{{8}}{SUFFIX}$"}
+    for row in admin.execute(statements.databases.matching, pattern).fetchall():
+        given = {"name": row["name"]}
+        lock = admin.execute(statements.databases.try_lock, given).fetchone()
+        if lock and lock["is_free"]:
             _drop(admin, row["name"])
-            admin.execute(_UNLOCK, (row["name"],))
+            admin.execute(statements.databases.unlock, given)
 
 
 def _drop(admin: pool.Connection, name: str) -> None:
@@ -93,7 +89,7 @@ def _url(parts: dict[str, Any], name: str) -> str:
 
 def filled(conn: pool.Connection) -> frozenset[str]:
     """Return the tables of the current schema that have rows."""
-    names = [row["name"] for row in conn.execute(_TABLES).fetchall()]
+    names = [row["name"] for row in conn.execute(statements.databases.tables).fetchall()]
     if not names:
         return frozenset()
     each = sql.SQL(" UNION ALL ").join(

@@ -202,6 +202,37 @@ class _Controls:
 
 controls: _Controls
 
+class _Databases:
+    projects: bytes
+    """Return every database that people use, with the folder that its comment names and its size."""
+    has_schema: bytes
+    """Return whether this database has our tables."""
+    unfinished: bytes
+    """Return how many runs are in no terminal state."""
+    matching: bytes
+    """Return the databases whose names match a regular expression."""
+    try_lock: bytes
+    """Take the advisory lock of a database's name for this session; return whether it was free."""
+    unlock: bytes
+    """Release the advisory lock of a database's name."""
+    tables: bytes
+    """Return the tables of the current schema."""
+
+databases: _Databases
+
+class _DevelopmentChain:
+    is_possible: bytes
+    """Return whether a development build may have made this database: it has our ledger, and lacks the
+    table in which a release records its functions and triggers."""
+    applied: bytes
+    """Return the migrations above 12, lowest first. An older ledger has no column `checksum`."""
+    forget: bytes
+    """Delete the record of the migrations above 12."""
+    record: bytes
+    """Record the migration of the release that these tables amount to."""
+
+development_chain: _DevelopmentChain
+
 class _Doctor:
     server: bytes
     """Return what answers: its version, whether it is a standby or read-only, and the role."""
@@ -251,6 +282,14 @@ class _Doctor:
     """Return the indexes over one of these columns, each given with its table."""
 
 doctor: _Doctor
+
+class _DowngradeCheck:
+    columns: bytes
+    """Return every column of the schema's tables, with the expression of its default."""
+    untouched: bytes
+    """Return the relations of the schema that this transaction has not locked for writing."""
+
+downgrade_check: _DowngradeCheck
 
 class _FailureAlerts:
     announce: bytes
@@ -395,6 +434,31 @@ class _InputTimeouts:
 
 input_timeouts: _InputTimeouts
 
+class _InstalledObjects:
+    record_exists: bytes
+    """Return whether there is a record: the schema of 0.3.0 has none."""
+    recorded: bytes
+    """Return what is installed, one row a part."""
+    record: bytes
+    """Record that a part is installed, in the place of what was recorded of it."""
+    forget: bytes
+    """Delete the record of every part."""
+    settings: bytes
+    """Set what a transaction needs before it creates functions: they may call each other in any order,
+    and `SET search_path FROM CURRENT` stores this path with those that run as their owner."""
+    limit_lock_wait: bytes
+    """Limit the transaction's next statements to half of the server's deadlock_timeout, 100 ms at the
+    most: every writer waits behind a waiting lock, so wait briefly and rarely."""
+    lift_limit: bytes
+    """Let the transaction's next statements take as long as they need."""
+    functions: bytes
+    """Return the functions of these names, each with a hash of its definition. The source and the
+    settings are hashed, and not pg_get_functiondef(), whose form differs between servers."""
+    triggers: bytes
+    """Return the triggers of these names, each with a hash of its definition."""
+
+installed_objects: _InstalledObjects
+
 class _JobEvents:
     add_ingest: bytes
     """Append an event to the history of an ingest job."""
@@ -463,6 +527,20 @@ class _ManualChanges:
     must end is cancelled instead."""
 
 manual_changes: _ManualChanges
+
+class _Migrations:
+    try_lock: bytes
+    """Take the advisory lock of a chain for this session if it is free; return whether it is ours."""
+    lock_holders: bytes
+    """Return the sessions of this database that hold the advisory lock of a chain."""
+    unlock: bytes
+    """Release every advisory lock of this session."""
+    ledger_exists: bytes
+    """Return whether there is a table of this name on the search path."""
+    ledger_is_whole: bytes
+    """Return whether a ledger exists and has every column that this code reads."""
+
+migrations: _Migrations
 
 class _Models:
     publish_sizes: bytes
@@ -990,6 +1068,15 @@ class _Schedules:
     """Delete up to `batch` instants that were claimed more than `days` days ago."""
 
 schedules: _Schedules
+
+class _Sessions:
+    limit: bytes
+    """Set the timeouts of an engine session in milliseconds. Compiling (jit) takes longer than our
+    statements do."""
+    role: bytes
+    """Return the role and the schema of this session, quoted as SQL needs them."""
+
+sessions: _Sessions
 
 class _TestClock:
     move_jobs: Mapping[str, bytes]

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from queue_workflows import db, errors
 from queue_workflows.dag import policy
-from queue_workflows.engine import attempts, claims, handback, job_tables
+from queue_workflows.engine import attempts, claims, handback, held_claims, job_tables
 from queue_workflows.engine.outcomes import Outcome
 from queue_workflows.runtime import display
 from queue_workflows.types import Row
@@ -98,7 +98,7 @@ def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> st
 
 def is_recorded(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
     """Return whether this outcome was recorded: its commit happened although the reply was lost."""
-    return claims.has_recorded(conn, lease, _EVENTS[outcome.kind])
+    return held_claims.has_recorded(conn, lease, _EVENTS[outcome.kind])
 
 
 def _ingest_result(

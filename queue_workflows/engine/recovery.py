@@ -10,8 +10,8 @@ from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.engine import (
     claim_isolation,
-    claims,
     handback,
+    held_claims,
     job_events,
     job_tables,
     poison,
@@ -93,7 +93,7 @@ def reclaim_dead(
     return claim_isolation.change_all(
         conn,
         change,
-        lambda: claims.held_by(conn, table, prefix),
+        lambda: held_claims.held_by(conn, table, prefix),
         lambda lease: charge(conn, lease, evidence=evidence),
     )
 

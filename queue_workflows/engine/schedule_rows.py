@@ -1,4 +1,4 @@
-"""Plan and fire the rows of `schedules`: one row of `schedule_fires` for each name and instant.
+"""Plan the rows of `schedules`, and fire those that are due.
 
 Each function takes part in the transaction of its connection.
 """
@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import logging
 import random
-import uuid
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import psycopg
 
-from queue_workflows import config, db
+from queue_workflows import db
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import (
-    cancellation,
-    ingest_jobs,
-    job_tables,
-    row_isolation,
-    runs,
-    schedule_definitions,
-)
+from queue_workflows.engine import row_isolation, schedule_definitions, schedule_fires
 from queue_workflows.schedule import definition, entry
-from queue_workflows.tasks import job_validation
-from queue_workflows.types import TERMINAL_JOB_STATUSES, TERMINAL_RUN_STATUSES, Row
+from queue_workflows.types import Row
 
 _log = logging.getLogger("queue_workflows.scheduler")
 CHANNEL = "schedules_changed"
@@ -36,14 +26,6 @@ BATCH = 50
 """How many schedules one transaction plans and fires."""
 OVERLAP_POLL_S = 1.0
 """Seconds between two checks whether the job that an instant waits for is over."""
-OVERLAP, SAME_KEY = "overlap", "idempotency key"
-"""Why an instant queued nothing."""
-BOOT = "boot"
-JOB, RUN = "job_id", "run_id"
-_TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
-
-
-# --- what is due -------------------------------------------------------------------------------
 
 
 class Scope(NamedTuple):
@@ -169,13 +151,13 @@ def _fire_row(conn: db.Connection, row: Row, now: datetime, missed: list[Missed]
         _plan(conn, row, definition.first_after(row, now), missed_at=left_out)
         return []
     if row["overlap"] != "queue":
-        ids = [made for at in due if (made := fire(conn, row, at)) is not None]
+        ids = [made for at in due if (made := schedule_fires.fire(conn, row, at)) is not None]
         _plan(conn, row, definition.first_after(row, max(now, due[-1])))
         return ids
-    if _is_active(conn, row):
+    if schedule_fires.is_active(conn, row):
         _plan(conn, row, row["next_at"], wake_at=now + timedelta(seconds=OVERLAP_POLL_S))
         return []
-    made = fire(conn, row, due[0])
+    made = schedule_fires.fire(conn, row, due[0])
     _plan(conn, row, due[1] if len(due) > 1 else definition.first_after(row, max(now, due[0])))
     return [] if made is None else [made]
 
@@ -207,116 +189,3 @@ def _wake_at(row: Row, instant: datetime) -> datetime:
     seed = f"{row['name']} {entry.as_utc(instant).isoformat()}"
     share = random.Random(seed).random()  # noqa: S311  no secret
     return instant + timedelta(seconds=share * row["jitter_s"])
-
-
-# --- one fire ----------------------------------------------------------------------------------
-
-
-def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -> str | None:
-    """Claim an instant of a locked schedule and queue its job or run; return the id.
-
-    Returns None if the instant was claimed before, or if it queues nothing: an earlier job is not
-    over and the policy is skip, or another job has the idempotency key.
-    """
-    instant = {"name": row["name"], "fire_at": at}
-    if conn.execute(statements.schedule_rows.claim, instant, prepare=True).fetchone() is None:
-        return None
-    made: dict[str, str | None] = {JOB: None, RUN: None}
-    skipped = None
-    if row["overlap"] in ("skip", "replace") and _is_active(conn, row):
-        skipped = OVERLAP if row["overlap"] == "skip" else None
-        if skipped is None:
-            _cancel_last(conn, row)
-    if skipped is None:
-        kind, made_id = _queue(conn, row, at, reason)
-        made[kind] = made_id
-        skipped = SAME_KEY if made_id is None else None
-    conn.execute(statements.schedule_rows.record, {**instant, **made, "skipped": skipped})
-    if skipped is not None:
-        return None
-    row.update(last_fire_at=at, last_job_id=made[JOB], last_run_id=made[RUN])
-    conn.execute(statements.schedule_rows.fired, {**instant, **made})
-    return made[JOB] or made[RUN]
-
-
-def boot(conn: db.Connection, row: Row, now: datetime) -> str | None:
-    """Queue a locked schedule with reason `boot`, and return the job's id.
-
-    Returns None if it does not fire at present, or if it has fired within its own period: the time
-    between the instants before and after `now`.
-    """
-    period = definition.period(row, now)
-    if row["paused"] or row["gone_at"] is not None or period is None:
-        return None
-    name = row["name"] + entry.BOOT_SUFFIX
-    since = {"names": [row["name"], name], "since": now - period, "now": now}
-    if conn.execute(statements.schedule_rows.fired_since, since).fetchone() is not None:
-        return None
-    instant = {"name": name, "fire_at": now}
-    if conn.execute(statements.schedule_rows.claim, instant).fetchone() is None:
-        return None
-    kind, made_id = _queue(conn, row, now, BOOT)
-    made = {JOB: None, RUN: None, kind: made_id}
-    skipped = SAME_KEY if made_id is None else None
-    conn.execute(statements.schedule_rows.record, {**instant, **made, "skipped": skipped})
-    conn.execute(statements.schedule_rows.kicked, {"name": row["name"], **made})
-    return made_id
-
-
-def _queue(conn: db.Connection, row: Row, at: datetime, reason: str) -> tuple[str, str | None]:
-    if row["workflow_name"] is not None:
-        return RUN, _submit(conn, row)
-    job = new_job(row, at)._replace(reason=reason)
-    (made,) = ingest_jobs.insert_batch(conn, job_validation.batches([job])[0])
-    return JOB, str(made) if made.created else None
-
-
-def new_job(row: Mapping[str, Any], at: datetime) -> job_validation.NewJob:
-    """Return the job of a fire: `{fire_at}` in the idempotency key becomes the instant."""
-    instant = entry.as_utc(at).isoformat()
-    key = row["idempotency_key"]
-    return job_validation.NewJob(
-        task_name=row["task_name"],
-        queue=row["queue"],
-        priority=row["priority"],
-        args=row["args"],
-        idempotency_key=None if key is None else key.replace("{fire_at}", instant),
-        headers={**(row["headers"] or {}), "schedule": row["name"], "fire_at": instant},
-    )
-
-
-def _submit(conn: db.Connection, row: Row) -> str:
-    check_inputs(row["workflow_name"], row["inputs"])
-    values: dict[str, Any] = {
-        "run_id": str(uuid.uuid4()),
-        "workflow_name": row["workflow_name"],
-        "parcel_id": None,
-        "out_dir": None,
-        "status": "queued",
-        "priority": job_validation.DEFAULT_PRIORITY if row["priority"] is None else row["priority"],
-        "mode": "node",
-        "context": payload.encode(row["inputs"], "inputs"),
-    }
-    return runs.submit(conn, values)["id"]
-
-
-def check_inputs(workflow_name: str, inputs: Mapping[str, Any] | None) -> None:
-    """Raise `ArgsRefused` for inputs that a workflow declared in this process does not take."""
-    declared = config.get_config().workflow_map.get(workflow_name)
-    if declared is not None:
-        declared.check_inputs(dict(inputs or {}))
-
-
-def _is_active(conn: db.Connection, row: Row) -> bool:
-    """Return whether the job or run of the last fire is not over."""
-    last = {"job_id": row["last_job_id"], "run_id": row["last_run_id"]}
-    found = conn.execute(statements.schedule_rows.last_status, last).fetchone()
-    status = found["status"] if found else None
-    return status is not None and status not in _TERMINAL
-
-
-def _cancel_last(conn: db.Connection, row: Row) -> None:
-    if row["last_run_id"] is not None:
-        runs.cancel(conn, row["last_run_id"])
-    elif row["last_job_id"] is not None:
-        cancellation.cancel_job(conn, job_tables.INGEST_JOBS, row["last_job_id"])

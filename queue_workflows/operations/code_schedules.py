@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from queue_workflows import config, db, errors, tasks
-from queue_workflows.engine import schedule_definitions, schedule_rows, schedules
+from queue_workflows.engine import schedule_definitions, schedule_fires, schedule_rows, schedules
 from queue_workflows.schedule import definition, entry, plan
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class CodeSchedules:
                 now = self._now(conn)
                 rows = [schedule_definitions.lock(conn, name) for name in part]
                 kicked = [
-                    schedule_rows.boot(conn, row, now)
+                    schedule_fires.boot(conn, row, now)
                     for row in rows
                     if row is not None and row["app"] == app
                 ]

@@ -23,7 +23,7 @@ from queue_workflows import (
     runs,
     scheduler,
 )
-from queue_workflows.db import functions, schema, scratch_databases
+from queue_workflows.db import functions, ledger, scratch_databases
 from queue_workflows.dispatch import drain, hooks, starts
 from queue_workflows.engine import job_tables, schedules
 from queue_workflows.maintenance import input_timeouts, recovery
@@ -312,4 +312,4 @@ def harness(
 
 def _empty() -> None:
     with db.connection() as conn:
-        scratch_databases.empty(conn, keep={schema.LEDGER, functions.TABLE})
+        scratch_databases.empty(conn, keep={ledger.NAME, functions.TABLE})

@@ -14,7 +14,7 @@ from queue_workflows.maintenance import recovery
 from queue_workflows.tasks import control, handlers
 from queue_workflows.testing import clock
 from queue_workflows.types import Row
-from queue_workflows.worker import guards
+from queue_workflows.worker import job_guards
 
 UNTIL = ("cancelled", "budget")
 
@@ -49,7 +49,7 @@ def met(table: job_tables.JobTable, job: Row, fault: Fault | None) -> Generator[
         _crash(table, job)
         yield False
     elif fault.kind == "budget":
-        _end_by_watchdog(table, job, guards.budget_for(job))
+        _end_by_watchdog(table, job, job_guards.budget_for(job))
         yield False
     elif not table.in_run and fault.kind == "cancelled":
         _stop_task(table, job)

@@ -16,8 +16,8 @@ from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import (
     claim_isolation,
-    claims,
     handback,
+    held_claims,
     job_events,
     job_tables,
     recovery,
@@ -78,11 +78,11 @@ def recover_claims(
     with conn.transaction():
         gpu = workers.last_detail(conn, prefix).get("gpu")
         for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-            leases = claims.held_by(conn, table, prefix)
+            leases = held_claims.held_by(conn, table, prefix)
             holders = {lease.job_id: lease.worker_id for lease in leases}
             if decision is None:
                 if ran is not None:
-                    idle = claims.held_by(conn, table, prefix, exclude=ran)
+                    idle = held_claims.held_by(conn, table, prefix, exclude=ran)
                     rows += handback.hand_back_all(conn, idle, reason=f"its worker {how}")
                 taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
             else:

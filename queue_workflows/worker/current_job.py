@@ -12,7 +12,7 @@ from queue_workflows.dag import payload
 from queue_workflows.engine import job_tables
 from queue_workflows.runtime import clock
 from queue_workflows.types import NowFn, Row
-from queue_workflows.worker import guards
+from queue_workflows.worker import guards, job_guards
 
 _EVENTS = threading.Lock()
 """Held while a job's cancel event is created or set."""
@@ -45,7 +45,7 @@ class Work:
         self.started = now_fn()
         self.renewed = self.started
         self.lease_end = lease_end
-        self.guards: list[guards.Guard] = [lease_end, *guards.guards_for(job, self.started)]
+        self.guards: list[guards.Guard] = [lease_end, *job_guards.guards_for(job, self.started)]
         self.stop_at: float | None = None
         """When the grace of a cancelled handler ends."""
         self.settling = False
@@ -60,7 +60,7 @@ class Work:
     def start_now(self) -> None:
         """Count the time of the guards from now, since the handler starts only now."""
         self.started = self._now()
-        self.guards = [self.lease_end, *guards.guards_for(self.job, self.started)]
+        self.guards = [self.lease_end, *job_guards.guards_for(self.job, self.started)]
         self.waiting = False
 
     def status(self, *values: Any, **fields: Any) -> None:

@@ -15,7 +15,7 @@ from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import JsonDict, NowFn
-from queue_workflows.worker import current_job, gpu_memory, guards, model_requests
+from queue_workflows.worker import current_job, gpu_memory, guards, job_guards, model_requests
 
 _log = logging.getLogger(__name__)
 REAP_S = 5.0
@@ -136,8 +136,8 @@ class GpuRuntime:
         if deadline is not None and cache and cache.loading_model and self._now() >= deadline:
             _log.warning("loading %s did not end in time; exiting", cache.loading_model)
             return 0
-        if self.requests and self.requests.takes_s() >= guards.GPU_S:
-            _log.error("a request took longer than %g s; exiting", guards.GPU_S)
+        if self.requests and self.requests.takes_s() >= job_guards.GPU_S:
+            _log.error("a request took longer than %g s; exiting", job_guards.GPU_S)
             return guards.EXIT_BUDGET
         return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db
-from queue_workflows.engine import claims, controls, job_tables
+from queue_workflows.engine import controls, held_claims, job_tables
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, identity, service, supervisor
 from queue_workflows.telemetry import worker_usage
@@ -126,7 +126,7 @@ class HungWorker:
         table = (
             job_tables.NODE_JOBS if self._queues[0] in config.DAG_QUEUES else job_tables.INGEST_JOBS
         )
-        since = claims.cancelled_since(conn, table, prefix, seqs=self._seqs)
+        since = held_claims.cancelled_since(conn, table, prefix, seqs=self._seqs)
         over = [asked_s is not None and asked_s >= grace_s for asked_s in since]
         # If several handlers run, each has its grace; the process ends once one has used it up.
         if over and (all(over) if self._seqs is None else any(over)):

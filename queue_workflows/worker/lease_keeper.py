@@ -19,6 +19,7 @@ from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import ExitFn, JsonDict, NowFn, Row
 from queue_workflows.worker import (
     capture,
+    claim_writes,
     claims_in_flight,
     current_job,
     gpu_runtime,
@@ -278,7 +279,7 @@ class LeaseKeeper:
             for each in self._slots:
                 each.in_flight.return_waiting("shutdown")
                 if each.in_flight.ids():
-                    claims_in_flight.write_back(self._dedicated.get(), each.in_flight)
+                    claim_writes.write_back(self._dedicated.get(), each.in_flight)
             if (conn := self._dedicated.current) is not None:
                 for each in self._slots:
                     workers.stop(conn, each.who().worker_id)
@@ -323,7 +324,7 @@ class LeaseKeeper:
             try:
                 with self._dedicated.using() as conn:
                     if ends:
-                        found = claims_in_flight.renew(
+                        found = claim_writes.renew(
                             conn, ends, reports, lease_s=self._who().lease_s, sent=sent
                         )
                     self._excuse(conn, found.lost)
@@ -411,7 +412,7 @@ class LeaseKeeper:
                 each.in_flight.return_waiting("shutdown")
             if each.in_flight.is_due():
                 with each.in_flight.writing(), self._dedicated.using() as conn:
-                    claims_in_flight.write(conn, each.in_flight)
+                    claim_writes.write(conn, each.in_flight)
 
     def _ends(self) -> tuple[float | None, float | None]:
         """Return when the first lease and the first budget of the running jobs end, or None."""
@@ -569,7 +570,7 @@ class LeaseKeeper:
                 for work in works:
                     handback.hand_back(conn, work.lease, reason=reason, front=True)
                 own.in_flight.remove(work.lease for work in works)
-                claims_in_flight.write(conn, own.in_flight)
+                claim_writes.write(conn, own.in_flight)
         except db.Error:
             self._shutdown.left_behind = True
             raise

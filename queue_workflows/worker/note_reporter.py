@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from queue_workflows import db
-from queue_workflows.engine import claims, handback, job_tables, recovery, row_isolation
+from queue_workflows.engine import handback, held_claims, job_tables, recovery, row_isolation
 from queue_workflows.runtime import clock, identity, service
 from queue_workflows.worker import notes
 
@@ -87,7 +87,7 @@ class Reporter:
                     )
             for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
                 for worker_id in note.workers:
-                    late = claims.held_by(conn, table, worker_id)
+                    late = held_claims.held_by(conn, table, worker_id)
                     handback.hand_back_all(
                         conn, late, reason="its worker had exited before this claim"
                     )

@@ -14,6 +14,7 @@ from queue_workflows.engine import controls, job_tables, outcomes, recovery
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
 from queue_workflows.worker import (
+    claim_writes,
     claimer,
     claims_in_flight,
     current_job,
@@ -210,7 +211,7 @@ class PoolLoop:
                 if completed or free:
                     jobs = pool_queue.claimer.claim_batch(
                         free,
-                        claims_in_flight.completed(completed),
+                        claim_writes.completed(completed),
                         promote=pool_queue.promote and free > 0,
                     )
                     pool_queue.in_flight.remove(work.lease for work, _ in completed)

@@ -20,7 +20,7 @@ from queue_workflows.engine import (
     workers,
 )
 from queue_workflows.types import ExitFn, NowFn, Row
-from queue_workflows.worker import claims_in_flight, current_job, guards, kill_timers
+from queue_workflows.worker import claim_writes, claims_in_flight, current_job, guards, kill_timers
 
 _log = logging.getLogger(__name__)
 BOOKKEEPING_S = 2.0
@@ -256,7 +256,7 @@ class Shutdown:
                     self._deregister(conn, code)
                     self._expire_heartbeat(conn)
             for each in rest:
-                claims_in_flight.write(conn, each)
+                claim_writes.write(conn, each)
             return bool(written)
         except db.Error as error:
             _log.warning("cannot record the end of job %s: %s", work.job["id"], error)
@@ -276,7 +276,7 @@ class Shutdown:
                 self.left_behind |= bool(each.ids())
                 continue
             try:
-                claims_in_flight.write(conn, each)
+                claim_writes.write(conn, each)
             except db.Error as error:
                 _log.warning("cannot hand back the other running jobs: %s", error)
                 self.left_behind = True

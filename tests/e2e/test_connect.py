@@ -20,8 +20,8 @@ from queue_workflows import config, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows import jobs as jobs_api
 from queue_workflows.admin import permissions
-from queue_workflows.cli import connect, doctor
-from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
+from queue_workflows.cli import connect, server_checks
+from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding
 from queue_workflows.db import connectivity
 from tests.support import catalog, commands, database, faketime
 from tests.support.commands import Commands
@@ -599,7 +599,7 @@ class Pooler(Proxy):
 
 
 def test_a_pooler_in_transaction_mode(db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "LISTEN_WAIT_S", 0.5)
+    monkeypatch.setattr(server_checks, "LISTEN_WAIT_S", 0.5)
     with Pooler(dsn) as pooler:
         url = f"{pooler.dsn}&sslmode=disable"
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", url)

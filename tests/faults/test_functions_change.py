@@ -70,13 +70,14 @@ def test_a_worker_drains_its_queue_while_the_functions_and_triggers_change(
     cli: Commands, conn: engine.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = [changed(number) for number in range(1, CHANGES + 1)]
-    monkeypatch.setattr(schema, "GIVEN_WAY_S", 0.02)
     worker = cli.start(*WORKER)
-    with Feeder(tmp_path) as feeder:
+    # Undone before `conn` installs the real set again, which tests in this database rely on.
+    with monkeypatch.context() as patch, Feeder(tmp_path) as feeder:
+        patch.setattr(schema, "GIVEN_WAY_S", 0.02)
         for parts in sets:
             ended = factories.one(conn, ENDED)
             until(lambda: factories.one(conn, ENDED) > ended, timeout_s=60)  # noqa: B023
-            monkeypatch.setattr(functions, "parts", lambda: parts)  # noqa: B023
+            patch.setattr(functions, "parts", lambda: parts)  # noqa: B023
             assert engine.bootstrap() == []
             assert factories.one(conn, INSTALLED) == parts[0].checksum
         ended = factories.one(conn, ENDED)

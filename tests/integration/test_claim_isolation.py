@@ -25,7 +25,7 @@ from queue_workflows.engine import (
     recovery,
 )
 from queue_workflows.types import Row
-from queue_workflows.worker import claimer, claims_in_flight
+from queue_workflows.worker import claim_writes, claimer, claims_in_flight
 from tests.integration.test_unreadable_rows import ended, pooled, serving
 from tests.support import factories, invariants, rows_before_checks
 from tests.support.wait import until
@@ -399,7 +399,7 @@ def test_a_renewal_that_one_row_refuses_renews_the_others(conn: engine.Connectio
 
     ends = {lease: guards.LeaseEnd(0.0, 5.0) for lease in leases(conn, 3)}
     with refusing(conn, "ingest_jobs", "OLD.id = 'j1'"):
-        found = claims_in_flight.renew(conn, ends, {}, lease_s=60.0, sent=100.0)
+        found = claim_writes.renew(conn, ends, {}, lease_s=60.0, sent=100.0)
     assert found == claims_in_flight.RenewalResult([], [])
     assert {lease.job_id: end.ends for lease, end in ends.items()} == {
         "j0": 105.0,

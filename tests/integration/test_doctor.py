@@ -13,8 +13,8 @@ from psycopg import sql
 from queue_workflows import db as engine
 from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
-from queue_workflows.cli import doctor
-from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
+from queue_workflows.cli import doctor, server_checks, table_checks
+from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding
 from queue_workflows.engine import failure_alerts, lock_queues
 from tests.support import database, factories
 from tests.support.proxy import Proxy
@@ -22,7 +22,7 @@ from tests.support.wait import until
 
 CANARY = "canary77"
 NOWHERE = f"postgresql://someone:{CANARY}@127.0.0.1:1/none"
-DATA = set(doctor.DANGERS)
+DATA = set(server_checks.DANGERS)
 """Off on the servers that tests start."""
 
 
@@ -272,7 +272,7 @@ def test_clocks_that_differ(
 
 def test_notifications_that_do_not_arrive(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     real = facts.notify
-    monkeypatch.setattr(doctor, "LISTEN_WAIT_S", 0.2)
+    monkeypatch.setattr(server_checks, "LISTEN_WAIT_S", 0.2)
     monkeypatch.setattr(facts, "notify", lambda conn, _: real(conn, "another_channel"))
     finding = found("listen")
     assert finding.level == WARNING
@@ -295,11 +295,11 @@ def test_a_transaction_that_was_forgotten(
         other.execute("SELECT 1")
         assert found("transactions").level == OK
         assert "(forgotten)" in found("transactions").text
-        monkeypatch.setattr(doctor, "IDLE_WARN_S", 0.0)
+        monkeypatch.setattr(server_checks, "IDLE_WARN_S", 0.0)
         assert found("transactions").level == WARNING
         assert "(forgotten) has been idle in one for" in found("transactions").text
-        monkeypatch.setattr(doctor, "IDLE_WARN_S", 60.0)
-        monkeypatch.setattr(doctor, "TRANSACTION_WARN_S", 0.0)
+        monkeypatch.setattr(server_checks, "IDLE_WARN_S", 60.0)
+        monkeypatch.setattr(server_checks, "TRANSACTION_WARN_S", 0.0)
         assert found("transactions").level == WARNING
         assert "the oldest is open for" in found("transactions").text
     assert found("transactions").text == "none is open"
@@ -337,7 +337,7 @@ def test_a_server_that_is_gone_by_the_time_of_listening(
 ) -> None:
     with Proxy(dsn) as proxy:
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", proxy.dsn)
-        monkeypatch.setattr(doctor, "LISTEN_WAIT_S", 0.2)
+        monkeypatch.setattr(server_checks, "LISTEN_WAIT_S", 0.2)
         real = facts.clock
 
         def cut(conn: Any) -> Any:
@@ -517,7 +517,7 @@ def test_dead_rows(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("dead rows").text == "autovacuum is off for workers"
     with engine.connect() as conn:
         conn.execute("ALTER TABLE workers RESET (autovacuum_enabled)")
-    monkeypatch.setattr(doctor, "DEAD_ROWS_WARN", 5)
+    monkeypatch.setattr(table_checks, "DEAD_ROWS_WARN", 5)
     finding = until(lambda: f if (f := found("dead rows")).level == WARNING else None)
     assert "workers (" in finding.text
     assert "VACUUM" in finding.remedy

@@ -16,8 +16,8 @@ from psycopg import sql
 from queue_workflows import db as engine
 from queue_workflows import errors, migrations
 from queue_workflows.__main__ import main
-from queue_workflows.cli import connect, doctor
-from queue_workflows.db import functions, readiness, schema
+from queue_workflows.cli import connect, doctor, findings
+from queue_workflows.db import functions, ledger, migration_files, readiness, schema
 from tests.support import database, factories, migration_folders, schema_snapshot, wait
 
 SUPPORT = Path(schema_snapshot.__file__).parent
@@ -96,9 +96,9 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
 
 def test_migrations_after_0_3_0_define_no_function_and_no_trigger() -> None:
     made = re.compile(r"CREATE\s+(OR REPLACE\s+)?(CONSTRAINT\s+)?(FUNCTION|TRIGGER)", re.IGNORECASE)
-    for step in schema.chain()[12:]:
+    for step in migration_files.chain()[12:]:
         assert not made.search(step.up), step.name
-    assert made.search(schema.chain()[5].up)
+    assert made.search(migration_files.chain()[5].up)
 
 
 def test_every_function_has_a_comment_and_none_names_a_migration() -> None:
@@ -502,7 +502,7 @@ def test_the_printed_sql_makes_the_schema_and_its_functions(
         engine.bootstrap()
         whole = schema_snapshot.snapshot(conn)
     missing = {name for _, name, _, _ in schema_snapshot.difference(made, whole)}
-    assert all(schema.LEDGER in name for name in missing)
+    assert all(ledger.NAME in name for name in missing)
 
 
 # --- databases of development builds -----------------------------------------------------------
@@ -516,14 +516,14 @@ def make_development(conn: engine.Connection, up_to: int = 33, *, last: bool = F
     """Make the database what a development build made: its tables are the same, its ledger not."""
     for name in ("0015_failure_alerts", "0014_schedules"):
         conn.execute((migrations.dir() / f"{name}.down.sql").read_bytes())
-    conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {schema.LEDGER} WHERE version > 12")
-    ledger = json.loads((SUPPORT / "development_ledger.json").read_text())
+    conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {ledger.NAME} WHERE version > 12")
+    development = json.loads((SUPPORT / "development_ledger.json").read_text())
     if last:
-        ledger["16"] = LAST_16
-    for version, checksum in ledger.items():
+        development["16"] = LAST_16
+    for version, checksum in development.items():
         if int(version) <= up_to:
             conn.execute(
-                f"INSERT INTO {schema.LEDGER} (version, checksum) VALUES (%s, %s)".encode(),
+                f"INSERT INTO {ledger.NAME} (version, checksum) VALUES (%s, %s)".encode(),
                 (int(version), checksum),
             )
 
@@ -534,23 +534,23 @@ def test_a_complete_database_of_a_development_build_is_converted(
 ) -> None:
     with engine.connect() as conn:
         whole = schema_snapshot.snapshot(conn)
-        ledger = conn.execute(f"SELECT version, checksum FROM {schema.LEDGER}").fetchall()
+        recorded = conn.execute(f"SELECT version, checksum FROM {ledger.NAME}").fetchall()
         make_development(conn, last=last)
         assert not functions.is_ready(conn)
         (finding,) = doctor._schema(conn)
-        assert finding.level == doctor.ERROR and "queue-workflows migrate" in finding.remedy
+        assert finding.level == findings.ERROR and "queue-workflows migrate" in finding.remedy
         steps = {step.check: step for step in connect.examine(own, "work", 5)}
-        assert steps["schema"].level == doctor.ERROR
+        assert steps["schema"].level == findings.ERROR
         assert "queue-workflows migrate" in steps["schema"].remedy
         steps = {step.check: step for step in connect.examine(own, "migrate", 5)}
-        assert (steps["schema"].level, steps["rights"].level) == (doctor.OK, doctor.OK)
+        assert (steps["schema"].level, steps["rights"].level) == (findings.OK, findings.OK)
         job = factories.ingest(conn)
         assert main(["migrate", "--dry-run"]) == 0
         told = "version 33 -> 15: would install the functions and triggers"
         assert told in capfd.readouterr().out
         assert engine.bootstrap() == [14, 15]
         assert schema_snapshot.snapshot(conn) == whole
-        assert conn.execute(f"SELECT version, checksum FROM {schema.LEDGER}").fetchall() == ledger
+        assert conn.execute(f"SELECT version, checksum FROM {ledger.NAME}").fetchall() == recorded
         assert factories.reread(conn, job)["status"] == "queued"
         assert engine.bootstrap() == []
     assert not caplog.records
@@ -561,12 +561,12 @@ def test_any_other_database_of_a_development_build_is_refused(own: str, how: str
     with engine.connect() as conn:
         make_development(conn, up_to=30 if how == "incomplete" else 33)
         if how == "changed":
-            conn.execute(f"UPDATE {schema.LEDGER} SET checksum = 'x' WHERE version = 20")
-        number = factories.one(conn, f"SELECT max(version) FROM {schema.LEDGER}")
+            conn.execute(f"UPDATE {ledger.NAME} SET checksum = 'x' WHERE version = 20")
+        number = factories.one(conn, f"SELECT max(version) FROM {ledger.NAME}")
         text = rf"schema version {number} of a development build; run the last .*empty database"
         with pytest.raises(errors.MigrationFailed, match=text):
             engine.bootstrap()
-        assert factories.one(conn, f"SELECT max(version) FROM {schema.LEDGER}") == number
+        assert factories.one(conn, f"SELECT max(version) FROM {ledger.NAME}") == number
         assert factories.one(conn, f"SELECT to_regclass('{OBJECTS}') IS NULL")
 
 
@@ -575,7 +575,7 @@ def test_an_edited_migration_of_a_development_build_is_refused_with_the_remedy(
 ) -> None:
     with engine.connect() as conn:
         conn.execute("ALTER TABLE schedules DROP COLUMN app CASCADE, DROP COLUMN clash")
-        conn.execute(f"UPDATE {schema.LEDGER} SET checksum = 'old' WHERE version = 14".encode())
+        conn.execute(f"UPDATE {ledger.NAME} SET checksum = 'old' WHERE version = 14".encode())
         conn.execute(
             "INSERT INTO schedules (name, expression, task_name) VALUES ('s', '@daily', 't')"
         )

@@ -19,6 +19,7 @@ from queue_workflows import claim_worker, history, hw_metrics, workers
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.engine import samples
+from queue_workflows.telemetry import sampler_lock
 from tests.support import factories, wait
 
 Row = dict[str, Any]
@@ -180,7 +181,7 @@ def test_a_lock_file_that_was_deleted_is_created_again(
 ) -> None:
     with hw_metrics.Sampler("box", probe=Probe, folder=tmp_path) as subject:
         wait.until(lambda: subject.holds)
-        path = tmp_path / hw_metrics.lock_name("box")
+        path = tmp_path / sampler_lock.lock_name("box")
         path.unlink()
         wait.until(path.exists)
         wait.until(lambda: subject.take() and subject.holds)
@@ -198,7 +199,7 @@ def test_a_sampler_that_lost_its_lock_notifies_nothing_more(
     taken = tmp_path / "taken"
     with taken.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        taken.rename(tmp_path / hw_metrics.lock_name("box"))
+        taken.rename(tmp_path / sampler_lock.lock_name("box"))
         for task in tasks:
             task()
         assert (subject.take(), subject.holds, probe.closed) == ([], False, True)
@@ -211,7 +212,7 @@ def test_a_sampler_that_lost_its_lock_notifies_nothing_more(
 def test_where_no_lock_can_be_had_nobody_samples(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
-    path = tmp_path / hw_metrics.lock_name("box")
+    path = tmp_path / sampler_lock.lock_name("box")
     path.symlink_to(tmp_path / "elsewhere")
     with hw_metrics.Sampler("box", probe=Probe, folder=tmp_path) as subject:
         assert not subject.holds
@@ -221,7 +222,7 @@ def test_where_no_lock_can_be_had_nobody_samples(
 def test_a_fifo_in_the_place_of_the_lock_blocks_nobody(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
-    os.mkfifo(tmp_path / hw_metrics.lock_name("box"))
+    os.mkfifo(tmp_path / sampler_lock.lock_name("box"))
     with hw_metrics.Sampler("box", probe=Probe, folder=tmp_path) as subject:
         wait.until(subject.take)
 

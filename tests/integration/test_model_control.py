@@ -28,7 +28,7 @@ from queue_workflows import models as models_api
 from queue_workflows.__main__ import main
 from queue_workflows.cli import command
 from queue_workflows.cli import models as models_command
-from queue_workflows.worker import gpu_runtime, guards
+from queue_workflows.worker import gpu_runtime, guards, job_guards
 from tests.support import factories, flow, wait
 
 Row = dict[str, Any]
@@ -400,7 +400,7 @@ def test_off_hard_ends_a_worker_in_the_middle_of_a_load(models: Models, gpu: Any
 def test_a_load_on_request_that_never_ends_ends_its_worker(
     models: Models, gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guards, "GPU_S", 0.2)
+    monkeypatch.setattr(job_guards, "GPU_S", 0.2)
     models.add("a", held_up=True)
     subject = gpu()
     models_api.load("box", "a")

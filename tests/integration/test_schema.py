@@ -15,10 +15,10 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import errors, migrations
-from queue_workflows.db import functions, schema
+from queue_workflows.db import functions, ledger, migration_files, migration_lock
 from tests.support import database, factories, migration_folders
 
-VERSIONS = [step.version for step in schema.chain()]
+VERSIONS = [step.version for step in migration_files.chain()]
 HEAD = VERSIONS[-1]
 
 # The contract's §4, table by table: column → type and default, as the contract writes them.
@@ -297,7 +297,7 @@ def test_bootstrap_with_nothing_to_apply_waits_for_nobody_who_holds_its_lock(
     with fresh.connect() as other:
         other.execute(
             "SELECT pg_advisory_lock(hashtextextended('queue_workflows.schema.' || %s, 0))",
-            (schema.LEDGER,),
+            (ledger.NAME,),
         )
         starting = threading.Thread(target=lambda: done.append(fresh.bootstrap()))
         starting.start()
@@ -672,14 +672,14 @@ def test_a_role_with_nothing_to_apply_needs_no_right_to_create(db: ModuleType, d
         conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
         conn.execute("GRANT SELECT ON queue_schema_version TO queue_workflows_poor")
         conn.execute("SET LOCAL ROLE queue_workflows_poor")
-        assert max(schema._ledger(conn, "queue_schema_version")) == db.REQUIRED_VERSION
+        assert max(ledger.read(conn, "queue_schema_version")) == db.REQUIRED_VERSION
 
 
 def test_a_session_that_holds_the_schemas_lock_is_named_and_a_stop_ends_the_wait(
     fresh_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
-    monkeypatch.setattr(schema, "LOCK_LOGGED_S", 0.0)
+    monkeypatch.setattr(migration_lock, "LOGGED_S", 0.0)
     with engine.connect(limited=False) as other:
         other.execute(
             "SELECT pg_advisory_lock("

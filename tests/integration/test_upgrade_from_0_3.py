@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from queue_workflows import claim_worker, config, errors, node_pool, node_queue
-from queue_workflows.db import schema
+from queue_workflows.db import migration_files
 from tests.support import database, engine_0_3, factories, migration_folders, wait
 
-OURS = [step.version for step in schema.chain() if step.version > 12]
+OURS = [step.version for step in migration_files.chain() if step.version > 12]
 WORKFLOWS: dict[str, Any] = {
     "graph": {
         "name": "graph",

@@ -8,7 +8,7 @@ from typing import Any
 
 from queue_workflows.dag import readiness
 from queue_workflows.db import statements
-from queue_workflows.engine import claims, recovery, schedule_rows
+from queue_workflows.engine import claims, recovery, schedule_fires
 from queue_workflows.runtime import kill_timer
 from queue_workflows.worker import guards
 from tests.soak import mutants_executors, mutants_hostile, mutants_jobs
@@ -206,7 +206,7 @@ def _fire_unclaimed() -> None:
         assert made is not None
         return made["id"]
 
-    replace(schedule_rows, "fire", fire)
+    replace(schedule_fires, "fire", fire)
 
 
 def _disobey() -> None:

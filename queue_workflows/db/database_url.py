@@ -1,0 +1,87 @@
+"""Find the DSN in force, parse it, and describe its database without the password."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import psycopg
+import psycopg.conninfo
+
+from queue_workflows import config, errors
+
+_UNKNOWN_OPTION = re.compile(r'invalid (?:URI query parameter|connection option)[: ]+"(\w+)"')
+_SECRET_BEFORE = re.compile(r"pass\w*\s*=|://\w*:\D[^@]*$", re.IGNORECASE)
+
+
+def db_url() -> str:
+    """Return the DSN in force: the environment's, else the embedded server's if requested.
+
+    Raises `DatabaseUrlMissing`, which names the variable and how to use the embedded server.
+    """
+    url = config.database_url()
+    if url is not None:
+        return url
+    if config.embedded_wanted():
+        from queue_workflows.db import databases
+
+        return databases.url()
+    raise errors.DatabaseUrlMissing(
+        f"no database: set {' or '.join(config.db_url_variables())} to a PostgreSQL DSN, or ask "
+        "for the embedded server with --embedded, configure(embedded=True) or "
+        "QUEUE_WORKFLOWS_EMBEDDED=1"
+    )
+
+
+def describe(url: str | None = None) -> str:
+    """Return the name of the database without a password: `name at host:port`."""
+    parts = _parsed(url or db_url())
+    host = parts.get("host") or "the default socket"
+    port = f":{parts['port']}" if parts.get("port") else ""
+    return f"database {parts.get('dbname') or parts.get('user') or 'default'} at {host}{port}"
+
+
+def _parsed(url: str) -> dict[str, Any]:
+    try:
+        parts = dict(psycopg.conninfo.conninfo_to_dict(url))
+    except psycopg.ProgrammingError as error:
+        # The parser's own message would contain the DSN with its password.
+        raise _unreadable(url, _unknown_option(url, str(error))) from None
+    for port in str(parts.get("port") or "").split(","):
+        if port and not (port.isdecimal() and 0 < int(port) < 65536):
+            # If a password contains a slash, its start is in the place of the port.
+            named = "" if "@" in url else f": {port[:20]!r} is not a port"
+            raise _unreadable(url, named)
+    return parts
+
+
+def _unknown_option(url: str, message: str) -> str:
+    """Return the option that the parser does not know, unless it may be part of the password."""
+    found = _UNKNOWN_OPTION.search(message)
+    before, name, after = url.rpartition(found[1] if found else url)
+    if found is None or not name or "@" in after or _SECRET_BEFORE.search(before):
+        return ""
+    return f": {found[1]!r} is not an option of PostgreSQL"
+
+
+def _unreadable(url: str, why: str) -> errors.InvalidConfig:
+    variables = [name for name in config.db_url_variables() if os.environ.get(name) == url]
+    return errors.InvalidConfig(
+        f"the DSN{f' in {variables[0]}' if variables else ''} cannot be read{why}: it should look "
+        "like postgresql://user:password@host:5432/name, with %2F for a / in the password and %40 "
+        "for an @"
+    )
+
+
+def conninfo(url: str, **forced: Any) -> str:
+    """Return the DSN with our defaults for what it does not set, and with `forced` options."""
+    defaults: dict[str, Any] = {
+        "connect_timeout": config.DB_CONNECT_TIMEOUT_S.read(),
+        "keepalives_idle": 10,
+        "keepalives_interval": 3,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 12000,
+        "application_name": "queue_workflows",
+    }
+    return psycopg.conninfo.make_conninfo(**(defaults | _parsed(url) | forced))

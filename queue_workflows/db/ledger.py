@@ -1,0 +1,83 @@
+"""Read and write the ledger of a chain: the table of the migrations that a database has.
+
+An app names the table of its own chain, so these statements are composed with the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from psycopg import sql
+
+from queue_workflows import errors
+from queue_workflows.db import migration_files, pool, statements
+
+NAME = "queue_schema_version"
+"""The ledger of our own chain."""
+
+
+def exists(conn: pool.Connection, name: str) -> bool:
+    """Return whether there is a ledger of this name."""
+    row = conn.execute(statements.migrations.ledger_exists, {"ledger": name}).fetchone()
+    return row is not None and row["found"]
+
+
+def is_whole(conn: pool.Connection, name: str) -> bool:
+    """Return whether the ledger exists and has every column that this code reads."""
+    row = conn.execute(statements.migrations.ledger_is_whole, {"ledger": name}).fetchone()
+    return row is not None and row["is_whole"]
+
+
+def read(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
+    """Return version, checksum and compatible_with of each applied migration, by version.
+
+    Creates the ledger if it is missing, and the columns that an older one lacks.
+    """
+    table = sql.Identifier(name)
+    # IF NOT EXISTS needs rights that a role with nothing to apply may lack.
+    if not is_whole(conn, name):
+        conn.execute(
+            sql.SQL(
+                "CREATE TABLE IF NOT EXISTS {t} (version integer PRIMARY KEY,"
+                " applied_at timestamptz NOT NULL DEFAULT now());"
+                " ALTER TABLE {t} ADD COLUMN IF NOT EXISTS checksum text,"
+                " ADD COLUMN IF NOT EXISTS compatible_with integer NOT NULL DEFAULT 0"
+            ).format(t=table)
+        )
+    rows = conn.execute(
+        sql.SQL("SELECT version, checksum, compatible_with FROM {}").format(table)
+    ).fetchall()
+    return {row["version"]: row for row in rows}
+
+
+def versions(conn: pool.Connection, name: str) -> set[int]:
+    """Return the versions of the applied migrations; none if there is no ledger."""
+    if not exists(conn, name):
+        return set()
+    rows = conn.execute(sql.SQL("SELECT version FROM {}").format(sql.Identifier(name))).fetchall()
+    return {row["version"] for row in rows}
+
+
+def record(conn: pool.Connection, name: str, step: migration_files.Migration) -> None:
+    """Record that a migration is applied."""
+    statement = sql.SQL("INSERT INTO {} (version, checksum, compatible_with) VALUES (%s, %s, %s)")
+    conn.execute(
+        statement.format(sql.Identifier(name)), (step.version, step.checksum, step.compatible_with)
+    )
+
+
+def forget(conn: pool.Connection, name: str, version: int) -> None:
+    """Delete the record of a migration that was reverted."""
+    statement = sql.SQL("DELETE FROM {} WHERE version = %s")
+    conn.execute(statement.format(sql.Identifier(name)), (version,))
+
+
+def refuse_newer(known: int, applied: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise `SchemaTooNew` if an applied migration needs newer code than version `known`."""
+    for version, row in applied.items():
+        if version > known and row["compatible_with"] > known:
+            raise errors.SchemaTooNew(
+                f"the database is at schema version {version}, which needs code that knows version "
+                f"{row['compatible_with']}; this code knows {known}: upgrade queue_workflows here"
+            )

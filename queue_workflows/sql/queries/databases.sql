@@ -1,0 +1,37 @@
+-- The databases of a server, and the locks of those that tests create.
+
+-- name: projects
+-- Return every database that people use, with the folder that its comment names and its size.
+SELECT d.datname AS name, shobj_description(d.oid, 'pg_database') AS folder,
+       pg_database_size(d.oid) AS size_bytes
+  FROM pg_database d
+ WHERE NOT d.datistemplate AND d.datname <> 'postgres'
+ ORDER BY d.datname;
+
+-- name: has_schema
+-- Return whether this database has our tables.
+SELECT to_regclass('workflow_runs') IS NOT NULL AS found;
+
+-- name: unfinished
+-- Return how many runs are in no terminal state.
+SELECT count(*) AS n
+  FROM workflow_runs
+ WHERE status NOT IN ('completed', 'failed', 'cancelled');
+
+-- name: matching
+-- Return the databases whose names match a regular expression.
+SELECT datname AS name FROM pg_database WHERE datname ~ %(pattern)s::text;
+
+-- name: try_lock
+-- Take the advisory lock of a database's name for this session; return whether it was free.
+SELECT pg_try_advisory_lock(hashtextextended(%(name)s::text, 0)) AS is_free;
+
+-- name: unlock
+-- Release the advisory lock of a database's name.
+SELECT pg_advisory_unlock(hashtextextended(%(name)s::text, 0));
+
+-- name: tables
+-- Return the tables of the current schema.
+SELECT c.relname AS name
+  FROM pg_class c
+ WHERE c.relkind IN ('r', 'p') AND c.relnamespace = current_schema()::regnamespace;

@@ -1,0 +1,32 @@
+-- The lock and the ledger of a chain of migrations. Each statement runs without our schema.
+-- `ledger` is the name of the chain's table, as it is stored in the catalog.
+
+-- name: try_lock
+-- Take the advisory lock of a chain for this session if it is free; return whether it is ours.
+SELECT pg_try_advisory_lock(hashtextextended('queue_workflows.schema.' || %(ledger)s::text, 0))
+       AS is_ours;
+
+-- name: lock_holders
+-- Return the sessions of this database that hold the advisory lock of a chain.
+SELECT a.pid, a.usename
+  FROM pg_locks l
+  JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND ((l.classid::bigint << 32) | l.objid::bigint)
+       = hashtextextended('queue_workflows.schema.' || %(ledger)s::text, 0);
+
+-- name: unlock
+-- Release every advisory lock of this session.
+SELECT pg_advisory_unlock_all();
+
+-- name: ledger_exists
+-- Return whether there is a table of this name on the search path.
+SELECT to_regclass(quote_ident(%(ledger)s::text)) IS NOT NULL AS found;
+
+-- name: ledger_is_whole
+-- Return whether a ledger exists and has every column that this code reads.
+SELECT count(*) = 4 AS is_whole
+  FROM pg_attribute
+ WHERE attrelid = to_regclass(quote_ident(%(ledger)s::text))
+   AND attname IN ('version', 'applied_at', 'checksum', 'compatible_with');

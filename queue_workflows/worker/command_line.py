@@ -1,0 +1,88 @@
+"""Define the options of `queue-claim-worker`."""
+
+from __future__ import annotations
+
+import argparse
+
+from queue_workflows import errors
+from queue_workflows.runtime import entry_point
+from queue_workflows.worker import executor_set, slot_worker
+
+NO_LIMITS = executor_set.Limits()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    found = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="queue-claim-worker",
+        description="One worker of one queue, one job at a time; or a pool of several.",
+    )
+    what = found.add_mutually_exclusive_group(required=True)
+    what.add_argument("--queue", help="cpu, gpu or an ingest queue: one job at a time")
+    what.add_argument(
+        "--workers",
+        nargs="?",
+        const="",
+        metavar="FILE|JSON",
+        help="ingest queues and how many jobs of each at once, as in "
+        '\'[{"queue": "load", "concurrency": 2}]\'; default: WORKERS_JSON',
+    )
+    found.add_argument(
+        "--lease-seconds",
+        type=float,
+        default=600.0,
+        metavar="N",
+        help="how long a claim holds without being renewed; default: 600",
+    )
+    found.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="ingest jobs a claim, for very short ones"
+    )
+    found.add_argument(
+        "--slots",
+        type=int,
+        metavar="N",
+        help="run up to N jobs at once, each in a process of its own (cpu and ingest queues)",
+    )
+    recycling = found.add_argument_group("with --slots")
+    recycling.add_argument(
+        "--max-jobs", type=int, metavar="N", help="replace a process after so many jobs"
+    )
+    recycling.add_argument(
+        "--max-rss-mb", type=float, metavar="M", help="replace a process that is larger after a job"
+    )
+    recycling.add_argument(
+        "--idle-exit", type=float, metavar="S", help="end after so many seconds without a job"
+    )
+    recycling.add_argument("--burst", action="store_true", help="end when no job is left")
+    found.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        metavar="N",
+        help="seconds that a job gets to end after SIGTERM before it is handed back; default: "
+        "SHUTDOWN_TIMEOUT_S (8)",
+    )
+    found.add_argument(
+        "--supervise",
+        action="store_true",
+        help="run under a small parent that restarts it and hands back its claimed jobs at once",
+    )
+    entry_point.add_common_arguments(found)
+    return found
+
+
+def limits(options: argparse.Namespace) -> executor_set.Limits:
+    """Return when the processes of slots end; raise `InvalidConfig` for options that clash."""
+    chosen = executor_set.Limits(
+        options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst
+    )
+    if options.slots is None:
+        if chosen != NO_LIMITS:
+            raise errors.InvalidConfig(
+                "--max-jobs, --max-rss-mb, --idle-exit and --burst: with --slots"
+            )
+    elif options.queue is None or options.batch != 1:
+        raise errors.InvalidConfig("--slots: with --queue, and without --batch")
+    else:
+        slot_worker.check(options.queue, options.slots, chosen)
+    return chosen
