@@ -136,7 +136,12 @@ class JobLoop:
         try:
             if message.family == "node":
                 return nodes.run(
-                    message, job, model_cache=self._cache, ask=self._ask, send=self._jobs.send
+                    message,
+                    job,
+                    model_cache=self._cache,
+                    runner=self._runner,
+                    ask=self._ask,
+                    send=self._jobs.send,
                 )
             return task_call.call(message.job, job, self._runner)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers

@@ -12,6 +12,7 @@ from queue_workflows.engine import outcomes
 from queue_workflows.executor import protocol, running
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache
+from queue_workflows.tasks import handlers
 from queue_workflows.types import JsonDict, Row
 
 AskFn = Callable[[int, str], Any]
@@ -23,6 +24,7 @@ def run(
     job: running.Running,
     *,
     model_cache: ModelCache | None,
+    runner: handlers.Runner,
     ask: AskFn,
     send: running.Send,
 ) -> outcomes.Outcome:
@@ -42,7 +44,10 @@ def run(
         model_cache.mark_busy()
     try:
         return node_call.call(
-            node_call.NodeCall(row, inputs, resolved, lookups, model_cache, job.cancel, job.status)
+            node_call.NodeCall(
+                row, inputs, resolved, lookups, model_cache, job.cancel, job.status, job
+            ),
+            runner,
         )
     finally:
         if model_cache is not None:

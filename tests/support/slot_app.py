@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import json
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -174,11 +175,49 @@ def node_reports(folder: str, status_callback: Callable[..., object]) -> dict[st
     return {}
 
 
+async def node_awaits(folder: str) -> dict[str, Any]:
+    """Does not end at its first start; notes the cancel that ends it at its await."""
+    if not _begins(folder):
+        return {"pid": os.getpid()}
+    try:
+        await asyncio.sleep(LONG_S)
+    finally:
+        await asyncio.sleep(0)
+        Path(folder, "tidied").touch()
+    return {}
+
+
+def node_yields(folder: str) -> Generator[float, None, dict[str, Any]]:
+    """Reports by what it yields, and ends at a yield."""
+    _begins(folder)
+    try:
+        while not Path(folder, "go").exists():
+            yield 0.25
+            time.sleep(0.02)
+    finally:
+        Path(folder, "tidied").touch()
+    return {"pid": os.getpid()}
+
+
+async def node_streams(folder: str) -> AsyncGenerator[Any, None]:
+    """Reports by what it yields, and sets its result."""
+    _begins(folder)
+    try:
+        while not Path(folder, "go").exists():
+            yield 0.25
+            await asyncio.sleep(0.02)
+    finally:
+        Path(folder, "tidied").touch()
+    queue_workflows.current_job().set_result({"pid": os.getpid()})
+
+
 TASKS: tuple[Callable[..., Any], ...] = (
     quick, waits, waits_once, says, fails, holds_gil, segfaults, exits_at_once, exits, interrupts,
     closes_all, kills_itself, leaves_child, ignores_sigterm, breaks_json, floods, grows,
 )  # fmt: skip
-NODES: tuple[Callable[..., Any], ...] = (node_adds, node_waits, node_reports)
+NODES: tuple[Callable[..., Any], ...] = (
+    node_adds, node_waits, node_reports, node_awaits, node_yields, node_streams,
+)  # fmt: skip
 
 
 def _node(name: str, *, after: tuple[str, ...] = (), **inputs: Any) -> dict[str, Any]:
