@@ -41,7 +41,8 @@ class ClaimWorker:
 
     `host` and `host_priority` default to those of the environment. `lease_s`: seconds.
     `model_cache`: any object with `require_model(id)`; default: the cache of the process on the gpu
-    queue. `batch`: ingest jobs per claim. `shutdown_timeout_s` defaults to SHUTDOWN_TIMEOUT_S.
+    queue. `batch`: ingest jobs per claim. `slots`: jobs at once, see docs/workers.md; `async_jobs`:
+    on one event loop. `shutdown_timeout_s` defaults to SHUTDOWN_TIMEOUT_S.
     `on_exit` ends the process when a guard fails a job. Raises `UnknownQueue` and `InvalidConfig`
     (both ValueErrors).
     """
@@ -56,14 +57,18 @@ class ClaimWorker:
         model_cache: RequiresModels | None = None,
         batch: int = 1,
         slots: int | None = None,
+        async_jobs: bool = False,
         shutdown_timeout_s: float | None = None,
         on_exit: ExitFn = os._exit,
     ) -> None:
         config.check_queue(queue)
         _check_times(lease_s, shutdown_timeout_s)
+        self._shape: executor_set.Shape | None = None
         if slots is not None:
-            slot_worker.check(queue, slots, NO_LIMITS)
-        self._slots = slots
+            self._shape = executor_set.Shape(slots, batch, concurrent=async_jobs)
+            slot_worker.check(queue, self._shape, NO_LIMITS)
+        elif async_jobs:
+            raise errors.InvalidConfig("async_jobs: with slots, the number of jobs at once")
         self._slot_worker: slot_worker.SlotWorker | None = None
         if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES):
             raise errors.InvalidConfig(
@@ -125,19 +130,19 @@ class ClaimWorker:
 
     def run_forever(self) -> None:
         """Run jobs until `stop`; continue after an outage of the database."""
-        launched = slot_worker.launch(lambda: None) if self._slots is not None else None
-        if launched is not None:
-            self._run_slots(launched, self._slots or 1)
+        launched = slot_worker.launch(lambda: None) if self._shape is not None else None
+        if launched is not None and self._shape is not None:
+            self._run_slots(launched, self._shape)
             return
         with self._working(), self._metrics or nullcontext():
             self._loop.run_forever()
 
-    def _run_slots(self, launched: slot_worker.Launched, count: int) -> None:
+    def _run_slots(self, launched: slot_worker.Launched, shape: executor_set.Shape) -> None:
         who = self._base
         self._slot_worker = worker = slot_worker.SlotWorker(
             launched,
             queue=who.queue,
-            count=count,
+            shape=shape,
             host=who.host,
             newest=who.newest,
             lease_s=who.lease_s,
@@ -302,13 +307,24 @@ def _parser() -> argparse.ArgumentParser:
         help="how long a claim holds without being renewed; default: 600",
     )
     parser.add_argument(
-        "--batch", type=int, default=1, metavar="N", help="ingest jobs a claim, for very short ones"
+        "--batch",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ingest jobs a claim, for very short ones; with --slots, each process gets up to N at "
+        "once and runs them one after the other",
     )
     parser.add_argument(
         "--slots",
         type=int,
         metavar="N",
         help="run up to N jobs at once, each in a process of its own (cpu and ingest queues)",
+    )
+    parser.add_argument(
+        "--async",
+        dest="async_jobs",
+        action="store_true",
+        help="with --slots: run the N jobs in one process, on one event loop, for async functions",
     )
     recycling = parser.add_argument_group("with --slots")
     recycling.add_argument(
@@ -342,15 +358,21 @@ def _limits(options: argparse.Namespace) -> executor_set.Limits:
         options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst
     )
     if options.slots is None:
+        if options.async_jobs:
+            raise errors.InvalidConfig("--async: with --slots N, the number of jobs at once")
         if limits != NO_LIMITS:
             raise errors.InvalidConfig(
                 "--max-jobs, --max-rss-mb, --idle-exit and --burst: with --slots"
             )
-    elif options.queue is None or options.batch != 1:
-        raise errors.InvalidConfig("--slots: with --queue, and without --batch")
+    elif options.queue is None:
+        raise errors.InvalidConfig("--slots: with --queue; --workers has `concurrency` instead")
     else:
-        slot_worker.check(options.queue, options.slots, limits)
+        slot_worker.check(options.queue, _shape(options), limits)
     return limits
+
+
+def _shape(options: argparse.Namespace) -> executor_set.Shape:
+    return executor_set.Shape(options.slots, options.batch, concurrent=options.async_jobs)
 
 
 def _slot_worker(options: argparse.Namespace) -> slot_worker.SlotWorker | None:
@@ -371,7 +393,7 @@ def _slot_worker(options: argparse.Namespace) -> slot_worker.SlotWorker | None:
     return slot_worker.SlotWorker(
         launched,
         queue=options.queue,
-        count=options.slots,
+        shape=_shape(options),
         host=label,
         newest=config.host_priority() < 0,
         lease_s=options.lease_seconds,

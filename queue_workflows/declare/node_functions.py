@@ -41,7 +41,7 @@ class Offered:
 
 
 class Result:
-    """What a function returns by its annotation: `nothing`, one `value`, a dict with `keys`, `any`."""
+    """What a function returns: `nothing`, a `value`, a `dict` with `keys`, or `any` of these."""
 
     __slots__ = ("keys", "kind")
 
