@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 
 from queue_workflows import errors
 from queue_workflows.executor import launcher_client, protocol, streams
-from queue_workflows.worker import current_job, executors
+from queue_workflows.runtime import clock
+from queue_workflows.worker import current_job, executors, slot_ahead
 
 _log = logging.getLogger(__name__)
 END_S = 5.0
@@ -148,6 +149,9 @@ class ExecutorSet:
         """Return how many more jobs an executor may get."""
         if not self._is_usable(handle):
             return 0
+        running = handle.first
+        if running is not None and clock.boot_s() - running.started > slot_ahead.SHORT_S:
+            return 0  # nothing waits behind a handler that is not short
         most = self._limits.max_jobs
         left = each if most is None else most - handle.jobs
         return min(each - handle.count, left)
@@ -177,7 +181,11 @@ class ExecutorSet:
             handle = self._fork(extra=True)
         else:
             usable = [each for each in self._handles.values() if self._is_usable(each)]
-            handle = min(reversed(usable), key=lambda each: each.count)
+            most = self._shape.batch
+            # The executor that had room a moment ago may run a long handler now.
+            handle = min(
+                reversed(usable), key=lambda each: (self._room(each, most) < 1, each.count)
+            )
             if isolated and handle.jobs:
                 handle.retire()
                 handle = self._fork()
