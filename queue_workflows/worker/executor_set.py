@@ -169,8 +169,13 @@ class ExecutorSet:
     @property
     def replace_at(self) -> float:
         """Return when a missing executor is forked at the earliest (`time.monotonic`)."""
-        live = sum(not each.extra for each in self._handles.values())
-        return self._fork_at if self._count > live else math.inf
+        return self._fork_at if self._missing else math.inf
+
+    @property
+    def _missing(self) -> int:
+        """Return how many executors are to be forked for those that end."""
+        lasting = sum(not (each.retired or each.extra) for each in self._handles.values())
+        return max(0, self._count - lasting)
 
     def take(self, *, isolated: bool) -> executors.Handle:
         """Return the executor with the fewest jobs; `isolated`: one for one job alone.
@@ -213,8 +218,7 @@ class ExecutorSet:
                 handle.kill(signal.SIGKILL)
         if not fork or now < self._fork_at:
             return
-        live = sum(not (each.retired or each.extra) for each in self._handles.values())
-        for _ in range(self._count - live):
+        for _ in range(self._missing):
             self._fork()
 
     def _fork(self, *, extra: bool = False) -> executors.Handle:
@@ -236,7 +240,9 @@ class ExecutorSet:
     # --- Messages and output.
 
     def sent(self, handle: executors.Handle) -> None:
-        """Send the rest of a message that the executor has not taken at once, as it takes it."""
+        """Note that a job was sent; send the rest of it as the executor takes it."""
+        if handle.concurrent:
+            self.free(handle)  # it may have had enough already, and still takes jobs
         if handle.lost is None and handle.forked.jobs.pending:
             self._watch(handle, writing=True)
 

@@ -201,9 +201,10 @@ class Runs:
         if handle.concurrent or not handle.count:
             work.start_now()
         self._busy[work.lease] = handle
-        work.when_interrupted(functools.partial(handle.interrupt, work))
         try:
             handle.run(work, *wanted)
+            # Only now does the executor know the job that an earlier interrupt is about.
+            work.when_interrupted(functools.partial(handle.interrupt, work))
         except protocol.ChannelLost as error:
             self._executors.lose(handle, error)
             self._endings.hand_back(work, "its executor had ended")

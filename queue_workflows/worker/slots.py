@@ -157,7 +157,8 @@ class SlotLoop:
             return min(TURN_S, self._retry_at - now)
         if self._records.waiting or self._runs.asked or (self._may_claim and self._may_start()):
             return 0.0
-        at = min(self._poll_at, self._due_at, self._executors.replace_at)
+        replace_at = math.inf if self._stopping else self._executors.replace_at
+        at = min(self._poll_at, self._due_at, replace_at)
         return max(0.0, min(TURN_S, at - now, self._runs.late_at - clock.boot_s()))
 
     def _may_start(self) -> bool:
