@@ -13,6 +13,8 @@ from typing import Any, Final
 
 LINE: Final = 8000
 """Characters after which a line is sent without its end."""
+PIECE: Final = 1 << 20
+"""Characters of one message: a message has a limit, and what a handler prints has none."""
 
 
 class JobOutput:
@@ -42,8 +44,8 @@ class JobOutput:
                 lines, rest = whole, ""
             if rest:
                 self._rest[key] = rest
-        if lines:
-            self._send(key, lines)
+        for start in range(0, len(lines), PIECE):
+            self._send(key, lines[start : start + PIECE])
 
     def end(self, key: int) -> None:
         """Send the last line of a job, which has ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -42,6 +43,9 @@ class SyncThread:
         return [key for key, _ in taken]
 
     def _serve(self) -> None:
+        # A thread that blocks all signals starts this one. Programs that a handler executes would
+        # inherit that, and SIGTERM would not end them.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         runner = handlers.Runner()
         try:
             while (call := self._next()) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
@@ -12,20 +11,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import payload
-from queue_workflows.engine import claims, handback, job_tables, recovery
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.executor import protocol, registry
 from queue_workflows.runtime import clock
 from queue_workflows.types import Row
 from queue_workflows.worker import (
     capture,
     claimer,
-    crash_recovery,
     current_job,
     executor_set,
     executors,
     guards,
     slot_ahead,
+    slot_announcer,
+    slot_deaths,
     slot_jobs,
     slot_keeper,
     slot_records,
@@ -80,10 +79,13 @@ class Runs:
         names = registered.isolated_nodes if table.in_run else registered.isolated_tasks
         self._isolated = frozenset(names)
         self._busy: dict[job_tables.Lease, executors.Handle] = {}
-        self._announcing: dict[job_tables.Lease, tuple[executors.Handle, int]] = {}
-        """The executors whose completed node is announced to the app once it is recorded."""
+        self._announcer = slot_announcer.Announcer(claimer_.connection, executors_.free)
+        self.recorded = self._announcer.recorded
+        """Lets the app hear of a node that is recorded."""
         self._asks: list[tuple[executors.Handle, current_job.Work, protocol.Ask]] = []
-        self._oom = executors.OomKills()
+        self._deaths = slot_deaths.Deaths(who.host, endings, records)
+        self.hand_back = self._deaths.hand_back
+        """Hands back, uncounted, a job that runs no more."""
 
     def kill(self, work: current_job.Work, now: bool) -> None:
         """End the executor of a job by SIGTERM, or at once; for any thread.
@@ -170,7 +172,8 @@ class Runs:
             if decision is not None:
                 self._records.add_ending(work, decision.write)
             else:
-                self.hand_back(work, "shutdown" if stopping else "waited too long for an executor")
+                reason = "shutdown" if stopping else "waited too long for an executor"
+                self._deaths.hand_back(work, reason)
 
     def _behind(self) -> list[_Behind]:
         """Return the executors in which jobs wait behind the one that runs."""
@@ -267,8 +270,7 @@ class Runs:
         if not handle.concurrent and (following := handle.first) is not None:
             following.start_now()
         if self._table.in_run and self._registered.announces and outcome.kind == "completed":
-            handle.announcing = not handle.concurrent
-            self._announcing[work.lease] = handle, message.key
+            self._announcer.expect(work, handle, message.key)
         decision = self._endings.decision(work) if handle.shared else None
         if decision is not None and outcome.kind == "cancelled":
             # The handler has ended as it was requested to, or never started.
@@ -309,27 +311,6 @@ class Runs:
 
     # --- Ends.
 
-    def recorded(self, work: current_job.Work, completed: bool) -> None:
-        """Let the app hear of a node that is recorded, in the process that has run it."""
-        handle, key = self._announcing.pop(work.lease, (None, 0))
-        if handle is None or handle.lost is not None:
-            return
-        if not (completed and self._announce(handle, key, work)):
-            if handle.concurrent:
-                with contextlib.suppress(errors.QueueWorkflowsError):
-                    handle.forked.jobs.send(protocol.Forget(key))
-            handle.announcing = False
-            self._executors.free(handle)
-
-    def _announce(self, handle: executors.Handle, key: int, work: current_job.Work) -> bool:
-        try:
-            rows = slot_jobs.rows(self._claimer.connection(), work.job)
-            handle.forked.jobs.send(protocol.Announce(key, *rows))
-        except (db.Error, errors.QueueWorkflowsError) as error:
-            _log.warning("node %s is not announced: %s", work.job["node_id"], error)
-            return False
-        return True
-
     def died(self, handle: executors.Handle, works: Sequence[current_job.Work]) -> None:
         """Write what was decided about the jobs, or charge them if nobody here killed the executor.
 
@@ -337,52 +318,7 @@ class Runs:
         """
         begun = [work for work in works if not work.waiting]
         self._wait_again([work for work in works if work.waiting])
-        oom_kills = self._oom.new()
         for work in begun:
             self._busy.pop(work.lease, None)
             self._keeper.handler_ended(work)
-            self._end(handle, work, oom_kills, len(begun) - 1)
-
-    def _end(
-        self, handle: executors.Handle, work: current_job.Work, oom_kills: int | None, others: int
-    ) -> None:
-        decision = self._endings.decision(work)
-        if decision is not None:
-            self._records.add_ending(work, decision.write)
-            return
-        assert handle.died is not None
-        if handle.died.by_deadline:
-            self.hand_back(work, "its worker was silent")
-            return
-        if handle.killed_for:
-            self.hand_back(work, f"its executor was ended for job {handle.killed_for}")
-            return
-        found = executors.death(handle, oom_kills, clock.boot_s() - work.started, others)
-        _log.error("job %s: its executor %s", work.job["id"], found.evidence)
-        charge = functools.partial(_charge, work.lease, self._who.host, found)
-        self._records.add_ending(work, charge)
-
-    def hand_back(self, work: current_job.Work, reason: str) -> None:
-        """Hand back, uncounted, a job whose executor has ended."""
-        lease = work.lease
-        self._records.add_ending(work, lambda conn: handback.hand_back(conn, lease, reason=reason))
-
-
-def _charge(
-    lease: job_tables.Lease, host: str, found: executors.Death, conn: db.Connection
-) -> bool:
-    """Count a crash of the job, and record how its executor died, in one transaction.
-
-    Returns True also if the claim was lost: a crash that was counted for that stays counted.
-    """
-    with conn.transaction():
-        row = recovery.charge(conn, lease, evidence=payload.error_text(found.evidence))
-        if row is not None:
-            job = row | {"claimed_by": host}
-            crash_recovery.note_death(
-                conn, lease.table, job, lease.worker_id, found.detail, found.evidence
-            )
-    if row is not None:
-        what = f"node {row['node_id']}" if lease.table.in_run else f"ingest job {row['id']}"
-        _log.warning("%s; %s is %s", found.evidence, what, row["status"])
-    return True
+        self._deaths.end(handle, begun)
