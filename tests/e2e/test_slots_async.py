@@ -117,9 +117,10 @@ def test_a_hundred_async_nodes_run_at_once_in_one_process(cli: Commands) -> None
     assert {each["claim_no"] for each in found} == {1}
 
 
-def test_the_output_of_each_of_many_jobs_is_in_its_own_log(cli: Commands) -> None:
+@pytest.mark.parametrize("app_of", ["setup", "setup_logs"])
+def test_the_output_of_each_of_many_jobs_is_in_its_own_log(cli: Commands, app_of: str) -> None:
     ids = [enqueued("meets", everyone=20, number=number) for number in range(20)]
-    running = worker(cli, 20)
+    running = worker(cli, 20, app=f"tests.support.slot_app:{app_of}")
     until(lambda: all(status(each, "completed") for each in ids))
     stopped(running)
     for number, job_id in enumerate(ids):

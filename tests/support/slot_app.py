@@ -398,6 +398,13 @@ def setup_policy() -> None:
     worker_control.STOP_POLICIES["own"] = own_policy
 
 
+def setup_logs() -> None:
+    """Do as `setup` does, and print the app's log records as the app likes it."""
+    setup()
+    log.addHandler(logging.StreamHandler(sys.stderr))
+    log.propagate = False
+
+
 def setup_threads() -> None:
     """Do as `setup` does, and leave a thread behind, as careless libraries do."""
     setup()
