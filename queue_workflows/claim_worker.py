@@ -19,6 +19,7 @@ from queue_workflows.runtime import clock, entry_point, identity, signals
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import (
     command_line,
+    executor_set,
     job_guards,
     lease_keeper,
     loop,
@@ -40,7 +41,8 @@ class ClaimWorker:
 
     `host` and `host_priority` default to those of the environment. `lease_s`: seconds.
     `model_cache`: any object with `require_model(id)`; default: the cache of the process on the gpu
-    queue. `batch`: ingest jobs per claim. `shutdown_timeout_s` defaults to SHUTDOWN_TIMEOUT_S.
+    queue. `batch`: ingest jobs per claim. `slots`: jobs at once, see docs/workers.md; `async_jobs`:
+    on one event loop. `shutdown_timeout_s` defaults to SHUTDOWN_TIMEOUT_S.
     `on_exit` ends the process when a guard fails a job. Raises `UnknownQueue` and `InvalidConfig`
     (both ValueErrors).
     """
@@ -55,14 +57,18 @@ class ClaimWorker:
         model_cache: RequiresModels | None = None,
         batch: int = 1,
         slots: int | None = None,
+        async_jobs: bool = False,
         shutdown_timeout_s: float | None = None,
         on_exit: ExitFn = os._exit,
     ) -> None:
         config.check_queue(queue)
         _check_times(lease_s, shutdown_timeout_s)
+        self._shape: executor_set.Shape | None = None
         if slots is not None:
-            slot_worker.check(queue, slots, command_line.NO_LIMITS)
-        self._slots = slots
+            self._shape = executor_set.Shape(slots, batch, concurrent=async_jobs)
+            slot_worker.check(queue, self._shape, command_line.NO_LIMITS)
+        elif async_jobs:
+            raise errors.InvalidConfig("async_jobs: with slots, the number of jobs at once")
         self._slot_worker: slot_worker.SlotWorker | None = None
         if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES):
             raise errors.InvalidConfig(
@@ -124,19 +130,19 @@ class ClaimWorker:
 
     def run_forever(self) -> None:
         """Run jobs until `stop`; continue after an outage of the database."""
-        launched = slot_worker.launch(lambda: None) if self._slots is not None else None
-        if launched is not None:
-            self._run_slots(launched, self._slots or 1)
+        launched = slot_worker.launch(lambda: None) if self._shape is not None else None
+        if launched is not None and self._shape is not None:
+            self._run_slots(launched, self._shape)
             return
         with self._working(), self._metrics or nullcontext():
             self._loop.run_forever()
 
-    def _run_slots(self, launched: slot_worker.Launched, count: int) -> None:
+    def _run_slots(self, launched: slot_worker.Launched, shape: executor_set.Shape) -> None:
         who = self._base
         self._slot_worker = worker = slot_worker.SlotWorker(
             launched,
             queue=who.queue,
-            count=count,
+            shape=shape,
             host=who.host,
             newest=who.newest,
             lease_s=who.lease_s,
@@ -295,7 +301,7 @@ def _slot_worker(options: argparse.Namespace) -> slot_worker.SlotWorker | None:
     return slot_worker.SlotWorker(
         launched,
         queue=options.queue,
-        count=options.slots,
+        shape=command_line.shape(options),
         host=label,
         newest=config.host_priority() < 0,
         lease_s=options.lease_seconds,

@@ -23,6 +23,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
+from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def execute_node(
     Return `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was
     cancelled, or its claim is not held and nothing was written. A job that is not claimed is
     skipped before its handler runs. `model_cache`: any object with `require_model(id)`; its other
-    members are used if it has them.
+    members are used if it has them. `cancel_event` ends a generator at its next yield.
     """
     lease = job_tables.lease_of(job_tables.NODE_JOBS, job)
     with db.statement() as conn:
@@ -97,8 +98,14 @@ def run_handler(
     model_cache: ModelCache | None = None,
     cancel_event: threading.Event | None = None,
     status_callback: Callable[..., object] | None = None,
+    control_: control.Control | None = None,
+    runner: handlers.Runner | None = None,
 ) -> outcomes.Outcome:
-    """Run the handler of a claimed job and return its outcome, also if it raises; write nothing."""
+    """Run the handler of a claimed job and return its outcome, also if it raises; write nothing.
+
+    `control_`: receives what the handler yields, and may interrupt it; None: `status_callback` and
+    `cancel_event` do. `runner`: keeps the event loop for the next async handler.
+    """
     cancel = cancel_event or threading.Event()
     found = inputs_of(job, cancel)
     if isinstance(found, outcomes.Outcome):
@@ -110,8 +117,14 @@ def run_handler(
         model_cache,
         cancel,
         status_callback or _ignore,
+        control_,
     )
-    return node_call.call(node)
+    own = runner or handlers.Runner()
+    try:
+        return node_call.call(node, own)
+    finally:
+        if runner is None:
+            own.close()
 
 
 class Inputs(NamedTuple):

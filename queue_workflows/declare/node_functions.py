@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import inspect
 import types
@@ -40,7 +41,7 @@ class Offered:
 
 
 class Result:
-    """What a function returns by its annotation: `nothing`, one `value`, or a dict with `keys`."""
+    """What a function returns: `nothing`, a `value`, a `dict` with `keys`, or `any` of these."""
 
     __slots__ = ("keys", "kind")
 
@@ -58,14 +59,6 @@ class NodeFunction:
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         if not inspect.isfunction(function):
             raise errors.InvalidConfig(f"node {name!r}: @node takes a function")
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise errors.InvalidConfig(
-                f"node {name!r}: a node function is a plain function, not async"
-            )
-        if inspect.isgeneratorfunction(function):
-            raise errors.InvalidConfig(
-                f"node {name!r}: a node function returns its result, it cannot yield"
-            )
         self.function = function
         self.name = name
         self.signature = inspect.signature(function)
@@ -82,7 +75,13 @@ class NodeFunction:
 
     @functools.cached_property
     def result(self) -> Result:
-        """Return the result's kind. Raises `InvalidWorkflow` for an unreadable annotation."""
+        """Return the result's kind. Raises `InvalidWorkflow` for an unreadable annotation.
+
+        A generator returns what its annotation names last. An async generator can return nothing;
+        what it passes to `set_result` may be anything.
+        """
+        if inspect.isasyncgenfunction(self.function):
+            return Result("any")
         annotation = self.signature.return_annotation
         if annotation is inspect.Signature.empty:
             return Result("dict")
@@ -95,19 +94,18 @@ class NodeFunction:
                     f"node {self.name!r}: its return annotation {annotation!r} cannot be read "
                     f"({error}): define what it names at the top of its module"
                 ) from error
+        if inspect.isgeneratorfunction(self.function):
+            return _result_of_generator(annotation)
         return _result(annotation)
 
-    @functools.cached_property
+    @property
     def run(self) -> Callable[..., Any]:
-        """Call the function for a worker; return its result as the dict that is stored."""
-        function = self.function
+        """Return the function, for a worker; `stored` makes what is stored of its result."""
+        return self.function
 
-        @functools.wraps(function)
-        def run(**given: Any) -> Any:
-            kind = self.result.kind
-            return _stored(function(**given), kind)
-
-        return run
+    def stored(self, value: Any) -> Any:
+        """Return a result as the dict that is stored; paths on its first level become text."""
+        return _stored(value, self.result.kind)
 
     def bind(self, where: str, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name; `InvalidWorkflow` for unknown or missing ones."""
@@ -129,6 +127,14 @@ class NodeFunction:
                     f"{where}: {self.name} needs {parameter.name!r}, and the call does not give it"
                 )
         return found
+
+
+def _result_of_generator(annotation: Any) -> Result:
+    """Return the kind of what `Generator[yields, takes, returns]` returns; `Iterator`: nothing."""
+    if typing.get_origin(annotation) is not collections.abc.Generator:
+        return Result("any")
+    arguments = typing.get_args(annotation)
+    return _result(arguments[2]) if len(arguments) > 2 else Result("nothing")
 
 
 def _result(annotation: Any) -> Result:
@@ -168,14 +174,15 @@ def outputs(module: Any) -> frozenset[str] | None:
         return None
     if result.kind == "value" and declared:
         return frozenset({RESULT})
+    if result.kind == "any":
+        return None
     if result.kind == "dict":
         return None if result.keys and "context_delta" in result.keys else result.keys
     return frozenset()
 
 
 def _stored(value: Any, kind: str) -> Any:
-    """Return a result as the engine stores it; paths on its first level become text."""
-    if kind == "value":
+    if kind == "value" or (kind == "any" and value is not None and not isinstance(value, dict)):
         return {RESULT: _text(value)}
     if not isinstance(value, dict):
         return value

@@ -16,7 +16,16 @@ from typing import Any, Final
 
 from queue_workflows import config, errors
 from queue_workflows.engine import outcomes
-from queue_workflows.executor import channel, control, log_sender, nodes, protocol, running, streams
+from queue_workflows.executor import (
+    channel,
+    control,
+    job_output,
+    log_sender,
+    nodes,
+    protocol,
+    running,
+    streams,
+)
 from queue_workflows.handlers import node_call, task_call
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import forking, service
@@ -35,8 +44,14 @@ class JobLoop:
     """The state of an executor. The main thread runs jobs; the control thread receives requests."""
 
     def __init__(
-        self, jobs: socket.socket, requests: socket.socket, model_cache: ModelCache | None
+        self,
+        jobs: socket.socket,
+        requests: socket.socket,
+        model_cache: ModelCache | None,
+        *,
+        by_job: bool = False,
     ) -> None:
+        """`by_job`: several jobs wait here, and what each prints is sent as messages."""
         self._jobs = channel.Channel(jobs, blocking=True)
         self._cache = model_cache
         self._runner = handlers.Runner()
@@ -55,7 +70,10 @@ class JobLoop:
         self._peak = _PeakMemory()
         if model_cache is not None:
             model_cache.set_publisher(lambda _: self._send_model())
-        log_sender.install(self._send_log)
+        self._output = job_output.JobOutput(self._key, self._print)
+        if by_job:
+            self._output.install()
+        log_sender.install(self._send_log, by_job=by_job)
         thread = service.Follow("executor-control", self._requests, self._hear)
         self._requests.idle = self._flush
         thread.start()
@@ -126,6 +144,7 @@ class JobLoop:
         self, message: protocol.Run, job: running.Running, outcome: outcomes.Outcome
     ) -> None:
         streams.flush()
+        self._output.end(message.key)
         if outcome.kind == "completed":
             if config.get_config().on_node_completed is not None:
                 self._value = (message.key, outcome.value)
@@ -136,7 +155,12 @@ class JobLoop:
         try:
             if message.family == "node":
                 return nodes.run(
-                    message, job, model_cache=self._cache, ask=self._ask, send=self._jobs.send
+                    message,
+                    job,
+                    model_cache=self._cache,
+                    runner=self._runner,
+                    ask=self._ask,
+                    send=self._jobs.send,
                 )
             return task_call.call(message.job, job, self._runner)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers
@@ -192,9 +216,14 @@ class JobLoop:
         )
 
     def _send_log(self, level: int, name: str, text: str, *, printed: bool) -> None:
+        self._jobs.send(protocol.Log(self._key(), level, name, text, printed))
+
+    def _print(self, key: int, text: str) -> None:
+        self._jobs.send(protocol.Log(key, logging.INFO, "print", text, False))
+
+    def _key(self) -> int | None:
         job = self.current
-        key = None if job is None else job.key
-        self._jobs.send(protocol.Log(key, level, name, text, printed))
+        return None if job is None else job.key
 
     def _quit(self) -> None:
         if self._cache is not None:

@@ -105,7 +105,8 @@ class _Launcher:
             parent, pid = os.getpid(), os.fork()
             if not pid:
                 inherited = [self._worker.fileno(), *self._executors.values()]
-                process.main(fds, inherited, self._app, parent, self._late, message.concurrent)
+                kind = (message.concurrent, message.batched)
+                process.main(fds, inherited, self._app, parent, self._late, *kind)
         for fd in fds:
             os.close(fd)
         reply = protocol.Forked(message.number, pid, error)

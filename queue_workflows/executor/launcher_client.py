@@ -101,8 +101,8 @@ class Launcher:
         loaded = self._wait(protocol.Loaded, timeout_s)
         return registered(loaded)
 
-    def fork(self, *, concurrent: bool = False) -> Executor:
-        """Fork an executor, for one job at a time or for many async ones.
+    def fork(self, *, concurrent: bool = False, batched: bool = False) -> Executor:
+        """Fork an executor, for one job at a time, for many async ones, or for several in a row.
 
         Raises `ForkRefused` and `LauncherLost`.
         """
@@ -111,7 +111,7 @@ class Launcher:
         pipes = [os.pipe(), os.pipe()]
         theirs = [pair[1].fileno() for pair in pairs] + [pipe[1] for pipe in pipes]
         try:
-            self._channel.send_fds(protocol.Fork(self._number, concurrent), *theirs)
+            self._channel.send_fds(protocol.Fork(self._number, concurrent, batched), *theirs)
             reply = self._wait(protocol.Forked, FORK_S)
             if reply.error is not None:
                 raise ForkRefused(f"the launcher cannot fork: {reply.error}")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from queue_workflows.executor import streams
+from queue_workflows.executor import job_output, streams
 from queue_workflows.runtime import entry_point
 
 _FORMAT = logging.Formatter()
@@ -47,19 +47,23 @@ class LogSender(logging.Handler):
             self._busy.now = False
 
 
-def install(send: SendLog) -> None:
-    """Send the records of this process from now on; call it once in an executor."""
+def install(send: SendLog, *, by_job: bool = False) -> None:
+    """Send the records of this process from now on; call it once in an executor.
+
+    `by_job`: the worker learns only from messages whose output it is, so records are sent too that
+    the app prints past `job_output`.
+    """
     root = logging.getLogger()
     for handler in [*root.handlers]:
         if any(isinstance(each, entry_point.MaskSecrets) for each in handler.filters):
             root.removeHandler(handler)
             root.addHandler(LogSender(send, handler.level))
     make = logging.getLogRecordFactory()
-    logging.setLogRecordFactory(_factory(make, send))
+    logging.setLogRecordFactory(_factory(make, send, by_job=by_job))
 
 
 def _factory(
-    make: Callable[..., logging.LogRecord], send: SendLog
+    make: Callable[..., logging.LogRecord], send: SendLog, *, by_job: bool
 ) -> Callable[..., logging.LogRecord]:
     """Return a record factory that sends the records which nothing prints.
 
@@ -69,29 +73,33 @@ def _factory(
     def created(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         with contextlib.suppress(Exception):
-            if not _is_kept(record):
+            if not _is_kept(record, by_job=by_job):
                 send(record.levelno, record.name, _text(record), printed=False)
         return record
 
     return created
 
 
-def _is_kept(record: logging.LogRecord) -> bool:
-    """Return whether a handler prints this record, or sends it."""
+def _is_kept(record: logging.LogRecord, *, by_job: bool) -> bool:
+    """Return whether a handler prints this record where the worker learns of it, or sends it."""
     logger: logging.Logger | None = logging.getLogger(record.name)
     found = False
     while logger is not None:
         for handler in logger.handlers:
             found = True
-            if record.levelno >= handler.level and _prints(handler):
+            if record.levelno >= handler.level and _prints(handler, by_job=by_job):
                 return True
         logger = logger.parent if logger.propagate else None
     return not found and record.levelno >= logging.WARNING
 
 
-def _prints(handler: logging.Handler) -> bool:
-    fd = streams.fileno(getattr(handler, "stream", None))
-    return isinstance(handler, LogSender) or fd in (1, 2)
+def _prints(handler: logging.Handler, *, by_job: bool) -> bool:
+    if isinstance(handler, LogSender):
+        return True
+    stream = getattr(handler, "stream", None)
+    if by_job and not isinstance(stream, job_output.JobStream):
+        return False
+    return streams.fileno(stream) in (1, 2)
 
 
 def _text(record: logging.LogRecord) -> str:

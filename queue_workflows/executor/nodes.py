@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from queue_workflows import config, refs
-from queue_workflows.dag import payload
+from queue_workflows.dag import arguments, confinement, payload
 from queue_workflows.engine import outcomes
 from queue_workflows.executor import protocol, running
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache
+from queue_workflows.tasks import handlers
 from queue_workflows.types import JsonDict, Row
 
 AskFn = Callable[[int, str], Any]
 """Sends an `Ask` for a job and returns the value of its `Answer`."""
+AsyncAskFn = Callable[[int, str], Awaitable[Any]]
 
 
 def run(
@@ -23,6 +25,7 @@ def run(
     job: running.Running,
     *,
     model_cache: ModelCache | None,
+    runner: handlers.Runner,
     ask: AskFn,
     send: running.Send,
 ) -> outcomes.Outcome:
@@ -31,9 +34,7 @@ def run(
     lookups = _Lookups(message, ask, send)
     try:
         inputs = _inputs(row, lambda: ask(message.key, "context"))
-        resolved = None
-        if inputs != row["inputs"] or row.get("ref_heads") != []:
-            resolved = payload.encode(inputs, f"inputs of node {row['node_id']!r}")
+        resolved = _resolved(row, inputs)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around app code: its resolver
@@ -42,17 +43,68 @@ def run(
         model_cache.mark_busy()
     try:
         return node_call.call(
-            node_call.NodeCall(row, inputs, resolved, lookups, model_cache, job.cancel, job.status)
+            node_call.NodeCall(
+                row, inputs, resolved, lookups, model_cache, job.cancel, job.status, job
+            ),
+            runner,
         )
     finally:
         if model_cache is not None:
             model_cache.mark_idle()
 
 
+async def run_async(
+    message: protocol.Run, job: running.Running, *, ask: AsyncAskFn, send: running.Send
+) -> outcomes.Outcome:
+    """Do as `run` does, for an async handler on the running event loop.
+
+    What the handler may look up is asked before it starts, since a wait would hold up other jobs.
+    """
+    started, row = time.monotonic(), message.job
+    answers = dict[str, Any]()
+    try:
+        if _needs_context(row):
+            answers["context"] = await ask(message.key, "context")
+        if _needs_out_dir(row):
+            answers["out_dir"] = await ask(message.key, "out_dir")
+        inputs = _inputs(row, lambda: answers["context"])
+        resolved = _resolved(row, inputs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: its resolver
+        return _failed(job, row, error, time.monotonic() - started)
+    lookups = _Lookups(message, lambda _, what: answers[what], send)
+    return await node_call.call_async(
+        node_call.NodeCall(row, inputs, resolved, lookups, None, job.cancel, job.status, job)
+    )
+
+
+def _needs_out_dir(row: Row) -> bool:
+    """Return whether the handler takes a folder of a run that has none yet."""
+    run: Row = row.get("run") or {}
+    if run.get("out_dir") is not None:
+        return False
+    names = arguments.signature(node_call.handler_of(row)[1]).names
+    return bool(confinement.roots()) or not {"out", "scratch"}.isdisjoint(names)
+
+
+def _resolved(row: Row, inputs: JsonDict) -> str | None:
+    if inputs == row["inputs"] and row.get("ref_heads") == []:
+        return None
+    return payload.encode(inputs, f"inputs of node {row['node_id']!r}")
+
+
 def _failed(
     job: running.Running, row: Row, error: BaseException, seconds: float
 ) -> outcomes.Outcome:
     return node_call.unless_cancelled(job.cancel, node_call.failed(row, error, seconds))
+
+
+def _needs_context(row: Row) -> bool:
+    """Return whether the refs of a node need more than its row has."""
+    custom = config.get_config().resolve_ref is not None
+    template: Any = row["inputs"] if row["input_template"] is None else row["input_template"]
+    return custom or (row.get("context") is None and refs.has_refs(template or {}))
 
 
 def _inputs(row: Row, context: Callable[[], Any]) -> JsonDict:

@@ -53,11 +53,12 @@ def main(
     parent: int,
     late: bool,
     concurrent: bool,
+    batched: bool,
 ) -> NoReturn:
     """Run handlers in this forked process and never return.
 
     `fds`: the descriptors that the worker sent. `inherited`: those to close. `late`: load the app.
-    `concurrent`: run many async tasks at once.
+    `concurrent`: run many async handlers at once. `batched`: take several jobs at once.
     """
     code = 1
     try:
@@ -71,7 +72,7 @@ def main(
         loop = (
             async_jobs.AsyncJobs(*ends)
             if concurrent
-            else job_loop.JobLoop(*ends, adapted(app.model_cache()))
+            else job_loop.JobLoop(*ends, adapted(app.model_cache()), by_job=batched)
         )
         if message is not None:
             loop.send(message)

@@ -71,6 +71,24 @@ class Recall(NamedTuple):
     last: int
 
 
+class Forget(NamedTuple):
+    """Drop the value of the job `key`: no `Announce` follows."""
+
+    key: int
+
+
+class Waits(NamedTuple):
+    """The handler of a job that was sent has not started; `Started` tells when it does."""
+
+    key: int
+
+
+class Started(NamedTuple):
+    """The handler of a job that waited has started."""
+
+    key: int
+
+
 class Progress(NamedTuple):
     """The handler is active; `value` is its progress as JSON text, or None."""
 
@@ -152,11 +170,13 @@ class Loaded(NamedTuple):
 class Fork(NamedTuple):
     """Fork an executor with the four descriptors that come along.
 
-    `concurrent`: it runs many async tasks at once.
+    `concurrent`: it runs many async handlers at once. `batched`: several jobs wait in it. What
+    their handlers print then comes as `Log` messages, since the pipes do not tell whose it is.
     """
 
     number: int
     concurrent: bool
+    batched: bool
 
 
 class Hold(NamedTuple):
@@ -190,14 +210,15 @@ class Died(NamedTuple):
 
 
 Message: TypeAlias = (
-    Run | Announce | Answer | Unload | Quit | Cancel | Recall | Progress | Log | Model | Event
-    | Ask | Outcome | Recalled | Announced | Loaded | Fork | Hold | Forked | Died
+    Run | Announce | Forget | Answer | Unload | Quit | Cancel | Recall | Waits | Started | Progress
+    | Log | Model | Event | Ask | Outcome | Recalled | Announced | Loaded | Fork | Hold | Forked
+    | Died
 )  # fmt: skip
 KINDS: Final[dict[str, type[Message]]] = {
     kind.__name__: kind
     for kind in (
-        Run, Announce, Answer, Unload, Quit, Cancel, Recall, Progress, Log, Model, Event, Ask,
-        Outcome, Recalled, Announced, Loaded, Fork, Hold, Forked, Died,
+        Run, Announce, Forget, Answer, Unload, Quit, Cancel, Recall, Waits, Started, Progress, Log,
+        Model, Event, Ask, Outcome, Recalled, Announced, Loaded, Fork, Hold, Forked, Died,
     )
 }  # fmt: skip
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -17,6 +19,7 @@ from queue_workflows.dag import arguments, confinement, payload
 from queue_workflows.declare import node_functions
 from queue_workflows.engine import outcomes
 from queue_workflows.model_cache import ModelCache
+from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
 
@@ -47,29 +50,82 @@ class NodeCall(NamedTuple):
     model_cache: ModelCache | None
     cancel: threading.Event
     report: Callable[..., object]
+    control: control.Control | None = None
+    """Interrupts a handler that yields or awaits; None: only `cancel` does, at a yield."""
 
 
-def call(node: NodeCall) -> outcomes.Outcome:
+def call(node: NodeCall, runner: handlers.Runner) -> outcomes.Outcome:
     """Run the handler of a node and return its outcome. Raises KeyboardInterrupt only."""
-    started, job, cancel = time.monotonic(), node.job, node.cancel
+    attempt = _Attempt(node)
     try:
-        with tasks.running(tasks.NodeJob(job, node.inputs, cancel, node.report)):
-            value = _invoke(node)
-        text = payload.encode(value, f"result of node {job['node_id']!r}")
+        with tasks.running(attempt.job), _prepared(node) as handler:
+            value = runner.run(attempt.begin(handler), attempt.control)
+            delta = handler.delta(attempt.result(value))
+        return attempt.completed(delta)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
-        outcome = failed(job, error, time.monotonic() - started)
-        return unless_cancelled(cancel, outcome._replace(resolved_inputs=node.resolved))
-    outcome = outcomes.Outcome(
-        "completed",
-        time.monotonic() - started,
-        text,
-        value=value,
-        resolved_inputs=node.resolved,
-        vm_rss_mb_peak=peak_rss_mb(),
-    )
-    return unless_cancelled(cancel, outcome)
+        return attempt.failed(error)
+
+
+async def call_async(node: NodeCall) -> outcomes.Outcome:
+    """Do as `call` does, for an async handler on the running event loop."""
+    from queue_workflows.tasks import async_handlers
+
+    attempt = _Attempt(node)
+    try:
+        with tasks.running(attempt.job), _prepared(node) as handler:
+            begun = attempt.begin(handler)
+            value = await async_handlers.run_async(begun, attempt.control)
+            delta = handler.delta(attempt.result(value))
+        return attempt.completed(delta)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
+        return attempt.failed(error)
+
+
+class _Attempt:
+    """One claim of a node while its handler runs, and the outcome."""
+
+    def __init__(self, node: NodeCall) -> None:
+        self._node = node
+        self._started = time.monotonic()
+        self.job = tasks.NodeJob(node.job, node.inputs, node.cancel, node.report)
+        self.control = node.control or control.EventControl(node.cancel, node.report)
+
+    def begin(self, handler: _Handler) -> Any:
+        """Call the handler; return its result, or a generator or coroutine that must be run."""
+        value = handler.begin()
+        self.job.takes_result = isinstance(value, AsyncGenerator)
+        return value
+
+    def result(self, value: Any) -> Any:
+        """Return what the handler returned, or gave to `set_result`."""
+        return self.job.result_set if value is None else value
+
+    def completed(self, value: JsonDict) -> outcomes.Outcome:
+        """Return the outcome of a handler that returned this delta. Raises `InvalidPayload`."""
+        text = payload.encode(value, f"result of node {self._node.job['node_id']!r}")
+        outcome = outcomes.Outcome(
+            "completed",
+            time.monotonic() - self._started,
+            text,
+            value=value,
+            resolved_inputs=self._node.resolved,
+            vm_rss_mb_peak=peak_rss_mb(),
+        )
+        return unless_cancelled(self._node.cancel, outcome)
+
+    def failed(self, error: BaseException) -> outcomes.Outcome:
+        """Return the outcome of a handler that raised, or that was requested to end."""
+        seconds = time.monotonic() - self._started
+        if isinstance(error, control.Interrupted) and not self._node.cancel.is_set():
+            return outcomes.Outcome("cancelled", seconds, error=error.reason)
+        if self._node.cancel.is_set():
+            return outcomes.Outcome("cancelled", seconds)
+        outcome = failed(self._node.job, error, seconds)
+        return outcome._replace(resolved_inputs=self._node.resolved)
 
 
 def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:
@@ -88,15 +144,44 @@ def peak_rss_mb() -> int:
     return int(peak / (1024 * 1024 if sys.platform == "darwin" else 1024))
 
 
-def _invoke(node: NodeCall) -> JsonDict:
-    job = node.job
-    try:
-        module = config.get_config().resolve_node_module(job["node_module"])
-    except errors.NodeNotFound as error:
-        raise errors.NodeNotFound(_unknown_node(node, error)) from error
+def handler_of(job: Row) -> tuple[Any, Callable[..., Any]]:
+    """Return the node's module and its `run`. Raises `NodeNotFound`."""
+    module = config.get_config().resolve_node_module(job["node_module"])
     run = getattr(module, "run", None)
     if not callable(run):
         raise errors.NodeNotFound(f"node module {job['node_module']!r} has no run()")
+    return module, run
+
+
+class _Handler:
+    """A handler with its arguments, inside the app's invoke context."""
+
+    def __init__(
+        self,
+        module: Any,
+        begin: Callable[[], Any],
+        finalize: Callable[[JsonDict], JsonDict],
+    ) -> None:
+        self._module = module
+        self.begin = begin
+        self._finalize = finalize
+
+    def delta(self, value: Any) -> JsonDict:
+        """Return what is stored for a result. Raises a signal that the handler returned."""
+        value = outcomes.unless_signal(value)
+        if isinstance(self._module, node_functions.NodeFunction):
+            value = self._module.stored(value)
+        return self._finalize(_delta(value))
+
+
+@contextlib.contextmanager
+def _prepared(node: NodeCall) -> Generator[_Handler]:
+    """Prepare model, folders and arguments of a handler, to be called while the block runs."""
+    job = node.job
+    try:
+        module, run = handler_of(job)
+    except errors.NodeNotFound as error:
+        raise errors.NodeNotFound(_unknown_node(node, error)) from error
     handle, load_seconds = _model(node)
     folders = _Folders(job, node.lookups)
     folders.check()
@@ -118,7 +203,8 @@ def _invoke(node: NodeCall) -> JsonDict:
             else None
         )
         bound = arguments.signature(run).bind(node.inputs, offers, where=where)
-        return _in_app_context(node, lambda: _delta(outcomes.unless_signal(run(**bound))))
+        with _app_context(node) as finalize:
+            yield _Handler(module, functools.partial(run, **bound), finalize)
     finally:
         folders.close()
 
@@ -133,28 +219,26 @@ def _unknown_node(node: NodeCall, error: errors.NodeNotFound) -> str:
     )
 
 
-def _in_app_context(node: NodeCall, call: Callable[[], JsonDict]) -> JsonDict:
-    """Call the handler inside the app's invoke context, if it set one; return the delta.
+@contextlib.contextmanager
+def _app_context(node: NodeCall) -> Generator[Callable[[JsonDict], JsonDict]]:
+    """Enter the app's invoke context, if it set one; yield what makes the delta final.
 
     `finalize` is applied to a success only, and not if the job was cancelled meanwhile. An error of
     the handler is raised even if the app's context suppresses it.
     """
     factory = config.get_config().invoke_context
     if factory is None:
-        return call()
+        yield lambda delta: delta
+        return
     raised: BaseException | None = None
-    delta: JsonDict = {}
     with factory(*node.lookups.rows()) as finalize:
         try:
-            delta = call()
-            if not node.cancel.is_set():
-                delta = _finalized(finalize, delta)
+            yield lambda delta: delta if node.cancel.is_set() else _finalized(finalize, delta)
         except BaseException as error:
             raised = error
             raise
     if raised is not None:
         raise raised
-    return delta
 
 
 def _finalized(finalize: Callable[[JsonDict], Any], delta: JsonDict) -> JsonDict:

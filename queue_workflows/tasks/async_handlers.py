@@ -31,6 +31,11 @@ class Loop:
         self._served: set[asyncio.Task[None]] = set()
         """The running handlers: an event loop itself keeps only weak references."""
 
+    @property
+    def inner(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop of asyncio."""
+        return self._loop
+
     def serve(self) -> None:
         """Run what `spawn` is given until `end`, then close the loop.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -44,6 +45,34 @@ class NoControl:
 
     def when_interrupted(self, call: Callable[[], object] | None) -> None:
         """Do nothing."""
+
+
+class EventControl:
+    """A control made of a node's `cancel_event` and `status_callback`.
+
+    The event ends a generator at its next yield. It ends no handler that waits at an await.
+    """
+
+    def __init__(self, cancel_event: threading.Event, report: Callable[..., object]) -> None:
+        self._cancel_event = cancel_event
+        self._report = report
+
+    def report_progress(self, value: Any) -> None:
+        """Report progress or activity."""
+        self._report(value)
+
+    @property
+    def interrupted(self) -> str | None:
+        """Return `cancelled` once the event is set."""
+        return "cancelled" if self._cancel_event.is_set() else None
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Return whether the job or its run was cancelled."""
+        return self._cancel_event.is_set()
+
+    def when_interrupted(self, call: Callable[[], object] | None) -> None:
+        """Do nothing: nobody watches the event."""
 
 
 class Interrupted(Exception):

@@ -127,7 +127,7 @@ class Job:
 class NodeJob(Job):
     """The node job that runs, for the node's function: `queue_workflows.current_job()`."""
 
-    __slots__ = ("_inputs",)
+    __slots__ = ("_inputs", "takes_result")
 
     def __init__(
         self,
@@ -136,8 +136,10 @@ class NodeJob(Job):
         cancel_event: threading.Event,
         status_callback: Callable[..., object],
     ) -> None:
-        super().__init__(row, _NodeControl(cancel_event, status_callback))
+        super().__init__(row, control.EventControl(cancel_event, status_callback))
         self._inputs = inputs
+        self.takes_result = False
+        """Whether the node's function is an async generator, which can return no result."""
 
     @property
     def run_id(self) -> str:
@@ -164,37 +166,17 @@ class NodeJob(Job):
         """Return the node's inputs with their refs resolved, as JSON has them."""
         return dict(self._inputs)
 
-    def set_result(self, value: Any) -> None:  # noqa: ARG002  the base class's name
-        """Raise `InvalidConfig`: a node returns its result."""
-        raise errors.InvalidConfig("set_result() is for ingest tasks: a node returns its result")
+    def set_result(self, value: Any) -> None:
+        """Set the result of an async generator. Raises `InvalidConfig` in any other function."""
+        if self.takes_result:
+            self.result_set = value
+            return
+        raise errors.InvalidConfig(
+            "set_result() is for ingest tasks and async generators: a node returns its result"
+        )
 
     def __repr__(self) -> str:
         return f"<job {self.id} of node {self.node_id!r}, attempt {self.attempt}>"
-
-
-class _NodeControl:
-    """The `control.Control` of a node: forwards its reports, and knows if it was cancelled."""
-
-    interrupted: str | None = None
-    """Always None: a node ends by its `cancel_event`, or with its process."""
-
-    def __init__(
-        self, cancel_event: threading.Event, status_callback: Callable[..., object]
-    ) -> None:
-        self._cancel_event = cancel_event
-        self._status_callback = status_callback
-
-    def report_progress(self, value: Any) -> None:
-        """Report progress or activity."""
-        self._status_callback(value)
-
-    @property
-    def cancel_requested(self) -> bool:
-        """Return whether the job or its run was cancelled."""
-        return self._cancel_event.is_set()
-
-    def when_interrupted(self, call: Callable[[], object] | None) -> None:
-        """Do nothing: a node is never interrupted."""
 
 
 current: contextvars.ContextVar[Job] = contextvars.ContextVar("job")

@@ -36,13 +36,24 @@ def parser() -> argparse.ArgumentParser:
         help="how long a claim holds without being renewed; default: 600",
     )
     found.add_argument(
-        "--batch", type=int, default=1, metavar="N", help="ingest jobs a claim, for very short ones"
+        "--batch",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ingest jobs a claim, for very short ones; with --slots, each process gets up to N at "
+        "once and runs them one after the other",
     )
     found.add_argument(
         "--slots",
         type=int,
         metavar="N",
         help="run up to N jobs at once, each in a process of its own (cpu and ingest queues)",
+    )
+    found.add_argument(
+        "--async",
+        dest="async_jobs",
+        action="store_true",
+        help="with --slots: run the N jobs in one process, on one event loop, for async functions",
     )
     recycling = found.add_argument_group("with --slots")
     recycling.add_argument(
@@ -77,12 +88,19 @@ def limits(options: argparse.Namespace) -> executor_set.Limits:
         options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst
     )
     if options.slots is None:
+        if options.async_jobs:
+            raise errors.InvalidConfig("--async: with --slots N, the number of jobs at once")
         if chosen != NO_LIMITS:
             raise errors.InvalidConfig(
                 "--max-jobs, --max-rss-mb, --idle-exit and --burst: with --slots"
             )
-    elif options.queue is None or options.batch != 1:
-        raise errors.InvalidConfig("--slots: with --queue, and without --batch")
+    elif options.queue is None:
+        raise errors.InvalidConfig("--slots: with --queue; --workers has `concurrency` instead")
     else:
-        slot_worker.check(options.queue, options.slots, chosen)
+        slot_worker.check(options.queue, shape(options), chosen)
     return chosen
+
+
+def shape(options: argparse.Namespace) -> executor_set.Shape:
+    """Return how many jobs run at once in how many processes; `--slots` is given."""
+    return executor_set.Shape(options.slots, options.batch, concurrent=options.async_jobs)

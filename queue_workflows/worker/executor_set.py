@@ -7,12 +7,13 @@ import math
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from queue_workflows import errors
 from queue_workflows.executor import launcher_client, protocol, streams
-from queue_workflows.worker import current_job, executors
+from queue_workflows.runtime import clock
+from queue_workflows.worker import current_job, executors, slot_ahead
 
 _log = logging.getLogger(__name__)
 END_S = 5.0
@@ -43,27 +44,42 @@ class Owner(Protocol):
         """Keep what the handler of a job has printed."""
         ...
 
-    def died(self, handle: executors.Handle, work: current_job.Work) -> None:
-        """End a job whose executor has ended during it; the cause is known."""
+    def died(self, handle: executors.Handle, works: Sequence[current_job.Work]) -> None:
+        """End jobs whose executor has ended before them; the cause is known."""
         ...
 
 
+class Shape(NamedTuple):
+    """How many jobs a worker runs at once, and how its executors share them."""
+
+    slots: int
+    batch: int = 1
+    """How many short jobs an executor takes at once, to run them one after the other."""
+    concurrent: bool = False
+    """Whether one executor runs all of them, on one event loop."""
+
+    @property
+    def executors(self) -> int:
+        """Return how many executors there are."""
+        return 1 if self.concurrent else self.slots
+
+
 class ExecutorSet:
-    """`count` executors, each for one job at a time, and the selector that waits for them.
+    """The executors of a worker, and the selector that waits for them.
 
     For one thread. An executor that ends, for whatever cause, is replaced by `replace`.
     """
 
-    def __init__(self, launcher: launcher_client.Launcher, count: int, limits: Limits) -> None:
+    def __init__(self, launcher: launcher_client.Launcher, shape: Shape, limits: Limits) -> None:
         self._launcher = launcher
-        self._count = count
+        self._shape = shape
+        self._count = shape.executors
         self._limits = limits
         self._owner: Owner
         self.selector = selectors.DefaultSelector()
         """Its keys have the function to call as data."""
         self._handles: dict[int, executors.Handle] = {}
         """The executors by pid, until both their end and its cause are known."""
-        self._idle: list[executors.Handle] = []
         self._printed = {number: streams.Forward(number) for number in (1, 2)}
         self._ready: set[int] = set()
         """The descriptors that the last `select` found readable."""
@@ -89,12 +105,56 @@ class ExecutorSet:
         for each in self._printed.values():
             each.flush()
 
-    # --- Executors without a job.
+    # --- Executors that can take jobs.
 
     @property
     def idle(self) -> int:
-        """Return how many executors are free."""
-        return len(self._idle)
+        """Return how many jobs can start now; any thread may ask."""
+        handles = [*self._handles.values()]
+        if not self._shape.concurrent:
+            return sum(self._is_usable(each) and not each.count for each in handles)
+        if not any(self._is_usable(each) for each in handles):
+            return 0
+        return max(0, self._shape.slots - sum(each.count for each in handles))
+
+    @property
+    def queued(self) -> int:
+        """Return how many jobs wait in executors behind others."""
+        if self._shape.batch == 1:
+            return 0
+        return sum(max(0, each.count - 1) for each in self._handles.values())
+
+    def has_room(self, each: int, *, isolated: bool) -> bool:
+        """Return whether an executor can take a job if it may have so many; `isolated`: alone."""
+        if isolated or self._shape.concurrent:
+            return self.idle > 0
+        return any(self._room(handle, each) > 0 for handle in self._handles.values())
+
+    def busy(self) -> list[executors.Handle]:
+        """Return the executors that have jobs."""
+        return [each for each in self._handles.values() if each.count]
+
+    def _is_usable(self, handle: executors.Handle) -> bool:
+        return not (
+            handle.full
+            or handle.retired
+            or handle.extra
+            or handle.announcing
+            or handle.was_killed
+            or handle.lost is not None
+            or handle.exited
+        )
+
+    def _room(self, handle: executors.Handle, each: int) -> int:
+        """Return how many more jobs an executor may get."""
+        if not self._is_usable(handle):
+            return 0
+        running = handle.first
+        if running is not None and clock.boot_s() - running.started > slot_ahead.SHORT_S:
+            return 0  # nothing waits behind a handler that is not short
+        most = self._limits.max_jobs
+        left = each if most is None else most - handle.jobs
+        return min(each - handle.count, left)
 
     @property
     def unheard(self) -> bool:
@@ -109,31 +169,47 @@ class ExecutorSet:
     @property
     def replace_at(self) -> float:
         """Return when a missing executor is forked at the earliest (`time.monotonic`)."""
-        return self._fork_at if self._count > len(self._handles) else math.inf
+        return self._fork_at if self._missing else math.inf
+
+    @property
+    def _missing(self) -> int:
+        """Return how many executors are to be forked for those that end."""
+        lasting = sum(not (each.retired or each.extra) for each in self._handles.values())
+        return max(0, self._count - lasting)
 
     def take(self, *, isolated: bool) -> executors.Handle:
-        """Return a free executor; `isolated`: one that has run no job, for one job alone."""
-        handle = self._idle.pop()
-        if isolated and handle.jobs:
-            handle.retire()
-            self._fork()
-            handle = self._idle.pop()
-        handle.isolated = isolated
+        """Return the executor with the fewest jobs; `isolated`: one for one job alone.
+
+        `has_room` must have returned True. Raises `ForkRefused` and `LauncherLost`.
+        """
+        if isolated and self._shape.concurrent:
+            handle = self._fork(extra=True)
+        else:
+            usable = [each for each in self._handles.values() if self._is_usable(each)]
+            most = self._shape.batch
+            # The executor that had room a moment ago may run a long handler now.
+            handle = min(
+                reversed(usable), key=lambda each: (self._room(each, most) < 1, each.count)
+            )
+            if isolated and handle.jobs:
+                handle.retire()
+                handle = self._fork()
+        if isolated:
+            handle.isolated = handle.full = True
         return handle
 
     def free(self, handle: executors.Handle) -> None:
         """Give the executor further jobs, or end it if it has had enough."""
         limits = self._limits
-        if handle.was_killed or handle.lost is not None or handle.announcing:
+        if handle.was_killed or handle.lost is not None or handle.announcing or handle.retired:
             return
-        if (
-            handle.isolated
-            or (limits.max_jobs is not None and handle.jobs >= limits.max_jobs)
-            or (limits.max_rss_mb is not None and handle.rss_mb() > limits.max_rss_mb)
+        if (limits.max_jobs is not None and handle.jobs >= limits.max_jobs) or (
+            limits.max_rss_mb is not None and handle.rss_mb() > limits.max_rss_mb
         ):
+            handle.full = True
+        # One that runs many jobs at once ends after those that it has, and another one begins.
+        if handle.full and (handle.concurrent or not handle.count):
             handle.retire()
-        else:
-            self._idle.append(handle)
 
     def replace(self, now: float, *, fork: bool) -> None:
         """Kill executors whose channel is lost; `fork`: others for those that end."""
@@ -142,24 +218,31 @@ class ExecutorSet:
                 handle.kill(signal.SIGKILL)
         if not fork or now < self._fork_at:
             return
-        live = sum(not each.retired for each in self._handles.values())
-        for _ in range(self._count - live):
+        for _ in range(self._missing):
             self._fork()
 
-    def _fork(self) -> None:
-        handle = executors.Handle(self._launcher.fork())
+    def _fork(self, *, extra: bool = False) -> executors.Handle:
+        concurrent, batched = self._shape.concurrent and not extra, self._shape.batch > 1
+        handle = executors.Handle(
+            self._launcher.fork(concurrent=concurrent, batched=batched),
+            concurrent=concurrent,
+            batched=batched,
+        )
+        handle.extra = extra
         self._handles[handle.pid] = handle
         register = self.selector.register
         register(handle.forked.pidfd, selectors.EVENT_READ, lambda: self._exited(handle))
         for fd in handle.forked.out.fds:
             register(fd, selectors.EVENT_READ, lambda: self.drain(handle))
         register(handle.forked.jobs, selectors.EVENT_READ, lambda: self._receive(handle))
-        self._idle.append(handle)
+        return handle
 
     # --- Messages and output.
 
     def sent(self, handle: executors.Handle) -> None:
-        """Send the rest of a message that the executor has not taken at once, as it takes it."""
+        """Note that a job was sent; send the rest of it as the executor takes it."""
+        if handle.concurrent:
+            self.free(handle)  # it may have had enough already, and still takes jobs
         if handle.lost is None and handle.forked.jobs.pending:
             self._watch(handle, writing=True)
 
@@ -216,6 +299,8 @@ class ExecutorSet:
         channel readable, what was printed before it was readable at the same time.
         """
         forked, ready = handle.forked, self._ready
+        if handle.shared:
+            return
         if forked.jobs.fileno() not in ready or not ready.isdisjoint(forked.out.fds):
             while self.drain(handle):
                 continue
@@ -229,9 +314,10 @@ class ExecutorSet:
                 self._forget(fd)
         for number, data in found:
             self._printed[number].add(data)
-            if handle.work is not None:
+            if (work := handle.first) is not None:
                 handle.printed(data)
-                self._owner.printed(handle.work, data)
+                if not handle.shared:
+                    self._owner.printed(work, data)
         return bool(found)
 
     # --- Executors that end.
@@ -263,11 +349,9 @@ class ExecutorSet:
         if not handle.exited or handle.died is None:
             return
         del self._handles[handle.pid]
-        if handle in self._idle:
-            self._idle.remove(handle)
-        work = handle.finished()
-        if work is not None:
-            self._owner.died(handle, work)
+        works = handle.take_all()
+        if works:
+            self._owner.died(handle, works)
         elif not (handle.retired or handle.was_killed):
             self._fork_at = time.monotonic() + self._fork_s
             self._fork_s = min(FORK_AGAIN_S, self._fork_s * 2)
@@ -279,7 +363,7 @@ class ExecutorSet:
         self._launcher.close()
         for handle in self._handles.values():
             handle.wait_ended(END_S)
-        return [work for each in self._handles.values() if (work := each.finished()) is not None]
+        return [work for each in self._handles.values() for work in each.take_all()]
 
     def close(self) -> None:
         """Close the descriptors."""

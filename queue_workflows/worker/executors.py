@@ -20,20 +20,32 @@ PAGE_KB = 4
 
 
 class Handle:
-    """One executor of this worker, and the job that it runs."""
+    """One executor of this worker, and the jobs that it has been sent."""
 
-    def __init__(self, forked: launcher_client.Executor) -> None:
+    def __init__(
+        self, forked: launcher_client.Executor, *, concurrent: bool = False, batched: bool = False
+    ) -> None:
+        """`concurrent`: it runs all its jobs at once. `batched`: one after the other."""
         self.forked = forked
         self.pid = forked.pid
-        self.work: current_job.Work | None = None
-        """The job whose handler runs, until its outcome is here."""
-        self.key = 0
+        self.concurrent = concurrent
+        self.shared = concurrent or batched
+        """Whether it has several jobs; what they print comes as messages, not by its pipes."""
+        self._works: dict[int, current_job.Work] = {}
+        """Its jobs by key, in the order in which they were sent, until their outcomes are here."""
+        self._last_key = 0
         self.jobs = 0
         """How many jobs it has been sent."""
         self.announcing = False
         """Whether it runs the hook of a completed job."""
         self.isolated = False
         """Whether its job is to be its only one."""
+        self.extra = False
+        """Whether it was forked for one job, beside the executors that are replaced."""
+        self.full = False
+        """Whether it gets no further job."""
+        self._recalled = 0
+        """Jobs up to this key were recalled."""
         self.retired = False
         """Whether it ends by itself, since it gets no further job."""
         self.lost: str | None = None
@@ -42,36 +54,78 @@ class Handle:
         self.exited = False
         """Whether its process has ended."""
         self.died: protocol.Died | None = None
+        self.killed_for = ""
+        """The job for which this worker has killed it."""
         self.tail = b""
         self._killed: set[int] = set()
         self._lock = threading.Lock()
-        """Held while the job changes, so that no thread kills the executor for an earlier job."""
+        """Held while the jobs change, so that no thread kills the executor for an earlier one."""
 
     def run(self, work: current_job.Work, family: str, job: Row, run: Row | None) -> None:
         """Send a job; raise `ChannelLost` if the executor has gone."""
         with self._lock:
-            self.work, self.tail = work, b""
-            self.key += 1
+            if not self._works:
+                self.tail = b""
+            self._last_key += 1
+            self._works[self._last_key] = work
         self.jobs += 1
-        self.forked.jobs.send(protocol.Run(self.key, family, job, run))
+        self.forked.jobs.send(protocol.Run(self._last_key, family, job, run))
 
-    def finished(self) -> current_job.Work | None:
-        """Return the job, which runs no more."""
+    @property
+    def count(self) -> int:
+        """Return how many of its jobs have no outcome yet."""
+        return len(self._works)
+
+    @property
+    def first(self) -> current_job.Work | None:
+        """Return the job that runs, in an executor that runs one at a time."""
+        return next(iter(self._works.values()), None)
+
+    def get(self, key: int) -> current_job.Work | None:
+        """Return the job of this key if it has no outcome yet."""
+        return self._works.get(key)
+
+    def key_of(self, work: current_job.Work) -> int | None:
+        """Return the key of a job that has no outcome yet; None for any other."""
+        return next((key for key, each in [*self._works.items()] if each is work), None)
+
+    def take(self, key: int) -> current_job.Work | None:
+        """Return the job of this key, which runs no more, or None."""
         with self._lock:
-            work, self.work = self.work, None
-            return work
+            return self._works.pop(key, None)
+
+    def take_all(self) -> list[current_job.Work]:
+        """Return its jobs, which run no more, in the order in which they were sent."""
+        with self._lock:
+            works, self._works = [*self._works.values()], {}
+            return works
 
     def interrupt(self, work: current_job.Work) -> None:
         """Request that the handler ends; called on the lease keeper's threads."""
         with self._lock, contextlib.suppress(errors.QueueWorkflowsError):
-            if self.work is work:
-                self.forked.control.send(protocol.Cancel(self.key, work.interrupted or "shutdown"))
+            if (key := self.key_of(work)) is not None:
+                self.forked.control.send(protocol.Cancel(key, work.interrupted or "shutdown"))
 
     def kill_job(self, work: current_job.Work, signum: int) -> None:
         """Send a signal if this job still runs; called on the lease keeper's threads."""
         with self._lock:
-            if self.work is work:
+            if work.waiting or self.key_of(work) is None:
+                return
+            if self.concurrent or self.first is work:
+                self.killed_for = work.job["id"]
                 self.kill(signum)
+
+    @property
+    def is_recalled(self) -> bool:
+        """Return whether the jobs that wait in it have been asked back."""
+        return self._recalled == self._last_key
+
+    def recall(self) -> None:
+        """Ask for the jobs back whose handlers have not started."""
+        if not self.is_recalled:
+            self._recalled = self._last_key
+            with contextlib.suppress(errors.QueueWorkflowsError):
+                self.forked.control.send(protocol.Recall(self._last_key))
 
     def retire(self) -> None:
         """Let the process end by itself."""
@@ -138,8 +192,8 @@ class OomKills:
         return None if before is None or self._count is None else self._count - before
 
 
-def death(handle: Handle, oom_kills: int | None, seconds: float) -> Death:
-    """Return how an executor died that nobody here has killed."""
+def death(handle: Handle, oom_kills: int | None, seconds: float, others: int = 0) -> Death:
+    """Return how an executor died that nobody here has killed, and that ran `others` as well."""
     died = handle.died
     how, detail = "ended for an unknown reason", JsonDict()
     if died is not None:
@@ -156,9 +210,13 @@ def death(handle: Handle, oom_kills: int | None, seconds: float) -> Death:
             how = f"{how}, peak memory {died.max_rss_mb} MB"
     if handle.lost is not None and (died is None or handle.was_killed):
         how = f"the channel to its executor was lost: {handle.lost}"
+    if others:
+        how = f"{how}; it ran {others} other jobs at the same time"
     tail = handle.tail.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
     lines = tail.splitlines()[-5:]
     more = {"seconds": round(seconds, 3), "oom_kills": oom_kills, "executor": handle.pid}
+    if others:
+        more["other_jobs"] = others
     return Death(how, detail | more | {"last_lines": lines})
 
 

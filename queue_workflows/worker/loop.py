@@ -220,6 +220,8 @@ class WorkLoop:
                 model_cache=cache,
                 cancel_event=work.cancel,
                 status_callback=work.status,
+                control_=work,
+                runner=self._tasks,
             )
         finally:
             if cache is not None:

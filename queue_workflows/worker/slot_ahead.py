@@ -17,11 +17,13 @@ class Ahead:
     """How many jobs may wait for an executor: one for each slot, if all recent handlers were short.
 
     A job that waits starts as soon as an executor is free, while the statement that records the
-    results before it still runs. So the results of all slots share that statement.
+    results before it still runs. So the results of all slots share that statement. With a `batch`
+    so many jobs may wait for each slot, and as many are sent to its executor at once.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, batch: int = 1) -> None:
         self._slots = slots
+        self._batch = batch
         self._short = 0
         """How many handlers ended since the last one that was not short."""
 
@@ -35,4 +37,13 @@ class Ahead:
 
     def room(self, waiting: int) -> int:
         """Return how many jobs to claim ahead if so many wait already."""
-        return max(0, self._slots - waiting) if self._short >= ROUNDS * self._slots else 0
+        return max(0, self._slots * self._batch - waiting) if self._are_short else 0
+
+    @property
+    def each(self) -> int:
+        """Return how many jobs an executor may have at once."""
+        return self._batch if self._are_short else 1
+
+    @property
+    def _are_short(self) -> bool:
+        return self._short >= ROUNDS * self._slots

@@ -52,8 +52,11 @@ class Endings:
         kill: Callable[[current_job.Work, bool], object],
         wake: Callable[[], object],
         *,
+        gentle: bool = False,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
+        """`gentle`: a handler whose claim is lost gets TERM_S, since other jobs die with it."""
+        self._gentle = gentle
         self._kill = kill
         self._wake = wake
         self._now = now_fn
@@ -91,7 +94,8 @@ class Endings:
         """Requeue or fail the job as its guard demands, once its executor has ended."""
         if failure.code == guards.EXIT_LOST:
             # If the claim is held even so, after the end of its handler another worker may have it.
-            self.hand_back(work, failure.reason, now=True)
+            lapses = work.lease_end.check(self._now()) is not None
+            self.hand_back(work, failure.reason, now=lapses or not self._gentle)
             return
         seconds, lease = self._now() - work.started, work.lease
         self._end(

@@ -7,22 +7,24 @@ import logging
 import math
 import signal
 from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from queue_workflows import db, errors
-from queue_workflows.dag import payload
-from queue_workflows.engine import claims, handback, job_tables, recovery
+from queue_workflows import config, db, errors
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.executor import protocol, registry
 from queue_workflows.runtime import clock
 from queue_workflows.types import Row
 from queue_workflows.worker import (
     capture,
     claimer,
-    crash_recovery,
     current_job,
     executor_set,
     executors,
     guards,
     slot_ahead,
+    slot_announcer,
+    slot_deaths,
     slot_jobs,
     slot_keeper,
     slot_records,
@@ -31,8 +33,19 @@ from queue_workflows.worker import (
 _log = logging.getLogger(__name__)
 
 
+class _Behind(NamedTuple):
+    """An executor in which jobs wait, and when (`clock.boot_s`) they are recalled."""
+
+    handle: executors.Handle
+    at: float
+
+    @property
+    def is_recalled(self) -> bool:
+        return self.handle.is_recalled
+
+
 class Runs:
-    """The running jobs of one worker, each in an executor of its own; an `executor_set.Owner`.
+    """The claimed jobs of one worker, which wait or are in executors; an `executor_set.Owner`.
 
     For the thread of the executors, but for `kill`. What is to be written goes to `records`.
     """
@@ -49,8 +62,10 @@ class Runs:
         keeper: slot_keeper.SlotKeeper,
         endings: slot_keeper.Endings,
         ahead: slot_ahead.Ahead,
+        shape: executor_set.Shape,
     ) -> None:
         self._ahead = ahead
+        self._shared, self._batch = shape.concurrent, shape.batch
         self._waiting: deque[current_job.Work] = deque()
         """Claimed jobs for which no executor is free yet, in the order of their claims."""
         self._table = table
@@ -64,15 +79,25 @@ class Runs:
         names = registered.isolated_nodes if table.in_run else registered.isolated_tasks
         self._isolated = frozenset(names)
         self._busy: dict[job_tables.Lease, executors.Handle] = {}
-        self._announcing: dict[job_tables.Lease, executors.Handle] = {}
-        """The executors whose completed node is announced to the app once it is recorded."""
+        self._announcer = slot_announcer.Announcer(claimer_.connection, executors_.free)
+        self.recorded = self._announcer.recorded
+        """Lets the app hear of a node that is recorded."""
         self._asks: list[tuple[executors.Handle, current_job.Work, protocol.Ask]] = []
-        self._oom = executors.OomKills()
+        self._deaths = slot_deaths.Deaths(who.host, endings, records)
+        self.hand_back = self._deaths.hand_back
+        """Hands back, uncounted, a job that runs no more."""
 
     def kill(self, work: current_job.Work, now: bool) -> None:
-        """End the executor of a job by SIGTERM, or at once; for any thread."""
+        """End the executor of a job by SIGTERM, or at once; for any thread.
+
+        One that runs many jobs is killed only at once. Before that the job alone is to end.
+        """
         handle = self._busy.get(work.lease)
-        if handle is not None:
+        if handle is None:
+            return
+        if work.waiting or (handle.concurrent and not now):
+            work.interrupt("it must end")
+        else:
             handle.kill_job(work, signal.SIGKILL if now else signal.SIGTERM)
 
     @property
@@ -82,13 +107,14 @@ class Runs:
 
     @property
     def waiting(self) -> int:
-        """Return how many claimed jobs wait for an executor."""
-        return len(self._waiting)
+        """Return how many claimed jobs wait for an executor, or in one behind others."""
+        return len(self._waiting) + self._executors.queued
 
     @property
     def late_at(self) -> float:
         """Return when a job has waited too long (`clock.boot_s`)."""
-        return self._waiting[0].started + slot_ahead.WAIT_S if self._waiting else math.inf
+        at = self._waiting[0].started + slot_ahead.WAIT_S if self._waiting else math.inf
+        return min((each.at for each in self._behind() if not each.is_recalled), default=at)
 
     @property
     def asked(self) -> bool:
@@ -106,39 +132,82 @@ class Runs:
         self._waiting.append(work)
 
     def start_waiting(self) -> None:
-        """Send jobs to the free executors. After a database error the rest still waits."""
-        while self._waiting and self._executors.idle:
+        """Send jobs to executors that have room. After a database error the rest still waits."""
+        while self._waiting:
             work = self._waiting[0]
+            isolated = self._is_isolated(work)
+            if not self._executors.has_room(self._ahead.each, isolated=isolated):
+                return
             decision = self._endings.decision(work)
             if decision is not None:
                 self._records.add_ending(work, decision.write)
             else:
-                self._start(work)
+                self._start(work, isolated=isolated)
             self._waiting.popleft()
 
+    def _is_isolated(self, work: current_job.Work) -> bool:
+        """Return whether a job runs in an executor of its own, also where others share one.
+
+        A crash of a shared executor is charged to all its jobs. It must be the last of none.
+        """
+        job = work.job
+        if (job["node_module"] if self._table.in_run else job["task_name"]) in self._isolated:
+            return True
+        return self._shared and 0 < config.MAX_CRASHES.read() - 1 <= job["crash_count"]
+
     def return_waiting(self, *, stopping: bool) -> None:
-        """Hand waiting jobs back, if the worker stops or the first has waited too long."""
-        if not self._waiting or not (stopping or clock.boot_s() >= self.late_at):
+        """Hand waiting jobs back, if the worker stops or the first has waited too long.
+
+        Jobs that wait in an executor behind a long handler are recalled first.
+        """
+        self._recall(stopping=stopping)
+        if not self._waiting or not (
+            stopping or clock.boot_s() >= self._waiting[0].started + slot_ahead.WAIT_S
+        ):
             return
         self._ahead.reset()
         while self._waiting:
             work = self._waiting.popleft()
-            self.hand_back(work, "shutdown" if stopping else "waited too long for an executor")
+            decision = self._endings.decision(work)
+            if decision is not None:
+                self._records.add_ending(work, decision.write)
+            else:
+                reason = "shutdown" if stopping else "waited too long for an executor"
+                self._deaths.hand_back(work, reason)
 
-    def _start(self, work: current_job.Work) -> None:
+    def _behind(self) -> list[_Behind]:
+        """Return the executors in which jobs wait behind the one that runs."""
+        if self._shared or self._batch == 1:
+            return []
+        return [
+            _Behind(each, work.started + slot_ahead.WAIT_S)
+            for each in self._executors.busy()
+            if each.count > 1 and (work := each.first) is not None
+        ]
+
+    def _recall(self, *, stopping: bool) -> None:
+        if stopping and self._shared:
+            for each in self._executors.busy():
+                each.recall()
+        for each in self._behind():
+            if stopping or self._ahead.each == 1 or clock.boot_s() >= each.at:
+                each.handle.recall()
+
+    def _start(self, work: current_job.Work, *, isolated: bool) -> None:
         job = work.job
         wanted = slot_jobs.request(self._claimer.connection, self._table, job, self._registered)
         if not isinstance(wanted, slot_jobs.Request):
             work.settling = True
             self._records.add(work, wanted)
             return
-        work.start_now()
-        name = job["node_module"] if self._table.in_run else job["task_name"]
-        handle = self._executors.take(isolated=name in self._isolated)
+        handle = self._executors.take(isolated=isolated)
+        if handle.concurrent or not handle.count:
+            work.start_now()
         self._busy[work.lease] = handle
-        work.when_interrupted(functools.partial(handle.interrupt, work))
         try:
             handle.run(work, *wanted)
+            # Only now does the executor know the job that an earlier interrupt is about.
+            work.when_interrupted(functools.partial(handle.interrupt, work))
         except protocol.ChannelLost as error:
             self._executors.lose(handle, error)
             self._endings.hand_back(work, "its executor had ended")
@@ -153,14 +222,26 @@ class Runs:
         elif isinstance(message, protocol.Announced):
             handle.announcing = False
             self._executors.free(handle)
-        elif handle.work is None or getattr(message, "key", None) != handle.key:
-            return
-        elif isinstance(message, protocol.Progress):
-            handle.work.beat(message.value)
+        elif isinstance(message, protocol.Recalled):
+            self._on_recalled(handle, message)
+        elif (work := handle.get(getattr(message, "key", None) or 0)) is not None:
+            self._on_report(handle, work, message)
+        elif isinstance(message, protocol.Log) and handle.shared:
+            self._log_record(message)  # of the executor itself, or of what a job has left behind
+
+    def _on_report(
+        self, handle: executors.Handle, work: current_job.Work, message: protocol.Message
+    ) -> None:
+        if isinstance(message, protocol.Progress):
+            work.beat(message.value)
         elif isinstance(message, protocol.Ask):
-            self._asks.append((handle, handle.work, message))
+            self._asks.append((handle, work, message))
         elif isinstance(message, protocol.Log):
-            self._print_record(handle.work, message)
+            self._print_record(work, message)
+        elif isinstance(message, protocol.Waits):
+            work.waiting = True
+        elif isinstance(message, protocol.Started):
+            work.start_now()
 
     def printed(self, work: current_job.Work, data: bytes) -> None:
         """Keep what the handler of a job has printed."""
@@ -170,30 +251,53 @@ class Runs:
         # The engine's own records are for the worker's log, as those of a plain worker are.
         if message.name.partition(".")[0] != capture.ENGINE:
             self._keeper.printed(work, f"{message.text}\n".encode("utf-8", "backslashreplace"))
+        self._log_record(message)
+
+    def _log_record(self, message: protocol.Log) -> None:
         if message.printed:
             logging.getLogger(message.name).log(message.level, "%s", message.text)
 
     def _on_outcome(self, handle: executors.Handle, message: protocol.Outcome) -> None:
-        if handle.work is None or message.key != handle.key:
+        if handle.get(message.key) is None:
             return
         self._executors.drain_all(handle)
-        work = handle.finished()
+        work = handle.take(message.key)
         assert work is not None
         self._busy.pop(work.lease, None)
         self._keeper.handler_ended(work)
         outcome = protocol.outcome_of(message)
         self._ahead.ended(outcome.seconds)
+        if not handle.concurrent and (following := handle.first) is not None:
+            following.start_now()
         if self._table.in_run and self._registered.announces and outcome.kind == "completed":
-            handle.announcing = True
-            self._announcing[work.lease] = handle
-        self._records.add(work, outcome)
+            self._announcer.expect(work, handle, message.key)
+        decision = self._endings.decision(work) if handle.shared else None
+        if decision is not None and outcome.kind == "cancelled":
+            # The handler has ended as it was requested to, or never started.
+            self._records.add_ending(work, decision.write)
+        else:
+            self._records.add(work, outcome)
         self._executors.free(handle)
+
+    def _on_recalled(self, handle: executors.Handle, message: protocol.Recalled) -> None:
+        """Let jobs that have not started wait for an executor again, before all others."""
+        works = [work for key in message.keys if (work := handle.take(key)) is not None]
+        handle.jobs -= len(works)
+        self._wait_again(works)
+        self._executors.free(handle)
+
+    def _wait_again(self, works: Sequence[current_job.Work]) -> None:
+        for work in reversed(works):
+            work.waiting = True
+            work.when_interrupted(None)
+            self._busy.pop(work.lease, None)
+            self._waiting.appendleft(work)
 
     def answer(self) -> None:
         """Answer what handlers ask; the questions wait while the database is away."""
         while self._asks:
             handle, work, ask = self._asks[0]
-            if handle.work is work and handle.lost is None:
+            if handle.get(ask.key) is work and handle.lost is None:
                 value, refused = None, None
                 try:
                     value = slot_jobs.answer(self._claimer.connection(), work.job, ask.what)
@@ -207,62 +311,14 @@ class Runs:
 
     # --- Ends.
 
-    def recorded(self, work: current_job.Work, completed: bool) -> None:
-        """Let the app hear of a node that is recorded, in the process that has run it."""
-        handle = self._announcing.pop(work.lease, None)
-        if handle is None or handle.lost is not None:
-            return
-        if not (completed and self._announce(handle, work)):
-            handle.announcing = False
-            self._executors.free(handle)
+    def died(self, handle: executors.Handle, works: Sequence[current_job.Work]) -> None:
+        """Write what was decided about the jobs, or charge them if nobody here killed the executor.
 
-    def _announce(self, handle: executors.Handle, work: current_job.Work) -> bool:
-        try:
-            rows = slot_jobs.rows(self._claimer.connection(), work.job)
-            handle.forked.jobs.send(protocol.Announce(handle.key, *rows))
-        except (db.Error, errors.QueueWorkflowsError) as error:
-            _log.warning("node %s is not announced: %s", work.job["node_id"], error)
-            return False
-        return True
-
-    def died(self, handle: executors.Handle, work: current_job.Work) -> None:
-        """Write what was decided about the job, or charge it if nobody here killed its executor."""
-        self._busy.pop(work.lease, None)
-        self._keeper.handler_ended(work)
-        decision = self._endings.decision(work)
-        if decision is not None:
-            self._records.add_ending(work, decision.write)
-            return
-        assert handle.died is not None
-        if handle.died.by_deadline:
-            self.hand_back(work, "its worker was silent")
-            return
-        found = executors.death(handle, self._oom.new(), clock.boot_s() - work.started)
-        _log.error("job %s: its executor %s", work.job["id"], found.evidence)
-        charge = functools.partial(_charge, work.lease, self._who.host, found)
-        self._records.add_ending(work, charge)
-
-    def hand_back(self, work: current_job.Work, reason: str) -> None:
-        """Hand back, uncounted, a job whose executor has ended."""
-        lease = work.lease
-        self._records.add_ending(work, lambda conn: handback.hand_back(conn, lease, reason=reason))
-
-
-def _charge(
-    lease: job_tables.Lease, host: str, found: executors.Death, conn: db.Connection
-) -> bool:
-    """Count a crash of the job, and record how its executor died, in one transaction.
-
-    Returns True also if the claim was lost: a crash that was counted for that stays counted.
-    """
-    with conn.transaction():
-        row = recovery.charge(conn, lease, evidence=payload.error_text(found.evidence))
-        if row is not None:
-            job = row | {"claimed_by": host}
-            crash_recovery.note_death(
-                conn, lease.table, job, lease.worker_id, found.detail, found.evidence
-            )
-    if row is not None:
-        what = f"node {row['node_id']}" if lease.table.in_run else f"ingest job {row['id']}"
-        _log.warning("%s; %s is %s", found.evidence, what, row["status"])
-    return True
+        Those whose handlers had not started wait for another executor.
+        """
+        begun = [work for work in works if not work.waiting]
+        self._wait_again([work for work in works if work.waiting])
+        for work in begun:
+            self._busy.pop(work.lease, None)
+            self._keeper.handler_ended(work)
+        self._deaths.end(handle, begun)

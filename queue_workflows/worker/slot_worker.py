@@ -94,19 +94,28 @@ def warn_inline(reason: str) -> None:
     )
 
 
-def check(queue: str, count: int, limits: executor_set.Limits) -> None:
+def check(queue: str, shape: executor_set.Shape, limits: executor_set.Limits) -> None:
     """Raise `InvalidConfig` for slots that cannot work."""
     if queue == "gpu":
         raise errors.InvalidConfig("slots are for cpu and ingest queues: a gpu worker has one job")
-    values = (count, limits.max_jobs, limits.max_rss_mb, limits.idle_exit_s)
+    values = (shape.slots, shape.batch, limits.max_jobs, limits.max_rss_mb, limits.idle_exit_s)
     if any(value is not None and not value > 0 for value in values):
         raise errors.InvalidConfig(
-            "the number of slots, max jobs, max RSS and idle exit must be positive"
+            "the number of slots, batch, max jobs, max RSS and idle exit must be positive"
+        )
+    if shape.concurrent and shape.batch > 1:
+        raise errors.InvalidConfig(
+            "--async and --batch: leave one out; --async runs jobs at once, --batch one by one"
+        )
+    if shape.batch > 1 and queue in config.DAG_QUEUES:
+        raise errors.InvalidConfig(
+            f"--batch is for ingest queues, not for {queue}: leave it out; short nodes are claimed "
+            "ahead without it"
         )
 
 
 class SlotWorker:
-    """A worker of one queue with `count` slots, each an executor that runs one job at a time.
+    """A worker of one queue with slots; its jobs run in executors.
 
     The other arguments are those of `ClaimWorker`.
     """
@@ -116,7 +125,7 @@ class SlotWorker:
         launched: Launched,
         *,
         queue: str,
-        count: int,
+        shape: executor_set.Shape,
         host: str,
         newest: bool,
         lease_s: float,
@@ -137,8 +146,9 @@ class SlotWorker:
         self._launched = launched
         self._metrics = metrics(lambda: self._loop.keeper.wake("metrics"))
         self._loop = slots.SlotLoop(
-            slot.Slot(lambda: who, concurrency=count),
+            slot.Slot(lambda: who, concurrency=shape.slots),
             *launched,
+            shape=shape,
             limits=limits,
             metrics=self._metrics,
         )

@@ -45,6 +45,7 @@ class SlotLoop:
         launcher: launcher_client.Launcher,
         registered: registry.Registered,
         *,
+        shape: executor_set.Shape,
         limits: executor_set.Limits,
         metrics: hw_metrics.Sampler | None = None,
     ) -> None:
@@ -53,8 +54,8 @@ class SlotLoop:
         in_run = who.queue in config.DAG_QUEUES
         self._table = job_tables.NODE_JOBS if in_run else job_tables.INGEST_JOBS
         self._wakes = slot_wakes.Wakes()
-        self._executors = executor_set.ExecutorSet(launcher, own.concurrency, limits)
-        endings = slot_keeper.Endings(self._kill, self._wakes.wake)
+        self._executors = executor_set.ExecutorSet(launcher, shape, limits)
+        endings = slot_keeper.Endings(self._kill, self._wakes.wake, gentle=shape.concurrent)
         self.keeper = slot_keeper.SlotKeeper(own, endings, launcher.hold_until, metrics=metrics)
         self._claimer = claimer.Claimer(self._table, own.who)
         self._claimer.on_lost = self.keeper.lost
@@ -62,7 +63,9 @@ class SlotLoop:
         self.keeper.may_hold_unknown_claims = self._claimer.may_hold_unknown_claims
         self.keeper.unanswered = self._claimer.unanswered
         self._records = slot_records.Records(self._table, self._claimer, self.keeper, own.in_flight)
-        self._ahead = slot_ahead.Ahead(0 if who.queue == "gpu" else own.concurrency)
+        # An executor that runs many jobs at once never has one wait.
+        ahead = 0 if shape.concurrent or who.queue == "gpu" else shape.slots
+        self._ahead = slot_ahead.Ahead(ahead, shape.batch)
         self._runs = slot_runs.Runs(
             self._table,
             who,
@@ -73,6 +76,7 @@ class SlotLoop:
             keeper=self.keeper,
             endings=endings,
             ahead=self._ahead,
+            shape=shape,
         )
         self._records.on_ended = self._runs.recorded
         self._may_claim = self._promote = True
@@ -115,6 +119,7 @@ class SlotLoop:
         self.keeper.arm()
         try:
             self._executors.start(self._runs)
+            self._worked_at = time.monotonic()
             with service.Follow("worker-listen", listener, notified.on_wake):
                 while not self._is_over():
                     self._executors.select(self._timeout())
@@ -152,7 +157,8 @@ class SlotLoop:
             return min(TURN_S, self._retry_at - now)
         if self._records.waiting or self._runs.asked or (self._may_claim and self._may_start()):
             return 0.0
-        at = min(self._poll_at, self._due_at, self._executors.replace_at)
+        replace_at = math.inf if self._stopping else self._executors.replace_at
+        at = min(self._poll_at, self._due_at, replace_at)
         return max(0.0, min(TURN_S, at - now, self._runs.late_at - clock.boot_s()))
 
     def _may_start(self) -> bool:
@@ -170,15 +176,17 @@ class SlotLoop:
         if now < self._retry_at:
             return
         try:
+            if not self._stopping:
+                self._runs.start_waiting()
             self._runs.return_waiting(stopping=self._stopping)
-            self._runs.start_waiting()
             self._runs.answer()
             # What follows from a completed node can be claimed in the statement that records it.
             self._may_claim |= self._table.in_run and self._records.has_outcomes
             count = self._claimable()
             if count or self._records.waiting:
                 self._record_and_claim(count)
-                self._runs.start_waiting()
+                if not self._stopping:
+                    self._runs.start_waiting()
             self._retry_s, self._logged = 0.1, ""
         except db.Error as error:
             # The message changes during one outage, from "closed" to "starting up".

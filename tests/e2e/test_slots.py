@@ -562,7 +562,13 @@ def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) 
         (("--queue", "gpu", "--slots", "2"), "slots are for cpu and ingest queues"),
         (("--queue", "work", "--slots", "0"), "must be positive"),
         (("--queue", "work", "--max-jobs", "2"), "with --slots"),
-        (("--queue", "work", "--slots", "2", "--batch", "5"), "without --batch"),
+        (("--queue", "cpu", "--slots", "2", "--batch", "5"), "--batch is for ingest queues"),
+        (("--queue", "work", "--slots", "2", "--batch", "0"), "must be positive"),
+        (("--queue", "work", "--slots", "2", "--batch", "5", "--async"), "leave one out"),
+        (("--queue", "work", "--async"), "--slots N"),
+        (("--queue", "gpu", "--slots", "2", "--async"), "slots are for cpu and ingest queues"),
+        (("--workers", '[{"queue": "load"}]', "--slots", "2"), "`concurrency` instead"),
+        (("--workers", '[{"queue": "load"}]', "--async"), "--slots N"),
     ],
 )
 def test_what_cannot_work_is_refused(cli: Commands, more: tuple[str, ...], words: str) -> None:

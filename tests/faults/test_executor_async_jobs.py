@@ -44,7 +44,9 @@ def test_a_cancel_that_overtakes_its_job_is_remembered(worker: executors.Worker)
     assert worker.task("endless_await").error == "shutdown"
 
 
-@pytest.mark.parametrize("name", ["stream", "add", "sys_exits", "interrupts", "fails", "nobody"])
+@pytest.mark.parametrize(
+    "name", ["stream", "add", "sys_exits", "interrupts", "fails", "nobody", "terminates_child"]
+)
 def test_other_handlers_have_the_outcome_that_they_have_elsewhere(
     worker: executors.Worker, launcher: launcher_client.Launcher, name: str
 ) -> None:

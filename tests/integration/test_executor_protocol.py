@@ -24,6 +24,9 @@ AT = datetime.datetime(2026, 3, 4, 5, 6, 7, 8, tzinfo=datetime.timezone.utc)
 EXAMPLES: list[protocol.Message] = [
     protocol.Run(1, "node", {"id": "j", "at": AT, "inputs": {"x": [1, None]}}, {"created_at": AT}),
     protocol.Announce(1, {}, {}),
+    protocol.Forget(1),
+    protocol.Waits(1),
+    protocol.Started(1),
     protocol.Answer(2, "context", {"a": math.inf}, None),
     protocol.Unload(idle_only=True),
     protocol.Quit(),
@@ -38,7 +41,7 @@ EXAMPLES: list[protocol.Message] = [
     protocol.Recalled([1, 2]),
     protocol.Announced(1),
     protocol.Loaded({"nodes": []}, None),
-    protocol.Fork(1, concurrent=False),
+    protocol.Fork(1, concurrent=False, batched=True),
     protocol.Hold(12.5),
     protocol.Forked(1, 99, None),
     protocol.Died(99, None, 9, True, 12, 0.1, 0.2, False),
@@ -265,9 +268,9 @@ def test_a_value_without_an_end_is_refused() -> None:
 def test_descriptors_come_along_with_messages() -> None:
     ours, theirs = (channel.FdChannel(each, blocking=True) for each in socket.socketpair())
     reader, writer = os.pipe()
-    ours.send_fds(protocol.Fork(1, concurrent=True), writer)
+    ours.send_fds(protocol.Fork(1, concurrent=True, batched=False), writer)
     os.close(writer)
-    assert theirs.receive() == [protocol.Fork(1, concurrent=True)]
+    assert theirs.receive() == [protocol.Fork(1, concurrent=True, batched=False)]
     os.write(theirs.fds[0], b"!")
     assert os.read(reader, 1) == b"!"
     os.close(theirs.fds.popleft())

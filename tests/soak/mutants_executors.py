@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from queue_workflows.executor import launcher_client
-from queue_workflows.worker import executors, slot_runs
+from queue_workflows.worker import executors, slot_deaths, slot_runs
 from tests.soak import fault_plan
 from tests.soak.mutant import Mutant, replace
 
@@ -31,14 +31,14 @@ def _forget_deaths() -> None:
 
 def _charge_for_the_launcher() -> None:
     """Count a crash of each job whose executor ended with the launcher."""
-    charge = slot_runs._charge
+    charge = slot_deaths._charge
     found = executors.Death("its executor ended with the launcher", {})
 
-    def hand_back(runs: Any, work: Any, reason: str) -> None:
-        write = functools.partial(charge, work.lease, runs._who.host, found)
-        runs._records.add_ending(work, write)
+    def hand_back(deaths: Any, work: Any, reason: str) -> None:
+        write = functools.partial(charge, work.lease, deaths._host, found)
+        deaths._records.add_ending(work, write)
 
-    replace(slot_runs.Runs, "hand_back", hand_back)
+    replace(slot_deaths.Deaths, "hand_back", hand_back)
 
 
 MUTANTS = {

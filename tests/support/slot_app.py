@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import resource
 import signal
@@ -12,13 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import queue_workflows
 from queue_workflows import worker_control
 
+log = logging.getLogger("some_app")
 QUEUE = "work"
 LONG_S = 60.0
 CHUNK = 1 << 20
@@ -174,11 +177,133 @@ def node_reports(folder: str, status_callback: Callable[..., object]) -> dict[st
     return {}
 
 
+_meetings: dict[int, asyncio.Event] = {}
+_came: dict[int, int] = {}
+
+
+async def _meet(everyone: int) -> None:
+    """Return once so many are in here."""
+    met = _meetings.setdefault(everyone, asyncio.Event())
+    _came[everyone] = _came.get(everyone, 0) + 1
+    if _came[everyone] == everyone:
+        met.set()
+    await met.wait()
+
+
+async def meets(*, everyone: int, number: int) -> dict[str, Any]:
+    """Ends once so many run at once; prints and logs whose job it is."""
+    print(f"prints {number}", end="")
+    await _meet(everyone)
+    print(f" of {number}")
+    log.warning("logs %d", number)
+    return {"number": number, "pid": os.getpid(), "id": queue_workflows.current_job().id}
+
+
+async def async_waits(*, folder: str) -> dict[str, Any]:
+    """Ends when the file `go` is there, or when it is cancelled."""
+    _begins(folder)
+    try:
+        while not Path(folder, "go").exists():
+            await asyncio.sleep(0.02)
+    finally:
+        Path(folder, "tidied").touch()
+    return {"pid": os.getpid()}
+
+
+async def async_waits_once(*, folder: str) -> dict[str, Any]:
+    """Does not end at its first start, and ends at once later."""
+    if _begins(folder):
+        await asyncio.sleep(LONG_S)
+    return {"pid": os.getpid()}
+
+
+async def async_deaf(*, folder: str) -> dict[str, Any]:
+    """Does not end at its first start, also if it is cancelled."""
+    first = _begins(folder)
+    while first:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(LONG_S)
+    return {"pid": os.getpid()}
+
+
+async def async_blocks(*, folder: str) -> dict[str, Any]:
+    """Blocks the event loop until the file `go` is there."""
+    _begins(folder)
+    _until_go(folder)
+    return {"pid": os.getpid()}
+
+
+async def async_dies(*, folder: str, everyone: int) -> None:
+    """Ends its process once so many run at once."""
+    _begins(folder)
+    await _meet(everyone)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def async_reports(*, folder: str) -> AsyncGenerator[Any, None]:
+    """Reports 0.25, and nothing more until the file `go` is there."""
+    _begins(folder)
+    yield 0.25
+    while not Path(folder, "go").exists():
+        await asyncio.sleep(0.02)
+
+
+async def node_meets(number: int, everyone: int, out: Path) -> dict[str, Any]:
+    """Ends once so many run at once."""
+    await _meet(everyone)
+    return {"number": number, "pid": os.getpid(), "out": out.is_dir()}
+
+
+async def node_async(a: int) -> dict[str, int]:
+    await asyncio.sleep(0)
+    return {"sum": a + 1}
+
+
+async def node_awaits(folder: str) -> dict[str, Any]:
+    """Does not end at its first start; notes the cancel that ends it at its await."""
+    if not _begins(folder):
+        return {"pid": os.getpid()}
+    try:
+        await asyncio.sleep(LONG_S)
+    finally:
+        await asyncio.sleep(0)
+        Path(folder, "tidied").touch()
+    return {}
+
+
+def node_yields(folder: str) -> Generator[float, None, dict[str, Any]]:
+    """Reports by what it yields, and ends at a yield."""
+    _begins(folder)
+    try:
+        while not Path(folder, "go").exists():
+            yield 0.25
+            time.sleep(0.02)
+    finally:
+        Path(folder, "tidied").touch()
+    return {"pid": os.getpid()}
+
+
+async def node_streams(folder: str) -> AsyncGenerator[Any, None]:
+    """Reports by what it yields, and sets its result."""
+    _begins(folder)
+    try:
+        while not Path(folder, "go").exists():
+            yield 0.25
+            await asyncio.sleep(0.02)
+    finally:
+        Path(folder, "tidied").touch()
+    queue_workflows.current_job().set_result({"pid": os.getpid()})
+
+
 TASKS: tuple[Callable[..., Any], ...] = (
     quick, waits, waits_once, says, fails, holds_gil, segfaults, exits_at_once, exits, interrupts,
     closes_all, kills_itself, leaves_child, ignores_sigterm, breaks_json, floods, grows,
+    meets, async_waits, async_waits_once, async_deaf, async_blocks, async_dies, async_reports,
 )  # fmt: skip
-NODES: tuple[Callable[..., Any], ...] = (node_adds, node_waits, node_reports)
+NODES: tuple[Callable[..., Any], ...] = (
+    node_adds, node_waits, node_reports, node_awaits, node_yields, node_streams, node_meets,
+    node_async,
+)  # fmt: skip
 
 
 def _node(name: str, *, after: tuple[str, ...] = (), **inputs: Any) -> dict[str, Any]:
@@ -194,6 +319,10 @@ PIPELINES: dict[str, list[dict[str, Any]]] = {
         _node("a", a="pipeline._implicit(1)"),
         _node("b", after=("a",), a="pipeline._implicit(2)"),
         _node("c", after=("b",), a="pipeline._implicit(3)"),
+    ],
+    "async": [
+        _node("a", a="pipeline._implicit(1)") | {"node": "node_async"},
+        _node("b", after=("a",), a="pipeline._implicit(2)") | {"node": "node_async"},
     ],
     "fan": [
         _node("first", a="pipeline._implicit(0)"),
@@ -267,6 +396,13 @@ def setup_policy() -> None:
     """Do as `setup` does, with a stop policy of the app's own."""
     setup()
     worker_control.STOP_POLICIES["own"] = own_policy
+
+
+def setup_logs() -> None:
+    """Do as `setup` does, and print the app's log records as the app likes it."""
+    setup()
+    log.addHandler(logging.StreamHandler(sys.stderr))
+    log.propagate = False
 
 
 def setup_threads() -> None:

@@ -1,0 +1,85 @@
+"""The claimed jobs of a worker with slots: none is lost between the executors and the waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from queue_workflows.engine import claims, job_tables
+from queue_workflows.executor import launcher_client, protocol
+from queue_workflows.worker import executor_set, executors, slot_ahead, slot_runs
+
+
+class Waiting:
+    """The claimed jobs of a worker whose executors are replaced by a mock."""
+
+    def __init__(self, count: int) -> None:
+        self.set = mock.Mock(spec=executor_set.ExecutorSet)
+        self.set.queued = 0
+        self.set.busy.return_value = []
+        self.set.has_room.return_value = True
+        self.records, self.endings = mock.Mock(), mock.Mock()
+        self.endings.decision.return_value = None
+        self.handle = executors.Handle(mock.Mock(), batched=True)
+        self.set.take.return_value = self.handle
+        registered = mock.Mock(isolated_tasks=["alone"])
+        self.runs = slot_runs.Runs(
+            job_tables.INGEST_JOBS,
+            claims.Claimant("w", "h", "load", 60.0),
+            mock.Mock(sent_at=0.0),
+            registered,
+            executors_=self.set,
+            records=self.records,
+            keeper=mock.Mock(),
+            endings=self.endings,
+            ahead=slot_ahead.Ahead(1, count),
+            shape=executor_set.Shape(1, count),
+        )
+        for number in range(count):
+            self.runs.add(row(number))
+
+    def handed_back(self) -> list[str]:
+        """The ids of the jobs whose end is to be written."""
+        return [call.args[0].job["id"] for call in self.records.add_ending.call_args_list]
+
+
+def row(number: int) -> dict[str, Any]:
+    return {
+        "id": str(number), "task_name": "quick", "queue": "load", "reason": "", "args": {},
+        "claim_no": 1, "attempts": 0, "worker_id": "w", "crash_count": 0, "timeout_s": None,
+        "max_attempts": 1, "policy": None, "seq": number,
+    }  # fmt: skip
+
+
+def test_recalled_jobs_wait_again_in_their_order_and_none_is_lost_if_a_fork_fails() -> None:
+    found = Waiting(4)
+    found.runs.start_waiting()
+    assert (found.handle.count, found.runs.waiting) == (4, 0)
+    found.set.take.side_effect = launcher_client.ForkRefused("a thread runs")
+    found.runs.received(found.handle, protocol.Recalled([2, 3, 4]))
+    assert (found.handle.count, found.runs.waiting) == (1, 3)
+    with pytest.raises(launcher_client.ForkRefused):
+        found.runs.start_waiting()
+    found.runs.return_waiting(stopping=True)
+    assert found.handed_back() == ["1", "2", "3"]
+    assert found.runs.waiting == 0
+
+
+def test_a_job_that_ended_before_it_could_be_recalled_does_not_wait_again() -> None:
+    found = Waiting(2)
+    found.runs.start_waiting()
+    outcome = protocol.Outcome(2, "completed", 0.0, "{}", "", None, None, None, [], "", None, None)
+    found.runs.received(found.handle, outcome)
+    found.runs.received(found.handle, protocol.Recalled([2]))
+    assert (found.handle.count, found.runs.waiting) == (1, 0)
+
+
+def test_only_the_job_that_ran_is_charged_for_the_death_of_a_batch() -> None:
+    found = Waiting(3)
+    found.runs.start_waiting()
+    found.handle.died = protocol.Died(1, None, 9, False, 1, 0.0, 0.0, False)
+    found.runs.died(found.handle, found.handle.take_all())
+    assert found.handed_back() == ["0"]
+    assert found.runs.waiting == 2
