@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from queue_workflows.types import NowFn
 
 WINDOW_S = 30.0
 """Seconds after the end of a job for which it is refused."""
+CHUNK = 100
+"""Jobs that are added under one hold of the lock, so that a large fetch delays no worker."""
 NO_ARGS: Mapping[str, Any] = {}
 
 
@@ -47,22 +51,24 @@ class Refusal(NamedTuple):
 
 
 class _Waiting(queue.Queue["Job | None"]):
-    """The jobs that wait, by id; `get` makes a job active in the same hold of the mutex."""
+    """The jobs that wait, in order, and the ids of those that wait or are active."""
 
     paused = False
     closed = False
 
     def _init(self, maxsize: int) -> None:  # noqa: ARG002  the base class gives it
-        self.queued: dict[str, Job] = {}
+        self.order: deque[Job] = deque()
+        self.queued: set[str] = set()
         self.active: dict[str, Job] = {}
 
     def _qsize(self) -> int:
-        return 1 if self.closed else 0 if self.paused else len(self.queued)
+        return 1 if self.closed else 0 if self.paused else len(self.order)
 
     def _get(self) -> Job | None:
         if self.closed:
             return None
-        job = self.queued.pop(next(iter(self.queued)))
+        job = self.order.popleft()
+        self.queued.discard(job.id)
         self.active[job.id] = job
         return job
 
@@ -78,97 +84,149 @@ class JobQueue:
         self._window_s = window_s
         self._now = now_fn
         self._waiting = _Waiting()
+        self._mutex = self._waiting.mutex
         self._ended: dict[str, float] = {}
-        """When jobs ended, the earliest first."""
+        """When jobs ended, by id."""
+        self._ends: deque[tuple[str, float]] = deque()
+        """The same in order; a job that came again and ended again is here twice."""
 
     def add(self, job: Job, *, force: bool = False) -> Refusal | None:
         """Add a job at the end; return None, or why it is refused.
 
         `force` ignores that it has just ended. A job that waits or is active is always refused.
         """
-        now = self._now()
-        with self._waiting.mutex:
-            refusal = self._refusal(job.id, now, force=force)
-            if refusal is None:
-                self._ended.pop(job.id, None)
-                self._waiting.queued[job.id] = job
-                self._waiting.not_empty.notify()
-        return refusal
+        return self.add_all((job,), force=force)[0]
+
+    def add_all(self, jobs: Iterable[Job], *, force: bool = False) -> list[Refusal | None]:
+        """Add jobs in their order; return for each what `add` returns."""
+        found: list[Refusal | None] = []
+        rest = iter(jobs)
+        while chunk := list(itertools.islice(rest, CHUNK)):
+            self._add_chunk(chunk, found, force=force)
+        return found
+
+    def _add_chunk(self, jobs: Sequence[Job], found: list[Refusal | None], *, force: bool) -> None:
+        now, waiting = self._now(), self._waiting
+        with self._mutex:
+            queued, active = waiting.queued, waiting.active
+            before = len(waiting.order)
+            for job in jobs:
+                job_id = job.id
+                refusal = None
+                if job_id in queued or job_id in active or self._ended or waiting.closed:
+                    refusal = self._refusal(job_id, now, force=force)
+                if refusal is None:
+                    queued.add(job_id)
+                    waiting.order.append(job)
+                found.append(refusal)
+            if added := len(waiting.order) - before:
+                waiting.not_empty.notify(added)
 
     def _refusal(self, job_id: str, now: float, *, force: bool) -> Refusal | None:
-        if self._waiting.closed:
+        waiting = self._waiting
+        if waiting.closed:
             return Refusal("closed")
-        if job_id in self._waiting.queued:
+        if job_id in waiting.queued:
             return Refusal("queued")
-        if job_id in self._waiting.active:
+        if job_id in waiting.active:
             return Refusal("active")
-        self._forget(now)
         ended_at = self._ended.get(job_id)
-        if ended_at is None or force:
+        if ended_at is None:
             return None
-        return Refusal("processed", ended_at + self._window_s - now)
+        left_s = ended_at + self._window_s - now
+        if left_s > 0 and not force:
+            return Refusal("processed", left_s)
+        del self._ended[job_id]
+        return None
 
     def _forget(self, now: float) -> None:
         """Forget the jobs whose window is over."""
-        while self._ended:
-            job_id = next(iter(self._ended))
-            if now - self._ended[job_id] < self._window_s:
-                return
-            del self._ended[job_id]
+        ends, ended = self._ends, self._ended
+        while ends and now - ends[0][1] >= self._window_s:
+            job_id, at = ends.popleft()
+            if ended.get(job_id) == at:
+                del ended[job_id]
 
-    def get(self, timeout_s: float | None = None) -> Job | None:
-        """Wait for the next job, and make it active; None after `timeout_s`, and once closed."""
+    def get(self, timeout_s: float | None = None, *, done: str | None = None) -> Job | None:
+        """Wait for the next job, and make it active; None after `timeout_s`, and once closed.
+
+        `done`: the id of an active job that has ended for good, as the method `done` notes it.
+        """
+        waiting = self._waiting
+        with self._mutex:
+            if done is not None:
+                self._done(done)
+            if waiting.order and not waiting.paused:
+                job = waiting.order.popleft()
+                waiting.queued.discard(job.id)
+                waiting.active[job.id] = job
+                return job
         try:
-            return self._waiting.get(timeout=timeout_s)
+            return waiting.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def done(self, job_id: str) -> None:
         """Note that an active job has ended for good; its window begins."""
-        now = self._now()
-        with self._waiting.mutex:
-            if self._waiting.active.pop(job_id, None) is not None:
-                self._ended[job_id] = now
-                self._forget(now)
+        with self._mutex:
+            self._done(job_id)
+
+    def _done(self, job_id: str) -> None:
+        if self._waiting.active.pop(job_id, None) is None:
+            return
+        self._ended[job_id] = now = self._now()
+        self._ends.append((job_id, now))
+        if now - self._ends[0][1] >= self._window_s:
+            self._forget(now)
 
     def release(self, job_id: str) -> None:
         """Note that an active job does not run any more, and may be added again at once."""
-        with self._waiting.mutex:
+        with self._mutex:
             self._waiting.active.pop(job_id, None)
 
     def pause(self) -> None:
         """Let no further job start."""
-        with self._waiting.mutex:
+        with self._mutex:
             self._waiting.paused = True
 
     def resume(self) -> None:
         """Let jobs start again."""
-        with self._waiting.mutex:
+        with self._mutex:
             self._waiting.paused = False
             self._waiting.not_empty.notify_all()
 
+    def clear(self) -> list[Job]:
+        """Remove the jobs that wait, and return them."""
+        with self._mutex:
+            return self._clear()
+
+    def _clear(self) -> list[Job]:
+        left = list(self._waiting.order)
+        self._waiting.order.clear()
+        self._waiting.queued.clear()
+        return left
+
     def close(self) -> list[Job]:
         """Refuse further jobs and let none start; return those that waited."""
-        with self._waiting.mutex:
+        with self._mutex:
             self._waiting.closed = True
-            left = list(self._waiting.queued.values())
-            self._waiting.queued.clear()
+            left = self._clear()
             self._waiting.not_empty.notify_all()
         return left
 
     @property
     def queued(self) -> list[str]:
         """Return the ids of the jobs that wait, the next one first."""
-        with self._waiting.mutex:
-            return list(self._waiting.queued)
+        with self._mutex:
+            return [each.id for each in self._waiting.order]
 
     @property
     def active(self) -> list[str]:
         """Return the ids of the jobs that run."""
-        with self._waiting.mutex:
+        with self._mutex:
             return list(self._waiting.active)
 
     def is_active(self, job_id: str) -> bool:
         """Return whether the job runs."""
-        with self._waiting.mutex:
+        with self._mutex:
             return job_id in self._waiting.active
