@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from pathlib import Path
 
 import pytest
@@ -257,10 +256,14 @@ def test_repeated_readings_open_no_further_files(machine: Machine) -> None:
     machine.cgroup("", memory__max=GB, memory__current=GB // 2, memory__stat="anon 1")
     memory = pressure.Memory(proc=machine.proc, cgroups=machine.cgroups)
     memory.read()
-    before = len(os.listdir("/proc/self/fd"))
+    before = _open_files()
     for _ in range(50):
         memory.read()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert _open_files() == before
     del memory
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) < before
+    assert _open_files() < before
+
+
+def _open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
