@@ -89,6 +89,22 @@ class Claims:
                 self._alone = None
             return True
 
+    def start(self, claim: Claim) -> bool:
+        """Note that the handler of a claim starts; return False if the claim is over or ends."""
+        with self._lock:
+            if self._held.get(claim.job_id) is not claim or claim.unwritten is not None:
+                return False
+            claim.work.start_now()
+            return True
+
+    def withdraw(self, claim: Claim, write: Callable[[], object]) -> bool:
+        """End a claim whose job still waits, so that it never starts; return whether it did."""
+        with self._lock:
+            if self._held.get(claim.job_id) is not claim or not claim.work.waiting:
+                return False
+            claim.unwritten = claim.unwritten or write
+            return True
+
     def holds(self, claim: Claim) -> bool:
         """Return whether the claim is not over."""
         return self._held.get(claim.job_id) is claim
@@ -111,6 +127,10 @@ class Claims:
         """Return how many more jobs to claim: none while one runs alone or waits to."""
         with self._lock:
             return 0 if self._alone or self._suspects else max(0, limit - len(self._held))
+
+    def has_suspects(self) -> bool:
+        """Return whether a job waits to run alone."""
+        return bool(self._suspects)
 
     def next_alone(self) -> ClaimedJob | None:
         """Return a job that has to run alone once nothing else is held, else None."""

@@ -175,8 +175,7 @@ class Keeper:
             lease = claim.work.lease
             if lease in found.lost:
                 if not claim.work.settling and self._lose(claim, "the claim was lost"):
-                    if not starved:
-                        self._excusable.append(lease)
+                    self._excusable.extend([] if starved else [lease])
                 continue
             claim.work.renewed = sent
             if lease in found.cancelled:
@@ -194,7 +193,8 @@ class Keeper:
             return False
         _log.warning("job %s: %s; its result will be dropped", claim.job_id, reason)
         claim.work.interrupt(reason)
-        self._owner.abandon(claim.job_id, reason)
+        if not self._owner.abandon(claim.job_id, reason):
+            self._owner.withdraw(claim.job_id)
         self._claim_soon(False)
         return True
 
@@ -206,11 +206,13 @@ class Keeper:
 
     def end(self, claim: ingest_claims.Claim, reason: str, write: Callable[[], object]) -> None:
         """End a claim whose job waits or runs, and write it; until that succeeds it is renewed."""
-        work = claim.work
-        if not work.waiting and not self._owner.abandon(claim.job_id, reason):
-            return  # the handler has just ended, and its outcome is being stored
-        work.interrupt(reason)
-        claim.unwritten = write
+        if self._held.withdraw(claim, write):
+            self._owner.withdraw(claim.job_id)
+        elif self._owner.abandon(claim.job_id, reason):
+            claim.unwritten = write
+        else:
+            return  # its handler begins now, or has just ended and its outcome is being stored
+        claim.work.interrupt(reason)
         self._write(claim)
 
     def _write(self, claim: ingest_claims.Claim) -> None:

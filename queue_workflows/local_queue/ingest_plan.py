@@ -66,7 +66,7 @@ class IngestPlan(plan.ClaimingPlan):
         self._claimer.other_jobs = self._held.ids
         self._promote = True
         self._more = False
-        """Whether the last claim got all that it asked for."""
+        """Whether there may be a job to claim as soon as a thread is free."""
         self._owner: plan.Owner | None = None
         self._keeper: ingest_keeper.Keeper | None = None
         self._closed = False
@@ -108,7 +108,7 @@ class IngestPlan(plan.ClaimingPlan):
 
     def _over(self, claim: ingest_claims.Claim) -> None:
         """Forget a claim that is over; another job may take its place."""
-        if self._held.drop(claim) and (self._more or not self._held.free(1)):
+        if self._held.drop(claim) and (self._more or self._held.has_suspects()):
             self._claim_soon(False)
 
     # --- The thread of the master.
@@ -121,6 +121,7 @@ class IngestPlan(plan.ClaimingPlan):
             return [alone]
         free = self._held.free(self._limit or self._owner.workers)
         if free < 1:
+            self._more = True
             return []
         promote, self._promote = self._promote, False
         try:
@@ -149,10 +150,7 @@ class IngestPlan(plan.ClaimingPlan):
     def mark_running(self, job: job_queue.Job, /) -> bool:
         """Note that a job begins; return False if its claim is over."""
         claim = _claim_of(job)
-        if claim is None or claim.unwritten is not None or not self._held.holds(claim):
-            return False
-        claim.work.start_now()
-        return self._held.holds(claim) and claim.unwritten is None
+        return claim is not None and self._held.start(claim)
 
     def is_currently_running(self, job_id: str, /) -> bool:
         """Return whether a handler of the job runs here."""
@@ -256,7 +254,7 @@ def _execute(
     try:
         with current.running(current.Job(row, work)):
             value = outcomes.unless_signal(execute(job))
-        found = value if isinstance(value, dict) else {"result": value}
+        found: Any = value if isinstance(value, dict) else {"result": value}
         text = payload.encode(found, f"result of job {claim.job_id}")
         outcome = outcomes.Outcome("completed", time.monotonic() - started, text, value=value)
     except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit

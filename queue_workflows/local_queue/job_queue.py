@@ -195,6 +195,16 @@ class JobQueue:
             self._waiting.paused = False
             self._waiting.not_empty.notify_all()
 
+    def remove(self, job_id: str) -> bool:
+        """Remove a job that waits; return False if it does not wait."""
+        with self._mutex:
+            waiting = self._waiting
+            if job_id not in waiting.queued:
+                return False
+            waiting.queued.discard(job_id)
+            waiting.order = deque(each for each in waiting.order if each.id != job_id)
+            return True
+
     def clear(self) -> list[Job]:
         """Remove the jobs that wait, and return them."""
         with self._mutex:

@@ -165,6 +165,10 @@ class JobQueueManager:
         """Fetch soon, but not before the grace period is over."""
         self._master.wake("fetch")
 
+    def withdraw(self, job_id: str) -> bool:
+        """Remove a job that waits; return False if it does not wait."""
+        return self.queue.remove(job_id)
+
     def abandon(self, job_id: str, reason: str) -> bool:
         """End the attempt of a job whose claim is lost; return False if it does not run.
 

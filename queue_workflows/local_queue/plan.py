@@ -58,6 +58,10 @@ class Owner(Protocol):
         """Fetch soon, but not before the grace period is over."""
         ...
 
+    def withdraw(self, job_id: str) -> bool:
+        """Remove a job that waits; return False if it does not wait."""
+        ...
+
     def abandon(self, job_id: str, reason: str) -> bool:
         """End the attempt of a job whose claim is lost; return False if it does not run.
 
