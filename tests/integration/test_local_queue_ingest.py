@@ -239,7 +239,7 @@ def test_a_cancelled_job_gets_its_grace_and_then_its_thread_is_abandoned(
     handlers: Handlers,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("CANCEL_GRACE_S", "0.2")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CANCEL_GRACE_S", "0.2")
     first, second = enqueue(2)
     manager = started(workers=1, plan={"limit": 2})
     until(lambda: handlers.began == [first])
