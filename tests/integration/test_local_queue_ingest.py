@@ -219,18 +219,18 @@ def test_a_lost_lease_drops_the_late_result(
     (job_id,) = enqueue()
     manager = started(workers=1, plan={"lease_s": 3.0})
     until(lambda: handlers.began == [job_id])
-    # As the sweep does for a process that seems dead; another worker takes the job at once.
+    workers.set_control("box", QUEUE, desired_state="off", stop_policy="drain")
+    # As the sweep does for a process that seems dead.
     conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'")
     assert len(recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)) == 1
-    other = conn.execute("UPDATE ingest_jobs SET available_at = now() RETURNING id").fetchone()
-    assert other is not None
-    workers.set_control("box", QUEUE, desired_state="off", stop_policy="drain")
     until(lambda: manager.stats()["abandoned_threads"] == 1)
     handlers.go.set()
     until(lambda: manager.stats()["late_results"] == 1)
     row = row_of(conn, job_id)
     assert (row["status"], row["result"]) == ("queued", None)
     assert "completed" not in events(conn, job_id)
+    # The process lives and has not stalled, so that no crash counts.
+    until(lambda: row_of(conn, job_id)["crash_count"] == 0)
 
 
 def test_a_cancelled_job_gets_its_grace_and_then_its_thread_is_abandoned(
@@ -297,6 +297,20 @@ def test_off_stops_claims_and_by_policy_hard_hands_the_running_job_back(
     assert handlers.overlaps == []
 
 
+def fetches(manager: Any) -> list[int]:
+    """The number of jobs that each fetch from now on has returned."""
+    found: list[int] = []
+    fetch = manager.plan.fetch_ready
+
+    def counted() -> Any:
+        jobs = fetch()
+        found.append(len(jobs))
+        return jobs
+
+    manager.plan.fetch_ready = counted
+    return found
+
+
 def test_a_paused_queue_is_not_claimed(
     conn: engine.Connection, started: Any, handlers: Handlers
 ) -> None:
@@ -305,7 +319,8 @@ def test_a_paused_queue_is_not_claimed(
     enqueue(2)
     manager = started()
     until(lambda: engine_listens(conn))
-    until(lambda: manager.plan.fetch_ready() == [])
+    asked = fetches(manager)
+    until(lambda: len(asked) > 1)
     assert states(conn) == {"queued": 2}
     queues.resume(QUEUE)
     until(lambda: states(conn) == {"completed": 2})
