@@ -175,7 +175,8 @@ def test_a_failure_follows_the_policy_of_its_job(
             return {"n": 2}
         raise errors.Discard("no use") if job.id == never else ValueError("wrong")
 
-    conn.execute("UPDATE ingest_jobs SET policy = '{\"retry_delay_s\": 0}' WHERE id = %s", (again,))
+    soon = '{"backoff": {"kind": "constant", "base_s": 0}}'
+    conn.execute("UPDATE ingest_jobs SET policy = %s::jsonb WHERE id = %s", (soon, again))
     manager = started(execute, max_attempts=1)
     until(lambda: states(conn) == {"failed": 2, "completed": 1}, timeout_s=60)
     assert row_of(conn, once)["error"] == "ValueError: wrong"
