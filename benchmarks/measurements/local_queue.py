@@ -13,13 +13,13 @@ from benchmarks.bench import Bench
 from queue_workflows import local_queue
 from queue_workflows.telemetry import pressure
 
-ABOUT = """No-op jobs in ten threads, with a cooldown of 0 and single-job mode off, from a `MemoryPlan`.
-Bare is a `queue.Queue` with as many threads that call the same function: no plan, no checks for
-duplicates, no attempts, no time-outs, no statistics, no outcomes. All jobs are added while the
-threads run. The two take turns. The row of CPU time divides by the processor seconds of the
-process instead of by the time that passed, so that other load on the machine counts less.
-`throttle check` reads RAM, swap and the cgroups once, and decides; a running queue does that each 5 s on
-a thread of its own, and its workers compare one flag."""
+ABOUT = """No-op jobs in ten threads, with a cooldown of 0 and single-job mode off, from a
+`MemoryPlan`. Bare is a `queue.Queue` with as many threads that call the same function: no plan, no
+checks for duplicates, no attempts, no time-outs, no statistics, no outcomes. All jobs are added
+while the threads run. The two take turns. The row of CPU time divides by the processor seconds of
+the process instead of by the time that passed, so that other load on the machine counts less.
+`throttle check` reads RAM, swap and the cgroups once, and decides; a running queue does that every
+5 s on a thread of its own, and its workers compare one flag."""
 THREADS = 10
 CHECKS = 200
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import time
 from collections import deque
@@ -51,14 +52,13 @@ class Refusal(NamedTuple):
 
 
 class _Waiting(queue.Queue["Job | None"]):
-    """The jobs that wait, in order, and the ids of those that wait or are active."""
+    """The jobs that wait, in order, and those that are active."""
 
     paused = False
     closed = False
 
     def _init(self, maxsize: int) -> None:  # noqa: ARG002  the base class gives it
         self.order: deque[Job] = deque()
-        self.queued: set[str] = set()
         self.active: dict[str, Job] = {}
 
     def _qsize(self) -> int:
@@ -68,7 +68,6 @@ class _Waiting(queue.Queue["Job | None"]):
         if self.closed:
             return None
         job = self.order.popleft()
-        self.queued.discard(job.id)
         self.active[job.id] = job
         return job
 
@@ -85,10 +84,12 @@ class JobQueue:
         self._now = now_fn
         self._waiting = _Waiting()
         self._mutex = self._waiting.mutex
-        self._ended: dict[str, float] = {}
-        """When jobs ended, by id."""
-        self._ends: deque[tuple[str, float]] = deque()
-        """The same in order; a job that came again and ended again is here twice."""
+        self._known: dict[str, float | None] = {}
+        """When a job has ended; None: it waits or is active."""
+        self._ends: deque[str] = deque()
+        """The jobs that have ended, in order; one that came again since is here too."""
+        self._forget_at = math.inf
+        """When the first window may be over."""
 
     def add(self, job: Job, *, force: bool = False) -> Refusal | None:
         """Add a job at the end; return None, or why it is refused.
@@ -106,46 +107,28 @@ class JobQueue:
         return found
 
     def _add_chunk(self, jobs: Sequence[Job], found: list[Refusal | None], *, force: bool) -> None:
-        now, waiting = self._now(), self._waiting
+        now, waiting, known = self._now(), self._waiting, self._known
         with self._mutex:
-            queued, active = waiting.queued, waiting.active
             before = len(waiting.order)
             for job in jobs:
-                job_id = job.id
                 refusal = None
-                if job_id in queued or job_id in active or self._ended or waiting.closed:
-                    refusal = self._refusal(job_id, now, force=force)
+                if job.id in known or waiting.closed:
+                    refusal = self._refusal(job.id, now, force=force)
                 if refusal is None:
-                    queued.add(job_id)
+                    known[job.id] = None
                     waiting.order.append(job)
                 found.append(refusal)
             if added := len(waiting.order) - before:
                 waiting.not_empty.notify(added)
 
     def _refusal(self, job_id: str, now: float, *, force: bool) -> Refusal | None:
-        waiting = self._waiting
-        if waiting.closed:
+        if self._waiting.closed:
             return Refusal("closed")
-        if job_id in waiting.queued:
-            return Refusal("queued")
-        if job_id in waiting.active:
-            return Refusal("active")
-        ended_at = self._ended.get(job_id)
+        ended_at = self._known[job_id]
         if ended_at is None:
-            return None
+            return Refusal("active" if job_id in self._waiting.active else "queued")
         left_s = ended_at + self._window_s - now
-        if left_s > 0 and not force:
-            return Refusal("processed", left_s)
-        del self._ended[job_id]
-        return None
-
-    def _forget(self, now: float) -> None:
-        """Forget the jobs whose window is over."""
-        ends, ended = self._ends, self._ended
-        while ends and now - ends[0][1] >= self._window_s:
-            job_id, at = ends.popleft()
-            if ended.get(job_id) == at:
-                del ended[job_id]
+        return Refusal("processed", left_s) if left_s > 0 and not force else None
 
     def get(self, timeout_s: float | None = None, *, done: str | None = None) -> Job | None:
         """Wait for the next job, and make it active; None after `timeout_s`, and once closed.
@@ -158,7 +141,6 @@ class JobQueue:
                 self._done(done)
             if waiting.order and not waiting.paused:
                 job = waiting.order.popleft()
-                waiting.queued.discard(job.id)
                 waiting.active[job.id] = job
                 return job
         try:
@@ -174,15 +156,28 @@ class JobQueue:
     def _done(self, job_id: str) -> None:
         if self._waiting.active.pop(job_id, None) is None:
             return
-        self._ended[job_id] = now = self._now()
-        self._ends.append((job_id, now))
-        if now - self._ends[0][1] >= self._window_s:
+        self._known[job_id] = now = self._now()
+        self._ends.append(job_id)
+        if now >= self._forget_at or len(self._ends) == 1:
             self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        """Forget the jobs whose window is over."""
+        known, ends = self._known, self._ends
+        while ends:
+            ended_at = known.get(ends[0])
+            if ended_at is not None:
+                if now - ended_at < self._window_s:
+                    self._forget_at = ended_at + self._window_s
+                    return
+                del known[ends[0]]
+            ends.popleft()
 
     def release(self, job_id: str) -> None:
         """Note that an active job does not run any more, and may be added again at once."""
         with self._mutex:
-            self._waiting.active.pop(job_id, None)
+            if self._waiting.active.pop(job_id, None) is not None:
+                del self._known[job_id]
 
     def pause(self) -> None:
         """Let no further job start."""
@@ -199,9 +194,9 @@ class JobQueue:
         """Remove a job that waits; return False if it does not wait."""
         with self._mutex:
             waiting = self._waiting
-            if job_id not in waiting.queued:
+            if self._known.get(job_id, 0.0) is not None or job_id in waiting.active:
                 return False
-            waiting.queued.discard(job_id)
+            del self._known[job_id]
             waiting.order = deque(each for each in waiting.order if each.id != job_id)
             return True
 
@@ -213,7 +208,8 @@ class JobQueue:
     def _clear(self) -> list[Job]:
         left = list(self._waiting.order)
         self._waiting.order.clear()
-        self._waiting.queued.clear()
+        for job in left:
+            del self._known[job.id]
         return left
 
     def close(self) -> list[Job]:

@@ -40,9 +40,9 @@ class Outcomes:
         """Return how many outcomes the plan has not taken yet."""
         return len(self._waiting)
 
-    def attempt(self, job: job_queue.Job) -> int:
+    def attempt(self, job_id: str) -> int:
         """Return the number of the attempt that begins now, from 1."""
-        return self._failures.get(job.id, 0) + 1 if self._failures else 1
+        return self._failures.get(job_id, 0) + 1 if self._failures else 1
 
     def completed(self, job: job_queue.Job, result: Any) -> bool:
         """Store a result; return whether the plan has taken it.

@@ -27,7 +27,7 @@ class _Control(Protocol):
 class _Run:
     """One attempt at one job."""
 
-    __slots__ = ("attempt", "began", "control", "deadline", "ending", "job", "stored")
+    __slots__ = ("attempt", "began", "control", "deadline", "ending", "job")
 
     def __init__(self, job: job_queue.Job, attempt: int, began: float, deadline: float) -> None:
         self.job = job
@@ -37,8 +37,6 @@ class _Run:
         self.control: _Control | None = None
         self.ending = threading.Lock()
         """Whoever acquires it first decides how the attempt has ended; it is never released."""
-        self.stored = False
-        """Whether the plan has taken the result."""
 
 
 class _Place:
@@ -247,37 +245,35 @@ class WorkerThreads:
     # --- The threads of the workers.
 
     def _work(self, place: _Place, stop: threading.Event) -> None:
-        cooldown_s, single, queue = (
-            self._settings.cooldown_s,
-            self._settings.single_job,
-            self._queue,
-        )
+        settings_, queue = self._settings, self._queue
         done: str | None = None
         while not stop.is_set():
             job = queue.get(done=done)
             done = None
             if job is None:
                 break
-            if self._mark_running(place, job):
-                run = self._begin(place, job)
-                if not self._run(place, run):
+            log = _log.isEnabledFor(logging.INFO)
+            if log:
+                _log.info("👷 %s pulled job '%s' from queue (%s)", place.name, job.label, job.id)
+            if self._mark_running(job):
+                stored = self._run(place, job, log)
+                if stored is None:
                     return  # the attempt was ended, and another thread has this place
-                done = job.id if run.stored else None
                 place.run = None
-            if single:
+                done = job.id if stored else None
+            if settings_.single_job:
                 break
-            if cooldown_s:
+            if settings_.cooldown_s:
                 if done is not None:
                     queue.done(done)
                     done = None
-                stop.wait(cooldown_s)
+                stop.wait(settings_.cooldown_s)
         if done is not None:
             queue.done(done)
         place.ended_at = self._now()
         self._wake()
 
-    def _mark_running(self, place: _Place, job: job_queue.Job) -> bool:
-        _log.info("👷 %s pulled job '%s' from queue (%s)", place.name, job.label, job.id)
+    def _mark_running(self, job: job_queue.Job) -> bool:
         try:
             if self._plan.mark_running(job):
                 return True
@@ -288,42 +284,44 @@ class WorkerThreads:
         self._queue.release(job.id)
         return False
 
-    def _begin(self, place: _Place, job: job_queue.Job) -> _Run:
-        now, timeout_s = self._now(), job.timeout_s or self._settings.timeout_s
-        deadline = math.inf if timeout_s is None else now + timeout_s
-        place.run = run = _Run(job, self._outcomes.attempt(job), now, deadline)
+    def _run(self, place: _Place, job: job_queue.Job, log: bool) -> bool | None:
+        """Run a job and store its outcome; return whether the plan has taken its result.
+
+        None: its attempt was ended meanwhile. `log`: log what is usual.
+        """
+        began, deadline, timeout_s = self._now(), math.inf, job.timeout_s
+        if timeout_s is None:
+            timeout_s = self._settings.timeout_s
+        if timeout_s is not None:
+            deadline = began + timeout_s
+        place.run = run = _Run(job, self._outcomes.attempt(job.id), began, deadline)
         if timeout_s is not None:
             self._wake()
-        return run
-
-    def _run(self, place: _Place, run: _Run) -> bool:
-        """Run a job and store its outcome; return False if its attempt was ended meanwhile."""
-        error: BaseException | None = None
-        result: Any = None
         try:
-            result = self._call(place, run)
+            result, error = self._call(place, run), None
         except BaseException as raised:  # noqa: BLE001  the boundary around app code: a task may exit
-            error = raised
-        if not run.ending.acquire(blocking=False):
+            result, error = None, raised
+        if not run.ending.acquire(False):  # by keyword it takes three times as long
             self._counts.add(late_results=1)
-            _log.warning("%s: the late result of job %s is dropped", place.name, run.job.id)
-            return False
-        run.deadline = math.inf
-        job, seconds, counts = run.job, self._now() - run.began, place.counts
+            _log.warning("%s: the late result of job %s is dropped", place.name, job.id)
+            return None
+        seconds, counts = self._now() - began, place.counts
         counts.ended(job.task, seconds, error is not None)
         if error is not None:
             self._failed(place, run, error)
-            return True
-        _log.info("✅ %s finished job '%s' in %.1f s", place.name, job.label, seconds)
-        run.stored = self._outcomes.completed(job, result)
+            return False
+        if log:
+            _log.info("✅ %s finished job '%s' in %.1f s", place.name, job.label, seconds)
+        stored = self._outcomes.completed(job, result)
         counts.finished += 1
-        return True
+        return stored
 
     def _call(self, place: _Place, run: _Run) -> Any:
+        execute = self._execute
         if self._claims is not None:
-            return self._claims.call(run.job, self._execute)
-        if self._execute is not None:
-            return self._execute(run.job)
+            return self._claims.call(run.job, execute)
+        if execute is not None:
+            return execute(run.job)
         run.control = control = tasks.Control()
         return tasks.run(run.job, control, attempt=run.attempt, worker=place.name)
 
