@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from queue_workflows import config, db, errors, ingest_executor
 from queue_workflows.dag import payload
@@ -254,7 +254,7 @@ def _execute(
     try:
         with current.running(current.Job(row, work)):
             value = outcomes.unless_signal(execute(job))
-        found: Any = value if isinstance(value, dict) else {"result": value}
+        found = cast("dict[str, Any]", value) if isinstance(value, dict) else {"result": value}
         text = payload.encode(found, f"result of job {claim.job_id}")
         outcome = outcomes.Outcome("completed", time.monotonic() - started, text, value=value)
     except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
