@@ -28,6 +28,7 @@ SECTIONS = {
     "claim": "claim",
     "limits": "limits",
     "fires": "fires",
+    "local": "local_queue",
 }
 FULL_S = 530.0
 QUICK_S = 84.0

@@ -1,4 +1,4 @@
-"""Keep one model loaded per process: load it on demand, swap it, drop it when idle."""
+"""Keep models loaded in a process: load them on demand, evict them for others or when idle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol
 
 from queue_workflows import config, errors, model_registry, types
@@ -43,47 +43,101 @@ class RequiresModels(Protocol):
         ...
 
 
-class ModelCache:
-    """Keep at most one model loaded.
+class _Loaded:
+    """A resident model."""
 
-    `publish_current_model(model_or_None)` gets None when a change starts, and the id when a load is
-    done; its errors are logged. `idle_ttl_s` None reads `GPU_MODEL_IDLE_TTL_S`. `register_builtins`
-    None uses the app's `set_builtin_model_registrar`. Every method may be called from any thread;
-    changes happen one at a time, and readers never wait.
+    __slots__ = ("at", "handle", "load_s", "spec", "used_at", "users")
+
+    def __init__(
+        self, spec: model_registry.ModelSpec, handle: Any, load_s: float, at: float
+    ) -> None:
+        self.spec = spec
+        self.handle = handle
+        self.load_s = load_s
+        self.at = self.used_at = at
+        self.users = 0
+
+
+class _Change:
+    """A load or unload in progress. It takes its place until it is over."""
+
+    __slots__ = ("error", "is_load", "over", "size_gb")
+
+    def __init__(self, spec: model_registry.ModelSpec, *, is_load: bool) -> None:
+        self.size_gb = spec.est_vram_gb
+        self.is_load = is_load
+        self.over = False
+        self.error: BaseException | None = None
+        """Why a load has failed, for all who wait for it."""
+
+
+class _Local(threading.local):
+    """What this thread does with a cache."""
+
+    loading: str | None = None
+    """The model whose loader runs."""
+    using = 0
+    """How many `using` blocks it is in."""
+
+
+class ModelCache:
+    """Keep up to `capacity` models loaded, of `capacity_gb` of GPU memory together; None: no limit.
+
+    A model that does not fit evicts those that were used least recently; threads that share models
+    hold them by `using`, since only a model in use is never evicted. Each model is loaded once for
+    all who wait for it, and several may load at once. `publish_current_model(model_or_None)` gets
+    the latest model that is left when a change starts and when a load is done; its errors are
+    logged. `idle_ttl_s` None reads `GPU_MODEL_IDLE_TTL_S`. `register_builtins` None uses the app's
+    `set_builtin_model_registrar`. Every method may be called from any thread; readers never wait.
     """
 
     def __init__(
         self,
         *,
+        capacity: int | None = 1,
+        capacity_gb: float | None = None,
         publish_current_model: Callable[[str | None], object] | None = None,
         idle_ttl_s: float | None = None,
         register_builtins: Callable[[], object] | None = None,
         now_fn: types.NowFn = time.monotonic,
     ) -> None:
+        if capacity is not None and capacity < 1:
+            raise errors.InvalidConfig(f"capacity={capacity!r}: a cache holds at least one model")
+        if capacity_gb is not None and not capacity_gb > 0:
+            raise errors.InvalidConfig(f"capacity_gb={capacity_gb!r}: it must be more than 0")
+        self._capacity = capacity
+        self._capacity_gb = capacity_gb
         self._publish_current_model = publish_current_model
         self._idle_ttl_s = idle_ttl_s
         self._register_builtins = register_builtins
         self._now = now_fn
-        self._lock = threading.RLock()
-        self._resident: tuple[model_registry.ModelSpec, Any] | None = None
+        self._changed = threading.Condition(threading.RLock())
+        self._resident: dict[str, _Loaded] = {}
+        """The loaded models, the least recently used first."""
+        self._changes: dict[str, _Change] = {}
+        self._current: _Loaded | None = None
+        """The last of `_resident`."""
         self._loading: str | None = None
+        self._local = _Local()
+        self._reaping = False
         self._busy = 0
         self._used_at = now_fn()
         self._last_load_seconds = 0.0
-        self._loaded = (0.0, 0.0)
-        """How long the resident model's load took, and when it ended."""
 
     @property
     def current_model(self) -> str | None:
-        """Return the id of the loaded model; None if none is loaded, and during a swap."""
-        resident = self._resident
-        return resident[0].id if resident else None
+        """Return the id of the model that was required last; None if no model is loaded.
+
+        It is None during a swap if one model is resident at a time.
+        """
+        current = self._current
+        return current.spec.id if current else None
 
     @property
     def current_handle(self) -> Any:
-        """Return what the model's loader returned; None if no model is loaded."""
-        resident = self._resident
-        return resident[1] if resident else None
+        """Return what that model's loader returned; None if no model is loaded."""
+        current = self._current
+        return current.handle if current else None
 
     @property
     def last_load_seconds(self) -> float:
@@ -92,11 +146,19 @@ class ModelCache:
 
     @property
     def resident(self) -> ResidentModel | None:
-        """Return the loaded model; None if none is loaded, and during a swap."""
-        resident, (load_s, at) = self._resident, self._loaded
-        if resident is None:
-            return None
-        return ResidentModel(resident[0].id, resident[0].est_vram_gb, load_s, self._now() - at)
+        """Return the model that was required last; None if none is loaded, and during a swap."""
+        current = self._current
+        return self._described(current) if current else None
+
+    @property
+    def residents(self) -> list[ResidentModel]:
+        """Return the loaded models, the least recently used first."""
+        with self._changed:
+            return [self._described(each) for each in self._resident.values()]
+
+    def _described(self, model: _Loaded) -> ResidentModel:
+        spec = model.spec
+        return ResidentModel(spec.id, spec.est_vram_gb, model.load_s, self._now() - model.at)
 
     @property
     def loading_model(self) -> str | None:
@@ -105,73 +167,177 @@ class ModelCache:
 
     def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
         """Call this function on each change from now on; None calls nothing."""
-        with self._lock:
+        with self._changed:
             self._publish_current_model = publish_current_model
 
     def require_model(self, model_id: str) -> Any:
-        """Return the model's handle; load the model if another or none is resident.
+        """Return the model's handle; load the model if it is not resident.
 
+        Another thread may evict the model afterwards: threads that share models call `using`.
         Raises `UnknownModel` for an unknown id and `ModelLoadFailed` for a failed registrar; both
-        keep the resident model. A failed unload or load raises `ModelLoadFailed` from its cause;
-        then the cache is empty and usable.
+        keep the resident models. A failed unload or load raises `ModelLoadFailed` from its cause;
+        then the model is not loaded, and the next call loads it anew.
         """
-        with self._lock:
-            if self._loading is not None:
+        with self._changed:
+            return self._required(model_id).handle
+
+    @contextlib.contextmanager
+    def using(self, model_id: str) -> Generator[Any]:
+        """Yield the model's handle; the model is not evicted before the block ends.
+
+        If all places are taken by models in use, it waits; inside another `using` block it raises
+        `ModelLoadFailed` instead, since two threads could wait for each other. Raises what
+        `require_model` raises.
+        """
+        with self._changed:
+            model = self._required(model_id)
+            model.users += 1
+            self._local.using += 1
+        try:
+            yield model.handle
+        finally:
+            with self._changed:
+                self._local.using -= 1
+                model.users -= 1
+                if self._resident.get(model_id) is model:
+                    self._touch(model)
+                self._changed.notify_all()
+
+    def _required(self, model_id: str) -> _Loaded:
+        """Return a resident model, loaded if need be; the lock is held, but not during the load."""
+        if self._local.loading is not None:
+            alone = "one model is resident at a time" if self._capacity == 1 else "it must not"
+            raise errors.ModelLoadFailed(
+                f"the loader of {self._local.loading!r} asked for model {model_id!r}: {alone}"
+            )
+        self._last_load_seconds = 0.0
+        while (model := self._resident.get(model_id)) is None:
+            if (change := self._changes.get(model_id)) is not None:
+                self._wait_for(model_id, change)
+                continue
+            spec = self._find(model_id)
+            evicted = self._evicted_for(spec)
+            if evicted is not None:
+                return self._swap(spec, evicted)
+            if self._local.using:
                 raise errors.ModelLoadFailed(
-                    f"the loader of {self._loading!r} asked for model {model_id!r}: "
-                    "one model is resident at a time"
+                    f"no place for model {model_id!r}: the others are in use, and this thread uses "
+                    "one itself; raise the capacity of the cache"
                 )
-            self._last_load_seconds = 0.0
-            if self.current_model != model_id:
-                self._swap(self._find(model_id))
-            self._used_at = self._now()
-            return self.current_handle
+            self._changed.wait()
+        self._touch(model)
+        return model
+
+    def _wait_for(self, model_id: str, change: _Change) -> None:
+        """Wait for a change of this model by another thread; raise if it was a failed load."""
+        self._changed.wait_for(lambda: change.over)
+        if change.error is not None:
+            raise errors.ModelLoadFailed(
+                f"loading model {model_id!r} failed in another thread: {_reason(change.error)}"
+            ) from change.error
+
+    def _touch(self, model: _Loaded) -> None:
+        """Note that a model was used now."""
+        self._used_at = model.used_at = self._now()
+        self._resident[model.spec.id] = self._resident.pop(model.spec.id)
+        self._current = model
+
+    def _evicted_for(self, spec: model_registry.ModelSpec) -> list[_Loaded] | None:
+        """Return the models to evict for another one; None while those in use leave no place."""
+        if self._capacity_gb is not None and spec.est_vram_gb > self._capacity_gb:
+            raise errors.ModelLoadFailed(
+                f"model {spec.id!r} needs {spec.est_vram_gb:g} GB: the cache has "
+                f"{self._capacity_gb:g} GB"
+            )
+        taken = len(self._resident) + len(self._changes)
+        taken_gb = sum(each.spec.est_vram_gb for each in self._resident.values())
+        taken_gb += sum(each.size_gb for each in self._changes.values())
+        idle = iter([each for each in self._resident.values() if not each.users])
+        evicted: list[_Loaded] = []
+        while not self._fits(taken + 1, taken_gb + spec.est_vram_gb):
+            model = next(idle, None)
+            if model is None:
+                return None
+            evicted.append(model)
+            taken, taken_gb = taken - 1, taken_gb - model.spec.est_vram_gb
+        return evicted
+
+    def _fits(self, count: int, size_gb: float) -> bool:
+        return (self._capacity is None or count <= self._capacity) and (
+            self._capacity_gb is None or size_gb <= self._capacity_gb + 1e-9
+        )
 
     def drop_cache(self) -> None:
-        """Unload the resident model, if any, even in the middle of a job; waits for a load.
+        """Unload every resident model, even in the middle of a job; waits for loads.
 
-        Raises `ModelLoadFailed` when its unloader raised; the cache is empty then too.
+        Raises `ModelLoadFailed` when an unloader raised; the cache is empty then too.
         """
-        with self._lock:
-            self._drop()
+        with self._changed:
+            if self._local.loading is not None:
+                return
+            self._changed.wait_for(lambda: not self._changes)
+            self._unload([*(self._resident or {}).values()])
 
     def mark_busy(self) -> None:
         """Note that a job uses the cache: no idle unload until the matching `mark_idle`."""
-        with self._lock:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._reaping)
             self._busy += 1
 
     def mark_idle(self) -> None:
         """Note that a job has ended; the idle time starts after the outermost of nested calls."""
-        with self._lock:
+        with self._changed:
             self._busy = max(0, self._busy - 1)
             self._used_at = self._now()
 
     def is_idle_too_long(self) -> bool:
-        """Return whether a model is loaded that no job has used for the TTL."""
+        """Return whether a model is loaded and none was used by a job for the TTL."""
+        with self._changed:
+            return bool(self._idle_models())
+
+    def _idle_models(self) -> list[_Loaded]:
+        """Return the models that no job has used for the TTL."""
         ttl_s = self._idle_ttl_s
         if ttl_s is None:
             ttl_s = config.GPU_MODEL_IDLE_TTL_S.read()
-        active = self._busy > 0 or self._loading is not None
-        idle_s = self._now() - self._used_at
-        return gpu_should_unload(self._resident is not None, active, idle_s, ttl_s)
+        active, now = self._busy > 0 or bool(self._changes), self._now()
+        latest = self._current
+        # A job's end counts for the model that it used last.
+        return [
+            each
+            for each in self._resident.values()
+            if gpu_should_unload(
+                True,
+                active or each.users > 0,
+                now - (max(self._used_at, each.used_at) if each is latest else each.used_at),
+                ttl_s,
+            )
+        ]
 
     def reap_idle_once(self) -> bool:
-        """Unload a model that has been idle for the TTL; return whether one was unloaded.
+        """Unload the models that have been idle for the TTL; return whether any was unloaded.
 
         False at once while a load or unload is in progress. A failing unloader is logged.
         """
-        if not self._lock.acquire(blocking=False):
+        if not self._changed.acquire(blocking=False):
             return False
         try:
-            if not self.is_idle_too_long():
+            idle = self._idle_models()
+            if not idle:
                 return False
-            idle_s = self._now() - self._used_at
-            _log.info("model %s unloaded after %.0f s without a job", self.current_model, idle_s)
-            with contextlib.suppress(errors.ModelLoadFailed):  # _drop has logged it
-                self._drop()
+            names = ", ".join(each.spec.id for each in idle)
+            idle_s = self._now() - max(each.used_at for each in idle)
+            _log.info("model %s unloaded after %.0f s without a job", names, idle_s)
+            self._reaping = True
+            try:
+                with contextlib.suppress(errors.ModelLoadFailed):  # _unload has logged it
+                    self._unload(idle)
+            finally:
+                self._reaping = False
+                self._changed.notify_all()
             return True
         finally:
-            self._lock.release()
+            self._changed.release()
 
     def _find(self, model_id: str) -> model_registry.ModelSpec:
         with contextlib.suppress(errors.UnknownModel):
@@ -185,22 +351,44 @@ class ModelCache:
             ) from error
         return model_registry.get(model_id)
 
-    def _swap(self, spec: model_registry.ModelSpec) -> None:
+    def _swap(self, spec: model_registry.ModelSpec, evicted: list[_Loaded]) -> _Loaded:
+        """Evict models and load another one; the lock is held, but not while app code runs."""
+        self._changes[spec.id] = change = _Change(spec, is_load=True)
         self._loading = spec.id
         try:
-            if not self._drop():
-                self._publish(None)
-            self._load(spec)
-        except BaseException:
-            self._loading = None
-            self._publish(None)
+            if evicted:
+                self._unload(evicted)
+            else:
+                self._publish(self.current_model)
+            model = self._load(spec)
+        except BaseException as error:
+            change.error = error
+            self._end(spec.id, change)
+            self._publish(self.current_model)
             raise
+        self._end(spec.id, change)
+        self._resident[spec.id] = model
+        self._touch(model)
+        _log.info("model %s loaded in %.1f s", spec.id, model.load_s)
+        self._publish(self.current_model)
+        return model
 
-    def _load(self, spec: model_registry.ModelSpec) -> None:
+    def _end(self, model_id: str, change: _Change) -> None:
+        """Note that a change is over, and wake those who wait for it."""
+        del self._changes[model_id]
+        change.over = True
+        if change.is_load:
+            loads = [name for name, each in self._changes.items() if each.is_load]
+            self._loading = loads[-1] if loads else None
+        self._changed.notify_all()
+
+    def _load(self, spec: model_registry.ModelSpec) -> _Loaded:
         started = self._now()
         loaded = False
+        self._local.loading = spec.id
         try:
-            handle = spec.loader()
+            with self._unlocked():
+                handle = spec.loader()
             loaded = True
         except Exception as error:
             _clear_frames(error)
@@ -208,22 +396,34 @@ class ModelCache:
                 f"loading model {spec.id!r} failed: {_reason(error)}"
             ) from error
         finally:
-            self._loading = None
+            self._local.loading = None
             self._last_load_seconds = self._now() - started
             if not loaded:
                 _release_memory()
-        self._loaded = (self._last_load_seconds, self._now())
-        self._resident = (spec, handle)
-        _log.info("model %s loaded in %.1f s", spec.id, self._last_load_seconds)
-        self._publish(spec.id)
+        return _Loaded(spec, handle, self._last_load_seconds, self._now())
 
-    def _drop(self) -> bool:
-        """Drop the model; return False if none was loaded."""
-        if self._resident is None:
-            return False
-        spec, handle = self._resident
-        self._resident = None
-        self._publish(None)
+    def _unload(self, models: list[_Loaded]) -> None:
+        """Unload models one after the other; raise the first error once all are unloaded."""
+        failed: errors.ModelLoadFailed | None = None
+        for model in models:
+            change = self._changes[model.spec.id] = _Change(model.spec, is_load=False)
+            del self._resident[model.spec.id]
+            self._current = next(reversed(self._resident.values()), None)
+            self._publish(self.current_model)
+            try:
+                with self._unlocked():
+                    self._unload_one(model)
+            except errors.ModelLoadFailed as error:
+                failed = failed or error
+            finally:
+                self._end(model.spec.id, change)
+        if failed is not None:
+            raise failed
+
+    @staticmethod
+    def _unload_one(model: _Loaded) -> None:
+        spec, handle = model.spec, model.handle
+        model.handle = None  # nothing else may keep it alive
         try:
             if spec.unloader is not None:
                 spec.unloader(handle)
@@ -236,7 +436,15 @@ class ModelCache:
         finally:
             del handle
             _release_memory()
-        return True
+
+    @contextlib.contextmanager
+    def _unlocked(self) -> Generator[None]:
+        """Release the lock while the block runs, so that others can use their models."""
+        self._changed.release()
+        try:
+            yield
+        finally:
+            self._changed.acquire()
 
     def _publish(self, model_id: str | None) -> None:
         if self._publish_current_model is None:
@@ -253,6 +461,8 @@ class _AppCache(ModelCache):
     def __init__(self, cache: RequiresModels) -> None:
         super().__init__()
         self._app = cache
+        self._loaded = (0.0, 0.0)
+        """How long the resident model's load took, and when it ended."""
 
     def _has(self, name: str) -> Any:
         member = getattr(self._app, name, None)
@@ -293,6 +503,15 @@ class _AppCache(ModelCache):
                 self._loaded = (self._last_load_seconds, self._now())
             if before != self.current_model and self._has("set_publisher") is None:
                 self._publish(self.current_model)
+
+    @contextlib.contextmanager
+    def using(self, model_id: str) -> Generator[Any]:
+        yield self.require_model(model_id)
+
+    @property
+    def residents(self) -> list[ResidentModel]:
+        resident = self.resident
+        return [resident] if resident else []
 
     def drop_cache(self) -> None:
         self._call("drop_cache")

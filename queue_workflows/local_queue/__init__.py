@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from queue_workflows.local_queue.job_queue import Job, JobQueue, Refusal
 from queue_workflows.local_queue.manager import JobQueueManager
-from queue_workflows.local_queue.plan import ExecutionPlan, MemoryPlan
+from queue_workflows.local_queue.plan import ClaimingPlan, ExecutionPlan, MemoryPlan
 
-__all__ = ["ExecutionPlan", "Job", "JobQueue", "JobQueueManager", "MemoryPlan", "Refusal"]
+if TYPE_CHECKING:
+    from queue_workflows.local_queue.ingest_plan import IngestPlan
+
+__all__ = [
+    "ClaimingPlan",
+    "ExecutionPlan",
+    "IngestPlan",
+    "Job",
+    "JobQueue",
+    "JobQueueManager",
+    "MemoryPlan",
+    "Refusal",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "IngestPlan":  # only it needs the engine
+        from queue_workflows.local_queue import ingest_plan
+
+        return ingest_plan.IngestPlan
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import queue
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from queue_workflows.types import NowFn
 
 WINDOW_S = 30.0
 """Seconds after the end of a job for which it is refused."""
+CHUNK = 100
+"""Jobs that are added under one hold of the lock, so that a large fetch delays no worker."""
 NO_ARGS: Mapping[str, Any] = {}
 
 
@@ -47,22 +52,22 @@ class Refusal(NamedTuple):
 
 
 class _Waiting(queue.Queue["Job | None"]):
-    """The jobs that wait, by id; `get` makes a job active in the same hold of the mutex."""
+    """The jobs that wait, in order, and those that are active."""
 
     paused = False
     closed = False
 
     def _init(self, maxsize: int) -> None:  # noqa: ARG002  the base class gives it
-        self.queued: dict[str, Job] = {}
+        self.order: deque[Job] = deque()
         self.active: dict[str, Job] = {}
 
     def _qsize(self) -> int:
-        return 1 if self.closed else 0 if self.paused else len(self.queued)
+        return 1 if self.closed else 0 if self.paused else len(self.order)
 
     def _get(self) -> Job | None:
         if self.closed:
             return None
-        job = self.queued.pop(next(iter(self.queued)))
+        job = self.order.popleft()
         self.active[job.id] = job
         return job
 
@@ -78,97 +83,156 @@ class JobQueue:
         self._window_s = window_s
         self._now = now_fn
         self._waiting = _Waiting()
-        self._ended: dict[str, float] = {}
-        """When jobs ended, the earliest first."""
+        self._mutex = self._waiting.mutex
+        self._known: dict[str, float | None] = {}
+        """When a job has ended; None: it waits or is active."""
+        self._ends: deque[str] = deque()
+        """The jobs that have ended, in order; one that came again since is here too."""
+        self._forget_at = math.inf
+        """When the first window may be over."""
 
     def add(self, job: Job, *, force: bool = False) -> Refusal | None:
         """Add a job at the end; return None, or why it is refused.
 
         `force` ignores that it has just ended. A job that waits or is active is always refused.
         """
-        now = self._now()
-        with self._waiting.mutex:
-            refusal = self._refusal(job.id, now, force=force)
-            if refusal is None:
-                self._ended.pop(job.id, None)
-                self._waiting.queued[job.id] = job
-                self._waiting.not_empty.notify()
-        return refusal
+        return self.add_all((job,), force=force)[0]
+
+    def add_all(self, jobs: Iterable[Job], *, force: bool = False) -> list[Refusal | None]:
+        """Add jobs in their order; return for each what `add` returns."""
+        found: list[Refusal | None] = []
+        rest = iter(jobs)
+        while chunk := list(itertools.islice(rest, CHUNK)):
+            self._add_chunk(chunk, found, force=force)
+        return found
+
+    def _add_chunk(self, jobs: Sequence[Job], found: list[Refusal | None], *, force: bool) -> None:
+        now, waiting, known = self._now(), self._waiting, self._known
+        with self._mutex:
+            before = len(waiting.order)
+            for job in jobs:
+                refusal = None
+                if job.id in known or waiting.closed:
+                    refusal = self._refusal(job.id, now, force=force)
+                if refusal is None:
+                    known[job.id] = None
+                    waiting.order.append(job)
+                found.append(refusal)
+            if added := len(waiting.order) - before:
+                waiting.not_empty.notify(added)
 
     def _refusal(self, job_id: str, now: float, *, force: bool) -> Refusal | None:
         if self._waiting.closed:
             return Refusal("closed")
-        if job_id in self._waiting.queued:
-            return Refusal("queued")
-        if job_id in self._waiting.active:
-            return Refusal("active")
-        self._forget(now)
-        ended_at = self._ended.get(job_id)
-        if ended_at is None or force:
-            return None
-        return Refusal("processed", ended_at + self._window_s - now)
+        ended_at = self._known[job_id]
+        if ended_at is None:
+            return Refusal("active" if job_id in self._waiting.active else "queued")
+        left_s = ended_at + self._window_s - now
+        return Refusal("processed", left_s) if left_s > 0 and not force else None
 
-    def _forget(self, now: float) -> None:
-        """Forget the jobs whose window is over."""
-        while self._ended:
-            job_id = next(iter(self._ended))
-            if now - self._ended[job_id] < self._window_s:
-                return
-            del self._ended[job_id]
+    def get(self, timeout_s: float | None = None, *, done: str | None = None) -> Job | None:
+        """Wait for the next job, and make it active; None after `timeout_s`, and once closed.
 
-    def get(self, timeout_s: float | None = None) -> Job | None:
-        """Wait for the next job, and make it active; None after `timeout_s`, and once closed."""
+        `done`: the id of an active job that has ended for good, as the method `done` notes it.
+        """
+        waiting = self._waiting
+        with self._mutex:
+            if done is not None:
+                self._done(done)
+            if waiting.order and not waiting.paused:
+                job = waiting.order.popleft()
+                waiting.active[job.id] = job
+                return job
         try:
-            return self._waiting.get(timeout=timeout_s)
+            return waiting.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def done(self, job_id: str) -> None:
         """Note that an active job has ended for good; its window begins."""
-        now = self._now()
-        with self._waiting.mutex:
-            if self._waiting.active.pop(job_id, None) is not None:
-                self._ended[job_id] = now
-                self._forget(now)
+        with self._mutex:
+            self._done(job_id)
+
+    def _done(self, job_id: str) -> None:
+        if self._waiting.active.pop(job_id, None) is None:
+            return
+        self._known[job_id] = now = self._now()
+        self._ends.append(job_id)
+        if now >= self._forget_at or len(self._ends) == 1:
+            self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        """Forget the jobs whose window is over."""
+        known, ends = self._known, self._ends
+        while ends:
+            ended_at = known.get(ends[0])
+            if ended_at is not None:
+                if now - ended_at < self._window_s:
+                    self._forget_at = ended_at + self._window_s
+                    return
+                del known[ends[0]]
+            ends.popleft()
 
     def release(self, job_id: str) -> None:
         """Note that an active job does not run any more, and may be added again at once."""
-        with self._waiting.mutex:
-            self._waiting.active.pop(job_id, None)
+        with self._mutex:
+            if self._waiting.active.pop(job_id, None) is not None:
+                del self._known[job_id]
 
     def pause(self) -> None:
         """Let no further job start."""
-        with self._waiting.mutex:
+        with self._mutex:
             self._waiting.paused = True
 
     def resume(self) -> None:
         """Let jobs start again."""
-        with self._waiting.mutex:
+        with self._mutex:
             self._waiting.paused = False
             self._waiting.not_empty.notify_all()
 
+    def remove(self, job_id: str) -> bool:
+        """Remove a job that waits; return False if it does not wait."""
+        with self._mutex:
+            waiting = self._waiting
+            if self._known.get(job_id, 0.0) is not None or job_id in waiting.active:
+                return False
+            del self._known[job_id]
+            waiting.order = deque(each for each in waiting.order if each.id != job_id)
+            return True
+
+    def clear(self) -> list[Job]:
+        """Remove the jobs that wait, and return them."""
+        with self._mutex:
+            return self._clear()
+
+    def _clear(self) -> list[Job]:
+        left = list(self._waiting.order)
+        self._waiting.order.clear()
+        for job in left:
+            del self._known[job.id]
+        return left
+
     def close(self) -> list[Job]:
         """Refuse further jobs and let none start; return those that waited."""
-        with self._waiting.mutex:
+        with self._mutex:
             self._waiting.closed = True
-            left = list(self._waiting.queued.values())
-            self._waiting.queued.clear()
+            left = self._clear()
             self._waiting.not_empty.notify_all()
         return left
 
     @property
     def queued(self) -> list[str]:
         """Return the ids of the jobs that wait, the next one first."""
-        with self._waiting.mutex:
-            return list(self._waiting.queued)
+        with self._mutex:
+            return [each.id for each in self._waiting.order]
 
     @property
     def active(self) -> list[str]:
         """Return the ids of the jobs that run."""
-        with self._waiting.mutex:
+        with self._mutex:
             return list(self._waiting.active)
 
     def is_active(self, job_id: str) -> bool:
         """Return whether the job runs."""
-        with self._waiting.mutex:
+        with self._mutex:
             return job_id in self._waiting.active

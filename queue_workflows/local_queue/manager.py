@@ -1,4 +1,4 @@
-"""Run an in-process queue: one thread fetches jobs, one supervises, and the others run jobs."""
+"""Run an in-process queue: one thread fetches jobs, one supervises, and the others run them."""
 
 from __future__ import annotations
 
@@ -9,48 +9,23 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from queue_workflows import config, errors
-from queue_workflows.local_queue import job_queue, outcomes, plan, settings, statistics, tasks
+from queue_workflows import config
+from queue_workflows.local_queue import (
+    job_queue,
+    outcomes,
+    plan,
+    settings,
+    statistics,
+    worker_threads,
+)
 from queue_workflows.runtime import service
 from queue_workflows.telemetry import pressure
 from queue_workflows.types import JsonDict, NowFn
 
 _log = logging.getLogger("queue_workflows.local_queue")
-REPEAT_S = 1.0
-"""Seconds until an outcome that the plan did not take is given to it again."""
+_CLAIMING = plan.ClaimingPlan  # `plan` is an argument where it is used
 STALE_AFTER_S = 120.0
 """Seconds until a job that only the plan calls running is reported."""
-ERROR_CHARS = 2000
-
-
-class _Worker:
-    """One place for a thread, which runs one job at a time."""
-
-    def __init__(self, number: int, start_at: float) -> None:
-        self.number = number
-        self.name = f"Worker-{number}"
-        self.start_at = start_at
-        self.thread: service.Pool | None = None
-        self.run: _Run | None = None
-        self.ended_at: float | None = None
-        """When its latest thread has ended as it should."""
-
-    @property
-    def alive(self) -> bool:
-        return self.thread is not None and self.thread.alive
-
-
-class _Run:
-    """One attempt at one job."""
-
-    def __init__(self, job: job_queue.Job, attempt: int, began: float, deadline: float) -> None:
-        self.job = job
-        self.attempt = attempt
-        self.began = began
-        self.deadline = deadline
-        self.control = tasks.Control()
-        self.returned = False
-        """Whether the handler has returned, so that its outcome is the one that counts."""
 
 
 class JobQueueManager:
@@ -91,17 +66,25 @@ class JobQueueManager:
             max_attempts=max_attempts,
         )
         self.plan = plan
+        self._claims = plan if isinstance(plan, _CLAIMING) else None
         self.queue = job_queue.JobQueue(now_fn=now_fn) if queue is None else queue
         self.throttle = pressure.Throttle(now_fn=now_fn) if throttle is None else throttle
         self.statistics = statistics.Statistics()
-        self._execute = execute
         self._now = now_fn
         self._lock = threading.Lock()
-        self._workers: list[_Worker] = []
         self._outcomes = outcomes.Outcomes(
             plan, self.queue, self.statistics, self.settings.max_attempts
         )
-        self._abandoned: list[service.Pool] = []
+        self._threads = worker_threads.WorkerThreads(
+            self.settings,
+            plan,
+            self.queue,
+            execute,
+            self._outcomes,
+            self.statistics,
+            wake=self._wake_supervisor,
+            now_fn=now_fn,
+        )
         self._stale: dict[str, float | None] = {}
         """Jobs that only the plan calls running, and since when; None: reported."""
         self._fetch_at = math.inf
@@ -112,8 +95,8 @@ class JobQueueManager:
             "local-queue-supervisor",
             [
                 service.Task("memory", config.MEMORY_CHECK_INTERVAL.read, self._check_memory),
-                service.Task("outcomes", REPEAT_S, self._outcomes.store_again),
-                service.Task("workers", self._pause_s, self._check_workers),
+                service.Task("outcomes", worker_threads.REPEAT_S, self._outcomes.store_again),
+                service.Task("workers", self._threads.pause_s, self._check_threads),
             ],
             now_fn=now_fn,
         )
@@ -126,15 +109,13 @@ class JobQueueManager:
         With `threads=False` there are no threads but those of the workers: the caller has to call
         `run_due` again and again.
         """
-        now = self._now()
         with self._lock:
-            if self._workers:
+            if self._threads.started:
                 raise RuntimeError("the manager was started before; make a new one")
-            self._fetch_at = now + self.settings.grace_s
-            self._workers = [
-                _Worker(number + 1, now + number * self.settings.stagger_s)
-                for number in range(self.settings.workers)
-            ]
+            self._fetch_at = self._now() + self.settings.grace_s
+            self._threads.start()
+        if self._claims is not None:
+            self._claims.open(self)
         self._has_loops = threads
         if threads:
             self._master.start()
@@ -154,21 +135,12 @@ class JobQueueManager:
         deadline = time.monotonic() + timeout_s
         self._supervisor.stop()
         self._master.stop()
-        self.queue.close()
-        threads = [each.thread for each in self._workers if each.thread is not None]
-        for thread in threads:
-            thread.stop(0.0)  # all of them first: one that rests must not wait for one that works
-        for thread in threads:
-            thread.stop(max(0.0, deadline - time.monotonic()))
-        busy = [(each, each.run) for each in self._workers]
-        left = [
-            worker
-            for worker, run in busy
-            if run is not None
-            and self._end_attempt(worker, run, "the queue was stopped", counted=False)
-        ]
+        self._give_back(self.queue.close(), "the queue was stopped")
+        drained = self._threads.stop(max(0.0, deadline - time.monotonic()))
         self._outcomes.store_again()
-        return not left and not any(each.alive for each in self._workers)
+        if self._claims is not None and self._threads.started:
+            self._claims.close()
+        return drained
 
     def __enter__(self) -> JobQueueManager:
         self.start()
@@ -181,6 +153,37 @@ class JobQueueManager:
         """Fetch at once, for an app that has just added a job to its plan."""
         self._fetch_at = -math.inf
         self._master.wake("fetch")
+
+    # --- For a plan that claims.
+
+    @property
+    def workers(self) -> int:
+        """Return how many jobs run at once."""
+        return self.settings.workers
+
+    def wake(self) -> None:
+        """Fetch soon, but not before the grace period is over."""
+        self._master.wake("fetch")
+
+    def withdraw(self, job_id: str) -> bool:
+        """Remove a job that waits; return False if it does not wait."""
+        return self.queue.remove(job_id)
+
+    def abandon(self, job_id: str, reason: str) -> bool:
+        """End the attempt of a job whose claim is lost; return False if it does not run.
+
+        Its thread is replaced, and what its handler returns is dropped.
+        """
+        return self._threads.abandon(job_id, reason)
+
+    def _give_back(self, jobs: Iterable[job_queue.Job], reason: str) -> None:
+        if self._claims is None:
+            return
+        for job in jobs:
+            try:
+                self._claims.give_back(job, reason)
+            except BaseException:  # noqa: BLE001  the boundary around the plan
+                _log.exception("the claim of job %s was not given back", job.id)
 
     # --- The master's thread.
 
@@ -201,29 +204,53 @@ class JobQueueManager:
             del self._stale[job_id]
         self.statistics.add(fetched=len(jobs))
         _log.info("👑 Master fetched %d jobs from database", len(jobs))
-        self.add(jobs)
+        found = self.add(jobs, force=self._claims is not None)
+        refused = ((job, why) for job, why in zip(jobs, found, strict=True) if why is not None)
+        if self._claims is not None:
+            for job, why in refused:
+                self._give_back([job], str(why))
+        if _log.isEnabledFor(logging.INFO):
+            self._log_counts()
+
+    def _log_counts(self) -> None:
         counts = self.stats()
         _log.info(
             "📊 %d jobs in the queue, %d active, %d of %d workers alive, %d finished, %d failed",
             counts["queue_size"], counts["active_jobs"], counts["alive_workers"],
-            counts["total_workers"], self.statistics.finished, self.statistics.failed,
+            counts["total_workers"], counts["finished"], counts["failed"],
         )  # fmt: skip
 
     def add(
         self, jobs: Iterable[job_queue.Job], *, force: bool = False
     ) -> list[job_queue.Refusal | None]:
         """Add jobs to the queue; return for each None, or why it is refused."""
-        found: list[job_queue.Refusal | None] = []
-        for job in jobs:
-            if self._runs_elsewhere(job):
-                found.append(job_queue.Refusal("active"))
-                continue
-            refusal = self.queue.add(job, force=force)
-            if refusal is None:
-                _log.info("📥 Added job '%s' to queue (%s)", job.label, job.id)
-            else:
-                _log.debug("job '%s' (%s): %s", job.label, job.id, refusal)
-            found.append(refusal)
+        given = list(jobs)
+        if self._claims is None:
+            runs, stale = self.plan.is_currently_running, self._stale
+            elsewhere = {
+                each.id
+                for each in given
+                if (runs(each.id) or each.id in stale) and self._runs_elsewhere(each)
+            }
+            if elsewhere:
+                return [
+                    job_queue.Refusal("active")
+                    if each.id in elsewhere
+                    else self._log_added([each], self.queue.add_all([each], force=force))[0]
+                    for each in given
+                ]
+        return self._log_added(given, self.queue.add_all(given, force=force))
+
+    @staticmethod
+    def _log_added(
+        jobs: list[job_queue.Job], found: list[job_queue.Refusal | None]
+    ) -> list[job_queue.Refusal | None]:
+        if _log.isEnabledFor(logging.INFO):
+            for job, refusal in zip(jobs, found, strict=True):
+                if refusal is None:
+                    _log.info("📥 Added job '%s' to queue (%s)", job.label, job.id)
+                else:
+                    _log.debug("job '%s' (%s): %s", job.label, job.id, refusal)
         return found
 
     def _runs_elsewhere(self, job: job_queue.Job) -> bool:
@@ -242,164 +269,30 @@ class JobQueueManager:
             )  # fmt: skip
         return True
 
-    # --- The threads of the workers.
-
-    def _work(self, worker: _Worker, stop: threading.Event) -> None:
-        while not stop.is_set():
-            job = self.queue.get()
-            if job is None:
-                break
-            if not self._run(worker, job):
-                return  # the job had timed out, and another thread has this place
-            if self.settings.single_job:
-                break
-            stop.wait(self.settings.cooldown_s)
-        worker.ended_at = self._now()
-        self._supervisor.wake("workers")
-
-    def _run(self, worker: _Worker, job: job_queue.Job) -> bool:
-        """Run one job; return False if it has timed out meanwhile."""
-        _log.info("👷 %s pulled job '%s' from queue (%s)", worker.name, job.label, job.id)
-        if not self._mark_running(job):
-            self.queue.release(job.id)
-            return True
-        run = self._begin(worker, job)
-        error: BaseException | None = None
-        result: Any = None
-        try:
-            result = self._call(run, worker)
-        except BaseException as raised:  # noqa: BLE001  the boundary around app code: a task may exit
-            error = raised
-        with self._lock:
-            mine = run.returned = worker.run is run
-            run.deadline = math.inf
-        if mine:
-            self._ended(worker, run, result, error)
-            with self._lock:
-                worker.run = None
-        else:
-            self.statistics.add(late_results=1)
-            _log.warning("%s: the late result of job %s is dropped", worker.name, job.id)
-        return mine
-
-    def _mark_running(self, job: job_queue.Job) -> bool:
-        try:
-            if self.plan.mark_running(job):
-                return True
-        except BaseException:  # noqa: BLE001  the boundary around app code
-            _log.exception("the plan cannot mark job %s as running", job.id)
-            return False
-        _log.info("job '%s' (%s) is not to run any more", job.label, job.id)
-        return False
-
-    def _begin(self, worker: _Worker, job: job_queue.Job) -> _Run:
-        now = self._now()
-        timeout_s = self.settings.timeout_s if job.timeout_s is None else job.timeout_s
-        deadline = math.inf if timeout_s is None else now + timeout_s
-        run = _Run(job, self._outcomes.attempt(job), now, deadline)
-        with self._lock:
-            worker.run = run
-        if deadline < math.inf:
-            self._supervisor.wake("workers")
-        return run
-
-    def _call(self, run: _Run, worker: _Worker) -> Any:
-        if self._execute is not None:
-            return self._execute(run.job)
-        return tasks.run(run.job, run.control, attempt=run.attempt, worker=worker.name)
-
-    def _ended(self, worker: _Worker, run: _Run, result: Any, error: BaseException | None) -> None:
-        job, seconds = run.job, self._now() - run.began
-        text = None if error is None else _described(error)
-        self.statistics.ended(job.task, seconds, worker=worker.name, error=text)
-        if error is None:
-            _log.info("✅ %s finished job '%s' in %.1f s", worker.name, job.label, seconds)
-            self._outcomes.completed(job, result)
-            return
-        _log.error("❌ %s failed job '%s' (%s)", worker.name, job.label, job.id, exc_info=error)
-        final = isinstance(error, errors.Discard)
-        self._outcomes.failed(job, run.attempt, text or "", final=final)
-
     # --- The supervisor's thread.
 
     def _check_memory(self) -> None:
-        working = any(each.run is not None for each in self._workers)
+        working = self._threads.working
         before = self.throttle.active
         if self.throttle.check(working=working):
             self.queue.pause()
+            if self._claims is not None:  # another process may have the memory for them
+                self._give_back(self.queue.clear(), self.throttle.reason or "memory is full")
         else:
             self.queue.resume()
             if before:
                 self._master.wake("fetch")
 
-    def _pause_s(self) -> float:
-        """Return the seconds until a worker is to be started, or a job reaches its time-out."""
-        times: list[float] = []
-        for each in self._workers:
-            run = each.run
-            if each.thread is None:
-                times.append(each.start_at)
-            elif run is not None:
-                times.append(run.deadline)
-        return max(0.0, min([REPEAT_S, *(at - self._now() for at in times)]))
+    def _wake_supervisor(self) -> None:
+        self._supervisor.wake("workers")
 
-    def _check_workers(self) -> None:
-        now = self._now()
-        for worker in self._workers:
-            if worker.thread is not None and not worker.thread.alive:
-                self._end_thread(worker, now)
-            elif worker.run is not None and now >= worker.run.deadline:
-                self._time_out(worker, worker.run)
-            if worker.thread is None and now >= worker.start_at and not self._stopping:
-                self._start(worker)
-        self._abandoned = [each for each in self._abandoned if each.alive]
+    def _check_threads(self) -> None:
+        self._threads.check()
         if self._has_loops and not self._master.alive and not self._stopping:
             _log.critical("FATAL: the master thread has died; another one is started")
             self.statistics.add(dead_threads=1)
             self._master = self._new_master()
             self._master.start()
-
-    def _start(self, worker: _Worker) -> None:
-        worker.ended_at = None
-        worker.thread = service.Pool(
-            f"local-queue-{worker.name.lower()}", 1, lambda stop: self._work(worker, stop)
-        )
-        worker.thread.start()
-
-    def _end_thread(self, worker: _Worker, now: float) -> None:
-        if worker.ended_at is not None:
-            worker.start_at = worker.ended_at + self.settings.cooldown_s
-        else:
-            _log.critical("FATAL: %s has died; another thread is started", worker.name)
-            self.statistics.add(dead_threads=1)
-            worker.start_at = now
-            run = worker.run
-            if run is not None:
-                run.returned = False
-                self._end_attempt(worker, run, "its thread has died")
-        worker.thread = None
-
-    def _time_out(self, worker: _Worker, run: _Run) -> None:
-        text = f"timed out after {run.deadline - run.began:g} s"
-        thread = worker.thread
-        if not self._end_attempt(worker, run, text) or thread is None:
-            return
-        _log.error("⏰ %s: job '%s' (%s) %s", worker.name, run.job.label, run.job.id, text)
-        self.statistics.add(timed_out=1)
-        self._abandoned.append(thread)
-        worker.thread, worker.start_at = None, self._now()
-
-    def _end_attempt(self, worker: _Worker, run: _Run, text: str, *, counted: bool = True) -> bool:
-        """Fail a job whose thread still runs it, and drop its result; False: it has just ended."""
-        with self._lock:
-            if worker.run is not run or run.returned:
-                return False
-            worker.run = None
-        run.control.interrupt(text)
-        seconds = self._now() - run.began
-        self.statistics.ended(run.job.task, seconds, worker=worker.name, error=text)
-        self._outcomes.failed(run.job, run.attempt, text, final=False, counted=counted)
-        return True
 
     # --- What is going on.
 
@@ -413,7 +306,7 @@ class JobQueueManager:
             "active_job_ids": active,
             "queued_job_ids": queued,
             "total_workers": self.settings.workers,
-            "alive_workers": sum(each.alive for each in self._workers),
+            "alive_workers": self._threads.alive,
             "master_thread_alive": self._master.alive,
             "throttled_by": self.throttle.reason,
             "throttle_seconds": self.throttle.seconds,
@@ -421,7 +314,7 @@ class JobQueueManager:
             "finished": counts.finished,
             "failed": counts.failed,
             "timed_out": counts.timed_out,
-            "abandoned_threads": sum(each.alive for each in self._abandoned),
+            "abandoned_threads": self._threads.abandoned,
             "late_results": counts.late_results,
             "dead_threads": counts.dead_threads,
             "unstored_outcomes": self._outcomes.waiting,
@@ -429,7 +322,3 @@ class JobQueueManager:
             "tasks": {name: each._asdict() for name, each in counts.tasks.items()},
             "last_errors": counts.last_errors,
         }
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:ERROR_CHARS]

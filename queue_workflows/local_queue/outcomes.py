@@ -33,22 +33,30 @@ class Outcomes:
         self._lock = threading.Lock()
         self._failures: dict[str, int] = {}
         """The failed attempts of jobs that will be tried again."""
-        self._waiting: list[tuple[job_queue.Job, bool, Callable[[], object]]] = []
+        self._waiting: list[tuple[job_queue.Job, Callable[[], object], bool]] = []
 
     @property
     def waiting(self) -> int:
         """Return how many outcomes the plan has not taken yet."""
         return len(self._waiting)
 
-    def attempt(self, job: job_queue.Job) -> int:
+    def attempt(self, job_id: str) -> int:
         """Return the number of the attempt that begins now, from 1."""
-        return self._failures.get(job.id, 0) + 1
+        return self._failures.get(job_id, 0) + 1 if self._failures else 1
 
-    def completed(self, job: job_queue.Job, result: Any) -> None:
-        """Store a result."""
-        self._failures.pop(job.id, None)
-        self._counts.add(finished=1)
-        self._store(job, True, lambda: self._plan.mark_done(job, result))
+    def completed(self, job: job_queue.Job, result: Any) -> bool:
+        """Store a result; return whether the plan has taken it.
+
+        Then the caller has to note in the queue that the job is done.
+        """
+        if self._failures:
+            self._failures.pop(job.id, None)
+        try:
+            self._plan.mark_done(job, result)
+        except BaseException:  # noqa: BLE001  the boundary around app code
+            self._keep(job, lambda: self._plan.mark_done(job, result), final=True)
+            return False
+        return True
 
     def failed(
         self, job: job_queue.Job, attempt: int, error: str, *, final: bool, counted: bool = True
@@ -57,27 +65,42 @@ class Outcomes:
         final = final or (counted and attempt >= self._max_attempts)
         if final:
             self._failures.pop(job.id, None)
-            self._counts.add(failed=1)
         elif counted:
             self._failures[job.id] = attempt
-        self._store(job, final, lambda: self._plan.mark_failed(job, error, final))
+        self._store(job, lambda: self._failed(job, error, final=final), final=final)
+
+    def _failed(self, job: job_queue.Job, error: str, *, final: bool) -> bool:
+        decided = self._plan.mark_failed(job, error, final)
+        over = final if decided is None else decided
+        if over:
+            self._counts.add(failed=1)
+        return over
+
+    def give_back(self, claims: plan.ClaimingPlan, job: job_queue.Job, reason: str) -> None:
+        """Let a plan give up the claim of an active job; no attempt is counted."""
+        self._store(job, lambda: claims.give_back(job, reason), final=False)
 
     def store_again(self) -> None:
         """Give the plan once more what it has not taken."""
+        if not self._waiting:
+            return
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        for job, final, store in waiting:
-            self._store(job, final, store)
+        for job, store, final in waiting:
+            self._store(job, store, final=final)
 
-    def _store(self, job: job_queue.Job, final: bool, store: Callable[[], object]) -> None:
+    def _store(self, job: job_queue.Job, store: Callable[[], object], *, final: bool) -> None:
         try:
-            store()
+            decided = store()
         except BaseException:  # noqa: BLE001  the boundary around app code
-            _log.exception("the plan does not take the outcome of job %s; repeated", job.id)
-            with self._lock:
-                self._waiting.append((job, final, store))
+            self._keep(job, store, final=final)
             return
-        if final:
+        if final if decided is None else decided:
             self._queue.done(job.id)
         else:
             self._queue.release(job.id)
+
+    def _keep(self, job: job_queue.Job, store: Callable[[], object], *, final: bool) -> None:
+        _log.exception("the plan does not take the outcome of job %s; repeated", job.id)
+        with self._lock:
+            self._waiting.append((job, store, final))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import threading
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from queue_workflows import errors
 from queue_workflows.local_queue import job_queue
@@ -33,8 +34,11 @@ class ExecutionPlan(Protocol):
         """Store the result."""
         ...
 
-    def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> None:
-        """Store the error; the job is ready again unless this was its last attempt (`final`)."""
+    def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> bool | None:
+        """Store the error; the job is ready again unless this was its last attempt (`final`).
+
+        Returns whether the job has failed for good; None: as `final` says.
+        """
         ...
 
     def is_currently_running(self, job_id: str, /) -> bool:
@@ -42,13 +46,102 @@ class ExecutionPlan(Protocol):
         ...
 
 
+class Owner(Protocol):
+    """The manager, as a `ClaimingPlan` sees it. Its methods may be called from any thread."""
+
+    @property
+    def workers(self) -> int:
+        """Return how many jobs run at once."""
+        ...
+
+    def wake(self) -> None:
+        """Fetch soon, but not before the grace period is over."""
+        ...
+
+    def withdraw(self, job_id: str) -> bool:
+        """Remove a job that waits; return False if it does not wait."""
+        ...
+
+    def abandon(self, job_id: str, reason: str) -> bool:
+        """End the attempt of a job whose claim is lost; return False if it does not run.
+
+        Its thread is replaced, and what its handler returns is dropped.
+        """
+        ...
+
+
+class NotCompleted(Exception):
+    """How a `ClaimingPlan` reports that a job did not complete, once it has noted the reason."""
+
+
+class ClaimingPlan(abc.ABC):
+    """A plan that has a claim on each job which it returns, until its outcome or `give_back`.
+
+    So a job that it returns again is not refused for having ended a moment ago.
+    """
+
+    @abc.abstractmethod
+    def open(self, owner: Owner, /) -> None:
+        """Begin; called once, before the first thread of the manager starts."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give back every claim and end; called once, after the last job."""
+
+    @abc.abstractmethod
+    def call(self, job: job_queue.Job, execute: Callable[[job_queue.Job], Any] | None, /) -> Any:
+        """Run a job and return its result; raise what `mark_failed` will get.
+
+        `execute` None: run the registered task.
+        """
+
+    @abc.abstractmethod
+    def give_back(self, job: job_queue.Job, reason: str, /) -> None:
+        """Give up the claim of a job that did not start or did not end; counts no attempt."""
+
+    @abc.abstractmethod
+    def fetch_ready(self) -> Iterable[job_queue.Job]:
+        """Claim jobs and return them."""
+
+    @abc.abstractmethod
+    def mark_running(self, job: job_queue.Job, /) -> bool:
+        """Note that a job begins; return False if its claim is lost."""
+
+    @abc.abstractmethod
+    def mark_done(self, job: job_queue.Job, result: Any, /) -> None:
+        """Store the result."""
+
+    @abc.abstractmethod
+    def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> bool | None:
+        """Store the error; return whether the job has failed for good."""
+
+    @abc.abstractmethod
+    def is_currently_running(self, job_id: str, /) -> bool:
+        """Return whether a handler of the job runs here."""
+
+
+State: TypeAlias = Literal["pending", "running", "completed", "failed"]
+
+
 class Entry(NamedTuple):
     """What a `MemoryPlan` stores of a job; `error` is that of its latest failure."""
 
     job: job_queue.Job
-    state: Literal["pending", "running", "completed", "failed"] = "pending"
+    state: State = "pending"
     result: Any = None
     error: str | None = None
+
+
+class _Entry:
+    """The same, for changes in place."""
+
+    __slots__ = ("error", "job", "result", "state")
+
+    def __init__(self, job: job_queue.Job) -> None:
+        self.job = job
+        self.state: State = "pending"
+        self.result: Any = None
+        self.error: str | None = None
 
 
 class MemoryPlan:
@@ -56,7 +149,7 @@ class MemoryPlan:
 
     def __init__(self, jobs: Iterable[job_queue.Job] = ()) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, _Entry] = {}
         for job in jobs:
             self.add(job)
 
@@ -66,12 +159,13 @@ class MemoryPlan:
             known = self._entries.get(job.id)
             if known is not None and known.state in ("pending", "running"):
                 raise errors.InvalidConfig(f"job {job.id!r} is {known.state}: ids are unique")
-            self._entries[job.id] = Entry(job)
+            self._entries[job.id] = _Entry(job)
 
     def entry(self, job_id: str) -> Entry | None:
         """Return what is known of a job; None for an unknown id."""
         with self._lock:
-            return self._entries.get(job_id)
+            found = self._entries.get(job_id)
+            return found and Entry(found.job, found.state, found.result, found.error)
 
     def fetch_ready(self) -> list[job_queue.Job]:
         """Return the pending jobs, the first added first."""
@@ -84,24 +178,25 @@ class MemoryPlan:
             entry = self._entries.get(job.id)
             if entry is None or entry.state != "pending":
                 return False
-            self._entries[job.id] = entry._replace(state="running")
-            return True
+            entry.state = "running"
+        return True
 
     def mark_done(self, job: job_queue.Job, result: Any, /) -> None:
         """Store the result."""
-        self._end(job, Entry(job, "completed", result))
+        with self._lock:
+            entry = self._entries.get(job.id)
+            if entry is not None:
+                entry.job, entry.state, entry.result, entry.error = job, "completed", result, None
 
     def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> None:
         """Store the error."""
-        self._end(job, Entry(job, "failed" if final else "pending", None, error))
-
-    def _end(self, job: job_queue.Job, entry: Entry) -> None:
         with self._lock:
-            if job.id in self._entries:
-                self._entries[job.id] = entry
+            entry = self._entries.get(job.id)
+            if entry is not None:
+                entry.job, entry.state = job, "failed" if final else "pending"
+                entry.result, entry.error = None, error
 
     def is_currently_running(self, job_id: str, /) -> bool:
         """Return whether the job is marked as running."""
-        with self._lock:
-            entry = self._entries.get(job_id)
-            return entry is not None and entry.state == "running"
+        entry = self._entries.get(job_id)
+        return entry is not None and entry.state == "running"

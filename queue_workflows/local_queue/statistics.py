@@ -14,20 +14,52 @@ class TaskCount(NamedTuple):
     seconds: float = 0.0
 
 
+class _Count:
+    """The same, for changes in place."""
+
+    __slots__ = ("ended", "failed", "seconds")
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.failed = 0
+        self.seconds = 0.0
+
+
+class Cell:
+    """The counts of one place for a thread; one thread at a time writes them, without a lock."""
+
+    __slots__ = ("finished", "tasks")
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self.tasks: dict[str, _Count] = {}
+
+    def ended(self, task: str, seconds: float, failed: bool) -> None:
+        """Count an attempt that has ended."""
+        count = self.tasks.get(task)
+        if count is None:
+            self.tasks[task] = count = _Count()
+        count.ended += 1
+        count.seconds += seconds
+        if failed:
+            count.failed += 1
+
+
 class Statistics:
     """Counters that several threads add to."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.fetched = 0
-        self.finished = 0
         self.failed = 0
         """Jobs that have failed for good."""
         self.timed_out = 0
         self.late_results = 0
         """Results of jobs that had timed out, which were dropped."""
         self.dead_threads = 0
-        self._tasks: dict[str, TaskCount] = {}
+        self._cells: list[Cell] = []
+        self._lost = Cell()
+        """What is counted for a thread by another one."""
         self._errors: dict[str, str] = {}
 
     def add(self, **counts: int) -> None:
@@ -36,21 +68,44 @@ class Statistics:
             for name, count in counts.items():
                 setattr(self, name, getattr(self, name) + count)
 
-    def ended(self, task: str, seconds: float, *, worker: str, error: str | None) -> None:
-        """Count an attempt that has ended; None: it was a success."""
+    def new_cell(self) -> Cell:
+        """Return the counts of one place for a thread."""
+        cell = Cell()
         with self._lock:
-            before = self._tasks.get(task, TaskCount())
-            self._tasks[task] = TaskCount(
-                before.ended + 1, before.failed + (error is not None), before.seconds + seconds
-            )
-            if error is not None:
-                self._errors[worker] = error
+            self._cells.append(cell)
+        return cell
+
+    def lost(self, task: str, seconds: float, *, worker: str, error: str) -> None:
+        """Count an attempt that was ended while its thread goes on."""
+        with self._lock:
+            self._lost.ended(task, seconds, True)
+            self._errors[worker] = error
+
+    def note_error(self, worker: str, error: str) -> None:
+        """Remember the latest error of a worker."""
+        with self._lock:
+            self._errors[worker] = error
+
+    @property
+    def finished(self) -> int:
+        """Return the number of completed jobs."""
+        with self._lock:
+            return sum(cell.finished for cell in self._cells)
 
     @property
     def tasks(self) -> dict[str, TaskCount]:
         """Return the counts by task."""
         with self._lock:
-            return dict(self._tasks)
+            found: dict[str, TaskCount] = {}
+            for cell in [self._lost, *self._cells]:
+                for task, count in cell.tasks.copy().items():
+                    before = found.get(task, TaskCount())
+                    found[task] = TaskCount(
+                        before.ended + count.ended,
+                        before.failed + count.failed,
+                        before.seconds + count.seconds,
+                    )
+        return found
 
     @property
     def last_errors(self) -> dict[str, str]:

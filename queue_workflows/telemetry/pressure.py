@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,8 +33,88 @@ class Reading(NamedTuple):
     swap: float | None = None
 
 
+class _File:
+    """A small file whose descriptor is kept, since opening costs more than reading."""
+
+    SIZE = 1 << 16
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._close: weakref.finalize[[int], _File] | None = None
+        self._fd = -1
+        self._pid = 0
+
+    def read(self) -> bytes:
+        """Return what is there now, b"" if it cannot be read."""
+        try:
+            return os.pread(self._opened(), self.SIZE, 0)
+        except (OSError, ValueError):
+            self.close()
+        return b""
+
+    def _opened(self) -> int:
+        # A child of a fork must not read the files that its parent's /proc/self names.
+        if self._close is None or self._pid != os.getpid():
+            self.close()
+            self._fd, self._pid = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), os.getpid()
+            self._close = weakref.finalize(self, os.close, self._fd)
+        return self._fd
+
+    def close(self) -> None:
+        """Close the descriptor; the next `read` opens another."""
+        if self._close is not None:
+            self._close()
+            self._close = None
+
+    def number(self) -> int | None:
+        """Return the number that the file holds, or None."""
+        text = self.read().strip()
+        return int(text) if text.isdigit() else None
+
+    def numbers(self, *names: bytes) -> list[int | None]:
+        """Return the numbers of the lines `name number` or `name: number kB`, in this order."""
+        text = b"\n" + self.read()
+        return [_number_of(text, b"\n" + name) for name in names]
+
+
+def _number_of(text: bytes, name: bytes) -> int | None:
+    at = text.find(name) + len(name)
+    if at < len(name) or text[at : at + 1] not in (b":", b" "):
+        return None
+    words = text[at + 1 : at + 40].split(None, 1)
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
+class _Cgroup:
+    """The files of one memory cgroup, of version 2 or 1."""
+
+    def __init__(self, folder: Path) -> None:
+        self._limit = _File(folder / "memory.max")
+        self._used = _File(folder / "memory.current")
+        self._limit_1 = _File(folder / "memory.limit_in_bytes")
+        self._used_1 = _File(folder / "memory.usage_in_bytes")
+        self._stat = _File(folder / "memory.stat")
+        self._swap_limit = _File(folder / "memory.swap.max")
+        self._swap_used = _File(folder / "memory.swap.current")
+
+    def ram(self, below: int) -> float | None:
+        """Return the share of the limit in use in %; None unless it is below this."""
+        limit, used, cached = self._limit.number(), self._used, b"inactive_file"
+        if limit is None:
+            limit, used, cached = self._limit_1.number(), self._used_1, b"total_inactive_file"
+        if limit is None or not 0 < limit < min(below, NO_LIMIT) or (now := used.number()) is None:
+            return None
+        (dropped,) = self._stat.numbers(cached)
+        return 100 * max(0, now - (dropped or 0)) / limit
+
+    def swap(self, below: int) -> float | None:
+        """Return the same for swap."""
+        limit, now = self._swap_limit.number(), self._swap_used.number()
+        return None if limit is None or now is None or not 0 < limit < below else 100 * now / limit
+
+
 class Memory:
-    """Read memory from `/proc` and cgroups v2 or v1, and GPU memory by `gpus`.
+    """Read memory from `/proc` and cgroups v2 or v1, and GPU memory by `gpus`; for one thread.
 
     If a cgroup of this process has a limit below the machine's memory, the fullest such cgroup
     counts, and the machine does not. File pages that the kernel can drop do not count. `gpus` None
@@ -47,21 +129,28 @@ class Memory:
         cgroups: Path = Path("/sys/fs/cgroup"),
     ) -> None:
         self._gpus = gpus
-        self._proc = proc
-        self._cgroups = cgroups
+        self._root = cgroups
+        self._machine = _File(proc / "meminfo")
+        self._own = _File(proc / "self/cgroup")
+        self._of = b""
+        """The text of /proc/self/cgroup to which the cgroups belong."""
+        self._cgroups: list[_Cgroup] = []
 
     def read(self) -> Reading:
         """Return the use now; raise nothing."""
-        machine = _numbers(self._proc / "meminfo")
-        total = machine.get("MemTotal", 0) * 1024
-        folders = list(self._folders())
-        ram = _fullest(folders, _ram_of, below=total)
-        if ram is None and total and "MemAvailable" in machine:
-            ram = 100 - machine["MemAvailable"] * 1024 * 100 / total
-        swap_total = machine.get("SwapTotal", 0)
-        swap = _fullest(folders, _swap_of, below=swap_total * 1024)
-        if swap is None and swap_total:
-            swap = 100 - machine.get("SwapFree", 0) * 100 / swap_total
+        total, free, swap_total, swap_free = self._machine.numbers(
+            b"MemTotal", b"MemAvailable", b"SwapTotal", b"SwapFree"
+        )
+        if (text := self._own.read()) != self._of:
+            self._of, self._cgroups = text, [_Cgroup(each) for each in self._folders(text)]
+        ram = _fullest(each.ram((total or 0) * 1024) for each in self._cgroups)
+        if ram is None and total and free is not None:
+            ram = 100 - free * 100 / total
+        swap = None
+        if swap_total:
+            swap = _fullest(each.swap(swap_total * 1024) for each in self._cgroups)
+            if swap is None:
+                swap = 100 - (swap_free or 0) * 100 / swap_total
         return Reading(ram, self._gpu(), swap)
 
     def _gpu(self) -> float | None:
@@ -71,66 +160,27 @@ class Memory:
         ]
         return max(shares, default=None)
 
-    def _folders(self) -> list[Path]:
+    def _folders(self, text: bytes) -> list[Path]:
         """Return the folders of this process's memory cgroups, from its own to the root's."""
         found: list[Path] = []
-        for line in _text(self._proc / "self/cgroup").splitlines():
+        for line in os.fsdecode(text).splitlines():
             _, controllers, name = [*line.split(":", 2), "", ""][:3]
             if controllers == "":
-                root = self._cgroups
+                root = self._root
             elif "memory" in controllers.split(","):
-                root = self._cgroups / "memory"
+                root = self._root / "memory"
             else:
                 continue
             # In a container the path may be the host's, of which only the root is there.
             parts = [part for part in name.split("/") if part not in ("", "..")]
-            found += [root.joinpath(*parts[:size]) for size in range(len(parts), -1, -1)]
+            folders = (root.joinpath(*parts[:size]) for size in range(len(parts), -1, -1))
+            with contextlib.suppress(ValueError):  # a name that no path can have
+                found += [each for each in folders if each.is_dir()]
         return found
 
 
-class _Use(NamedTuple):
-    used: int
-    limit: int
-
-
-def _fullest(
-    folders: list[Path], use_of: Callable[[Path], _Use | None], *, below: int
-) -> float | None:
-    """Return the largest share in % among the cgroups whose limit is below this; None: none is."""
-    uses = [use for folder in folders if (use := use_of(folder)) is not None]
-    return max((100 * use.used / use.limit for use in uses if 0 < use.limit < below), default=None)
-
-
-def _ram_of(folder: Path) -> _Use | None:
-    limit, used, cached = _number(folder / "memory.max"), "memory.current", "inactive_file"
-    if limit is None:
-        limit = _number(folder / "memory.limit_in_bytes")
-        used, cached = "memory.usage_in_bytes", "total_inactive_file"
-    if limit is None or limit >= NO_LIMIT or (now := _number(folder / used)) is None:
-        return None
-    return _Use(max(0, now - _numbers(folder / "memory.stat").get(cached, 0)), limit)
-
-
-def _swap_of(folder: Path) -> _Use | None:
-    limit, now = _number(folder / "memory.swap.max"), _number(folder / "memory.swap.current")
-    return None if limit is None or now is None else _Use(now, limit)
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        return path.read_text(encoding="ascii", errors="replace")
-    return ""
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isascii() and text.isdecimal() else None
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    """Return the lines `name number` or `name: number kB` of a file."""
-    pairs = [line.replace(":", " ").split() for line in _text(path).splitlines()]
-    return {each[0]: int(each[1]) for each in pairs if len(each) > 1 and each[1].isdecimal()}
+def _fullest(shares: Iterable[float | None]) -> float | None:
+    return max((each for each in shares if each is not None), default=None)
 
 
 class Limit(NamedTuple):

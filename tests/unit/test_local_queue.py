@@ -134,6 +134,39 @@ def test_a_closed_queue_wakes_all_who_wait_and_starts_nothing(queue: local_queue
     assert queue.get() is None
 
 
+def test_several_jobs_are_added_in_order_with_an_answer_for_each(
+    queue: local_queue.JobQueue,
+) -> None:
+    names = [str(number) for number in range(250)]
+    found = queue.add_all([job("7"), *map(job, names)])
+    assert found == [None, *([None] * 7), local_queue.Refusal("queued"), *([None] * 242)]
+    assert queue.queued == ["7", *names[:7], *names[8:]]
+
+
+def test_a_job_that_waits_can_be_removed_and_an_active_one_cannot(
+    queue: local_queue.JobQueue,
+) -> None:
+    queue.add_all(map(job, "abcd"))
+    queue.get(0)
+    assert [queue.remove(name) for name in "ac?"] == [False, True, False]
+    assert queue.clear() == [job("b"), job("d")]
+    assert (queue.queued, queue.active) == ([], ["a"])
+    assert queue.add_all(map(job, "bcd")) == [None] * 3
+
+
+def test_the_end_of_a_job_can_be_noted_with_the_next_one(
+    queue: local_queue.JobQueue, clock: Clock
+) -> None:
+    queue.add_all(map(job, "ab"))
+    queue.get(0)
+    assert queue.get(0, done="a") == job("b")
+    assert queue.active == ["b"]
+    assert queue.add(job("a")) == local_queue.Refusal("processed", 30.0)
+    assert queue.get(0, done="b") is None
+    clock.now += 30
+    assert queue.add_all(map(job, "ab")) == [None, None]
+
+
 class QueueMachine(RuleBasedStateMachine):
     """The queue beside what it should do, step by step."""
 

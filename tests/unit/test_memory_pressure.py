@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 
@@ -232,3 +233,37 @@ def test_it_follows_the_hysteresis_of_each_resource(uses: list[tuple[float, floa
         ram = ram_pct >= (80 if ram else 90)
         gpu = gpu_pct >= (75 if gpu else 85)
         assert throttled.at(ram=ram_pct, gpu=gpu_pct) == (ram or gpu)
+
+
+def test_each_reading_is_new_and_follows_a_move_to_another_cgroup(machine: Machine) -> None:
+    machine.has(64_000, 32_000)
+    machine.is_in("0::/a")
+    machine.cgroup("a", memory__max=GB, memory__current=GB // 2)
+    machine.cgroup("b", memory__max=GB, memory__current=GB // 4)
+    memory = pressure.Memory(proc=machine.proc, cgroups=machine.cgroups)
+    assert memory.read().ram == 50.0
+    machine.cgroup("a", memory__current=GB * 3 // 4)
+    assert memory.read().ram == 75.0
+    machine.is_in("0::/b")
+    assert memory.read().ram == 25.0
+    machine.cgroup("b", memory__max="max")
+    machine.has(1000, 900)
+    assert memory.read().ram == 10.0
+
+
+def test_repeated_readings_open_no_further_files(machine: Machine) -> None:
+    machine.has(64_000, 32_000)
+    machine.cgroup("", memory__max=GB, memory__current=GB // 2, memory__stat="anon 1")
+    memory = pressure.Memory(proc=machine.proc, cgroups=machine.cgroups)
+    memory.read()
+    before = _open_files()
+    for _ in range(50):
+        memory.read()
+    assert _open_files() == before
+    del memory
+    gc.collect()
+    assert _open_files() < before
+
+
+def _open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())

@@ -1,0 +1,310 @@
+"""Keep the claims of an `IngestPlan`: leases, cancels, OFF, budgets, heartbeat, wake-ups."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from queue_workflows import config, db
+from queue_workflows.dag import payload
+from queue_workflows.engine import claims as engine_claims
+from queue_workflows.engine import controls, job_tables, recovery, workers
+from queue_workflows.local_queue import ingest_claims, plan
+from queue_workflows.operations import stop_policies
+from queue_workflows.runtime import clock, service
+from queue_workflows.types import ExitFn
+from queue_workflows.worker import (
+    claims_in_flight,
+    guards,
+    lease_keeper,
+    notes,
+    renewal_failures,
+)
+
+_log = logging.getLogger("queue_workflows.local_queue")
+
+
+class Keeper:
+    """Renew the leases on one thread, check the guards on another, and listen on a third.
+
+    A handler cannot be ended: where a worker's process would exit, the attempt is abandoned, so
+    that its late result is dropped. `on_exit` None: a hard OFF leaves the process running.
+    """
+
+    def __init__(
+        self,
+        who: engine_claims.Claimant,
+        held: ingest_claims.Claims,
+        owner: plan.Owner,
+        *,
+        claim_soon: Callable[[bool], object],
+        wait_s: Callable[[], float],
+        limit: int,
+        on_exit: ExitFn | None,
+    ) -> None:
+        self._who = who
+        self._held = held
+        self._owner = owner
+        self._claim_soon = claim_soon
+        self._limit = limit
+        self._on_exit = on_exit or _stay
+        self._locked = False
+        self._dedicated = db.DedicatedConnection()
+        self._renewals = renewal_failures.Renewals(who.lease_s, self._dedicated)
+        self._excusable = deque[job_tables.Lease](maxlen=notes.MAX_LEASES)
+        """Claims that were lost although this process lives and has not stalled."""
+        self._loop = service.Loop("local-queue-leases", self._tasks())
+        guarding = [service.Task("guards", lease_keeper.CHECK_S, self._check_guards)]
+        self._guards = service.Loop("local-queue-guards", guarding)
+        listener = db.listen(
+            "ingest_job_ready",
+            "worker_control",
+            "job_cancel",
+            poll_s=lambda: min(config.CLAIM_POLL_S.read(), max(0.05, wait_s())),
+            locks=[recovery.LIFE_LOCK + who.worker_id],
+        )
+        self._follow = service.Follow("local-queue-listen", listener, self._on_wake)
+
+    def _tasks(self) -> list[service.Task]:
+        lease_s = self._who.lease_s
+        renew_s = min(lease_keeper.RENEW_MAX_S, lease_s / 3)
+        tasks = [service.Task("renew", renew_s, self._renew)]
+        if not config.DISABLE_WORKER_HEARTBEAT.read():
+            tasks.append(service.Task("beat", config.HEARTBEAT_INTERVAL_S.read, self._beat))
+        if self._who.obey:
+            control_s = config.WORKER_CONTROL_POLL_S.read
+            tasks.append(service.Task("control", control_s, self._check_control))
+        self._known = {task.name for task in tasks}
+        return tasks
+
+    def start(self) -> None:
+        """Start the threads."""
+        for each in (self._loop, self._guards, self._follow):
+            each.start()
+
+    def stop(self) -> None:
+        """Stop the threads, hand back every claim, and deregister the worker."""
+        for each in (self._follow, self._guards, self._loop):
+            each.stop()
+        left = self._held.all()
+        try:
+            for claim in left:
+                (claim.unwritten or (lambda claim=claim: claim.hand_back("shutdown")))()
+                self._held.drop(claim)
+            with self._dedicated.using() as conn:
+                workers.stop(conn, self._who.worker_id)
+        except db.Error as error:
+            _log.warning("claims are left to their leases, the database is away: %s", error)
+            # The next worker of this machine reports that no handler was at fault.
+            notes.write_note((), [each.work.lease for each in self._held.all()])
+        self._dedicated.close()
+
+    def wake(self, *names: str) -> None:
+        """Make tasks due at once."""
+        if due := self._known.intersection(names):
+            self._loop.wake(*due)
+
+    def lost(self, claim: ingest_claims.Claim) -> None:
+        """Note that an outcome was not written, as the claim was lost."""
+        if not self._renewals.starved:
+            self._excusable.append(claim.work.lease)
+            self.wake("renew")
+
+    # --- The thread that listens.
+
+    def _on_wake(self, wake: db.Wake) -> None:
+        if wake.reason != "notify":
+            if wake.reason == "connected":
+                # Notifications that were sent while there was no connection are lost.
+                self._locked = True
+                self.wake("beat", "renew", "control")
+            self._claim_soon(True)
+            return
+        for channel, text in wake.notified:
+            if channel == "job_cancel":
+                if any(each.job_id[:1000] == text for each in self._held.all()):
+                    self.wake("renew")
+            elif channel == "worker_control":
+                host = self._who.host
+                if text in (f"{host}:{self._who.queue}", f"{host}:{controls.ALL}"):
+                    self.wake("control", "beat")
+                    self._claim_soon(False)
+            elif text == self._who.queue:
+                self._claim_soon(False)
+
+    # --- The thread that renews.
+
+    def _renew(self) -> None:
+        held, sent = self._held.all(), clock.boot_s()
+        if not held and not self._excusable:
+            return
+        ends = {each.work.lease: each.work.lease_end for each in held}
+        reports: dict[job_tables.Lease, str | None] = {}
+        for each in held:
+            reports[each.work.lease], each.work.unsaved = each.work.unsaved, None
+        found = claims_in_flight.RenewalResult([], [])
+        try:
+            with self._dedicated.using() as conn:
+                if ends:
+                    found = claims_in_flight.renew(
+                        conn, ends, reports, lease_s=self._who.lease_s, sent=sent
+                    )
+                self._excuse(conn)
+        except db.Error as error:
+            self._renewals.refused(error)
+            for each in held:
+                each.work.unsaved = each.work.unsaved or reports[each.work.lease]
+            raise
+        starved = self._renewals.starved
+        self._renewals.renewed()
+        self._apply(held, found, sent, starved=starved)
+
+    def _apply(
+        self,
+        held: list[ingest_claims.Claim],
+        found: claims_in_flight.RenewalResult,
+        sent: float,
+        *,
+        starved: bool,
+    ) -> None:
+        stop_at = sent + config.CANCEL_GRACE_S.read()
+        for claim in held:
+            lease = claim.work.lease
+            if lease in found.lost:
+                if not claim.work.settling and self._lose(claim, "the claim was lost"):
+                    self._excusable.extend([] if starved else [lease])
+                continue
+            claim.work.renewed = sent
+            if lease in found.cancelled:
+                self._cancel(claim, stop_at)
+
+    def _excuse(self, conn: db.Connection) -> None:
+        """Subtract the crashes that lost claims may have counted, since this process lives."""
+        while self._excusable:
+            recovery.excuse(conn, self._excusable[0], ended=False)
+            self._excusable.popleft()
+
+    def _lose(self, claim: ingest_claims.Claim, reason: str) -> bool:
+        """Forget a claim that is lost; return whether it was held."""
+        if not self._held.drop(claim):
+            return False
+        _log.warning("job %s: %s; its result will be dropped", claim.job_id, reason)
+        claim.work.interrupt(reason)
+        if not self._owner.abandon(claim.job_id, reason):
+            self._owner.withdraw(claim.job_id)
+        self._claim_soon(False)
+        return True
+
+    def _cancel(self, claim: ingest_claims.Claim, stop_at: float) -> None:
+        if claim.work.waiting:
+            self.end(claim, "cancelled", lambda: claim.hand_back("cancelled"))
+        else:
+            claim.work.cancelled_by(stop_at)
+
+    def end(self, claim: ingest_claims.Claim, reason: str, write: Callable[[], object]) -> None:
+        """End a claim whose job waits or runs, and write it; until that succeeds it is renewed."""
+        if self._held.withdraw(claim, write):
+            self._owner.withdraw(claim.job_id)
+        elif self._owner.abandon(claim.job_id, reason):
+            claim.unwritten = write
+        else:
+            return  # its handler begins now, or has just ended and its outcome is being stored
+        claim.work.interrupt(reason)
+        self._write(claim)
+
+    def _write(self, claim: ingest_claims.Claim) -> None:
+        write = claim.unwritten
+        if write is None or not self._held.holds(claim):
+            return
+        try:
+            write()
+        except db.Error as error:
+            _log.warning("the end of job %s waits for the database: %s", claim.job_id, error)
+            return
+        if self._held.drop(claim):
+            self._claim_soon(False)
+
+    def _check_control(self) -> None:
+        if not self._held.all():
+            return
+        with self._dedicated.using() as conn:
+            policy = controls.off_policy(conn, self._who.host, self._who.queue)
+        if policy is None:
+            return
+        for claim in self._held.all():
+            if claim.work.waiting and claim.unwritten is None:
+                self.end(claim, "turned off", lambda c=claim: c.hand_back("turned off"))
+        stop_policies.handler(policy)(self, on_exit=self._on_exit)
+
+    def requeue_in_flight(self, reason: str) -> None:
+        """Hand back every job to the front, for a stop policy; no attempt is counted."""
+        for claim in self._held.all():
+            if claim.unwritten is None and not claim.work.settling:
+                self.end(claim, reason, lambda c=claim: c.hand_back(reason, front=True))
+
+    def clear_model(self) -> None:
+        """Record that the heartbeat of this worker has ended, for a stop policy."""
+        with self._dedicated.using() as conn:
+            workers.clear_model(conn, self._who.host, self._who.queue, mark_stale=True)
+
+    def _beat(self) -> None:
+        held, who = self._held.all(), self._who
+        detail = {
+            "lease_s": who.lease_s,
+            "lock": self._locked,
+            "claim": workers.claim_detail(who),
+        }
+        row: dict[str, Any] = {
+            "worker_id": who.worker_id,
+            "host_label": who.host,
+            "queue": who.queue,
+            "pid": os.getpid(),
+            "state": "busy" if held else "idle",
+            "job_ids": [each.job_id for each in held],
+            "detail": payload.encode(detail, "detail"),
+            "obey": who.obey,
+            "concurrency": self._limit,
+            "current_model": None,
+            "known_models": [],
+            "vram_total_mb": None,
+        }
+        with self._dedicated.using() as conn:
+            workers.report(conn, row)
+
+    # --- The thread that checks the guards.
+
+    def _check_guards(self) -> None:
+        self._renewals.watched()
+        now, unsaved = clock.boot_s(), False
+        for claim in self._held.all():
+            work = claim.work
+            if claim.unwritten is not None:
+                self._write(claim)
+                continue
+            failure = work.verdict()
+            if failure is not None:
+                self._end_by_guard(claim, failure)
+            elif work.stop_at is not None and now >= work.stop_at and not work.settling:
+                self.end(claim, "cancelled", lambda c=claim: c.hand_back("cancelled"))
+            unsaved |= work.unsaved is not None and now - work.renewed >= lease_keeper.PROGRESS_S
+        if unsaved:
+            self.wake("renew")
+
+    def _end_by_guard(self, claim: ingest_claims.Claim, failure: guards.Failure) -> None:
+        work = claim.work
+        if failure.code == guards.EXIT_LOST:
+            if not work.settling and self._lose(claim, failure.reason):
+                self.lost(claim)
+            return
+        seconds = clock.boot_s() - work.started
+        _log.error("job %s: %s", claim.job_id, failure.reason)
+        self.end(claim, failure.reason, lambda: claim.fail_by(failure, seconds))
+
+
+def _stay(code: int) -> None:
+    _log.warning(
+        "turned off by policy hard: the jobs are handed back, the process stays (%d)", code
+    )

@@ -1,0 +1,496 @@
+"""The in-process queue on the ingest tables: claims, leases, results, OFF, cancel, hand-back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import config, errors, jobs, local_queue, queues, workers
+from queue_workflows import db as engine
+from queue_workflows.engine import job_tables, recovery
+from tests.support import factories, invariants, local_queue_app
+from tests.support.local_queue_app import QUEUE
+from tests.support.wait import until
+
+ROOT = Path(__file__).resolve().parents[2]
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def conn(db: ModuleType, clean_process: None) -> Generator[engine.Connection]:
+    local_queue_app.setup()
+    config.register_ingest_task("count", lambda *, n: {"n": n})
+    with engine.connect() as conn:
+        yield conn
+        assert invariants.broken(conn, slack_s=5) == []
+
+
+class Handlers:
+    """A function that stays until it is let go, and what is known of its calls."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.ended: list[str] = []
+        self.go = threading.Event()
+        self.raises: dict[int, BaseException] = {}
+        self._lock = threading.Lock()
+        self._now: set[str] = set()
+        self.overlaps: list[str] = []
+
+    def __call__(self, job: local_queue.Job) -> Row:
+        with self._lock:
+            self.overlaps += [job.id] if job.id in self._now else []
+            self._now.add(job.id)
+            self.began.append(job.id)
+        try:
+            assert self.go.wait(60)
+            number = job.args["n"]
+            if number in self.raises:
+                raise self.raises[number]
+            return {"n": number}
+        finally:
+            with self._lock:
+                self._now.discard(job.id)
+                self.ended.append(job.id)
+
+
+@pytest.fixture
+def handlers() -> Iterator[Handlers]:
+    made = Handlers()
+    yield made
+    made.go.set()
+
+
+@pytest.fixture
+def started(conn: engine.Connection, handlers: Handlers) -> Iterator[Callable[..., Any]]:
+    """Start a manager on the queue; it is stopped, and its handlers let go, at the end."""
+    with ExitStack() as stack:
+
+        def start(execute: Any = handlers, *, plan: Row | None = None, **more: Any) -> Any:
+            made = local_queue.IngestPlan(QUEUE, **{"host": "box"} | (plan or {}))
+            manager = local_queue_app.manager(made, execute, **more)
+            manager.start()
+            stack.callback(manager.stop)
+            return manager
+
+        yield start
+        handlers.go.set()
+
+
+def enqueue(count: int = 1, **more: Any) -> list[str]:
+    args = [{"n": number} for number in range(count)]
+    return jobs.enqueue_many(task_name="count", queue=QUEUE, args=args, **more)
+
+
+def row_of(conn: engine.Connection, job_id: str) -> Row:
+    found = conn.execute("SELECT * FROM ingest_jobs WHERE id = %s", (job_id,)).fetchone()
+    assert found is not None
+    return found
+
+
+def states(conn: engine.Connection) -> Counter[str]:
+    return Counter(row["status"] for row in conn.execute("SELECT status FROM ingest_jobs"))
+
+
+def events(conn: engine.Connection, job_id: str) -> list[str]:
+    return factories.column(
+        conn, "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id", job_id
+    )
+
+
+def test_jobs_run_in_threads_and_their_results_are_recorded_once(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    ids = enqueue(30)
+    handlers.go.set()
+    manager = started()
+    until(lambda: states(conn) == {"completed": 30})
+    assert [row_of(conn, each)["result"] for each in ids] == [{"n": n} for n in range(30)]
+    assert Counter(handlers.began) == dict.fromkeys(ids, 1)
+    assert all(events(conn, each) == ["claimed", "completed"] for each in ids)
+    until(lambda: manager.stats()["finished"] == 30)
+    assert manager.stats()["active_jobs"] == 0
+
+
+def test_a_job_that_comes_later_starts_at_once(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    handlers.go.set()
+    started(fetch_every_s=1000.0)
+    until(lambda: engine_listens(conn))
+    (job_id,) = enqueue()
+    until(lambda: row_of(conn, job_id)["status"] == "completed")
+
+
+def engine_listens(conn: engine.Connection) -> bool:
+    return bool(conn.execute("SELECT 1 FROM workers WHERE state = 'idle'").fetchone())
+
+
+def test_the_registered_task_runs_and_knows_its_job(conn: engine.Connection, started: Any) -> None:
+    from queue_workflows import current_job
+
+    def task(*, n: int) -> Row:
+        return {"n": n, "attempt": current_job().attempt, "worker": current_job().worker}
+
+    config.register_ingest_task("count", task)
+    (job_id,) = enqueue(headers={"trace": "t"})
+    manager = started(None)
+    until(lambda: row_of(conn, job_id)["status"] == "completed")
+    expected = {"n": 0, "attempt": 1, "worker": manager.plan.worker_id}
+    assert row_of(conn, job_id)["result"] == expected
+
+
+def test_no_more_is_claimed_than_threads_can_run(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    enqueue(10)
+    started(workers=3)
+    until(lambda: len(handlers.began) == 3)
+    assert states(conn) == {"running": 3, "queued": 7}
+    handlers.go.set()
+    until(lambda: states(conn) == {"completed": 10})
+
+
+def test_a_failure_follows_the_policy_of_its_job(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    once, again, never = enqueue()[0], enqueue(max_attempts=2)[0], enqueue(max_attempts=9)[0]
+    tried: list[str] = []
+
+    def execute(job: local_queue.Job) -> Row:
+        tried.append(job.id)
+        if job.id == again and tried.count(again) == 2:
+            return {"n": 2}
+        raise errors.Discard("no use") if job.id == never else ValueError("wrong")
+
+    soon = '{"backoff": {"kind": "constant", "base_s": 0}}'
+    conn.execute("UPDATE ingest_jobs SET policy = %s::jsonb WHERE id = %s", (soon, again))
+    manager = started(execute, max_attempts=1)
+    until(lambda: states(conn) == {"failed": 2, "completed": 1}, timeout_s=60)
+    assert row_of(conn, once)["error"] == "ValueError: wrong"
+    assert row_of(conn, never)["error"].startswith("Discard: no use")
+    assert Counter(tried) == {once: 1, again: 2, never: 1}
+    until(lambda: manager.stats()["failed"] == 2)
+
+
+def test_a_result_that_cannot_be_stored_fails_the_job(
+    conn: engine.Connection, started: Any
+) -> None:
+    (job_id,) = enqueue()
+    started(lambda _: {"wrong": object()})
+    until(lambda: row_of(conn, job_id)["status"] == "failed")
+    assert "result of job" in row_of(conn, job_id)["error"]
+
+
+def test_leases_are_renewed_while_jobs_run_and_wait(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    enqueue(3)
+    started(workers=1, plan={"limit": 3, "lease_s": 3.0})
+    until(lambda: states(conn) == {"running": 3})
+    began = {
+        row["id"]: row["lease_expires_at"] for row in conn.execute("SELECT * FROM ingest_jobs")
+    }
+    until(
+        lambda: all(
+            row["lease_expires_at"] > began[row["id"]]
+            for row in conn.execute("SELECT * FROM ingest_jobs")
+        )
+    )
+    assert recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS) == []
+    handlers.go.set()
+    until(lambda: states(conn) == {"completed": 3})
+
+
+def test_a_lost_lease_drops_the_late_result(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    (job_id,) = enqueue()
+    manager = started(workers=1, plan={"lease_s": 3.0})
+    until(lambda: handlers.began == [job_id])
+    workers.set_control("box", QUEUE, desired_state="off", stop_policy="drain")
+    # As the sweep does for a process that seems dead.
+    conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'")
+    assert len(recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)) == 1
+    until(lambda: manager.stats()["abandoned_threads"] == 1)
+    handlers.go.set()
+    until(lambda: manager.stats()["late_results"] == 1)
+    row = row_of(conn, job_id)
+    assert (row["status"], row["result"]) == ("queued", None)
+    assert "completed" not in events(conn, job_id)
+    # The process lives and has not stalled, so that no crash counts.
+    until(lambda: row_of(conn, job_id)["crash_count"] == 0)
+
+
+def test_a_cancelled_job_gets_its_grace_and_then_its_thread_is_abandoned(
+    conn: engine.Connection,
+    started: Any,
+    handlers: Handlers,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CANCEL_GRACE_S", "0.2")
+    first, second = enqueue(2)
+    manager = started(workers=1, plan={"limit": 2})
+    until(lambda: handlers.began == [first])
+    jobs.cancel(second)
+    until(lambda: row_of(conn, second)["status"] == "cancelled")
+    assert manager.stats()["abandoned_threads"] == 0
+    jobs.cancel(first)
+    until(lambda: row_of(conn, first)["status"] == "cancelled")
+    until(lambda: manager.stats()["abandoned_threads"] == 1)
+    assert handlers.began == [first]
+
+
+def test_a_cancelled_generator_ends_at_its_next_yield(
+    conn: engine.Connection, started: Any
+) -> None:
+    closed = threading.Event()
+
+    def forever(*, n: int) -> Iterator[None]:
+        try:
+            while True:
+                time.sleep(0.01)
+                yield
+        finally:
+            closed.set()
+
+    config.register_ingest_task("count", forever)
+    (job_id,) = enqueue()
+    manager = started(None)
+    until(lambda: row_of(conn, job_id)["status"] == "running")
+    jobs.cancel(job_id)
+    until(closed.is_set)
+    until(lambda: row_of(conn, job_id)["status"] == "cancelled")
+    assert manager.stats()["abandoned_threads"] == 0
+
+
+@pytest.mark.parametrize("policy", ["drain", "hard"])
+def test_off_stops_claims_and_by_policy_hard_hands_the_running_job_back(
+    conn: engine.Connection, started: Any, handlers: Handlers, policy: str
+) -> None:
+    first, second = enqueue(2)
+    manager = started(workers=1, plan={"limit": 2})
+    until(lambda: handlers.began == [first])
+    workers.set_control("box", QUEUE, desired_state="off", stop_policy=policy)
+    until(lambda: row_of(conn, second)["status"] == "queued")
+    if policy == "hard":
+        until(lambda: row_of(conn, first)["status"] == "queued")
+        until(lambda: manager.stats()["abandoned_threads"] == 1)
+    handlers.go.set()
+    if policy == "drain":
+        until(lambda: row_of(conn, first)["status"] == "completed")
+    assert row_of(conn, second)["status"] == "queued"
+    assert row_of(conn, second)["attempts"] == 0
+    workers.enable("box", QUEUE)
+    until(lambda: states(conn) == {"completed": 2})
+    assert handlers.overlaps == []
+
+
+def fetches(manager: Any) -> list[int]:
+    """The number of jobs that each fetch from now on has returned."""
+    found: list[int] = []
+    fetch = manager.plan.fetch_ready
+
+    def counted() -> Any:
+        jobs = fetch()
+        found.append(len(jobs))
+        return jobs
+
+    manager.plan.fetch_ready = counted
+    return found
+
+
+def test_a_paused_queue_is_not_claimed(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    handlers.go.set()
+    queues.pause(QUEUE)
+    enqueue(2)
+    manager = started()
+    until(lambda: engine_listens(conn))
+    asked = fetches(manager)
+    until(lambda: len(asked) > 1)
+    assert states(conn) == {"queued": 2}
+    queues.resume(QUEUE)
+    until(lambda: states(conn) == {"completed": 2})
+
+
+def test_stop_hands_back_what_waits_and_what_does_not_end(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    ids = enqueue(3)
+    manager = started(workers=1, plan={"limit": 3})
+    until(lambda: handlers.began == [ids[0]])
+    assert manager.stop(0.2) is False
+    assert states(conn) == {"queued": 3}
+    assert all(row_of(conn, each)["attempts"] == 0 for each in ids)
+    state = conn.execute("SELECT state FROM workers").fetchone()
+    assert state == {"state": "stopped"}
+    handlers.go.set()
+    until(lambda: handlers.ended == [ids[0]])
+    assert states(conn) == {"queued": 3}
+
+
+def test_stop_waits_for_a_job_that_ends_in_time(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    (job_id,) = enqueue()
+    manager = started(workers=1)
+    until(lambda: handlers.began == [job_id])
+    threading.Timer(0.2, handlers.go.set).start()
+    assert manager.stop(30) is True
+    assert row_of(conn, job_id)["status"] == "completed"
+
+
+def test_a_time_out_of_the_manager_fails_the_attempt(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    (job_id,) = enqueue()
+    manager = started(workers=1, timeout_s=0.2)
+    until(lambda: row_of(conn, job_id)["status"] == "failed")
+    assert row_of(conn, job_id)["error"] == "timed out after 0.2 s"
+    handlers.go.set()
+    until(lambda: manager.stats()["late_results"] == 1)
+    assert row_of(conn, job_id)["status"] == "failed"
+
+
+def test_the_budget_of_a_job_ends_its_attempt(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    (job_id,) = enqueue(timeout_s=1)
+    started(workers=1)
+    until(lambda: handlers.began == [job_id])
+    until(lambda: "budget_trip" in events(conn, job_id))
+    assert row_of(conn, job_id)["status"] != "running" or len(handlers.began) > 1
+
+
+def test_a_full_memory_hands_waiting_claims_back(
+    conn: engine.Connection, handlers: Handlers
+) -> None:
+    from queue_workflows.telemetry import pressure
+
+    reading = pressure.Reading()
+    plan = local_queue.IngestPlan(QUEUE, host="box", limit=3)
+    manager = local_queue.JobQueueManager(
+        plan, handlers, workers=1, single_job=False, grace_s=0.0, stagger_s=0.0, cooldown_s=0.0,
+        throttle=pressure.Throttle(lambda: reading),
+    )  # fmt: skip
+    enqueue(3)
+    with manager:
+        until(lambda: states(conn) == {"running": 3} and len(handlers.began) == 1)
+        reading = pressure.Reading(ram=95.0)
+        manager._supervisor.wake("memory")
+        until(lambda: states(conn) == {"running": 1, "queued": 2})
+        reading = pressure.Reading(ram=10.0)
+        manager._supervisor.wake("memory")
+        handlers.go.set()
+        until(lambda: states(conn) == {"completed": 3})
+    assert handlers.overlaps == []
+
+
+def test_a_job_whose_next_crash_is_its_last_runs_alone(
+    conn: engine.Connection, started: Any, handlers: Handlers
+) -> None:
+    ids = enqueue(4)
+    conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", (ids[1],))
+    most: list[int] = []
+
+    def execute(job: local_queue.Job) -> Row:
+        if job.id == ids[1]:
+            most.append(len(handlers.began) - len(handlers.ended))
+        return handlers(job)
+
+    started(execute, workers=4)
+    until(lambda: len(handlers.began) == 3)
+    assert ids[1] not in handlers.began
+    handlers.go.set()
+    until(lambda: states(conn) == {"completed": 4})
+    assert most == [0]
+
+
+@pytest.mark.parametrize("wrong", [{"limit": 0}, {"lease_s": 0.0}])
+def test_values_that_cannot_work_are_refused(conn: engine.Connection, wrong: Row) -> None:
+    with pytest.raises(errors.InvalidConfig):
+        local_queue.IngestPlan(QUEUE, **wrong)
+
+
+def test_only_ingest_queues_are_served(conn: engine.Connection) -> None:
+    with pytest.raises(errors.InvalidConfig, match="cpu"):
+        local_queue.IngestPlan("cpu")
+    with pytest.raises(errors.UnknownQueue):
+        local_queue.IngestPlan("nope")
+
+
+# --- Processes.
+
+
+@pytest.fixture
+def processes(dsn: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    made: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.local_queue_app", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "QUEUE_WORKFLOWS_DB_URL": dsn, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        made.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in made:
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_two_processes_side_by_side_run_each_job_once(
+    conn: engine.Connection, processes: Any, tmp_path: Path
+) -> None:
+    names = [f"job{number}" for number in range(60)]
+    args = [{"folder": str(tmp_path), "name": name} for name in names]
+    both = [processes(), processes()]
+    jobs.enqueue_many(task_name="note", queue=QUEUE, args=args[:30])
+    jobs.enqueue_many(task_name="note", queue=QUEUE, args=args[30:])
+    until(lambda: states(conn) == {"completed": 60}, timeout_s=60)
+    starts = {name: (tmp_path / name).read_text().splitlines() for name in names}
+    assert all(len(pids) == 1 for pids in starts.values())
+    for process in both:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_the_jobs_of_a_killed_process_are_recovered(
+    conn: engine.Connection, processes: Any, tmp_path: Path
+) -> None:
+    names = [f"job{number}" for number in range(4)]
+    args = [{"folder": str(tmp_path), "name": name, "stay": True} for name in names]
+    victim = processes("60")
+    ids = jobs.enqueue_many(task_name="note", queue=QUEUE, args=args)
+    until(lambda: all((tmp_path / name).exists() for name in names))
+    until(lambda: states(conn) == {"running": 4})
+    victim.kill()
+    victim.wait(10)
+    (tmp_path / "go").touch()
+    until(lambda: len(recovery.reclaim_gone(conn, job_tables.INGEST_JOBS, 0.0)) == 4)
+    processes()
+    until(lambda: states(conn) == {"completed": 4}, timeout_s=60)
+    assert [row_of(conn, each)["crash_count"] for each in ids] == [1] * 4
+    assert all(len((tmp_path / name).read_text().splitlines()) == 2 for name in names)
