@@ -17,6 +17,7 @@ from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, service
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import (
+    claim_writes,
     claims_in_flight,
     guards,
     lease_keeper,
@@ -149,7 +150,7 @@ class Keeper:
         try:
             with self._dedicated.using() as conn:
                 if ends:
-                    found = claims_in_flight.renew(
+                    found = claim_writes.renew(
                         conn, ends, reports, lease_s=self._who.lease_s, sent=sent
                     )
                 self._excuse(conn)
