@@ -108,6 +108,10 @@ class LeaseKeeper:
         )
         self._renewals = renewal_failures.Renewals(who().lease_s, self._dedicated, now_fn)
         self._exit_note = notes.ExitNote()
+        self._lapsed_note = notes.ExitNote()
+        self._lapsed: frozenset[job_tables.Lease] = frozenset()
+        """The claims of `_lapsed_note`."""
+        self._was_clear = True
         self._notes = note_reporter.Reporter(self._dedicated)
         self._notes_left = False
         self._unwritten = deque[job_tables.Lease](maxlen=notes.MAX_LEASES)
@@ -451,6 +455,30 @@ class LeaseKeeper:
             self._shutdown.exit_with(code)
         for work in works:
             self._check_guards_of(work, deadline)
+        self._note_lapsed()
+
+    def _note_lapsed(self) -> None:
+        """Leave a note for claims that lapsed for want of the database, while no handler ran.
+
+        A crash may be counted for each, which `_excuse` subtracts when the database is back. If the
+        next handler kills this process before that, the note is reported. It stays until two checks
+        in a row find nothing lapsed: an outcome may be on its way in between.
+        """
+        now = self._now()
+        running = {work.lease for work in self._works if not work.settling}
+        found = {
+            lease
+            for each in self._slots
+            for lease, end in each.in_flight.claims().items()
+            if lease not in running and now >= end.ends
+        }.union(self._unwritten)
+        if found - self._lapsed and self._renewals.blame_database():
+            self._lapsed |= found
+            self._lapsed_note.write((), self._lapsed)
+        elif not found and self._lapsed and self._was_clear:
+            self._lapsed = frozenset()
+            self._lapsed_note.withdraw()
+        self._was_clear = not found
 
     def _check_guards_of(self, work: current_job.Work, deadline: float | None) -> None:
         failure = work.verdict()

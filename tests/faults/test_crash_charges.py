@@ -191,6 +191,28 @@ def test_a_result_that_a_stall_kept_from_being_written_costs_no_crash(
 
 
 @pytest.mark.timeout(120)
+def test_a_result_of_a_batch_that_a_stall_held_up_costs_no_crash_if_the_worker_is_killed(
+    cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path
+) -> None:
+    orchestrator = cli.start("queue-orchestrator", *APP, **state)
+    until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
+    worker = Worker(cli, WAYS["batch"], **state, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
+    hanging_app.setup()
+    args = {"folder": str(tmp_path), "seconds": 0.5}
+    job_id = jobs.enqueue(task_name="lasts", queue="work", args=args)
+    until((tmp_path / "started").exists, timeout_s=30)
+    wire.freeze()
+    until(lambda: row_of(job_id)["crash_count"] == 1)
+    until(lambda: [*Path(state["QUEUE_WORKFLOWS_STATE_DIR"]).glob("*.fenced")] != [])
+    worker.runs[-1].send(signal.SIGKILL)
+    worker.runs[-1].wait(20)
+    wire.thaw()
+    worker.start()
+    until(lambda: row_of(job_id)["status"] == "completed", timeout_s=30)
+    until(lambda: row_of(job_id)["crash_count"] == 0)
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["plain", "batch", "pool", "supervised"])
 def test_a_claim_that_was_under_way_during_a_stall_is_handed_back_and_made_again(
     cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str

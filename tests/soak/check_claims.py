@@ -14,6 +14,8 @@ GRACE_S = 1.5
 RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
 DEADLY = ("stop", "freeze", "restart", "stall")
 """Faults, kills aside, after which a claim may count as a crash: the short lease ends meanwhile."""
+NOTE_S = 5.0
+"""What the next worker of a seat may take before it reports the notes of the one before."""
 PATIENT = ("restart", "stall")
 """The same for a worker whose lease outlasts the others."""
 EVIDENT = ("stop", "stall")
@@ -146,8 +148,8 @@ def charged(seen: Seen) -> Found:
     """Find crashes that were charged although the database was away.
 
     A frozen connection and a restarted server end claims too, by the fence, and charge nothing.
-    But a job that failed as poison keeps the last crash if its worker's note came too late, as it
-    does where no parent has the database meanwhile (docs/decisions/0021).
+    But a job that failed as poison keeps a crash if its worker's note came too late, as it does
+    where no parent has the database meanwhile (docs/decisions/0021).
     """
     handlers = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
     for job_id, job in seen.jobs.items():
@@ -164,16 +166,27 @@ def charged(seen: Seen) -> Found:
                 seen.hit(EVIDENT, claim.pid, since, until)
                 or seen.died_in_executor(job_id, event.claim)
                 or any(line.pid == claim.pid and since <= line.at <= until for line in handlers)
-                or (_is_poisoned(seen, job, event) and seen.hit(DEADLY, claim.pid, since, until))
+                or _was_noted_too_late(seen, job, claim, event)
             )
         if job["crash_count"] > evident:
             yield f"job {job_id}: {job['crash_count']} crashes charged, {evident} with evidence"
 
 
-def _is_poisoned(seen: Seen, job: dict[str, Any], event: evidence.Event) -> bool:
-    """Return whether a job failed as poison here, and no parent could report in time."""
-    claim = seen.claims(event.job).get(event.claim or 0)
-    seat = seen.seat(claim) if claim else None
-    if event.kind != "failed" or not str(job["error"]).startswith("poison: "):
+def _was_noted_too_late(
+    seen: Seen, job: dict[str, Any], claim: evidence.Event, event: evidence.Event
+) -> bool:
+    """Return whether a job failed as poison before the worker of this claim could leave word.
+
+    Its database was away when the claim ended, and no parent has another connection. It may be an
+    earlier claim than the one with which the job failed, if the database stayed away so long.
+    """
+    seat = seen.seat(claim)
+    if seat is None or seat.care == fleet.REAPED or not str(job["error"]).startswith("poison: "):
         return False
-    return seat is not None and seat.care != fleet.REAPED
+    failed_at = seen.finals(event.job)[-1].at
+    return any(
+        (fault.is_kill or fault.kind in DEADLY)
+        and fault.hits(claim.pid, claim.at - RECOVERY_S, event.at + 1)
+        and (event.kind == "failed" or fault.until + NOTE_S >= failed_at)
+        for fault in seen.faults
+    )

@@ -417,3 +417,21 @@ def test_only_a_process_that_was_stopped_may_act_after_its_claim(
     story.lines = [late._replace(word="start", at=10.1), late]
     story.faults = [faults.Fault(kind, POOL.name, 11.0, 19.5, (stopped,))]
     assert len([*check_claims.outlived(story.seen())]) == found
+
+
+@pytest.mark.parametrize(("away_until", "found"), [(29.0, 0), (20.0, 1)])
+def test_poison_may_come_before_the_note_of_an_earlier_claim(away_until: float, found: int) -> None:
+    story = Story()
+    story.job("j", crash_count=2, error="poison: took down 2 workers", status="failed")
+    story.event("j", "claimed", 10.0)
+    story.event("j", "reclaimed", 17.0)
+    story.event("j", "claimed", 18.0, 2)
+    story.lines.append(journal.Line("start", "j", 2, "worker", PID + 1, 18.1, "killed"))
+    story.event("j", "failed", 30.0, 2)
+    story.events["j"] = [
+        e._replace(worker=f"{POOL.label}:{PID + 1}:machine:random") if e.claim == 2 else e
+        for e in story.events["j"]
+    ]
+    story.faults = [faults.Fault("freeze", POOL.name, 11.0, away_until, (PID,))]
+    story.faults.append(faults.Fault("kill", POOL.name, 29.9, 29.9, (PID + 1,)))
+    assert len([*check_claims.charged(story.seen())]) == found
