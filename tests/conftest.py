@@ -29,6 +29,17 @@ DATABASE_FIXTURES = frozenset({"own_database", "dsn", "db", "fresh_database", "m
 THREAD_GRACE_S = 2.0
 WAITING = ("tests/faults/", "tests/e2e/", "tests/hostile/")
 """Folders whose tests wait for processes. They come first, so that no process of `-n` is last."""
+LONGEST = (
+    "tests/faults/test_schedulers.py",
+    "tests/faults/test_alert_senders.py",
+    "tests/e2e/test_soak.py",
+    "tests/hostile/",
+    "tests/faults/test_failpoints.py",
+    "tests/faults/test_ownership.py",
+    "tests/e2e/test_demo_command.py",
+    "tests/e2e/test_benchmarks.py",
+)
+"""Of these the tests that wait longest, half a minute and more: they come first of all."""
 UNIT = Path(__file__).parent / "unit"
 
 
@@ -88,7 +99,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(
                 f"{item.nodeid} asks for {', '.join(sorted(asked))}: no unit test"
             )
-    items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
+    items.sort(
+        key=lambda item: (
+            not item.nodeid.startswith(WAITING),
+            not item.nodeid.startswith(LONGEST),
+        )
+    )
 
 
 def pytest_collection_finish() -> None:

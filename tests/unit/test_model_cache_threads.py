@@ -13,14 +13,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from queue_workflows import config, errors, model_registry
+from queue_workflows import config, errors, model_cache, model_registry
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
 from tests.support.wait import until
 
 
 @pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
+def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # A collection after each unload walks all that the other tests of this process have left.
+    monkeypatch.setattr(model_cache, "_release_memory", lambda: None)
     model_registry.clear_for_tests()
     config.reset_for_tests()
     yield
