@@ -28,7 +28,7 @@ PREFIXES = ("QUEUE_WORKFLOWS_", "AI_LEADS_")
 DATABASE_FIXTURES = frozenset({"own_database", "dsn", "db", "fresh_database", "migrated_database"})
 THREAD_GRACE_S = 2.0
 WAITING = ("tests/faults/", "tests/e2e/", "tests/hostile/")
-"""Folders whose tests wait for processes. They come first, so that no process of `-n` is last."""
+"""Folders whose tests wait for processes: one at a time is handed to a process of `-n`."""
 LONGEST = (
     "tests/faults/test_schedulers.py",
     "tests/faults/test_alert_senders.py",
@@ -92,19 +92,22 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse unit tests that ask for a database, and put first the tests that wait long."""
+    """Refuse unit tests that ask for a database; below `-n`, begin with those that wait longest."""
     for item in items:
         asked = DATABASE_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if asked and UNIT in item.path.parents:
             raise pytest.UsageError(
                 f"{item.nodeid} asks for {', '.join(sorted(asked))}: no unit test"
             )
-    items.sort(
-        key=lambda item: (
-            not item.nodeid.startswith(WAITING),
-            not item.nodeid.startswith(LONGEST),
-        )
-    )
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    longest = [item for item in items if item.nodeid.startswith(LONGEST)]
+    others = [item for item in items if not item.nodeid.startswith(LONGEST)]
+    waiting = [item for item in others if item.nodeid.startswith(WAITING)]
+    busy = [item for item in others if not item.nodeid.startswith(WAITING)]
+    # Evenly mixed: some processes of `-n` wait while the others use the processor.
+    placed = [(n / len(part), item) for part in (waiting, busy) for n, item in enumerate(part)]
+    items[:] = [*longest, *(item for _, item in sorted(placed, key=lambda each: each[0]))]
 
 
 def pytest_collection_finish() -> None:

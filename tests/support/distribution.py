@@ -29,6 +29,8 @@ class Scheduling(LoadScopeScheduling):
     """Hand out some folders test by test, costly files as a whole, and all others in batches."""
 
     def __init__(self, config: Any, log: Any, *, one_by_one: tuple[str, ...]) -> None:
+        # Else pytest-xdist hands out the largest scopes first, and the longest tests last.
+        config.option.loadscopereorder = False
         super().__init__(config, log)
         self._one_by_one = one_by_one
         self._batch_of: dict[str, str] = {}
