@@ -69,7 +69,7 @@ def test_doctor_finds_an_installation_well(cli: Commands) -> None:
     assert all(set(f) == {"check", "level", "text", "remedy"} for f in found["findings"])
     errors = {f["check"] for f in found["findings"] if f["level"] == "error"}
     assert errors <= DANGERS
-    assert (found["errors"], found["warnings"]) == (len(errors), 0)
+    assert (found["errors"], found["warnings"]) == (len(errors), 0), done.out
     assert done.process.returncode == (1 if errors else 0)
 
     text = cli.run(QW, "doctor")
@@ -88,7 +88,7 @@ def test_a_warning_does_not_fail(cli: Commands, db: ModuleType) -> None:
         )
     done = cli.run(QW, "doctor", "--json")
     found = json.loads(done.out)
-    assert found["warnings"] == 1
+    assert found["warnings"] == 1, done.out
     assert done.process.returncode == (1 if found["errors"] else 0)
 
 
