@@ -308,7 +308,8 @@ class _FailureAlerts:
     waiting: bytes
     """Count the rows that may be taken, up to two."""
     take: bytes
-    """Take the oldest row for `lease_s` seconds."""
+    """Take the oldest row for `lease_s` seconds. MATERIALIZED: a subquery that the plan runs once for each row would find
+    the next oldest each time, and take them all."""
     take_all: bytes
     """Take all rows for `lease_s` seconds; return for each kind how many there are, up to five of their names, and the
     time of the last."""

@@ -161,13 +161,23 @@ class Arena:
         some = row_changes.Written([(c, k) for c, k in written.accepted if k.get("id") in {*shown}])
         found = operator_commands.remove(some, runs, jobs)
         live = self._live("workflow_runs")
-        there = self._ids("ingest_jobs")
+        there = self._left(some)
+        if there:
+            # A job that ran when it was cancelled ends a moment later, and can be deleted then.
+            with suppress(AssertionError):
+                wait.until(lambda: not self._live("ingest_jobs") & there, timeout_s=10)
+            found += operator_commands.remove(some, set(), set())
+            there = self._left(some)
         for change, key in some.accepted:
             if change.table == "workflow_runs" and key["id"] in live and _reachable(key["id"]):
                 found.append(f"{change}: the run lives after `cancel`")
             if change.table == "ingest_jobs" and key["id"] in there and _reachable(key["id"]):
                 found.append(f"{change}: the job is there after `jobs delete`")
         return found
+
+    def _left(self, written: row_changes.Written) -> set[str]:
+        """Return those of these jobs that are still there."""
+        return self._ids("ingest_jobs") & {key for _, key in written.keys("ingest_jobs")}
 
     def _live(self, table: str) -> set[str]:
         query = sql.SQL(_LIVE).format(sql.Identifier(table))

@@ -514,6 +514,18 @@ def test_a_limit_of_one_sums_up_all(make: Make) -> None:
     assert (told[0]["kind"], told[0]["count"]) == ("summary", 3)
 
 
+def test_each_failure_is_told_whatever_the_statistics_say_about_the_table(make: Make) -> None:
+    """With statistics of one row the plan looks for the oldest row once for each row."""
+    told: list[Alert] = []
+    one = make(told.append, per_minute=600)
+    ids = [dead_job()]
+    with queue_workflows.db.connect() as conn:
+        conn.execute("VACUUM ANALYZE failure_alerts")
+    ids += [dead_job() for _ in range(30)]
+    assert one.run_once() == 31
+    assert [each["id"] for each in told] == ids
+
+
 def test_several_senders_share_the_limit_and_tell_each_failure_once(make: Make) -> None:
     told: list[Alert] = []
     senders = [make(told.append, per_minute=7) for _ in range(4)]

@@ -39,13 +39,16 @@ SELECT count(*) AS n
          WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now()) LIMIT 2) w;
 
 -- name: take
--- Take the oldest row for `lease_s` seconds.
+-- Take the oldest row for `lease_s` seconds. MATERIALIZED: a subquery that the plan runs once for each row would find
+-- the next oldest each time, and take them all.
+WITH oldest AS MATERIALIZED (
+    SELECT id FROM failure_alerts
+     WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+     ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
 UPDATE failure_alerts a
    SET claims = a.claims + 1, taken_by = %(token)s, taken_at = clock_timestamp(),
        taken_until = now() + make_interval(secs => %(lease_s)s)
-  FROM (SELECT id FROM failure_alerts
-         WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now())
-         ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) oldest
+  FROM oldest
  WHERE a.id = oldest.id
 RETURNING a.kind, a.subject, a.name, a.queue, a.schedule, a.reason, a.error, a.failed_at;
 
