@@ -22,8 +22,6 @@ from queue_workflows.types import Row
 _log = logging.getLogger("queue_workflows.scheduler")
 CHANNEL = "schedules_changed"
 KIND = "schedule"
-WENT_BACK_MAX = timedelta(days=1)
-"""A last fire that lies further ahead came of a wrong clock."""
 BATCH = 50
 """How many schedules one transaction plans and fires."""
 OVERLAP_POLL_S = 1.0
@@ -165,15 +163,8 @@ def _fire_row(conn: db.Connection, row: Row, now: datetime, missed: list[Missed]
 
 
 def _planned_from(row: Row, now: datetime) -> datetime:
-    """Return after which instant a schedule without a plan fires: its change or its last fire.
-
-    If the clock went back, the last fire lies ahead: what comes before it has fired, or was left
-    out by the policy. But a fire that is over a day ahead came of a wrong clock.
-    """
-    last = row["last_fire_at"]
-    if last is not None and last > now:
-        return last if last - now <= WENT_BACK_MAX else now
-    known = [at for at in (row["changed_at"], last) if at is not None and at <= now]
+    """Return after which instant a schedule without a plan fires: its change or its last fire."""
+    known = [at for at in (row["changed_at"], row["last_fire_at"]) if at is not None and at <= now]
     return max(known, default=now)
 
 

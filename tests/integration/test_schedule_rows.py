@@ -232,23 +232,6 @@ def test_a_clock_that_steps_an_hour_back_and_forth_fires_nothing_twice(db: Modul
     assert len(jobs()) == 3
 
 
-@pytest.mark.parametrize("catch_up", ["none", "last"])
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_clock_that_goes_back_reports_no_miss_and_fires_nothing_that_was_left_out(
-    db: ModuleType, catch_up: str, restart: bool
-):
-    clock = Clock()
-    ticker = put(clock, hourly(overlap="allow", catch_up=catch_up))
-    after(ticker, clock, 5)
-    after(ticker, clock, 605)
-    fired = fires()
-    before = rows("SELECT missed_at FROM schedules")
-    ticker = Ticker(now_fn=clock) if restart else ticker
-    after(ticker, clock, 530, 545, 604)
-    assert (fires(), rows("SELECT missed_at FROM schedules")) == (fired, before)
-    assert len(after(ticker, clock, 606, 665)) == 1
-
-
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_clock_that_was_days_ahead_does_not_stop_a_schedule(db: ModuleType, restart: bool):
     clock = Clock()
