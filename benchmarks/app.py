@@ -18,6 +18,11 @@ def stamp() -> dict[str, Any]:
     return {"ns": time.monotonic_ns()}
 
 
+def listing(count: int) -> dict[str, Any]:
+    """Return a list of so many items."""
+    return {"items": list(range(count))}
+
+
 def _nodes(name: str) -> list[dict[str, Any]]:
     shape, _, size = name.partition(":")
     count = int(size or 1)
@@ -28,16 +33,37 @@ def _nodes(name: str) -> list[dict[str, Any]]:
             {"id": f"n{i}", "node": "stamp", "depends_on": [f"n{i - 1}"] if i else []}
             for i in range(count)
         ]
+    if shape == "listing":
+        given = {"name": "count", "from": f"pipeline._implicit({count})"}
+        return [{"id": "source", "node": "listing", "inputs": [given]}]
+    if shape == "item":
+        return [{"id": "n", "node": "noop"}]
+    if shape == "joining":
+        return [{"id": "join", "node": "stamp"}]
     middle = [{"id": f"n{i}", "node": "noop", "depends_on": ["source"]} for i in range(count)]
     join = {"id": "join", "node": "stamp", "depends_on": [node["id"] for node in middle]}
     return [{"id": "source", "node": "stamp"}, *middle, join]
 
 
 def load_workflow(name: str) -> dict[str, Any]:
-    """Return `wide:N`, `chain:N` or `fan:N`: one step with the pipeline of the same name."""
+    """Return `wide:N`, `chain:N` or `fan:N`: one step with the pipeline of the same name.
+
+    `map:N` is the fan as a map over a list of N items.
+    """
+    if name.startswith("map:"):
+        return {"name": name, "steps": _map_steps(name.partition(":")[2])}
     if name.partition(":")[0] not in ("wide", "chain", "fan"):
         raise LookupError(f"no workflow {name!r}")
     return {"name": name, "steps": [{"id": "w", "kind": "pipeline", "pipeline": name}]}
+
+
+def _map_steps(size: str) -> list[dict[str, Any]]:
+    def step(step_id: str, pipeline: str, *after: str) -> dict[str, Any]:
+        return {"id": step_id, "kind": "pipeline", "pipeline": pipeline, "depends_on": [*after]}
+
+    over = {"$from": "s/source.items"}
+    mapped = {"id": "m", "kind": "map", "over": over, "pipeline": "item", "depends_on": ["s"]}
+    return [step("s", f"listing:{size}"), mapped, step("w", "joining", "m")]
 
 
 def pipeline_schema(name: str) -> dict[str, Any]:
@@ -47,6 +73,7 @@ def pipeline_schema(name: str) -> dict[str, Any]:
 
 queue_workflows.register_node("noop", noop)
 queue_workflows.register_node("stamp", stamp)
+queue_workflows.register_node("listing", listing)
 queue_workflows.register_ingest_task("noop", noop)
 queue_workflows.register_ingest_task("stamp", stamp)
 queue_workflows.set_workflow_provider(load_workflow, pipeline_schema)

@@ -26,9 +26,13 @@ class Bench:
     ) -> None:
         self.server = server
         self.quick = quick
-        self.peers = peers
+        self._peers = peers
         self._scratch = scratch
         self._begun = time.monotonic()
+
+    def peers(self, role: str) -> list[Peer]:
+        """Return the libraries to compare with that can do this."""
+        return [peer for peer in self._peers if peer.can(role)]
 
     def pick(self, full: T, quick: T) -> T:
         """Return the size for this run."""

@@ -28,7 +28,8 @@ BEAT_S = 5.0
 _PICK = """
 CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(
     p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
-    p_policy text, p_grace_s double precision, p_bound_s double precision)
+    p_policy text, p_grace_s double precision, p_bound_s double precision,
+    p_versions text[] DEFAULT NULL)
 RETURNS text LANGUAGE sql AS $$
     SELECT j.id FROM workflow_node_jobs j
      WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL

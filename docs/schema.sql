@@ -49,6 +49,12 @@ CREATE TYPE public.queue_workflows_gpu_line AS (
 	oldest_s double precision
 );
 
+CREATE DOMAIN public.queue_workflows_item_count AS integer
+	CONSTRAINT queue_workflows_item_count_check CHECK (((VALUE >= 0) AND (VALUE <= 1000000000)));
+
+CREATE DOMAIN public.queue_workflows_item_state AS text
+	CONSTRAINT queue_workflows_item_state_check CHECK ((VALUE = ANY (ARRAY['waiting'::text, 'done'::text, 'failed'::text])));
+
 CREATE DOMAIN public.queue_workflows_job_status AS text
 	CONSTRAINT queue_workflows_job_status_check CHECK ((VALUE = ANY (ARRAY['queued'::text, 'running'::text, 'completed'::text, 'failed'::text, 'cancelled'::text])));
 
@@ -57,17 +63,26 @@ CREATE DOMAIN public.queue_workflows_node_event AS text;
 CREATE DOMAIN public.queue_workflows_node_status AS text
 	CONSTRAINT queue_workflows_node_status_check CHECK ((VALUE = ANY (ARRAY['queued'::text, 'running'::text, 'completed'::text, 'failed'::text, 'cancelled'::text, 'awaiting_input'::text, 'skipped'::text])));
 
+CREATE DOMAIN public.queue_workflows_node_version AS text
+	CONSTRAINT queue_workflows_node_version_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 1200)));
+
 CREATE DOMAIN public.queue_workflows_number AS bigint;
 
 CREATE DOMAIN public.queue_workflows_period_s AS double precision;
 
 CREATE DOMAIN public.queue_workflows_queue_name AS text;
 
+CREATE DOMAIN public.queue_workflows_revision AS integer
+	CONSTRAINT queue_workflows_revision_check CHECK (((VALUE >= 0) AND (VALUE <= 1000000000)));
+
 CREATE DOMAIN public.queue_workflows_seconds AS double precision;
 
 CREATE DOMAIN public.queue_workflows_time AS timestamp with time zone;
 
 CREATE DOMAIN public.queue_workflows_tries AS smallint;
+
+CREATE DOMAIN public.queue_workflows_upgrades AS jsonb
+	CONSTRAINT queue_workflows_upgrades_check CHECK ((octet_length((VALUE)::text) <= 1048576));
 
 CREATE FUNCTION public.notify_dispatch_event() RETURNS trigger
     LANGUAGE plpgsql
@@ -291,15 +306,16 @@ CREATE FUNCTION public.queue_workflows_alert(p_kind text, p_subject text, p_occu
     AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM failure_alert_state WHERE wanted_until > now())
-       OR (SELECT max(id) FROM failure_alerts) - (SELECT min(id) FROM failure_alerts) >= 10000 THEN
+       OR (SELECT max(id)::numeric FROM failure_alerts) - (SELECT min(id) FROM failure_alerts) >= 10000 THEN
         RETURN;
     END IF;
-    INSERT INTO failure_alerts (kind, subject, occurrence, name, queue, schedule, reason, error)
-    SELECT p_kind, cut[1], p_occurrence, cut[2], cut[3], cut[4], p_reason, left(p_error, 2000)
+    INSERT INTO failure_alerts (kind, subject, occurrence, name, queue, schedule, app, reason, error)
+    SELECT p_kind, cut[1], p_occurrence, cut[2], cut[3], cut[4],
+           (SELECT s.app FROM schedules s WHERE s.name = cut[4] AND s.on_failure), p_reason, left(p_error, 2000)
       FROM (SELECT array_agg(CASE WHEN octet_length(t.given) <= 2000 THEN t.given ELSE left(t.given, 500) END
                              ORDER BY t.n) AS cut
               FROM unnest(ARRAY[p_subject, p_name, p_queue, coalesce(p_schedule, CASE WHEN p_kind = 'run' THEN
-                       (SELECT s.name FROM schedules s WHERE s.last_run_id = p_subject LIMIT 1) END)])
+                       (SELECT f.name FROM schedule_fires f WHERE f.run_id = p_subject LIMIT 1) END)])
                    WITH ORDINALITY AS t (given, n)) names
         ON CONFLICT (kind, subject, occurrence) DO NOTHING;
 END $$;
@@ -325,9 +341,10 @@ CREATE FUNCTION public.queue_workflows_ask_turn(p_jobs name, p_key text) RETURNS
     LANGUAGE plpgsql
     AS $$
 BEGIN
+    -- The arguments of a plpgsql function share a collation, here that of `name`, which the index does not have.
     IF p_key IS NOT NULL AND p_jobs IN ('workflow_node_jobs', 'ingest_jobs') AND NOT EXISTS (
-        SELECT FROM lock_turns WHERE xid = pg_current_xact_id() AND jobs = p_jobs AND lock_key = p_key
-           AND NOT admits) THEN
+        SELECT FROM lock_turns WHERE xid = pg_current_xact_id() AND jobs = p_jobs
+           AND lock_key = p_key COLLATE "default" AND NOT admits) THEN
         INSERT INTO lock_turns (jobs, lock_key) VALUES (p_jobs, p_key);
     END IF;
 END $$;
@@ -544,6 +561,33 @@ BEGIN
     RETURN NEW;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_cancel_children() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
+    AS $$
+BEGIN
+    UPDATE workflow_runs r SET status = 'cancelled', finished_at = now(), updated_at = now()
+     WHERE r.id = ANY (ARRAY(
+               SELECT j.child_run_id FROM workflow_node_jobs j
+                WHERE j.run_id = NEW.id AND j.status = 'awaiting_input' AND j.child_run_id IS NOT NULL
+                ORDER BY j.child_run_id))
+       AND r.parent_run_id = NEW.id AND r.mode = 'node' AND NOT queue_workflows_is_terminal_run(r.status);
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_charge_steps(p_table text, p_job text, p_claim bigint) RETURNS text
+    LANGUAGE sql
+    AS $$
+    WITH charged AS (
+        UPDATE job_steps s SET crashes = least(s.crashes, 999999) + 1
+         WHERE s.job_table = p_table AND s.job_id = p_job AND s.claim_no = p_claim AND s.state = 'running'
+           AND s.kind IN ('step', 'cursor')
+     RETURNING s.id, s.name, s.key)
+    SELECT string_agg(c.name || CASE WHEN c.key = '' THEN '' ELSE ' (key ' || left(c.key, 100) || ')' END, ', '
+                      ORDER BY c.id)
+      FROM charged c
+$$;
+
 CREATE FUNCTION public.queue_workflows_check_payload(p_value jsonb, p_column text, p_bytes integer DEFAULT 16777216) RETURNS void
     LANGUAGE plpgsql IMMUTABLE
     AS $_$
@@ -568,7 +612,37 @@ BEGIN
     END IF;
 END $_$;
 
-CREATE FUNCTION public.queue_workflows_claim_apart(p_jobs text, p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_promote boolean, p_models text[] DEFAULT NULL::text[], p_lane smallint DEFAULT NULL::smallint, OUT job_id text, OUT aside jsonb) RETURNS record
+CREATE FUNCTION public.queue_workflows_child_ended() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
+    AS $$
+DECLARE
+    v_output jsonb;
+BEGIN
+    IF NEW.status = 'completed' THEN
+        SELECT j.context_delta INTO v_output FROM workflow_node_jobs j
+         WHERE j.run_id = NEW.id AND j.node_id = '__output__' AND j.status = 'completed';
+    END IF;
+    PERFORM queue_workflows_end_parent_node(
+        NEW.id, NEW.parent_run_id, NEW.parent_node_id,
+        CASE NEW.status WHEN 'completed' THEN 'completed' ELSE 'failed' END, coalesce(v_output, '{}'),
+        CASE NEW.status WHEN 'failed' THEN 'run ' || NEW.id || ' failed: ' || coalesce(NEW.error, 'no error was given')
+                        WHEN 'cancelled' THEN 'run ' || NEW.id || ' was cancelled' END);
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_children_gone() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
+    AS $$
+BEGIN
+    PERFORM queue_workflows_end_parent_node(
+                g.id, g.parent_run_id, g.parent_node_id, 'failed', '{}', 'run ' || g.id || ' was deleted')
+       FROM gone g WHERE g.parent_run_id IS NOT NULL;
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_claim_apart(p_jobs text, p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_promote boolean, p_models text[] DEFAULT NULL::text[], p_lane smallint DEFAULT NULL::smallint, p_versions text[] DEFAULT NULL::text[], OUT job_id text, OUT aside jsonb) RETURNS record
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -633,11 +707,12 @@ BEGIN
         ELSE
             'SELECT q.id FROM (SELECT j.id, j.run_id, j.required_model FROM workflow_node_jobs j'
             ' WHERE j.queue = $1 AND j.status = ''queued'' AND j.blocked_reason IS NULL'
+            ' AND (j.required_version IS NULL OR j.required_version = ANY ($6))'
             ' ORDER BY j.priority, j.seq LIMIT 10 * $2) q'
             ' WHERE EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id'
             ' AND r.status NOT IN (''completed'', ''failed'', ''cancelled'') OFFSET 0)'
             ' AND ($1 <> ''gpu'' OR queue_workflows_gpu_misfit($3, $4, $5, q.required_model) IS NULL) LIMIT $2'
-        END USING p_queue, c_window, p_host, p_models, v_vram
+        END USING p_queue, c_window, p_host, p_models, v_vram, p_versions
     LOOP
         -- Outside of the subtransaction: a row that raises stays locked until it is moved out of the way.
         EXECUTE format('SELECT id FROM %I WHERE id = $1 AND status = ''queued'' AND blocked_reason IS NULL'
@@ -725,6 +800,124 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_context_of(p_run text, p_heads text[]) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+BEGIN
+    RETURN (
+        SELECT coalesce((SELECT jsonb_object_agg(head, r.context -> head)
+                           FROM unnest(p_heads) head WHERE r.context ? head), '{}')
+            || coalesce((SELECT jsonb_object_agg(d.node_id, d.context_delta)
+                           FROM workflow_node_jobs d
+                          WHERE d.run_id = p_run AND d.status = 'completed'
+                            AND d.node_id = ANY (p_heads)), '{}')
+          FROM workflow_runs r WHERE r.id = p_run);
+END $$;
+
+CREATE FUNCTION public.queue_workflows_count_events(p_most bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'on'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_old   pg_snapshot;
+    v_new   pg_snapshot;
+    v_since timestamptz;
+    v_low   bigint;
+    v_high  bigint;
+    v_more  boolean := false;
+BEGIN
+    -- Not a lock of the row, which would write: most calls find nothing to count.
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('queue_workflows.metrics', 0)) THEN
+        RETURN NULL;
+    END IF;
+    SELECT p.counted, p.since INTO v_old, v_since FROM metric_position p;
+    IF NOT FOUND THEN
+        v_low := coalesce(least((SELECT min(e.xid) FROM workflow_node_events e WHERE e.xid > 0),
+                                (SELECT min(e.xid) FROM ingest_job_events e WHERE e.xid > 0)),
+                          pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+        v_old := format('%s:%s:', v_low, v_low)::pg_snapshot;
+        INSERT INTO metric_position (counted) VALUES (v_old) RETURNING since INTO v_since;
+    END IF;
+    v_new := pg_current_snapshot();
+    IF pg_snapshot_xmax(v_new) < pg_snapshot_xmax(v_old) THEN
+        -- A dump was restored into a server that has made fewer transactions.
+        UPDATE metric_position SET counted = v_new, counted_at = now(), since = now();
+        RETURN false;
+    END IF;
+    v_low := pg_snapshot_xmin(v_old)::text::bigint;
+    v_high := v_low + p_most;
+    IF v_high % 4294967296 < 3 THEN
+        v_high := v_high + 3;  -- these are numbers of no transaction
+    END IF;
+    IF pg_snapshot_xmin(v_new)::text::bigint > v_high THEN
+        -- All transactions below have ended.
+        v_new := format('%s:%s:', v_high, v_high)::pg_snapshot;
+        v_more := true;
+    END IF;
+    WITH one AS MATERIALIZED (
+        SELECT * FROM queue_workflows_uncounted_events(
+                 v_low, pg_snapshot_xmax(v_new)::text::bigint, v_old, v_new, v_since)),
+    seen (metric, name, label, seconds) AS (
+        SELECT 'jobs', queue, event_type, NULL::float8 FROM one
+         WHERE event_type IN ('completed', 'failed', 'cancelled')
+        UNION ALL SELECT 'run', queue, '', elapsed_s FROM one
+         WHERE event_type IN ('completed', 'failed', 'retried') AND by_worker AND elapsed_s IS NOT NULL
+        UNION ALL SELECT 'claims', queue, '', NULL FROM one WHERE event_type = 'claimed'
+        UNION ALL SELECT 'wait', queue, why, wait_s FROM one WHERE event_type = 'claimed' AND wait_s IS NOT NULL
+        UNION ALL SELECT 'retries', queue, cause, NULL FROM one WHERE event_type = 'retried'
+        UNION ALL SELECT 'reclaims', queue, cause, NULL FROM one
+         WHERE is_crash OR event_type = 'requeued' AND cause = 'database_away'
+        UNION ALL SELECT 'requeues', queue, cause, NULL FROM one
+         WHERE event_type = 'requeued' AND cause <> 'database_away'
+        UNION ALL SELECT 'crashes', queue, '', NULL FROM one WHERE is_crash
+        UNION ALL SELECT 'crashes_excused', queue, '', NULL FROM one WHERE event_type = 'death' AND cause = 'false'
+        UNION ALL SELECT 'watchdog', queue, event_type, NULL FROM one
+         WHERE event_type IN ('stall_trip', 'gpu_health_trip', 'budget_trip')
+        UNION ALL SELECT 'model_load', model, '', coalesce(elapsed_s, 0) FROM one
+         WHERE event_type = 'model_load_done'),
+    added AS MATERIALIZED (
+        SELECT metric, name, label, count(*) AS n, coalesce(sum(seconds), 0) AS seconds,
+               (cardinality(b.bounds) - width_bucket(-seconds, b.below))::smallint AS bucket
+          FROM seen
+         CROSS JOIN (SELECT bounds, ARRAY(SELECT -u FROM unnest(bounds) u ORDER BY u DESC) AS below
+                       FROM queue_workflows_metric_bounds() bounds) b
+         GROUP BY metric, name, label, bucket),
+    kept AS (
+        SELECT f.name, f.of_model
+          FROM (SELECT a.name, a.metric = 'model_load' AS of_model,
+                       row_number() OVER (PARTITION BY a.metric = 'model_load' ORDER BY bool_and(k.name IS NULL), a.name)
+                           AS place, bool_or(k.name IS NOT NULL) AS is_known
+                  FROM added a
+                  LEFT JOIN (SELECT DISTINCT t.name, t.metric = 'model_load' AS of_model FROM metric_totals t) k
+                    ON k.name = a.name AND k.of_model = (a.metric = 'model_load')
+                 GROUP BY a.name, a.metric = 'model_load') f
+         WHERE f.is_known
+            OR f.place <= 100 - (SELECT count(DISTINCT t.name) FROM metric_totals t
+                                  WHERE (t.metric = 'model_load') = f.of_model
+                                    AND NOT EXISTS (SELECT FROM added a WHERE a.name = t.name
+                                                      AND (a.metric = 'model_load') = f.of_model)))
+    INSERT INTO metric_totals AS t (metric, name, label, bucket, n, seconds)
+    SELECT a.metric, coalesce(k.name, '(other)'), coalesce(a.label, ''), coalesce(a.bucket, 0), sum(a.n),
+           least(sum(a.seconds), 1e15)
+      FROM added a
+      LEFT JOIN kept k ON k.name = a.name AND k.of_model = (a.metric = 'model_load')
+     GROUP BY 1, 2, 3, 4
+        ON CONFLICT (metric, name, label, bucket) DO UPDATE
+       SET n = least(t.n + EXCLUDED.n, 1000000000000000000), seconds = least(t.seconds + EXCLUDED.seconds, 1e15);
+    -- Also from time to time where nothing happens: what lies between is searched again and again.
+    IF FOUND OR v_more OR pg_snapshot_xmin(v_new)::text::bigint > v_low + 1000 THEN
+        UPDATE metric_position SET counted = v_new, counted_at = now();
+    END IF;
+    RETURN v_more;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_demand(p_right text, p_table text, p_column text) RETURNS void
     LANGUAGE plpgsql STABLE
     AS $$
@@ -746,6 +939,61 @@ BEGIN
         NEW.until_at := NULL;
     END IF;
     RETURN NEW;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_end_map(p_run text, p_map text, p_result text, p_path text[], p_limit bigint) RETURNS bigint
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_output jsonb;
+    v_size   bigint;
+    v_count  bigint;
+BEGIN
+    SELECT jsonb_build_object(
+               'results', coalesce(jsonb_agg(d.context_delta #> p_path ORDER BY i.position)
+                                   FILTER (WHERE d.context_delta #> p_path IS NOT NULL), '[]'),
+               'keys', coalesce(jsonb_agg(i.key ORDER BY i.position)
+                                FILTER (WHERE d.context_delta #> p_path IS NOT NULL), '[]'),
+               'failed', coalesce(jsonb_agg(jsonb_build_object('key', i.key, 'error', i.error) ORDER BY i.position)
+                                  FILTER (WHERE i.state = 'failed'), '[]'))
+      INTO v_output
+      FROM workflow_map_items i
+      LEFT JOIN workflow_node_jobs d
+        ON i.state = 'done' AND d.run_id = p_run AND d.status = 'completed'
+       AND d.node_id = p_map || '[' || i.key || ']/' || p_result
+     WHERE i.run_id = p_run AND i.map_id = p_map;
+    v_size := octet_length(v_output::text);
+    IF v_size > p_limit THEN
+        RETURN v_size;
+    END IF;
+    WITH done AS (
+        UPDATE workflow_node_jobs j
+           SET status = 'completed', context_delta = v_output, finished_at = now(), blocked_reason = NULL
+         WHERE j.run_id = p_run AND j.node_id = p_map AND j.status = 'queued'
+        RETURNING queue_workflows_record(j, 'completed') AS job)
+    SELECT count((d.job).id) INTO v_count FROM done d;
+    RETURN v_size;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_end_parent_node(p_child text, p_run text, p_node text, p_status text, p_output jsonb, p_error text) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+BEGIN
+    WITH ended AS (
+        UPDATE workflow_node_jobs j
+           SET status = p_status, context_delta = p_output, error = left(p_error, 8000), finished_at = now()
+         WHERE j.run_id = p_run AND j.node_id = p_node AND j.status = 'awaiting_input' AND j.child_run_id = p_child
+           AND EXISTS (SELECT FROM workflow_runs r
+                        WHERE r.id = p_run AND NOT queue_workflows_is_terminal_run(r.status))
+        RETURNING j.id, j.claim_no, j.generation)
+    INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
+    SELECT p_run, p_node, p_status, e.id, e.claim_no, e.generation FROM ended e;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_enqueue(p_prefix text, p_jobs jsonb) RETURNS TABLE(place bigint, id text, same boolean)
@@ -773,12 +1021,64 @@ BEGIN
     RETURN QUERY SELECT * FROM unnest(v_places, v_ids, v_same);
 END $$;
 
+CREATE FUNCTION public.queue_workflows_event_sent() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
+    AS $$
+DECLARE
+    v_steps bigint[];
+BEGIN
+    WITH arrived AS (
+        UPDATE job_steps s SET state = 'running' FROM added e
+         WHERE s.kind = 'event' AND s.state = 'waiting' AND s.name = e.name AND s.key = e.key
+     RETURNING s.id)
+    SELECT array_agg(a.id) INTO v_steps FROM arrived a;
+    IF v_steps IS NOT NULL THEN
+        PERFORM queue_workflows_wake_jobs(v_steps);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_fail_map(p_run text, p_map text, p_error text) RETURNS boolean
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    WITH done AS (
+        UPDATE workflow_node_jobs j
+           SET status = 'failed', error = p_error, finished_at = now(), blocked_reason = NULL
+         WHERE j.run_id = p_run AND j.node_id = p_map AND j.status = 'queued'
+        RETURNING queue_workflows_record(j, 'failed') AS job)
+    SELECT count((d.job).id) INTO v_count FROM done d;
+    RETURN v_count > 0;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF EXISTS (SELECT FROM job_parts) THEN
+        DELETE FROM job_parts p WHERE p.job_table = p_table AND p.job_id = ANY (p_jobs);
+    END IF;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_forget_runs() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
 BEGIN
     DELETE FROM workflow_node_events e USING gone WHERE e.run_id = gone.id;
     RETURN NULL;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_forget_steps(p_table text, p_jobs text[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF EXISTS (SELECT FROM job_steps) THEN
+        DELETE FROM job_steps s WHERE s.job_table = p_table AND s.job_id = ANY (p_jobs);
+    END IF;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_give_turns(p_jobs text, p_keys text[]) RETURNS bigint
@@ -789,40 +1089,64 @@ CREATE FUNCTION public.queue_workflows_give_turns(p_jobs text, p_keys text[]) RE
     SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    AS $_$
+    AS $$
 DECLARE
     v_count bigint;
 BEGIN
-    EXECUTE format($q$
+    -- Once for each table: dynamic SQL for both would be planned anew at each commit that has a lock key.
+    IF p_jobs = 'ingest_jobs' THEN
         WITH behind AS MATERIALIZED (
-            SELECT b.id FROM unnest($1) AS k (key) CROSS JOIN LATERAL (
-                SELECT j.id FROM %1$I j
+            SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+                SELECT j.id FROM ingest_jobs j
                  WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
                    AND j.blocked_reason IS NULL
                    -- Compare with the first waiter only: a search for any earlier one may read all waiters.
                    AND EXISTS (SELECT FROM (
-                       SELECT w.priority, w.seq FROM %1$I w
+                       SELECT w.priority, w.seq FROM ingest_jobs w
                         WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
                           AND w.blocked_reason = 'locked'
                         ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
                    FOR UPDATE OF j SKIP LOCKED) b)
-        UPDATE %1$I j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b))
-        $q$, p_jobs) USING p_keys;
-    EXECUTE format($q$
+        UPDATE ingest_jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
         WITH heads AS MATERIALIZED (
-            SELECT h.id FROM unnest($1) AS k (key) CROSS JOIN LATERAL (
-                SELECT w.id FROM %1$I w
+            SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+                SELECT w.id FROM ingest_jobs w
                  WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
                    AND w.blocked_reason = 'locked'
                  ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
-             WHERE NOT EXISTS (SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
+             WHERE NOT EXISTS (SELECT FROM ingest_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
                       AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
-        UPDATE %1$I j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h))
-        $q$, p_jobs) USING p_keys;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
+        UPDATE ingest_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+    ELSE
+        WITH behind AS MATERIALIZED (
+            SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+                SELECT j.id FROM workflow_node_jobs j
+                 WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
+                   AND j.blocked_reason IS NULL
+                   -- Compare with the first waiter only: a search for any earlier one may read all waiters.
+                   AND EXISTS (SELECT FROM (
+                       SELECT w.priority, w.seq FROM workflow_node_jobs w
+                        WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+                          AND w.blocked_reason = 'locked'
+                        ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
+                   FOR UPDATE OF j SKIP LOCKED) b)
+        UPDATE workflow_node_jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
+        WITH heads AS MATERIALIZED (
+            SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+                SELECT w.id FROM workflow_node_jobs w
+                 WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+                   AND w.blocked_reason = 'locked'
+                 ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
+             WHERE NOT EXISTS (SELECT FROM workflow_node_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
+                      AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
+        UPDATE workflow_node_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+    END IF;
     RETURN v_count;
-END $_$;
+END $$;
 
 CREATE FUNCTION public.queue_workflows_give_turns_singly(p_jobs text, p_keys text[]) RETURNS bigint
     LANGUAGE plpgsql
@@ -875,7 +1199,7 @@ BEGIN
                   WHERE queue_workflows_gpu_misfit(p_host, v_models, p_vram_mb, m.model) IS NULL);
 END $$;
 
-CREATE FUNCTION public.queue_workflows_gpu_choose(p_worker text, p_host text, p_warm text, p_models text[], p_newest boolean, p_grace_s double precision, p_bound_s double precision, OUT model text, OUT seq bigint, OUT why text) RETURNS record
+CREATE FUNCTION public.queue_workflows_gpu_choose(p_worker text, p_host text, p_warm text, p_models text[], p_newest boolean, p_grace_s double precision, p_bound_s double precision, p_versions text[], OUT model text, OUT seq bigint, OUT why text) RETURNS record
     LANGUAGE plpgsql STABLE
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
@@ -888,7 +1212,7 @@ DECLARE
     v_worst  smallint;
 BEGIN
     v_lines := ARRAY(SELECT l FROM unnest(p_models) AS m (model)
-                      CROSS JOIN LATERAL queue_workflows_gpu_line(m.model) l);
+                      CROSS JOIN LATERAL queue_workflows_gpu_line(m.model, p_versions) l);
     IF cardinality(v_lines) = 0 THEN
         RETURN;
     END IF;
@@ -919,7 +1243,7 @@ BEGIN
     END IF;
     IF why IS NULL THEN
         SELECT l.* INTO v_chosen FROM unnest(v_lines) l
-         CROSS JOIN LATERAL queue_workflows_gpu_weigh(v_fleet, p_host, l.model) w
+         CROSS JOIN LATERAL queue_workflows_gpu_weigh(v_fleet, p_host, l.model, p_versions) w
          WHERE NOT w.is_left
          ORDER BY CASE WHEN NOT p_newest THEN w.waited_s / (w.load_s + w.jobs * w.run_s + 0.001) END DESC,
                   CASE WHEN p_newest THEN l.priority END, CASE WHEN p_newest THEN -l.seq ELSE l.seq END
@@ -967,7 +1291,7 @@ CREATE FUNCTION public.queue_workflows_gpu_is_held(p_fleet public.queue_workflow
       FROM queue_workflows_gpu_times(p_host, p_model) t
 $$;
 
-CREATE FUNCTION public.queue_workflows_gpu_line(p_model text) RETURNS SETOF public.queue_workflows_gpu_line
+CREATE FUNCTION public.queue_workflows_gpu_line(p_model text, p_versions text[] DEFAULT NULL::text[]) RETURNS SETOF public.queue_workflows_gpu_line
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -989,12 +1313,14 @@ BEGIN
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1;
@@ -1002,12 +1328,14 @@ BEGIN
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1;
@@ -1061,7 +1389,7 @@ CREATE FUNCTION public.queue_workflows_gpu_needs(p_host text, p_model text) RETU
       FROM gpu_models g WHERE g.model = p_model
 $$;
 
-CREATE FUNCTION public.queue_workflows_gpu_next(p_worker text, p_host text, p_model text, p_models text[], p_newest boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, OUT model text, OUT how text, OUT band smallint, OUT seq bigint, OUT why text) RETURNS record
+CREATE FUNCTION public.queue_workflows_gpu_next(p_worker text, p_host text, p_model text, p_models text[], p_newest boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], OUT model text, OUT how text, OUT band smallint, OUT seq bigint, OUT why text) RETURNS record
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -1081,11 +1409,12 @@ BEGIN
     IF p_policy = 'balanced' THEN
         SELECT c.model, c.seq, c.why INTO model, seq, why
           FROM queue_workflows_gpu_choose(
-                   p_worker, p_host, p_model, p_models, p_newest, p_grace_s, p_bound_s) c;
+                   p_worker, p_host, p_model, p_models, p_newest, p_grace_s, p_bound_s,
+                   p_versions) c;
         IF why = 'overdue' THEN
             how := 'oldest';
         ELSIF p_newest THEN
-            SELECT l.priority INTO band FROM queue_workflows_gpu_line(model) l;
+            SELECT l.priority INTO band FROM queue_workflows_gpu_line(model, p_versions) l;
         END IF;
         RETURN;
     END IF;
@@ -1098,6 +1427,7 @@ BEGIN
                              WHERE (k.required_model, k.priority) >= (m.model, j.priority)
                                AND (k.required_model, k.priority) <= (m.model, j.priority)
                                AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
+                               AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
                                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1)
@@ -1105,6 +1435,7 @@ BEGIN
                             SELECT k.seq FROM workflow_node_jobs k
                              WHERE k.required_model IS NULL AND k.priority BETWEEN j.priority AND j.priority
                                AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
+                               AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
                                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1) END AS place
@@ -1113,6 +1444,7 @@ BEGIN
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model <> '' AND k.required_model BETWEEN m.model AND m.model
                        AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
+                       AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                                    AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
@@ -1120,6 +1452,7 @@ BEGIN
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
                        AND queue_workflows_is_claimable(k.status, k.blocked_reason)
+                       AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                                    AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
@@ -1160,7 +1493,7 @@ CREATE FUNCTION public.queue_workflows_gpu_reach(p_fleet public.queue_workflows_
       FROM unnest(p_fleet) f WHERE f.model = p_model
 $$;
 
-CREATE FUNCTION public.queue_workflows_gpu_take(p_model text, p_how text, p_band smallint, p_seq bigint) RETURNS text
+CREATE FUNCTION public.queue_workflows_gpu_take(p_model text, p_how text, p_band smallint, p_seq bigint, p_versions text[] DEFAULT NULL::text[]) RETURNS text
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -1178,6 +1511,7 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL AND j.seq <= p_seq
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -1185,6 +1519,7 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -1192,6 +1527,7 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -1200,6 +1536,7 @@ BEGIN
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND (j.required_model, j.priority) >= (p_model, p_band)
            AND (j.required_model, j.priority) <= (p_model, p_band)
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -1207,6 +1544,7 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -1214,6 +1552,7 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -1262,7 +1601,7 @@ CREATE FUNCTION public.queue_workflows_gpu_unserved() RETURNS TABLE(model text, 
       FROM told t WHERE t.is_served IS NOT TRUE
 $$;
 
-CREATE FUNCTION public.queue_workflows_gpu_weigh(p_fleet public.queue_workflows_gpu_holder[], p_host text, p_model text, OUT jobs integer, OUT waited_s double precision, OUT load_s double precision, OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean) RETURNS record
+CREATE FUNCTION public.queue_workflows_gpu_weigh(p_fleet public.queue_workflows_gpu_holder[], p_host text, p_model text, p_versions text[], OUT jobs integer, OUT waited_s double precision, OUT load_s double precision, OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean) RETURNS record
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -1282,6 +1621,7 @@ BEGIN
       FROM (SELECT j.created_at FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model BETWEEN p_model AND p_model
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 16) w;
@@ -1457,7 +1797,7 @@ BEGIN
     PERFORM queue_workflows_demand('INSERT', 'workflow_input_submissions', 'value');
     PERFORM FROM workflow_node_jobs
       WHERE run_id = p_run AND node_id = p_node AND starts_with(node_module, '__input__')
-        AND status IN ('queued', 'running', 'awaiting_input') FOR SHARE;
+        AND status IN ('queued', 'running', 'awaiting_input') FOR KEY SHARE;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_hold_until_due() RETURNS trigger
@@ -1644,7 +1984,7 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_insert_nodes(p_run text, p_rows jsonb) RETURNS bigint
+CREATE FUNCTION public.queue_workflows_insert_ended(p_run text, p_rows jsonb) RETURNS bigint
     LANGUAGE plpgsql
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
@@ -1652,36 +1992,87 @@ CREATE FUNCTION public.queue_workflows_insert_nodes(p_run text, p_rows jsonb) RE
     AS $$
 DECLARE
     v_count bigint;
+    v_made  text[];
+    v_child record;
+BEGIN
+    WITH ended AS (
+        INSERT INTO workflow_node_jobs AS j
+               (run_id, node_id, node_module, queue, status, priority, inputs, input_template, ref_heads,
+                generation, context_delta, progress, finished_at)
+        SELECT r.id, n.node_id, n.node_module, n.queue, n.status, r.priority, n.inputs, '{}', '{}', r.generation,
+               coalesce(n.context_delta, '{}'), CASE n.status WHEN 'completed' THEN '1'::jsonb END,
+               CASE n.status WHEN 'completed' THEN now() END
+          FROM workflow_runs r, jsonb_to_recordset(p_rows) AS n (
+               node_id text, node_module text, queue text, status text, inputs jsonb, context_delta jsonb)
+         WHERE r.id = p_run AND n.status IN ('completed', 'awaiting_input')
+            ON CONFLICT (run_id, node_id) DO UPDATE SET
+               status = EXCLUDED.status, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
+               inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
+               ref_heads = EXCLUDED.ref_heads, priority = EXCLUDED.priority, seq = EXCLUDED.seq,
+               generation = EXCLUDED.generation, context_delta = EXCLUDED.context_delta,
+               progress = EXCLUDED.progress, finished_at = EXCLUDED.finished_at, required_model = NULL,
+               required_version = NULL,
+               error = NULL, seconds = NULL, input_spec = NULL, resolved_inputs = NULL, blocked_reason = NULL,
+               available_at = NULL, cancel_requested_at = NULL, created_at = now(), started_at = NULL
+         WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled')
+        RETURNING j.id, j.node_id, j.claim_no, j.generation, j.status),
+    sent AS (
+        INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation, processed_at)
+        SELECT p_run, e.node_id, 'completed', e.id, e.claim_no, e.generation, now() FROM ended e
+         WHERE e.status = 'completed')
+    SELECT count(*), array_agg(e.node_id) INTO v_count, v_made FROM ended e;
+    FOR v_child IN
+        SELECT * FROM jsonb_to_recordset(p_rows) AS n (node_id text, status text, inputs jsonb, child jsonb)
+         WHERE n.child IS NOT NULL AND n.node_id = ANY (v_made)
+    LOOP
+        PERFORM queue_workflows_make_child(
+            p_run, v_child.node_id, v_child.child, v_child.inputs, v_child.status = 'awaiting_input');
+    END LOOP;
+    RETURN v_count;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_insert_nodes(p_run text, p_rows jsonb) RETURNS bigint
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $_$
+DECLARE
+    v_count bigint;
 BEGIN
     INSERT INTO workflow_node_jobs AS j
            (run_id, node_id, node_module, queue, required_model, status, priority, pipeline_name, inputs,
-            input_template, ref_heads, generation, finished_at, max_attempts, timeout_s, policy, lock_key)
+            input_template, ref_heads, generation, finished_at, max_attempts, timeout_s, policy, lock_key,
+            blocked_reason, required_version)
     SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status,
            coalesce(n.priority, r.priority),
            n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,
            CASE n.status WHEN 'skipped' THEN now() END, coalesce(n.max_attempts, 1), n.timeout_s,
-           n.policy, n.lock_key
+           n.policy, n.lock_key, n.blocked_reason, n.required_version
       FROM workflow_runs r, jsonb_to_recordset(p_rows) AS n (
            node_id text, node_module text, queue text, required_model text, status text,
            pipeline_name text, inputs jsonb, input_template jsonb, ref_heads text[],
            priority smallint, max_attempts integer, timeout_s double precision, policy jsonb,
-           lock_key text)
-     WHERE r.id = p_run
+           lock_key text, blocked_reason text, required_version text)
+     WHERE r.id = p_run AND n.status IN ('queued', 'skipped')
         ON CONFLICT (run_id, node_id) DO UPDATE SET
            status = EXCLUDED.status, inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
            ref_heads = EXCLUDED.ref_heads, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
-           required_model = EXCLUDED.required_model, priority = EXCLUDED.priority,
-           generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
+           required_model = EXCLUDED.required_model, required_version = EXCLUDED.required_version,
+           priority = EXCLUDED.priority, generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
            max_attempts = EXCLUDED.max_attempts, timeout_s = EXCLUDED.timeout_s,
            policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key,
            error = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
            seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',
-           blocked_reason = NULL, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
+           blocked_reason = EXCLUDED.blocked_reason, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
            created_at = now(), started_at = NULL
      WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled');
     GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF jsonb_path_exists(p_rows, '$[*] ? (@.status == "completed" || @.status == "awaiting_input")') THEN
+        RETURN v_count + queue_workflows_insert_ended(p_run, p_rows);
+    END IF;
     RETURN v_count;
-END $$;
+END $_$;
 
 CREATE FUNCTION public.queue_workflows_is_about_data(p_state text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
@@ -1693,6 +2084,12 @@ CREATE FUNCTION public.queue_workflows_is_claimable(p_status text, p_blocked_rea
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
     SELECT p_status = 'queued' AND p_blocked_reason IS NULL
+$$;
+
+CREATE FUNCTION public.queue_workflows_is_lost(p_status text, p_lease_expires_at timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+    SELECT (p_status = 'running' AND p_lease_expires_at < now()) IS TRUE
 $$;
 
 CREATE FUNCTION public.queue_workflows_is_off(p_desired_state text, p_until_at timestamp with time zone) RETURNS boolean
@@ -1822,9 +2219,12 @@ BEGIN
         RAISE EXCEPTION 'job % is % and stays so; retry_job() or retry_run() reopens it', OLD.id, OLD.status
             USING ERRCODE = 'QW002';
     END IF;
+    IF OLD.status = 'completed' THEN
+        PERFORM queue_workflows_forget_steps(TG_TABLE_NAME, ARRAY[OLD.id]);  -- it begins again
+    END IF;
     IF NEW.status = 'running' THEN
         IF NEW.claim_no = OLD.claim_no THEN
-            IF OLD.blocked_reason IN ('locked', 'limited', 'unserved') OR EXISTS (
+            IF OLD.blocked_reason IN ('locked', 'limited', 'unserved', 'items') OR EXISTS (
                 SELECT FROM queue_settings s
                  WHERE s.queue = OLD.queue
                    AND (queue_workflows_is_paused(s.paused_at, s.paused_until)
@@ -1844,6 +2244,15 @@ BEGIN
     END IF;
     IF NEW.status = 'queued' THEN
         NEW.claimed_by := OLD.claimed_by;  -- for the history; cleared below
+    END IF;
+    IF OLD.status = 'running' AND NEW.crash_count > OLD.crash_count THEN
+        DECLARE
+            v_steps CONSTANT text := queue_workflows_charge_steps(TG_TABLE_NAME, OLD.id, OLD.claim_no);
+        BEGIN
+            IF NEW.status = 'failed' THEN
+                NEW.error := left(NEW.error || coalesce('; in step ' || v_steps, ''), 8000);
+            END IF;
+        END;
     END IF;
     -- A statement that ends a claim clears worker_id and records the end itself; a plain UPDATE leaves it.
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN
@@ -1919,6 +2328,8 @@ BEGIN
         END IF;
     END IF;
     DELETE FROM job_attempt_logs l USING gone WHERE l.job_id = gone.id AND l.job_table = TG_TABLE_NAME;
+    PERFORM queue_workflows_forget_steps(TG_TABLE_NAME, ARRAY(SELECT id FROM gone));
+    PERFORM queue_workflows_forget_parts(TG_TABLE_NAME, ARRAY(SELECT id FROM gone));
     RETURN NULL;
 END $$;
 
@@ -2057,6 +2468,49 @@ BEGIN
     END LOOP;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_make_child(p_run text, p_node text, p_child jsonb, p_context jsonb, p_waits boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+DECLARE
+    v_old record;
+BEGIN
+    IF p_waits THEN
+        -- By its id alone: the index by parent has every child of the run, thousands of a map.
+        SELECT r.id, r.status INTO v_old
+          FROM workflow_runs r
+         WHERE r.id = (SELECT j.child_run_id FROM workflow_node_jobs j WHERE j.run_id = p_run AND j.node_id = p_node)
+           AND r.parent_run_id IS NOT DISTINCT FROM p_run AND r.parent_node_id = p_node
+           AND r.workflow_name = p_child ->> 'workflow' AND r.context = p_context AND r.mode = 'node'
+           FOR NO KEY UPDATE OF r;
+        IF v_old.id IS NOT NULL AND v_old.status <> 'completed' THEN
+            UPDATE workflow_runs SET status = 'queued', updated_at = now()
+             WHERE id = v_old.id AND status IN ('failed', 'cancelled');
+            RETURN;
+        END IF;
+    END IF;
+    IF queue_workflows_run_depth(p_run) >= 8 THEN
+        WITH failed AS (
+            UPDATE workflow_node_jobs
+               SET status = 'failed', finished_at = now(),
+                   error = 'child runs are nested deeper than 8: does workflow '
+                           || left(p_child ->> 'workflow', 200) || ' call itself?'
+             WHERE run_id = p_run AND node_id = p_node AND status = 'awaiting_input'
+            RETURNING id, claim_no, generation)
+        INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
+        SELECT p_run, p_node, 'failed', f.id, f.claim_no, f.generation FROM failed f;
+        RETURN;
+    END IF;
+    INSERT INTO workflow_runs (id, workflow_name, status, mode, priority, context, headers, out_dir, parent_run_id,
+                               parent_node_id)
+    SELECT p_child ->> 'id', p_child ->> 'workflow', 'queued', 'node', r.priority, p_context, r.headers,
+           CASE WHEN octet_length(r.out_dir) + octet_length(p_node) < 4000 THEN r.out_dir || '/' || p_node END,
+           r.id, p_node
+      FROM workflow_runs r WHERE r.id = p_run;
+    UPDATE workflow_node_jobs SET child_run_id = p_child ->> 'id' WHERE run_id = p_run AND node_id = p_node;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_mend_lines() RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan TO 'off'
@@ -2120,6 +2574,12 @@ BEGIN
     RETURN coalesce(cardinality(v_keys), 0);
 END $_$;
 
+CREATE FUNCTION public.queue_workflows_metric_bounds() RETURNS double precision[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+    SELECT '{0.01,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60,300,900,3600,14400}'::double precision[]
+$$;
+
 CREATE FUNCTION public.queue_workflows_must_end(job public.ingest_jobs) RETURNS boolean
     LANGUAGE plpgsql STABLE
     AS $$
@@ -2171,7 +2631,10 @@ CREATE TABLE public.workflow_node_jobs (
     partition_key text,
     input_template jsonb,
     ref_heads text[],
-    CONSTRAINT workflow_node_jobs_check CHECK ((((queue)::text = 'gpu'::text) OR (required_model IS NULL)))
+    child_run_id text,
+    required_version public.queue_workflows_node_version,
+    CONSTRAINT workflow_node_jobs_check CHECK ((((queue)::text = 'gpu'::text) OR (required_model IS NULL))),
+    CONSTRAINT workflow_node_jobs_child_run_id_check CHECK ((octet_length(child_run_id) <= 1000))
 )
 WITH (fillfactor='70');
 
@@ -2183,6 +2646,36 @@ BEGIN
         SELECT FROM workflow_runs r WHERE r.id = job.run_id AND queue_workflows_is_terminal_run(r.status));
 END $$;
 
+CREATE FUNCTION public.queue_workflows_next_wake(p_app text, p_names text[], p_aside text[], p_tasks text[], p_patience_s double precision) RETURNS timestamp with time zone
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET jit TO 'off'
+    SET search_path TO 'public', 'pg_temp'
+    AS $$
+DECLARE
+    v_known timestamptz;
+    v_unknown timestamptz;
+BEGIN
+    v_known := (
+        SELECT s.wake_at FROM schedules s
+         WHERE NOT s.paused AND NOT s.ended AND s.gone_at IS NULL AND s.wake_at IS NOT NULL
+           AND (s.source = 'table' OR s.app = p_app)
+           AND (p_names IS NULL OR s.name = ANY (p_names)) AND s.name <> ALL (p_aside)
+           AND (s.workflow_name IS NOT NULL OR s.task_name = ANY (p_tasks))
+         ORDER BY s.wake_at NULLS FIRST, s.name LIMIT 1);
+    v_unknown := (
+        SELECT s.wake_at FROM schedules s
+         WHERE NOT s.paused AND NOT s.ended AND s.gone_at IS NULL
+           AND s.wake_at < coalesce(v_known, 'infinity') - make_interval(secs => p_patience_s)
+           AND (s.source = 'table' OR s.app = p_app)
+           AND (p_names IS NULL OR s.name = ANY (p_names)) AND s.name <> ALL (p_aside)
+           AND s.task_name <> ALL (p_tasks)
+         ORDER BY s.wake_at NULLS FIRST, s.name LIMIT 1);
+    RETURN least(v_known, v_unknown + make_interval(secs => p_patience_s));
+END $$;
+
 CREATE FUNCTION public.queue_workflows_no_empty_model() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
@@ -2191,7 +2684,7 @@ BEGIN
     RETURN NEW;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text DEFAULT 'strict'::text, p_grace_s double precision DEFAULT 300, p_bound_s double precision DEFAULT 2400) RETURNS json
+CREATE FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text DEFAULT 'strict'::text, p_grace_s double precision DEFAULT 300, p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL::text[], p_revision integer DEFAULT 0) RETURNS json
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -2229,7 +2722,7 @@ BEGIN
         END IF;
         IF p_generation IS NOT NULL THEN
             PERFORM FROM workflow_runs
-              WHERE id = v_old.run_id AND generation = p_generation AND mode = 'node'
+              WHERE id = v_old.run_id AND generation = p_generation AND revision = p_revision AND mode = 'node'
                 AND status <> 'queued' AND NOT queue_workflows_is_terminal_run(status)
                 FOR NO KEY UPDATE SKIP LOCKED;
             v_ahead := FOUND;
@@ -2260,16 +2753,21 @@ BEGIN
         END IF;
         IF p_queue = 'gpu' THEN
             v_id := queue_workflows_pick_gpu(p_worker, p_host, p_model, p_models, p_newest,
-                                             p_policy, p_grace_s, p_bound_s);
-        ELSIF p_newest THEN
+                                             p_policy, p_grace_s, p_bound_s, p_versions);
+        ELSIF p_versions <> '{}' THEN
+            v_id := queue_workflows_pick_version(p_queue, p_versions, p_newest);
+        END IF;
+        IF v_id IS NULL AND p_newest AND p_queue <> 'gpu' THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+               AND j.required_version IS NULL
                AND j.priority = (SELECT k.priority FROM workflow_node_jobs k
                                   WHERE k.queue = p_queue AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                                  ORDER BY k.priority, k.seq LIMIT 1)
+                                    AND k.required_version IS NULL
+                                  ORDER BY k.required_version, k.priority, k.seq LIMIT 1)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-             ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+             ORDER BY j.required_version DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         -- An overflow host finds no job of its priority if all are locked or belong to ended runs.
         UPDATE workflow_node_jobs j
@@ -2286,17 +2784,20 @@ BEGIN
                            WHEN v_id IS NOT NULL OR p_queue = 'gpu' THEN v_id
                            ELSE (SELECT q.id FROM workflow_node_jobs q
                                   WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+                                    AND q.required_version IS NULL
                                     AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
                                                 AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
-                                  ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE OF q SKIP LOCKED) END)
+                                  ORDER BY q.required_version, q.priority, q.seq LIMIT 1
+                                    FOR UPDATE OF q SKIP LOCKED) END)
         RETURNING j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,
                   j.pipeline_name, j.priority, j.seq, j.claim_no, j.worker_id, j.claimed_by, j.generation,
                   j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries, j.timeout_s, j.inputs,
                   j.input_template, j.ref_heads,
                   (SELECT json_build_object(
                               'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
-                              'generation', r.generation,
-                              'born', queue_workflows_born(r.created_at))
+                              'generation', r.generation, 'revision', r.revision,
+                              'born', queue_workflows_born(r.created_at),
+                              'traceparent', r.headers ->> 'traceparent')
                      FROM workflow_runs r WHERE r.id = j.run_id),
                   NULL::jsonb
           INTO v_new;
@@ -2316,41 +2817,148 @@ BEGIN
     VALUES (v_new.run_id, v_new.node_id, v_new.id, greatest(0, least(v_new.attempts, 32767)), 'claimed', p_host, v_new.queue,
             v_new.required_model, p_worker, v_new.claim_no);
     IF v_new.ref_heads <> '{}' THEN
-        SELECT coalesce((SELECT jsonb_object_agg(head, r.context -> head)
-                           FROM unnest(v_new.ref_heads) head WHERE r.context ? head), '{}')
-            || coalesce((SELECT jsonb_object_agg(d.node_id, d.context_delta)
-                           FROM workflow_node_jobs d
-                          WHERE d.run_id = v_new.run_id AND d.status = 'completed'
-                            AND d.node_id = ANY (v_new.ref_heads)), '{}')
-          INTO v_new.context FROM workflow_runs r WHERE r.id = v_new.run_id;
+        v_new.context := queue_workflows_context_of(v_new.run_id, v_new.ref_heads);
     END IF;
     RETURN row_to_json(v_new);
 END $$;
 
-CREATE FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb) RETURNS SETOF json
+CREATE FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb, p_versions text[] DEFAULT NULL::text[]) RETURNS SETOF json
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
 DECLARE
-    v_done record;
-    v_job  json;
+    v_count bigint;
+    v_held  text[];
+    v_runs  text[];
+    v_next  record;
+    v_job   json;
 BEGIN
-    FOR v_done IN
-        SELECT * FROM jsonb_to_recordset(p_done) AS d (
-            id text, claim_no bigint, result jsonb, seconds float8, rss_mb integer, received jsonb,
-            generation integer, rows jsonb, complete boolean)
-    LOOP
-        PERFORM queue_workflows_node_step(
-            p_worker, p_host, p_queue, p_lease_s, false, p_obey, false, p_newest, NULL, NULL, NULL,
-            v_done.id, v_done.claim_no, v_done.result, v_done.seconds, v_done.rss_mb, v_done.received,
-            v_done.generation, v_done.rows, v_done.complete);
-    END LOOP;
-    FOR v_number IN 1 .. p_claim LOOP
-        v_job := queue_workflows_node_step(
-            p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
-            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
-        EXIT WHEN v_job IS NULL;
-        RETURN NEXT v_job;
-    END LOOP;
+    IF p_done IS NOT NULL THEN
+        WITH f AS MATERIALIZED (
+            SELECT * FROM jsonb_to_recordset(p_done) AS d (
+                id text, claim_no bigint, result jsonb, seconds float8, rss_mb integer, received jsonb,
+                generation integer, revision integer)),
+        done AS (
+            UPDATE workflow_node_jobs j
+               SET status = 'completed', context_delta = f.result, error = NULL, seconds = f.seconds,
+                   vm_rss_mb_peak = f.rss_mb, resolved_inputs = coalesce(f.received, j.resolved_inputs),
+                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
+                   progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
+                                   ELSE '1' END
+              FROM f
+             WHERE j.id = ANY (ARRAY(SELECT i.id FROM f i)) AND j.id = f.id
+               AND (j.worker_id IS NOT DISTINCT FROM p_worker
+                    AND j.claim_no = f.claim_no AND j.status = 'running') IS TRUE
+            RETURNING j.id, j.run_id, j.node_id, j.claim_no, j.generation, j.attempts, j.claimed_by, j.queue,
+                      j.seconds, f.generation AS planned, f.revision),
+        held AS MATERIALIZED (
+            SELECT r.id, r.generation, r.revision FROM workflow_runs r
+             WHERE r.id = ANY (ARRAY(SELECT d.run_id FROM done d WHERE d.planned IS NOT NULL))
+               AND r.mode = 'node' AND r.status <> 'queued' AND NOT queue_workflows_is_terminal_run(r.status)
+               FOR NO KEY UPDATE SKIP LOCKED),
+        outbox AS (
+            INSERT INTO workflow_dispatch_events
+                   (run_id, node_id, kind, job_id, claim_no, generation, processed_at)
+            SELECT d.run_id, d.node_id, 'completed', d.id, d.claim_no, d.generation,
+                   CASE WHEN h.id IS NOT NULL THEN now() END
+              FROM done d LEFT JOIN held h ON h.id = d.run_id AND h.generation = d.planned AND h.revision = d.revision),
+        logged AS (
+            INSERT INTO workflow_node_events
+                   (run_id, node_id, job_id, attempt, event_type, host_label, queue, elapsed_s, worker_id,
+                    claim_no)
+            SELECT d.run_id, d.node_id, d.id, greatest(0, least(d.attempts, 32767)), 'completed',
+                   d.claimed_by, d.queue, d.seconds, p_worker, d.claim_no
+              FROM done d)
+        SELECT count(*), array_agg(d.id) FILTER (WHERE h.id IS NOT NULL),
+               array_agg(d.run_id) FILTER (WHERE h.id IS NOT NULL)
+          INTO v_count, v_held, v_runs
+          FROM done d LEFT JOIN held h ON h.id = d.run_id AND h.generation = d.planned AND h.revision = d.revision;
+        IF v_count <> jsonb_array_length(p_done) THEN
+            RAISE EXCEPTION '% of % claims are no longer held', jsonb_array_length(p_done) - v_count,
+                jsonb_array_length(p_done) USING ERRCODE = 'QW001';
+        END IF;
+        FOR v_next IN
+            SELECT h.run_id, d.rows, d.complete
+              FROM jsonb_to_recordset(p_done) AS d (id text, rows jsonb, complete boolean),
+                   unnest(v_held, v_runs) AS h (id, run_id)
+             WHERE (d.rows IS NOT NULL OR d.complete) AND h.id = d.id
+        LOOP
+            IF v_next.rows IS NOT NULL THEN
+                PERFORM queue_workflows_insert_nodes(v_next.run_id, v_next.rows);
+            END IF;
+            IF v_next.complete THEN
+                UPDATE workflow_runs
+                   SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
+                       updated_at = now()
+                 WHERE id = v_next.run_id;
+            END IF;
+        END LOOP;
+    END IF;
+    IF p_newest OR EXISTS (SELECT FROM queue_workflows_version_heads(p_queue, p_versions)) THEN
+        FOR v_number IN 1 .. p_claim LOOP
+            v_job := queue_workflows_node_step(
+                p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                p_versions => p_versions);
+            EXIT WHEN v_job IS NULL;
+            RETURN NEXT v_job;
+        END LOOP;
+        RETURN;
+    END IF;
+    IF p_claim < 1 OR (p_obey AND EXISTS (
+        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
+           AND queue_workflows_is_off(c.desired_state, c.until_at))) THEN
+        RETURN;
+    END IF;
+    IF p_promote THEN
+        WITH due AS MATERIALIZED (
+            SELECT j.id FROM workflow_node_jobs j
+             WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+               AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+             ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+        UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
+         WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
+    END IF;
+    RETURN QUERY
+    WITH picked AS MATERIALIZED (
+        SELECT q.id FROM workflow_node_jobs q
+         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+           AND q.required_version IS NULL
+           AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
+                       AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
+         ORDER BY q.required_version, q.priority, q.seq LIMIT p_claim FOR UPDATE OF q SKIP LOCKED),
+    claimed AS (
+        UPDATE workflow_node_jobs j
+           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+               host_label = p_host, lease_expires_at = now() + p_lease_s * interval '1 second',
+               heartbeat_at = now(), started_at = now(), available_at = NULL, error = NULL, progress = NULL,
+               resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+         WHERE j.id = ANY (ARRAY(SELECT p.id FROM picked p))
+        RETURNING j.*),
+    logged AS (
+        INSERT INTO workflow_node_events
+               (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
+        SELECT c.run_id, c.node_id, c.id, greatest(0, least(c.attempts, 32767)), 'claimed', p_host, c.queue,
+               c.required_model, p_worker, c.claim_no
+          FROM claimed c)
+    SELECT row_to_json(ROW(
+               c.id, c.run_id, c.node_id, c.node_module, c.queue, c.required_model, c.status, c.pipeline_name,
+               c.priority, c.seq, c.claim_no, c.worker_id, c.claimed_by, c.generation, c.attempts,
+               c.max_attempts, c.crash_count, c.watchdog_retries, c.timeout_s, c.inputs, c.input_template,
+               c.ref_heads,
+               (SELECT json_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
+                                         'generation', r.generation, 'revision', r.revision,
+                                         'born', queue_workflows_born(r.created_at))
+                  FROM workflow_runs r WHERE r.id = c.run_id),
+               CASE WHEN c.ref_heads <> '{}' THEN queue_workflows_context_of(c.run_id, c.ref_heads) END
+           )::queue_workflows_claimed_node)
+      FROM claimed c ORDER BY c.priority, c.seq;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_note_starts(p_queue text, p_starts integer) RETURNS void
@@ -2395,6 +3003,41 @@ CREATE FUNCTION public.queue_workflows_off_policy(p_host text, p_queue text) RET
      WHERE host_label = p_host AND queue IN (p_queue, 'all') AND queue_workflows_is_off(desired_state, until_at)
      ORDER BY stop_policy <> 'hard', queue = 'all' LIMIT 1
 $$;
+
+CREATE FUNCTION public.queue_workflows_open_map(p_run text, p_map text, p_items jsonb, p_at_once integer, p_refill integer, p_may_fail integer, p_nodes integer, p_root text) RETURNS text
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_generation integer := (SELECT r.generation FROM workflow_runs r WHERE r.id = p_run);
+    v_known      integer;
+BEGIN
+    SELECT m.generation INTO v_known FROM workflow_run_maps m WHERE m.run_id = p_run AND m.node_id = p_map;
+    IF v_known = v_generation THEN
+        RETURN 'open';
+    END IF;
+    IF v_known IS NULL THEN
+        INSERT INTO workflow_run_maps (run_id, node_id, generation, at_once, refill, may_fail, total, nodes)
+        VALUES (p_run, p_map, v_generation, p_at_once, p_refill, p_may_fail, jsonb_array_length(p_items), p_nodes);
+        INSERT INTO workflow_map_items (run_id, map_id, position, key, item)
+        SELECT p_run, p_map, i.ordinality - 1, i.key, coalesce(i.item, 'null')
+          FROM ROWS FROM (jsonb_to_recordset(p_items) AS (key text, item jsonb)) WITH ORDINALITY AS i;
+        UPDATE workflow_run_maps SET nodes = nodes + p_nodes
+         WHERE run_id = p_run AND node_id = p_root AND p_root <> p_map;
+        RETURN 'sealed';
+    END IF;
+    UPDATE workflow_map_items SET state = 'waiting', error = NULL
+     WHERE run_id = p_run AND map_id = p_map AND state = 'failed';
+    UPDATE workflow_run_maps
+       SET generation = v_generation, next_position = 0, open_items = 0, failed_items = 0,
+           done_items = (SELECT count(*) FROM workflow_map_items i
+                          WHERE i.run_id = p_run AND i.map_id = p_map AND i.state = 'done')
+     WHERE run_id = p_run AND node_id = p_map;
+    RETURN 'again';
+END $$;
 
 CREATE FUNCTION public.queue_workflows_partitions(p_queue text, p_in_line boolean) RETURNS TABLE(queue text, partition_key text)
     LANGUAGE plpgsql STABLE
@@ -2482,7 +3125,7 @@ BEGIN
      ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_pick_gpu(p_worker text, p_host text, p_model text, p_models text[], p_newest boolean, p_policy text, p_grace_s double precision, p_bound_s double precision) RETURNS text
+CREATE FUNCTION public.queue_workflows_pick_gpu(p_worker text, p_host text, p_model text, p_models text[], p_newest boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[] DEFAULT NULL::text[]) RETURNS text
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -2510,6 +3153,7 @@ BEGIN
                                     WHERE l.known_models IS NOT NULL)) THEN
         SELECT j.priority INTO v_band FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.priority, j.seq LIMIT 1;
@@ -2521,6 +3165,7 @@ BEGIN
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -2529,6 +3174,7 @@ BEGIN
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -2536,6 +3182,7 @@ BEGIN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -2543,6 +3190,7 @@ BEGIN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -2551,6 +3199,7 @@ BEGIN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.priority = v_band
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -2558,6 +3207,7 @@ BEGIN
         IF v_id IS NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -2572,13 +3222,14 @@ BEGIN
     WHILE cardinality(v_models) > 0 LOOP
         SELECT n.model, n.how, n.band, n.seq INTO v_choice, v_how, v_band, v_seq
           FROM queue_workflows_gpu_next(
-                   p_worker, p_host, p_model, v_models, p_newest, p_policy, p_grace_s, p_bound_s) n;
+                   p_worker, p_host, p_model, v_models, p_newest, p_policy, p_grace_s, p_bound_s,
+                   p_versions) n;
         IF v_choice IS NULL THEN
             RETURN NULL;
         END IF;
-        v_id := queue_workflows_gpu_take(v_choice, v_how, v_band, v_seq);
+        v_id := queue_workflows_gpu_take(v_choice, v_how, v_band, v_seq, p_versions);
         IF v_id IS NULL AND v_how = 'newest' THEN
-            v_id := queue_workflows_gpu_take(v_choice, 'first', NULL, NULL);
+            v_id := queue_workflows_gpu_take(v_choice, 'first', NULL, NULL, p_versions);
         END IF;
         IF v_id IS NOT NULL THEN
             RETURN v_id;
@@ -2587,6 +3238,71 @@ BEGIN
         v_models := array_remove(v_models, v_choice);
     END LOOP;
     RETURN NULL;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_pick_version(p_queue text, p_versions text[], p_newest boolean) RETURNS text
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_versions text[] := p_versions;
+    v_version  text;
+    v_band     smallint;
+    v_seq      bigint;
+    v_priority smallint;
+    v_id       text;
+BEGIN
+    LOOP
+        SELECT h.version, h.priority, h.seq INTO v_version, v_band, v_seq
+          FROM queue_workflows_version_heads(p_queue, v_versions) h ORDER BY h.priority, h.seq LIMIT 1;
+        IF NOT FOUND THEN
+            RETURN NULL;
+        END IF;
+        IF p_newest THEN
+            SELECT j.priority INTO v_priority FROM workflow_node_jobs j
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+               AND j.required_version IS NULL
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+             ORDER BY j.required_version, j.priority, j.seq LIMIT 1;
+            IF v_priority < v_band THEN
+                RETURN NULL;
+            END IF;
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+               AND (j.required_version, j.priority) >= (v_version, v_band)
+               AND (j.required_version, j.priority) <= (v_version, v_band)
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+             ORDER BY j.required_version DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        ELSE
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+               AND j.required_version IS NULL AND (j.priority, j.seq) < (v_band, v_seq)
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+             ORDER BY j.required_version, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+            IF v_id IS NULL THEN
+                SELECT j.id INTO v_id FROM workflow_node_jobs j
+                 WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+                   AND j.required_version BETWEEN v_version AND v_version
+                   AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                               AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+                 ORDER BY j.required_version, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+            END IF;
+        END IF;
+        IF v_id IS NOT NULL THEN
+            RETURN v_id;
+        END IF;
+        -- Other transactions have locked all jobs of this version.
+        v_versions := array_remove(v_versions, v_version);
+    END LOOP;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_put_jobs(p_prefix text, p_jobs jsonb) RETURNS TABLE(place bigint, id text, same boolean)
@@ -2888,11 +3604,38 @@ BEGIN
     RETURN NEW;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_run_depth(p_run text) RETURNS integer
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    v_run   text := p_run;
+    v_depth integer := 0;
+BEGIN
+    LOOP
+        SELECT r.parent_run_id INTO v_run FROM workflow_runs r WHERE r.id = v_run;
+        EXIT WHEN v_run IS NULL OR v_depth >= 9;
+        v_depth := v_depth + 1;
+    END LOOP;
+    RETURN v_depth;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_run_failed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     AS $$
 BEGIN
+    -- After a downgrade there are no child runs.
+    IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attname = 'parent_run_id') THEN
+        IF NEW.parent_run_id IS NOT NULL AND EXISTS (
+            SELECT FROM workflow_node_jobs j
+              JOIN workflow_runs r ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
+             WHERE j.run_id = NEW.parent_run_id AND j.node_id = NEW.parent_node_id AND j.child_run_id = NEW.id
+               AND j.status = 'failed' AND j.finished_at = now()) THEN
+            RETURN NULL;
+        END IF;
+    END IF;
     PERFORM queue_workflows_alert('run', NEW.id, NEW.generation::text, NEW.workflow_name, 'failed', NEW.error);
     RETURN NULL;
 END $$;
@@ -2900,10 +3643,42 @@ END $$;
 CREATE FUNCTION public.queue_workflows_schedule_changed() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
+DECLARE
+    v_same boolean := false;
 BEGIN
-    PERFORM queue_workflows_check_payload(NEW.args, 'schedules.args', 1048576);
-    PERFORM queue_workflows_check_payload(NEW.inputs, 'schedules.inputs', 1048576);
-    PERFORM queue_workflows_check_payload(NEW.headers, 'schedules.headers', 1048576);
+    IF TG_OP = 'UPDATE' THEN
+        v_same := (NEW.expression, NEW.tz, NEW.task_name, NEW.args, NEW.workflow_name, NEW.inputs, NEW.queue, NEW.priority,
+                   NEW.idempotency_key, NEW.headers, NEW.catch_up, NEW.catch_up_max, NEW.catch_up_within_s, NEW.overlap,
+                   NEW.jitter_s, NEW.start_at, NEW.end_at)
+                  IS NOT DISTINCT FROM
+                  (OLD.expression, OLD.tz, OLD.task_name, OLD.args, OLD.workflow_name, OLD.inputs, OLD.queue, OLD.priority,
+                   OLD.idempotency_key, OLD.headers, OLD.catch_up, OLD.catch_up_max, OLD.catch_up_within_s, OLD.overlap,
+                   OLD.jitter_s, OLD.start_at, OLD.end_at);
+        IF v_same AND (NEW.name, NEW.paused, NEW.gone_at) IS NOT DISTINCT FROM (OLD.name, OLD.paused, OLD.gone_at) THEN
+            RETURN NEW;
+        END IF;
+        IF NOT v_same AND NEW.definition_hash IS NOT DISTINCT FROM OLD.definition_hash THEN
+            NEW.definition_hash := NULL;
+        END IF;
+    END IF;
+    IF NOT v_same THEN
+        PERFORM queue_workflows_check_payload(NEW.args, 'schedules.args', 1048576);
+        PERFORM queue_workflows_check_payload(NEW.inputs, 'schedules.inputs', 1048576);
+        PERFORM queue_workflows_check_payload(NEW.headers, 'schedules.headers', 1048576);
+        IF jsonb_typeof(NEW.args) <> 'object' OR jsonb_typeof(NEW.inputs) <> 'object'
+           OR jsonb_typeof(NEW.headers) <> 'object' THEN
+            RAISE EXCEPTION 'schedules.args, inputs and headers are JSON objects' USING ERRCODE = 'check_violation';
+        END IF;
+        IF NEW.workflow_name IS NOT NULL AND (NEW.args <> '{}' OR coalesce(NEW.queue, NEW.idempotency_key,
+                                                                           NEW.headers::text) IS NOT NULL)
+           OR NEW.task_name IS NOT NULL AND NEW.inputs <> '{}' THEN
+            RAISE EXCEPTION 'schedules.args, queue, idempotency_key and headers belong to a task, inputs to a workflow'
+                USING ERRCODE = 'check_violation';
+        END IF;
+        IF NEW.end_at < NEW.start_at THEN
+            RAISE EXCEPTION 'schedules.end_at is before start_at' USING ERRCODE = 'check_violation';
+        END IF;
+    END IF;
     NEW.next_at := NULL;
     NEW.wake_at := NULL;
     NEW.ended := false;
@@ -3068,6 +3843,71 @@ BEGIN
     RETURN queue_workflows_insert_nodes(p_run, p_rows);
 END $$;
 
+CREATE FUNCTION public.queue_workflows_step_map(p_run text, p_map text, p_done text[], p_failed jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_sort TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_map    record;
+    v_done   integer := 0;
+    v_failed integer := 0;
+    v_closed integer := 0;
+    v_room   integer;
+    v_items  jsonb;
+    v_opened integer := 0;
+    v_last   integer;
+BEGIN
+    SELECT * INTO v_map FROM workflow_run_maps m WHERE m.run_id = p_run AND m.node_id = p_map;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF p_done <> '{}' OR p_failed <> '{}' THEN
+        -- By their places, which a look-up for each key finds: a join may read all items of the map.
+        WITH ended AS (
+            UPDATE workflow_map_items i
+               SET state = CASE WHEN p_failed ? i.key THEN 'failed' ELSE 'done' END,
+                   error = left(p_failed ->> i.key, 8000)
+             WHERE i.state = 'waiting' AND i.ctid = ANY (ARRAY(
+                   SELECT f.place
+                     FROM (SELECT unnest(p_done) AS key UNION ALL SELECT jsonb_object_keys(p_failed)) e
+                    CROSS JOIN LATERAL (
+                          SELECT o.ctid AS place FROM workflow_map_items o
+                           WHERE o.run_id = p_run AND o.map_id = p_map AND o.key = e.key LIMIT 1) f))
+            RETURNING i.position, i.state)
+        SELECT count(*) FILTER (WHERE e.state = 'done'), count(*) FILTER (WHERE e.state = 'failed'),
+               count(*) FILTER (WHERE e.position < v_map.next_position)
+          INTO v_done, v_failed, v_closed FROM ended e;
+    END IF;
+    v_room := v_map.at_once - v_map.open_items + v_closed;
+    IF v_map.failed_items + v_failed > v_map.may_fail OR v_room < v_map.refill
+       OR v_map.next_position >= v_map.total THEN
+        v_room := 0;
+    END IF;
+    v_last := v_map.next_position - 1;
+    IF v_room > 0 THEN
+        SELECT count(*), max(o.position), jsonb_agg(jsonb_build_object('key', o.key, 'item', o.item) ORDER BY o.position)
+          INTO v_opened, v_last, v_items
+          FROM (SELECT i.position, i.key, i.item FROM workflow_map_items i
+                 WHERE i.run_id = p_run AND i.map_id = p_map AND i.position >= 0
+                   AND i.position >= v_map.next_position AND i.state = 'waiting'
+                 ORDER BY i.position LIMIT v_room) o;
+        v_last := coalesce(v_last, v_map.total - 1);
+    END IF;
+    UPDATE workflow_run_maps m
+       SET done_items = m.done_items + v_done, failed_items = m.failed_items + v_failed,
+           open_items = m.open_items - v_closed + v_opened, next_position = v_last + 1
+     WHERE m.run_id = p_run AND m.node_id = p_map
+    RETURNING * INTO v_map;
+    RETURN jsonb_build_object(
+        'items', coalesce(v_items, '[]'), 'total', v_map.total, 'done', v_map.done_items,
+        'failed', v_map.failed_items, 'open', v_map.open_items, 'may_fail', v_map.may_fail);
+END $$;
+
 CREATE FUNCTION public.queue_workflows_take_turns() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
@@ -3077,6 +3917,15 @@ DECLARE
     v_one   partition_turns;
     v_turn  record;
 BEGIN
+    IF TG_TABLE_NAME = 'lock_turns' THEN
+        IF NOT EXISTS (SELECT FROM lock_turns t WHERE t.id = NEW.id) THEN
+            RETURN NULL;
+        END IF;
+    ELSIF NOT EXISTS (SELECT FROM partition_turns t
+                       WHERE t.xid = NEW.xid AND t.queue = NEW.queue AND t.partition_key = NEW.partition_key
+                         AND NOT t.admits) THEN
+        RETURN NULL;
+    END IF;
     WITH mine AS (
         UPDATE partition_turns SET admits = true WHERE xid = pg_current_xact_id() AND NOT admits RETURNING *)
     SELECT array_agg(mine::partition_turns) INTO v_asked FROM mine;
@@ -3160,6 +4009,163 @@ BEGIN
     RETURN queue_workflows_set_blocked(p_jobs, v_ids, 'locked');
 END $_$;
 
+CREATE FUNCTION public.queue_workflows_uncounted_events(p_low bigint, p_high bigint, p_old pg_snapshot, p_new pg_snapshot, p_since timestamp with time zone) RETURNS TABLE(event_type text, queue text, model text, by_worker boolean, elapsed_s double precision, wait_s double precision, why text, cause text, is_crash boolean)
+    LANGUAGE sql STABLE
+    AS $$
+    WITH events AS (
+        SELECT 'node' AS family, e.id, e.run_id, e.node_id, e.job_id, e.event_type::text, e.queue, e.model,
+               e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
+               CASE WHEN e.event_type IN ('requeued', 'death') THEN e.detail END AS detail
+          FROM workflow_node_events e
+         WHERE e.xid >= p_low AND e.xid < p_high AND e.created_at >= p_since
+           AND CASE WHEN e.xid > 0 THEN pg_visible_in_snapshot(e.xid::text::xid8, p_new)
+                                    AND NOT pg_visible_in_snapshot(e.xid::text::xid8, p_old) END
+        UNION ALL
+        SELECT 'ingest', e.id, NULL, NULL, e.job_id, e.event_type, e.queue, NULL,
+               e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
+               CASE WHEN e.event_type IN ('requeued', 'death') THEN e.detail END
+          FROM ingest_job_events e
+         WHERE e.xid >= p_low AND e.xid < p_high AND e.created_at >= p_since
+           AND CASE WHEN e.xid > 0 THEN pg_visible_in_snapshot(e.xid::text::xid8, p_new)
+                                    AND NOT pg_visible_in_snapshot(e.xid::text::xid8, p_old) END)
+    SELECT e.event_type, left(coalesce(e.queue, ''), 200), left(coalesce(e.model, ''), 200),
+           e.worker_id IS NOT NULL, least(greatest(e.elapsed_s, 0), 1e9),
+           least(greatest(extract(epoch FROM e.created_at)::float8
+                          - extract(epoch FROM coalesce(b.created_at, j.created_at))::float8, 0), 1e9),
+           CASE b.event_type WHEN 'retried' THEN 'retry' WHEN 'reclaimed' THEN 'crash'
+                             WHEN 'requeued' THEN 'handed_back' ELSE 'new' END,
+           CASE WHEN e.event_type = 'retried' THEN CASE WHEN e.worker_id IS NULL THEN 'operator' ELSE 'failure' END
+                WHEN e.event_type = 'requeued' THEN
+                    CASE WHEN e.detail ->> 'reason' = 'its lease lapsed while the database was away'
+                         THEN 'database_away' WHEN e.error IS NOT NULL THEN 'watchdog' ELSE 'handed_back' END
+                WHEN e.event_type = 'death' THEN e.detail ->> 'charged'
+                WHEN e.error IS NULL OR starts_with(e.error, 'poison: ') THEN 'lease_lapsed'
+                WHEN starts_with(e.error, 'its session is gone') THEN 'session_gone' ELSE 'process_died' END,
+           e.event_type = 'reclaimed'
+           OR e.event_type = 'failed' AND starts_with(j.error, 'poison: took down ') AND j.claim_no = e.claim_no
+      FROM events e
+      LEFT JOIN LATERAL (
+           SELECT i.created_at, i.error, i.claim_no FROM ingest_jobs i
+            WHERE e.family = 'ingest' AND e.event_type IN ('claimed', 'failed') AND i.id = e.job_id
+           UNION ALL
+           SELECT n.created_at, n.error, n.claim_no FROM workflow_node_jobs n
+            WHERE e.family = 'node' AND e.event_type IN ('claimed', 'failed') AND n.id = e.job_id) j ON true
+      LEFT JOIN LATERAL (
+           (SELECT p.event_type, p.created_at FROM ingest_job_events p
+             WHERE e.family = 'ingest' AND e.event_type = 'claimed' AND p.job_id = e.job_id AND p.id < e.id
+               AND p.event_type IN ('retried', 'reclaimed', 'requeued') ORDER BY p.id DESC LIMIT 1)
+           UNION ALL
+           (SELECT p.event_type::text, p.created_at FROM workflow_node_events p
+             WHERE e.family = 'node' AND e.event_type = 'claimed' AND p.run_id = e.run_id
+               AND p.node_id = e.node_id AND p.id < e.id
+               AND p.event_type IN ('retried', 'reclaimed', 'requeued') ORDER BY p.created_at DESC, p.id DESC
+             LIMIT 1)) b ON true
+     WHERE e.event_type IN ('claimed', 'completed', 'failed', 'cancelled', 'retried', 'reclaimed',
+                            'requeued', 'death', 'model_load_done', 'stall_trip', 'gpu_health_trip', 'budget_trip')
+$$;
+
+CREATE FUNCTION public.queue_workflows_version_heads(p_queue text, p_versions text[]) RETURNS TABLE(version text, priority smallint, seq bigint)
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_asked    text[] := ARRAY(SELECT DISTINCT a FROM unnest(p_versions) a WHERE a IS NOT NULL ORDER BY a);
+    v_at       integer := 1;
+    v_version  text;
+    v_priority smallint;
+    v_seq      bigint;
+BEGIN
+    WHILE v_at <= cardinality(v_asked) LOOP
+        SELECT j.required_version, j.priority, j.seq INTO v_version, v_priority, v_seq FROM workflow_node_jobs j
+         WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+           AND j.required_version >= v_asked[v_at]
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         ORDER BY j.required_version, j.priority, j.seq LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        WHILE v_asked[v_at] < v_version LOOP
+            v_at := v_at + 1;
+        END LOOP;
+        IF v_asked[v_at] = v_version THEN
+            version := v_version;
+            priority := v_priority;
+            seq := v_seq;
+            RETURN NEXT;
+            v_at := v_at + 1;
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_wake_jobs(p_steps bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    UPDATE ingest_jobs j SET available_at = NULL
+      FROM job_steps s
+     WHERE s.id = ANY (p_steps) AND s.job_table = 'ingest_jobs' AND j.id = s.job_id AND j.claim_no = s.claim_no
+       AND j.status = 'queued' AND j.blocked_reason = 'not_due';
+    UPDATE workflow_node_jobs j SET available_at = NULL
+      FROM job_steps s
+     WHERE s.id = ANY (p_steps) AND s.job_table = 'workflow_node_jobs' AND j.id = s.job_id
+       AND j.claim_no = s.claim_no AND j.status = 'queued' AND j.blocked_reason = 'not_due';
+END $$;
+
+CREATE FUNCTION public.queue_workflows_wake_waiting() RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
+    AS $$
+DECLARE
+    v_steps bigint[];
+BEGIN
+    PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
+    WITH missed AS MATERIALIZED (
+        SELECT s.id
+          FROM job_steps s
+         WHERE s.kind = 'event' AND s.state = 'waiting'
+           AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
+         LIMIT 1000 FOR UPDATE SKIP LOCKED),
+    woken AS (
+        UPDATE job_steps s SET state = 'running' FROM missed m WHERE s.id = m.id RETURNING s.id)
+    SELECT array_agg(w.id) INTO v_steps FROM woken w;
+    IF v_steps IS NOT NULL THEN
+        PERFORM queue_workflows_wake_jobs(v_steps);
+    END IF;
+    RETURN coalesce(cardinality(v_steps), 0);
+END $$;
+
+CREATE TABLE public.event_export_runs (
+    name text NOT NULL,
+    run_id text NOT NULL
+);
+
+CREATE TABLE public.event_exports (
+    name text NOT NULL,
+    node_event bigint DEFAULT 0 NOT NULL,
+    ingest_event bigint DEFAULT 0 NOT NULL,
+    taken_by text,
+    taken_until public.queue_workflows_time,
+    created_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    updated_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    CONSTRAINT event_exports_name_check CHECK ((octet_length(name) <= 1000)),
+    CONSTRAINT event_exports_taken_by_check CHECK ((octet_length(taken_by) <= 1000))
+);
+
+CREATE TABLE public.events (
+    name text NOT NULL,
+    key text DEFAULT ''::text NOT NULL,
+    value jsonb DEFAULT 'null'::jsonb NOT NULL,
+    created_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    CONSTRAINT events_key_check CHECK ((octet_length(key) <= 1000)),
+    CONSTRAINT events_name_check CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 400))),
+    CONSTRAINT events_value_bound CHECK ((octet_length((value)::text) <= 1048576))
+);
+
 CREATE TABLE public.failure_alert_state (
     only_row boolean DEFAULT true NOT NULL,
     seen_at public.queue_workflows_time DEFAULT now() NOT NULL,
@@ -3176,6 +4182,7 @@ CREATE TABLE public.failure_alerts (
     name text,
     queue text,
     schedule text,
+    app text,
     reason text NOT NULL,
     error text,
     failed_at public.queue_workflows_time DEFAULT now() NOT NULL,
@@ -3183,7 +4190,8 @@ CREATE TABLE public.failure_alerts (
     taken_by text,
     taken_at public.queue_workflows_time,
     taken_until public.queue_workflows_time,
-    told_at public.queue_workflows_time,
+    sent_at public.queue_workflows_time,
+    CONSTRAINT failure_alerts_app_check CHECK ((octet_length(app) <= 2000)),
     CONSTRAINT failure_alerts_error_check CHECK ((octet_length(error) <= 8000)),
     CONSTRAINT failure_alerts_kind_check CHECK ((kind = ANY (ARRAY['run'::text, 'job'::text, 'schedule'::text]))),
     CONSTRAINT failure_alerts_name_check CHECK ((octet_length(name) <= 2000)),
@@ -3245,7 +4253,8 @@ CREATE TABLE public.ingest_job_events (
     error text,
     detail jsonb DEFAULT '{}'::jsonb NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
-    actor text
+    actor text,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint
 );
 
 CREATE SEQUENCE public.ingest_job_events_id_seq
@@ -3277,6 +4286,62 @@ CREATE TABLE public.job_attempt_logs (
     updated_at public.queue_workflows_time DEFAULT now() NOT NULL
 );
 
+CREATE TABLE public.job_parts (
+    job_table text NOT NULL,
+    job_id text NOT NULL,
+    claim_no public.queue_workflows_number NOT NULL,
+    seq integer NOT NULL,
+    name text NOT NULL,
+    part jsonb NOT NULL,
+    created_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    CONSTRAINT job_parts_job_id_check CHECK ((octet_length(job_id) <= 1000)),
+    CONSTRAINT job_parts_job_table_check CHECK ((job_table = ANY (ARRAY['ingest_jobs'::text, 'workflow_node_jobs'::text]))),
+    CONSTRAINT job_parts_name_check CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 400))),
+    CONSTRAINT job_parts_part_bound CHECK ((octet_length((part)::text) <= 1048576)),
+    CONSTRAINT job_parts_seq_check CHECK ((seq > 0))
+);
+
+CREATE TABLE public.job_steps (
+    id bigint NOT NULL,
+    job_table text NOT NULL,
+    job_id text NOT NULL,
+    kind text NOT NULL,
+    name text NOT NULL,
+    key text DEFAULT ''::text NOT NULL,
+    arguments_hash text DEFAULT ''::text NOT NULL,
+    arguments text DEFAULT ''::text NOT NULL,
+    state text NOT NULL,
+    output jsonb,
+    error text,
+    "position" public.queue_workflows_number DEFAULT 0 NOT NULL,
+    claim_no public.queue_workflows_number NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    crashes integer DEFAULT 0 NOT NULL,
+    due_at public.queue_workflows_time,
+    started_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    ended_at public.queue_workflows_time,
+    CONSTRAINT job_steps_arguments_check CHECK ((octet_length(arguments) <= 8000)),
+    CONSTRAINT job_steps_arguments_hash_check CHECK ((octet_length(arguments_hash) <= 64)),
+    CONSTRAINT job_steps_attempts_check CHECK (((attempts >= 0) AND (attempts <= 1000000))),
+    CONSTRAINT job_steps_crashes_check CHECK (((crashes >= 0) AND (crashes <= 1000000))),
+    CONSTRAINT job_steps_error_check CHECK ((char_length(error) <= 8000)),
+    CONSTRAINT job_steps_job_id_check CHECK ((octet_length(job_id) <= 1000)),
+    CONSTRAINT job_steps_job_table_check CHECK ((job_table = ANY (ARRAY['ingest_jobs'::text, 'workflow_node_jobs'::text]))),
+    CONSTRAINT job_steps_key_check CHECK ((octet_length(key) <= 1000)),
+    CONSTRAINT job_steps_kind_check CHECK ((kind = ANY (ARRAY['step'::text, 'cursor'::text, 'event'::text, 'sleep'::text]))),
+    CONSTRAINT job_steps_name_check CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 400))),
+    CONSTRAINT job_steps_state_check CHECK ((state = ANY (ARRAY['running'::text, 'waiting'::text, 'done'::text, 'failed'::text])))
+);
+
+ALTER TABLE public.job_steps ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.job_steps_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE UNLOGGED TABLE public.lock_turns (
     id bigint NOT NULL,
     xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
@@ -3293,6 +4358,30 @@ CREATE UNLOGGED SEQUENCE public.lock_turns_id_seq
     CACHE 1;
 
 ALTER SEQUENCE public.lock_turns_id_seq OWNED BY public.lock_turns.id;
+
+CREATE TABLE public.metric_position (
+    only_row boolean DEFAULT true NOT NULL,
+    counted pg_snapshot NOT NULL,
+    counted_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    since public.queue_workflows_time DEFAULT '2000-01-01 00:00:00+00'::timestamp with time zone NOT NULL,
+    CONSTRAINT metric_position_only_row_check CHECK (only_row)
+)
+WITH (fillfactor='50');
+
+CREATE TABLE public.metric_totals (
+    metric text NOT NULL,
+    name text NOT NULL,
+    label text DEFAULT ''::text NOT NULL,
+    bucket smallint DEFAULT 0 NOT NULL,
+    n public.queue_workflows_number DEFAULT 0 NOT NULL,
+    seconds double precision DEFAULT 0 NOT NULL,
+    CONSTRAINT metric_totals_bucket_check CHECK (((bucket >= 0) AND (bucket <= 100))),
+    CONSTRAINT metric_totals_label_check CHECK ((octet_length(label) <= 100)),
+    CONSTRAINT metric_totals_metric_check CHECK ((octet_length(metric) <= 100)),
+    CONSTRAINT metric_totals_name_check CHECK ((octet_length(name) <= 800)),
+    CONSTRAINT metric_totals_seconds_check CHECK (((seconds >= (0)::double precision) AND (seconds <= ('1000000000000000'::numeric)::double precision)))
+)
+WITH (fillfactor='50');
 
 CREATE TABLE public.model_controls (
     host_label text NOT NULL,
@@ -3454,6 +4543,7 @@ CREATE TABLE public.schedules (
     missed_at public.queue_workflows_time,
     source text DEFAULT 'table'::text NOT NULL,
     app text,
+    on_failure boolean DEFAULT false NOT NULL,
     clash text,
     definition_hash text,
     changes jsonb,
@@ -3565,6 +4655,17 @@ CREATE TABLE public.workflow_input_timeouts (
     due_at public.queue_workflows_time NOT NULL
 );
 
+CREATE TABLE public.workflow_map_items (
+    run_id text NOT NULL,
+    map_id text NOT NULL,
+    "position" public.queue_workflows_item_count NOT NULL,
+    key text NOT NULL,
+    item jsonb NOT NULL,
+    state public.queue_workflows_item_state DEFAULT 'waiting'::text NOT NULL,
+    error text
+)
+WITH (fillfactor='80');
+
 CREATE TABLE public.workflow_node_events (
     id bigint NOT NULL,
     run_id text NOT NULL,
@@ -3580,7 +4681,8 @@ CREATE TABLE public.workflow_node_events (
     detail jsonb DEFAULT '{}'::jsonb NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     worker_id text,
-    claim_no bigint
+    claim_no bigint,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint
 );
 
 CREATE SEQUENCE public.workflow_node_events_id_seq
@@ -3621,6 +4723,22 @@ CREATE SEQUENCE public.workflow_run_files_id_seq
 
 ALTER SEQUENCE public.workflow_run_files_id_seq OWNED BY public.workflow_run_files.id;
 
+CREATE TABLE public.workflow_run_maps (
+    run_id text NOT NULL,
+    node_id text NOT NULL,
+    generation public.queue_workflows_item_count NOT NULL,
+    at_once public.queue_workflows_item_count NOT NULL,
+    refill public.queue_workflows_item_count NOT NULL,
+    may_fail public.queue_workflows_item_count NOT NULL,
+    total public.queue_workflows_item_count NOT NULL,
+    done_items public.queue_workflows_item_count DEFAULT 0 NOT NULL,
+    failed_items public.queue_workflows_item_count DEFAULT 0 NOT NULL,
+    open_items public.queue_workflows_item_count DEFAULT 0 NOT NULL,
+    next_position public.queue_workflows_item_count DEFAULT 0 NOT NULL,
+    nodes public.queue_workflows_item_count NOT NULL
+)
+WITH (fillfactor='50');
+
 CREATE TABLE public.workflow_runs (
     id text DEFAULT (gen_random_uuid())::text NOT NULL,
     parcel_id text,
@@ -3646,7 +4764,15 @@ CREATE TABLE public.workflow_runs (
     generation integer DEFAULT 0 NOT NULL,
     start_attempts integer DEFAULT 0 NOT NULL,
     available_at timestamp with time zone,
-    CONSTRAINT workflow_runs_mode_check CHECK ((mode = ANY (ARRAY['step'::text, 'node'::text])))
+    headers jsonb,
+    parent_run_id text,
+    parent_node_id text,
+    revision public.queue_workflows_revision DEFAULT 0 NOT NULL,
+    upgrades public.queue_workflows_upgrades DEFAULT '[]'::jsonb NOT NULL,
+    CONSTRAINT workflow_runs_headers_check CHECK (((jsonb_typeof(headers) = 'object'::text) AND (octet_length((headers)::text) <= 8000))),
+    CONSTRAINT workflow_runs_mode_check CHECK ((mode = ANY (ARRAY['step'::text, 'node'::text]))),
+    CONSTRAINT workflow_runs_parent_node_id_check CHECK ((octet_length(parent_node_id) <= 1000)),
+    CONSTRAINT workflow_runs_parent_run_id_check CHECK ((octet_length(parent_run_id) <= 1000))
 );
 
 ALTER TABLE ONLY public.ingest_job_events ALTER COLUMN id SET DEFAULT nextval('public.ingest_job_events_id_seq'::regclass);
@@ -3664,6 +4790,15 @@ ALTER TABLE ONLY public.workflow_node_events ALTER COLUMN id SET DEFAULT nextval
 ALTER TABLE ONLY public.workflow_node_jobs ALTER COLUMN seq SET DEFAULT nextval('public.workflow_node_jobs_seq_seq'::regclass);
 
 ALTER TABLE ONLY public.workflow_run_files ALTER COLUMN id SET DEFAULT nextval('public.workflow_run_files_id_seq'::regclass);
+
+ALTER TABLE ONLY public.event_export_runs
+    ADD CONSTRAINT event_export_runs_pkey PRIMARY KEY (name, run_id);
+
+ALTER TABLE ONLY public.event_exports
+    ADD CONSTRAINT event_exports_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY public.events
+    ADD CONSTRAINT events_pkey PRIMARY KEY (name, key);
 
 ALTER TABLE ONLY public.failure_alert_state
     ADD CONSTRAINT failure_alert_state_pkey PRIMARY KEY (only_row);
@@ -3695,8 +4830,23 @@ ALTER TABLE ONLY public.ingest_jobs
 ALTER TABLE ONLY public.job_attempt_logs
     ADD CONSTRAINT job_attempt_logs_pkey PRIMARY KEY (job_id, claim_no, job_table);
 
+ALTER TABLE ONLY public.job_parts
+    ADD CONSTRAINT job_parts_pkey PRIMARY KEY (job_id, job_table, claim_no, seq);
+
+ALTER TABLE ONLY public.job_steps
+    ADD CONSTRAINT job_steps_job_id_job_table_kind_name_key_key UNIQUE (job_id, job_table, kind, name, key);
+
+ALTER TABLE ONLY public.job_steps
+    ADD CONSTRAINT job_steps_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY public.lock_turns
     ADD CONSTRAINT lock_turns_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.metric_position
+    ADD CONSTRAINT metric_position_pkey PRIMARY KEY (only_row);
+
+ALTER TABLE ONLY public.metric_totals
+    ADD CONSTRAINT metric_totals_pkey PRIMARY KEY (metric, name, label, bucket);
 
 ALTER TABLE ONLY public.model_controls
     ADD CONSTRAINT model_controls_pkey PRIMARY KEY (host_label, worker_id);
@@ -3779,6 +4929,9 @@ ALTER TABLE ONLY public.workflow_input_submissions
 ALTER TABLE ONLY public.workflow_input_timeouts
     ADD CONSTRAINT workflow_input_timeouts_pkey PRIMARY KEY (job_id);
 
+ALTER TABLE ONLY public.workflow_map_items
+    ADD CONSTRAINT workflow_map_items_pkey PRIMARY KEY (run_id, map_id, key);
+
 ALTER TABLE ONLY public.workflow_node_events
     ADD CONSTRAINT workflow_node_events_pkey PRIMARY KEY (id);
 
@@ -3794,12 +4947,21 @@ ALTER TABLE ONLY public.workflow_run_files
 ALTER TABLE ONLY public.workflow_run_files
     ADD CONSTRAINT workflow_run_files_run_id_rel_path_key UNIQUE (run_id, rel_path);
 
+ALTER TABLE ONLY public.workflow_run_maps
+    ADD CONSTRAINT workflow_run_maps_pkey PRIMARY KEY (run_id, node_id);
+
 ALTER TABLE ONLY public.workflow_runs
     ADD CONSTRAINT workflow_runs_pkey PRIMARY KEY (id);
 
+CREATE INDEX events_created_idx ON public.events USING brin (created_at);
+
 CREATE INDEX ingest_job_events_created_idx ON public.ingest_job_events USING brin (created_at);
 
+CREATE INDEX ingest_job_events_id_idx ON public.ingest_job_events USING brin (id) WITH (pages_per_range='32', autosummarize='on');
+
 CREATE INDEX ingest_job_events_reclaimed_idx ON public.ingest_job_events USING btree (created_at) WHERE (event_type = 'reclaimed'::text);
+
+CREATE INDEX ingest_job_events_xid_idx ON public.ingest_job_events USING brin (xid) WITH (autosummarize='on');
 
 CREATE INDEX ingest_jobs_admitted_idx ON public.ingest_jobs USING btree (queue, partition_key, priority, seq) WHERE ((partition_key IS NOT NULL) AND ((status)::text = 'queued'::text) AND (admitted_at IS NOT NULL));
 
@@ -3823,11 +4985,15 @@ CREATE INDEX ingest_jobs_unserved_idx ON public.ingest_jobs USING btree (blocked
 
 CREATE INDEX job_attempt_logs_created_idx ON public.job_attempt_logs USING brin (created_at);
 
-CREATE INDEX lock_turns_xid_idx ON public.lock_turns USING btree (xid);
+CREATE INDEX job_steps_waiting_idx ON public.job_steps USING btree (name, key) WHERE ((kind = 'event'::text) AND (state = 'waiting'::text));
+
+CREATE INDEX lock_turns_xid_idx ON public.lock_turns USING btree (xid, lock_key);
 
 CREATE INDEX partition_dues_due_idx ON public.partition_dues USING btree (queue, due_at);
 
 CREATE INDEX partition_dues_partition_idx ON public.partition_dues USING btree (queue, partition_key);
+
+CREATE INDEX schedule_fires_run_idx ON public.schedule_fires USING btree (run_id) WHERE (run_id IS NOT NULL);
 
 CREATE INDEX schedules_wake_idx ON public.schedules USING btree (wake_at NULLS FIRST, name) WHERE ((NOT paused) AND (NOT ended) AND (gone_at IS NULL));
 
@@ -3849,19 +5015,27 @@ CREATE INDEX workflow_input_submissions_pending_idx ON public.workflow_input_sub
 
 CREATE INDEX workflow_input_timeouts_due_idx ON public.workflow_input_timeouts USING btree (due_at);
 
+CREATE UNIQUE INDEX workflow_map_items_position ON public.workflow_map_items USING btree (run_id, map_id, "position") WHERE (("position")::integer >= 0);
+
 CREATE INDEX workflow_node_events_created_idx ON public.workflow_node_events USING brin (created_at);
 
 CREATE INDEX workflow_node_events_node_idx ON public.workflow_node_events USING btree (run_id, node_id, created_at);
 
 CREATE INDEX workflow_node_events_reclaimed_idx ON public.workflow_node_events USING btree (created_at) WHERE ((event_type)::text = 'reclaimed'::text);
 
+CREATE INDEX workflow_node_events_xid_idx ON public.workflow_node_events USING brin (xid) WITH (autosummarize='on');
+
 CREATE INDEX workflow_node_jobs_age_idx ON public.workflow_node_jobs USING btree (required_model, seq) WHERE (((queue)::text = 'gpu'::text) AND ((status)::text = 'queued'::text) AND (blocked_reason IS NULL));
+
+CREATE INDEX workflow_node_jobs_awaiting_idx ON public.workflow_node_jobs USING btree (queue) WHERE ((status)::text = 'awaiting_input'::text);
 
 CREATE INDEX workflow_node_jobs_blocked_idx ON public.workflow_node_jobs USING btree (available_at) WHERE (((status)::text = 'queued'::text) AND (blocked_reason IS NOT NULL));
 
 CREATE INDEX workflow_node_jobs_celery_task_id_idx ON public.workflow_node_jobs USING btree (celery_task_id) WHERE (celery_task_id IS NOT NULL);
 
-CREATE INDEX workflow_node_jobs_claim_idx ON public.workflow_node_jobs USING btree (queue, priority, seq) WHERE (((status)::text = 'queued'::text) AND (blocked_reason IS NULL));
+CREATE INDEX workflow_node_jobs_claim_idx ON public.workflow_node_jobs USING btree (queue, required_version, priority, seq) WHERE (((status)::text = 'queued'::text) AND (blocked_reason IS NULL));
+
+CREATE INDEX workflow_node_jobs_gpu_idx ON public.workflow_node_jobs USING btree (priority, seq) WHERE (((queue)::text = 'gpu'::text) AND ((status)::text = 'queued'::text) AND (blocked_reason IS NULL));
 
 CREATE INDEX workflow_node_jobs_host_label_idx ON public.workflow_node_jobs USING btree (host_label);
 
@@ -3887,11 +5061,15 @@ CREATE INDEX workflow_runs_delayed_idx ON public.workflow_runs USING btree (avai
 
 CREATE INDEX workflow_runs_parcel_created_idx ON public.workflow_runs USING btree (parcel_id, created_at DESC);
 
+CREATE INDEX workflow_runs_parent_idx ON public.workflow_runs USING btree (parent_run_id) WHERE (parent_run_id IS NOT NULL);
+
 CREATE INDEX workflow_runs_startable_idx ON public.workflow_runs USING btree (priority, queued_at, id) WHERE ((status = 'queued'::text) AND (mode = 'node'::text) AND (available_at IS NULL));
 
 CREATE INDEX workflow_runs_status_idx ON public.workflow_runs USING btree (status);
 
 CREATE TRIGGER dispatch_event_notify AFTER INSERT ON public.workflow_dispatch_events FOR EACH ROW EXECUTE FUNCTION public.notify_dispatch_event();
+
+CREATE TRIGGER events_sent AFTER INSERT ON public.events REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_event_sent();
 
 CREATE TRIGGER ingest_job_events_keep BEFORE DELETE OR UPDATE ON public.ingest_job_events FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_keep_events();
 
@@ -3947,6 +5125,12 @@ CREATE TRIGGER workflow_run_ready_notify_insert AFTER INSERT ON public.workflow_
 
 CREATE TRIGGER workflow_runs_bound BEFORE INSERT OR UPDATE OF id, workflow_name, parcel_id, out_dir, mode, generation, start_attempts, resume_count, progress_pct, created_at, updated_at, queued_at, started_at, finished_at, available_at, context ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_run();
 
+CREATE TRIGGER workflow_runs_cancel_children AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((new.mode = 'node'::text) AND (new.status = ANY (ARRAY['failed'::text, 'cancelled'::text])) AND (old.status IS DISTINCT FROM new.status))) EXECUTE FUNCTION public.queue_workflows_cancel_children();
+
+CREATE TRIGGER workflow_runs_child_ended AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((new.parent_run_id IS NOT NULL) AND (new.mode = 'node'::text) AND (new.status = ANY (ARRAY['completed'::text, 'failed'::text, 'cancelled'::text])) AND (old.status IS DISTINCT FROM new.status))) EXECUTE FUNCTION public.queue_workflows_child_ended();
+
+CREATE TRIGGER workflow_runs_children_gone AFTER DELETE ON public.workflow_runs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_children_gone();
+
 CREATE TRIGGER workflow_runs_close AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((new.mode = 'node'::text) AND (new.status = ANY (ARRAY['completed'::text, 'failed'::text, 'cancelled'::text])) AND (old.status IS DISTINCT FROM new.status))) EXECUTE FUNCTION public.queue_workflows_close_run();
 
 CREATE TRIGGER workflow_runs_failed AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((new.status = 'failed'::text) AND (new.mode = 'node'::text) AND (old.status IS DISTINCT FROM new.status))) EXECUTE FUNCTION public.queue_workflows_run_failed();
@@ -3955,17 +5139,26 @@ CREATE TRIGGER workflow_runs_forget AFTER DELETE ON public.workflow_runs REFEREN
 
 CREATE TRIGGER workflow_runs_guard BEFORE UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((old.mode = 'node'::text) AND (old.status = ANY (ARRAY['completed'::text, 'failed'::text, 'cancelled'::text])) AND (new.status IS DISTINCT FROM old.status))) EXECUTE FUNCTION public.queue_workflows_guard_run();
 
+ALTER TABLE ONLY public.event_export_runs
+    ADD CONSTRAINT event_export_runs_name_fkey FOREIGN KEY (name) REFERENCES public.event_exports(name) ON DELETE CASCADE;
+
 ALTER TABLE ONLY public.workflow_dispatch_events
     ADD CONSTRAINT workflow_dispatch_events_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY public.workflow_input_submissions
     ADD CONSTRAINT workflow_input_submissions_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
 
+ALTER TABLE ONLY public.workflow_map_items
+    ADD CONSTRAINT workflow_map_items_run_id_map_id_fkey FOREIGN KEY (run_id, map_id) REFERENCES public.workflow_run_maps(run_id, node_id) ON DELETE CASCADE;
+
 ALTER TABLE ONLY public.workflow_node_jobs
     ADD CONSTRAINT workflow_node_jobs_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY public.workflow_run_files
     ADD CONSTRAINT workflow_run_files_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_run_maps
+    ADD CONSTRAINT workflow_run_maps_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
 
 REVOKE ALL ON FUNCTION public.notify_dispatch_event() FROM PUBLIC;
 
@@ -4005,19 +5198,43 @@ REVOKE ALL ON FUNCTION public.queue_workflows_bound_run() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_bound_submission() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_cancel_children() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_charge_steps(p_table text, p_job text, p_claim bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_check_payload(p_value jsonb, p_column text, p_bytes integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_claim_apart(p_jobs text, p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_promote boolean, p_models text[], p_lane smallint, OUT job_id text, OUT aside jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_child_ended() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_children_gone() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_claim_apart(p_jobs text, p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_promote boolean, p_models text[], p_lane smallint, p_versions text[], OUT job_id text, OUT aside jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_close_run() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_context_of(p_run text, p_heads text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_count_events(p_most bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_demand(p_right text, p_table text, p_column text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_drop_end() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_end_map(p_run text, p_map text, p_result text, p_path text[], p_limit bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_end_parent_node(p_child text, p_run text, p_node text, p_status text, p_output jsonb, p_error text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_enqueue(p_prefix text, p_jobs jsonb) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_event_sent() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_fail_map(p_run text, p_map text, p_error text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_forget_runs() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_forget_steps(p_table text, p_jobs text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_give_turns(p_jobs text, p_keys text[]) FROM PUBLIC;
 
@@ -4025,13 +5242,13 @@ REVOKE ALL ON FUNCTION public.queue_workflows_give_turns_singly(p_jobs text, p_k
 
 REVOKE ALL ON FUNCTION public.queue_workflows_gpu_can(p_host text, p_models text[], p_vram_mb integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_gpu_choose(p_worker text, p_host text, p_warm text, p_models text[], p_newest boolean, p_grace_s double precision, p_bound_s double precision, OUT model text, OUT seq bigint, OUT why text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_gpu_choose(p_worker text, p_host text, p_warm text, p_models text[], p_newest boolean, p_grace_s double precision, p_bound_s double precision, p_versions text[], OUT model text, OUT seq bigint, OUT why text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_gpu_fleet(p_worker text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_gpu_is_held(p_fleet public.queue_workflows_gpu_holder[], p_host text, p_model text, p_loads double precision) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_gpu_line(p_model text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_gpu_line(p_model text, p_versions text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_gpu_live() FROM PUBLIC;
 
@@ -4039,19 +5256,19 @@ REVOKE ALL ON FUNCTION public.queue_workflows_gpu_misfit(p_host text, p_models t
 
 REVOKE ALL ON FUNCTION public.queue_workflows_gpu_needs(p_host text, p_model text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_gpu_next(p_worker text, p_host text, p_model text, p_models text[], p_newest boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, OUT model text, OUT how text, OUT band smallint, OUT seq bigint, OUT why text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_gpu_next(p_worker text, p_host text, p_model text, p_models text[], p_newest boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], OUT model text, OUT how text, OUT band smallint, OUT seq bigint, OUT why text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_gpu_queued() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_gpu_reach(p_fleet public.queue_workflows_gpu_holder[], p_model text, p_jobs integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_gpu_take(p_model text, p_how text, p_band smallint, p_seq bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_gpu_take(p_model text, p_how text, p_band smallint, p_seq bigint, p_versions text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_gpu_times(p_host text, p_model text, OUT load_s double precision, OUT run_s double precision) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_gpu_unserved() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_gpu_weigh(p_fleet public.queue_workflows_gpu_holder[], p_host text, p_model text, OUT jobs integer, OUT waited_s double precision, OUT load_s double precision, OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_gpu_weigh(p_fleet public.queue_workflows_gpu_holder[], p_host text, p_model text, p_versions text[], OUT jobs integer, OUT waited_s double precision, OUT load_s double precision, OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_guard_run() FROM PUBLIC;
 
@@ -4067,11 +5284,15 @@ REVOKE ALL ON FUNCTION public.queue_workflows_hold_until_due() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_tell boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_insert_ended(p_run text, p_rows jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_insert_nodes(p_run text, p_rows jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_about_data(p_state text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_claimable(p_status text, p_blocked_reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_is_lost(p_status text, p_lease_expires_at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_off(p_desired_state text, p_until_at timestamp with time zone) FROM PUBLIC;
 
@@ -4097,19 +5318,25 @@ REVOKE ALL ON FUNCTION public.queue_workflows_limit_gate(p_old public.ingest_job
 
 REVOKE ALL ON FUNCTION public.queue_workflows_lock_keys(p_jobs text, p_keys text[]) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_make_child(p_run text, p_node text, p_child jsonb, p_context jsonb, p_waits boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_mend_lines() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_mend_turns(p_jobs text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_metric_bounds() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_must_end(job public.ingest_jobs) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_must_end(job public.workflow_node_jobs) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_next_wake(p_app text, p_names text[], p_aside text[], p_tasks text[], p_patience_s double precision) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_no_empty_model() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], p_revision integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb, p_versions text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_note_starts(p_queue text, p_starts integer) FROM PUBLIC;
 
@@ -4117,11 +5344,15 @@ REVOKE ALL ON FUNCTION public.queue_workflows_number_model_request() FROM PUBLIC
 
 REVOKE ALL ON FUNCTION public.queue_workflows_off_policy(p_host text, p_queue text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_open_map(p_run text, p_map text, p_items jsonb, p_at_once integer, p_refill integer, p_may_fail integer, p_nodes integer, p_root text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_partitions(p_queue text, p_in_line boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_past_lines(p_queue text, OUT held boolean, OUT id text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_pick_gpu(p_worker text, p_host text, p_model text, p_models text[], p_newest boolean, p_policy text, p_grace_s double precision, p_bound_s double precision) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_pick_gpu(p_worker text, p_host text, p_model text, p_models text[], p_newest boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_pick_version(p_queue text, p_versions text[], p_newest boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_put_jobs(p_prefix text, p_jobs jsonb) FROM PUBLIC;
 
@@ -4143,6 +5374,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_release_key(p_key text) FROM PUBLI
 
 REVOKE ALL ON FUNCTION public.queue_workflows_reopen_ingest() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_run_depth(p_run text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_run_failed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_schedule_changed() FROM PUBLIC;
@@ -4157,8 +5390,18 @@ REVOKE ALL ON FUNCTION public.queue_workflows_set_blocked(p_jobs text, p_ids tex
 
 REVOKE ALL ON FUNCTION public.queue_workflows_start_run(p_run text, p_generation integer, p_born bigint, p_definition jsonb, p_hash text, p_rows jsonb, p_out_dir text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_step_map(p_run text, p_map text, p_done text[], p_failed jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_take_turns() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_unblock_served(p_jobs text, p_served text[], p_limit integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_uncounted_events(p_low bigint, p_high bigint, p_old pg_snapshot, p_new pg_snapshot, p_since timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_version_heads(p_queue text, p_versions text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_wake_jobs(p_steps bigint[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_wake_waiting() FROM PUBLIC;
 
 GRANT SELECT ON TABLE public.queue_schema_objects TO PUBLIC;

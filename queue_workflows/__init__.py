@@ -22,7 +22,8 @@ from queue_workflows.config import (
 from queue_workflows.errors import Discard, Retry, Snooze
 
 if TYPE_CHECKING:
-    from queue_workflows.declare import OFFERED, ask, node, pipeline, workflow
+    from queue_workflows.declare import OFFERED, ask, branch, loop, node, pipeline, workflow
+    from queue_workflows.events import send as send_event
     from queue_workflows.jobs import cancel as cancel_job
     from queue_workflows.jobs import retry as retry_job
     from queue_workflows.runs import answer as submit_input
@@ -37,18 +38,20 @@ _OPERATIONS = {
     "cancel_run": ("runs", "cancel"),
     "retry_job": ("jobs", "retry"),
     "retry_run": ("runs", "retry"),
+    "send_event": ("events", "send"),
     "submit_input": ("runs", "answer"),
 }
 """Names of the contract for functions of the API's modules."""
-_DECLARING = frozenset({"OFFERED", "ask", "node", "pipeline", "workflow"})
+_DECLARING = frozenset({"OFFERED", "ask", "branch", "loop", "node", "pipeline", "workflow"})
 _TASKS = frozenset({"current_job", "register_ingest_task"})
 _MODULES = frozenset(
     {
         "cgroup_attribution", "check", "claim_worker", "config", "db", "declare", "dispatcher",
-        "embedded", "errors", "gpu_model_cache", "history", "hw_metrics", "ingest_executor",
-        "input_listener", "jobs", "migrations", "model_cache", "model_registry", "models",
-        "node_executor", "node_pool", "node_queue", "orchestrator", "queues", "refs", "run_store",
-        "runs", "scheduler", "schedules", "tasks", "testing", "types", "worker_control", "workers",
+        "embedded", "errors", "events", "gpu_model_cache", "history", "hw_metrics",
+        "ingest_executor", "input_listener", "jobs", "migrations", "model_cache", "model_registry",
+        "models", "node_executor", "node_pool", "node_queue", "orchestrator", "queues", "refs",
+        "run_store", "runs", "scheduler", "schedules", "service", "steps", "streams", "tasks",
+        "testing", "types", "worker_control", "workers",
     }
 )  # fmt: skip
 
@@ -60,11 +63,13 @@ __all__ = [
     "Snooze",
     "__version__",
     "ask",
+    "branch",
     "cancel_job",
     "cancel_run",
     "configure",
     "current_job",
     "get_config",
+    "loop",
     "node",
     "pipeline",
     "register_ingest_task",
@@ -72,6 +77,7 @@ __all__ = [
     "register_node",
     "retry_job",
     "retry_run",
+    "send_event",
     "set_builtin_model_registrar",
     "set_ingest_schedule",
     "set_invoke_context",

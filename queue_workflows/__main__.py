@@ -22,6 +22,7 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         # By name: the commands are in a layer above this module, and may be absent.
         cli = importlib.import_module("queue_workflows.cli")
+        cli.load(argv)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -29,15 +28,15 @@ if TYPE_CHECKING:
     InvokeContext = Callable[[Row, Row], AbstractContextManager[Callable[[JsonDict], JsonDict]]]
 
 T = TypeVar("T", int, float, str, bool)
-R = TypeVar("R")
 
 DAG_QUEUES = frozenset({"cpu", "gpu"})
 GPU_POLICIES = ("strict", "balanced")
+THROTTLES = frozenset({"ram", "swap", "gpu"})
 DEFAULT_INGEST_QUEUES = frozenset({"fetch", "load"})
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
 MAX_APP_NAME = 200
-_MODULE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_IMPORTERS = {"importlib", "_frozen_importlib", "_frozen_importlib_external"}
+MAX_VERSION = 1_000_000_000
+MODULE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _warned: set[tuple[str, str]] = set()
 
 
@@ -125,6 +124,15 @@ KNOBS: dict[str, Knob[Any]] = {}
 DB_POOL_MAX = Knob(
     "DB_POOL_MAX", 10, "connections", "size of the pool that `db.connection()` draws from"
 )
+DB_ENGINE_POOL_MAX = Knob(
+    "DB_ENGINE_POOL_MAX",
+    4,
+    "connections",
+    "1 to 100; size of the pool of the engine's own calls, such as `jobs.enqueue()`",
+)
+DB_POOL_RECYCLE_S = Knob(
+    "DB_POOL_RECYCLE_S", 3600.0, "s", "age at which a pooled connection is replaced by a new one"
+)
 DB_CONNECT_TIMEOUT_S = Knob(
     "DB_CONNECT_TIMEOUT_S", 10, "s", "longest wait for a connection to open"
 )
@@ -150,6 +158,13 @@ DISPATCH_POLL_S = Knob(
 HEARTBEAT_INTERVAL_S = Knob(
     "HEARTBEAT_INTERVAL_S", 10.0, "s", "how often a worker writes its heartbeat"
 )
+DL_HEARTBEAT_SEC = Knob(
+    "DL_HEARTBEAT_SEC",
+    10.0,
+    "s",
+    "how often a worker renews its claims; a third of the lease at most",
+    prefix="",
+)
 LEASE_RECLAIM_INTERVAL_S = Knob(
     "LEASE_RECLAIM_INTERVAL_S", 5.0, "s", "how often lapsed leases are swept"
 )
@@ -170,6 +185,9 @@ SILENT_WORKER_AFTER_S = Knob(
 )
 DEAD_WORKER_SWEEP_INTERVAL_S = Knob(
     "DEAD_WORKER_SWEEP_INTERVAL_S", 5.0, "s", "how often dead workers are searched for"
+)
+METRICS_COUNT_INTERVAL_S = Knob(
+    "METRICS_COUNT_INTERVAL_S", 5.0, "s", "how often new events of jobs are counted for metrics"
 )
 WATCHDOG_MAX_RETRIES = Knob(
     "WATCHDOG_MAX_RETRIES", 3, "failures", "watchdog failures before a job fails"
@@ -232,6 +250,9 @@ JOB_RETENTION_DAYS = Knob(
     "days",
     "the same for ingest jobs whose queue has no `retention_days` of its own; <= 0: never",
 )
+EVENT_RETENTION_DAYS = Knob(
+    "EVENT_RETENTION_DAYS", 30.0, "days", "age at which events of apps are deleted; <= 0: never"
+)
 NODE_EVENT_RETENTION_DAYS = Knob(
     "NODE_EVENT_RETENTION_DAYS",
     30,
@@ -273,11 +294,18 @@ WORKERS_JSON = Knob(
     ' `[{"queue": "load", "concurrency": 2}]`',
     prefix="",
 )
+WORKER_MEMORY_THROTTLE = Knob(
+    "WORKER_MEMORY_THROTTLE",
+    "ram,swap",
+    "names",
+    "memory for which workers wait when it is full: `ram`, `swap`, `gpu`, separated by commas; "
+    "`off`: none (docs/workers.md)",
+)
 MEMORY_THROTTLE_THRESHOLD = Knob(
     "MEMORY_THROTTLE_THRESHOLD",
     90.0,
     "%",
-    "RAM use from which the in-process queue waits; of the container if it has a limit",
+    "RAM use from which workers and the in-process queue wait; of the container if it has a limit",
     prefix="",
 )
 MEMORY_RESUME_THRESHOLD = Knob(
@@ -318,10 +346,45 @@ MAX_PAYLOAD_KB = Knob(
     "MAX_PAYLOAD_KB", 1024, "KiB", "largest result, inputs or answer as JSON text"
 )
 MAX_PAYLOAD_DEPTH = Knob("MAX_PAYLOAD_DEPTH", 64, "levels", "deepest nesting of such a value")
-MAX_NODES_PER_RUN = Knob("MAX_NODES_PER_RUN", 20000, "nodes", "largest expanded workflow")
+STREAM_PART_KB = Knob("STREAM_PART_KB", 64, "KiB", "largest part of a stream as JSON text; <= 1024")
+STREAM_MAX_PARTS = Knob("STREAM_MAX_PARTS", 100_000, "parts", "parts that an attempt may stream")
+STREAM_MAX_MB = Knob("STREAM_MAX_MB", 64, "MiB", "JSON text that an attempt may stream")
+MAX_NODES_PER_RUN = Knob(
+    "MAX_NODES_PER_RUN", 20000, "nodes", "largest expanded workflow, with the items of its maps"
+)
+MAP_WINDOW = Knob("MAP_WINDOW", 1000, "items", "open items of a map without `at_once`")
 LOG_CAPTURE_KB = Knob(
     "LOG_CAPTURE_KB", 64, "KiB", "stored output of a handler per attempt; <= 0: nothing"
 )
+LOG_FORMAT = Knob("LOG_FORMAT", "text", "name", "how processes log: `text` or `json`")
+LOG_PATH = Knob(
+    "LOG_PATH", "", "path", "folder of the application log; empty: stderr alone", prefix=""
+)
+LOG_FILE_NAME = Knob("LOG_FILE_NAME", "app.log", "name", "its file in LOG_PATH", prefix="")
+METRIC_PATH = Knob(
+    "METRIC_PATH", "", "path", "folder of the metric log, a line of JSON per attempt; empty: none",
+    prefix="",
+)  # fmt: skip
+METRIC_FILE_NAME = Knob(
+    "METRIC_FILE_NAME", "metric.log", "name", "its file in METRIC_PATH", prefix=""
+)
+AUDIT_LOG_PATH = Knob(
+    "AUDIT_LOG_PATH", "", "path",
+    "folder of the audit log, a line of JSON per event of a job; empty: none", prefix="",
+)  # fmt: skip
+AUDIT_LOG_FILE_NAME = Knob(
+    "AUDIT_LOG_FILE_NAME", "audit.log", "name", "its file in AUDIT_LOG_PATH", prefix=""
+)
+SPANS = Knob(
+    "SPANS",
+    "",
+    "name",
+    "spans for OpenTelemetry: `all`, or `traced` for jobs and runs with a trace; empty: none",
+)
+LOG_FILE_MAX_MB = Knob(
+    "LOG_FILE_MAX_MB", 50.0, "MB", "size at which a log file is renamed and begun anew; <= 0: never"
+)
+LOG_FILES_KEPT = Knob("LOG_FILES_KEPT", 5, "files", "renamed log files that are kept of each")
 OUT_ROOTS = Knob(
     "OUT_ROOTS",
     "",
@@ -363,10 +426,10 @@ ALERT_MAX_AGE_S = Knob(
     "ALERT_MAX_AGE_S",
     3600.0,
     "s",
-    "60 to 604800; age at which a failure is not told any more",
+    "60 to 604800; age at which a failure is not sent any more",
 )
 ALERT_POLL_S = Knob(
-    "ALERT_POLL_S", 5.0, "s", "0.1 to 60; how often a scheduler looks for failures to tell"
+    "ALERT_POLL_S", 5.0, "s", "0.1 to 60; how often a scheduler looks for failures to send"
 )
 DISABLE_HW_METRICS = Knob(
     "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
@@ -441,6 +504,8 @@ class EngineConfig:
         self.isolated_tasks: set[str] = set()
         """Tasks each of whose jobs has a fresh process, in a worker with slots."""
         self.isolated_nodes: set[str] = set()
+        self.node_versions: dict[str, int] = {}
+        """The code versions of nodes that have one."""
         self.ingest_schedule: list[Any] = []
         self.node_map: dict[str, Any] = {}
         self.input_widgets: dict[str, WidgetSpec] = {}
@@ -513,7 +578,7 @@ class EngineConfig:
                 f"node module {node_module!r} is not registered, and no package or resolver is "
                 "set: call register_node() or set_node_module_package(), or start with --app"
             )
-        if not _MODULE_NAME.fullmatch(node_module):
+        if not MODULE_NAME.fullmatch(node_module):
             raise errors.NodeNotFound(f"{node_module!r} is not the name of a module")
         import importlib
 
@@ -557,7 +622,7 @@ def configure(
 ) -> EngineConfig:
     """Change the given names; an omitted one and None change nothing.
 
-    May be called again. `app_name`: as whose the schedules of the code are stored; see `app_name`.
+    May be called again. `app_name`: the owner of the schedules that the code names.
 
     Raises `InvalidConfig` (a ValueError), with nothing changed, for ingest queues that reuse `cpu`
     or `gpu` or are no queue names, and for a budget that is not positive.
@@ -621,11 +686,19 @@ def set_node_resolver(resolver: Callable[[str], Any]) -> None:
     _config.node_resolver = resolver
 
 
-def register_node(name: str, module_or_callable: Any, *, isolation: str | None = None) -> None:
+def register_node(
+    name: str,
+    module_or_callable: Any,
+    *,
+    isolation: str | None = None,
+    version: int | None = None,
+) -> None:
     """Register a module (with `run`) or a callable under the name that `node_module` uses.
 
-    `isolation="process"`: each of its jobs has a fresh process, in a worker with slots.
+    `isolation="process"`: each of its jobs has a fresh process, in a worker with slots. `version`:
+    that of its code; workers with another version leave its jobs (docs/versions.md).
     """
+    check_version(f"node {name!r}", version)
     _isolate(_config.isolated_nodes, f"node {name!r}", name, isolation)
     if hasattr(module_or_callable, "run"):
         _config.node_map[name] = module_or_callable
@@ -633,6 +706,42 @@ def register_node(name: str, module_or_callable: Any, *, isolation: str | None =
         _config.node_map[name] = RegisteredNode(module_or_callable)
     else:
         raise errors.InvalidConfig(f"node {name!r}: neither callable nor an object with run()")
+    _set_version(name, version)
+
+
+def set_node_versions(versions: Mapping[str, int]) -> None:
+    """Give nodes of a package or a resolver, by their names, the versions of their code."""
+    for name, version in versions.items():
+        check_version(f"node {name!r}", version)
+    for name, version in versions.items():
+        _set_version(name, version)
+
+
+def check_version(what: str, version: Any) -> None:
+    """Raise `InvalidConfig` unless a node may have this version; None: it has none."""
+    if version is None:
+        return
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= MAX_VERSION:
+        shown = (
+            repr(version)
+            if not isinstance(version, int) or abs(version) < 10**40
+            else "a number of more than 40 digits"
+        )
+        raise errors.InvalidConfig(
+            f"{what}: version must be a whole number from 1 to {MAX_VERSION}, not {shown:.40}"
+        )
+
+
+def node_version_keys() -> list[str] | None:
+    """Return the versions of nodes that this process has, `<module>@<version>`; None: of none."""
+    return [f"{name}@{version}" for name, version in sorted(_config.node_versions.items())] or None
+
+
+def _set_version(name: str, version: int | None) -> None:
+    if version is None:
+        _config.node_versions.pop(name, None)
+    else:
+        _config.node_versions[name] = version
 
 
 def _isolate(isolated: set[str], what: str, name: str, isolation: str | None) -> None:
@@ -790,6 +899,22 @@ def gpu_claim_policy() -> str:
     return GPU_CLAIM_POLICY.default
 
 
+def worker_memory_throttle() -> frozenset[str]:
+    """Return the names in WORKER_MEMORY_THROTTLE; an unknown one gives the default and a warning.
+
+    They are `ram`, `swap` and `gpu`; none of them if it is `off` or empty.
+    """
+    text = WORKER_MEMORY_THROTTLE.read()
+    names = frozenset(text.replace(",", " ").lower().split()) - {"off"}
+    if names <= THROTTLES:
+        return names
+    default = WORKER_MEMORY_THROTTLE.default
+    _warn_once(
+        "WORKER_MEMORY_THROTTLE", text, f"names are {', '.join(sorted(THROTTLES))}; using {default}"
+    )
+    return frozenset(default.split(","))
+
+
 def queues() -> frozenset[str]:
     """Return every queue for which a worker may be started."""
     return DAG_QUEUES | _config.ingest_queues
@@ -818,106 +943,6 @@ def check_queue(queue: str, allowed: frozenset[str] | None = None) -> None:
         raise errors.UnknownQueue(
             f"unknown queue {queue!r}: known are {', '.join(sorted(known)) or 'none'}{remedy}"
         )
-
-
-def load_app(spec: str | None) -> str | None:
-    """Import `package.module[:callable]`, call the callable if one is named, return that spec.
-
-    None falls back to the environment's `QUEUE_WORKFLOWS_APP`; neither set: None, nothing happens.
-    Raises `InvalidConfig` if the module or the callable does not exist, and `AppFailed` from an
-    error of the app, `SystemExit` too; errors of this package pass through.
-    """
-    chosen = spec or os.environ.get("QUEUE_WORKFLOWS_APP")
-    if not chosen:
-        return None
-    source = f"--app {chosen}" if spec else f"QUEUE_WORKFLOWS_APP={chosen}"
-    module_name, _, attribute = chosen.partition(":")
-    if not _MODULE_NAME.fullmatch(module_name):
-        raise errors.InvalidConfig(f"{source}: it should look like package.module[:callable]")
-    # Before the app's code runs, since that may use the database of its project.
-    _config.app = chosen
-    target: Any = _import_app(source, module_name)
-    for part in filter(None, attribute.split(".")):
-        target = getattr(target, part, None)
-        if target is None:
-            raise errors.InvalidConfig(f"{source}: {module_name} has no {attribute!r}")
-    if attribute:
-        if not callable(target):
-            raise errors.InvalidConfig(f"{source}: {attribute!r} cannot be called")
-        _of_app(f"{source}: {attribute}()", target)
-    return chosen
-
-
-def app_name() -> str:
-    """Return the name of this process's app, which owns the schedules that its code names.
-
-    What `configure(app_name=...)` set, else the `--app` of the process, else the name of its main
-    program: the module of `python -m`, or the file.
-    """
-    return (_config.app_name or _config.app or _main_program())[:MAX_APP_NAME]
-
-
-def names_app() -> bool:
-    """Return whether this process has an app: `--app`, or `configure(app_name=...)`."""
-    return bool(_config.app_name or _config.app)
-
-
-def _main_program() -> str:
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:
-        return spec.name.removesuffix(".__main__")
-    file: str | None = getattr(main, "__file__", None)
-    return os.path.basename(file) if file else "python"  # noqa: PTH119  pathlib costs 20 ms
-
-
-def describe_app() -> str:
-    """Return the app of this process in words: `a worker of app letters:setup 1.7`."""
-    app = _config.app
-    if app is None:
-        return "a worker without an app"
-    top = sys.modules.get(app.partition(":")[0].partition(".")[0])
-    version = getattr(top, "__version__", None)
-    return f"a worker of app {app}" + (f" {version}" if isinstance(version, str) else "")
-
-
-def _import_app(source: str, module_name: str) -> Any:
-    import importlib
-
-    folder = os.getcwd()  # noqa: PTH109  pathlib costs 20 ms of import time
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        return _of_app(f"{source}: importing it", lambda: importlib.import_module(module_name))
-    except errors.AppFailed as error:
-        cause = error.__cause__
-        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
-        if missing is None or not (module_name + ".").startswith(missing + "."):
-            raise
-        raise errors.InvalidConfig(
-            f"{source}: no module {missing!r} here; run from its folder, or install the package"
-        ) from cause
-
-
-def _of_app(what: str, call: Callable[[], R]) -> R:
-    """Call app code and return its result; raise `AppFailed` with the frames of the app alone."""
-    try:
-        return call()
-    except (errors.QueueWorkflowsError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # noqa: BLE001  boundary around app code: an app may exit
-        trace = error.__traceback__
-        while trace is not None and _leads_to_app(trace.tb_frame.f_globals.get("__name__", "")):
-            trace = trace.tb_next
-        text = f"{type(error).__name__}: {error}".removesuffix(": ")
-        if trace is not None:
-            file = trace.tb_frame.f_code.co_filename
-            text += f" ({file.rpartition(os.sep)[2]}, line {trace.tb_lineno})"
-        raise errors.AppFailed(f"{what} failed: {text}") from error.with_traceback(trace)
-
-
-def _leads_to_app(module: str) -> bool:
-    return module == __name__ or module.partition(".")[0] in _IMPORTERS
 
 
 def describe_knobs() -> list[Mapping[str, str]]:

@@ -87,6 +87,10 @@ class NoCurrentJob(QueueWorkflowsError, LookupError):
     """`current_job()` was called where neither a task nor a node runs."""
 
 
+class StepRefused(QueueWorkflowsError, ValueError):
+    """A step whose name, key or arguments cannot be taken; the text names the step."""
+
+
 class InvalidPayload(QueueWorkflowsError, ValueError):
     """A value that JSON or the database cannot carry, or that is too deep or too large."""
 
@@ -112,6 +116,14 @@ class IdempotencyClash(QueueWorkflowsError, ValueError):
     def __init__(self, text: str, job_id: str = "") -> None:
         super().__init__(text)
         self.job_id = job_id
+
+
+class UpgradeRefused(QueueWorkflowsError, ValueError):
+    """A run cannot move to today's code; `nodes`: those that have ended or run, and differ."""
+
+    def __init__(self, text: str, nodes: list[str] | None = None) -> None:
+        super().__init__(text)
+        self.nodes = nodes or []
 
 
 class UnknownConnection(QueueWorkflowsError, TypeError):
@@ -210,6 +222,34 @@ class SchemaTooNew(QueueWorkflowsError, RuntimeError):
 
 class SchemaTimeout(QueueWorkflowsError, TimeoutError):
     """The schema did not reach the version that this code needs in time."""
+
+
+class ExportFailed(QueueWorkflowsError, ConnectionError):
+    """What exports the history cannot be reached or refuses it; it is tried again."""
+
+
+class RequestRefused(QueueWorkflowsError, ValueError):
+    """The HTTP service refuses a request; the text says why."""
+
+
+class AccessDenied(QueueWorkflowsError, PermissionError):
+    """The HTTP service does not know the token, or the token is not allowed to do this."""
+
+
+class ServiceUnavailable(QueueWorkflowsError, ConnectionError):
+    """The HTTP service does not answer, or cannot work now."""
+
+
+class ServiceFailed(QueueWorkflowsError, RuntimeError):
+    """The HTTP service failed, or what answers is not the service."""
+
+
+class EventsLost(QueueWorkflowsError, LookupError):
+    """A stream of events was interrupted for too long: read the state again, then follow anew."""
+
+
+class WaitTimeout(QueueWorkflowsError, TimeoutError):
+    """A job or run was not over in time."""
 
 
 class DataLossRefused(QueueWorkflowsError, RuntimeError):

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.admin import attempt_history
+from queue_workflows.admin import attempt_history, overview
 from queue_workflows.dag import payload
 from queue_workflows.engine import history_rows, job_events, job_tables, models, samples
 from queue_workflows.engine import logs as attempt_logs
@@ -22,6 +22,8 @@ PRUNE_BATCH = 5000
 """Events that one transaction deletes."""
 LOGS_MAX = 60
 """`get_run` reads the logs of a run with up to this many nodes; a log has up to LOG_CAPTURE_KB."""
+FAILED_ITEMS = 20
+"""Failed items of a map that `get_run` returns."""
 SAMPLED_MAX = 20
 """Attempts that died which are shown with the last sample of their machine."""
 
@@ -38,13 +40,17 @@ def get_run(
     None: there is no such run. `nodes`: return only these nodes, with the whole run's counts.
     `logs`: whether to read their logs; None: only of up to LOGS_MAX nodes. `logs_left_out`: they
     were not read, so that `log` is None, and `add_logs` reads them. A node that is not queued yet
-    has `id` None and status `waiting`. `counts`: nodes by status, of `nodes_total`.
+    has `id` None and status `waiting`. `counts`: nodes by status, of `nodes_total`. `maps`: the
+    maps of the graph with their items by state, and as `items_failed` the first that failed.
+    `loops`: the loops with their rounds so far, and the state of the last; [] if `nodes` are given.
     """
     with db.transaction(conn) as own:
         row = history_rows.run(own, run_id)
         if row is None:
             return None
         counts = history_rows.node_counts(own, run_id)
+        of_items = history_rows.count_item_nodes(own, run_id)
+        maps = [_map(own, run_id, found) for found in overview.maps(own, run_id)]
         jobs = history_rows.nodes(own, run_id, nodes)
         events = history_rows.node_events(own, run_id, nodes)
         wanted_logs = len(jobs) <= LOGS_MAX if logs is None else logs
@@ -56,13 +62,15 @@ def get_run(
         made = [_node(job, graph.get(job["node_id"]), row, records) for job in jobs]
         found = {node["node_id"]: node for node in _with_machine_samples(own, made)}
     wanted = [*graph, *(name for name in found if name not in graph)]
-    waiting = max(0, len(graph) - sum(counts.values()))
+    waiting = max(0, len(graph) - sum(counts.values()) + of_items)
     return {
         "kind": "run",
         **row,
         "read_at": read_at,
-        "nodes_total": max(len(graph), sum(counts.values())),
+        "nodes_total": waiting + sum(counts.values()),
         "counts": counts | ({"waiting": waiting} if waiting else {}),
+        "maps": maps,
+        "loops": _loops(graph, found) if nodes is None else [],
         "logs_left_out": not wanted_logs,
         "nodes": [
             found.get(name) or _waiting(graph[name], run_id)
@@ -70,6 +78,44 @@ def get_run(
             if nodes is None or name in nodes
         ],
     }
+
+
+def _map(conn: db.Connection, run_id: str, row: Row) -> JsonDict:
+    """Return a map with the first items that failed."""
+    failed = overview.failed_items(conn, run_id, row["node_id"], limit=FAILED_ITEMS)
+    return {**row, "items_failed": failed}
+
+
+def _loops(graph: Mapping[str, Row], found: Mapping[str, JsonDict]) -> list[JsonDict]:
+    """Return the loops of a graph: `node_id`, `at_most`, `rounds` begun, state of the `last`.
+
+    `last`: failed, cancelled, running (also if a node is queued or waits) or completed; None
+    without a round.
+    """
+    rounds: dict[str, dict[int, list[str]]] = {}
+    for name, entry in graph.items():
+        loop, number = stored_json.text(entry.get("arm")), entry.get("round")
+        if loop is not None and isinstance(number, int):
+            status = found[name]["status"] if name in found else "waiting"
+            rounds.setdefault(loop, {}).setdefault(number, []).append(status)
+    loops: list[JsonDict] = []
+    for name, by_number in rounds.items():
+        begun = [n for n, states in by_number.items() if {*states} - {"waiting", "skipped"}]
+        last = None
+        if begun:
+            states = by_number[max(begun)]
+            done = all(state in ("completed", "skipped") for state in states)
+            ended = next((state for state in ("failed", "cancelled") if state in states), None)
+            last = ended or ("completed" if done else "running")
+        loops.append(
+            {
+                "node_id": name,
+                "at_most": max(by_number),
+                "rounds": max(begun, default=0),
+                "last": last,
+            }
+        )
+    return loops
 
 
 def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
@@ -102,6 +148,53 @@ def add_logs(nodes: Iterable[JsonDict], *, conn: db.Connection | None = None) ->
         for attempt in by_id[log["job_id"]]["attempts"]:
             if attempt["claim_no"] == log["claim_no"]:
                 attempt["log"] = attempt_history.log_of(log)
+
+
+def events(job_id: str) -> list[Row] | None:
+    """Return the events of an ingest job, the oldest first; None if there is no such job.
+
+    `id`, `event_type`, `attempt`, `claim_no`, `worker_id`, `host_label`, `elapsed_s`, `error`,
+    `detail`, `created_at`, and `actor`: who made the change, if it was no worker.
+    """
+    if not payload.is_storable(job_id):
+        return None
+    with db.transaction() as conn:
+        found = history_rows.ingest_events(conn, job_id)
+        if not found and history_rows.ingest_job(conn, job_id) is None:
+            return None
+        return found
+
+
+def changes(
+    since: datetime | None = None, *, after: Row | None = None, limit: int = 1000
+) -> list[Row]:
+    """Return the events of all jobs from `since` on, the oldest first; `since` None: none.
+
+    Each has `kind` (`ingest` or `node`), `id`, `job_id`, `run_id`, `node_id`, `event_type`,
+    `attempt`, `claim_no`, `queue`, `worker_id`, `elapsed_s`, `error`, `actor`, `created_at`.
+    `after`: the last one of the page before. `created_at` is the start of the transaction, so an
+    event may appear behind events that are a few seconds younger.
+    """
+    if since is None:
+        return []
+    with db.statement() as conn:
+        return history_rows.changes(conn, since, after, limit)
+
+
+def run_states(ids: Iterable[str], *, recent_s: float = 0.0, limit: int = 1000) -> list[Row]:
+    """Return the state of these runs, and of those that were queued within `recent_s` seconds.
+
+    `id`, `workflow_name`, `status`, `generation`, `error`, `progress_pct`, `created_at`,
+    `started_at`, `finished_at`.
+    """
+    with db.statement() as conn:
+        return history_rows.run_states(conn, [*ids], recent_s=recent_s, limit=limit)
+
+
+def now() -> datetime:
+    """Return the time of the database."""
+    with db.statement() as conn:
+        return history_rows.clock(conn)
 
 
 def record_event(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from queue_workflows import db, errors
 from queue_workflows.engine import claimed_jobs, finish, held_claims, job_tables, outcomes
 from queue_workflows.handlers import task_call
-from queue_workflows.tasks import control, handlers
+from queue_workflows.operations import inline_steps
+from queue_workflows.tasks import attempt_steps, control, handlers
 from queue_workflows.types import Row
 
 
@@ -47,12 +48,13 @@ def run_task(
         return outcome
     own = runner or handlers.Runner()
     try:
-        return task_call.call(job, control_ or control.NoControl(), own)
+        found = control_ or control.NoControl()
+        return task_call.call(job, found, own, _asker(job, found))
     finally:
         if runner is None:
             own.close()
 
 
-async def run_task_async(job: Row, control_: control.Control) -> outcomes.Outcome:
-    """Do as `run_task` does, for an async task on the running event loop."""
-    return refused(job) or await task_call.call_async(job, control_)
+def _asker(job: Row, control_: control.Control) -> attempt_steps.Ask:
+    table = job_tables.INGEST_JOBS
+    return inline_steps.asker(table, job, lambda: control_.interrupted is not None)

@@ -45,10 +45,10 @@ class InputListener:
         """Stop the thread."""
         self._loop.stop()
 
-    def process_all(self, stopped: threading.Event | None = None) -> int:
-        """Handle answers until none is due; return how many."""
+    def process_all(self, stopped: threading.Event | None = None, most: int | None = None) -> int:
+        """Handle answers until none is due, or `most`; return how many."""
         count = 0
-        while not (stopped and stopped.is_set()) and self.process_once():
+        while count != most and not (stopped and stopped.is_set()) and self.process_once():
             count += 1
         return count
 
@@ -85,7 +85,9 @@ class InputListener:
         try:
             drain.drain_run(run_id, begin=self._begin, nowait=True)
         except errors.QueueWorkflowsError as error:
-            _log.warning("run %s continues by its outbox: %s", run_id, error)
+            _log.warning(
+                "run %s continues by its outbox: %s", run_id, error, extra={"run_id": run_id}
+            )
 
     def _rest(self, submission_id: str, error: BaseException) -> bool:
         """Count the failure in the answer's row; fail the answer after too many. Return True."""

@@ -16,7 +16,15 @@ from queue_workflows import db, errors
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import payload
 from queue_workflows.db import app_connections, check_violations
-from queue_workflows.engine import cancellation, ingest_jobs, job_tables, nodes, retry_runs, runs
+from queue_workflows.engine import (
+    cancellation,
+    ingest_jobs,
+    job_steps,
+    job_tables,
+    nodes,
+    retry_runs,
+    runs,
+)
 from queue_workflows.engine import retry_jobs as ingest_retry
 from queue_workflows.operations import many_jobs
 from queue_workflows.runtime import durations
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["node", "ingest"]
 """The kinds of jobs: of a node of a run, and ingest jobs, which belong to no run."""
+LONGEST_WINDOW_S = 366 * 86400.0
 STATUSES: tuple[str, ...] = get_args(JobStatus)
 """The statuses of an ingest job."""
 
@@ -171,6 +180,28 @@ async def _insert_async(batch: job_validation.Batch, conn: Any) -> builtins.list
         return await ingest_jobs.insert_batch_async(conn, batch)
 
 
+@check_violations.translated()
+def enqueue_once(
+    task_name: str,
+    *,
+    by: str | None = None,
+    conn: Any = None,
+    **job: Unpack[JobKeywords],
+) -> tuple[JobId, str]:
+    """Queue one ingest job, or find the one that has its `idempotency_key`; return id and status.
+
+    Other than by `enqueue`, the key belongs to its job for as long as the job exists. The job's
+    history begins with an event `queued`, by `by`, for which the database's role needs the right to
+    insert into `ingest_job_events`. The status is `lost` if the job runs and its lease has lapsed.
+    One transaction, or that of `conn`. Raises as `enqueue` does.
+    """
+    if job.get("idempotency_key") is not None:
+        job.setdefault("idempotency_window_s", LONGEST_WINDOW_S)
+    (batch,) = job_validation.batches([job_validation.NewJob(task_name, **job)])
+    with app_connections.statement(conn) as own:
+        return ingest_jobs.insert_once(own, batch, by or "")
+
+
 # --- read --------------------------------------------------------------------------------------
 
 
@@ -196,6 +227,19 @@ async def get_async(job_id: str, *, kind: Kind | None = None, conn: Any = None) 
     return await app_connections.call_async(get, conn, job_id, kind=kind)
 
 
+def state(job_id: str, *, conn: Any = None) -> Row | None:
+    """Return how far an ingest job is; None if there is no such job.
+
+    `id`, `status`, `task_name`, `queue`, `attempts` (failed ones), `max_attempts`, `claim_no`,
+    `generation`, `created_at`, `available_at`, `started_at`, `finished_at`, `heartbeat_at`,
+    `cancel_requested_at`, `error`, `progress`. `lost`: it runs, and its lease has lapsed.
+    """
+    if not payload.is_storable(job_id):
+        return None
+    with app_connections.statement(conn) as own:
+        return ingest_jobs.state(own, job_id)
+
+
 def list(  # noqa: A001  the verb that users look for
     *,
     queue: str | None = None,
@@ -203,19 +247,24 @@ def list(  # noqa: A001  the verb that users look for
     status: str | Iterable[str] | None = None,
     since: datetime | timedelta | None = None,
     key: str | None = None,
+    text: str | None = None,
+    before: int | None = None,
+    lost: bool | None = None,
     limit: int | None = 100,
     conn: db.Connection | None = None,
 ) -> Rows:
     """Return ingest jobs, the newest first, without args and results; `get` has these.
 
     `since`: queued, started or ended from then on, or within that time. `key`: an idempotency, lock
-    or partition key. `limit` None: all. Raises `InvalidConfig` (a ValueError) for a value that
-    cannot match, as a status that does not exist or a `since` without a time zone. Takes no lock.
+    or partition key. `text`: part of the id, the task, a key or the error. `before`: the `seq` of
+    the last job of the page before. `lost`: of running jobs only those whose lease has lapsed, or
+    only the others; each row has it too. `limit` None: all. Raises `InvalidConfig` (a ValueError)
+    for a value that cannot match, as an unknown status or a `since` without a time zone.
     """
-    texts = {"queue": queue, "task_name": task_name, "key": key}
-    for name, text in texts.items():
-        if text is not None and not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise errors.InvalidConfig(f"{name} {text!r:.80} is no text")
+    texts = {"queue": queue, "task_name": task_name, "key": key, "text": text}
+    for name, one in texts.items():
+        if one is not None and not isinstance(one, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise errors.InvalidConfig(f"{name} {one!r:.80} is no text")
     if limit is not None and (type(limit) is not int or limit < 0):
         raise errors.InvalidConfig(f"limit {limit!r:.40}: a whole number from 0, or None")
     statuses = None if status is None else [status] if isinstance(status, str) else [*status]
@@ -223,9 +272,9 @@ def list(  # noqa: A001  the verb that users look for
         if one not in STATUSES:
             raise errors.InvalidConfig(f"status {one!r}: it is one of {', '.join(STATUSES)}")
     _check_since(since)
-    if not all(payload.is_storable(text) for text in texts.values() if text is not None):
+    if not all(payload.is_storable(one) for one in texts.values() if one is not None):
         return []
-    wanted = ingest_jobs.Filter(queue, task_name, statuses, since, key)
+    wanted = ingest_jobs.Filter(queue, task_name, statuses, since, key, text, before, lost)
     with db.transaction(conn) as own:
         return ingest_jobs.find(own, wanted, limit)
 
@@ -247,7 +296,8 @@ def explain(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
     `id`, `kind`, `name`, `queue`, `model`, `priority`, `status`. `clause` and `detail`: what keeps
     every worker from the job, or None. `workers`: for each live worker of the queue `worker_id`,
     `host_label`, `pid`, `state`, `running` (a job or None), `clause` and `detail`; clause `next`:
-    the worker takes the job next. `can_run`: some live worker will take it. Takes no lock.
+    the worker takes the job next. `can_run`: some live worker will take it. `lost`: it runs, and
+    its lease has lapsed. Takes no lock.
     """
     with db.transaction(conn) as own:
         return waiting_reasons.of_job(own, job_id)
@@ -283,17 +333,38 @@ async def cancel_async(job_id: str, *, conn: Any = None) -> Row | None:
 
 
 @check_violations.translated()
-def retry(job_id: str, *, conn: Any = None) -> Row:
+def retry(job_id: str, *, from_step: str | None = None, conn: Any = None) -> Row:
     """Run a failed or cancelled job again, with all its attempts; return its row.
 
-    A node's job reopens its run, whose start queues the node. Raises `UnknownJob` (a KeyError),
-    `InvalidConfig` (a ValueError) for a job in another status, and `IdempotencyClash` if another
-    job has its idempotency key by now. `conn` (psycopg, SQLAlchemy, Django): join its transaction.
+    Its recorded steps keep their results. `from_step`: the first step of this name and those that
+    began after it are done again. A node's job reopens its run, whose start queues the node. Raises
+    `UnknownJob` (a KeyError), `InvalidConfig` (a ValueError) for a job in another status or without
+    such a step, and `IdempotencyClash` if another job has its idempotency key by now. `conn`
+    (psycopg, SQLAlchemy, Django): join its transaction.
     """
     with app_connections.transaction(conn) as own:
         job = nodes.get(own, job_id)  # begins the app's transaction, as in `cancel`
         with own.transaction():
-            return _retry_ingest(own, job_id) if job is None else _retry_node(own, job)
+            row = _retry_ingest(own, job_id) if job is None else _retry_node(own, job)
+            if from_step is not None:
+                job_steps.forget_from(own, _table_of(job), job_id, from_step)
+            return row
+
+
+def _table_of(node: Row | None) -> job_tables.JobTable:
+    return job_tables.INGEST_JOBS if node is None else job_tables.NODE_JOBS
+
+
+def steps(job_id: str, *, conn: db.Connection | None = None) -> Rows:
+    """Return the recorded steps of a job of either family, in the order in which they began first.
+
+    Each has `kind`, `name`, `key`, `state`, `output` (as JSON text), `error`, `arguments` (their
+    text, cut), `position`, `claim_no`, `attempts`, `crashes`, `due_at`, `started_at` and
+    `ended_at`.
+    """
+    with db.transaction(conn) as own:
+        node = nodes.get(own, job_id) if payload.is_storable(job_id) else None
+        return job_steps.of_job(own, _table_of(node), job_id)
 
 
 def _retry_ingest(conn: db.Connection, job_id: str) -> Row:
@@ -312,9 +383,9 @@ def _retry_node(conn: db.Connection, job: Row) -> Row:
     return nodes.get(conn, job["id"]) or job
 
 
-async def retry_async(job_id: str, *, conn: Any = None) -> Row:
+async def retry_async(job_id: str, *, from_step: str | None = None, conn: Any = None) -> Row:
     """Do as `retry` does, without blocking the event loop; `conn` as in `enqueue_async`."""
-    return await app_connections.call_async(retry, conn, job_id)
+    return await app_connections.call_async(retry, conn, job_id, from_step=from_step)
 
 
 def delete(job_id: str, *, by: str | None = None, conn: db.Connection | None = None) -> bool:

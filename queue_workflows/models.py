@@ -45,13 +45,24 @@ def list(host: str | None = None, *, conn: db.Connection | None = None) -> Rows:
 
     `model` None: none is loaded; `loading`: its load has not finished. `since`, `held_s`: when it
     was loaded, and seconds since then; `load_s`: seconds that the load took; `est_vram_gb`: GPU
-    memory that it needs. `known_models` and `gpus` are those of the host. `request`: the last one
+    memory that it needs. `card`: the GPU of a worker of `--cards`, else None. `known_models` and
+    `gpus` are those of the host, `gpus` with `card` alone if there is one. `request`: the last one
     with its `state` (waiting, running, done, failed or refused), `seconds` and `error`, or None.
     """
     _check_names(host=host)
     with db.transaction(conn) as own:
         rows = models.on_workers(own, config.STALE_WORKER_AFTER_S.read(), host)
     return [_row(row) for row in rows]
+
+
+def _own_gpus(row: Row) -> Any:
+    """Return the host's GPUs in its latest sample, or only the one that this worker uses."""
+    gpus, card = row["gpus"], row["card"]
+    if card is None or gpus is None:
+        return gpus
+    return [
+        each for each in stored_json.sequence(gpus) if stored_json.mapping(each).get("id") == card
+    ]
 
 
 def _row(row: Row) -> Row:
@@ -61,6 +72,7 @@ def _row(row: Row) -> Row:
         "worker_id": row["worker_id"],
         "host_label": row["host_label"],
         "pid": row["pid"],
+        "card": row["card"],
         "state": row["state"],
         "job_ids": row["job_ids"],
         "model": model.get("id"),
@@ -70,7 +82,7 @@ def _row(row: Row) -> Row:
         "load_s": model.get("load_s"),
         "est_vram_gb": model.get("est_vram_gb") or None,
         "known_models": sorted(row["known_models"]),
-        "gpus": row["gpus"],
+        "gpus": _own_gpus(row),
         "request": row["request"],
         "last_seen": row["last_seen"],
         "age_s": row["age_s"],

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
-from queue_workflows import config, db, history
+from queue_workflows import config, db
 from queue_workflows.dag import arguments, payload, run_folder
 from queue_workflows.dispatch import job_inputs
 from queue_workflows.engine import (
@@ -23,6 +23,8 @@ from queue_workflows.engine import (
 )
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
+from queue_workflows.operations import inline_steps
+from queue_workflows.runtime import log_context
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
@@ -89,7 +91,11 @@ def call_completed_hook(job: Row, outcome: outcomes.Outcome) -> None:
         full, run = _full_rows(job)
         hook(full, run, outcome.value)
     except (Exception, SystemExit):  # noqa: BLE001  the boundary around app code
-        _log.exception("on_node_completed for node %s failed", job["node_id"])
+        _log.exception(
+            "on_node_completed for node %s failed",
+            job["node_id"],
+            extra=log_context.ids_of_job(job),
+        )
 
 
 def run_handler(
@@ -118,6 +124,7 @@ def run_handler(
         cancel,
         status_callback or _ignore,
         control_,
+        inline_steps.asker(job_tables.NODE_JOBS, job, cancel.is_set),
     )
     own = runner or handlers.Runner()
     try:
@@ -207,6 +214,8 @@ class _Lookups:
 
     def note_model(self, event_type: str, elapsed_s: float | None) -> None:
         """Record an event about the model, best effort."""
+        from queue_workflows import history
+
         job = self._job
         history.record_event(
             run_id=job["run_id"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import threading
@@ -22,6 +21,7 @@ _log = logging.getLogger(__name__)
 CHANNEL = "orchestrator_work"
 HEAD_START_S = 0.004
 """Seconds for which an event is left to the worker that wrote it, which usually dispatches it."""
+ANSWERS_A_ROUND = 50
 STREAM_PAUSE_S = 0.04
 STREAM_WITHIN_S = 0.1
 """Seconds to collect the events of a stream: a round costs the same for one and for many."""
@@ -123,36 +123,54 @@ class NodePool:
             events = self._drain_at is not None and now >= self._drain_at
             if events:
                 self._drain_at, self._drained_at = None, now
-            self.work(runs="run" in kinds, events=events, inputs="input" in kinds)
+            if self.work(runs="run" in kinds, events=events, inputs="input" in kinds):
+                self._check_at = now
         except db.Error:
             self._kept.close()
             raise
 
     def check(self) -> None:
-        """Check by one statement which work there is, and do it."""
+        """Check by one statement which work there is, and do it, until nothing is left.
+
+        Each round does a bounded part of every kind of work: ten thousand answers delay neither
+        runs nor jobs that become due.
+        """
+        next_at, more = math.inf, True
+        while more and not self._stopped.is_set():
+            more = self._check_once()
+            # The earliest of what the rounds found, as one that finds nothing plans the latest.
+            next_at = min(next_at, self._check_at)
+        self._check_at = next_at
+
+    def _check_once(self) -> bool:
+        """Do one round of what there is to do; return whether there may be more."""
         self._check_at = self._now() + config.DISPATCH_POLL_S.read()
         self._drain_at = None
         conn = self._kept.get()
         seen = pending.work(conn)
+        more: list[bool] = []
         row_isolation.all_of(
             [
                 lambda: seen.due and promotion.promote_due(conn, self._rows),
-                lambda: self.work(
-                    runs=seen.runs or seen.due, events=seen.events, inputs=seen.answers
+                lambda: more.append(
+                    self.work(runs=seen.runs or seen.due, events=seen.events, inputs=seen.answers)
                 ),
             ]
         )
+        return any(more)
 
-    def work(self, *, runs: bool, events: bool, inputs: bool) -> None:
-        """Start runs, take answers and dispatch events in turn, until nothing is left.
+    def work(self, *, runs: bool, events: bool, inputs: bool) -> bool:
+        """Start runs, take answers and dispatch events: a bounded number of each.
 
-        An error of one kind does not stop the others; it is raised afterwards.
+        Return whether there may be more, which the next check does. An error of one kind does not
+        stop the others; it is raised afterwards.
         """
         kinds = {self._start: runs, self._answer: inputs, self._drain: events}
-        todo = [act for act, wanted in kinds.items() if wanted]
-        while todo and not self._stopped.is_set():
-            turn, todo = todo, list[Callable[[], bool]]()
-            row_isolation.all_of([functools.partial(_again, act, todo) for act in turn])
+        more: list[bool] = []
+        row_isolation.all_of(
+            [lambda act=act: more.append(act()) for act, wanted in kinds.items() if wanted]
+        )
+        return any(more)
 
     def _start(self) -> bool:
         """Start runs; return whether there may be more to start."""
@@ -161,8 +179,8 @@ class NodePool:
         return started > 0
 
     def _answer(self) -> bool:
-        self._inputs.process_all(self._stopped)
-        return False
+        """Take answers; return whether there may be more to take."""
+        return self._inputs.process_all(self._stopped, ANSWERS_A_ROUND) == ANSWERS_A_ROUND
 
     def _drain(self) -> bool:
         """Dispatch events; return whether there may be more to dispatch."""
@@ -180,9 +198,3 @@ class NodePool:
                 "start it with --app, or call set_workflow_provider()",
                 run_ids[0],
             )
-
-
-def _again(act: Callable[[], bool], todo: list[Callable[[], bool]]) -> None:
-    """Call `act`, and add it to `todo` if it has more to do."""
-    if act():
-        todo.append(act)

@@ -6,7 +6,8 @@ import argparse
 import logging
 
 from queue_workflows import config, db, errors, node_pool
-from queue_workflows.runtime import entry_point, signals
+from queue_workflows.event_export import settings
+from queue_workflows.runtime import app_loading, entry_point, signals
 
 _log = logging.getLogger("queue_workflows.orchestrator")
 
@@ -32,6 +33,7 @@ def bring_schema(stop: signals.StopRequest) -> bool:
 
 def serve(stop: signals.StopRequest) -> int:
     """Migrate, recover and dispatch until a stop is requested; return 0."""
+    exports = settings.wanted()
     if not bring_schema(stop):
         return 0
     registrar = config.get_config().builtin_model_registrar
@@ -39,7 +41,8 @@ def serve(stop: signals.StopRequest) -> int:
     try:
         if start(pool, stop):
             _log.info("orchestrator dispatches on %s", db.describe())
-            stop.requested.wait()
+            with settings.running(exports):
+                stop.requested.wait()
     finally:
         pool.stop()
         db.close_pool()
@@ -71,10 +74,10 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     def body() -> int:
-        entry_point.setup_logging(options.log_level)
+        entry_point.setup_logging(options.log_level, options.log_format)
         if options.embedded:
             config.configure(embedded=True)
-        config.load_app(options.app)
+        app_loading.load_app(options.app)
         with signals.StopRequest() as stop:
             return serve(stop)
 

@@ -158,12 +158,12 @@ def ingest_counts() -> dict[str, Any]:
     }
 
 
-def _shown(queue: str, said: Row, count: Row) -> Row:
+def _shown(queue: str, settings: Row, count: Row) -> Row:
     per_min = 60 / queues.RATE_WINDOW_S
     came = count.get("fresh", 0) + count.get("came", 0)
     return {
         "queue": queue,
-        **_state(said),
+        **_state(settings),
         **{
             name: count.get(name, 0)
             for name in ("running", "ready", "limited", "locked", "not_due")
@@ -171,11 +171,11 @@ def _shown(queue: str, said: Row, count: Row) -> Row:
         "oldest_s": count.get("oldest_s"),
         "in_per_min": round(came * per_min, 1),
         "out_per_min": round(count.get("went", 0) * per_min, 1),
-        "max_running": said.get("max_running"),
-        "rate": durations.rate_text(said.get("rate_limit"), said.get("rate_period_s")),
-        "partition_max_running": said.get("partition_max_running"),
+        "max_running": settings.get("max_running"),
+        "rate": durations.rate_text(settings.get("rate_limit"), settings.get("rate_period_s")),
+        "partition_max_running": settings.get("partition_max_running"),
         "partition_rate": durations.rate_text(
-            said.get("partition_rate_limit"), said.get("partition_rate_period_s")
+            settings.get("partition_rate_limit"), settings.get("partition_rate_period_s")
         ),
     }
 

@@ -6,22 +6,32 @@ Each call is one transaction, or joins that of `conn`.
 from __future__ import annotations
 
 import builtins
+import json
 import uuid
+from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from queue_workflows import config, db, errors, types
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import answers, payload, pipeline
 from queue_workflows.db import app_connections, check_violations
+from queue_workflows.dispatch import upgrades
 from queue_workflows.engine import input_answers, retry_runs, runs
 from queue_workflows.engine import nodes as node_jobs
-from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run
+from queue_workflows.runtime import trace_context
+from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run, Upgrade
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 EXPLAINED_NODES = 100
 """Nodes that `explain` takes at most, since each needs several queries."""
+MAX_HEADERS_BYTES = 6000
+"""Bytes of the headers of a run as JSON text. The database adds spaces, and refuses 8,000."""
+
+RUNS_OF_KEYS = uuid.UUID("8d3f1d0e-6a5c-4c0e-9a7e-5c3b8f3e2b61")
+"""The namespace of the ids of runs that were submitted with an idempotency key."""
 
 
 # --- submit ------------------------------------------------------------------------------------
@@ -38,13 +48,16 @@ def submit(
     out_dir: str | None = None,
     status: str = "queued",
     mode: str = "node",
+    headers: Mapping[str, str] | None = None,
     conn: Any = None,
 ) -> Run:
     """Insert a run and return its row; an orchestrator starts it if it is queued, of mode `node`.
 
-    `context`: its inputs. `run_id` None: a new id. `conn` (psycopg, SQLAlchemy, Django): join the
-    app's transaction. Raises before any write: `InvalidPayload` for a context that cannot be
-    stored, `ArgsRefused` for one that a workflow declared in Python does not take (ValueErrors).
+    `context`: its inputs. `run_id` None: a new id. `headers`: texts by name, 6,000 bytes at most;
+    `traceparent` is that of the caller's span if it has one. `conn` (psycopg, SQLAlchemy, Django):
+    join the app's transaction. Raises before any write: `InvalidPayload` for a context or headers
+    that cannot be stored, `ArgsRefused` for a context that a workflow declared in Python does not
+    take (ValueErrors).
     """
     values = {
         "run_id": run_id or str(uuid.uuid4()),
@@ -55,6 +68,7 @@ def submit(
         "priority": priority,
         "mode": mode,
         "context": _encode(context or {}, "context"),
+        "headers": _headers(trace_context.with_current(headers)),
     }
     # The inputs of workflows that this process did not declare are unknown here, so unchecked.
     declared = config.get_config().workflow_map.get(workflow_name) if mode == "node" else None
@@ -62,6 +76,37 @@ def submit(
         declared.check_inputs(context or {})
     with app_connections.statement(conn) as own:
         return cast("Run", runs.submit(own, values))
+
+
+def submit_once(
+    workflow_name: str, *, key: str, context: dict[str, Any] | None = None, priority: int = 100
+) -> tuple[Run, bool]:
+    """Insert the run of an idempotency key, or find it; return its row, and whether it is new.
+
+    The run's id is made from the key, so the key is used for as long as the run exists. Raises
+    `IdempotencyClash` if that run has another workflow or context, and as `submit` does.
+    """
+    run_id = str(uuid.uuid5(RUNS_OF_KEYS, key))
+    found = get(run_id)
+    if found is None:
+        try:
+            submitted = submit(workflow_name, context=context, run_id=run_id, priority=priority)
+        except db.Error as error:
+            if not check_violations.is_violation_of(error, "workflow_runs_pkey"):
+                raise
+            found = get(run_id)
+            if found is None:
+                raise
+        else:
+            return submitted, True
+    given = json.loads(_encode(context or {}, "context"))
+    if (found["workflow_name"], found["context"]) != (workflow_name, given):
+        raise errors.IdempotencyClash(
+            f"idempotency key {key!r:.80} is that of run {run_id}, which has another workflow or "
+            "context: use a key of its own for each run",
+            run_id,
+        )
+    return found, False
 
 
 async def submit_async(workflow_name: str, *, conn: Any = None, **run: Unpack[NewRun]) -> Run:
@@ -72,6 +117,20 @@ async def submit_async(workflow_name: str, *, conn: Any = None, **run: Unpack[Ne
     cancelled may still take effect, and always as a whole.
     """
     return await app_connections.call_async(submit, conn, workflow_name, **run)
+
+
+def _headers(given: Mapping[str, str] | None) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise errors.InvalidPayload(f"headers: must be a dict of texts, not {given!r:.80}")
+    members: dict[Any, Any] = dict(given)
+    if not all(isinstance(each, str) for pair in members.items() for each in pair):
+        raise errors.InvalidPayload("headers: a name or a value is not a string")
+    text = payload.encode(members, "headers")
+    if len(text.encode()) > MAX_HEADERS_BYTES:
+        raise errors.InvalidPayload(f"headers: longer than {MAX_HEADERS_BYTES:,} bytes")
+    return text
 
 
 def _encode(value: Any, column: str) -> str:
@@ -97,13 +156,23 @@ async def get_async(run_id: str, *, conn: Any = None) -> Run | None:
     return await app_connections.call_async(get, conn, run_id)
 
 
-def list(*, limit: int = 50, status: str | None = None) -> Rows:  # noqa: A001  the usual verb
+def list(  # noqa: A001  the usual verb
+    *,
+    limit: int = 50,
+    status: str | None = None,
+    workflow_name: str | None = None,
+    before: tuple[datetime, str] | None = None,
+) -> Rows:
     """Return the newest runs, each with its node counts by status as `nodes`, and `nodes_total`.
 
-    `nodes_total` is None before a run's first start. `status` None: runs of every status.
+    `nodes_total` is None before a run's first start. `status`, `workflow_name` None: every one.
+    `before`: `created_at` and `id` of the last run of the page before, for the next page.
     """
+    texts = [text for text in (status, workflow_name, before and before[1]) if text is not None]
+    if not all(payload.is_storable(text) for text in texts):
+        return []
     with db.statement() as conn:
-        return runs.newest(conn, limit=limit, status=status)
+        return runs.newest(conn, limit=limit, status=status, workflow=workflow_name, before=before)
 
 
 def nodes(run_id: str) -> builtins.list[NodeJob]:
@@ -191,6 +260,17 @@ def retry(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row
 async def retry_async(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
     """Do as `retry` does, without blocking the event loop; `conn` as in `submit_async`."""
     return await app_connections.call_async(retry, conn, run_id, from_node=from_node)
+
+
+def upgrade(run_id: str, *, dry_run: bool = False, by: str | None = None) -> Upgrade:
+    """Move a run from its frozen graph to today's code; return how they differ, and the outcome.
+
+    `dry_run`: change nothing; `blocked` then names the nodes that keep the run from moving. `by`:
+    who does it, for the run's `upgrades`. Raises `UpgradeRefused` (a ValueError) if a node that has
+    ended or runs differs, `UnknownJob` (a KeyError) for no such run, `InvalidConfig` for a run that
+    is over or has not started, `UnknownWorkflow` if today's code has none of that name.
+    """
+    return upgrades.upgrade(run_id, dry_run=dry_run, by=by)
 
 
 def delete(run_id: str) -> bool:

@@ -18,7 +18,7 @@ from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.db import check_violations
 from queue_workflows.engine import row_isolation, schedule_rows, schedules
 from queue_workflows.operations import code_schedules
-from queue_workflows.runtime import entry_point, signals
+from queue_workflows.runtime import app_loading, entry_point, signals
 from queue_workflows.schedule import definition, plan
 from queue_workflows.schedule import entry as schedule_entry
 
@@ -127,7 +127,7 @@ class Ticker:
         self._seen: datetime | None = None
         self._seen_at = 0.0
         self._wake_at: datetime | None = None
-        self._warned_empty = False
+        self._logged_empty = False
         self._failures = 0
 
     def stop(self) -> None:
@@ -146,8 +146,8 @@ class Ticker:
         self._code.store()
         scope = self._code.scope()
         queued: list[str] = []
-        count = schedule_rows.BATCH
-        while count == schedule_rows.BATCH and not self._stopping.is_set():
+        more = True
+        while more and not self._stopping.is_set():
             with db.transaction() as conn:
                 seen_at = time.monotonic()
                 now = self._database_now(conn)
@@ -155,7 +155,7 @@ class Ticker:
                 fired = schedule_rows.fire_due(conn, now, scope, self._isolation)
                 has_rows, self._wake_at = schedule_rows.next_wake(conn, scope, self._isolation)
             queued += fired.queued
-            count, self._seen, self._seen_at = fired.found, now, seen_at
+            more, self._seen, self._seen_at = fired.more, now, seen_at
             self._report(fired.missed, is_empty=not has_rows and self._code.is_empty())
         if self._boot_kick and not self._stopping.is_set():
             queued += self._code.boot()
@@ -175,12 +175,14 @@ class Ticker:
     def _report(self, missed: list[schedule_rows.Missed], *, is_empty: bool) -> None:
         """Log what a committed batch found: the place for everything that follows from it."""
         for one in missed:
-            _log.warning("schedule %r missed its instant %s", one.name, one.at.isoformat())
-        if is_empty and not self._warned_empty:
-            self._warned_empty = True
-            _log.warning(
-                "the schedule is empty, waiting: set_ingest_schedule([ScheduleEntry(...)]) in the "
-                "app (--app) fills it"
+            first, last = one.first.isoformat(), one.last.isoformat()
+            what = f"instant {first}" if first == last else f"instants from {first} to {last}"
+            _log.warning("schedule %r missed its %s", one.name, what)
+        if is_empty and not self._logged_empty:
+            self._logged_empty = True
+            _log.info(
+                "the schedule is empty, waiting: schedules.set([...]) in the app (--app) fills it, "
+                "or a row of the table schedules"
             )
 
     def run_forever(self) -> None:
@@ -206,9 +208,9 @@ class Ticker:
         except _DATABASE_ERRORS as error:
             # Schedulers that start together store the same rows, and wait for each other.
             if not self._failures and not row_isolation.is_busy(error):
-                _log.warning(
-                    "the schedule waits for the database: %s", entry_point.mask(str(error))
-                )
+                away = isinstance(error, OSError) or row_isolation.is_outage(error)
+                what = "waits for the database" if away else "cannot be followed, it is tried again"
+                _log.warning("the schedule %s: %s", what, entry_point.mask(str(error)))
             longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, 16))
             self._failures += not row_isolation.is_busy(error)
             return longest * random.uniform(0.5, 1.0)  # noqa: S311  jitter
@@ -245,10 +247,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    entry_point.setup_logging(args.log_level)
+    entry_point.setup_logging(args.log_level, args.log_format)
     if args.embedded:
         config.configure(embedded=True)
-    config.load_app(args.app)
+    app_loading.load_app(args.app)
     old, new = plan.split(config.get_config().ingest_schedule)
     code_schedules.check_entries(old)
     for one in new:

@@ -6,21 +6,32 @@ Each call is one transaction, or joins that of `conn`.
 from __future__ import annotations
 
 import builtins
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
+from queue_workflows import check as workflow_check
 from queue_workflows import config, db, errors
 from queue_workflows.db import check_violations
-from queue_workflows.engine import schedule_definitions, schedule_fires, schedules
+from queue_workflows.engine import (
+    schedule_definitions,
+    schedule_fires,
+    schedule_rows,
+    schedules,
+)
 from queue_workflows.schedule import definition, entry, expression, plan
+from queue_workflows.tasks import args as task_args
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import Row, Rows
 
 ScheduleEntry = entry.ScheduleEntry
 Schedule = definition.Schedule
 Occurrence = expression.Occurrence
+Fired = schedule_fires.Fired
 F = TypeVar("F")
+MAX_DAYS = 36_525
+"""How far a preview looks ahead."""
 _ANY_INSTANT = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
 
@@ -39,25 +50,24 @@ def set(entries: Iterable[ScheduleEntry | Schedule]) -> None:  # noqa: A001  the
     config.set_ingest_schedule(chosen)
 
 
-def schedule(expression: str, *, name: str | None = None, **options: Any) -> Callable[[F], F]:
+def schedule(expression: str = "", *, name: str | None = None, **options: Any) -> Callable[[F], F]:
     """Return a decorator that schedules a registered task or a `@workflow`.
 
-    `options` are the fields of `Schedule`: `tz`, `args` or `inputs`, `queue`, `overlap` ... The
-    name is that of the task or workflow if none is given. The decorator stands above the one that
-    registers the task. Raises `InvalidConfig` (a ValueError).
+    `options` are the fields of `Schedule`: `every`, `tz`, `args` or `inputs`, `queue` ... The name
+    is that of the task or workflow if none is given: for a second schedule of one target give a
+    name. The decorator stands above the one that registers the task. Raises `InvalidConfig` (a
+    ValueError), also if another schedule has the name.
     """
 
     def declare(target: F) -> F:
         task_name, workflow_name = _target(target)
-        found = Schedule(
-            name or task_name or workflow_name or "",
-            expression,
-            task_name=task_name,
-            workflow_name=workflow_name,
-            **options,
-        )
-        rest = [one for one in config.get_config().ingest_schedule if one.name != found.name]
-        set([*rest, found])
+        own_name = name if name is not None else task_name or workflow_name or ""
+        target_of = {"task_name": task_name, "workflow_name": workflow_name}
+        found = _built(own_name, expression, target_of | options)
+        if workflow_name is not None:
+            schedule_fires.check_inputs(workflow_name, found.inputs)
+        others = [one for one in config.get_config().ingest_schedule if one != found]
+        set([*others, found])
         return target
 
     return declare
@@ -82,27 +92,44 @@ def _target(target: Any) -> tuple[str | None, str | None]:
 
 
 @check_violations.translated()
-def add(name: str, expression: str, *, conn: db.Connection | None = None, **options: Any) -> None:
+def add(
+    name: str, expression: str = "", *, conn: db.Connection | None = None, **options: Any
+) -> None:
     """Store a schedule in the table, or replace the definition of the one of this name.
 
-    `options` are the fields of `Schedule`. Raises before any write: `InvalidConfig`, for a name
-    that the code uses too; `UnknownTask`, `UnknownQueue`, `InvalidJob`, `ArgsRefused`.
+    `options` are the fields of `Schedule`, `on_failure` excepted. Raises before any write:
+    `InvalidConfig`, for a name that the code uses too; `UnknownTask`, `UnknownQueue`, `InvalidJob`,
+    `ArgsRefused`; and `UnknownWorkflow` (a LookupError) where this process has workflows, and not
+    this one.
     """
-    unknown = [key for key in options if key not in definition.COLUMNS]
-    if unknown:
-        known = ", ".join(definition.COLUMNS[2:])
-        raise errors.InvalidConfig(f"schedule {name!r}: {unknown[0]!r:.80} is none of {known}")
-    found = Schedule(name, expression, **options)
+    found = _built(name, expression, options)
+    if found.on_failure is not None:
+        raise errors.InvalidConfig(
+            f"schedule {name!r}: on_failure is a function, which no table can hold: declare the "
+            "schedule in code, or use set_on_failed()"
+        )
     check(found)
     with db.transaction(conn) as own:
         schedule_definitions.put(own, found)
 
 
+def _built(name: str, expression: str, options: Mapping[str, Any]) -> Schedule:
+    known = (*definition.COLUMNS[2:], "every", "on_failure")
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise errors.InvalidConfig(
+            f"schedule {name!r}: {unknown[0]!r:.80} is none of {', '.join(known)}"
+        )
+    return Schedule(name, expression, **options)
+
+
 def check(found: Schedule) -> None:
     """Raise as `add` does for a target that this process knows to be wrong."""
     if found.workflow_name is not None:
+        _check_workflow(found.name, found.workflow_name)
         schedule_fires.check_inputs(found.workflow_name, found.inputs)
         return
+    _check_args(found)
     row = {name: getattr(found, name) for name in definition.COLUMNS}
     try:
         job_validation.batches([schedule_fires.new_job(row, _ANY_INSTANT)])
@@ -110,6 +137,25 @@ def check(found: Schedule) -> None:
         if not isinstance(error, errors.QueueWorkflowsError):
             raise
         raise type(error)(f"schedule {found.name!r}: {error}") from None
+
+
+def _check_args(found: Schedule) -> None:
+    task = config.get_config().ingest_task_map.get(found.task_name or "")
+    if task is not None and found.args and task_args.caller_of(task).drops_args:
+        raise errors.ArgsRefused(
+            f"schedule {found.name!r}: it has args, and the only parameter of task "
+            f"{found.task_name!r} gets the reason: name it `args`, or make it keyword-only"
+        )
+
+
+def _check_workflow(schedule_name: str, workflow_name: str) -> None:
+    # A process without any workflow cannot know which ones the orchestrators have.
+    if config.get_config().workflow_loader is None:
+        return
+    try:
+        workflow_check.workflow(workflow_name)
+    except errors.UnknownWorkflow as error:
+        raise errors.UnknownWorkflow(f"schedule {schedule_name!r}: {error}") from error
 
 
 def pause(name: str, *, conn: db.Connection | None = None) -> None:
@@ -131,29 +177,46 @@ def remove(name: str, *, conn: db.Connection | None = None) -> None:
 
 
 def _demand(name: str, conn: db.Connection | None, call: Callable[[db.Connection], bool]) -> None:
+    _check_name(name)
     with db.transaction(conn) as own:
         if not call(own):
             raise _unknown(name)
 
 
+def _check_name(name: Any) -> None:
+    """Raise `UnknownSchedule` for what no schedule can be named."""
+    if not entry.is_name(name):
+        raise _unknown(name)
+
+
 def _unknown(name: str) -> errors.UnknownSchedule:
     return errors.UnknownSchedule(
-        f"no schedule {name!r}: `queue-workflows schedules list` names them"
+        f"no schedule {name!r:.220}: `queue-workflows schedules list` names them"
     )
 
 
-@check_violations.translated()
 def run_now(name: str, *, conn: db.Connection | None = None) -> str | None:
     """Fire a schedule now, beside its instants; return the id of the job or run.
 
     Returns None if its overlap policy or its idempotency key holds it back. A paused schedule fires
     too. Raises `UnknownSchedule` (a KeyError), and what `add` raises.
     """
+    return fire_now(name, conn=conn).id
+
+
+@check_violations.translated()
+def fire_now(name: str, *, conn: db.Connection | None = None) -> Fired:
+    """Do as `run_now` does; return also what held the schedule back, in `skipped`.
+
+    `overlap`: the last job or run is not over, and the policy is skip or queue. `idempotency key`:
+    another job has it.
+    """
+    _check_name(name)
     with db.transaction(conn) as own:
         row = schedule_definitions.lock(own, name)
         if row is None:
             raise _unknown(name)
-        return schedule_fires.fire(own, row, schedules.database_now(own), reason="manual")
+        return schedule_rows.fire_now(own, row, schedules.database_now(own))
 
 
 def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb that users look for
@@ -167,7 +230,8 @@ def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb 
     entries = plan.named(plan.split(config.get_config().ingest_schedule)[0])
     with db.transaction(conn) as own:
         now = schedules.database_now(own)
-        rows = [_listed(row, entries.get(row["name"])) for row in schedule_definitions.find(own)]
+        found = schedule_definitions.find(own)
+        rows = [_listed(row, entries.get(row["name"]), now) for row in found]
         missing = entries.keys() - {row["name"] for row in rows}
         last = schedules.last_fires(own, missing, until=now) if missing else {}
     rows += [_entry_row(name, entries[name], now, last.get(name)) for name in missing]
@@ -182,8 +246,9 @@ def troubled(*, limit: int = 50, conn: db.Connection | None = None) -> Rows:
     Schedules that are paused or gone from the code have none.
     """
     with db.transaction(conn) as own:
+        now = schedules.database_now(own)
         found = schedule_definitions.find(own, troubled=True, limit=limit)
-    return [_listed(row, None) for row in found]
+    return [_listed(row, None, now) for row in found]
 
 
 def problem(row: Mapping[str, Any]) -> str | None:
@@ -196,14 +261,21 @@ def problem(row: Mapping[str, Any]) -> str | None:
     if row["missed"]:
         return f"missed its instant {row['missed_at'].isoformat()}"
     if row["failures"]:
-        return f"failed {row['failures']} times in a row"
+        return "failed the last time" if row["failures"] == 1 else (
+            f"failed {row['failures']} times in a row"
+        )  # fmt: skip
     if row["clash"] is not None:
         return f"app {row['clash']} names one too, which does not fire: rename one of the two"
     return None
 
 
-def _listed(row: Row, one: ScheduleEntry | None) -> Row:
-    return row | {"next_fire_at": row["next_at"]} | _minute(one)
+def _listed(row: Row, one: ScheduleEntry | None, now: datetime) -> Row:
+    next_at = row["next_at"]
+    if next_at is None and not row["ended"] and not row["paused"] and row["gone_at"] is None:
+        # No scheduler has planned it since it was written. One that cannot fire has no next fire.
+        with contextlib.suppress(errors.QueueWorkflowsError):
+            next_at = definition.first_after(row, now)
+    return row | {"next_fire_at": next_at} | _minute(one)
 
 
 def _minute(one: ScheduleEntry | None) -> Row:
@@ -239,8 +311,12 @@ def preview(
 ) -> builtins.list[Occurrence]:
     """Return the coming instants of a schedule or entry, with what a change of the clock does.
 
-    From the database's now, at most `limit`. Raises `UnknownSchedule` (a KeyError).
+    From the database's now, at most `limit`. Raises `UnknownSchedule` (a KeyError), and
+    `InvalidConfig` (a ValueError) for days that are not above 0 and up to 36,525.
     """
+    _check_name(name)
+    if not 0 < days <= MAX_DAYS:
+        raise errors.InvalidConfig(f"days is a number above 0, up to {MAX_DAYS}, not {days!r:.40}")
     with db.transaction(conn) as own:
         now = schedules.database_now(own)
         rows = schedule_definitions.find(own, name)

@@ -105,6 +105,33 @@ class Run(TypedDict):
     generation: int
     start_attempts: int
     available_at: datetime.datetime | None
+    headers: Any
+    parent_run_id: str | None
+    parent_node_id: str | None
+    revision: int
+    upgrades: Any
+
+
+class NodeChange(TypedDict):
+    """How a node differs from today's code: names of `fields`, and its versions."""
+
+    id: str
+    fields: list[str]
+    version_before: int | None
+    version_after: int | None
+
+
+class Upgrade(TypedDict):
+    """How a run differs from today's code, and whether it was moved there."""
+
+    run_id: str
+    outcome: Literal["same", "would move", "moved", "refused"]
+    blocked: list[str]
+    added: list[str]
+    removed: list[str]
+    changed: list[NodeChange]
+    edges_added: list[list[str]]
+    edges_removed: list[list[str]]
 
 
 class NodeJob(TypedDict):
@@ -117,6 +144,7 @@ class NodeJob(TypedDict):
     pipeline_name: str | None
     queue: DagQueue
     required_model: str | None
+    required_version: str | None
     status: NodeStatus
     priority: int
     worker_lane: int | None
@@ -153,6 +181,7 @@ class NodeJob(TypedDict):
     partition_key: str | None
     input_template: Any
     ref_heads: list[str] | None
+    child_run_id: str | None
 
 
 class IngestJob(TypedDict):
@@ -215,6 +244,7 @@ class NodeEvent(TypedDict):
     created_at: datetime.datetime
     worker_id: str | None
     claim_no: int | None
+    xid: int | None
 
 
 class IngestEvent(TypedDict):
@@ -233,6 +263,7 @@ class IngestEvent(TypedDict):
     detail: Any
     created_at: datetime.datetime
     actor: str | None
+    xid: int | None
 
 
 class OutboxEvent(TypedDict):
@@ -309,7 +340,7 @@ class JobOptions(TypedDict, total=False):
     """The options of an ingest job in addition to its task, queue and args."""
 
     reason: str
-    priority: int
+    priority: int | None
     """-32768 to 32767, the smallest first; 100."""
     idempotency_key: str | None
     """While a job has it, no other is queued with it."""
@@ -354,6 +385,7 @@ class NewRun(TypedDict, total=False):
     priority: int
     mode: str
     context: dict[str, Any] | None
+    headers: Mapping[str, str] | None
 
 
 WorkflowLoader: TypeAlias = Callable[[str], Mapping[str, Any]]

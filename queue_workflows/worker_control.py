@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from queue_workflows import config, db, errors, workers
 from queue_workflows.engine import controls
 from queue_workflows.operations import stop_policies
-from queue_workflows.runtime import display, durations, entry_point, service
+from queue_workflows.runtime import app_loading, display, durations, entry_point, service
 from queue_workflows.types import ExitFn, WorkerControl
 
 EXIT_CONTROL_HARD_STOP = stop_policies.EXIT_HARD
@@ -192,10 +192,10 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
 
     def body() -> int:
-        entry_point.setup_logging(options.log_level)
+        entry_point.setup_logging(options.log_level, options.log_format)
         if options.embedded:
             config.configure(embedded=True)
-        config.load_app(options.app)
+        app_loading.load_app(options.app)
         _join_embedded()
         db.wait_until_reachable(timeout_s=PATIENCE_S)
         db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from queue_workflows import config, db, errors
-from queue_workflows.admin import overview
 from queue_workflows.db import check_violations
 from queue_workflows.engine import controls, queues, workers
 from queue_workflows.operations import stop_policies
@@ -23,7 +22,7 @@ ABSENT = "absent"
 _KEYS = (
     "worker_id", "host_label", "queue", "pid", "state", "desired_state", "current_model", "job_ids",
     "started_at", "last_seen", "age_s", "stop_policy", "requested_by", "reason", "until_at",
-    "until_s", "switched_at", "last_flagged_dead_at", "death", "throttle",
+    "until_s", "switched_at", "last_flagged_dead_at", "death", "throttle", "card",
 )  # fmt: skip
 _OBEYING = frozenset({"parked", "paused", "draining"})
 
@@ -39,8 +38,12 @@ def list(*, absent: bool = True) -> Rows:  # noqa: A001  the verb that users loo
     `worker_id`, `host_label`, `queue`, `pid`, `state` (idle, busy, throttled, draining, paused,
     parked, stopped, dead, or absent for a switch without a worker), `desired_state`, `job_ids`,
     `current_model`, `last_seen`, `age_s`; the switch's `stop_policy`, `requested_by`, `reason`,
-    `until_at`, `until_s`, `switched_at`; `death`: how a dead worker ended.
+    `until_at`, `until_s`, `switched_at`; `death`: how a dead worker ended; `throttle`: the limit or
+    the full memory for which it waits; `card`: the number of the GPU that a worker of `--cards`
+    uses, else None.
     """
+    from queue_workflows.admin import overview
+
     with db.transaction() as conn:
         rows = workers.listing(conn, config.STALE_WORKER_AFTER_S.read())
         # Their own reports of what they run are up to a heartbeat old, so the jobs are read.
@@ -50,9 +53,10 @@ def list(*, absent: bool = True) -> Rows:  # noqa: A001  the verb that users loo
     for row in rows:
         row["job_ids"] = running.get(row["worker_id"], [])
         row["state"] = _state(row)
-        row["throttle"] = None
+        row["throttle"] = _throttle(row)
         if row["state"] == "idle" and row["desired_state"] == "on" and row["queue"] in limited:
             row["state"], row["throttle"] = "throttled", limited[row["queue"]]
+        row["card"] = stored_json.mapping(row["detail"]).get("card")
         row["death"] = _death(row["detail"]) if row["state"] == "dead" else None
     found = [{key: row[key] for key in _KEYS} for row in rows]
     return found + _absent(rows, switches) if absent else found
@@ -79,6 +83,8 @@ def _state(row: Row) -> str:
     A later report than the switch decides: a worker that does not obey reports idle or busy.
     """
     state: str = row["state"]
+    if state == "throttled" and row["job_ids"]:
+        state = "busy"
     if state not in _OBEYING | {"idle", "busy"}:
         return state
     obeys = state in _OBEYING or row["switched_at"] is None or row["last_seen"] < row["switched_at"]
@@ -87,6 +93,13 @@ def _state(row: Row) -> str:
     if row["job_ids"]:
         return "draining"
     return "paused" if row["stop_policy"] == "pause" else "parked"
+
+
+def _throttle(row: Row) -> str | None:
+    """Return the full memory for which a worker waits, as it reported."""
+    if row["state"] not in ("idle", "busy", "throttled"):
+        return None
+    return stored_json.text(stored_json.mapping(row["detail"]).get("throttle"))
 
 
 def _death(detail: Any) -> str:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from queue_workflows import config, model_registry
+from queue_workflows.runtime import log_context, trace_context
 
 if TYPE_CHECKING:
+    from queue_workflows.db import Connection
     from tests.support.database import Database
+    from tests.support.flow import Flow
 
 PREFIXES = ("QUEUE_WORKFLOWS_", "AI_LEADS_")
 DATABASE_FIXTURES = frozenset({"own_database", "dsn", "db", "fresh_database", "migrated_database"})
@@ -30,16 +33,18 @@ THREAD_GRACE_S = 2.0
 WAITING = ("tests/faults/", "tests/e2e/", "tests/hostile/")
 """Folders whose tests wait for processes: one at a time is handed to a process of `-n`."""
 LONGEST = (
+    "tests/faults/test_failpoints.py",
     "tests/faults/test_schedulers.py",
     "tests/faults/test_alert_senders.py",
     "tests/e2e/test_soak.py",
     "tests/hostile/",
-    "tests/faults/test_failpoints.py",
     "tests/faults/test_ownership.py",
     "tests/e2e/test_demo_command.py",
     "tests/e2e/test_benchmarks.py",
 )
 """Of these the tests that wait longest, half a minute and more: they come first of all."""
+QUICK = ("tests/e2e/test_smoke.py",)
+"""Of these what is not marked `slow`. A plain `pytest` leaves out what is."""
 UNIT = Path(__file__).parent / "unit"
 
 
@@ -91,9 +96,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse unit tests that ask for a database; below `-n`, begin with those that wait longest."""
+    """Mark what is slow, refuse unit tests that ask for a database, order what `-n` hands out."""
     for item in items:
+        if item.nodeid.startswith(WAITING) and not item.nodeid.startswith(QUICK):
+            item.add_marker(pytest.mark.slow)
         asked = DATABASE_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if asked and UNIT in item.path.parents:
             raise pytest.UsageError(
@@ -134,6 +142,8 @@ def clean_process() -> Generator[None]:
     """Defaults and no variable of ours before each test; a thread that outlives it fails it."""
     kept = _forget_environment()
     config.reset_for_tests()
+    log_context.reset_for_tests()
+    trace_context.reset_for_tests()
     model_registry.clear_for_tests()
     # Nothing that a test runs leaves files in the data folder of the person here.
     os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = OUTPUTS
@@ -158,7 +168,7 @@ def clean_process() -> Generator[None]:
 @pytest.fixture(scope="session")
 def own_database() -> Generator[Database]:
     """The run's own database with the schema in it; no PostgreSQL is a failure, never a skip."""
-    from tests.support import database
+    from tests.support import database, reused_backends
 
     with ExitStack() as stack:
         given = GIVEN.get("QUEUE_WORKFLOWS_TEST_DB_URL")
@@ -169,7 +179,10 @@ def own_database() -> Generator[Database]:
             url = stack.enter_context(database.throw_away_server())
         own = stack.enter_context(database.Database(url))
         own.migrate()
+        reused_backends.shared.install()
+        reused_backends.shared.database = own.name
         yield own
+        reused_backends.shared.stop()
 
 
 @pytest.fixture(scope="session")
@@ -193,6 +206,33 @@ def db(
     own_database.empty()
     if left:
         pytest.fail(f"connections outlived the test: {', '.join(map(str, left))}", pytrace=False)
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[Connection]:
+    """An own connection to the test's database, in autocommit mode."""
+    with db.connect() as own:
+        yield own
+
+
+@pytest.fixture
+def heard(db: ModuleType) -> Generator[Callable[[], list[tuple[str, str]]]]:
+    """Return (channel, payload) of the notifications since the last call."""
+    from tests.support.notifications import NotificationListener
+
+    listener = NotificationListener()
+    yield listener.heard
+    listener.close()
+
+
+@pytest.fixture
+def toy(db: ModuleType) -> Generator[Flow]:
+    """An app with workflows that the test declares."""
+    from tests.support.flow import Flow
+
+    made = Flow()
+    yield made
+    made.close()
 
 
 @pytest.fixture

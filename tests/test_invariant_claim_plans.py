@@ -16,20 +16,23 @@ from tests.support import database, factories
 
 FUNCTIONS = (
     "queue_workflows_node_step",
+    "queue_workflows_nodes_step",
     "queue_workflows_pick_gpu",
     "queue_workflows_gpu_take",
     "queue_workflows_gpu_line",
     "queue_workflows_gpu_weigh",
     "queue_workflows_gpu_queued",
     "queue_workflows_gpu_next",
+    "queue_workflows_version_heads",
+    "queue_workflows_pick_version",
     "queue_workflows_ingest_step",
 )
-READING = FUNCTIONS[3:7]
+READING = FUNCTIONS[4:9]
 JOB_TABLES = ("workflow_node_jobs", "ingest_jobs")
 TABLES = (*JOB_TABLES, "workflow_runs")
 WAITING = {
     "workflow_node_jobs_claim_idx", "workflow_node_jobs_model_idx", "ingest_jobs_claim_idx",
-    "workflow_node_jobs_age_idx",
+    "workflow_node_jobs_age_idx", "workflow_node_jobs_gpu_idx",
     "workflow_node_jobs_blocked_idx", "ingest_jobs_blocked_idx",
 }  # fmt: skip
 """Indexes of jobs that wait: partial, so that they never hold what is finished."""
@@ -351,6 +354,17 @@ def test_a_batch_is_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> 
     before = rows_read(many)
     assert len(claims.ingest_step(many, factories.who("fetch"), done=done, claim=50)) == 50
     assert rows_read(many) - before <= 50 * ROWS_A_CLAIM
+
+
+def test_several_nodes_are_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> None:
+    who = factories.who("cpu")
+    done = [
+        (claims.NodeResult(lease, "{}", 0.1), claims.Ahead(0, None, False))
+        for lease in claimed(many, job_tables.NODE_JOBS, 20)
+    ]
+    before = rows_read(many)
+    assert len(claims.nodes_step(many, who, done=done, claim=20, promote=True)) == 20
+    assert rows_read(many) - before <= 20 * ROWS_A_CLAIM
 
 
 def test_admission_from_a_long_lock_queue_reads_a_few_rows(many: Any) -> None:

@@ -39,13 +39,13 @@ def take(conn: Any, size: int = 1, waits: list[float] | None = None, **step: Any
     who = factories.who("fetch")
     conn.execute(b"LISTEN ingest_job_ready")
     while True:
-        told: list[float] = []
+        waits_s: list[float] = []
         list(conn.notifies(timeout=0))
-        rows = claims.ingest_step(conn, who, claim=size, tell=told.append, **step)
+        rows = claims.ingest_step(conn, who, claim=size, tell=waits_s.append, **step)
         step.pop("done", None)
-        if rows or (told != [0] and not list(conn.notifies(timeout=0))):
+        if rows or (waits_s != [0] and not list(conn.notifies(timeout=0))):
             if waits is not None:
-                waits += told
+                waits += waits_s
             return rows
 
 
@@ -277,7 +277,7 @@ def test_a_job_that_leaves_a_full_partition_admits_the_next(
         leave(conn, job)
         assert factories.reread(conn, second)["blocked_reason"] is None
         assert factories.reread(conn, third)["blocked_reason"] == "limited"
-        assert [told.payload for told in ear.notifies(timeout=0.2)].count("fetch") >= 1
+        assert [waits_s.payload for waits_s in ear.notifies(timeout=0.2)].count("fetch") >= 1
         assert [row["id"] for row in take(conn, 9)] == [second["id"]]
 
 

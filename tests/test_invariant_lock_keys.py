@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from queue_workflows import queues
 from queue_workflows.engine import (
     attempts,
     claims,
@@ -377,17 +378,19 @@ def test_a_lock_queue_is_served_by_priority_and_age(db: ModuleType, family: str)
 @contextmanager
 def as_sender(conn: Any, rights: str = "INSERT, SELECT") -> Generator[None]:
     """The statements of `conn` are those of a role that has these rights on ingest_jobs."""
-    conn.execute("CREATE ROLE queue_workflows_sender")
+    # Roles belong to the server, which other test processes may share; the database is our own.
+    role = f"{conn.info.dbname}_sender"
+    conn.execute(f"CREATE ROLE {role}")
     try:
         conn.execute(
-            f"GRANT {rights} ON ingest_jobs TO queue_workflows_sender;"
-            " GRANT USAGE ON ingest_jobs_seq_seq TO queue_workflows_sender;"
-            " SET SESSION AUTHORIZATION queue_workflows_sender"
+            f"GRANT {rights} ON ingest_jobs TO {role};"
+            f" GRANT USAGE ON ingest_jobs_seq_seq TO {role};"
+            f" SET SESSION AUTHORIZATION {role}"
         )
         yield
     finally:
-        conn.execute("RESET SESSION AUTHORIZATION; DROP OWNED BY queue_workflows_sender")
-        conn.execute("DROP ROLE queue_workflows_sender")
+        conn.execute(f"RESET SESSION AUTHORIZATION; DROP OWNED BY {role}")
+        conn.execute(f"DROP ROLE {role}")
 
 
 def test_a_role_that_may_only_insert_may_give_a_key(db: ModuleType) -> None:
@@ -758,3 +761,44 @@ def test_an_unserved_job_that_cannot_be_written_delays_no_other_key(db: ModuleTy
         finally:
             conn.execute("DROP FUNCTION app_guard() CASCADE")
         assert sweep(conn) == (0, 1)
+
+
+@pytest.mark.parametrize("column", ["lock_key", "partition_key"])
+def test_a_commit_reads_its_notes_a_few_times_however_many_keys_it_has(
+    db: ModuleType, column: str
+) -> None:
+    """It holds the advisory locks of its keys meanwhile, and other commits wait for these."""
+    queues.limit("fetch", partition_max_running=1)
+
+    def read(count: int) -> int:
+        insert = (
+            f"INSERT INTO ingest_jobs (task_name, queue, {column})"
+            f" SELECT 't', 'fetch', {count} || '/' || i FROM generate_series(1, {count}) i"
+        )
+        blocks = (
+            "SELECT sum(heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read)"
+            " FROM pg_statio_user_tables WHERE relname IN ('lock_turns', 'partition_turns')"
+        )
+        with db.connect() as conn:
+            # What other tests have left in the tables and in the statistics is not counted.
+            conn.execute("VACUUM lock_turns, partition_turns")
+            conn.execute("SELECT pg_stat_force_next_flush()")
+            before = factories.one(conn, blocks)
+            conn.execute(insert.encode())
+            conn.execute("SELECT pg_stat_force_next_flush()")
+            conn.execute("SELECT pg_stat_clear_snapshot()")
+            return int(factories.one(conn, blocks) - before)
+
+    few, many = read(100), read(800)
+    assert many < 8 * few * 2
+
+
+def test_a_bulk_insert_finds_its_notes_by_their_keys(db: ModuleType) -> None:
+    with db.connect(autocommit=False) as conn:
+        conn.execute(
+            "INSERT INTO ingest_jobs (task_name, queue, lock_key)"
+            " SELECT 't', 'fetch', i::text FROM generate_series(1, 200) i"
+        )
+        read = "SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'lock_turns'"
+        assert factories.one(conn, read) < 400
+        conn.rollback()

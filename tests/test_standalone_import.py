@@ -77,7 +77,9 @@ top = pathlib.Path(queue_workflows.__path__[0])
 names = [
     ".".join(path.relative_to(top.parent).with_suffix("").parts)
     for path in sorted(top.rglob("*.py"))
-    if "cli" not in path.parts and path != top / "testing" / "plugin.py"
+    if path.relative_to(top).parts[0] not in ("cli", "client")
+    and path != top / "testing" / "plugin.py"
+    and (path.relative_to(top).parts[0] != "service" or path == top / "service" / "__init__.py")
 ]
 for name in names:
     importlib.import_module(name)

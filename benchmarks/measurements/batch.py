@@ -42,11 +42,10 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
         results.at_least(0.45),
         f"{count:,} jobs" if bench.quick else "",
     )
-    for peer in bench.peers:
-        if peer.batches:
-            value = peer.call("batch", count)
-            work = f"drain, batches of {SIZE}"
-            yield results.PeerRow(work, peer.title, value, "/s", results.middle(ours))
+    for peer in bench.peers("batch"):
+        value = peer.call("batch", count)
+        work = f"drain, batches of {SIZE}"
+        yield results.PeerRow(work, peer.title, value, "/s", results.middle(ours))
 
 
 def _bare(bench: Bench, conn: baseline.Connection, dsn: str, count: int) -> float:

@@ -142,7 +142,7 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
             results.at_least(limit),
             f"{count:,} jobs" if bench.quick else "",
         )
-    for peer in bench.peers:
+    for peer in bench.peers("drain"):
         value = peer.call("drain", count)
         work = "drain, one by one"
         yield results.PeerRow(work, peer.title, value, "/s", results.middle(ingest))

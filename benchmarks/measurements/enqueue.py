@@ -98,7 +98,7 @@ def _single(
     for ours, bare, text in named:
         yield _row(f"enqueue one by one, {text}", rates[ours], rates[bare], 0.8)
     ours_rate = results.middle(rates["kept"])
-    for peer in bench.peers:
+    for peer in bench.peers("enqueue"):
         value = peer.call("enqueue", bench.pick(2000, 500))
         yield results.PeerRow("enqueue one by one", peer.title, value, "/s", ours_rate)
 
@@ -134,7 +134,7 @@ def _bulk(bench: Bench, conn: baseline.Connection) -> Iterator[results.Row | res
             rates["copy"].append(BULK / (time.perf_counter() - begun))
     note = f"COPY into the bare table: {results.number(results.middle(rates['copy']))} /s"
     yield _row(f"enqueue {BULK:,} in bulk", rates["ours"], rates["bare"], 0.7, note)
-    for peer in bench.peers:
+    for peer in bench.peers("bulk"):
         value = peer.call("bulk", BULK)
         yield results.PeerRow(
             f"enqueue {BULK:,} in bulk", peer.title, value, "/s", results.middle(rates["ours"])

@@ -26,16 +26,18 @@ _BARE_JOIN = "SELECT (result ->> 'ns')::bigint FROM bare_jobs WHERE id = -1 AND 
 _OVER = "SELECT finished_at IS NOT NULL FROM workflow_runs WHERE id = %s"
 
 
-def seconds(conn: baseline.Connection, nodes: int, watched: list[processes.Process]) -> float:
-    """Return the engine's time for a fan."""
+def seconds(
+    conn: baseline.Connection, nodes: int, watched: list[processes.Process], shape: str = "fan"
+) -> float:
+    """Return the engine's time for a fan, or with `shape` "map" for a map of as many items."""
     drain.empty_runs(conn)
     with db.connect(autocommit=False) as own:
-        run_id = run_store.insert_run(workflow_name=f"fan:{nodes}", conn=own)["id"]
+        run_id = run_store.insert_run(workflow_name=f"{shape}:{nodes}", conn=own)["id"]
         begun = time.monotonic_ns()
         own.commit()
     until(
         lambda: drain.is_true(conn, _OVER, run_id),
-        f"a fan of {nodes} done",
+        f"a {shape} of {nodes} done",
         watched,
         every_s=0.1,
     )

@@ -111,7 +111,7 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
             watched = [*first, *second]
             beside_ms, runs_ms = _times(bench.pick(300, 100), (bare, runs), reader, watched)
         yield _run_row(beside_ms, runs_ms)
-    for peer in bench.peers:
+    for peer in bench.peers("pickup"):
         latencies = peer.pickup_ms(len(ingest_ms))
         for pct in (50, 99):
             yield results.PeerRow(

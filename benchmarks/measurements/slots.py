@@ -50,3 +50,7 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
             results.at_least(1.0),
             f"{count:,} jobs" if bench.quick else "",
         )
+    for peer in bench.peers("slots"):
+        value = peer.call("slots", bench.pick(1000, 300))
+        work = f"drain, {SLOTS} at once"
+        yield results.PeerRow(work, peer.title, value, "/s", results.middle(ingest))

@@ -23,20 +23,23 @@ class Kit(NamedTuple):
     version: str
     python: Path
     driver: Path
-    batches: bool
-    """Whether it claims and finishes many jobs at once."""
+    roles: frozenset[str]
+    """What its driver can be asked for."""
 
 
+_QUEUE = frozenset({"enqueue", "bulk", "drain", "pickup"})
 _KNOWN = (
-    ("procrastinate", ("procrastinate", "psycopg[binary,pool]"), False),
-    ("pgqueuer", ("pgqueuer[asyncpg]",), True),
+    ("procrastinate", ("procrastinate", "psycopg[binary,pool]"), _QUEUE | {"slots"}),
+    ("pgqueuer", ("pgqueuer[asyncpg]",), _QUEUE | {"batch"}),
+    ("dbos", ("dbos", "psycopg[binary]"), frozenset({"slots", "map"})),
+    ("prefect", ("prefect",), frozenset({"map"})),
 )
 
 
 def prepare(scratch: Path) -> list[Kit]:
     """Install each into an environment under that folder, from the package index."""
     found: list[Kit] = []
-    for name, requirements, batches in _KNOWN:
+    for name, requirements, roles in _KNOWN:
         sys.stderr.write(f"installing {name}\n")
         folder = scratch / f"venv-{name}"
         python = folder / "bin" / "python"
@@ -45,7 +48,7 @@ def prepare(scratch: Path) -> list[Kit]:
         code = f"import importlib.metadata as m; print(m.version({name!r}))"
         version = _quietly([str(python), "-c", code]).strip()
         driver = Path(__file__).with_name(f"drive_{name}.py")
-        found.append(Kit(name, version, python, driver, batches))
+        found.append(Kit(name, version, python, driver, roles))
     return found
 
 
@@ -63,16 +66,19 @@ class Peer:
         self._kit = kit
         self._server = server
         self._folder = folder
-        self.batches = kit.batches
         self.title = f"{kit.name} {kit.version}"
 
     def call(self, role: str, count: int) -> float:
-        """Return the rate of `enqueue`, `bulk`, `drain` or `batch` per second."""
+        """Return the rate of a role other than `pickup` per second."""
         return float(self._ask(role, count)["rate"])
 
     def pickup_ms(self, count: int) -> list[float]:
         """Return the times from the return of each enqueue call to the start of the handler."""
         return [float(value) for value in self._ask("pickup", count)["samples_ms"]]
+
+    def can(self, role: str) -> bool:
+        """Return whether its driver has that role."""
+        return role in self._kit.roles
 
     def _ask(self, role: str, count: int) -> dict[str, Any]:
         answer = self._folder / f"{self._kit.name}-{role}.json"

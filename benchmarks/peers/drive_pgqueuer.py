@@ -36,12 +36,12 @@ async def work(count: int, batch_size: int) -> None:
     task = asyncio.create_task(
         queue.run(batch_size=batch_size, dequeue_timeout=timedelta(seconds=1))
     )
-    told = 0
+    reported = 0
     while count == 0 or len(starts) < count:
         await asyncio.sleep(0.05)
-        for number, begun in starts[told:] if count == 0 else ():
+        for number, begun in starts[reported:] if count == 0 else ():
             print(number, begun, flush=True)
-            told += 1
+            reported += 1
     queue.shutdown.set()
     await asyncio.wait([task], timeout=5)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import procrastinate
 
 DSN = os.environ["QUEUE_WORKFLOWS_DB_URL"]
+SLOTS = 4
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=DSN))
 starts: list[tuple[int, int]] = []
 
@@ -23,18 +24,20 @@ async def noop(number: int) -> None:
     starts.append((number, time.monotonic_ns()))
 
 
-async def work(count: int) -> None:
+async def work(count: int, at_once: int = 1) -> None:
     """Run jobs until so many handlers have started; 0: for ever, telling of each."""
     async with app.open_async():
         task = asyncio.create_task(
-            app.run_worker_async(queues=["load"], concurrency=1, install_signal_handlers=False)
+            app.run_worker_async(
+                queues=["load"], concurrency=at_once, install_signal_handlers=False
+            )
         )
-        told = 0
+        reported = 0
         while count == 0 or len(starts) < count:
             await asyncio.sleep(0.05)
-            for number, begun in starts[told:] if count == 0 else ():
+            for number, begun in starts[reported:] if count == 0 else ():
                 print(number, begun, flush=True)
-                told += 1
+                reported += 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -43,9 +46,9 @@ def rate(count: int, begun: float) -> dict[str, float]:
     return {"rate": count / (time.perf_counter() - begun)}
 
 
-def drain(count: int) -> dict[str, float]:
+def drain(count: int, at_once: int) -> dict[str, float]:
     noop.batch_defer(*({"number": number} for number in range(count)))
-    asyncio.run(work(count))
+    asyncio.run(work(count, at_once))
     return {"rate": (count - 1) / (starts[-1][1] - starts[0][1]) * 1e9}
 
 
@@ -87,7 +90,8 @@ def main() -> int:
             noop.batch_defer(*({"number": number} for number in range(count)))
             found = {**rate(count, begun)}
         else:
-            found = {**(pickup(count) if role == "pickup" else drain(count))}
+            at_once = SLOTS if role == "slots" else 1
+            found = {**(pickup(count) if role == "pickup" else drain(count, at_once))}
     Path(answer).write_text(json.dumps(found))
     return 0
 

@@ -72,6 +72,11 @@ INVARIANTS = (
         "`queue-workflows doctor` shows the oldest one",
     ),
     _checked(15, "runs_advance", statements.audit.runs_advance, "sweep_s"),
+    _checked(16, "maps_agree", statements.audit.maps_agree, "since", "whole"),
+    _checked(
+        17, "streams_numbered", statements.audit.streams_numbered, "since", "whole", "commit_s"
+    ),
+    _checked(18, "steps_agree", statements.audit.steps_agree, "since", "whole", "sweep_s"),
 )
 
 

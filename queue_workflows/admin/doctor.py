@@ -150,6 +150,15 @@ def unserved(conn: db.Connection, stale_s: float) -> list[Row]:
     return conn.execute(statements.doctor.unserved, given).fetchall()
 
 
+def missing_versions(conn: db.Connection, stale_s: float, *, listed: int) -> list[Row]:
+    """Return versions of nodes that due jobs need and no live worker has.
+
+    Rows: queue, version, up to three of the jobs, wait_s of the first.
+    """
+    given = {"stale_s": stale_s, "listed": listed}
+    return conn.execute(statements.doctor.missing_versions, given).fetchall()
+
+
 def dead_workers(conn: db.Connection, stale_s: float) -> list[str]:
     """Return `host queue` of heartbeats flagged dead, and of silent workers with running jobs."""
     rows = conn.execute(statements.doctor.dead_workers, {"stale_s": stale_s}).fetchall()
@@ -157,7 +166,7 @@ def dead_workers(conn: db.Connection, stale_s: float) -> list[str]:
 
 
 def alerts(conn: db.Connection) -> Row:
-    """Return how many failures wait to be told (n), the longest wait_s, and a sender's seen_s.
+    """Return how many failures wait to be sent (n), the longest wait_s, and a sender's seen_s.
 
     Times in seconds; None: nothing waits, and no sender was ever there.
     """

@@ -7,6 +7,8 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.db import statements
+from queue_workflows.engine import runs
+from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row
 
 LISTED = 50
@@ -22,7 +24,7 @@ def run_head(conn: db.Connection, run_id: str) -> Row | None:
 
 
 def steps(conn: db.Connection, run_id: str) -> list[Row]:
-    """Return for each step (a node id up to its first slash) how many nodes have each status.
+    """Return for each step how many nodes have each status; a map's nodes are those of its items.
 
     `elapsed_s` from the first start to the last end, or to now while a node has not ended; None
     before the first start.
@@ -38,6 +40,35 @@ def nodes(conn: db.Connection, run_id: str, *, limit: int, live_only: bool) -> l
     """
     given = {"run": run_id, "live_only": live_only, "limit": limit}
     return conn.execute(statements.overview.nodes, given).fetchall()
+
+
+def maps(conn: db.Connection, run_id: str) -> list[Row]:
+    """Return the maps of a run's definition: node_id, total, done, failed, open, nodes."""
+    return conn.execute(statements.overview.maps, {"run": run_id}).fetchall()
+
+
+def failed_items(conn: db.Connection, run_id: str, map_id: str, *, limit: int) -> list[Row]:
+    """Return the first items of a map that failed: key, error."""
+    given = {"run": run_id, "map": map_id, "limit": limit}
+    return conn.execute(statements.overview.failed_items, given).fetchall()
+
+
+def nodes_of_item(conn: db.Connection, run_id: str, key: str) -> list[str]:
+    """Return the ids of the nodes that the items with this key have."""
+    rows = conn.execute(statements.overview.nodes_of_item, {"run": run_id, "key": key}).fetchall()
+    return [row["node_id"] for row in rows]
+
+
+def nodes_of_round(conn: db.Connection, run_id: str, number: int) -> list[str]:
+    """Return the ids of the nodes of this round, in all loops of a run's graph."""
+    definition = runs.definition(conn, run_id)
+    entries = stored_json.graph_nodes(definition).items()
+    return [name for name, entry in entries if entry.get("round") == number]
+
+
+def map_state(conn: db.Connection, run_id: str, map_id: str) -> Row | None:
+    """Return total, done, failed and open items of a map; None if it has none yet."""
+    return conn.execute(statements.overview.map_state, {"run": run_id, "map": map_id}).fetchone()
 
 
 def node_seconds(conn: db.Connection, run_id: str) -> dict[str, float]:
@@ -80,12 +111,14 @@ def runs_ahead(conn: db.Connection, run_id: str) -> Row:
 # --- any id ------------------------------------------------------------------------------------
 
 
-def find(conn: db.Connection, any_id: str) -> Row | None:
+def find(conn: db.Connection, any_id: str, *, jobs_first: bool = False) -> Row | None:
     """Return what has this id, a run before a job: kind, status, run_id, name; or None.
 
-    `kind`: `run`, `node job` or `ingest job`. `name`: the workflow, node id or task.
+    `kind`: `run`, `node job` or `ingest job`. `name`: the workflow, node id or task. Whoever
+    submits chooses ids, so a run and a job may share one.
     """
-    return conn.execute(statements.overview.find, {"id": any_id}).fetchone()
+    given = {"id": any_id, "jobs_first": jobs_first}
+    return conn.execute(statements.overview.find, given).fetchone()
 
 
 def running_under(conn: db.Connection, any_id: str) -> list[Row]:

@@ -10,12 +10,15 @@ from queue_workflows.types import Row
 
 TABLES = (
     "workflow_runs", "workflow_node_jobs", "workflow_input_submissions",
+    "workflow_run_maps", "workflow_map_items",
     "workflow_dispatch_events", "workflow_node_events", "ingest_jobs", "ingest_job_events",
     "schedule_fires", "schedules", "workers", "worker_heartbeats", "worker_controls",
     "job_attempt_logs", "workflow_input_timeouts", "queue_settings", "gpu_models",
     "gpu_unassignable",
     "model_controls", "hw_samples", "queue_partitions", "queue_starts", "partition_starts",
-    "partition_dues", "failure_alerts", "failure_alert_state",
+    "partition_dues", "failure_alerts", "failure_alert_state", "event_exports",
+    "event_export_runs",
+    "metric_totals", "metric_position", "job_steps", "events", "job_parts",
 )  # fmt: skip
 """The tables that the engine writes. `lock_turns` and `partition_turns` are not among them: only
 functions of their owner write these."""
@@ -36,6 +39,7 @@ tables besides."""
 SUBMITTED: dict[str, tuple[str, ...]] = {
     "workflow_runs": (
         "id", "parcel_id", "workflow_name", "priority", "context", "out_dir", "available_at",
+        "headers",
     ),
     "ingest_jobs": (
         "id", "task_name", "queue", "reason", "priority", "args", "idempotency_key",
@@ -43,6 +47,7 @@ SUBMITTED: dict[str, tuple[str, ...]] = {
         "timeout_s", "policy", "headers",
     ),
     "workflow_input_submissions": ("id", "run_id", "node_id", "value"),
+    "events": ("name", "key", "value"),
 }  # fmt: skip
 """The columns that a role for `submit` inserts. Identity, counters, states, times and definitions
 belong to the engine."""

@@ -84,6 +84,7 @@ def choice(conn: db.Connection, worker: Row, can: list[str]) -> Row:
         "policy": stored_json.text(claim.get("policy")) or "strict",
         "grace_s": 300.0 if grace_s is None else grace_s,
         "bound_s": 2400.0 if bound_s is None else bound_s,
+        "versions": stored_json.texts(claim.get("versions")),
     }
     row = conn.execute(statements.waiting_facts.choice, worker | values).fetchone()
     assert row is not None
@@ -95,7 +96,9 @@ def weighed(conn: db.Connection, worker: Row, model: str) -> Row:
 
     `holders`: the hosts that have loaded the model.
     """
-    row = conn.execute(statements.waiting_facts.weighed, worker | {"model": model}).fetchone()
+    versions = stored_json.texts(stored_json.mapping(worker["claim"]).get("versions"))
+    values = worker | {"model": model, "versions": versions}
+    row = conn.execute(statements.waiting_facts.weighed, values).fetchone()
     assert row is not None
     return row
 
@@ -110,6 +113,12 @@ def lock_owner(conn: db.Connection, table: str, row: Row) -> Row | None:
     """Return id and status of the job that runs under this one's lock key or runs next; or None."""
     given = {"lock_key": row["lock_key"]}
     return conn.execute(statements.waiting_facts.lock_owner[table], given).fetchone()
+
+
+def awaited_event(conn: db.Connection, table: str, row: Row) -> Row | None:
+    """Return name, key and `due_at` of the event for which a job's handler waits, or None."""
+    given = {"job": row["id"], "claim": row["claim_no"], "table": table}
+    return conn.execute(statements.waiting_facts.awaited_event, given).fetchone()
 
 
 def partition_limits(conn: db.Connection, row: Row) -> Row:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.admin import waiting_facts
+from queue_workflows.admin import overview, waiting_facts
 from queue_workflows.engine import job_tables, lock_queues
 from queue_workflows.runtime import display, durations, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 NEXT = "next"
-CANNOT = frozenset({"off", "model", "vram"})
+CANNOT = frozenset({"off", "version", "model", "vram"})
 """Clauses of a worker that will not take the job as things are."""
 _DONE = frozenset({"completed", "skipped"})
 DEPENDENCIES = 3
@@ -23,7 +23,7 @@ def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
         row = waiting_facts.job(conn, table.name, job_id)
         if row is not None:
-            return _explained(conn, table.name, row)
+            return _explained(conn, table.name, row) | {"lost": row["lost"]}
     return None
 
 
@@ -65,11 +65,20 @@ def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
         found := waiting_facts.job(conn, job_tables.NODE_JOBS.name, job["id"])
     ):
         return _explained(conn, job_tables.NODE_JOBS.name, found)
+    if job["child_run_id"] is not None:
+        return _waiting_for_child(conn, job)
     prompt = stored_json.text(stored_json.mapping(job["input_spec"]).get("prompt"))
     asks = f": {prompt}" if prompt else ""
     return _node(
         job["id"], job["node_id"], job["status"], "answer", f"it waits for an answer{asks}"
     )
+
+
+def _waiting_for_child(conn: db.Connection, job: Row) -> JsonDict:
+    child = waiting_facts.run(conn, job["child_run_id"])
+    state = child["status"] if child else "gone"
+    detail = f"it waits for its run {job['child_run_id']} ({state})"
+    return _node(job["id"], job["node_id"], job["status"], "child", detail)
 
 
 def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
@@ -100,7 +109,7 @@ def _node(job_id: str | None, node_id: str, status: str, clause: str, detail: st
 def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
     clause, detail = _of_job(conn, table, row)
     found: list[JsonDict] = []
-    if clause not in ("status", "run_over"):
+    if clause not in ("status", "run_over", "items"):
         for worker in waiting_facts.workers(conn, row["queue"], config.STALE_WORKER_AFTER_S.read()):
             own_clause, own_detail = _of_worker(conn, table, row, worker, blocked=bool(clause))
             found.append(
@@ -110,6 +119,8 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
             )
         if not found and clause is None:
             clause, detail = "no_worker", f"no live worker serves queue {row['queue']}"
+        elif clause is None and all(worker["clause"] == "version" for worker in found):
+            clause, detail = "version", _no_version(row)
     return {
         "id": row["id"],
         "kind": row["kind"],
@@ -125,17 +136,48 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
     }
 
 
+def _no_version(row: Row) -> str:
+    """Return why no live worker takes a job of this version, and what helps."""
+    name, _, number = row["required_version"].rpartition("@")
+    return (
+        f"no live worker of queue {row['queue']} has version {number} of node {name}: start a "
+        f"worker with that code, or move the run to today's code by "
+        f"`queue-workflows upgrade {row['run_id']}`"
+    )
+
+
+def _of_time(conn: db.Connection, table: str, row: Row) -> tuple[str, str]:
+    """Return the clause and text of a job that waits for a time, or for an event."""
+    until = f" until {display.moment(row['available_at'])}" if row["available_at"] else ""
+    event = waiting_facts.awaited_event(conn, table, row)
+    if event is None:
+        return "not_due", f"it is not due{until}"
+    key = f" with key {event['key']!r}" if event["key"] else ""
+    limit = f"{until} at most" if event["due_at"] else ""
+    return "event", f"its handler waits for event {event['name']!r}{key}{limit}"
+
+
 def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str | None]:
     """Return the clause and text that keep every worker from the job; None for neither."""
     if row["status"] != "queued":
-        by = f" by {row['claimed_by']}" if row["status"] == "running" and row["claimed_by"] else ""
-        return "status", f"it is {row['status'].replace('_', ' ')}{by}"
+        return "status", _of_status(conn, row)
     if row.get("run_status") in TERMINAL_RUN_STATUSES:
         return "run_over", f"its run is {row['run_status']}"
     reason = row["blocked_reason"]
     if reason == "not_due":
-        until = f" until {display.moment(row['available_at'])}" if row["available_at"] else ""
-        return "not_due", f"it is not due{until}"
+        return _of_time(conn, table, row)
+    if reason is not None:
+        return _of_block(conn, table, row, reason)
+    if row["partition_key"] is not None and table == job_tables.INGEST_JOBS.name:
+        limits = waiting_facts.partition_limits(conn, row)
+        if limits["paused"]:
+            return _of_partition(limits, row["partition_key"])
+    return _of_queue(conn, row["queue"])
+
+
+def _of_block(conn: db.Connection, table: str, row: Row, reason: str) -> tuple[str, str]:
+    if reason == "items":
+        return "items", _of_items(conn, row)
     if reason == "locked":
         owner = waiting_facts.lock_owner(conn, table, row)
         has = f": job {owner['id']} ({owner['status']}) has it" if owner else ""
@@ -144,13 +186,31 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         return "unserved", _of_unserved(conn, row)
     if reason == "limited":
         return _of_partition(waiting_facts.partition_limits(conn, row), row["partition_key"])
-    if reason is not None:
-        return "blocked", f"it is blocked: {reason}"
-    if row["partition_key"] is not None and table == job_tables.INGEST_JOBS.name:
-        limits = waiting_facts.partition_limits(conn, row)
-        if limits["paused"]:
-            return _of_partition(limits, row["partition_key"])
-    return _of_queue(conn, row["queue"])
+    return "blocked", f"it is blocked: {reason}"
+
+
+def _of_items(conn: db.Connection, row: Row) -> str:
+    """Return which items a map waits for."""
+    found = overview.map_state(conn, row["run_id"], row["node_id"])
+    if found is None:
+        return "it waits for its items"
+    words = f"{found['done']}/{found['total']} done"
+    words += f", {found['failed']} failed" if found["failed"] else ""
+    return f"it waits for its items: {words}, {found['open']} open"
+
+
+def _of_status(conn: db.Connection, row: Row) -> str:
+    if row["status"] == "skipped" and (branch := _branch_of(conn, row)):
+        return f"it is skipped: branch {branch} has chosen another arm"
+    by = f" by {row['claimed_by']}" if row["status"] == "running" and row["claimed_by"] else ""
+    return f"it is {row['status'].replace('_', ' ')}{by}"
+
+
+def _branch_of(conn: db.Connection, row: Row) -> str | None:
+    """Return the branch that decides about a node; None for a node of no branch."""
+    run = waiting_facts.run(conn, row["run_id"])
+    entry = stored_json.graph_nodes(run["definition"]).get(row["node_id"]) if run else None
+    return stored_json.text(entry.get("arm")) if entry else None
 
 
 def unserved_text(queue: str) -> str:
@@ -213,6 +273,8 @@ def _of_worker(
     claim = stored_json.mapping(worker["claim"])
     if worker["off"] is not None and claim.get("obey", True):
         return "off", f"switched off ({worker['off']})"
+    if (lacks := _of_version(row, claim)) is not None:
+        return "version", lacks
     gpu = row["queue"] == "gpu"
     if gpu:
         fit = waiting_facts.misfit(conn, worker, row["required_model"])
@@ -228,7 +290,23 @@ def _of_worker(
             )
     if blocked:
         return None, None
+    if throttle := stored_json.text(worker["throttle"]):
+        return "throttled", f"it waits for memory: {throttle}"
     return _of_gpu(conn, row, worker) if gpu else _by_place(conn, table, row, worker)
+
+
+def _of_version(row: Row, claim: JsonDict) -> str | None:
+    """Return which version of the node the worker has instead of the needed one; None: it fits."""
+    needed = row.get("required_version")
+    if needed is None:
+        return None
+    versions = stored_json.texts(claim.get("versions"))
+    if needed in versions:
+        return None
+    name, _, number = needed.rpartition("@")
+    own = [each.rpartition("@")[2] for each in versions if each.rpartition("@")[0] == name]
+    has = f"has version {own[0]}" if own else "has no version of it"
+    return f"the job needs version {number} of node {name}, and the worker {has}"
 
 
 def _by_place(

@@ -1,1 +1,1 @@
-"""Tell the app about failed runs, jobs and schedules: by its hook, and by a command."""
+"""Send alerts of failed runs, jobs and schedules to the app's hook, and to a command."""

@@ -1,4 +1,4 @@
-"""Call the app's failure hook on a thread of its own, so that a hook that hangs stops nothing."""
+"""Call the app's failure hooks on a thread of their own, so that one that hangs stops nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class _Call(NamedTuple):
 
 
 class HookThread:
-    """A thread that calls the hook, one alert after the other."""
+    """A thread that calls the hooks of one alert after the other, as `hooks_of` returns them."""
 
-    def __init__(self, hook: FailureHook) -> None:
-        self._hook = hook
+    def __init__(self, hooks_of: Callable[[JsonDict], list[FailureHook]]) -> None:
+        self._hooks_of = hooks_of
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._last: threading.Event | None = None
         self._pool = service.Pool("failure hook", 1, lambda _: self._run())
@@ -46,12 +46,11 @@ class HookThread:
     def call(
         self, alert: JsonDict, *, timeout_s: float, ends_early: Callable[[], bool]
     ) -> str | None:
-        """Call the hook; return what went wrong, or None. An error of the hook is only logged.
+        """Call the hooks; return what went wrong, or None. An error of a hook is only logged.
 
-        After `timeout_s`, or when `ends_early()` is true, it goes on without the hook's return.
+        After `timeout_s`, or when `ends_early()` is true, it goes on without the hooks' return.
         """
-        # A copy: the command gets the alert too, whatever the hook does to it.
-        call = _Call(dict(alert), alert["text"], threading.Event())
+        call = _Call(alert, alert["text"], threading.Event())
         if self._last is None:
             self._pool.start()
         self._last = call.returned
@@ -67,12 +66,18 @@ class HookThread:
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
-                returned: object = self._hook(call.alert)
-                if hasattr(returned, "__await__"):
-                    getattr(returned, "close", lambda: None)()
-                    _log.error("the failure hook is async, and nothing awaits it: use a function")
-            except BaseException as error:  # noqa: BLE001  boundary around app code: it may exit
-                name = type(error).__name__
-                _log.error("the failure hook raised %s for: %s", name, call.text, exc_info=error)
+                for hook in self._hooks_of(call.alert):
+                    # A copy: the others, and the command, get the alert whatever a hook does to it.
+                    _called(hook, dict(call.alert), call.text)
             finally:
                 call.returned.set()
+
+
+def _called(hook: FailureHook, alert: JsonDict, text: str) -> None:
+    try:
+        returned: object = hook(alert)
+        if hasattr(returned, "__await__"):
+            getattr(returned, "close", lambda: None)()
+            _log.error("the failure hook is async, and nothing awaits it: use a function")
+    except BaseException as error:  # noqa: BLE001  boundary around app code: it may exit
+        _log.error("the failure hook raised %s for: %s", type(error).__name__, text, exc_info=error)

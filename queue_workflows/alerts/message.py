@@ -1,4 +1,4 @@
-"""Say what a failure is: as the dict of the hook, the JSON of the command, and one line of text."""
+"""Describe a failure: as the dict of the hook, the JSON of the command, and one line of text."""
 
 from __future__ import annotations
 

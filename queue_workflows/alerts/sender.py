@@ -1,4 +1,4 @@
-"""Tell the hook and the command of the app about failures, outside of every transaction."""
+"""Send alerts of failures to the app's hook and to a command, outside of every transaction."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ import time
 from queue_workflows import db
 from queue_workflows.alerts import hook_thread, message, settings
 from queue_workflows.engine import failure_alerts
-from queue_workflows.runtime import piped_command, service
+from queue_workflows.runtime import app_loading, piped_command, service
 from queue_workflows.types import NowFn
 
 ANNOUNCE_S = 15.0
 """Seconds between two notes that a sender is there."""
 LEASE_SPARE_S = 30.0
-"""Seconds that a sender has to note what it told, besides the timeouts of its calls."""
+"""Seconds that a sender has to record what it sent, besides the timeouts of its calls."""
 STOP_GRACE_S, STOP_S = 2.0, 3.0
 """How long a call may go on after `stop()`, and how long that waits: it ends within 5 s."""
 _log = logging.getLogger(__name__)
 
 
 class Sender:
-    """Tells failures until it is stopped; any number of processes may have one.
+    """Sends failures until it is stopped; any number of processes may have one.
 
-    A failure is told once. It is told twice if the sender dies, or loses the database, between the
-    call and the note that it was made.
+    A failure is sent once; twice if the sender dies, or loses the database, between the call and
+    the commit of `sent_at`.
     """
 
     def __init__(self, given: settings.Settings, *, now_fn: NowFn = time.monotonic) -> None:
         self._settings = given
         self._now = now_fn
-        self._hook = None if given.hook is None else hook_thread.HookThread(given.hook)
+        self._hook = hook_thread.HookThread(given.hooks_of) if given.has_hook else None
         self._command = piped_command.PipedCommand(given.command) if given.command else None
         self._loop = service.Loop(
-            "failure alerts", [service.Task("tell", given.poll_s, self.run_once)]
+            "failure alerts", [service.Task("send", given.poll_s, self.run_once)]
         )
         self._announced: float | None = None
-        self._told: list[str] = []
-        """Tokens of calls that were made and are not noted yet."""
+        self._sent: list[str] = []
+        """Tokens of calls that were made and are not recorded yet."""
         self._stopping = threading.Event()
         self._ends_at = float("inf")
 
     def start(self) -> None:
         """Start its thread, which looks for failures every ALERT_POLL_S."""
-        whom = ["the failure hook"] if self._hook else []
+        whom = ["the app's functions"] if self._hook else []
         whom += [self._settings.command[0]] if self._command else []
         _log.info(
-            "failures are told to %s, in at most %d calls a minute",
+            "failures are sent to %s, in at most %d calls a minute",
             " and ".join(whom), self._settings.per_minute,
         )  # fmt: skip
         self._loop.start()
@@ -68,46 +68,48 @@ class Sender:
         self.stop()
 
     def run_once(self) -> int:
-        """Tell what waits, within the limit of all senders; return how many calls were made."""
+        """Send what waits, within the limit of all senders; return how many calls were made."""
         calls = 0
         while not self._stopping.is_set():
             self._note()
-            if not self._can_tell():
+            if not self._can_send():
                 break
             taken = self._take()
             if taken is None:
                 break
-            if self._tell(message.of(taken)):
+            if self._send(message.of(taken)):
                 calls += 1
-                self._told.append(taken.token)
+                self._sent.append(taken.token)
         self._note()
         return calls
 
-    def _can_tell(self) -> bool:
+    def _can_send(self) -> bool:
         return self._command is not None or (self._hook is not None and self._hook.is_free())
 
     def _take(self) -> failure_alerts.Taken | None:
         now = self._now()
+        due = self._announced is None or now - self._announced >= ANNOUNCE_S
         with db.transaction() as conn:
-            if self._announced is None or now - self._announced >= ANNOUNCE_S:
+            if due:
                 failure_alerts.announce(conn, keep_s=self._settings.max_age_s)
             taken = failure_alerts.take(
                 conn,
+                app=app_loading.app_name(),
                 per_minute=self._settings.per_minute,
                 lease_s=2 * self._settings.timeout_s + LEASE_SPARE_S,
                 max_age_s=self._settings.max_age_s,
             )
-        if self._announced is None or now - self._announced >= ANNOUNCE_S:
+        if due:
             self._announced = now
         return taken
 
     def _note(self) -> None:
-        while self._told:
+        while self._sent:
             with db.transaction() as conn:
-                failure_alerts.told(conn, self._told[0])
-            self._told.pop(0)
+                failure_alerts.sent(conn, self._sent[0])
+            self._sent.pop(0)
 
-    def _tell(self, alert: dict[str, object]) -> bool:
+    def _send(self, alert: dict[str, object]) -> bool:
         """Make the calls of one alert; return whether none was cut short by `stop()`."""
         text, limit_s = message.encoded(alert), self._settings.timeout_s
         problems: list[str | None] = []

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from queue_workflows import config, errors
 from queue_workflows.types import FailureHook
 
 
 class Settings(NamedTuple):
-    """Who is told about failures, and how often. Times in seconds."""
+    """Where alerts go, and how often. Times in seconds."""
 
     hook: FailureHook | None
     command: tuple[str, ...]
@@ -20,11 +22,23 @@ class Settings(NamedTuple):
     timeout_s: float
     max_age_s: float
     poll_s: float
+    on_failure: Mapping[str, FailureHook] = MappingProxyType({})
+    """The functions of schedules, by name."""
+
+    @property
+    def has_hook(self) -> bool:
+        """Return whether there is a function to call."""
+        return self.hook is not None or bool(self.on_failure)
 
     @property
     def wanted(self) -> bool:
-        """Return whether anybody is told."""
-        return self.hook is not None or bool(self.command)
+        """Return whether there is a function or a command."""
+        return self.has_hook or bool(self.command)
+
+    def hooks_of(self, alert: Mapping[str, Any]) -> list[FailureHook]:
+        """Return the functions that an alert goes to: that of its schedule, and that of the app."""
+        own = self.on_failure.get(alert["schedule"])
+        return [hook for hook in (own, self.hook) if hook is not None]
 
 
 def read() -> Settings:
@@ -39,6 +53,11 @@ def read() -> Settings:
         config.ALERT_TIMEOUT_S.read_within(0.1, 300.0),
         config.ALERT_MAX_AGE_S.read_within(60.0, 604800.0),
         config.ALERT_POLL_S.read_within(0.1, 60.0),
+        {
+            one.name: one.on_failure
+            for one in config.get_config().ingest_schedule
+            if getattr(one, "on_failure", None) is not None
+        },
     )
 
 

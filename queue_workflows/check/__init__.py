@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors
-from queue_workflows.check import documents, findings, nodes, references
+from queue_workflows.check import child_runs, documents, findings, nodes, references
 from queue_workflows.check.findings import Finding
 from queue_workflows.dag import definition as definitions
 from queue_workflows.dag import graph
@@ -92,17 +92,28 @@ def definition(expanded: Any) -> Report:
     except (KeyError, TypeError, AttributeError, ValueError):
         return _refused(name, errors.InvalidWorkflow("this is not an expanded definition"))
     functions = nodes.NodeFunctions()
-    all_nodes = list(made.nodes.values())
+    # The rounds of a loop are alike; the second one is the first with a state of a round.
+    all_nodes = [node for node in _with_bodies(made) if (node.round or 1) <= 2]
     models = nodes.known_models() if any(node.model for node in all_nodes) else frozenset[str]()
     found: list[Finding] = []
     for node in all_nodes:
         found += nodes.places(node, models)
-        found += functions.check(node)
+        found += functions.check(node) if node.round != 2 else ()
+    found += child_runs.check(name, all_nodes)
     seen = references.References(made, functions.outputs)
     if config.get_config().resolve_ref is None:
-        for node in all_nodes:
+        for node in (each for each in made.nodes.values() if (each.round or 1) <= 2):
             found += seen.check(node)
     return Report(name, expanded, tuple(found), tuple(seen.needs))
+
+
+def _with_bodies(of: graph.Graph, prefix: str = "") -> Iterator[graph.Node]:
+    """Return all nodes with those of the bodies of maps, which are named `cut[...]/encode`."""
+    for node in of.nodes.values():
+        named = node._replace(id=prefix + node.id)
+        yield named
+        if node.map is not None:
+            yield from _with_bodies(node.map.body, f"{named.id}[...]/")
 
 
 def _pipeline(found: Any, name: str, own: Mapping[str, Any]) -> Any:
@@ -125,8 +136,7 @@ def _pipeline(found: Any, name: str, own: Mapping[str, Any]) -> Any:
 
 def _unloaded(found: Any, name: str, reason: str) -> errors.InvalidWorkflow:
     """Return which step names the pipeline, with the reason."""
-    steps = cast("list[Mapping[str, Any]]", found["steps"])
-    asking = next(step.get("id") for step in steps if step.get("pipeline") == name)
+    asking = next(step.get("id") for step in documents.steps(found) if step.get("pipeline") == name)
     return errors.InvalidWorkflow(f"step {asking!r}: pipeline {name!r}: {reason}")
 
 

@@ -11,6 +11,10 @@ from queue_workflows.check.findings import Finding
 from queue_workflows.dag import answers, policy, widgets
 
 _STEP = {"id", "kind", "depends_on", "skip_if", "inputs", "pipeline"}
+_BRANCH = _STEP | {"on", "arms", "other"}
+_LOOP = _STEP | {"start", "until", "at_most", "result", "must"}
+_RUN = _STEP - {"pipeline"} | {"workflow", "wait"}
+_MAP = {*_STEP, "over", "key", "as", "at_once", "may_fail", "steps", "result"}
 _NODE = {"id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"} | set(policy.KEYS)
 _PIPELINE = {"name", "nodes", "defaults"}
 _INPUT = {
@@ -27,12 +31,20 @@ _OFFERS = ("source", "turnout_options", "options", "library", "accept")
 """The keys that list the allowed answers."""
 
 
+def steps(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Return the steps of a workflow, and those inside its maps."""
+    for step in cast("list[Mapping[str, Any]]", document["steps"]):
+        yield step
+        if step.get("kind") == "map" and "steps" in step:
+            yield from steps(step)
+
+
 def check(
     document: Mapping[str, Any], pipelines: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Finding]:
     """Yield what expanding ignores; the documents must be accepted by it."""
     seen: set[str] = set()
-    for step in cast("list[Mapping[str, Any]]", document["steps"]):
+    for step in steps(document):
         at = f"step {step['id']!r}"
         if step["kind"] == "input":
             needed = _ANSWERED.get(step["widget"])
@@ -43,8 +55,15 @@ def check(
             yield from _widget(step, at)
             yield from _default(step, at)
             continue
-        yield from _unread_keys(step, _STEP, at)
+        if step["kind"] == "run":
+            yield from _unread_keys(step, _RUN, at)
+            yield from _unread_policy(step, at)
+            continue
+        known = {"branch": _BRANCH, "loop": _LOOP, "map": _MAP}.get(step["kind"], _STEP)
+        yield from _unread_keys(step, known, at)
         yield from _unread_policy(step, at)
+        if "pipeline" not in step:
+            continue
         schema = pipelines[step["pipeline"]]
         yield from _unread_inputs(step, schema, at)
         if step["pipeline"] not in seen:

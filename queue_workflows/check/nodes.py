@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from queue_workflows import config, errors, model_registry
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import graph
+from queue_workflows.dag import engine_nodes, graph, map_steps
 from queue_workflows.declare import node_functions
 
 IN_NO_CODE = "register_node() it, declare it by @node, or check with --app"
@@ -32,7 +32,8 @@ class NodeFunctions:
     def check(self, node: graph.Node) -> Iterator[Finding]:
         """Return whether the node's module resolves, and takes the node's inputs."""
         at = f"node {node.id!r}"
-        if node.step is not None:
+        own = (node.step, node.choice, node.loop, node.map)
+        if engine_nodes.is_engine(node.module) or any(each is not None for each in own):
             return
         if node.module not in self._found:
             self._found[node.module] = _resolved(node.module)
@@ -47,6 +48,10 @@ class NodeFunctions:
         if node.step is not None:
             target = node.step.get("target")
             return frozenset({target} if isinstance(target, str) else ())
+        if node.choice is not None or node.loop is not None:
+            return None
+        if node.map is not None:
+            return map_steps.OUTPUTS
         found = self._found.get(node.module)
         if found is None or isinstance(found, _Unresolvable):
             return None

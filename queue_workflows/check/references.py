@@ -24,8 +24,15 @@ Outputs = Callable[[graph.Node], "frozenset[str] | None"]
 class References:
     """Check every ref of a graph; `needs` collects the keys of the run's context."""
 
-    def __init__(self, of: graph.Graph, outputs: Outputs) -> None:
+    def __init__(
+        self,
+        of: graph.Graph,
+        outputs: Outputs,
+        *,
+        around: tuple[References, graph.Node] | None = None,
+    ) -> None:
         self.graph = of
+        self._around = around
         self.needs: dict[str, None] = {}
         self._outputs = outputs
         self._steps = {node_id.partition("/")[0] for node_id in of.nodes if "/" in node_id}
@@ -34,13 +41,34 @@ class References:
 
     def check(self, node: graph.Node) -> Iterator[Finding]:
         """Check the refs of a node's inputs, of its `skip_if`, and of an input step's options."""
-        at = f"node {node.id!r}"
+        at = f"node {self._named(node.id)!r}"
+        if node.choice is not None:
+            # The arms' first nodes decide, so they must wait for what the value is taken from.
+            choice = self.graph.choices[node.id]
+            first = min(choice.members[choice.ends[0]], key=self.graph.position.__getitem__)
+            for ref in refs.inside(choice.on):
+                yield from self._one(
+                    self.graph.nodes[first], ref, f"{at}: its value", at_start=True
+                )
+        if node.loop is not None:
+            for ref in refs.inside(node.loop.rounds[0].until):
+                yield from self._one(node, ref, f"{at}: 'until'", at_start=True)
         for name, value in _templates(node):
             what = f"input {name!r}" if node.step is None else repr(name)
             for ref in refs.inside(value):
                 yield from self._one(node, ref, f"{at}: {what}", at_start=True)
         for ref in refs.inside(node.skip_if):
             yield from self._one(node, ref, f"{at}: 'skip_if'", at_start=False)
+        if node.map is not None:
+            body = References(node.map.body, self._outputs, around=(self, node))
+            for inner in node.map.body.nodes.values():
+                yield from body.check(inner)
+
+    def _named(self, node_id: str) -> str:
+        if self._around is None:
+            return node_id
+        outer, owner = self._around
+        return f"{outer._named(owner.id)}[...]/{node_id}"
 
     def _one(
         self, node: graph.Node, ref: dict[str, Any], at: str, *, at_start: bool
@@ -55,9 +83,13 @@ class References:
         except errors.InvalidRef as error:
             yield findings.error(at, str(error), "write it as the app guide's table of refs has it")
             return
-        head, *rest = path.split(".")
+        head, *rest = refs.segments(path)
         if head in self.graph.nodes:
             yield from self._to_node(node, self.graph.nodes[head], rest, at, at_start=at_start)
+        elif self._around is not None:
+            outer, owner = self._around
+            if owner.map is None or head != owner.map.item:
+                yield from outer._one(owner, ref, at, at_start=at_start)
         elif "/" in head:
             meant = findings.closest(head, self.graph.nodes)
             yield findings.error(
@@ -92,6 +124,13 @@ class References:
                 f"did you mean {meant!r}?"
                 if meant
                 else f"its outputs are {findings.listed(sorted(keys))}",
+            )
+        if at_start and target.arm is not None and target.arm not in (node.arm, node.id):
+            yield findings.warning(
+                at,
+                f"{target.id!r} may be left out by step {target.arm!r}, and then the run fails "
+                "here",
+                f"take the step's output: {target.arm!r}",
             )
         if at_start and target.skip_if is not None and node.skip_if != target.skip_if:
             yield findings.warning(

@@ -3,80 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
 from queue_workflows import __version__
-from queue_workflows.cli import (
-    answer,
-    audit,
-    cancel,
-    check,
-    command,
-    connect,
-    database_option,
-    databases,
-    demo,
-    doctor,
-    health,
-    jobs,
-    migrate,
-    models,
-    prune,
-    queues,
-    retry,
-    run,
-    runs,
-    samples,
-    schedules,
-    show,
-    status,
-    supervise,
-    up,
-    why,
-    workers,
-)
+from queue_workflows.cli import command, database_option
 from queue_workflows.runtime import entry_point
 
-app = typer.Typer(
-    help="Postgres as queue, message bus and memory of a workflow engine.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-app.command("demo")(demo.demo)
-app.command("up")(up.up)
-app.command("run")(run.run)
-app.command("check")(check.check)
-app.command("status")(status.status)
-app.command("runs")(runs.runs)
-app.command("show")(show.show)
-app.command("workers")(workers.workers)
-app.command("queues")(queues.queues)
-app.command("schedules")(schedules.schedules)
-app.command("models")(models.models)
-app.command("samples")(samples.samples)
-app.command("why")(why.why)
-app.add_typer(jobs.app)
-app.command("cancel")(cancel.cancel)
-app.command("retry")(retry.retry)
-app.command("inputs")(answer.waiting)
-# So that VALUE may be -1.
-app.command("answer", context_settings={"ignore_unknown_options": True})(answer.answer)
-app.command("supervise")(supervise.supervise)
-app.command("migrate")(migrate.migrate)
-app.command("prune")(prune.prune)
-app.command("audit")(audit.audit)
-app.command("doctor")(doctor.doctor)
-app.command("connect")(connect.connect)
-app.command("health")(health.health)
-app.command("databases")(databases.databases)
-database_option.add(app)
-database_option.add(jobs.app)
+COMMANDS = {
+    "demo": "demo.demo",
+    "up": "up.up",
+    "run": "run.run",
+    "serve": "serve.serve",
+    "check": "check.check",
+    "status": "status.status",
+    "runs": "runs.runs",
+    "show": "show.show",
+    "workers": "workers.workers",
+    "queues": "queues.queues",
+    "schedules": "schedules.schedules",
+    "models": "models.models",
+    "samples": "samples.samples",
+    "metrics": "metrics.metrics",
+    "why": "why.why",
+    "jobs": "jobs.app",
+    "events": "events.app",
+    "cancel": "cancel.cancel",
+    "retry": "retry.retry",
+    "upgrade": "upgrade.upgrade",
+    "inputs": "answer.waiting",
+    "answer": "answer.answer",
+    "spans": "spans.spans",
+    "supervise": "supervise.supervise",
+    "migrate": "migrate.migrate",
+    "prune": "prune.prune",
+    "audit": "audit.audit",
+    "doctor": "doctor.doctor",
+    "connect": "connect.connect",
+    "health": "health.health",
+    "databases": "databases.databases",
+}
+"""The function of each subcommand, or the Typer app of several, in the order of `--help`."""
+_SETTINGS = {
+    # So that VALUE may be -1.
+    "answer": {"ignore_unknown_options": True},
+}
 
 
 def _show_version(wanted: bool) -> None:
@@ -85,13 +61,51 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def _root(  # pyright: ignore[reportUnusedFunction]  typer holds it
+def _root(
     version: bool = typer.Option(
         False, "--version", callback=_show_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
     del version
+
+
+def load(argv: Sequence[str] | None = None) -> typer.Typer:
+    """Return the command with the subcommand that the arguments name, or with all of them.
+
+    Without the others it starts in half the time. Raises `ModuleNotFoundError` if a package of the
+    extra `cli` is missing.
+    """
+    given = sys.argv[1:] if argv is None else argv
+    return _with((given[0],) if given and given[0] in COMMANDS else tuple(COMMANDS))
+
+
+@functools.cache
+def _with(names: tuple[str, ...]) -> typer.Typer:
+    made = typer.Typer(
+        help="Postgres as queue, message bus and memory of a workflow engine.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    for name in names:
+        found = _subcommand(name)
+        if isinstance(found, typer.Typer):
+            made.add_typer(found)
+        else:
+            made.command(name, context_settings=_SETTINGS.get(name))(found)
+    made.callback()(_root)
+    database_option.add(made)
+    return made
+
+
+@functools.cache
+def _subcommand(name: str) -> Callable[..., None] | typer.Typer:
+    module, _, attribute = COMMANDS[name].partition(".")
+    found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        database_option.add(found)
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        app(args=None if argv is None else list(argv), prog_name=command.PROG)
+        load(argv)(args=None if argv is None else list(argv), prog_name=command.PROG)
     except SystemExit as end:
         with contextlib.suppress(TypeError, ValueError):
             return int(end.code or 0)

@@ -15,6 +15,7 @@ from queue_workflows import check as checks
 from queue_workflows import config, errors
 from queue_workflows.cli import command, graph_text, options, output
 from queue_workflows.dag import definition
+from queue_workflows.runtime import app_loading
 
 
 def check(
@@ -41,7 +42,7 @@ def check(
     def run_command() -> int:
         if form not in _SHOW:
             raise errors.InvalidConfig(f"--format {form!r} is none of {', '.join(_SHOW)}")
-        chosen = config.load_app(app)
+        chosen = app_loading.load_app(app)
         reports = [_checked(each, chosen) for each in _workflow_names(workflow, chosen)]
         _SHOW[form](reports)
         found = [finding for report in reports for finding in report.findings]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Generator
 from typing import NamedTuple, NoReturn
@@ -13,9 +14,10 @@ from queue_workflows import config, db, errors
 from queue_workflows.cli import output
 from queue_workflows.db import databases
 from queue_workflows.embedded import running_apps
-from queue_workflows.runtime import entry_point, signals
+from queue_workflows.runtime import app_loading, entry_point, printed_lines, signals
 
 PROG = "queue-workflows"
+_log = logging.getLogger(__name__)
 asked_database = ""
 """The database that `--db` of the running command names."""
 PERMISSION_DENIED = "42501"
@@ -31,7 +33,9 @@ def execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRetu
             return run_command()
         except db.OperationalError as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise errors.DatabaseUnavailable(f"{db.describe()}: {lines[-1]}") from error
+            # A server's own error names the cause first; a failed connection last, after each try.
+            line = lines[-1] if error.sqlstate is None else lines[0]
+            raise errors.DatabaseUnavailable(f"{db.describe()}: {line}") from error
         except db.Error as error:
             if error.sqlstate == PERMISSION_DENIED:
                 raise  # it has another remedy: `entry_point.run_main` names the GRANT
@@ -43,8 +47,11 @@ def execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRetu
 
 
 def print_message(text: str) -> None:
-    """Print one line to stderr, so that stdout stays readable for programs."""
-    output.complain(f"{PROG}: {text}")
+    """Print one line to stderr, so that stdout stays readable for programs; JSON if logs are."""
+    if printed_lines.is_wanted() and _log.isEnabledFor(logging.INFO):
+        _log.info("%s", text)
+    else:
+        output.complain(f"{PROG}: {text}")
 
 
 def refuse(name: str, text: str) -> None:
@@ -168,7 +175,7 @@ def reading(app: str | None) -> Generator[str]:
 
     Raises `DatabaseUnavailable` and `SchemaTimeout`, each with the remedy.
     """
-    config.load_app(app)
+    app_loading.load_app(app)
     with database(create=False) as words:
         db.wait_until_reachable(timeout_s=0)
         db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)

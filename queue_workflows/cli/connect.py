@@ -17,7 +17,7 @@ from queue_workflows.admin import permissions
 from queue_workflows.cli import command, findings, network_checks, options, output, server_checks
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
 from queue_workflows.db import connectivity, development_chain
-from queue_workflows.runtime import entry_point
+from queue_workflows.runtime import app_loading, entry_point
 
 TIMEOUT_S = 5.0
 TRIPS = 7
@@ -61,7 +61,7 @@ def connect(
             known = ", ".join(permissions.PURPOSES)
             raise errors.InvalidConfig(f"--for {purpose}: it is none of {known}")
         entry_point.setup_logging("error")
-        config.load_app(app)
+        app_loading.load_app(app)
         with _named(dsn) as words:
             where = connectivity.destination(url := db.db_url())
             return _report(words, examine(url, purpose, timeout, where), as_json=as_json)

@@ -13,7 +13,7 @@ import typer
 from queue_workflows import config, db, errors, runs
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, fleet, interactive_run, options, output, run
-from queue_workflows.runtime import signals
+from queue_workflows.runtime import app_loading, signals
 
 APP = "queue_workflows.demo:setup"
 WORKFLOW = "picture_book"
@@ -46,7 +46,7 @@ def demo(
                 "demo asks one question on the way: use a terminal, or --yes"
             )
         source = None if folder is None else str(_source(folder))
-        config.load_app(APP)
+        app_loading.load_app(APP)
         wanted = fleet.roles(cpu=workers or os.cpu_count() or 2, gpu=1)
         with command.until_stopped() as stop, command.database(create=True) as words:
             command.print_message(words)

@@ -23,7 +23,7 @@ from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
 from queue_workflows.dag import confinement, run_folder
 from queue_workflows.db import development_chain, functions
 from queue_workflows.engine import lock_queues
-from queue_workflows.runtime import entry_point
+from queue_workflows.runtime import app_loading, display, entry_point
 
 OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
 """The orchestrator polls every second; a service manager restarts it within a minute."""
@@ -56,7 +56,7 @@ def doctor(
 
     def run_command() -> int:
         entry_point.setup_logging("error")
-        config.load_app(app)
+        app_loading.load_app(app)
         found: list[Finding] = []
         for finding in examine():
             safe = Finding(*(entry_point.mask(part) for part in finding))
@@ -115,8 +115,8 @@ def _connection(words: str) -> Findings:
             yield Finding("tables", WARNING, "not checked: the schema comes first")
             return
         for check in (
-            _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _schedules,
-            _alerts, _workers, table_checks.dead_rows, table_checks.renewals,
+            _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _versions, _lock_keys,
+            _schedules, _alerts, _workers, table_checks.dead_rows, table_checks.renewals,
         ):  # fmt: skip
             yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
 
@@ -265,6 +265,23 @@ def _queues(conn: db.Connection) -> Findings:
         yield Finding("queues", WARNING, text, remedy)
 
 
+def _versions(conn: db.Connection) -> Findings:
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    rows = facts.missing_versions(conn, stale_s, listed=SHOWN_BAD)
+    if not rows:
+        yield Finding(
+            "versions", OK, "every version of a node that due jobs need has a live worker"
+        )
+    for row in rows:
+        jobs = ", ".join(display.line(job, 100) for job in row["jobs"])
+        what = f"no live worker of queue {row['queue']} has {display.line(row['version'], 200)}"
+        text = (
+            f"{what}; jobs that need it wait, the first for {output.seconds(row['wait_s'])}: {jobs}"
+        )
+        remedy = "start a worker with this version, or `queue-workflows upgrade RUN`"
+        yield Finding("versions", WARNING, text, remedy)
+
+
 def _lock_keys(conn: db.Connection) -> Findings:
     rows = lock_queues.unserved(conn)
     if not rows:
@@ -290,10 +307,10 @@ def _schedules(conn: db.Connection) -> Findings:
 def _alerts(conn: db.Connection) -> Findings:
     found = facts.alerts(conn)
     if not found["n"] or found["wait_s"] <= ALERT_WARN_S:
-        yield Finding("alerts", OK, "no failure waits to be told")
+        yield Finding("alerts", OK, f"no failure waits for over {output.seconds(ALERT_WARN_S)}")
         return
     text = (
-        f"{output.counted(found['n'], 'failure')} not told yet, {output.seconds(found['wait_s'])} "
+        f"{output.counted(found['n'], 'failure')} not sent yet, {output.seconds(found['wait_s'])} "
         "after the first"
     )
     if found["seen_s"] is None or found["seen_s"] > ALERT_WARN_S:
@@ -302,10 +319,10 @@ def _alerts(conn: db.Connection) -> Findings:
             f"start queue-scheduler with the app that calls set_on_failed(), or with {command}; "
             "without both they are deleted after a day"
         )
-        yield Finding("alerts", WARNING, f"{text}: no scheduler tells them", remedy)
+        yield Finding("alerts", WARNING, f"{text}: no scheduler sends them", remedy)
     else:
         remedy = "see the schedulers' logs: a hook or a command may hang"
-        yield Finding("alerts", WARNING, f"{text}, though a scheduler tells them", remedy)
+        yield Finding("alerts", WARNING, f"{text}, though a scheduler sends them", remedy)
 
 
 def _workers(conn: db.Connection) -> Findings:

@@ -37,10 +37,13 @@ class Roles(NamedTuple):
     scheduler: bool
     pool: tuple[pool_config.Entry, ...] = ()
     """The queues of the one pool process, if any."""
+    cards: tuple[int, ...] = ()
+    """The GPUs that get a worker each, beside those that `gpu` counts."""
 
     def describe(self) -> str:
         """Return `orchestrator, 2 cpu, 1 gpu, fetch, a pool (2 load, 5 mail), scheduler`."""
         named = [f"{n} {queue}" for n, queue in ((self.cpu, "cpu"), (self.gpu, "gpu")) if n]
+        named += [f"gpu on card {card}" for card in self.cards]
         served = ", ".join(f"{entry.concurrency} {entry.queue}" for entry in self.pool)
         pool = [f"a pool ({served})"] if served else []
         scheduler = ["scheduler"] if self.scheduler else []
@@ -54,14 +57,16 @@ def roles(
     ingest: bool = True,
     pool: Sequence[pool_config.Entry] = (),
     beside: Collection[str] = (),
+    cards: Sequence[int] = (),
 ) -> Roles:
     """Return the processes that the loaded app needs.
 
     None takes the settings WORKFLOW_CPU_WORKERS and _GPU_. Node workers need an app with nodes; gpu
-    workers also need registered models, unless a number is given. Ingest workers need tasks: one
-    per queue that is not in the pool, or is in `beside`. The scheduler needs a schedule, or
-    somebody to tell about failures. Raises `InvalidConfig` for an app with nothing to run, for
-    workers without nodes or tasks, and for wrong settings of alerts; `UnknownQueue`.
+    workers also need registered models, unless a number or `cards` is given. Ingest workers need
+    tasks: one per queue that is not in the pool, or is in `beside`. The scheduler needs nothing: a
+    row of the table `schedules` may come at any time. Raises `InvalidConfig` for an app with
+    nothing to run, for workers without nodes or tasks, and for wrong settings of alerts;
+    `UnknownQueue`.
     """
     cfg = config.get_config()
     nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
@@ -70,9 +75,9 @@ def roles(
             "nothing to start: no node, ingest task or workflow provider is registered; name the "
             "app by --app or QUEUE_WORKFLOWS_APP"
         )
-    if not nodes and (cpu or gpu):
+    if not nodes and (cpu or gpu or cards):
         raise errors.InvalidConfig(
-            "--cpu and --gpu need an app that knows nodes: set_node_module_package(), "
+            "--cpu, --gpu and --cards need an app that knows nodes: set_node_module_package(), "
             "set_node_resolver() or register_node()"
         )
     if pool and not tasks:
@@ -80,19 +85,18 @@ def roles(
             "--workers and WORKERS_JSON need an app that registers ingest tasks: "
             "register_ingest_task()"
         )
+    if ingest:
+        alert_settings.read()
     models = cfg.has_model_registrar() or bool(model_registry.known_ids())
     cpu_default = config.WORKFLOW_CPU_WORKERS.read() if nodes else 0
-    gpu_default = config.WORKFLOW_GPU_WORKERS.read() if nodes and models else 0
+    gpu_default = config.WORKFLOW_GPU_WORKERS.read() if nodes and models and not cards else 0
     return Roles(
         cpu=max(0, cpu_default) if cpu is None else cpu,
         gpu=max(0, gpu_default) if gpu is None else gpu,
         ingest=_alone(pool, beside) if ingest and tasks else (),
-        scheduler=ingest
-        and (
-            any(tasks or getattr(one, "workflow_name", None) for one in cfg.ingest_schedule)
-            or alert_settings.read().wanted
-        ),
+        scheduler=ingest,
         pool=tuple(pool),
+        cards=tuple(cards),
     )
 
 
@@ -107,7 +111,13 @@ def _alone(pool: Sequence[pool_config.Entry], beside: Collection[str]) -> tuple[
 
 
 def specs(
-    wanted: Roles, *, app: str | None, log_level: str, log: Path | None = None, quiet: bool = False
+    wanted: Roles,
+    *,
+    app: str | None,
+    log_level: str,
+    log_format: str | None = None,
+    log: Path | None = None,
+    quiet: bool = False,
 ) -> list[supervisor.ChildSpec]:
     """Return the child specs of these roles, each `python -m queue_workflows.<role>`.
 
@@ -118,6 +128,8 @@ def specs(
         commands["cpu"] = [parent.MODULE, "--queue", "cpu", "--slots", str(wanted.cpu)]
     for number in range(1, wanted.gpu + 1):
         commands[f"gpu-{number}"] = [parent.MODULE, "--queue", "gpu"]
+    for card in wanted.cards:
+        commands[f"gpu card {card}"] = [parent.MODULE, "--queue", "gpu", "--cards", str(card)]
     for queue in wanted.ingest:
         commands[f"ingest {queue}"] = [parent.MODULE, "--queue", queue, "--slots", "1"]
     if wanted.pool:
@@ -126,6 +138,7 @@ def specs(
     if wanted.scheduler:
         commands["scheduler"] = ["queue_workflows.scheduler"]
     common = ["--log-level", log_level, *(["--app", app] if app else [])]
+    common += ["--log-format", log_format] if log_format else []
     env = {"QUEUE_WORKFLOWS_EMBEDDED": "1"} if config.database_url() is None else None
     return [
         supervisor.ChildSpec(

@@ -10,7 +10,7 @@ from typing import Any
 
 from queue_workflows import db, errors, history
 from queue_workflows.admin import attempt_history
-from queue_workflows.cli import output, report, run_snapshot, run_views
+from queue_workflows.cli import output, parts, report, run_snapshot, run_views
 from queue_workflows.engine import job_tables
 from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.runtime import display, entry_point, signals
@@ -105,19 +105,22 @@ def run(
 ) -> run_snapshot.RunSnapshot | None:
     """Follow a run and return it when it is over.
 
-    Returns None if asked to stop, or if the reader of stdout is gone. `nodes`: only the logs of
-    these. Raises `UnknownJob` if the run is deleted meanwhile.
+    Returns None if asked to stop, or if the reader of stdout is gone. `nodes`: only the logs and
+    streams of these. Raises `UnknownJob` if the run is deleted meanwhile.
     """
     reader, logs = run_snapshot.Reader(run_id), RunLogs(run_id, view.print_message, nodes)
+    streamed = parts.RunParts(run_id, view.print_message, nodes)
     try:
         while not stop.requested.is_set():
             seen = reader.read()
             if seen is not None:
                 view.show(seen)
                 logs.show()
+                streamed.show()
                 if seen.over:
                     stop.requested.wait(LAST_S)
                     logs.show(last=True)
+                    streamed.show(last=True)
                     return seen
             stop.requested.wait(TICK_S)
     except BrokenPipeError as error:
@@ -143,6 +146,7 @@ class _Progress:
         self._tails = Tails(print_line)
         self._printed: set[tuple[int, int]] = set()
         self._status = ""
+        self._parts = parts.Parts(print_line)
 
     def tell(self, kind: str, job_id: str, *, last: bool = False) -> dict[str, Any]:
         """Print and return the job as it is now. Raises `UnknownJob` if it is gone."""
@@ -161,6 +165,7 @@ class _Progress:
         by_claim = {log["claim_no"]: log for log in logs}
         for attempt in shown["attempts"]:
             self._attempt(attempt, by_claim.get(attempt["claim_no"]), last=last)
+        self._parts.show(job_id)
         return shown
 
     def _attempt(self, attempt: dict[str, Any], log: Row | None, *, last: bool) -> None:

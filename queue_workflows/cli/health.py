@@ -51,8 +51,8 @@ def health(
         if as_json:
             output.dump({"host_label": label, "state": state, "queues": found, "reason": why})
         else:
-            said = ", ".join(f"{name} {how}" for name, how in sorted(found.items()))
-            output.echo(f"{state}: {output.line(why, 500) or said or f'no worker of {label}'}")
+            states = ", ".join(f"{name} {how}" for name, how in sorted(found.items()))
+            output.echo(f"{state}: {output.line(why, 500) or states or f'no worker of {label}'}")
         return int(state == SILENT or (strict and state == UNKNOWN))
 
     command.execute("health", run_command, debug=debug)

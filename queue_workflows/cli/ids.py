@@ -19,7 +19,7 @@ class AmbiguousId(errors.InvalidConfig):
     """A prefix of several ids."""
 
 
-def find(conn: db.Connection, any_id: str) -> tuple[str, Row | None]:
+def find(conn: db.Connection, any_id: str, *, jobs_first: bool = False) -> tuple[str, Row | None]:
     """Return the stored id and what has it, as `overview.find` returns it; None if nothing has it.
 
     The exact id comes first. An id with escapes (`a\x1b`, as commands print it) stands for the
@@ -27,19 +27,24 @@ def find(conn: db.Connection, any_id: str) -> tuple[str, Row | None]:
     """
     for one in dict.fromkeys((any_id, display.restored(any_id))):
         # The database takes neither NUL nor the surrogates that a shell makes of other bytes.
-        row = overview.find(conn, one) if payload.is_storable(one) else None
+        row = None
+        if payload.is_storable(one):
+            row = overview.find(conn, one, jobs_first=jobs_first)
         if row is not None:
             return one, row
     return any_id, None
 
 
-def resolve(conn: db.Connection, text: str, *, kind: str | None = None) -> tuple[str, Row | None]:
+def resolve(
+    conn: db.Connection, text: str, *, kind: str | None = None, jobs_first: bool = False
+) -> tuple[str, Row | None]:
     """Return what `find` returns, or else the only generated id that begins with `text`.
 
-    `kind`: only ids of a `run`, `node job` or `ingest job` are candidates. Raises `AmbiguousId`,
-    which lists them, when there are several.
+    `kind`: only ids of a `run`, `node job` or `ingest job` are candidates. `jobs_first`: of a run
+    and a job with one id, return the job. Raises `AmbiguousId`, which lists them, when there are
+    several.
     """
-    any_id, row = find(conn, text)
+    any_id, row = find(conn, text, jobs_first=jobs_first)
     if row is not None or not text or not payload.is_storable(text):
         return any_id, row
     found = history_rows.starting_with(conn, text, limit=CANDIDATES + 1)
@@ -48,4 +53,4 @@ def resolve(conn: db.Connection, text: str, *, kind: str | None = None) -> tuple
         some = ", ".join(f"{each['kind']} {each['id']}" for each in fitting[:CANDIDATES])
         more = ", ..." if len(fitting) > CANDIDATES else ""
         raise AmbiguousId(display.line(f"{text!r} is the start of several ids: {some}{more}", 500))
-    return find(conn, fitting[0]["id"]) if fitting else (any_id, None)
+    return find(conn, fitting[0]["id"], jobs_first=jobs_first) if fitting else (any_id, None)

@@ -95,7 +95,7 @@ def show_(
 
     def run_command() -> int:
         with command.reading(app):
-            kind, job_id = show.found(job, "jobs show")
+            kind, job_id = show.found(job, "jobs show", jobs_first=True)
             if kind is None:
                 return 1
             if kind == "run":
@@ -189,7 +189,7 @@ def _run(
             if dry_run:
                 output.dump(chosen) if as_json else _print_ids(name, chosen)
                 return 0
-            done = act(chosen, by or _me())
+            done = act(chosen, by or login())
         if as_json:
             output.dump(done)
         else:
@@ -201,7 +201,7 @@ def _run(
     command.execute(f"jobs {name}", run_command, debug=debug)
 
 
-def _me() -> str:
+def login() -> str:
     """Return `ann@db-1`: login and machine of the user who runs the command."""
     try:
         login = getpass.getuser()

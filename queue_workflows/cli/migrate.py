@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from queue_workflows import config, db, errors
+from queue_workflows import db, errors
 from queue_workflows.cli import command, options, output
 from queue_workflows.db import (
     development_chain,
@@ -19,6 +19,7 @@ from queue_workflows.db import (
     schema,
     statements,
 )
+from queue_workflows.runtime import app_loading
 
 
 def migrate(
@@ -49,7 +50,7 @@ def migrate(
 
     def run_command() -> int:
         chain = migration_files.chain(folder)
-        config.load_app(app)
+        app_loading.load_app(app)
         with command.database(create=False) as words:
             db.wait_until_reachable(timeout_s=0)
             plan = _plan(chain, to, folder, table)

@@ -165,7 +165,7 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
         ("host", "pid", "state", "model", "held", "load", "needs", "gpus", "request"),
         [
             (
-                row["host_label"],
+                row["host_label"] if row["card"] is None else f"{row['host_label']} {row['card']}",
                 row["pid"],
                 row["state"],
                 f"{row['model']} (loading)" if row["loading"] else row["model"] or "",

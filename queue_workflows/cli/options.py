@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from queue_workflows.runtime import entry_point
+from queue_workflows.runtime import entry_point, log_format
 
 App = Annotated[
     str | None,
@@ -27,6 +27,18 @@ def _level(value: str) -> str:
     return value.lower()
 
 
+def _form(value: str | None) -> str | None:
+    if value is not None and value.lower() not in log_format.FORMATS:
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(log_format.FORMATS)}")
+    return value.lower() if value else None
+
+
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORMAT", callback=_form, help="Log as text or json; default: LOG_FORMAT, text."
+    ),
+]
 LogLevel = Annotated[
     str,
     typer.Option(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any
 
 from queue_workflows.admin import waiting_reasons
@@ -15,6 +18,8 @@ UNCUT = 100_000
 LINES = 40
 """Lines shown of a longer log (its last) and of a longer value (its first)."""
 DEPENDENCIES = 3
+MOVED = 10
+"""Nodes that are named of a move to other code."""
 AT_ONCE = 20
 """Nodes whose logs are in memory at the same time."""
 ReadLogs = Callable[[list[dict[str, Any]]], None]
@@ -56,10 +61,16 @@ class Page:
             f" {output.seconds(shown['elapsed_s'])}{error}"
         )
         self._line(f"created {display.moment(shown['created_at'])}")
+        if shown["parent_run_id"]:
+            parent = shown["parent_run_id"]
+            self._line(f"of node {shown['parent_node_id']} of run {parent}: `{self._show(parent)}`")
         if shown["out_dir"]:
             self._line(f"files in {shown['out_dir']}")
         nodes = shown["nodes"]
         chosen = len(nodes) < shown["nodes_total"]
+        self._outline(shown)
+        if not chosen and not self._full:
+            nodes = [n for n in nodes if n["status"] in _DETAILED or not _is_folded(n, shown)]
         if len(nodes) > run_snapshot.SMALL and not self._full:
             self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
             live = [node for node in nodes if node["status"] in _DETAILED]
@@ -78,7 +89,38 @@ class Page:
                     attempt["log"] = None
         if left := len(shown["nodes"]) - len(nodes):
             output.echo()
-            self._line(f"and {output.counted(left, 'node')} more: --node NODE, --full or --json")
+            item = ", --item KEY" if shown["maps"] else ""
+            item += ", --round N" if shown["loops"] else ""
+            more = f"and {output.counted(left, 'node')} more: --node NODE{item}, --full or --json"
+            self._line(more)
+
+    def _outline(self, shown: dict[str, Any]) -> None:
+        """Print the moves to other code, and a line for each map and loop."""
+        for each in map(stored_json.mapping, stored_json.sequence(shown["upgrades"])):
+            self._upgrade(each)
+        for each in shown["maps"]:
+            self._map(each)
+        for each in shown["loops"]:
+            self._line(loop_text(each))
+
+    def _upgrade(self, move: dict[str, Any]) -> None:
+        """Print when a run was moved to other code, by whom, and what differed."""
+        actor = f" by {output.line(str(move['actor']))}" if move.get("actor") else ""
+        self._line(
+            f"moved to other code at {_stored_moment(move.get('at'))}{actor}: {_moved(move)}"
+        )
+
+    def _map(self, found: dict[str, Any]) -> None:
+        """Print how many items of a map are done, and the first that failed."""
+        words = f"{found['done']}/{found['total']} done"
+        words += f", {found['failed']} failed" if found["failed"] else ""
+        words += f", {found['open']} open" if found["open"] else ""
+        self._line(f"items of {output.line(found['node_id'])}: {words}")
+        for item in found["items_failed"]:
+            error = output.line(item["error"] or "no error was given")
+            self._line(f"  {output.line(item['key'])}: {error}")
+        if found["failed"] > len(found["items_failed"]):
+            self._line(f"  and {found['failed'] - len(found['items_failed'])} more")
 
     def job(self, shown: dict[str, Any]) -> None:
         """Print a job of either family."""
@@ -110,6 +152,8 @@ class Page:
     def _detail(self, job: dict[str, Any], *, detailed: bool) -> None:
         if detailed and job["id"] and job["kind"] == "node job":
             self._line(f"job {job['id']}, module {job['node_module']}", "  ")
+        if job.get("child_run_id"):
+            self._line(f"run {job['child_run_id']}: `{self._show(job['child_run_id'])}`", "  ")
         for attempt in job["attempts"]:
             last = attempt is job["attempts"][-1]
             self._attempt(
@@ -185,6 +229,9 @@ class Page:
         self._line(f"log of attempt {attempt['claim_no']}{before}:", "  ")
         self._block(shown)
 
+    def _show(self, run_id: str) -> str:
+        return f"queue-workflows show {shlex.quote(run_id)}"
+
     def _block(self, lines: Iterable[str]) -> None:
         for text in lines:
             self._line(text.rstrip(), "    ")
@@ -252,11 +299,61 @@ def event_text(event: dict[str, Any]) -> str:
     return output.line(f"{text}: {output.line(error, 500)}" if error else text, 500)
 
 
+def loop_text(loop: dict[str, Any]) -> str:
+    """Return how many rounds a loop has begun, and how the last one is."""
+    begun = output.counted(loop["rounds"], "round")
+    last = f", last {loop['last']}" if loop["last"] else ""
+    return f"loop {output.line(loop['node_id'])}: {begun} of at most {loop['at_most']}{last}"
+
+
+def _is_folded(node: dict[str, Any], shown: dict[str, Any]) -> bool:
+    """Return whether a line about a map or loop stands for a node."""
+    name: str = node["node_id"]
+    if shown["maps"] and "[" in name:
+        return True
+    return "#" in name and any(name.startswith(f"{loop['node_id']}/") for loop in shown["loops"])
+
+
+def _stored_moment(value: Any) -> str:
+    """Return a time that PostgreSQL has stored in JSON; a value of another form as it is."""
+    text = re.sub(r"\.\d+", "", stored_json.text(value) or "")
+    try:
+        return display.moment(datetime.fromisoformat(text))
+    except ValueError:
+        return output.compact(value, 40)
+
+
+def _moved(move: dict[str, Any]) -> str:
+    parts = [
+        f"{sign}{name}"
+        for sign, key in (("+", "added"), ("-", "removed"))
+        for name in stored_json.sequence(move.get(key))
+    ]
+    for each in map(stored_json.mapping, stored_json.sequence(move.get("changed"))):
+        parts.append(changed_text(each))
+    more = f" and {len(parts) - MOVED} more" if len(parts) > MOVED else ""
+    return output.line(", ".join(parts[:MOVED]), 500) + more
+
+
+def changed_text(change: dict[str, Any]) -> str:
+    """Return how a node differs: its id, its versions, and the other fields that differ."""
+    fields = [str(name) for name in stored_json.sequence(change.get("fields"))]
+    words = [name for name in fields if name != "version"]
+    if "version" in fields:
+        before, after = (
+            change.get("version_before") or "none",
+            change.get("version_after") or "none",
+        )
+        words.insert(0, f"version {before} to {after}")
+    return f"{change.get('id')}: {', '.join(words)}"
+
+
 def _state(job: dict[str, Any]) -> str:
     """Return the state, progress, the reason of a wait, and the error."""
     status: str = job["status"]
     prompt = stored_json.mapping(job.get("input_spec")).get("prompt")
-    parts = [{"awaiting_input": "waiting for an answer"}.get(status, status)]
+    words = {"awaiting_input": "waiting for an answer"}.get(status, status)
+    parts = [run_views.waits_for(job) or words]
     if again := run_views.again_text(job, job["attempts_failed"]):
         parts.append(again)
     elif status == "queued" and job.get("blocked_reason"):

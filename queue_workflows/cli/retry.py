@@ -23,15 +23,23 @@ def retry(
             help="For a run: run this node and all that depends on it again.",
         ),
     ] = None,
+    from_step: Annotated[
+        str | None,
+        typer.Option(
+            "--from-step",
+            metavar="NAME",
+            help="For a job: do this step and all that began after it again.",
+        ),
+    ] = None,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Run failed or cancelled work again. Completed nodes keep their outputs."""
+    """Run failed or cancelled work again. Completed nodes and steps keep their outputs."""
 
     def run_command() -> int:
         with command.reading(app):
-            done = retried(what, from_node=from_node)
+            done = retried(what, from_node=from_node, from_step=from_step)
         if as_json:
             output.dump(done)
         _print_result(done, quiet=as_json)
@@ -40,7 +48,9 @@ def retry(
     command.execute("retry", run_command, debug=debug)
 
 
-def retried(any_id: str, *, from_node: str | None = None) -> dict[str, Any]:
+def retried(
+    any_id: str, *, from_node: str | None = None, from_step: str | None = None
+) -> dict[str, Any]:
     """Retry the run or job with this id; return the outcome with the keys of `--json`.
 
     `outcome`: `queued`, `refused` (with the `reason`; nothing was written) or `unknown`. `nodes`: a
@@ -55,19 +65,24 @@ def retried(any_id: str, *, from_node: str | None = None) -> dict[str, Any]:
             raise errors.InvalidConfig(
                 f"--from {from_node}: {any_id} is a job; --from names a node of a run"
             )
+        if from_step is not None and found["kind"] == "run":
+            raise errors.InvalidConfig(
+                f"--from-step {from_step}: {any_id} is a run; name the job of the node, which "
+                f"`{command.PROG} show {any_id} --node NODE` shows"
+            )
         reason = None
         try:
             if found["kind"] == "run":
                 runs.retry(any_id, from_node=from_node, conn=conn)
             else:
-                jobs.retry(any_id, conn=conn)
+                jobs.retry(any_id, from_step=from_step, conn=conn)
         except (errors.InvalidConfig, errors.UnknownJob) as error:
             reason = _reason(error, found)
         return _done(any_id, "refused" if reason else "queued", reason) | _found(conn, any_id)
 
 
 def _reason(error: Exception, found: dict[str, Any]) -> str:
-    if found["kind"] == "ingest job":
+    if found["kind"] == "ingest job" and isinstance(error, errors.UnknownJob):
         return f"it is {found['status']}: only a failed or cancelled one is retried"
     if found["kind"] == "run" and found["status"] == "completed":
         return f"{error}: --from NODE" if "name the node" in str(error) else str(error)

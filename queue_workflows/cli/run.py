@@ -28,7 +28,7 @@ from queue_workflows.cli import (
 )
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import queues
-from queue_workflows.runtime import signals
+from queue_workflows.runtime import app_loading, signals
 from queue_workflows.types import JsonDict, Run
 
 DEFAULT_OUT = Path("queue-workflows-out")
@@ -71,7 +71,7 @@ def run(
     """
 
     def run_command() -> int:
-        chosen = config.load_app(app)
+        chosen = app_loading.load_app(app)
         alone = no_up or no_wait
         request = Request(
             workflow=workflow,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
@@ -67,7 +68,8 @@ class RunSnapshot(NamedTuple):
     def questions(self) -> list[Row]:
         """Return the nodes that wait for a person and have a question."""
         waiting = (n for n in self.nodes if n["status"] == "awaiting_input")
-        return [node for node in waiting if isinstance(node["input_spec"], dict)]
+        asks = (node for node in waiting if node["child_run_id"] is None)
+        return [node for node in asks if isinstance(node["input_spec"], dict)]
 
 
 class Reader:
@@ -113,13 +115,21 @@ class Reader:
                 raise errors.UnknownJob(f"run {self._run_id!r} is gone")
             if not self._totals:
                 self._totals = _totals(runs.definition(conn, self._run_id))
+            items = {row["node_id"]: row["nodes"] for row in overview.maps(conn, self._run_id)}
+            totals = {name: n + items.get(name, 0) for name, n in self._totals.items()}
             by_step = {row["step"]: row for row in overview.steps(conn, self._run_id)}
-            large = sum(self._totals.values()) > SMALL
+            large = sum(totals.values()) > SMALL
             limit = SHOWN if large else SMALL
             nodes = overview.nodes(conn, self._run_id, limit=limit, live_only=large)
-        names = [*self._totals, *(name for name in by_step if name not in self._totals)]
-        steps = [_step(name, self._totals.get(name, 0), by_step.get(name)) for name in names]
+        names = [*totals, *(name for name in by_step if name not in totals)]
+        steps = [_step(name, totals.get(name, 0), by_step.get(name)) for name in names]
         return RunSnapshot(head, steps, nodes)
+
+
+def own_name(node_id: str) -> tuple[str, str]:
+    """Return the step of a node, and its name in the step: `cut` and `[clip-7]/encode`."""
+    step = re.split(r"[/\[]", node_id, maxsplit=1)[0]
+    return step, node_id[len(step) :].removeprefix("/")
 
 
 def _totals(definition: dict[str, Any] | None) -> dict[str, int]:

@@ -118,7 +118,7 @@ def step_text(step: Step) -> str:
 
 def node_text(node: Row) -> str:
     """Return a node's state, time, progress, worker and error."""
-    parts = [_words(node["status"])]
+    parts = [waits_for(node) or _words(node["status"])]
     if node["elapsed_s"] is not None and node["status"] != "queued":
         parts.append(output.seconds(node["elapsed_s"]))
     if again := again_text(node, node["attempts"]):
@@ -132,6 +132,12 @@ def node_text(node: Row) -> str:
     if node["error"]:
         parts.append(output.line(node["error"]))
     return ", ".join(parts)
+
+
+def waits_for(node: Row) -> str | None:
+    """Return `waiting for run ID` for a node that waits for its child run; None for others."""
+    child = node.get("child_run_id") if node["status"] == "awaiting_input" else None
+    return None if child is None else f"waiting for run {output.line(child)}"
 
 
 def again_text(job: Row, failed: int) -> str:

@@ -87,7 +87,7 @@ def _of_host(host: str, past_s: float) -> list[JsonDict]:
 
 def _of_job(start: str) -> list[JsonDict] | None:
     """Return the machine and time span of a job; None after reporting that nothing has this id."""
-    kind, job_id = show.found(start, "samples")
+    kind, job_id = show.found(start, "samples", jobs_first=True)
     if kind is None:
         return None
     shown = history.get_job(job_id) if kind != "run" else None

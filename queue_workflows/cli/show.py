@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from queue_workflows import db, errors, history
+from queue_workflows.admin import overview
 from queue_workflows.cli import (
     command,
     follow,
@@ -20,8 +21,11 @@ from queue_workflows.cli import (
     run,
     run_snapshot,
     run_views,
+    step_report,
 )
 from queue_workflows.runtime import entry_point, signals
+
+T = TypeVar("T")
 
 
 def show(
@@ -35,6 +39,14 @@ def show(
         list[str] | None,
         typer.Option("--node", metavar="NODE", help="Only this node of the run; repeatable."),
     ] = None,
+    item: Annotated[
+        str | None,
+        typer.Option("--item", metavar="KEY", help="Only the nodes of this item of a map."),
+    ] = None,
+    round_no: Annotated[
+        int | None,
+        typer.Option("--round", metavar="N", min=1, help="Only the nodes of this round of a loop."),
+    ] = None,
     full: Annotated[
         bool,
         typer.Option(
@@ -43,6 +55,9 @@ def show(
     ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Show what happens until it is over.")
+    ] = False,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="The steps of a job that are recorded.")
     ] = False,
     app: options.App = None,
     as_json: options.AsJson = False,
@@ -58,30 +73,48 @@ def show(
             kind, any_id = found(what, "show")
             if kind is None:
                 return 1
-            if node and kind != "run":
+            if (node or item or round_no) and kind != "run":
                 raise errors.InvalidConfig(f"--node: {kind} {any_id} has no nodes of its own")
+            if steps:
+                return step_report.show(kind, any_id, as_json=as_json, full=full)
+            of_item = _chosen(any_id, "--item", item, overview.nodes_of_item)
+            of_round = _chosen(any_id, "--round", round_no, overview.nodes_of_round)
+            wanted = [*(node or ()), *of_item, *of_round] or None
             if follow:
                 text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
                 with command.until_stopped(lambda: text) as stop:
-                    return _follow(kind, any_id, stop, node, as_json=as_json, full=full or debug)
+                    return _follow(kind, any_id, stop, wanted, as_json=as_json, full=full or debug)
             # The page reads the logs of the nodes that it prints.
             logs = (True if full else None) if as_json else False
-            print_out(collect(kind, any_id, node, logs=logs), as_json=as_json, full=full)
+            print_out(collect(kind, any_id, wanted, logs=logs), as_json=as_json, full=full)
         return 0
 
     command.execute("show", run_command, debug=debug)
 
 
-def found(start: str, name: str) -> tuple[str | None, str]:
+def _chosen(
+    run_id: str, option: str, value: T | None, find: Callable[[db.Connection, str, T], list[str]]
+) -> list[str]:
+    """Return the nodes that an option names; raise `InvalidConfig` if the run has none."""
+    if value is None:
+        return []
+    with db.transaction() as conn:
+        nodes = find(conn, run_id, value)
+    if not nodes:
+        raise errors.InvalidConfig(f"{option} {value}: run {run_id} has no node of it")
+    return nodes
+
+
+def found(start: str, name: str, *, jobs_first: bool = False) -> tuple[str | None, str]:
     """Return kind and id of the run or job with this id or unique prefix.
 
     Returns (None, "") after reporting on stderr that there is none, or several; `name`: the command
-    that asks.
+    that asks; `jobs_first` as in `ids.resolve`.
     """
     text = f"there is no run or job {start!r}"
     try:
         with db.transaction() as conn:
-            any_id, row = ids.resolve(conn, start)
+            any_id, row = ids.resolve(conn, start, jobs_first=jobs_first)
         if row is not None:
             return row["kind"], any_id
     except ids.AmbiguousId as error:

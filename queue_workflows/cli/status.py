@@ -15,6 +15,7 @@ from queue_workflows.dag import run_folder
 from queue_workflows.engine import lock_queues, queues
 from queue_workflows.engine import models as fleet_rows
 from queue_workflows.engine import workers as workers_rows
+from queue_workflows.runtime import app_loading
 from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
@@ -30,7 +31,7 @@ def status(
     """Show queues, workers, runs, the orchestrator's lag, the schema."""
 
     def run_command() -> int:
-        chosen = config.load_app(app)
+        chosen = app_loading.load_app(app)
         with command.database(create=False) as words:
             db.wait_until_reachable(timeout_s=0)
             found = _collect(words, config.queues() if chosen else config.DAG_QUEUES)

@@ -18,7 +18,7 @@ import typer
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, options
 from queue_workflows.engine import workers
-from queue_workflows.runtime import child, entry_point, service, signals
+from queue_workflows.runtime import app_loading, child, entry_point, service, signals
 from queue_workflows.types import NowFn, Row
 
 TIMEOUT_S = 120.0
@@ -59,14 +59,15 @@ def supervise(
     ] = None,
     app: options.App = None,
     log_level: options.LogLevel = "info",
+    log_format: options.LogFormat = None,
     debug: options.Debug = False,
 ) -> None:
     """Restart workers of this machine that are flagged dead."""
 
     def run_command() -> int:
         commands = commands_of(bounce or [], unit or [])
-        entry_point.setup_logging(log_level)
-        config.load_app(app)
+        entry_point.setup_logging(log_level, log_format)
+        app_loading.load_app(app)
         label = host or config.host_label()
         with signals.StopRequest() as stop, command.database(create=False) as words:
             queues = ", ".join(sorted(commands))

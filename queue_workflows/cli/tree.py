@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from queue_workflows.cli import output, run_views
+from queue_workflows.cli import output, run_snapshot, run_views
 from queue_workflows.cli.run_snapshot import SMALL, RunSnapshot, Step
 from queue_workflows.types import Row
 
@@ -107,9 +107,9 @@ class Tree:
         room = self._console.size.height - _RESERVED - len(picture.steps)
         shown: dict[str, list[Row]] = {}
         for node in picture.nodes:
-            step, slash, _ = node["node_id"].partition("/")
+            step, own = run_snapshot.own_name(node["node_id"])
             wanted = picture.total <= SMALL or node["status"] != "completed"
-            if wanted and slash and room > 0:
+            if wanted and own and room > 0:
                 shown.setdefault(step, []).append(node)
                 room -= 1
         names = [(step.name, 0) for step in picture.steps]
@@ -152,7 +152,7 @@ class Tree:
 
 def _own_name(node: Row) -> str:
     """Return a node's name within its step."""
-    return node["node_id"].partition("/")[2]
+    return run_snapshot.own_name(node["node_id"])[1]
 
 
 def _heading(picture: RunSnapshot, width: int) -> list[Text]:

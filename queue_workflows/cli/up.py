@@ -8,7 +8,8 @@ import typer
 
 from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
-from queue_workflows.runtime import entry_point
+from queue_workflows.runtime import app_loading, entry_point
+from queue_workflows.worker import cards as gpu_cards
 from queue_workflows.worker import parent, pool_config
 
 
@@ -26,6 +27,13 @@ def up(
             help="gpu workers; default: WORKFLOW_GPU_WORKERS, 0 if the app registers no model.",
         ),
     ] = None,
+    cards: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="A gpu worker for each of these GPUs, as of queue-claim-worker; instead of --gpu.",
+        ),
+    ] = None,
     workers: Annotated[
         str | None,
         typer.Option(
@@ -41,18 +49,26 @@ def up(
         bool, typer.Option("--no-ingest", help="No ingest workers, no pool, no scheduler.")
     ] = False,
     log_level: options.LogLevel = "info",
+    log_format: options.LogFormat = None,
     debug: options.Debug = False,
 ) -> None:
     """Run orchestrator, workers and scheduler of an app. Ctrl-C stops them, twice at once."""
 
     def run_command() -> int:
-        entry_point.setup_logging(log_level)
-        chosen = config.load_app(app)
+        entry_point.setup_logging(log_level, log_format)
+        chosen = app_loading.load_app(app)
         if no_ingest and (workers is not None or ingest):
             raise errors.InvalidConfig("--no-ingest: leave it out, or --workers and --ingest")
+        if cards is not None and gpu is not None:
+            raise errors.InvalidConfig("--cards and --gpu: leave one out")
         pool = [] if no_ingest else _pool(workers)
         wanted = fleet.roles(
-            cpu=cpu, gpu=gpu, ingest=not no_ingest, pool=pool, beside=set(ingest or ())
+            cpu=cpu,
+            gpu=gpu,
+            ingest=not no_ingest,
+            pool=pool,
+            beside=set(ingest or ()),
+            cards=_cards(cards),
         )
         joined = command.database(create=True, app=chosen or "", up=True)
         with command.until_stopped() as stop, joined as words:
@@ -65,12 +81,21 @@ def up(
                     f"({found}): these processes will fail them; Ctrl-C now, and see "
                     "`queue-workflows runs`, if another app is to finish them"
                 )
-            children = fleet.specs(wanted, app=chosen, log_level=log_level)
+            children = fleet.specs(wanted, app=chosen, log_level=log_level, log_format=log_format)
             command.print_message(f"starting {wanted.describe()}; Ctrl-C stops them")
             with parent.SupervisedWorkers() as guardian:
                 return guardian.supervisor(children).run(stop)
 
     command.execute("up", run_command, debug=debug)
+
+
+def _cards(text: str | None) -> list[int]:
+    """Return the GPUs of the option; they are checked before anything starts."""
+    if text is None:
+        return []
+    found = gpu_cards.parse(text)
+    gpu_cards.check(found)
+    return found
 
 
 def _pool(workers: str | None) -> list[pool_config.Entry]:

@@ -52,7 +52,7 @@ def why(
 
 def _may_run(reasons: dict[str, Any]) -> bool:
     """Return whether a worker will take the job, or none has to."""
-    return reasons["can_run"] or reasons["clause"] in ("status", "answer", "dependencies")
+    return reasons["can_run"] or reasons["clause"] in ("status", "answer", "child", "dependencies")
 
 
 def _print_run(reasons: dict[str, Any]) -> None:

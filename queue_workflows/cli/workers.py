@@ -33,7 +33,7 @@ def show(rows: list[Row]) -> None:
         [
             (
                 row["host_label"],
-                row["queue"],
+                row["queue"] if row["card"] is None else f"{row['queue']} {row['card']}",
                 row["pid"] or "-",
                 row["state"],
                 row["desired_state"],

@@ -106,9 +106,9 @@ def as_input(template: Any) -> Any:
     return {OUT: {"$value": cast("Any", template)}} if marked else cast("Any", template)
 
 
-def path_input(step_id: str, source: FromPaths) -> dict[str, Any]:
-    """Return the marker for a step's paths in a definition."""
-    paths = [f"{step_id}/{path}" for path in source.paths]
+def path_input(prefix: str, source: FromPaths) -> dict[str, Any]:
+    """Return the marker for paths in a definition; `prefix` is the step's, as `cut/`."""
+    paths = [f"{prefix}{path}" for path in source.paths]
     return {OUT: paths if source.many else paths[0]}
 
 

@@ -8,18 +8,29 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from queue_workflows import config, errors
-from queue_workflows.dag import bindings, document_values, pipeline, policy
+from queue_workflows.dag import (
+    bindings,
+    branches,
+    document_values,
+    engine_nodes,
+    loops,
+    map_steps,
+    pipeline,
+    policy,
+)
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, PipelineLoader
 
 VERSION = 1
+GROWING_VERSION = 2
+"""The version of definitions with constructs that code of version 1 would run wrongly."""
 MAX_DEPENDENCIES = 1_000_000
 MAX_DEFINITION_MB = 64
 
 
 class _Step(NamedTuple):
-    """A checked step; `own` is the step as written (input steps), `flow` its pipeline (others)."""
+    """A checked step: its pipeline, or its map, or `own`, an input step as written."""
 
     id: str
     deps: tuple[str, ...]
@@ -28,11 +39,20 @@ class _Step(NamedTuple):
     flow: pipeline.Pipeline | None
     own: dict[str, Any] | None
     policy: dict[str, Any] | None = None
+    choice: branches.Choice | None = None
+    child: str | None = None
+    """The module of the node of a child run."""
+    loop: loops.Spec | None = None
+    map: dict[str, Any] | None = None
+    """`over`, a template, and the definition's entry of a map without its body."""
+    body: tuple[JsonDict, ...] = ()
 
     @property
     def leaves(self) -> list[str]:
         """Return the node ids that end this step."""
-        return [f"{self.id}/{leaf}" for leaf in self.flow.leaves] if self.flow else [self.id]
+        if self.flow is None or self.choice is not None or self.loop is not None:
+            return [self.id]
+        return [f"{self.id}/{leaf}" for leaf in self.flow.leaves]
 
 
 def expand(
@@ -41,24 +61,39 @@ def expand(
     """Return the definition: a plain JSON document, a copy, nodes in declaration order.
 
     `{"version", "workflow", "nodes": [{"id", "module", "queue", "model", "deps", "inputs",
-    "skip_if", "pipeline", "step"}]}`, and `policy` in nodes that have one. Raises
+    "skip_if", "pipeline", "step"}]}`, and `policy`, `map`, `arm`, `choice`, `loop`, `round` in
+    nodes that have one, and `version` where the app gives one. Raises
     `InvalidWorkflow` that names step or node and reason; what `load_pipeline` raises passes
     through. `max_nodes`: None takes `MAX_NODES_PER_RUN`.
     """
     document = document_values.record(workflow, "the workflow")
     name = document_values.text(document, "name", "the workflow") or ""
     where = f"workflow {name!r}"
-    steps = _read_steps(document, load_pipeline, where)
-    pipeline.check_order({step.id: step.deps for step in steps.values()}, where, "step")
     budget = _Budget(config.MAX_NODES_PER_RUN.read() if max_nodes is None else max_nodes, where)
+    nodes = _nodes(_read_steps(document, load_pipeline, where, budget), budget, where)
+    if document.get("output") is not None:
+        nodes.append(_output(document["output"], nodes, where))
+        budget.take_text(nodes[-1])
+    version = GROWING_VERSION if any(map(_grows, nodes)) else VERSION
+    return {"version": version, "workflow": name, "nodes": nodes}
+
+
+def _grows(node: JsonDict) -> bool:
+    own = ("map", "choice", "loop")
+    return any(key in node for key in own) or engine_nodes.is_engine(node["module"])
+
+
+def _nodes(steps: Mapping[str, _Step], budget: _Budget, where: str) -> list[JsonDict]:
+    """Return the nodes of steps, each step's behind those of the steps before it."""
+    pipeline.check_order({step.id: step.deps for step in steps.values()}, where, "step")
     nodes: list[JsonDict] = []
     for step in steps.values():
         before = [leaf for dep in step.deps for leaf in steps[dep].leaves]
         budget.take_step(step, before)
-        for node in _flow_nodes(step, step.flow, before) if step.flow else [_input(step, before)]:
+        for node in _step_nodes(step, before):
             budget.take_text(node)
             nodes.append(node)
-    return {"version": VERSION, "workflow": name, "nodes": nodes}
+    return nodes
 
 
 def digest(definition: Mapping[str, Any]) -> str:
@@ -71,79 +106,198 @@ def _canonical(document: Any) -> str:
 
 
 def _read_steps(
-    document: Mapping[str, Any], load_pipeline: PipelineLoader, where: str
+    document: Mapping[str, Any],
+    load_pipeline: PipelineLoader,
+    where: str,
+    budget: _Budget,
+    depth: int = 0,
 ) -> dict[str, _Step]:
     listed = document_values.items(document, "steps", where)
     if not listed:
         raise errors.InvalidWorkflow(f"{where}: it has no steps")
     steps: dict[str, _Step] = {}
-    flows: dict[str, pipeline.Pipeline] = {}
+    reading = _Reading(load_pipeline, {}, budget, depth)
     for index, raw in enumerate(listed):
         entry = document_values.record(raw, f"{where}: step {index + 1}")
         step_id = document_values.identifier(entry, f"{where}: step {index + 1}")
         if step_id in steps:
             raise errors.InvalidWorkflow(f"{where}: two steps have the id {step_id!r}")
-        steps[step_id] = _read_step(entry, step_id, flows, load_pipeline, where)
+        steps[step_id] = _read_step(entry, step_id, reading, where)
     return steps
 
 
-def _read_step(
-    entry: Mapping[str, Any],
-    step_id: str,
-    flows: dict[str, pipeline.Pipeline],
-    load_pipeline: PipelineLoader,
-    where: str,
-) -> _Step:
+class _Reading(NamedTuple):
+    """What reading steps needs: pipelines by name, limits, and in how many maps the steps are."""
+
+    load_pipeline: PipelineLoader
+    flows: dict[str, pipeline.Pipeline]
+    budget: _Budget
+    depth: int
+
+    def flow(self, entry: Mapping[str, Any], where: str) -> pipeline.Pipeline:
+        """Return the pipeline that a step names."""
+        name = document_values.needed_text(entry, "pipeline", where)
+        if name not in self.flows:
+            self.flows[name] = pipeline.read(name, self.load_pipeline(name), where)
+        return self.flows[name]
+
+
+def _read_step(entry: Mapping[str, Any], step_id: str, reading: _Reading, where: str) -> _Step:
     where = f"{where}: step {step_id!r}"
     deps = document_values.names(entry, "depends_on", where)
     skip_if = document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'")
     kind = entry.get("kind")
     if kind == "input":
+        if reading.depth:
+            raise errors.InvalidWorkflow(f"{where}: a map cannot ask a person")
         document_values.needed_text(entry, "widget", where, limit=100)
         document_values.text(entry, "target", where)
         own = document_values.value(entry, where)
         return _Step(step_id, deps, skip_if, {}, None, own, policy.read_input(own, where))
-    if kind != "pipeline":
+    if kind == "map":
+        body = _body(entry, reading, where)
+        found = map_steps.read(entry, body, where)
+        return _Step(step_id, deps, skip_if, {}, None, None, map=found, body=tuple(body))
+    if kind in ("branch", "loop") and reading.depth:
         raise errors.InvalidWorkflow(
-            f"{where}: unknown kind {kind!r:.120}; a step is of kind 'pipeline' or 'input'"
+            f"{where}: the steps of a map are of kind 'pipeline', 'map' or 'run'; a step of kind "
+            "'run' may run a workflow with branches and loops"
         )
-    name = document_values.needed_text(entry, "pipeline", where)
-    if name not in flows:
-        flows[name] = pipeline.read(name, load_pipeline(name), where)
+    inputs = _step_inputs(entry, where)
+    if kind == "run":
+        return _Step(step_id, deps, skip_if, inputs, None, None, child=_child(entry, where))
+    if kind not in ("pipeline", "branch", "loop"):
+        raise errors.InvalidWorkflow(
+            f"{where}: unknown kind {kind!r:.120}; a step is of kind 'pipeline', 'map', 'input', "
+            "'branch', 'loop' or 'run'"
+        )
+    flow = reading.flow(entry, where)
+    known = {node.id: node.deps for node in flow.nodes}
+    choice = branches.read(entry, step_id, known, where) if kind == "branch" else None
+    loop = loops.read(entry, known, where) if kind == "loop" else None
+    return _Step(step_id, deps, skip_if, inputs, flow, None, choice=choice, loop=loop)
+
+
+def _step_inputs(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
     given = entry.get("inputs")
-    inputs = document_values.value(
+    return document_values.value(
         {} if given is None else document_values.record(given, f"{where}: 'inputs'"),
         f"{where}: 'inputs'",
     )
-    return _Step(step_id, deps, skip_if, inputs, flows[name], None)
 
 
-def _flow_nodes(step: _Step, flow: pipeline.Pipeline, before: list[str]) -> list[JsonDict]:
+def _child(entry: Mapping[str, Any], where: str) -> str:
+    """Return the module of the node of a step of kind `run`."""
+    workflow = document_values.needed_text(entry, "workflow", where)
+    waits = entry.get("wait", True)
+    if not isinstance(waits, bool):
+        raise errors.InvalidWorkflow(f"{where}: 'wait' must be true or false")
+    return (engine_nodes.RUN if waits else engine_nodes.START) + workflow
+
+
+def _engine_node(node_id: str, module: str, deps: list[str], inputs: dict[str, Any]) -> JsonDict:
+    return {
+        "id": node_id,
+        "module": module,
+        "queue": "cpu",
+        "model": None,
+        "deps": deps,
+        "inputs": {key: bindings.as_input(value) for key, value in inputs.items()},
+        "skip_if": None,
+        "pipeline": None,
+        "step": None,
+    }
+
+
+def _output(raw: Any, nodes: list[JsonDict], where: str) -> JsonDict:
+    """Return the node with the run's output, which waits for all others."""
+    where = f"{where}: 'output'"
+    followed = {dep for node in nodes for dep in node["deps"]}
+    leaves = [node["id"] for node in nodes if node["id"] not in followed]
+    inputs = document_values.value(document_values.record(raw, where), where)
+    if any(node["id"] == engine_nodes.OUTPUT for node in nodes):
+        raise errors.InvalidWorkflow(f"{where}: no step can have the id {engine_nodes.OUTPUT!r}")
+    return _engine_node(engine_nodes.OUTPUT, engine_nodes.OUTPUT, leaves, inputs)
+
+
+def _step_nodes(step: _Step, before: list[str]) -> list[JsonDict]:
+    if step.child is not None:
+        node = _engine_node(step.id, step.child, before, step.inputs)
+        return [{**node, "skip_if": step.skip_if}]
+    if step.flow is None:
+        return [_map_node(step, before) if step.map is not None else _input(step, before)]
+    nodes = _flow_nodes(step, step.flow, f"{step.id}/", before)
+    if step.loop is not None:
+        leaves = [f"{step.id}/{leaf}" for leaf in step.flow.leaves]
+        return _rounds(step.id, step.loop, nodes, leaves, before, step.skip_if)
+    if step.choice is None:
+        return nodes
+    return [*({**node, "arm": step.id} for node in nodes), _branch(step, step.choice)]
+
+
+def _body(entry: Mapping[str, Any], reading: _Reading, where: str) -> list[JsonDict]:
+    """Return the nodes of a map's body, their ids relative to the item."""
+    if reading.depth + 1 > map_steps.MAX_DEPTH:
+        raise errors.InvalidWorkflow(
+            f"{where}: maps are nested deeper than {map_steps.MAX_DEPTH} levels"
+        )
+    if ("steps" in entry) == ("pipeline" in entry):
+        raise errors.InvalidWorkflow(f"{where}: a map has either 'pipeline' or 'steps'")
+    if "steps" in entry:
+        args = (reading.load_pipeline, where, reading.budget, reading.depth + 1)
+        return _nodes(_read_steps(entry, *args), reading.budget, where)
+    flow = reading.flow(entry, where)
+    step = _Step("", (), None, _step_inputs(entry, where), flow, None)
+    reading.budget.take_step(step, [])
+    return _flow_nodes(step, flow, "", [])
+
+
+def _map_node(step: _Step, before: list[str]) -> JsonDict:
+    made = dict(step.map or {})
+    over = made.pop("over")
+    return {
+        "id": step.id,
+        "module": pipeline.MAP_MODULE,
+        "queue": "cpu",
+        "model": None,
+        "deps": before,
+        "inputs": {"over": bindings.as_input(over)},
+        "skip_if": step.skip_if,
+        "pipeline": None,
+        "step": None,
+        "map": {**made, "body": list(step.body)},
+    }
+
+
+def _flow_nodes(
+    step: _Step, flow: pipeline.Pipeline, prefix: str, before: list[str]
+) -> list[JsonDict]:
     return [
         {
-            "id": f"{step.id}/{node.id}",
+            "id": f"{prefix}{node.id}",
             "module": node.module,
             "queue": node.queue,
             "model": node.model,
-            "deps": [f"{step.id}/{dep}" for dep in node.deps] or before,
-            "inputs": _templates(step, node),
+            "deps": [f"{prefix}{dep}" for dep in node.deps] or before,
+            "inputs": _templates(step, node, prefix),
             "skip_if": node.skip_if if node.own_skip else step.skip_if,
             "pipeline": flow.name,
             "step": None,
             **_own_policy(node.policy),
+            **_own_version(node.module),
         }
         for node in flow.nodes
     ]
 
 
-def _templates(step: _Step, node: pipeline.PipelineNode) -> dict[str, Any]:
+def _templates(step: _Step, node: pipeline.PipelineNode, prefix: str) -> dict[str, Any]:
     """Return input templates by name; an input that the step lacks has its default."""
     templates: dict[str, Any] = {}
     for name, source in node.inputs:
         if isinstance(source, bindings.Literal):
             templates[name] = source.template
         elif isinstance(source, bindings.FromPaths):
-            templates[name] = bindings.path_input(step.id, source)
+            templates[name] = bindings.path_input(prefix, source)
         elif source.key in step.inputs:
             templates[name] = bindings.as_input(step.inputs[source.key])
     return templates
@@ -165,6 +319,37 @@ def _input(step: _Step, before: list[str]) -> JsonDict:
     }
 
 
+def _rounds(
+    step_id: str,
+    spec: loops.Spec,
+    nodes: list[JsonDict],
+    leaves: list[str],
+    before: list[str],
+    skip_if: Any,
+) -> list[JsonDict]:
+    """Return the nodes of all rounds of a loop, and the one with its output."""
+    found, loop = loops.expanded(step_id, spec, nodes, leaves, before, f"step {step_id!r}")
+    ends = list(
+        dict.fromkeys(f"{each}#{spec.at_most}" for each in [*leaves, f"{step_id}/{spec.end}"])
+    )
+    last = _engine_node(step_id, loops.MODULE, ends, {})
+    return [*found, {**last, "skip_if": skip_if, "loop": loop.document()}]
+
+
+def _branch(step: _Step, choice: branches.Choice) -> JsonDict:
+    return {
+        **_engine_node(step.id, branches.MODULE, choice.ends, {}),
+        "skip_if": step.skip_if,
+        "choice": choice.document(),
+    }
+
+
+def _own_version(module: str) -> JsonDict:
+    """Return the version of a node's code, if this process knows one."""
+    version = config.get_config().node_versions.get(module)
+    return {} if version is None else {"version": version}
+
+
 def _own_policy(found: dict[str, Any] | None) -> JsonDict:
     return {} if found is None else {"policy": found}
 
@@ -181,8 +366,10 @@ class _Budget:
         """Count nodes and dependencies before they are built."""
         flow = step.flow.nodes if step.flow else ()
         sources = sum(1 for node in flow if not node.deps) or 1
-        self.nodes += len(flow) or 1
+        times = step.loop.at_most if step.loop else 1
+        self.nodes += (len(flow) or 1) * times + (step.choice is not None or times > 1)
         self.deps += sources * len(before) + sum(len(node.deps) for node in flow)
+        self.deps += len(step.choice.ends) if step.choice else 0
         if self.nodes > self.max_nodes:
             raise errors.InvalidWorkflow(
                 f"{self.where}: more than {self.max_nodes} nodes (reached in step {step.id!r}; "
@@ -197,7 +384,8 @@ class _Budget:
 
     def take_text(self, node: JsonDict) -> None:
         """Count the text of a node."""
-        chars = len(_canonical([node["inputs"], node["skip_if"], node["step"]]))
+        keys = ("inputs", "skip_if", "step", "map", "choice", "loop")
+        chars = len(_canonical([node.get(key) for key in keys]))
         limit_kb = config.MAX_PAYLOAD_KB.read()
         if chars > limit_kb * 1024:
             raise errors.InvalidWorkflow(

@@ -5,15 +5,26 @@ A role that may write the row may have stored anything there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
 from queue_workflows import config, errors
-from queue_workflows.dag import bindings, document_values, graph, policy
+from queue_workflows.dag import (
+    bindings,
+    branches,
+    document_values,
+    graph,
+    loops,
+    map_steps,
+    pipeline,
+    policy,
+)
 from queue_workflows.types import Unreadable
 
 QUEUES = ("cpu", "gpu")
-MAX_ID_CHARS = 201
+MAX_ID_CHARS = 206
+_ROUND = re.compile("#[1-9][0-9]{0,3}$")
 MAX_DEPENDENCIES = 1_000_000
 _LISTED = 20
 _WHERE = "the run's stored definition"
@@ -30,12 +41,17 @@ def check(definition: Any) -> graph.Graph:
     if isinstance(definition, Unreadable):
         raise errors.InvalidWorkflow(f"{where} cannot be read: {definition.reason}")
     document = document_values.record(definition, where)
-    if document.get("version") != 1:
+    if document.get("version") not in graph.VERSIONS:
         raise errors.InvalidWorkflow(
-            f"{where} has version {document.get('version')!r:.40}, but this code reads version 1"
-            " only: upgrade this process, or submit the run again"
+            f"{where} has version {document.get('version')!r:.40}, but this code reads versions "
+            f"{' and '.join(map(str, graph.VERSIONS))} only: upgrade this process, or submit the "
+            "run again"
         )
-    listed = document_values.items(document, "nodes", where)
+    return _graph(document_values.items(document, "nodes", where), where, depth=0)
+
+
+def _graph(listed: list[Any], where: str, depth: int) -> graph.Graph:
+    """Return the graph of the listed nodes, which are in `depth` maps."""
     limit = config.MAX_NODES_PER_RUN.read()
     if not listed:
         raise errors.InvalidWorkflow(f"{where} has no nodes")
@@ -45,7 +61,7 @@ def check(definition: Any) -> graph.Graph:
         )
     nodes: dict[str, graph.Node] = {}
     for index, raw in enumerate(listed):
-        node = _node(raw, f"{where}: node {index + 1}")
+        node = _node(raw, f"{where}: node {index + 1}", depth)
         if node.id in nodes:
             raise errors.InvalidWorkflow(f"{where}: two nodes have the id {node.id!r}")
         nodes[node.id] = node
@@ -53,7 +69,7 @@ def check(definition: Any) -> graph.Graph:
     return graph.Graph.of(nodes)
 
 
-def _node(raw: Any, where: str) -> graph.Node:
+def _node(raw: Any, where: str, depth: int) -> graph.Node:
     entry = document_values.record(raw, where)
     node_id = _node_id(entry, where)
     where = f"{_WHERE}: node {node_id!r}"
@@ -82,11 +98,48 @@ def _node(raw: Any, where: str) -> graph.Node:
         pipeline=document_values.text(entry, "pipeline", where),
         step=own,
         policy=_policy(entry.get("policy"), own is not None, where),
+        map=_map(entry, where, depth),
+        arm=document_values.text(entry, "arm", where, limit=MAX_ID_CHARS),
+        choice=branches.stored(entry.get("choice"), node_id, where),
+        loop=loops.stored(entry.get("loop"), node_id, where),
+        round=_round(entry.get("round"), where),
+        version=_version(entry.get("version"), where),
     )
 
 
+def _round(raw: Any, where: str) -> int | None:
+    if raw is None:
+        return None
+    if isinstance(raw, bool) or not isinstance(raw, int) or not 1 <= raw <= loops.MAX_ROUNDS:
+        raise errors.InvalidWorkflow(f"{where}: 'round' must be 1 to {loops.MAX_ROUNDS}")
+    return raw
+
+
+def _version(raw: Any, where: str) -> int | None:
+    try:
+        config.check_version(where, raw)
+    except errors.InvalidConfig as error:
+        raise errors.InvalidWorkflow(str(error)) from None
+    return raw
+
+
+def _map(entry: Mapping[str, Any], where: str, depth: int) -> graph.Map | None:
+    """Return the map of a node; None for a node of another kind."""
+    raw = entry.get("map")
+    if (raw is None) != (entry.get("module") != pipeline.MAP_MODULE):
+        raise errors.InvalidWorkflow(f"{where}: 'map' and the module {pipeline.MAP_MODULE!r}")
+    if raw is None:
+        return None
+    if depth >= map_steps.MAX_DEPTH:
+        raise errors.InvalidWorkflow(f"{where}: maps are nested too deep")
+    given = document_values.record(raw, f"{where}: 'map'")
+    listed = document_values.items(given, "body", where)
+    body = _graph(listed, f"{where}: its body", depth + 1)
+    return map_steps.stored(given, body, f"{where}: 'map'")
+
+
 def _node_id(entry: Mapping[str, Any], where: str) -> str:
-    """Return the id: one identifier, or two joined by a slash.
+    """Return the id: one identifier, or two joined by a slash, and `#` with a loop's round.
 
     Nothing else is accepted, because the id becomes the path of a folder.
     """
@@ -96,7 +149,7 @@ def _node_id(entry: Mapping[str, Any], where: str) -> str:
         raise errors.InvalidWorkflow(
             f"{where}: {raw!r:.120} is not a node id: use one identifier, or two joined by '/'"
         )
-    for part in parts:
+    for part in [*parts[:-1], _ROUND.sub("", parts[-1])]:
         document_values.identifier({"id": part}, where)
     assert isinstance(raw, str)
     return raw

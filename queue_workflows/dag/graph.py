@@ -6,6 +6,36 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
+from queue_workflows.dag import branches, loops
+
+VERSIONS = (1, 2)
+"""The versions of definitions that this code reads; 2 has maps, branches, loops and child runs."""
+_OPTIONAL = ("policy", "map", "arm", "choice", "loop", "round", "version")
+
+
+class Map(NamedTuple):
+    """What a map does with the list under its input `over`: its body, once for each item."""
+
+    body: Graph
+    """The nodes of one item; their ids and refs are relative to the item."""
+    result: str
+    """The node of the body whose output is the item's result."""
+    path: tuple[str, ...] = ()
+    """Where the result is in that output; (): all of it."""
+    key: str | None = None
+    """The field that names an item; None: the item itself."""
+    item: str = "item"
+    """The head of refs to the item."""
+    at_once: int | None = None
+    """How many items are open at most; None: as many as MAP_WINDOW says."""
+    may_fail: int | float = 0
+    """How many items may fail: a count, or as a float a share of all."""
+
+    def allowed_failures(self, total: int) -> int:
+        """Return how many of `total` items may fail without failing the map."""
+        if isinstance(self.may_fail, float):
+            return int(self.may_fail * total + 1e-9)
+        return self.may_fail
 
 
 class Node(NamedTuple):
@@ -21,6 +51,22 @@ class Node(NamedTuple):
     pipeline: str | None
     step: dict[str, Any] | None
     policy: dict[str, Any] | None = None
+    map: Map | None = None
+    arm: str | None = None
+    """The branch or loop that decides whether the node runs."""
+    choice: branches.Choice | None = None
+    """Set for the node that has a branch's output."""
+    loop: loops.Loop | None = None
+    """Set for the node that has a loop's output."""
+    round: int | None = None
+    """The number of the loop's round, from 1."""
+    version: int | None = None
+    """The version of the node's code; None: any."""
+
+    @property
+    def version_key(self) -> str | None:
+        """Return what a worker must have to run the node, `<module>@<version>`; None: nothing."""
+        return None if self.version is None else f"{self.module}@{self.version}"
 
 
 class Graph:
@@ -29,24 +75,15 @@ class Graph:
     Raises `InvalidWorkflow` for a definition of another version or with an unknown dependency.
     """
 
-    __slots__ = ("_downstream", "leaves", "nodes", "position", "sources")
+    __slots__ = ("_downstream", "choices", "leaves", "nodes", "position", "sources")
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
-        if definition.get("version") != 1:
+        if definition.get("version") not in VERSIONS:
             raise errors.InvalidWorkflow(
-                f"a definition of version {definition.get('version')!r}; this code reads version 1"
+                f"a definition of version {definition.get('version')!r}; this code reads versions "
+                f"{' and '.join(map(str, VERSIONS))}"
             )
-        fields = [field for field in Node._fields if field not in ("id", "deps", "policy")]
-        nodes = {
-            entry["id"]: Node(
-                id=entry["id"],
-                deps=tuple(entry["deps"]),
-                policy=entry.get("policy"),
-                **{field: entry[field] for field in fields},
-            )
-            for entry in definition["nodes"]
-        }
-        self._fill(nodes)
+        self._fill({entry["id"]: _node(entry) for entry in definition["nodes"]})
 
     @classmethod
     def of(cls, nodes: dict[str, Node]) -> Graph:
@@ -57,6 +94,8 @@ class Graph:
 
     def _fill(self, nodes: dict[str, Node]) -> None:
         self.nodes = nodes
+        self.choices = _choices(nodes)
+        _check_loops(nodes)
         self.position = {node_id: index for index, node_id in enumerate(self.nodes)}
         self._downstream = _downstream(self.nodes.values())
         self.sources = tuple(node.id for node in self.nodes.values() if not node.deps)
@@ -90,6 +129,74 @@ class Graph:
         while chain and chain[-1] in before:
             chain.append(before[chain[-1]])
         return chain[::-1]
+
+
+def _choices(nodes: Mapping[str, Node]) -> dict[str, branches.Choice]:
+    """Return the branches by their nodes' ids; raise `InvalidWorkflow` for an unknown one."""
+
+    def deps(node_id: str) -> tuple[str, ...]:
+        return nodes[node_id].deps if node_id in nodes else ()
+
+    def arm(node_id: str) -> str | None:
+        return nodes[node_id].arm if node_id in nodes else None
+
+    found = {
+        node.id: branches.linked(node.choice, deps, arm)
+        for node in nodes.values()
+        if node.choice is not None
+    }
+    for node in nodes.values():
+        if node.arm is None or node.arm in found:
+            continue
+        if node.arm not in nodes or nodes[node.arm].loop is None:
+            raise errors.InvalidWorkflow(
+                f"node {node.id!r} belongs to the unknown branch {node.arm!r:.120}"
+            )
+    return found
+
+
+def _check_loops(nodes: Mapping[str, Node]) -> None:
+    for node in nodes.values():
+        if node.loop is not None:
+            loops.linked(node.loop, lambda end: nodes[end].arm if end in nodes else None)
+
+
+_REQUIRED = [field for field in Node._fields if field not in ("id", "deps", *_OPTIONAL)]
+
+
+def _node(entry: Mapping[str, Any]) -> Node:
+    node_id, more = entry["id"], dict[str, Any]()
+    if entry.get("map") is not None:
+        more["map"] = _map(entry["map"])
+    if entry.get("loop") is not None:
+        more["loop"] = loops.stored(entry["loop"], node_id, f"node {node_id!r:.120}")
+    if entry.get("choice") is not None:
+        more["choice"] = branches.stored(entry["choice"], node_id, f"node {node_id!r:.120}")
+    return Node(
+        id=node_id,
+        deps=tuple(entry["deps"]),
+        policy=entry.get("policy"),
+        arm=entry.get("arm"),
+        round=entry.get("round"),
+        version=entry.get("version"),
+        **{field: entry[field] for field in _REQUIRED},
+        **more,
+    )
+
+
+def _map(given: Mapping[str, Any]) -> Map:
+    settings: dict[str, Any] = {
+        **given,
+        "path": tuple(given["path"]),
+        "may_fail": failures_of(given["may_fail"]),
+    }
+    body = Graph.of({entry["id"]: _node(entry) for entry in settings.pop("body")})
+    return Map(body=body, **settings)
+
+
+def failures_of(given: Mapping[str, Any]) -> int | float:
+    """Return `may_fail` as a definition stores it, `{"count": n}` or `{"share": x}`."""
+    return float(given["share"]) if "share" in given else int(given["count"])
 
 
 def _downstream(nodes: Iterable[Node]) -> dict[str, tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from queue_workflows import config, errors, refs
@@ -93,6 +93,17 @@ def encode_definition(definition: dict[str, Any]) -> str:
     return json.dumps(definition)
 
 
+def encode_items(keys: Iterable[str], items: Iterable[Any]) -> str:
+    """Return the items of a map, which were stored before, as a JSON array of `{key, item}`."""
+    pairs = zip(keys, items, strict=True)
+    return _to_json([{"key": key, "item": item} for key, item in pairs])
+
+
+def encode_errors(failed: Mapping[str, str]) -> str:
+    """Return the errors of items by their keys as JSON."""
+    return _to_json({key: error_text(error) for key, error in failed.items()})
+
+
 def encode_plan(rows: Iterable[plan.NewNode]) -> Iterator[str]:
     """Yield the rows of a plan as JSON arrays for `nodes.insert_many`, of about PART_BYTES each.
 
@@ -118,20 +129,42 @@ def parts(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _row(row: plan.NewNode) -> str:
+    if row.node.map is not None:
+        return _to_json(_map_row(row))
     inputs = encode(row.inputs or {}, f"inputs of node {row.node.id!r}")
     columns = {
         "node_id": row.node.id,
         "node_module": row.node.module,
         "queue": row.node.queue,
         "required_model": row.node.model,
+        "required_version": row.node.version_key,
         "pipeline_name": row.node.pipeline,
         "status": row.status,
         "input_template": row.template,
         "ref_heads": sorted(refs.heads(row.template)),
     }
+    if row.child is not None:
+        columns["child"] = row.child
+    if row.result is not None:
+        result = encode(row.result, f"output of node {row.node.id!r}")
+        return f'{_to_json(columns)[:-1]}, "inputs": {inputs}, "context_delta": {result}}}'
     if row.node.policy:
         columns |= policy.columns(row.node.policy, is_input=row.node.step is not None)
     return f'{_to_json(columns)[:-1]}, "inputs": {inputs}}}'
+
+
+def _map_row(row: plan.NewNode) -> dict[str, Any]:
+    """Return the row of a map: it waits for its items, which are stored elsewhere."""
+    return {
+        "node_id": row.node.id,
+        "node_module": row.node.module,
+        "queue": row.node.queue,
+        "status": row.status,
+        "blocked_reason": "items" if row.status == "queued" else None,
+        "inputs": {},
+        "input_template": {},
+        "ref_heads": [],
+    }
 
 
 def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:

@@ -9,7 +9,9 @@ from queue_workflows import errors
 from queue_workflows.dag import bindings, document_values, graph, policy
 
 INPUT_MODULE = "__input__"
+MAP_MODULE = "__map__"
 MAX_FROM_CHARS = 100_000
+_KEPT = ("input", "branch", "run", "start", "output", "loop", "map")
 
 
 class PipelineNode(NamedTuple):
@@ -82,8 +84,8 @@ def _node(
     where: str,
 ) -> PipelineNode:
     module = document_values.text(entry, "node", where) or node_id
-    if module.startswith(INPUT_MODULE):
-        raise errors.InvalidWorkflow(f"{where}: {INPUT_MODULE!r} is kept for steps of kind 'input'")
+    if module.startswith("__") and module.partition("__")[2].partition("__")[0] in _KEPT:
+        raise errors.InvalidWorkflow(f"{where}: {module!r:.120} is kept for the engine")
     gpu, model = entry.get("gpu"), document_values.text(entry, "model", where)
     if gpu is not None and not isinstance(gpu, bool):
         raise errors.InvalidWorkflow(f"{where}: 'gpu' must be true or false")

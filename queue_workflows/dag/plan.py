@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import bindings, graph, readiness
+from queue_workflows.dag import bindings, branches, engine_nodes, graph, loops, readiness
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, RefResolver
+
+
+T = TypeVar("T")
 
 
 class Reader(readiness.Truth, Protocol):
@@ -32,12 +36,18 @@ class Reader(readiness.Truth, Protocol):
 
 
 class NewNode(NamedTuple):
-    """A row to create. `inputs` as resolved now, `template` with its refs; both None if skipped."""
+    """A row to create. `inputs` as resolved now, `template` with its refs; both None if skipped.
+
+    `result`: the output of a node that the plan itself completes. `child`: the run that is made
+    with the node, `{"id", "workflow"}`.
+    """
 
     node: graph.Node
     status: str
     inputs: JsonDict | None
     template: JsonDict | None
+    result: JsonDict | None = None
+    child: JsonDict | None = None
 
 
 class Plan(NamedTuple):
@@ -101,10 +111,20 @@ def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
 class _Candidate:
     """A ready node with its inputs bound to the run's folder, or why it cannot run."""
 
-    __slots__ = ("inputs", "node", "reason", "template")
+    __slots__ = ("child", "choice", "inputs", "loop", "node", "reason", "result", "template")
 
-    def __init__(self, node: graph.Node, out_dir: str | None) -> None:
+    def __init__(
+        self,
+        node: graph.Node,
+        choice: branches.Choice | None,
+        loop: loops.Loop | None,
+        out_dir: str | None,
+    ) -> None:
         self.node = node
+        self.choice = choice
+        self.loop = loop
+        self.result: JsonDict | None = None
+        self.child: JsonDict | None = None
         self.template: JsonDict = {}
         self.inputs: JsonDict = {}
         self.reason: str | None = None
@@ -116,28 +136,113 @@ class _Candidate:
     def templates(self) -> list[Any]:
         """Return all templates that the resolver gets."""
         given = [] if self.node.step is not None else list(self.template.values())
+        if self.choice is not None:
+            given.append(self.choice.on)
+            given += [{"$from": end} for end in self.choice.ends if self.node.choice is not None]
+        if self.loop is not None:
+            at = (self.node.round or 1) - 2
+            rounds = self.loop.rounds if self.node.loop is not None else self.loop.rounds[at:][:1]
+            if self.node.loop is not None or at >= 0:
+                given += [
+                    template for one in rounds for template in (one.until, {"$from": one.end})
+                ]
         return given if self.node.skip_if is None else [self.node.skip_if, *given]
 
     def is_skipped(self, context: JsonDict, resolver: RefResolver) -> bool:
-        """Return whether `skip_if` holds; False if it cannot be resolved."""
-        if self.node.skip_if is None:
-            return False
+        """Return whether `skip_if` holds (not if it cannot be resolved), or its branch skips it.
+
+        Sets `reason` if the branch cannot decide.
+        """
 
         def holds(template: Any, values: Mapping[str, Any]) -> bool:
             return bool(resolver(template, values))
 
-        return refs.attempt(self.node.skip_if, context, holds)[0] is True
+        condition = self.node.skip_if
+        if condition is not None and refs.attempt(condition, context, holds)[0] is True:
+            return True
+        if self.loop is not None and self.node.loop is None:
+            return not self._goes_on(self.loop, context, resolver)
+        if self.choice is None or self.node.choice is not None:
+            return False
+        end = self._decided(lambda choice, value: choice.arm_of(value), context, resolver)
+        return end is not None and self.node.id not in self.choice.members[end]
+
+    def _goes_on(self, loop: loops.Loop, context: JsonDict, resolver: RefResolver) -> bool:
+        """Return whether the node's round takes place; True with `reason` if that is unknown."""
+        try:
+            return loops.goes_on(loop, self.node.round or 1, context, _resolving(context, resolver))
+        except errors.InvalidWorkflow as error:
+            self.reason = str(error)
+            return True
+
+    def _end_loop(self, loop: loops.Loop, context: JsonDict, resolver: RefResolver) -> None:
+        try:
+            self.result, number = loops.output(loop, context, _resolving(context, resolver))
+        except errors.InvalidWorkflow as error:
+            self.reason = str(error)
+        else:
+            self.inputs = {"rounds": number}
+
+    def _decided(
+        self,
+        decide: Callable[[branches.Choice, Any], T],
+        context: JsonDict,
+        resolver: RefResolver,
+    ) -> T | None:
+        """Return the decision about the value of the branch; None with `reason` set."""
+        assert self.choice is not None
+        value, reason = refs.attempt(self.choice.on, context, resolver)
+        if reason is not None:
+            self.reason = f"branch {self.choice.id!r}: its value: {reason}"
+            return None
+        self.inputs = {"value": value} if self.node.choice is not None else self.inputs
+        try:
+            return decide(self.choice, value)
+        except errors.InvalidWorkflow as error:
+            self.reason = str(error)
+            return None
 
     def resolve(self, context: JsonDict, resolver: RefResolver) -> None:
         """Set `inputs`, or `reason` for the first input that does not resolve."""
         if self.node.step is not None:
             self.inputs = self.template
             return
+        if self.node.loop is not None:
+            self._end_loop(self.node.loop, context, resolver)
+            return
+        if self.node.choice is not None:
+            self.result = self._decided(
+                lambda choice, value: branches.output(choice, value, context), context, resolver
+            )
+            return
         for name, template in self.template.items():
             self.inputs[name], reason = refs.attempt(template, context, resolver)
             if reason is not None:
                 self.reason = f"node {self.node.id!r}: input {name!r}: {reason}"
                 return
+        self._set_result()
+
+    def _set_result(self) -> None:
+        """Set what the plan itself knows of a node that no worker runs."""
+        workflow = engine_nodes.workflow_of(self.node.module)
+        if workflow is not None:
+            self.child = {"id": str(uuid.uuid4()), "workflow": workflow}
+            if self.node.module.startswith(engine_nodes.START):
+                self.result = {"result": self.child["id"]}
+        elif self.node.module == engine_nodes.OUTPUT:
+            self.result = self.inputs
+
+
+def _resolving(context: JsonDict, resolver: RefResolver) -> Callable[[Any], Any]:
+    """Return a function that resolves a template, and raises `InvalidWorkflow` if it cannot."""
+
+    def resolved(template: Any) -> Any:
+        value, reason = refs.attempt(template, context, resolver)
+        if reason is not None:
+            raise errors.InvalidWorkflow(reason)
+        return value
+
+    return resolved
 
 
 class _Planner:
@@ -155,7 +260,10 @@ class _Planner:
         self.round_ = round_
         self.context = _Context(reader, round_, whole=custom_resolver)
         self.queued: list[NewNode] = []
-        self.skipped: list[NewNode] = []
+        self.parked: list[NewNode] = []
+        """Nodes that wait for their child runs."""
+        self.ended: list[NewNode] = []
+        """Skipped nodes, and those that the plan completes."""
 
     def run(self, candidates: list[str], resolver: RefResolver, out_dir: str | None) -> Plan:
         nodes = self.progress.graph.nodes
@@ -163,15 +271,22 @@ class _Planner:
         while candidates:
             may_end = may_end or candidates[-1] == readiness.END
             ready = self.round_.ready(filter(self._is_open, candidates))
-            skipped, failure = self._round(
-                [_Candidate(nodes[node_id], out_dir) for node_id in ready], resolver, may_exist
+            done, failure = self._round(
+                [self._candidate(nodes[node_id], out_dir) for node_id in ready],
+                resolver,
+                may_exist,
             )
             if failure is not None:
                 return Plan([], failure=failure)
-            candidates = _followers(self.progress.graph, skipped)
+            candidates = _followers(self.progress.graph, done)
             may_exist = False  # a node that waited for a row of this plan has no row yet
         complete = may_end and bool(self.round_.ready([readiness.END]))
-        return Plan([*self._by_model(), *self.skipped], complete)
+        return Plan([*self._by_model(), *self.parked, *self.ended], complete)
+
+    def _candidate(self, node: graph.Node, out_dir: str | None) -> _Candidate:
+        graph_ = self.progress.graph
+        choice = graph_.choices.get(node.arm or node.id)
+        return _Candidate(node, choice, graph_.nodes[node.arm or node.id].loop, out_dir)
 
     def _is_open(self, node_id: str) -> bool:
         return node_id != readiness.END and node_id not in self.progress.known
@@ -179,7 +294,7 @@ class _Planner:
     def _round(
         self, candidates: list[_Candidate], resolver: RefResolver, may_exist: bool
     ) -> tuple[list[str], tuple[str, str] | None]:
-        """Return the ids skipped in this round, and the failure that ends the plan, if any.
+        """Return the ids done in this round, and the failure that ends the plan, if any.
 
         A node whose row exists was decided when that was written: it is neither skipped nor failed.
         """
@@ -190,17 +305,31 @@ class _Planner:
         for each in staying:
             if each.reason is None:
                 each.resolve(context, resolver)
-        doubtful = leaving | {each.node.id for each in staying if each.reason is not None}
+        doubtful = leaving | {
+            each.node.id for each in staying if each.reason is not None or each.result is not None
+        }
         present = self.reader.present(doubtful) if doubtful and may_exist else set[str]()
+        ended = [NewNode(each.node, "skipped", None, None) for each in skipped]
         for each in staying:
-            if each.reason is None:
+            if each.result is not None:
+                ended.append(
+                    NewNode(each.node, "completed", each.inputs, {}, each.result, each.child)
+                )
+            elif each.child is not None:
+                self.parked.append(
+                    NewNode(
+                        each.node, "awaiting_input", each.inputs, each.template, None, each.child
+                    )
+                )
+            elif each.reason is None:
                 self.queued.append(NewNode(each.node, "queued", each.inputs, each.template))
             elif each.node.id not in present:
                 return [], (each.node.id, each.reason)
-        new = [each.node for each in skipped if each.node.id not in present]
-        self.skipped += [NewNode(node, "skipped", None, None) for node in new]
-        self.round_.skipped.update(node.id for node in new)
-        return [node.id for node in new], None
+        new = [row for row in ended if row.node.id not in present]
+        self.ended += new
+        self.round_.skipped.update(row.node.id for row in new)
+        self.context.own |= {row.node.id: row.result for row in new if row.result is not None}
+        return [row.node.id for row in new], None
 
     def _by_model(self) -> list[NewNode]:
         """Return queued rows grouped by model in order of appearance, those without last."""
@@ -221,6 +350,8 @@ class _Context:
         self.whole = whole
         self.values: dict[str, Any] = {}
         self.asked: set[str] | None = set()
+        self.own: dict[str, Any] = {}
+        """Outputs of nodes that the plan itself completes."""
 
     def covering(self, candidates: Iterable[_Candidate]) -> dict[str, Any]:
         """Return the values, after reading every head of these templates at most once."""
@@ -231,10 +362,12 @@ class _Context:
         if self.whole:
             if templates and self.asked is not None:
                 self.values, self.asked = self.reader.context(None), None
-            return self.values
+            return self.values | self.own
         asked = self.asked or set[str]()
         missing = set[str]().union(*map(refs.heads, templates)) - asked
+        # A node that this plan skips or completes has no output that the database knows.
+        missing -= self.round_.skipped
         if missing:
             self.values.update(self.reader.context(missing))
             self.asked = asked | missing
-        return self.values
+        return self.values | self.own if self.own else self.values

@@ -27,6 +27,7 @@ from queue_workflows.db.schema import (
     downgrade,
     pending,
 )
+from queue_workflows.db.subscriptions import Subscriptions
 
 __all__ = [
     "REQUIRED_VERSION",
@@ -36,6 +37,7 @@ __all__ = [
     "DedicatedConnection",
     "Listener",
     "OperationalError",
+    "Subscriptions",
     "Wake",
     "bootstrap",
     "close_pool",

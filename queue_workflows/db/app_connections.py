@@ -29,7 +29,7 @@ _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%s|%%|:")
 _JSON_COLUMNS = frozenset(
     {
         "context", "context_delta", "definition", "input_spec", "input_template", "inputs",
-        "policy", "progress", "resolved_inputs", "steps_done",
+        "policy", "progress", "resolved_inputs", "steps_done", "upgrades",
     }
 )  # fmt: skip
 """Columns that asyncpg and Django return as JSON text."""

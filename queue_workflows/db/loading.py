@@ -18,6 +18,8 @@ MAX_BYTES = 64 * 1024 * 1024
 """Bytes of JSON text. A loaded value takes up to ten times as much memory."""
 KEPT_BYTES = 64 * 1024
 """Bytes that an `Unreadable` keeps of a text over MAX_BYTES, so that a person can identify it."""
+_decode = json.JSONDecoder().decode
+"""`json.loads` of bytes would search for their encoding, which is UTF-8."""
 _LATEST = datetime.max.replace(tzinfo=timezone.utc)
 _EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
 
@@ -36,16 +38,19 @@ def load_json(data: str | bytes) -> Any:
     default, `sys.set_int_max_str_digits`).
     """
     raw = data.encode() if isinstance(data, str) else data
-    if len(raw) > MAX_BYTES:
-        return Unreadable(f"it has {len(raw)} bytes, more than {MAX_BYTES}", raw[:KEPT_BYTES])
+    size = len(raw)
+    if size > MAX_BYTES:
+        return Unreadable(f"it has {size} bytes, more than {MAX_BYTES}", raw[:KEPT_BYTES])
     try:
-        value = json.loads(raw)
+        value = _decode(raw.decode("utf-8", "surrogatepass"))
     except RecursionError:
         return Unreadable(f"it is nested deeper than {MAX_DEPTH} levels", raw)
     except ValueError as error:
         # The parser's own words: "Exceeds the limit (4300 digits) for integer string conversion".
         return Unreadable(str(error).partition(";")[0], raw)
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(value):
+    # A level needs two brackets. Most texts are too short for that many.
+    levels_fit = size > 2 * MAX_DEPTH
+    if levels_fit and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(value):
         return Unreadable(f"it is nested deeper than {MAX_DEPTH} levels", raw)
     return value
 

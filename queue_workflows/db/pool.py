@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Connection: TypeAlias = "psycopg.Connection[Row]"
 """A connection whose rows are dicts."""
 
-ENGINE_POOL_MAX = 4
+ENGINE_POOL_LIMIT = 100
 LOCK_TIMEOUT_S = 3.0
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 TRUSTED_S = 20.0
@@ -136,18 +136,19 @@ def _pool(kind: str) -> ConnectionPool[Connection]:
 
 
 def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
-    from psycopg_pool import ConnectionPool
+    from queue_workflows.db.reconnecting_pool import ReconnectingPool
 
     with _lock:
         known = _pools.get(kind)
         if known is not None and known[0] == url:
             return known[1]
-        pool = ConnectionPool(
+        pool = ReconnectingPool(
             database_url.conninfo(url),
             connection_class=cast("type[Connection]", _Pooled),
             kwargs={"row_factory": dict_row, "autocommit": kind == "engine"},
             min_size=0,
-            max_size=max(1, config.DB_POOL_MAX.read()) if kind == "host" else ENGINE_POOL_MAX,
+            max_size=_size(kind),
+            max_lifetime=max(1.0, config.DB_POOL_RECYCLE_S.read()),
             timeout=30.0,
             check=_check,
             configure=None if kind == "host" else _limit,
@@ -160,6 +161,12 @@ def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
     if known is not None:
         known[1].close()
     return pool
+
+
+def _size(kind: str) -> int:
+    if kind == "host":
+        return max(1, config.DB_POOL_MAX.read())
+    return min(ENGINE_POOL_LIMIT, max(1, config.DB_ENGINE_POOL_MAX.read()))
 
 
 def get_pool() -> ConnectionPool[Connection]:

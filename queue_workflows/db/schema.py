@@ -13,7 +13,6 @@ import psycopg
 from queue_workflows import errors
 from queue_workflows.db import (
     development_chain,
-    downgrade_check,
     functions,
     ledger,
     migration_files,
@@ -225,6 +224,8 @@ def downgrade(
     Unless `allow_data_loss`, raises `DataLossRefused` with the tables, rows and non-default values
     that would be dropped, and changes nothing. Takes the same lock as `bootstrap`.
     """
+    from queue_workflows.db import downgrade_check
+
     steps = {step.version: step for step in migration_files.chain(migrations_dir)}
     ours = _is_ours(list(steps.values()), version_table)
     with migration_lock.exclusive(version_table) as conn:

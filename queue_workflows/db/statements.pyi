@@ -50,8 +50,8 @@ class _Audit:
     outbox_agrees: bytes
     """A completed or failed node has exactly one outbox event of that kind, from the same commit."""
     run_agrees: bytes
-    """A completed run has only completed or skipped nodes, and no node waits under a terminal run
-    after a sweep."""
+    """A completed run has only completed or skipped nodes, but for items that may fail, and no node
+    waits under a terminal run after a sweep."""
     cancel_holds: bytes
     """After a cancel is acknowledged, no node of the run is claimed."""
     one_job_per_key: bytes
@@ -64,6 +64,13 @@ class _Audit:
     """A worker that is switched OFF claims nothing."""
     runs_advance: bytes
     """A running run has a node, an outbox event or an answer that moves it forward."""
+    maps_agree: bytes
+    """The counters of a map are those of its items, and a map that ended has no open item."""
+    streams_numbered: bytes
+    """The parts of a stream are numbered without a gap from 1 within a claim of its job, and none is
+    stored after that claim has ended."""
+    steps_agree: bytes
+    """A step belongs to a claim that its job has had, one that is done has its end, and no wait outlasts its event."""
 
 audit: _Audit
 
@@ -270,11 +277,15 @@ class _Doctor:
     """Return the queues that have due jobs and no live worker which takes them. `n` counts at most
     `counted` jobs, `wait_s` is the age of the first in line, `alive` how many workers are there
     and take none. A worker of 0.3.0 has a heartbeat only. Each step reads one index entry."""
+    missing_versions: bytes
+    """Return the versions of nodes that due jobs need and no live worker of their queue has, up to
+    `listed`, with up to three of these jobs and the age of the first. It steps from version to
+    version, 1,000 of each queue, however many jobs need one."""
     dead_workers: bytes
     """Return `host queue` of the heartbeats that are flagged dead, and of the workers that have been
     silent for `stale_s` seconds and have a running job."""
     alerts: bytes
-    """Return how many failures wait to be told, for how many seconds the oldest has, and how many seconds ago a sender
+    """Return how many failures wait to be sent, for how many seconds the oldest has, and how many seconds ago a sender
     was there; NULL: none ever was."""
     table_statistics: bytes
     """Return what autovacuum and updates do to these tables."""
@@ -291,6 +302,61 @@ class _DowngradeCheck:
 
 downgrade_check: _DowngradeCheck
 
+class _EventExports:
+    create: bytes
+    """Note who exports, from the events on that are there now."""
+    take: bytes
+    """Take or keep the export for `lease_s` seconds and return how far it is. No row: another
+    process has it."""
+    release: bytes
+    """Let another process take the export at once."""
+    advance: bytes
+    """Note that all events up to these are exported. No row: another process has the export."""
+    last_ids: bytes
+    """Return the last event ids that were drawn, by whichever transaction."""
+    transactions: bytes
+    """Return the transactions that run now, but for this one; prepared ones are among them. Each
+    holds the lock of its own id until it ends."""
+    node_events: bytes
+    """Return up to `batch` events of nodes whose ids are in one of the ranges."""
+    ingest_events: bytes
+    """Return the same of ingest jobs, with who made the change."""
+    node_attempts: bytes
+    """Return the events of these claims of nodes, the oldest first, with the workflow and the trace
+    of the run. `waited_from`: when the claim before ended, else when the job was queued."""
+    ingest_attempts: bytes
+    """Return the same of ingest jobs; `name` is the task."""
+    add_runs: bytes
+    """Note runs with exported events, whose own end is to be exported."""
+    ended_runs: bytes
+    """Return up to `batch` of these runs that are over. A run that is not there any more has no
+    workflow."""
+    remove_runs: bytes
+    """Forget runs whose end is exported."""
+
+event_exports: _EventExports
+
+class _Events:
+    send: bytes
+    """Insert an event. No row: there is one of this name and key already, which stays."""
+    newest: bytes
+    """Return the newest events. `name` NULL: of every name."""
+    prune: bytes
+    """Delete up to `batch` events that are older than `days` days."""
+    wake_waiting: bytes
+    """Wake jobs whose event is there although they wait for it; return how many."""
+    wait: Mapping[str, bytes]
+    """Begin or continue a wait of a claimed job: for an event of this name and key, or, for the kind
+    `sleep`, for the time alone. One row: `state` is `done`, with the value of the event or `default`
+    as `output`; `waiting`; `busy` if another transaction is about to end the wait; NULL if the claim
+    is lost. The time of the first call counts. A wait that is over is only read."""
+    suspend: Mapping[str, bytes]
+    """Give up the claim of a job whose handler waits, counting nothing: the job is queued again until
+    the first of its waits is due, at most `longest_s`, and for a second if one has ended meanwhile. It
+    is cancelled instead if it must end. No row: the claim is lost."""
+
+events: _Events
+
 class _FailureAlerts:
     announce: bytes
     """Note that a sender is there: failures are noted for `keep_s` more seconds."""
@@ -303,10 +369,11 @@ class _FailureAlerts:
     for a minute after the limit was reached. A time in the future, of a clock that has gone back, does not count. It is
     a statement after the lock, and reads the clock, to see what the last holder of the lock has done."""
     expire: bytes
-    """Delete what was told over a minute ago. Of the rows that nobody has at present, delete those that are over
-    `max_age_s` old, and those that were taken `tries` times. Return `is_told` of each."""
+    """Delete what was sent over a minute ago. Of the rows that nobody has at present, delete those that are over
+    `max_age_s` old, and those that were taken `tries` times. Return `is_sent` of each."""
     waiting: bytes
-    """Count the rows that may be taken, up to two."""
+    """Count the rows that a sender of `app` may take, up to two. Those that another app has a function for are left to its
+    senders for `patience_s`."""
     take: bytes
     """Take the oldest row for `lease_s` seconds. MATERIALIZED: a subquery that the plan runs once for each row would find
     the next oldest each time, and take them all."""
@@ -314,11 +381,11 @@ class _FailureAlerts:
     """Take all rows for `lease_s` seconds; return for each kind how many there are, up to five of their names, and the
     time of the last."""
     quiet: bytes
-    """Note that the limit is reached: nothing is told for a minute."""
-    told: bytes
-    """Mark what a sender took as told: one row stays for a minute, to count against the limit."""
+    """Note that the limit is reached: nothing is sent for a minute."""
+    sent: bytes
+    """Mark what a sender took as sent: one row stays for a minute, to count against the limit."""
     prune: bytes
-    """Delete failures that nobody tells any more: no sender was there within its time, or they are over a week old."""
+    """Delete failures that nobody sends any more: no sender was there within its time, or they are over a week old."""
 
 failure_alerts: _FailureAlerts
 
@@ -345,10 +412,19 @@ class _HistoryRows:
     """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes."""
     ingest_events: bytes
     """Return the events of an ingest job, the oldest first, each with its actor."""
+    count_item_nodes: bytes
+    """Count the nodes of a run that belong to items of maps."""
     node_counts: bytes
     """Return how many nodes of a run have each status."""
     ids_in_range: bytes
     """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind."""
+    changes: bytes
+    """Return the events of jobs of both kinds from `since` on, in the order of their transactions'
+    start, after the event with this place (`at`, `kind`, `id`); NULL: from the first."""
+    run_states: bytes
+    """Return the state of these runs, and of those that were queued within `recent_s` seconds."""
+    clock: bytes
+    """Return the time of the database."""
 
 history_rows: _HistoryRows
 
@@ -363,13 +439,20 @@ class _IngestJobs:
     insert_many. Returns a row for each job whose idempotency key another job has: its place,
     that job's id, and whether that job has the same task, queue and args. If one has not,
     nothing is written."""
+    insert_once: bytes
+    """Queue the one job of the JSON array `jobs`, as insert_batch does, and append its event `queued`,
+    by `actor`. If a job has its idempotency key, whatever its window: return that job, and whether
+    it has the same task, queue and args. No row: the job is queued, under the first id of `prefix`."""
+    state: bytes
+    """Return how far a job is, and whether its claim is lost."""
     get: bytes
     """Return one ingest job with every column. No row: there is no such job."""
     count_by_status: bytes
     """Count all ingest jobs, by queue and status."""
     find: bytes
-    """List jobs for an operator, the newest first. A filter that is NULL matches every job. Reads
-    the table once: no index serves every filter."""
+    """List jobs for an operator, the newest first. A filter that is NULL matches every job. `before`:
+    only jobs with a smaller `seq`, for the next page. `text`: part of the id, the task, a key or the
+    error. `lost`: of the running jobs only those whose claim is lost, or only the others. Reads the table once: no index serves every filter."""
     name_actor: bytes
     """Name who makes the changes in the rest of this transaction, for the history of jobs."""
     lock: bytes
@@ -390,12 +473,13 @@ class _InputAnswers:
     submit: bytes
     """Store an answer to a node and return its row. No row: another answer to the node is in flight."""
     hold_node: bytes
-    """Keep other transactions from changing an input node that is not over until this one ends. The
-    function locks the row, so that a role that submits answers needs no right to change nodes."""
+    """Keep other transactions from ending the wait of an input node by its time-out until this one
+    ends. The function locks the row, so that a role that submits answers needs no right to nodes."""
     next_due: bytes
     """Return the id of the oldest answer that is due and not locked, without those of
     `set_aside`. An answer that is `processing` for longer than `after` seconds is due again, as is
-    one whose `claimed_at` is in the future: no claim wrote that, and it would never become due."""
+    one whose `claimed_at` is in the future: no claim wrote that, and it would never become due.
+    Each half walks its index: a sort of all waiting answers for each of them takes hours for 20,000."""
     claim: bytes
     """Claim an answer that is still due, as in `next_due`, count the attempt and return the row,
     which is locked. No row: another transaction has it, or it is not due any more."""
@@ -466,10 +550,48 @@ class _JobEvents:
     add_node: bytes
     """Append an event to the history of a node. Its attempt is a smallint, that of a job an
     integer."""
+    note_logged_error: bytes
+    """Append the error that the handler of an ingest job logged. Nothing: the claim is lost."""
     prune_nodes: bytes
     """Delete up to `batch` events of nodes that are older than `days` days."""
 
 job_events: _JobEvents
+
+class _JobParts:
+    add: Mapping[str, bytes]
+    """Add parts, one element of each array a part, from number `first` on, and wake the readers. Return
+    whether the claim holds, and whether the parts before are stored: if not, nothing is added. The
+    first part of a claim deletes those of all earlier claims but the last two that have any, so a job
+    that runs again and again stores no more than three attempts."""
+    behind: bytes
+    """Return the next parts of a job behind a claim and number, of a name if it is given, with the job's
+    status and claim and the place of its last part, as of the same snapshot. Parts beyond `bytes` are
+    left out; `found` counts them too. One row without a part if there is none; no row: no such job."""
+    job_of_node: bytes
+    """Return the id of the job of a node; no row: the run or its node does not exist yet."""
+    streaming_nodes: bytes
+    """Return the nodes of a run that have streamed, with the place of the last part of each. `live`: only
+    those that have not ended, or have in the last 10 s. `nodes` NULL: of all its nodes."""
+
+job_parts: _JobParts
+
+class _JobSteps:
+    begin: Mapping[str, bytes]
+    """Begin a step of a claimed job, or find that it is done. One row: the step as it was before
+    (`state` NULL: there was none), `attempts` if it begins now, and whether the claim holds. A step
+    that is done is only read, which locks nothing. A cursor whose arguments differ does not begin."""
+    end: Mapping[str, bytes]
+    """Record how a step ended that this claim has begun, and return its output as it is stored. No row:
+    the claim is lost, or another one has begun the step again."""
+    store_cursors: Mapping[str, bytes]
+    """Store how far cursors are, one element of each array a cursor. Those of a lost claim are left out."""
+    of_job: bytes
+    """Return the steps of a job in the order in which they began first."""
+    forget_from: bytes
+    """Delete the first step of this name of a job and all steps that began after it first; return how
+    many."""
+
+job_steps: _JobSteps
 
 class _LockQueues:
     served: bytes
@@ -528,6 +650,89 @@ class _ManualChanges:
     must end is cancelled instead."""
 
 manual_changes: _ManualChanges
+
+class _Maps:
+    open_map: bytes
+    """Seal a map's items, or count them again in a new generation; return which."""
+    step: bytes
+    """Count items that have ended and open the next ones; return the counters and the opened items."""
+    complete: bytes
+    """Complete the node of a map; return the size of its output in bytes. Nothing is written past `limit`."""
+    fail: bytes
+    """Fail the node of a map."""
+    nodes: bytes
+    """Return how many nodes the items of these maps have, with those of the maps inside the items."""
+    generation: bytes
+    """Return the generation in which a map was opened last. No row: it was not opened."""
+    opened: bytes
+    """Return the items of a map that were opened and have not ended."""
+    items: bytes
+    """Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map."""
+    first_failure: bytes
+    """Return the first item of a map that failed, and its error."""
+    states: bytes
+    """Return the state of those of these nodes that have a row, by a look-up per node."""
+    reopen_item: bytes
+    """Let an item wait again."""
+    drop_nodes: bytes
+    """Delete the nodes of the items of a map."""
+    drop: bytes
+    """Delete a map with its items, and the maps inside its items."""
+    running_inside: bytes
+    """Return a node of an item of a map that runs."""
+
+maps: _Maps
+
+class _Metrics:
+    count_events: bytes
+    """Count the events of the next `most` transactions that are not counted yet; return whether more
+    are left, or NULL while another transaction counts."""
+    progress: bytes
+    """Return how long ago events were last counted, NULL if never, how many transactions the server
+    has made since, and whether this role and server may write the totals."""
+    bounds: bytes
+    """Return the upper bounds of the buckets of histograms."""
+    totals: bytes
+    """Return what is counted so far."""
+    in_order: bytes
+    """Keep the planner to the order of indexes for this transaction, until `by_index`: without statistics it sorts all
+    waiting jobs to find the first one."""
+    by_index: bytes
+    """Keep the planner to indexes for this transaction: without statistics it takes a scan of all
+    finished jobs for cheaper (decision 0019)."""
+    by_pages: Mapping[str, bytes]
+    """Let the planner read the pages of a table once each for the rest of this transaction, if it has
+    no statistics. It would fetch each queued row by the index alone, which takes twice as long
+    before the first VACUUM."""
+    waiting: Mapping[str, bytes]
+    """Count the queued jobs of each queue by what holds them back; `ready`: nothing does. Each part
+    walks an index that has only such jobs."""
+    oldest_nodes: bytes
+    """Return the age of the oldest node job of each queue that nothing holds back. It walks from version to version and
+    from priority to priority of each queue, however many jobs wait. Jobs without a version come last in the index."""
+    oldest_ingest: bytes
+    """Return the age of the oldest ingest job of each queue that nothing holds back. It walks from priority to
+    priority of each queue, however many jobs wait."""
+    running: Mapping[str, bytes]
+    """Count the running jobs of each queue, and those whose lease has lapsed."""
+    awaiting: bytes
+    """Count the nodes that wait for an answer, by queue."""
+    runs: bytes
+    """Count the runs that the engine has not ended, by status."""
+    paused: bytes
+    """Return the queues that have settings, and whether each is paused now."""
+    workers: bytes
+    """Count the workers of each queue by state, with their slots: for each as many as its host reported
+    last for its queue. One that was not seen for `stale_s` seconds is dead. Stopped ones are left
+    out, and dead ones after a day."""
+    schedules: bytes
+    """Return the schedules that fire, the latest first: for how long each is overdue, whether an error
+    keeps it from firing, and when it last fired."""
+    machines: bytes
+    """Return the last hardware sample of each host, unless it is over a minute old. A ring holds one
+    sample in each slot, so only the slots of the last minute are read."""
+
+metrics: _Metrics
 
 class _Migrations:
     try_lock: bytes
@@ -637,11 +842,19 @@ class _Overview:
     """Return a run without its definition and context. `elapsed_s` counts from its submit. No row: no
     such run."""
     steps: bytes
-    """Count the nodes of a run by status, for each step: the node id up to its first slash.
+    """Count the nodes of a run by status, for each step: the node id up to its first slash or bracket.
     `elapsed_s` ends with the last node, or now while a node has not ended."""
     nodes: bytes
     """Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
     these, and the queued ones of which an attempt failed."""
+    maps: bytes
+    """Return the maps of a run's definition: their items by state, and the nodes of the items."""
+    failed_items: bytes
+    """Return the first items of a map that failed, with their errors."""
+    nodes_of_item: bytes
+    """Return the ids of the nodes that the items with a key have, in all maps of a run."""
+    map_state: bytes
+    """Return how many items of a map have ended. No row: it has none yet."""
     node_seconds: bytes
     """Return how long the handler of each completed node of a run took."""
     node_counts: bytes
@@ -656,7 +869,7 @@ class _Overview:
     """Count the runs that were submitted before this one, are no less urgent, and have work to do
     now. A run that only waits for a person has none."""
     find: bytes
-    """Return what has this id, a run before a job. No row: nothing has it."""
+    """Return what has this id: a run before a job, or after it if `jobs_first`. No row: nothing has it."""
     running_under: bytes
     """Return the running jobs that have this id or belong to the run that has it, with their workers."""
     waiting_inputs: bytes
@@ -830,8 +1043,9 @@ class _Recovery:
     count_crash: Mapping[str, bytes]
     """Take running jobs, which the caller has locked, from their workers and count a crash of
     each. A job is queued again, the first time with at least the priority `band`, later after
-    `backoff_s` times its crashes; at `cap` crashes it has failed as poison. It is cancelled
-    instead if it must end."""
+    `backoff_s` times its crashes; at `cap` crashes it has failed as poison. If it must end, it is
+    cancelled instead, and nothing is counted: no further claim would need the count, and a worker
+    that was only cut off could not take it back, which `refund` does for jobs that were reclaimed."""
     excuse: Mapping[str, bytes]
     """Take running jobs, which the caller has locked, from their workers without counting
     anything. A job is queued again with at least the priority `band`, or cancelled if it must
@@ -908,6 +1122,8 @@ class _Runs:
     submit: bytes
     """Insert a queued run and return its row. It names only columns that a role for `submit` may
     insert, see docs/security.md."""
+    submit_with_headers: bytes
+    """Insert a run with headers and return its row."""
     insert: bytes
     """Insert a run with a status and a mode of the caller's choice and return its row."""
     get: bytes
@@ -973,7 +1189,8 @@ class _Runs:
     """Queue every running run again, at the front, and count a resume of each."""
     newest: bytes
     """Return the newest runs, each with `nodes`, the number of its nodes by status, and
-    `nodes_total`. `status` NULL: runs of every status."""
+    `nodes_total`. `status` and `workflow` NULL: every one. `before`, `before_id`: only runs after
+    this one in the order of the list, for the next page."""
 
 runs: _Runs
 
@@ -1021,31 +1238,37 @@ class _ScheduleDefinitions:
     find: bytes
     """Return up to `limit` schedules, those with a problem alone if `troubled`: `last_status` of the last job or run,
     `failures`, `late_s` if the next instant is overdue by more than `patience_s` (no scheduler fires it), and `missed`
-    if an instant was missed since the last fire. `failures`: how many of the last fires failed in a row (100 at most);
-    fires that queued nothing, and jobs and runs that are gone or not over, do not count."""
+    if an instant was missed since the last fire. `failures`: how many of the last fires, boot kicks among them, failed in
+    a row (100 at most); fires that queued nothing, and jobs and runs that are gone or not over, do not count, nor do fires
+    past their retention, except the last."""
 
 schedule_definitions: _ScheduleDefinitions
 
 class _ScheduleRows:
     due: bytes
-    """Lock up to `limit` schedules that are due or not planned yet, and that no other scheduler has locked: those of the
-    table and of this app, those of `names` alone if it is given, and none of `aside`. A schedule whose task this
-    process does not know is left to others for `patience_s`."""
+    """Lock up to `limit` schedules that are not planned yet and as many that are due, and that no other scheduler has
+    locked: those of the table and of this app, those of `names` alone if it is given, and none of `aside`. A schedule
+    whose task this process does not know is left to others for `patience_s`. Each half is one range of the index."""
     wake: bytes
     """Return whether there are schedules, and when the next that `due` returns is due; NULL: none is planned."""
     plan: bytes
     """Store what comes next for a schedule, and which instant was missed."""
+    notify: bytes
+    """Wake the schedulers."""
     plan_many: bytes
     """Store what comes next for several schedules."""
     plan_again: bytes
-    """Forget what was planned by a clock that was ahead. With `all`: whatever is planned after `now`; else only
-    schedules that fired or changed after it."""
+    """Forget what was planned, or found missed, by a clock that was ahead. With `all`: whatever is planned after `now`;
+    else only schedules that fired, changed or missed an instant after it. In both cases those that wait longer than a
+    jitter, or than `poll_s` for the end of a job."""
     fired: bytes
     """Store what a fire made of a schedule."""
     fail: bytes
     """Store why a schedule cannot fire."""
     claim: bytes
     """Claim one instant of a schedule. No row: it was claimed before."""
+    last_claimed: bytes
+    """Return the latest instant up to `now` that was claimed, fired or skipped; NULL: none."""
     fired_since: bytes
     """Return a row if one of the names was claimed for an instant after `since` up to `now`."""
     kicked: bytes
@@ -1102,6 +1325,23 @@ class _TestClock:
 
 test_clock: _TestClock
 
+class _Upgrades:
+    hold_queued: bytes
+    """Lock the queued nodes of a run and return their ids, without those that another transaction has
+    locked: a worker claims them, or they change otherwise."""
+    nodes: bytes
+    """Return the nodes of a run, in the order of the queue."""
+    set_versions: bytes
+    """Set the version of queued nodes of a run."""
+    drop_nodes: bytes
+    """Delete queued nodes of a run."""
+    move: bytes
+    """Store another definition of a run that is not over, queue the run, so that its start queues what
+    is ready, and record who did it, with `change`. The last 20 moves are kept. No row: the run has
+    ended."""
+
+upgrades: _Upgrades
+
 class _WaitingFacts:
     node_job: bytes
     """Return a node's job with the status of its run. No row: no such job."""
@@ -1126,6 +1366,8 @@ class _WaitingFacts:
     """Return a due gpu job of this model and priority that came later. No row: this one is the newest."""
     lock_owner: Mapping[str, bytes]
     """Return the job that runs under a lock key, or is admitted to run next. No row: there is none."""
+    awaited_event: bytes
+    """Return the event for which the handler of a job waits since its last claim. No row: for none."""
     misfit: bytes
     """Return why the claim of a worker leaves jobs of a model out: `model` (it does not know it),
     `vram` (too little GPU memory) or NULL, and the GPU memory that the model needs."""
@@ -1147,6 +1389,9 @@ class _Workers:
     """Write the row of a worker process and the heartbeat of its host and queue. A worker that
     obeys controls and is switched off is draining while it has a job, and else paused or
     parked: then its host's heartbeat is left to age."""
+    fill_memory: bytes
+    """Return a live worker, none of `but`, that has reported running jobs and that it fills one of
+    these memories. No row: there is none."""
     stop: bytes
     """Record that a worker ended in good order."""
     last_detail: bytes
@@ -1167,7 +1412,7 @@ class _Workers:
     list: bytes
     """List the worker processes that have not ended and were seen within a day, for an operator.
     One that was not seen for `stale_s` seconds is dead. Each has the model of its host's
-    heartbeat and the control row that switches it off now: of its queue's and the host's row,
+    heartbeat (a worker of one GPU: its own) and the control row that switches it off now: of its queue's and the host's row,
     the one whose policy queue_workflows_off_policy() returns."""
     switched_off: bytes
     """Return the control rows that switch workers off now, whether or not there are such workers.

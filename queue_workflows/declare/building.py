@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.dag import arguments, typed_values
+from queue_workflows.dag import arguments, map_steps, typed_values
 from queue_workflows.declare import handles, node_functions
 
 _current: contextvars.ContextVar[Graph | None] = contextvars.ContextVar("graph", default=None)
@@ -30,9 +31,10 @@ class Compiled(NamedTuple):
     pipelines: dict[str, dict[str, Any]]
     run_inputs: dict[str, Any]
     """The keys that `run_input` names, with their types."""
+    has_output: bool = False
 
 
-class _Step:
+class Step:
     """A step while it is built: `entry` becomes the document, `nodes` are its pipeline's."""
 
     def __init__(self, step_id: str, kind: str) -> None:
@@ -40,11 +42,19 @@ class _Step:
         self.inputs: dict[str, Any] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
         self.deps: dict[str, None] = {}
+        self.prefix = "" if kind == "map" else f"{step_id}/"
+        """The start of its nodes' ids in refs; those of a map's body are relative to the item."""
+        self.outer: set[str] = set()
+        """Heads of refs from a map's body to what is outside of it."""
+        self.run: dict[str, Any] | None = None
+        """The step in a map that runs a workflow for each item."""
 
     def wait_for(self, found: Iterable[handles.Handle]) -> None:
         """Make this step depend on the steps of these handles."""
         own = self.entry["id"]
         for handle in found:
+            if handles.origin(handle).body is None:
+                self.outer.add(handles.head(handle))
             step = handles.origin(handle).step
             if step is not None and step != own:
                 self.deps[step] = None
@@ -55,10 +65,12 @@ class Graph:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.steps: dict[str, _Step] = {}
-        self.group: _Step | None = None
+        self.steps: dict[str, Step] = {}
+        self.group: Step | None = None
         self.defaults: Mapping[str, Any] = {}
         self.run_inputs: dict[str, Any] = {}
+        self.above: Graph | None = None
+        """The graph of the workflow whose function calls this one."""
 
     def add_node(
         self,
@@ -93,7 +105,7 @@ class Graph:
 
     def _wire(
         self,
-        step: _Step,
+        step: Step,
         node: dict[str, Any],
         options: Options,
         given: dict[str, Any],
@@ -110,14 +122,15 @@ class Graph:
             return
         origins = [handles.origin(handle) for handle in found]
         inner = [origin.node for origin in origins if origin.step == step.entry["id"]]
-        deps = dict.fromkeys(node_id.partition("/")[2] for node_id in inner if node_id)
+        deps = dict.fromkeys(node_id.removeprefix(step.prefix) for node_id in inner if node_id)
         if deps:
             node["depends_on"] = list(deps)
 
-    def _made(self, step: _Step, node_id: str, result: node_functions.Result) -> handles.Handle:
-        full = f"{step.entry['id']}/{node_id}"
+    def _made(self, step: Step, node_id: str, result: node_functions.Result) -> handles.Handle:
+        full = f"{step.prefix}{node_id}"
         origin = handles.Origin(
             self,
+            body=None if step.prefix else step,
             what=f"{self.where}: {full!r}",
             step=step.entry["id"],
             node=full,
@@ -131,6 +144,12 @@ class Graph:
         self, name: str, build: Callable[[], Any], given: object, options: Options
     ) -> Any:
         """Add a call of a pipeline: a step with the nodes that its function calls."""
+        if self.group is not None and self.group.entry["kind"] in ("branch", "loop"):
+            outer, self.defaults = self.defaults, options.extra
+            try:
+                return build()
+            finally:
+                self.defaults = outer
         if self.group is not None:
             raise errors.InvalidWorkflow(
                 f"{self.where}: pipeline {name!r} is called in the pipeline of step "
@@ -155,6 +174,122 @@ class Graph:
             self, what=f"{where}: pipeline {name!r}", step=step.entry["id"], stores=False
         )
         return handles.Handle(origin, {"$from": step.entry["id"]})
+
+    @contextmanager
+    def deciding_step(self, kind: str, value: object, options: Options) -> Generator[Step]:
+        """Open a step of kind `branch` or `loop`; nodes that the block calls are its nodes."""
+        if self.group is not None:
+            raise _refused(self.where, self.group, f"{kind}() is called")
+        step = self._open(options.id, kind, kind)
+        where = f"{self.where}: step {step.entry['id']!r}"
+        step.wait_for(self._found((value, options.skip_if), where))
+        step.wait_for(self._waited(options.after, where))
+        if options.skip_if is not None:
+            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
+        self.group = step
+        try:
+            yield step
+        finally:
+            self.group = None
+
+    def add_run(
+        self,
+        workflow: str,
+        given: Mapping[str, Any],
+        options: Options,
+        *,
+        waits: bool,
+        stores: bool,
+    ) -> handles.Handle:
+        """Add a step of kind `run`; return a handle on the run's output, or on its id."""
+        if self.group is not None:
+            raise _refused(self.where, self.group, f"workflow {workflow!r} is called")
+        step = self._open(options.id, _step_name(workflow), "run")
+        own = step.entry["id"]
+        where = f"{self.where}: step {own!r}"
+        step.wait_for(self._found((dict(given), options.skip_if), where))
+        step.wait_for(self._waited(options.after, where))
+        step.entry["workflow"] = workflow
+        if not waits:
+            step.entry["wait"] = False
+        for key, value in given.items():
+            step.inputs[key] = handles.template(value, f"{where}: {key!r}")
+        if options.skip_if is not None:
+            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
+        origin = handles.Origin(self, what=where, step=own, node=own, stores=stores)
+        path = f"{own}.{node_functions.RESULT}" if stores else own
+        return handles.Handle(origin, {"$from": path})
+
+    def run_each(self, workflow: str, given: Mapping[str, Any], *, stores: bool) -> handles.Handle:
+        """Run a workflow for each item of the map that is being built; return its output."""
+        step = self.group
+        assert step is not None
+        own = _step_name(workflow)
+        where = f"{self.where}: step {step.entry['id']!r}"
+        step.wait_for(self._found(dict(given), where))
+        inputs = {key: handles.template(value, f"{where}: {key!r}") for key, value in given.items()}
+        step.run = {"id": own, "kind": "run", "workflow": workflow, "inputs": inputs}
+        step.entry["steps"] = [step.run]
+        origin = handles.Origin(
+            self, body=step, what=where, step=step.entry["id"], node=own, stores=stores
+        )
+        return handles.Handle(
+            origin, {"$from": f"{own}.{node_functions.RESULT}" if stores else own}
+        )
+
+    def add_map(
+        self,
+        name: str,
+        items: object,
+        settings: Mapping[str, Any],
+        build: Callable[[handles.Handle], Any],
+        options: Options,
+    ) -> handles.Handle:
+        """Add a map: `build` is called with the placeholder of an item, and calls its nodes."""
+        if self.group is not None:
+            raise _refused(self.where, self.group, f"{name!r} is mapped")
+        step = self._open(options.id, name, "map")
+        own = step.entry["id"]
+        where = f"{self.where}: step {own!r}"
+        step.wait_for(self._found((items, options.skip_if), where))
+        step.wait_for(self._waited(options.after, where))
+        step.outer.clear()
+        step.entry["over"] = handles.template(items, f"{where}: the list")
+        step.entry |= {key: value for key, value in settings.items() if value is not None}
+        if options.skip_if is not None:
+            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
+        item = handles.Origin(self, what=f"{where}: an item", body=step)
+        self.group, self.defaults = step, options.extra
+        try:
+            made = build(handles.Handle(item, {"$from": map_steps.ITEM}))
+        finally:
+            self.group, self.defaults = None, {}
+        stores = self._end_map(step, made, where)
+        return handles.Handle(
+            handles.Origin(self, what=where, step=own, node=own, stores=stores),
+            {"$from": f"{own}.{map_steps.RESULTS}"},
+        )
+
+    def _end_map(self, step: Step, made: Any, where: str) -> bool:
+        """Set the result of a map's items; return whether they have one."""
+        body = {*step.nodes, *([] if step.run is None else [step.run["id"]])}
+        if not body:
+            raise errors.InvalidWorkflow(f"{where}: its function calls no node")
+        for head in sorted(step.outer & {*body, map_steps.ITEM}):
+            raise errors.InvalidWorkflow(
+                f"{where}: {head!r} is in it and outside of it: give one another name, a node by "
+                "options(id=...)"
+            )
+        if made is None:
+            return False
+        if not isinstance(made, handles.Handle) or handles.head(made) not in body:
+            raise errors.InvalidWorkflow(
+                f"{where}: what is mapped returns the output of one of its nodes"
+            )
+        if not handles.origin(made).stores:
+            return False
+        step.entry["result"] = handles.template(made, where)
+        return True
 
     def add_question(self, keys: Mapping[str, Any], target: str, options: Options) -> Any:
         """Add a step that asks a person; return a handle on the answer."""
@@ -183,10 +318,13 @@ class Graph:
         origin = handles.Origin(self, what=f"{self.where}: the run's {key!r}")
         return handles.Handle(origin, {"$from": key})
 
-    def compiled(self, needs: Iterable[str]) -> Compiled:
-        """Return the documents. Raises `InvalidWorkflow` if a step hides a context key."""
+    def compiled(self, needs: Iterable[str], returned: object = None) -> Compiled:
+        """Return the documents. Raises `InvalidWorkflow` if a step hides a context key.
+
+        `returned`: what the workflow's function returned, the output of its runs.
+        """
         for key in needs:
-            if key in self.steps and self.steps[key].entry["kind"] == "input":
+            if key in self.steps and self.steps[key].entry["kind"] != "pipeline":
                 raise errors.InvalidWorkflow(
                     f"{self.where}: the step {key!r} and the run's {key!r} have one name in refs: "
                     "give the step another id"
@@ -204,7 +342,12 @@ class Graph:
         steps = [step.entry for step in self.steps.values()]
         for kind, entries in (("step", steps), *(("node", p["nodes"]) for p in pipelines.values())):
             self._refuse_text(kind, entries)
-        return Compiled({"name": self.name, "steps": steps}, pipelines, self.run_inputs)
+        document: dict[str, Any] = {"name": self.name, "steps": steps}
+        stores = any(handles.origin(each).stores for each in self._found(returned, self.where))
+        if stores:
+            output = handles.template(returned, f"{self.where}: what it returns")
+            document["output"] = {node_functions.RESULT: output}
+        return Compiled(document, pipelines, self.run_inputs, stores)
 
     def _refuse_text(self, kind: str, entries: list[dict[str, Any]]) -> None:
         for entry in entries:
@@ -219,8 +362,8 @@ class Graph:
         """Return the name of this workflow for messages."""
         return f"workflow {self.name!r}"
 
-    def _open(self, step_id: str | None, name: str, kind: str) -> _Step:
-        step = _Step(_free(step_id, name, self.steps, f"{self.where}: two steps"), kind)
+    def _open(self, step_id: str | None, name: str, kind: str) -> Step:
+        step = Step(_free(step_id, name, self.steps, f"{self.where}: two steps"), kind)
         self.steps[step.entry["id"]] = step
         return step
 
@@ -231,6 +374,11 @@ class Graph:
             if handles.origin(handle).graph is not self:
                 raise errors.InvalidWorkflow(
                     f"{where}: {handles.origin(handle).what} belongs to another graph"
+                )
+            if handles.origin(handle).body not in (None, self.group):
+                raise errors.InvalidWorkflow(
+                    f"{where}: {handles.origin(handle).what} exists for each item of a map: use "
+                    "what map() gave"
                 )
         return found
 
@@ -244,6 +392,10 @@ class Graph:
                 )
             found += these
         return found
+
+
+def _step_name(workflow: str) -> str:
+    return workflow.rpartition(".")[2]
 
 
 def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> str:
@@ -305,18 +457,29 @@ def build(function: Callable[..., Any], name: str) -> Compiled:
 
     Raises `InvalidWorkflow`, also for what its function raises.
     """
+    outer: list[str] = []
+    above = _current.get()
+    while above is not None:
+        outer.append(above.name)
+        above = above.above
+    if name in outer:
+        path = [*outer[: outer.index(name) + 1][::-1], name]
+        raise errors.InvalidWorkflow(
+            f"workflow {name!r} calls itself: {' -> '.join(path)}; its runs would never end"
+        )
     graph = Graph(name)
+    graph.above = _current.get()
     needs = needs_of(function, name)
     token = _current.set(graph)
     try:
-        function(**{key: graph.of_run(key) for key in needs})
+        returned = function(**{key: graph.of_run(key) for key in needs})
     except errors.QueueWorkflowsError:
         raise
     except Exception as error:
         raise errors.InvalidWorkflow(f"{graph.where}: {_describe(error)}") from error
     finally:
         _current.reset(token)
-    return graph.compiled(needs)
+    return graph.compiled(needs, returned)
 
 
 def _describe(error: Exception) -> str:
@@ -328,3 +491,17 @@ def _describe(error: Exception) -> str:
         file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
         place = f" ({file}, line {trace.tb_lineno})"
     return f"its function raised {type(error).__name__}: {error}{place}"
+
+
+def _refused(where: str, group: Step, what: str) -> errors.InvalidWorkflow:
+    """Return the error about a call that a group of nodes cannot contain, with the remedy."""
+    step = group.entry["id"]
+    if group.entry["kind"] == "map":
+        return errors.InvalidWorkflow(
+            f"{where}: step {step!r}: {what} in a mapped pipeline, which contains nodes alone; "
+            "make it a @workflow and map that, as in `publish.map(items)`: each item is a run of "
+            "its own"
+        )
+    return errors.InvalidWorkflow(
+        f"{where}: step {step!r}: {what} in a pipeline, an arm or a loop; call it in the workflow"
+    )

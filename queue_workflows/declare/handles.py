@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, cast
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import jsonable
+from queue_workflows.dag import jsonable, map_steps
 
 _TO_COME = " of a run to come>"
 
@@ -15,10 +15,11 @@ class Origin:
     """Where a handle comes from: a graph being built, and in it a step and node, or the run.
 
     `what` names it for messages; `keys` are the outputs that its function is known to return, None:
-    any. `stores` is False for a function that returns nothing.
+    any. `stores` is False for a function that returns nothing. `body` is the step of a map whose
+    items have the value; None: the run has it.
     """
 
-    __slots__ = ("graph", "keys", "node", "step", "stores", "what")
+    __slots__ = ("body", "graph", "keys", "node", "step", "stores", "what")
 
     def __init__(
         self,
@@ -29,7 +30,9 @@ class Origin:
         node: str | None = None,
         keys: frozenset[str] | None = None,
         stores: bool = True,
+        body: object = None,
     ) -> None:
+        self.body = body
         self.graph = graph
         self.what = what
         self.step = step
@@ -45,11 +48,12 @@ class Handle:
     and nothing else, since it has no value while the graph is built.
     """
 
-    __slots__ = ("_origin", "_ref")
+    __slots__ = ("_origin", "_parent", "_ref")
 
-    def __init__(self, origin: Origin, ref: dict[str, Any]) -> None:
+    def __init__(self, origin: Origin, ref: dict[str, Any], parent: Handle | None = None) -> None:
         self._origin = origin
         self._ref = ref
+        self._parent = parent
 
     def __getitem__(self, key: Any) -> Any:
         where = self._origin.what
@@ -65,7 +69,7 @@ class Handle:
             raise errors.InvalidWorkflow(
                 f"{where} returns no {key!r:.80}; it returns {', '.join(sorted(keys))}"
             )
-        return Handle(self._origin, {"$from": f"{self._ref['$from']}.{key}"})
+        return Handle(self._origin, {"$from": f"{self._ref['$from']}.{key}"}, self)
 
     def __eq__(self, other: object) -> Any:
         return self._compared("$eq", other)
@@ -78,7 +82,8 @@ class Handle:
     def _compared(self, operator: str, other: object) -> Handle:
         if len(self._ref) > 1 and "$filter" not in self._ref:
             raise errors.InvalidWorkflow(f"{self._origin.what}: a condition of a condition")
-        return Handle(self._origin, {**self._ref, operator: constant(other, self._origin.what)})
+        ref = {**self._ref, operator: constant(other, self._origin.what)}
+        return Handle(self._origin, ref, self if self._parent is None else self._parent)
 
     def __repr__(self) -> str:
         """Return a text for debuggers; a definition refuses texts that contain it (`shown_in`)."""
@@ -106,6 +111,26 @@ class Handle:
 def origin(handle: Handle) -> Origin:
     """Return where a handle comes from."""
     return handle._origin  # pyright: ignore[reportPrivateUsage]
+
+
+def selected_from(handle: Handle) -> Handle:
+    """Return what a handle was selected from by a key or a comparison; else the handle itself."""
+    parent = handle._parent  # pyright: ignore[reportPrivateUsage]
+    return handle if parent is None else parent
+
+
+def head(handle: Handle) -> str:
+    """Return the first segment of a handle's path."""
+    return refs.segments(handle._ref["$from"])[0]  # pyright: ignore[reportPrivateUsage]
+
+
+def failures(handle: Any) -> Handle:
+    """Return a handle on the items that failed in a map, out of the one on its results."""
+    made = origin(handle) if isinstance(handle, Handle) else None
+    ref: Any = handle._ref if isinstance(handle, Handle) else {}  # pyright: ignore[reportPrivateUsage]
+    if made is None or made.step is None or ref != {"$from": f"{made.step}.{map_steps.RESULTS}"}:
+        raise errors.InvalidWorkflow("failures() takes what a call of map() gave")
+    return Handle(made, {"$from": f"{made.step}.{map_steps.FAILED}"})
 
 
 def filtered(handle: Any, conditions: dict[str, Any]) -> Handle:

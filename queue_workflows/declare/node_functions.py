@@ -54,6 +54,7 @@ class NodeFunction:
     """A function with its signature; `name` identifies it in messages."""
 
     isolation: str | None = None
+    version: int | None = None
     """`process`: each of its jobs has a fresh process, in a worker with slots."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:

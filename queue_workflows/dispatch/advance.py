@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import confinement, definition, payload, plan, readiness, run_folder
-from queue_workflows.dispatch import hooks, run_cache
-from queue_workflows.engine import nodes, runs
+from queue_workflows.dispatch import expansion, hooks, run_cache
+from queue_workflows.engine import runs
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 State: TypeAlias = Callable[[Row], bool]
@@ -93,23 +93,36 @@ def must_read(progress: readiness.Progress, *node_ids: str) -> bool:
         return progress.waits_for_more(*node_ids)
 
 
-def write(conn: db.Connection, run: Row, made: plan.Plan) -> int:
-    """Write a plan under the run's lock; return the number of new rows.
+def write(
+    expanding: expansion.Expansion,
+    conn: db.Connection,
+    run: Row,
+    made: plan.Plan,
+    events: Iterable[Row] = (),
+    *,
+    resumed: bool = False,
+) -> int:
+    """Write a plan and what `events` of items lead to, under the run's lock; return the new rows.
 
-    The run fails if a node's inputs cannot be resolved or stored.
+    The run fails if a node's inputs cannot be resolved or stored, and for a list that a map cannot
+    take. `resumed`: it is the plan of a start.
     """
-    count = 0
     try:
         if made.failure is not None:
             raise errors.InvalidPayload(made.failure[1])
-        for text in payload.encode_plan(made.rows):
-            count += nodes.insert_planned(conn, run["id"], text)
+        expanding.write(made.rows, resumed=resumed)
+        expanding.advance(events)
     except errors.InvalidPayload as error:
         runs.fail(conn, run["id"], payload.error_text(error))
         return 0
     if made.complete:
         runs.complete(conn, run["id"])
-    return count
+    return expanding.rows
+
+
+def has_maps(made: plan.Plan) -> bool:
+    """Return whether a plan opens a map, which only `write` can do."""
+    return any(row.node.map is not None for row in made.rows)
 
 
 def advance(
@@ -121,13 +134,14 @@ def advance(
     settle: Callable[[db.Connection], object] = lambda _: None,
     nowait: bool = False,
     head: Row | None = None,
+    events: Sequence[Row] = (),
 ) -> int | None:
     """Plan from `finished` and write it, with `settle` in the same transaction.
 
     Return the new rows. Returns None and writes nothing if the run is no longer as `expected`, if
     its generation has changed, or if it is locked and `nowait` is set. With the built-in resolver
     all of it happens under the run's lock. An app's resolver runs before the lock is taken. `head`
-    saves reading the run.
+    saves reading the run. `events`: of items of maps.
     """
     with run_cache.reading(begin) as conn:
         run = head or runs.head(conn, run_id)
@@ -150,7 +164,7 @@ def advance(
         with begin() as conn:
             locked = runs.lock(conn, run_id, nowait=nowait)
             if locked is not None and _unchanged(conn, run, locked, expected, unfrozen):
-                count = _plan_locked(conn, locked, progress, finished, made)
+                count = _plan_locked(conn, locked, progress, finished, made, events)
                 settle(conn)
     except BaseException:
         # The progress may hold skips that were rolled back.
@@ -203,7 +217,7 @@ def _start_fresh(
         texts = list(payload.encode_plan(made.rows))
     except (run_cache.ReadNeeded, errors.InvalidPayload):
         return None
-    if made.failure is not None or made.complete or len(texts) != 1:
+    if made.failure is not None or made.complete or len(texts) != 1 or has_maps(made):
         return None
     with run_cache.reading(begin) as conn:
         return runs.start_fresh(
@@ -217,6 +231,7 @@ def _plan_locked(
     progress: readiness.Progress,
     finished: list[str] | None,
     made: plan.Plan | None,
+    events: Sequence[Row],
 ) -> int:
     """Plan if needed, start a queued run, write the plan; return the number of new rows."""
     if locked["out_dir"] is None:
@@ -229,7 +244,8 @@ def _plan_locked(
         made = make_plan(progress, locked, reader, finished)
     if is_queued(locked):
         runs.start(conn, locked["id"])
-    return write(conn, locked, made)
+    expanding = expansion.Expansion(conn, locked, progress.graph)
+    return write(expanding, conn, locked, made, events, resumed=finished is None)
 
 
 def _check_context(conn: db.Connection, run_id: str) -> None:

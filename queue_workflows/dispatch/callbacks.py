@@ -57,5 +57,10 @@ def resume_after_input(run_id: str, node_id: str, value: Any = None) -> int:
     try:
         return drain.drain_run(run_id)
     except errors.QueueWorkflowsError as error:
-        _log.warning("run %s is dispatched later, from the outbox: %s", run_id, error)
+        _log.warning(
+            "run %s is dispatched later, from the outbox: %s",
+            run_id,
+            error,
+            extra={"run_id": run_id},
+        )
         return 0

@@ -6,8 +6,8 @@ import logging
 from typing import NamedTuple
 
 from queue_workflows import config, db
-from queue_workflows.dag import payload
-from queue_workflows.dispatch import advance, hooks, input_nodes, run_cache
+from queue_workflows.dag import item_ids, payload, plan
+from queue_workflows.dispatch import advance, expansion, hooks, input_nodes, run_cache
 from queue_workflows.engine import nodes, outbox, row_isolation, runs
 from queue_workflows.types import Row
 
@@ -86,27 +86,38 @@ def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) 
             return _Done()
         finished = _finished(events)
         outside = False
-        if finished and advance.is_live(run):
+        if (finished or _of_items(events)) and advance.is_live(run):
             if nowait and (hooks.app_resolves() or not run["has_definition"]):
                 return _Done()
             outside = hooks.app_resolves() or run_cache.recall(run) is None
-        count, parked = (0, []) if outside else _settle(conn, run, events, finished)
+        settled = _Done() if outside else _settle(conn, run, events, finished)
     if outside:
         # Outside the transaction: psycopg discards every prepared statement after a rollback.
         raise _LockNotNeeded(events)
-    more = len(events) == EVENTS_A_BATCH and not (nowait and parked)
-    return _Done(count, parked, more)
+    full = len(events) == EVENTS_A_BATCH and not (nowait and settled.parked)
+    return settled._replace(more=full or settled.more)
 
 
 def _finished(events: list[Row]) -> list[str]:
-    """Return the nodes that these events name and that are done."""
+    """Return the nodes of the definition that these events name and that are done."""
     return list(
         dict.fromkeys(
             event["node_id"]
             for event in events
-            if event["kind"] == "completed" and event["node_status"] in ("completed", "skipped")
+            if event["kind"] == "completed"
+            and event["node_status"] in ("completed", "skipped")
+            and not item_ids.of_item(event["node_id"])
         )
     )
+
+
+def _of_items(events: list[Row]) -> list[Row]:
+    """Return the events of items' nodes, which are counted and fail no run by themselves."""
+    return [
+        event
+        for event in events
+        if item_ids.of_item(event["node_id"]) and event["node_status"] == event["kind"]
+    ]
 
 
 def _fatal(conn: db.Connection, run: Row, events: list[Row]) -> Row | None:
@@ -114,18 +125,20 @@ def _fatal(conn: db.Connection, run: Row, events: list[Row]) -> Row | None:
 
     If the run waits for its start, only a failure in its generation counts.
     """
-    failed = (e for e in events if e["kind"] == "failed" and e["node_status"] == "failed")
+    failed = (
+        e
+        for e in events
+        if e["kind"] == "failed" == e["node_status"] and not item_ids.of_item(e["node_id"])
+    )
     return next((e for e in failed if advance.is_live(run) or _fails_queued(conn, run, e)), None)
 
 
-def _settle(
-    conn: db.Connection, run: Row, events: list[Row], finished: list[str]
-) -> tuple[int, list[Row]]:
-    """Act on events under the lock and close them; return the parked ones, which stay open.
+def _settle(conn: db.Connection, run: Row, events: list[Row], finished: list[str]) -> _Done:
+    """Act on events under the lock and close them; parked ones stay open.
 
     A queued run ignores completed nodes: its start sees them.
     """
-    count, parked = 0, list[Row]()
+    count, parked, more = 0, list[Row](), False
     live = advance.is_live(run)
     failed = _fatal(conn, run, events)
     if failed is not None:
@@ -137,14 +150,19 @@ def _settle(
             for event in events
             if event["kind"] == "awaiting_input" and event["node_status"] == "awaiting_input"
         ]
-        progress = run_cache.recall(run) if live and finished else None
+        items = _of_items(events)
+        progress = run_cache.recall(run) if live and (finished or items) else None
         if progress is not None:
-            reader = run_cache.Reader(run_cache.in_open_transaction(conn), run["id"])
-            made = advance.make_plan(progress, run, reader, finished)
-            count = advance.write(conn, run, made)
+            made = plan.Plan([])
+            if finished:
+                reader = run_cache.Reader(run_cache.in_open_transaction(conn), run["id"])
+                made = advance.make_plan(progress, run, reader, finished)
+            expanding = expansion.Expansion(conn, run, progress.graph)
+            count = advance.write(expanding, conn, run, made, items)
+            more = expanding.ended
     kept = {event["id"] for event in parked}
     outbox.close(conn, [event["id"] for event in events if event["id"] not in kept])
-    return count, parked
+    return _Done(count, parked, more)
 
 
 def _fails_queued(conn: db.Connection, run: Row, failed: Row) -> bool:
@@ -182,6 +200,7 @@ def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: list[Row]) 
         _finished(events),
         expected=advance.is_live,
         settle=lambda conn: outbox.close(conn, closed),
+        events=_of_items(events),
     )
     return _Done(count or 0, more=True)
 
@@ -226,7 +245,12 @@ def _drained(run_id: str, begin: run_cache.Begin) -> bool:
 
 def _dispatch_one_by_one(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
     """Dispatch a run's events one by one, so that only failing ones are counted; return True."""
-    _log.warning("dispatch of run %s failed: %s", run_id, hooks.describe_error(error))
+    _log.warning(
+        "dispatch of run %s failed: %s",
+        run_id,
+        hooks.describe_error(error),
+        extra={"run_id": run_id},
+    )
     with begin() as conn:
         events = outbox.open_events(conn, run_id, EVENTS_A_BATCH)
     singly = row_isolation.Isolation()
@@ -257,5 +281,5 @@ def _count_failure(begin: run_cache.Begin, run_id: str, event: Row, error: BaseE
         )
         outbox.close(conn, [event["id"]], reason)
         runs.fail(conn, run_id, payload.error_text(message))
-    _log.error("run %s: %s", run_id, message)
+    _log.error("run %s: %s", run_id, message, extra={"run_id": run_id})
     return True

@@ -44,7 +44,13 @@ def store_question(
             outbox.close(conn, [event_id])
     if stored:
         command = display.answer_command(run_id, node_id)
-        _log.info("run %s waits for an answer to node %s: `%s`", run_id, node_id, command)
+        _log.info(
+            "run %s waits for an answer to node %s: `%s`",
+            run_id,
+            node_id,
+            command,
+            extra={"run_id": run_id},
+        )
 
 
 def _same_wait(then: Row | None, now: Row) -> bool:

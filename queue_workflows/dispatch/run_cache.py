@@ -106,12 +106,12 @@ class Reader:
             return nodes.context(conn, self._run_id, heads)
 
 
-Identity: TypeAlias = "tuple[str, int, int]"
+Identity: TypeAlias = "tuple[str, int, int, int]"
 
 
 def identity(run: Row) -> Identity:
-    """Return a run's id, generation and creation time: a recreated run is another one."""
-    return run["id"], run["generation"], run["born"]
+    """Return a run's id, generation, revision and creation time: a recreated run is another one."""
+    return run["id"], run["generation"], run["revision"], run["born"]
 
 
 K = TypeVar("K", bound=Hashable)

@@ -102,5 +102,7 @@ def _delay(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
         if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
             message = f"poison: the run could not start in {failed} tries: {reason}"
             runs.fail(conn, run_id, payload.error_text(message))
-    _log.warning("run %s could not start (try %d): %s", run_id, failed, reason)
+    _log.warning(
+        "run %s could not start (try %d): %s", run_id, failed, reason, extra={"run_id": run_id}
+    )
     return True

@@ -70,6 +70,7 @@ def claim_apart(
             "promote": promote,
             "models": who.models,
             "lane": who.lane,
+            "versions": who.versions,
         },
     ).fetchone()
     assert row is not None

@@ -37,6 +37,8 @@ class Claimant(NamedTuple):
     """How gpu jobs are chosen: `strict` or `balanced`."""
     grace_s: float = 300.0
     bound_s: float = 2400.0
+    versions: list[str] | None = None
+    """The versions of nodes that the worker has, `<module>@<version>`; None: of none."""
 
 
 class NodeResult(NamedTuple):
@@ -57,6 +59,7 @@ class Ahead(NamedTuple):
     rows: str | None
     """The rows of a plan as JSON text; None: none."""
     complete: bool
+    revision: int = 0
 
 
 class IngestResult(NamedTuple):
@@ -178,6 +181,7 @@ def _node_json(done: NodeResult, ahead: Ahead | None) -> str:
         "seconds": done.seconds,
         "rss_mb": done.vm_rss_mb_peak,
         "generation": ahead and ahead.generation,
+        "revision": ahead.revision if ahead else 0,
         "complete": ahead and ahead.complete,
     }
     texts = {
@@ -191,7 +195,7 @@ def _node_json(done: NodeResult, ahead: Ahead | None) -> str:
 
 def _completed(done: NodeResult | None, ahead: Ahead | None) -> dict[str, Any]:
     lease, result, seconds, rss_mb, received = done or (None,) * 5
-    generation, rows, complete = ahead or (None,) * 3
+    generation, rows, complete, revision = ahead or (None, None, None, 0)
     return {
         "job": lease and lease.job_id,
         "claim_no": lease and lease.claim_no,
@@ -200,6 +204,7 @@ def _completed(done: NodeResult | None, ahead: Ahead | None) -> dict[str, Any]:
         "rss_mb": rss_mb,
         "received": received,
         "generation": generation,
+        "revision": revision,
         "rows": rows,
         "complete": complete,
     }
@@ -212,6 +217,7 @@ def _claimant(who: Claimant) -> dict[str, Any]:
         "queue": who.queue,
         "lease_s": who.lease_s,
         "obey": who.obey,
+        "versions": who.versions,
     }
 
 

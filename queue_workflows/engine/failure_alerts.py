@@ -1,4 +1,4 @@
-"""Claim the failures that the app is to be told about, and keep the limit of all senders.
+"""Claim the failures that are to be sent as alerts, and keep the limit of all senders.
 
 Each function takes part in the transaction of its connection. The rows are written by triggers.
 """
@@ -15,12 +15,14 @@ from queue_workflows.runtime import display
 from queue_workflows.types import Row
 
 TRIES = 2
-"""How often a failure is taken: once more after a sender that died while it told it."""
+"""How often a failure is taken: a second time after a sender that died during the call."""
+PATIENCE_S = 60.0
+"""Seconds for which a failure is left to senders of the app whose code has a function for it."""
 _log = logging.getLogger(__name__)
 
 
 class Taken(NamedTuple):
-    """What one call tells: one failure, or a summary of all that wait."""
+    """What one call sends: one failure, or a summary of all that wait."""
 
     token: str
     """The identity of this claim."""
@@ -35,13 +37,15 @@ def announce(conn: db.Connection, *, keep_s: float) -> None:
     conn.execute(statements.failure_alerts.announce, {"keep_s": keep_s})
 
 
-def take(conn: db.Connection, *, per_minute: int, lease_s: float, max_age_s: float) -> Taken | None:
-    """Take what is told next, for `lease_s`.
+def take(
+    conn: db.Connection, *, app: str, per_minute: int, lease_s: float, max_age_s: float
+) -> Taken | None:
+    """Claim what a sender of `app` sends next, for `lease_s` seconds.
 
     None if nothing waits, the limit is reached, or another sender is here at the same time.
 
     While more failures wait than calls are left, the last of the `per_minute` calls takes all of
-    them. Then nothing is told for a minute. Failures over `max_age_s` old are deleted.
+    them. Then nothing is sent for a minute. Failures over `max_age_s` old are deleted.
     """
     row = conn.execute(statements.failure_alerts.pending).fetchone()
     if row is None or not row["any"]:
@@ -53,14 +57,15 @@ def take(conn: db.Connection, *, per_minute: int, lease_s: float, max_age_s: flo
     free = state["free"] if state else 0
     if not free:
         return None
-    counted = conn.execute(statements.failure_alerts.waiting).fetchone()
+    mine = {"app": app, "patience_s": PATIENCE_S}
+    counted = conn.execute(statements.failure_alerts.waiting, mine).fetchone()
     waiting = counted["n"] if counted else 0
     if not waiting:
         return None
     if free == 1:
         conn.execute(statements.failure_alerts.quiet)
     token = secrets.token_hex(8)
-    given = {"token": token, "lease_s": lease_s}
+    given = mine | {"token": token, "lease_s": lease_s}
     if free == 1 and waiting > 1:
         kinds = conn.execute(statements.failure_alerts.take_all, given).fetchall()
         return Taken(token, None, kinds) if kinds else None
@@ -71,26 +76,26 @@ def take(conn: db.Connection, *, per_minute: int, lease_s: float, max_age_s: flo
 def _expire(conn: db.Connection, max_age_s: float) -> None:
     given = {"max_age_s": max_age_s, "tries": TRIES}
     rows = conn.execute(statements.failure_alerts.expire, given).fetchall()
-    lost = [row for row in rows if not row["is_told"]]
+    lost = [row for row in rows if not row["is_sent"]]
     if not lost:
         return
     tried = [row for row in lost if row["claims"] >= TRIES]
     for row in tried[:5]:
         _log.warning(
-            "failure of %s %s: %d senders ended while they told it; it is not told again",
+            "failure of %s %s: %d senders ended during the call; it is not sent again",
             row["kind"], display.line(row["subject"]), row["claims"],
         )  # fmt: skip
     if count := len(lost) - len(tried):
         _log.warning(
-            "not told any more, as they are over %g s old: %d of the failures", max_age_s, count
+            "not sent any more, as they are over %g s old: %d of the failures", max_age_s, count
         )
 
 
-def told(conn: db.Connection, token: str) -> None:
-    """Note that what was taken under this token is told; nothing if another sender has it now."""
-    conn.execute(statements.failure_alerts.told, {"token": token})
+def sent(conn: db.Connection, token: str) -> None:
+    """Record that what was taken under this token is sent; nothing if another sender has it now."""
+    conn.execute(statements.failure_alerts.sent, {"token": token})
 
 
 def prune(conn: db.Connection) -> int:
-    """Delete failures that nobody tells any more; return how many."""
+    """Delete failures that nobody sends any more; return how many."""
     return conn.execute(statements.failure_alerts.prune).rowcount

@@ -8,18 +8,31 @@ from typing import Final, NamedTuple
 
 from queue_workflows import db, errors
 from queue_workflows.dag import policy
-from queue_workflows.engine import attempts, claims, handback, held_claims, job_tables
+from queue_workflows.engine import (
+    attempts,
+    claims,
+    events,
+    handback,
+    held_claims,
+    job_events,
+    job_steps,
+    job_tables,
+)
 from queue_workflows.engine.outcomes import Outcome
-from queue_workflows.runtime import display
+from queue_workflows.runtime import display, log_context
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
+BUDGET_TRIP: Final = "budget_trip"
+"""The event of a job whose time limit has passed."""
 _EVENTS: Final = {
     "completed": ("completed",),
     "failed": ("failed", "retried", "cancelled"),
     "parked": ("parked", "cancelled"),
     "cancelled": ("cancelled", "requeued"),
     "snoozed": ("requeued", "cancelled"),
+    "waiting": ("requeued", "cancelled"),
+    "timed_out": (BUDGET_TRIP,),
 }
 """The events that a recorded outcome leaves, by its kind."""
 _RESULTS: Final = {
@@ -27,6 +40,8 @@ _RESULTS: Final = {
     "parked": "completed",
     "failed": "failed",
     "snoozed": "failed",
+    "waiting": "failed",
+    "timed_out": "failed",
     "cancelled": "skipped",
 }
 """What `record` returns, by the kind of the outcome."""
@@ -63,6 +78,9 @@ def finish(
             raise errors.ClaimLost(f"job {each.lease.job_id} has lost its claim")
     if not completed:
         return []
+    for each in completed:
+        if each.outcome.error and not each.lease.table.in_run:
+            job_events.note_logged_error(conn, each.lease, each.outcome.error)
     claimant = who or claims.Claimant(completed[0].lease.worker_id, "", "")
     if not completed[0].lease.table.in_run:
         results = [_ingest_result(*each) for each in completed]
@@ -117,6 +135,8 @@ def _node_result(
 
 def _record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
     """Record an outcome that is not `completed`; return whether nobody lost anything."""
+    if outcome.cursors:
+        job_steps.store_cursors(conn, {lease: outcome.cursors})
     if outcome.kind == "parked":
         return attempts.park(conn, lease) is not None
     if outcome.kind == "cancelled":
@@ -126,7 +146,36 @@ def _record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> b
         after_s = outcome.raised.after_s or 0.0
         row = handback.hand_back(conn, lease, reason=outcome.error, after_s=after_s)
         return row is not None
+    if outcome.kind == "waiting":
+        return events.suspend(conn, lease, reason=outcome.error) is not None
+    if outcome.kind == "timed_out":
+        detail = outcome.detail or "{}"
+        row = end_by_guard(
+            conn, lease, BUDGET_TRIP, error=outcome.error, seconds=outcome.seconds, detail=detail
+        )
+        return row is not None
     return _fail(conn, lease, outcome)
+
+
+def end_by_guard(
+    conn: db.Connection,
+    lease: job_tables.Lease,
+    event: str,
+    *,
+    error: str,
+    seconds: float,
+    detail: str,
+) -> Row | None:
+    """Requeue or fail a job as its guard demands, with its events, in one transaction.
+
+    Returns the row, or None if the claim was lost.
+    """
+    with conn.transaction():
+        row = attempts.end_by_watchdog(conn, lease, error=error, seconds=seconds, detail=detail)
+        if row is not None:
+            job = row | {"worker_id": lease.worker_id}
+            job_events.note(conn, lease.table, job, event, detail=detail, elapsed_s=seconds)
+    return row
 
 
 def _fail(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
@@ -136,7 +185,12 @@ def _fail(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> boo
     try:
         verdict = policy.decide(own, made, outcome.raised, task=task)
     except errors.InvalidWorkflow as error:
-        _log.warning("job %s fails by the default policy: %s", lease.job_id, error)
+        _log.warning(
+            "job %s fails by the default policy: %s",
+            lease.job_id,
+            error,
+            extra={"job_id": lease.job_id},
+        )
         own = None
         verdict = policy.decide(None, made, outcome.raised, task=task)
     row = attempts.fail(
@@ -163,4 +217,5 @@ def _log_retry(lease: job_tables.Lease, row: Row) -> None:
         row["attempts"],
         row["max_attempts"],
         display.again(row["available_at"]),
+        extra=log_context.ids_of_job(row),
     )

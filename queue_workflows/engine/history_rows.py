@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 
 from queue_workflows import db
 from queue_workflows.db import statements
@@ -50,6 +51,12 @@ def node_counts(conn: db.Connection, run_id: str) -> dict[str, int]:
     return {row["status"]: row["n"] for row in rows}
 
 
+def count_item_nodes(conn: db.Connection, run_id: str) -> int:
+    """Return how many nodes of a run belong to items of maps."""
+    row = conn.execute(statements.history_rows.count_item_nodes, {"run_id": run_id}).fetchone()
+    return row["n"] if row else 0
+
+
 def starting_with(conn: db.Connection, prefix: str, *, limit: int) -> list[Row]:
     """Return runs and jobs whose id is a UUID with this prefix; at most `limit` of each kind.
 
@@ -62,3 +69,25 @@ def starting_with(conn: db.Connection, prefix: str, *, limit: int) -> list[Row]:
         return []
     values = {"prefix": prefix, "low": low, "high": high, "limit": limit}
     return conn.execute(statements.history_rows.ids_in_range, values).fetchall()
+
+
+def clock(conn: db.Connection) -> datetime:
+    """Return the time of the database."""
+    row = conn.execute(statements.history_rows.clock).fetchone()
+    assert row is not None
+    return row["now"]
+
+
+def changes(conn: db.Connection, since: datetime, after: Row | None, limit: int) -> list[Row]:
+    """Return events of jobs of both kinds from `since` on, in order, after the event `after`."""
+    place = after or {"created_at": None, "kind": None, "id": None}
+    values = {"since": since, "at": place["created_at"], "kind": place["kind"], "id": place["id"]}
+    return conn.execute(statements.history_rows.changes, values | {"limit": limit}).fetchall()
+
+
+def run_states(
+    conn: db.Connection, ids: Sequence[str], *, recent_s: float, limit: int
+) -> list[Row]:
+    """Return the state of these runs, and of those that were queued within `recent_s` seconds."""
+    values = {"ids": list(ids), "recent_s": recent_s, "limit": limit}
+    return conn.execute(statements.history_rows.run_states, values).fetchall()

@@ -27,6 +27,12 @@ class Filter(NamedTuple):
     """Jobs that were queued, started or ended since then, or within that time."""
     key: str | None = None
     """Their idempotency, lock or partition key."""
+    text: str | None = None
+    """Part of their id, task, keys or error, in any case."""
+    before: int | None = None
+    """Jobs whose `seq` is smaller."""
+    lost: bool | None = None
+    """Of the running jobs only those whose claim is lost, or only the others."""
 
 
 def insert(conn: db.Connection, row: dict[str, Any]) -> JobId:
@@ -71,6 +77,25 @@ async def insert_batch_async(conn: Any, batch: job_validation.Batch) -> list[Job
     )
 
 
+def insert_once(conn: db.Connection, batch: job_validation.Batch, actor: str) -> tuple[JobId, str]:
+    """Insert the one job of a batch, with an event, and return its id and status.
+
+    If a job has its key, return that one: it keeps the key for as long as it exists, whatever its
+    window. Its status is `lost` if it runs and its lease has lapsed. Raises `IdempotencyClash` if
+    it has another task, queue or args. One statement.
+    """
+    values = {"prefix": batch.prefix, "jobs": batch.jobs, "actor": actor}
+    row = conn.execute(statements.ingest_jobs.insert_once, values, prepare=True).fetchone()
+    if row is None:
+        return batch.ids([])[0], "queued"
+    return batch.ids([row | {"place": 1}])[0], "lost" if row["lost"] else row["status"]
+
+
+def state(conn: db.Connection, job_id: str) -> Row | None:
+    """Return how far a job is, and whether its claim is lost; None if there is no such job."""
+    return conn.execute(statements.ingest_jobs.state, {"job": job_id}, prepare=True).fetchone()
+
+
 def get(conn: db.Connection, job_id: str) -> Row | None:
     """Return the job, or None."""
     return conn.execute(statements.ingest_jobs.get, {"job": job_id}).fetchone()
@@ -99,6 +124,9 @@ def find(conn: db.Connection, wanted: Filter, limit: int | None) -> list[Row]:
         "at": since if isinstance(since, datetime) else None,
         "ago": since if isinstance(since, timedelta) else None,
         "key": wanted.key,
+        "text": wanted.text,
+        "before": wanted.before,
+        "lost": wanted.lost,
         "limit": limit,
     }
     return conn.execute(statements.ingest_jobs.find, values).fetchall()

@@ -20,7 +20,7 @@ def submit(conn: db.Connection, run_id: str, node_id: str, value_json: str) -> R
 def hold_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
     """Return the job of a node, or None.
 
-    No other transaction changes an input node that is not over until this one ends.
+    Until this transaction ends, no other one ends the wait of the node by its time-out.
     """
     parameters = {"run_id": run_id, "node_id": node_id}
     conn.execute(statements.input_answers.hold_node, parameters)

@@ -40,6 +40,14 @@ def note(
         conn.execute(statements.job_events.add_ingest, values)
 
 
+def note_logged_error(conn: db.Connection, lease: job_tables.Lease, error: str) -> None:
+    """Append the error that a handler logged, while the claim of its ingest job is held."""
+    values = {
+        "job": lease.job_id, "worker": lease.worker_id, "claim_no": lease.claim_no, "error": error
+    }  # fmt: skip
+    conn.execute(statements.job_events.note_logged_error, values)
+
+
 def add_node_event(conn: db.Connection, values: dict[str, Any]) -> int:
     """Append one event of a node that an app reports, outside of any claim; return its id."""
     row = conn.execute(statements.job_events.add_node, values).fetchone()

@@ -7,26 +7,35 @@ import logging
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from queue_workflows import errors
 from queue_workflows.dag import payload, policy
 from queue_workflows.runtime import entry_point
+from queue_workflows.tasks import control
 
 _log = logging.getLogger(__name__)
 SNOOZE_LEAST_S = 1.0
 """The shortest snooze, in seconds: a job that waits for less is claimed again before the others."""
 
 
+Cursor: TypeAlias = tuple[str, str, int]
+"""Name and key of a cursor, and how many of its items are done."""
+
+
 class Outcome(NamedTuple):
-    """How a handler ended: `completed`, `failed`, `parked`, `cancelled` or `snoozed`."""
+    """How a handler ended: `completed`, `failed`, `parked`, `cancelled`, `snoozed` or `waiting`.
+
+    `timed_out`: it ended after its worker had decided that its time limit has passed.
+    """
 
     kind: str
     seconds: float
     result: str = "{}"
     """The result as checked JSON text."""
     error: str = ""
-    """The text of the error; the reason if the job was snoozed or cancelled."""
+    """The text of the error; the reason if the job waits, was snoozed or cancelled; if it
+    completed, the first error that its handler logged."""
     detail: str | None = None
     """The traceback as JSON text, for the history of the job."""
     value: Any = None
@@ -37,10 +46,12 @@ class Outcome(NamedTuple):
     """What a failure decides about the next attempt; `after_s` is a snoozed job's wait."""
     task: Mapping[str, Any] | None = None
     """The policy of the task, for what the row of the job leaves open."""
+    cursors: tuple[Cursor, ...] = ()
+    """How far the cursors were that the handler had not ended."""
 
 
 def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
-    """Return a failed outcome with the error and its traceback, or a snoozed one for `Snooze`.
+    """Return a failed outcome with the error and its traceback, or a snoozed or waiting one.
 
     Masks the passwords of DSNs, since the outcome is stored and shown anywhere.
     """
@@ -48,12 +59,15 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
         raised = policy.Raised(after_s=max(error.seconds, SNOOZE_LEAST_S))
         message = entry_point.mask(payload.error_text(error))
         return Outcome("snoozed", seconds, error=message, raised=raised)
+    if isinstance(error, control.Suspended):
+        return Outcome("waiting", seconds, error=payload.error_text(error))
     name, message = type(error).__name__, entry_point.mask(payload.error_text(error))
     text = f"{name}: {message}" if message else name
     if isinstance(error, SystemExit):
         text = f"the handler called sys.exit({error.code!r})"
     trace = entry_point.mask(_traceback(error))[-payload.ERROR_LIMIT :]
-    _log.warning("%s failed after %.1f s: %s", what, seconds, payload.error_text(text))
+    taken = {"duration_s": round(seconds, 3)}
+    _log.warning("%s failed after %.1f s: %s", what, seconds, payload.error_text(text), extra=taken)
     detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")
     return Outcome(
         "failed", seconds, error=payload.error_text(text), detail=detail, raised=_raised(error)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from queue_workflows import db, errors
 from queue_workflows.dag import frozen_definition
-from queue_workflows.engine import job_tables, nodes, runs
+from queue_workflows.engine import job_tables, nodes, retry_maps, runs
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
 
 def reopen(conn: db.Connection, run_id: str, *, from_node: str | None) -> Row:
     """Queue a finished run in a new generation; return its row.
 
-    Completed nodes keep their outputs, except `from_node` and the nodes that depend on it. Raises
-    `UnknownJob` for no such run or node, and `InvalidConfig` for a run that is not over, a
-    completed one without `from_node`, and while a node that would run again still runs.
+    Completed nodes keep their outputs, except `from_node` and the nodes that depend on it; it may
+    be an item of a map, as `cut[clip-7]`. Raises `UnknownJob` for no such run, node or item, and
+    `InvalidConfig` for a run that is not over, a completed one without `from_node`, and while a
+    node that would run again still runs.
     """
     run = runs.lock(conn, run_id)
     if run is None:
@@ -28,9 +29,11 @@ def reopen(conn: db.Connection, run_id: str, *, from_node: str | None) -> Row:
             "stored: submit it again as a new run"
         )
     if from_node is not None:
-        again = _with_dependents(conn, run_id, from_node)
-        _refuse_running(conn, run_id, again)
-        reopened = runs.reopen_nodes(conn, run_id, sorted(again))
+        again = _again(conn, run_id, from_node)
+        _refuse_running(conn, run_id, again.nodes)
+        retry_maps.refuse(conn, run_id, again)
+        reopened = runs.reopen_nodes(conn, run_id, sorted(again.nodes))
+        retry_maps.reset(conn, run_id, again)
     elif run["status"] == "completed":
         raise errors.InvalidConfig(f"run {run_id!r} is completed: name the node to retry from")
     else:
@@ -39,17 +42,13 @@ def reopen(conn: db.Connection, run_id: str, *, from_node: str | None) -> Row:
     return reopened
 
 
-def _with_dependents(conn: db.Connection, run_id: str, node_id: str) -> set[str]:
-    """Return a node and all nodes that depend on it."""
+def _again(conn: db.Connection, run_id: str, node_id: str) -> retry_maps.Again:
+    """Return a node and all that depends on it."""
     stored = runs.definition(conn, run_id)
     walk = None if stored is None else frozen_definition.check(stored)
-    if walk is None or node_id not in walk.nodes:
+    found = None if walk is None else retry_maps.find(walk, node_id)
+    if found is None:
         raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}")
-    found, todo = {node_id}, [node_id]
-    while todo:
-        following = set(walk.downstream(todo.pop())) - found
-        found |= following
-        todo += following
     return found
 
 

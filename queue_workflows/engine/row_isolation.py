@@ -109,6 +109,8 @@ class Duty(NamedTuple):
 class _Failures(NamedTuple):
     in_a_row: int
     until: float
+    busy: int = 0
+    """How often in a row another transaction had locked it, which is no failure."""
 
 
 class Isolation:
@@ -146,7 +148,7 @@ class Isolation:
             if is_outage(error):
                 raise
             if is_busy(error):
-                _log.warning("%s %s is tried later: %s", kind, row_id, _one_line(error))
+                self._leave_locked(kind, row_id, error)
                 return None
             self._set_aside(kind, row_id, error, rest)
             return None
@@ -202,6 +204,23 @@ class Isolation:
 
         return self.attempt(duty.kind, row_id, work, rest)
 
+    def _leave_locked(self, kind: str, row_id: str, error: BaseException) -> None:
+        """Leave a locked row alone for a while: each wait for its lock delays the rows behind it.
+
+        Nothing is counted as a failure, so that no lock ends a row.
+        """
+        _log.warning("%s %s is tried later: %s", kind, row_id, described(error))
+        with self._lock:
+            known = self._failed.pop((kind, row_id), None) or _Failures(0, 0.0)
+            until = self._now() + backoff_s(known.busy + 1)
+            self._keep((kind, row_id), _Failures(known.in_a_row, until, known.busy + 1))
+
+    def _keep(self, key: tuple[str, str], failures: _Failures) -> None:
+        """Remember a row, and forget the oldest ones beyond `MAX_ROWS`; the caller has the lock."""
+        self._failed[key] = failures
+        while len(self._failed) > MAX_ROWS:
+            del self._failed[next(iter(self._failed))]
+
     def _set_aside(self, kind: str, row_id: str, error: BaseException, rest: Rest | None) -> None:
         key = (kind, row_id)
         with self._lock:
@@ -224,9 +243,7 @@ class Isolation:
             described(error),
         )
         with self._lock:
-            self._failed[key] = _Failures(count, self._now() + wait_s)
-            while len(self._failed) > MAX_ROWS:
-                del self._failed[next(iter(self._failed))]
+            self._keep(key, _Failures(count, self._now() + wait_s))
 
 
 def batch(conn: db.Connection, duty: Duty, rows: Isolation | None) -> list[Row]:

@@ -6,6 +6,7 @@ Each function takes part in the transaction of its connection.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from queue_workflows import db
@@ -24,13 +25,15 @@ JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 
 
 def submit(conn: db.Connection, values: dict[str, Any]) -> Row:
-    """Insert a run and return its row; `context` is JSON text.
+    """Insert a run and return its row; `context` and `headers` are JSON texts.
 
     A status or mode other than the default needs the right to insert these columns. Raises
     `InvalidConfig` for a value that is none of its column's type.
     """
-    by_default = (values["status"], values["mode"]) == ("queued", "node")
-    statement = statements.runs.submit if by_default else statements.runs.insert
+    statement = statements.runs.insert
+    if (values["status"], values["mode"]) == ("queued", "node"):
+        plain = values.setdefault("headers", None) is None
+        statement = statements.runs.submit if plain else statements.runs.submit_with_headers
     with check_violations.of_columns("workflow_runs", values):
         row = conn.execute(statement, values).fetchone()
     assert row is not None
@@ -126,12 +129,23 @@ def context(conn: db.Connection, run_id: str) -> Any:
     return row["context"] if row else None
 
 
-def newest(conn: db.Connection, *, limit: int, status: str | None = None) -> list[Row]:
+def newest(
+    conn: db.Connection,
+    *,
+    limit: int,
+    status: str | None = None,
+    workflow: str | None = None,
+    before: tuple[datetime, str] | None = None,
+) -> list[Row]:
     """Return the newest runs, each with its node counts by status under `nodes`.
 
-    `nodes_total` is None before the run's first start. `status` None: runs of every status.
+    `nodes_total` is None before the run's first start. `status`, `workflow` None: every one.
+    `before`: `created_at` and id of the run after which the list goes on.
     """
-    return conn.execute(statements.runs.newest, {"limit": limit, "status": status}).fetchall()
+    at, run_id = before or (None, None)
+    given = {"limit": limit, "status": status, "workflow": workflow}
+    given |= {"before": at, "before_id": run_id}
+    return conn.execute(statements.runs.newest, given).fetchall()
 
 
 # --- transitions -------------------------------------------------------------------------------

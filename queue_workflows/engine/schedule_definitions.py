@@ -35,6 +35,7 @@ def encoded(schedule: definition.Schedule) -> tuple[dict[str, Any], str]:
         values[name] = payload.encode(dict(values[name] or {}), f"{name} of {schedule.name!r}")
     if values["headers"] is not None:
         values["headers"] = payload.encode(dict(values["headers"]), f"headers of {schedule.name!r}")
+    values["on_failure"] = schedule.on_failure is not None
     whole = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
     return values, whole[:32]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
@@ -20,20 +20,40 @@ from queue_workflows.types import TERMINAL_JOB_STATUSES, TERMINAL_RUN_STATUSES, 
 
 OVERLAP, SAME_KEY = "overlap", "idempotency key"
 """Why an instant queued nothing."""
-BOOT = "boot"
+BOOT, MANUAL = "boot", "manual"
 JOB, RUN = "job_id", "run_id"
 _TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
 
 
-def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -> str | None:
-    """Claim an instant of a locked schedule and queue its job or run; return the id.
+class Fired(NamedTuple):
+    """What a fire queued. Without `id` and `skipped` the instant was claimed before."""
 
-    Returns None if the instant was claimed before, or if it queues nothing: an earlier job is not
-    over and the policy is skip, or another job has the idempotency key.
+    id: str | None = None
+    """The job or the run."""
+    skipped: str | None = None
+    """Why nothing was queued: `overlap` or `idempotency key`."""
+
+
+def fire_now(conn: db.Connection, row: Row, now: datetime) -> Fired:
+    """Fire a locked schedule beside its instants, unless its overlap policy holds it back.
+
+    With the policy `queue` too, nothing is queued while the last job or run is not over: what waits
+    are instants of the expression.
+    """
+    if row["overlap"] == "queue" and is_active(conn, row):
+        return Fired(skipped=OVERLAP)
+    return fire(conn, row, now, reason=MANUAL)
+
+
+def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -> Fired:
+    """Claim an instant of a locked schedule and queue its job or run.
+
+    Nothing is queued if the instant was claimed before, if an earlier job is not over and the
+    policy is skip, or if another job has the idempotency key.
     """
     instant = {"name": row["name"], "fire_at": at}
     if conn.execute(statements.schedule_rows.claim, instant, prepare=True).fetchone() is None:
-        return None
+        return Fired()
     made: dict[str, str | None] = {JOB: None, RUN: None}
     skipped = None
     if row["overlap"] in ("skip", "replace") and is_active(conn, row):
@@ -46,10 +66,10 @@ def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -
         skipped = SAME_KEY if made_id is None else None
     conn.execute(statements.schedule_rows.record, {**instant, **made, "skipped": skipped})
     if skipped is not None:
-        return None
+        return Fired(skipped=skipped)
     row.update(last_fire_at=at, last_job_id=made[JOB], last_run_id=made[RUN])
     conn.execute(statements.schedule_rows.fired, {**instant, **made})
-    return made[JOB] or made[RUN]
+    return Fired(made[JOB] or made[RUN])
 
 
 def boot(conn: db.Connection, row: Row, now: datetime) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from queue_workflows import db
@@ -27,9 +28,22 @@ def report(conn: db.Connection, values: dict[str, Any]) -> None:
 def claim_detail(who: claims.Claimant) -> dict[str, Any]:
     """Return how a worker chooses jobs, for the detail of its report."""
     chosen: dict[str, Any] = {"newest": who.newest, "obey": who.obey}
+    if who.versions:
+        chosen["versions"] = who.versions
     if who.queue == "gpu":
         chosen |= {"policy": who.policy, "grace_s": who.grace_s, "bound_s": who.bound_s}
     return chosen
+
+
+def fill_memory(
+    conn: db.Connection, memory: Sequence[str], *, but: Sequence[str], stale_s: float
+) -> bool:
+    """Return whether live workers other than `but` have jobs that fill one of these memories.
+
+    `memory`: ids as in the `memory` of their reports' detail.
+    """
+    values = {"memory": [*memory], "but": [*but], "stale_s": stale_s}
+    return conn.execute(statements.workers.fill_memory, values).fetchone() is not None
 
 
 def stop(conn: db.Connection, worker_id: str) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextvars
+import functools
+import itertools
 import logging
 import os
 import socket
@@ -27,8 +29,9 @@ from queue_workflows.executor import (
     sync_thread,
 )
 from queue_workflows.handlers import node_call, task_call
-from queue_workflows.runtime import forking, service
-from queue_workflows.tasks import async_handlers, handlers
+from queue_workflows.runtime import forking, log_context, printed_lines, service
+from queue_workflows.tasks import async_handlers, attempt_steps, handlers
+from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
 _key: contextvars.ContextVar[int | None] = contextvars.ContextVar("executor_job", default=None)
@@ -53,7 +56,8 @@ class AsyncJobs:
         """The key of the last job that came."""
         self._values: dict[int, Any] = {}
         """The values of completed nodes until `Announce` or `Forget`."""
-        self._asked: dict[int, concurrent.futures.Future[protocol.Answer]] = {}
+        self._asked: dict[tuple[int, str], concurrent.futures.Future[protocol.Answer]] = {}
+        self._steps_asked = itertools.count(1)
         self._quitting = self._over = False
         self._ending = threading.Lock()
         self._ends: dict[int, str] = {}
@@ -92,7 +96,7 @@ class AsyncJobs:
         elif isinstance(message, protocol.Run):
             self._begin(message)
         elif isinstance(message, protocol.Answer):
-            if (asked := self._asked.pop(message.key, None)) is not None:
+            if (asked := self._asked.pop(message[:2], None)) is not None:
                 asked.set_result(message)
         elif isinstance(message, protocol.Announce):
             self._sync.put(message.key, lambda _: self._announce(message))
@@ -124,11 +128,14 @@ class AsyncJobs:
     async def _run(self, message: protocol.Run, job: running.Running) -> None:
         _key.set(message.key)
         self._watch.note(message.key)
+        ask_step = functools.partial(self._ask_step, message.key)
         try:
             if message.family == "node":
-                outcome = await nodes.run_async(message, job, ask=self._ask_async, send=self.send)
+                outcome = await nodes.run_async(
+                    message, job, ask=self._ask_async, ask_step=ask_step, send=self.send
+                )
             else:
-                outcome = await task_call.call_async(message.job, job)
+                outcome = await task_call.call_async(message.job, job, ask_step)
         except KeyboardInterrupt as error:
             outcome = _failed(message, error)
         self._ended(message, job, outcome)
@@ -143,13 +150,20 @@ class AsyncJobs:
     ) -> None:
         _key.set(message.key)
         self._jobs.send(protocol.Started(message.key))
+        ask_step = functools.partial(self._ask_step, message.key)
         try:
             if message.family == "node":
                 outcome = nodes.run(
-                    message, job, model_cache=None, runner=runner, ask=self._ask, send=self.send
+                    message,
+                    job,
+                    model_cache=None,
+                    runner=runner,
+                    ask=self._ask,
+                    ask_step=ask_step,
+                    send=self.send,
                 )
             else:
-                outcome = task_call.call(message.job, job, runner)
+                outcome = task_call.call(message.job, job, runner, ask_step)
         except KeyboardInterrupt as error:
             outcome = _failed(message, error)
         self._ended(message, job, outcome)
@@ -163,17 +177,32 @@ class AsyncJobs:
             try:
                 hook(message.job, message.run, self._values[message.key])
             except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001  app code
-                _log.exception("on_node_completed for node %s failed", message.job.get("node_id"))
+                _log.exception(
+                    "on_node_completed for node %s failed",
+                    message.job.get("node_id"),
+                    extra=log_context.ids_of_job(message.job),
+                )
         self._values.pop(message.key, None)
         self._jobs.send(protocol.Announced(message.key))
         self._end_if_done()
 
     # Any thread.
 
-    def _ask_for(self, key: int, what: str) -> concurrent.futures.Future[protocol.Answer]:
-        found = self._asked[key] = concurrent.futures.Future[protocol.Answer]()
-        self._jobs.send(protocol.Ask(key, what))
+    def _ask_for(
+        self, key: int, what: str, request: JsonDict | None = None
+    ) -> concurrent.futures.Future[protocol.Answer]:
+        found = self._asked[key, what] = concurrent.futures.Future[protocol.Answer]()
+        self._jobs.send(protocol.Ask(key, what, request))
         return found
+
+    def _ask_step(self, key: int, request: JsonDict) -> attempt_steps.Answered:
+        """Return the worker's answer to come; raise `NoCurrentJob` for a job that has ended."""
+        if key not in self._running:
+            raise errors.NoCurrentJob("the job of this step has ended")
+        value = concurrent.futures.Future[JsonDict]()
+        asked = self._ask_for(key, f"step {next(self._steps_asked)}", request)
+        asked.add_done_callback(lambda done: _pass_on(done.result(), value))
+        return value
 
     def _ended(
         self, message: protocol.Run, job: running.Running, outcome: outcomes.Outcome
@@ -227,11 +256,14 @@ class AsyncJobs:
             self._jobs.send(*unsent)
         return bool(unsent)
 
-    def _print(self, key: int, text: str) -> None:
-        self._jobs.send(protocol.Log(key, logging.INFO, "print", text, False))
+    def _print(self, key: int, text: str, stream: str) -> None:
+        name = printed_lines.LOGGER
+        self._jobs.send(protocol.Log(key, logging.INFO, name, text, False, stream=stream))
 
-    def _send_log(self, level: int, name: str, text: str, *, printed: bool) -> None:
-        self._jobs.send(protocol.Log(_key.get(), level, name, text, printed))
+    def _send_log(
+        self, level: int, name: str, text: str, fields: JsonDict | None, *, printed: bool
+    ) -> None:
+        self._jobs.send(protocol.Log(_key.get(), level, name, text, printed, fields))
 
     def _warn(self, key: int | None, seconds: float, place: str) -> None:
         message = None if key is None else self._messages.get(key)
@@ -260,6 +292,15 @@ def _is_async(message: protocol.Run) -> bool:
         return handlers.is_async(config.get_config().ingest_task_map[message.job["task_name"]])
     except BaseException:  # noqa: BLE001  the boundary around app code: it imports the node's module
         return False
+
+
+def _pass_on(answer: protocol.Answer, value: concurrent.futures.Future[JsonDict]) -> None:
+    if not value.set_running_or_notify_cancel():
+        return  # its handler was cancelled
+    if answer.error is not None:
+        value.set_exception(errors.DatabaseUnavailable(answer.error))
+    else:
+        value.set_result(answer.value)
 
 
 def _value_of(answer: protocol.Answer) -> Any:

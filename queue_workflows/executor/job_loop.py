@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -26,10 +27,11 @@ from queue_workflows.executor import (
     running,
     streams,
 )
-from queue_workflows.handlers import node_call, task_call
+from queue_workflows.handlers import model_changes, node_call, task_call
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import forking, service
-from queue_workflows.tasks import handlers
+from queue_workflows.runtime import forking, log_context, printed_lines, service
+from queue_workflows.tasks import attempt_steps, handlers
+from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
 _sigmask: Final[Callable[[int, Collection[int]], object]] = importlib.import_module(
@@ -57,6 +59,9 @@ class JobLoop:
         self._runner = handlers.Runner()
         self._received: deque[protocol.Message] = deque()
         self._receiving = threading.Lock()
+        self._asking = threading.RLock()
+        """Held by the thread that waits for an answer; a handler may use several threads."""
+        self._asked = 0
         self._ends: dict[int, str] = {}
         """Why jobs are to end whose handlers may not have started when the request came."""
         self._recalled = 0
@@ -110,8 +115,8 @@ class JobLoop:
             self._run(message)
         elif isinstance(message, protocol.Announce):
             self._announce(message)
-        elif isinstance(message, protocol.Unload):
-            self._unload(message)
+        elif isinstance(message, (protocol.Load, protocol.Unload)):
+            self._change_model(message)
         elif not isinstance(message, protocol.Answer):  # an alarm may have ended the wait for it
             raise protocol.ProtocolError(f"an executor takes no {type(message).__name__} message")
 
@@ -152,6 +157,7 @@ class JobLoop:
         self._jobs.send(*job.take_unsent(), protocol.message_of(message.key, outcome))
 
     def _outcome(self, message: protocol.Run, job: running.Running) -> outcomes.Outcome:
+        ask_step = functools.partial(self._ask_step, message.key)
         try:
             if message.family == "node":
                 return nodes.run(
@@ -160,29 +166,40 @@ class JobLoop:
                     model_cache=self._cache,
                     runner=self._runner,
                     ask=self._ask,
+                    ask_step=ask_step,
                     send=self._jobs.send,
                 )
-            return task_call.call(message.job, job, self._runner)
+            return task_call.call(message.job, job, self._runner, ask_step)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers
             if message.family == "node":
                 return node_call.failed(message.job, error, 0.0)
             return task_call.failed(message.job, error, 0.0)
 
-    def _ask(self, key: int, what: str) -> Any:
+    def _ask(self, key: int, what: str, request: JsonDict | None = None) -> Any:
         """Return the worker's answer. Raises `DatabaseUnavailable` if the worker has none."""
-        self._jobs.send(protocol.Ask(key, what))
-        later: list[protocol.Message] = []
-        try:
-            while True:
-                message = self._next()
-                if isinstance(message, protocol.Answer) and message.key == key:
-                    break
-                later.append(message)
-        finally:
-            self._received.extendleft(reversed(later))
+        with self._asking:
+            self._jobs.send(protocol.Ask(key, what, request))
+            later: list[protocol.Message] = []
+            try:
+                while True:
+                    message = self._next()
+                    if isinstance(message, protocol.Answer) and message[:2] == (key, what):
+                        break
+                    later.append(message)
+            finally:
+                self._received.extendleft(reversed(later))
         if message.error is not None:
             raise errors.DatabaseUnavailable(message.error)
         return message.value
+
+    def _ask_step(self, key: int, request: JsonDict) -> attempt_steps.Answered:
+        """Return the worker's answer about a step of this job; raise it for one that has ended."""
+        with self._asking:
+            if (job := self.current) is None or job.key != key:
+                raise errors.NoCurrentJob("the job of this step has ended")
+            self._asked += 1
+            what = f"step {self._asked}"
+            return attempt_steps.answered(lambda: self._ask(key, what, request))
 
     def _announce(self, message: protocol.Announce) -> None:
         hook = config.get_config().on_node_completed
@@ -190,19 +207,28 @@ class JobLoop:
             try:
                 hook(message.job, message.run, self._value[1])
             except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001  app code
-                _log.exception("on_node_completed for node %s failed", message.job.get("node_id"))
+                _log.exception(
+                    "on_node_completed for node %s failed",
+                    message.job.get("node_id"),
+                    extra=log_context.ids_of_job(message.job),
+                )
         self._value = None
         streams.flush()
         self._jobs.send(protocol.Announced(message.key))
 
-    def _unload(self, message: protocol.Unload) -> None:
-        if self._cache is not None:
-            with contextlib.suppress(errors.ModelLoadFailed):  # the cache has logged it
-                if message.idle_only:
-                    self._cache.reap_idle_once()
-                else:
-                    self._cache.drop_cache()
+    def _change_model(self, message: protocol.Load | protocol.Unload) -> None:
+        error, cache = None, self._cache
+        if cache is None:
+            error = "this executor has no models"
+        elif isinstance(message, protocol.Load):
+            error = model_changes.load(cache, message.model)
+        elif message.idle_only:
+            cache.reap_idle_once()
+        else:
+            error = model_changes.unload(cache)
+        streams.flush()
         self._send_model()
+        self._jobs.send(protocol.ModelDone(error))
 
     def _send_model(self) -> None:
         cache = self._cache
@@ -215,11 +241,14 @@ class JobLoop:
             protocol.Model(held.id, loading, held.load_s, held.held_s, held.est_vram_gb)
         )
 
-    def _send_log(self, level: int, name: str, text: str, *, printed: bool) -> None:
-        self._jobs.send(protocol.Log(self._key(), level, name, text, printed))
+    def _send_log(
+        self, level: int, name: str, text: str, fields: JsonDict | None, *, printed: bool
+    ) -> None:
+        self._jobs.send(protocol.Log(self._key(), level, name, text, printed, fields))
 
-    def _print(self, key: int, text: str) -> None:
-        self._jobs.send(protocol.Log(key, logging.INFO, "print", text, False))
+    def _print(self, key: int, text: str, stream: str) -> None:
+        name = printed_lines.LOGGER
+        self._jobs.send(protocol.Log(key, logging.INFO, name, text, False, stream=stream))
 
     def _key(self) -> int | None:
         job = self.current

@@ -6,10 +6,13 @@ child processes and of C code reaches the worker's own output alone.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
+
+from queue_workflows.runtime import printed_lines
 
 LINE: Final = 8000
 """Characters after which a line is sent without its end."""
@@ -18,55 +21,68 @@ PIECE: Final = 1 << 20
 
 
 class JobOutput:
-    """The lines that handlers print, each for the job of the context in which it was printed."""
+    """The lines that handlers print, each for the job of the context in which it was printed.
 
-    def __init__(self, key: Callable[[], int | None], send: Callable[[int, str], object]) -> None:
+    `send` gets the key of the job, lines, and the stream that the worker is to print them on as
+    JSON: empty if they were printed here.
+    """
+
+    def __init__(
+        self, key: Callable[[], int | None], send: Callable[[int, str, str], object]
+    ) -> None:
         self._key = key
         self._send = send
         self._lock = threading.Lock()
-        self._rest: dict[int, str] = {}
-        """The lines that have no end yet, by the key of their job."""
+        self._rest: dict[tuple[int, str], str] = {}
+        """The lines that have no end yet, by the key of their job and the stream."""
+        self._as_json = False
 
     def install(self) -> None:
-        """Take the place of `sys.stdout` and `sys.stderr`, which go on printing."""
-        for name in ("stdout", "stderr"):
-            setattr(sys, name, JobStream(getattr(sys, name), self.add))
+        """Take the place of `sys.stdout` and `sys.stderr`, before `log_sender.install`.
 
-    def add(self, text: str) -> None:
-        """Send the lines that are complete now, if this is printed in a job."""
+        They go on printing what is of no job, and all if the logs are no JSON.
+        """
+        self._as_json = printed_lines.is_wanted()
+        for name in ("stdout", "stderr"):
+            add = functools.partial(self.add, name)
+            setattr(sys, name, JobStream(getattr(sys, name), add))
+
+    def add(self, stream: str, text: str) -> bool:
+        """Send the lines that are complete now; return whether the worker prints them."""
         key = self._key()
         if key is None:
-            return
+            return False
+        place = key, stream
         with self._lock:
-            whole = self._rest.pop(key, "") + text
+            whole = self._rest.pop(place, "") + text
             lines, _, rest = whole.rpartition("\n")
             if len(rest) > LINE:
                 lines, rest = whole, ""
             if rest:
-                self._rest[key] = rest
+                self._rest[place] = rest
         for start in range(0, len(lines), PIECE):
-            self._send(key, lines[start : start + PIECE])
+            self._send(key, lines[start : start + PIECE], stream if self._as_json else "")
+        return self._as_json
 
     def end(self, key: int) -> None:
-        """Send the last line of a job, which has ended."""
-        with self._lock:
-            rest = self._rest.pop(key, "")
-        if rest:
-            self._send(key, rest)
+        """Send the last lines of a job, which has ended."""
+        for stream in ("stdout", "stderr"):
+            with self._lock:
+                rest = self._rest.pop((key, stream), "")
+            if rest:
+                self._send(key, rest, stream if self._as_json else "")
 
 
 class JobStream:
     """A text stream that shows a `JobOutput` what is written to it."""
 
-    def __init__(self, stream: Any, add: Callable[[str], object]) -> None:
+    def __init__(self, stream: Any, add: Callable[[str], bool]) -> None:
         self._stream = stream
         self._add = add
 
     def write(self, text: str) -> int:
         """Write a text; return its length."""
-        written = self._stream.write(text)
-        self._add(text)
-        return written
+        return len(text) if self._add(text) else self._stream.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts."""

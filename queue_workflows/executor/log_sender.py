@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from queue_workflows.executor import job_output, streams
-from queue_workflows.runtime import entry_point
+from queue_workflows.runtime import entry_point, log_format
+from queue_workflows.types import JsonDict
 
 _FORMAT = logging.Formatter()
 
@@ -21,8 +22,10 @@ _FORMAT = logging.Formatter()
 class SendLog(Protocol):
     """Sends one `protocol.Log`."""
 
-    def __call__(self, level: int, name: str, text: str, *, printed: bool) -> None:
-        """Send the formatted message of a record."""
+    def __call__(
+        self, level: int, name: str, text: str, fields: JsonDict | None, *, printed: bool
+    ) -> None:
+        """Send the formatted message of a record, and its `extra` fields."""
         ...
 
 
@@ -40,7 +43,7 @@ class LogSender(logging.Handler):
             return
         self._busy.now = True
         try:
-            self._send(record.levelno, record.name, _text(record), printed=True)
+            self._send(record.levelno, record.name, _text(record), _fields(record), printed=True)
         except Exception:  # noqa: BLE001  logging never raises into an app
             self.handleError(record)
         finally:
@@ -54,10 +57,15 @@ def install(send: SendLog, *, by_job: bool = False) -> None:
     the app prints past `job_output`.
     """
     root = logging.getLogger()
-    for handler in [*root.handlers]:
-        if any(isinstance(each, entry_point.MaskSecrets) for each in handler.filters):
-            root.removeHandler(handler)
-            root.addHandler(LogSender(send, handler.level))
+    own = [
+        handler
+        for handler in root.handlers
+        if any(isinstance(each, entry_point.MaskSecrets) for each in handler.filters)
+    ]
+    for handler in own:
+        root.removeHandler(handler)
+    if own:
+        root.addHandler(LogSender(send, min(handler.level for handler in own)))
     make = logging.getLogRecordFactory()
     logging.setLogRecordFactory(_factory(make, send, by_job=by_job))
 
@@ -74,7 +82,7 @@ def _factory(
         record = make(*args, **kwargs)
         with contextlib.suppress(Exception):
             if not _is_kept(record, by_job=by_job):
-                send(record.levelno, record.name, _text(record), printed=False)
+                send(record.levelno, record.name, _text(record), None, printed=False)
         return record
 
     return created
@@ -100,6 +108,11 @@ def _prints(handler: logging.Handler, *, by_job: bool) -> bool:
     if by_job and not isinstance(stream, job_output.JobStream):
         return False
     return streams.fileno(stream) in (1, 2)
+
+
+def _fields(record: logging.LogRecord) -> JsonDict | None:
+    """Return the `extra` fields of a record, without secrets; None if it has none."""
+    return log_format.fields(record) or None
 
 
 def _text(record: logging.LogRecord) -> str:

@@ -12,7 +12,7 @@ from queue_workflows.engine import outcomes
 from queue_workflows.executor import protocol, running
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.tasks import handlers
+from queue_workflows.tasks import attempt_steps, handlers
 from queue_workflows.types import JsonDict, Row
 
 AskFn = Callable[[int, str], Any]
@@ -27,6 +27,7 @@ def run(
     model_cache: ModelCache | None,
     runner: handlers.Runner,
     ask: AskFn,
+    ask_step: attempt_steps.Ask,
     send: running.Send,
 ) -> outcomes.Outcome:
     """Run the handler of a node whose row the worker has checked; raises KeyboardInterrupt only."""
@@ -44,7 +45,7 @@ def run(
     try:
         return node_call.call(
             node_call.NodeCall(
-                row, inputs, resolved, lookups, model_cache, job.cancel, job.status, job
+                row, inputs, resolved, lookups, model_cache, job.cancel, job.status, job, ask_step
             ),
             runner,
         )
@@ -54,7 +55,12 @@ def run(
 
 
 async def run_async(
-    message: protocol.Run, job: running.Running, *, ask: AsyncAskFn, send: running.Send
+    message: protocol.Run,
+    job: running.Running,
+    *,
+    ask: AsyncAskFn,
+    ask_step: attempt_steps.Ask,
+    send: running.Send,
 ) -> outcomes.Outcome:
     """Do as `run` does, for an async handler on the running event loop.
 
@@ -75,7 +81,9 @@ async def run_async(
         return _failed(job, row, error, time.monotonic() - started)
     lookups = _Lookups(message, lambda _, what: answers[what], send)
     return await node_call.call_async(
-        node_call.NodeCall(row, inputs, resolved, lookups, None, job.cancel, job.status, job)
+        node_call.NodeCall(
+            row, inputs, resolved, lookups, None, job.cancel, job.status, job, ask_step
+        )
     )
 
 

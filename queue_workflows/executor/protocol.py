@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from queue_workflows import errors
 from queue_workflows.dag import policy
 from queue_workflows.engine import outcomes
-from queue_workflows.types import Row
+from queue_workflows.runtime import clock
+from queue_workflows.types import JsonDict, Row
 
 
 class ProtocolError(errors.QueueWorkflowsError, RuntimeError):
@@ -48,8 +49,14 @@ class Answer(NamedTuple):
     error: str | None
 
 
+class Load(NamedTuple):
+    """Load a model for the jobs to come; `ModelDone` tells when it is loaded."""
+
+    model: str
+
+
 class Unload(NamedTuple):
-    """Unload the model; `idle_only`: only if no job has used it for the TTL."""
+    """Unload the model; `idle_only`: only if no job has used it for the TTL. See `ModelDone`."""
 
     idle_only: bool
 
@@ -96,14 +103,29 @@ class Progress(NamedTuple):
     value: str | None
 
 
+class CursorAt(NamedTuple):
+    """So many items of a cursor of the handler are done; see `steps.steps`."""
+
+    key: int
+    name: str
+    step_key: str
+    position: int
+
+
 class Log(NamedTuple):
-    """A log record of the app. `printed`: the worker prints it, as the executor does not."""
+    """A log record of the app. `printed`: the worker prints it, as the executor does not.
+
+    `fields`: what the app gave as `extra`, as JSON values. `stream`: the text was printed, on
+    `stdout` or `stderr`, and the worker prints it as JSON.
+    """
 
     key: int | None
     level: int
     name: str
     text: str
     printed: bool
+    fields: JsonDict | None = None
+    stream: str = ""
 
 
 class Model(NamedTuple):
@@ -116,6 +138,12 @@ class Model(NamedTuple):
     vram_gb: float
 
 
+class ModelDone(NamedTuple):
+    """A `Load` or `Unload` has ended; the error that it raised, or None. A `Model` came before."""
+
+    error: str | None
+
+
 class Event(NamedTuple):
     """An event for the history of a node: `model_load_start` or `model_load_done`."""
 
@@ -125,10 +153,14 @@ class Event(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """The handler needs `rows`, `out_dir` or `context`; its main thread waits for the `Answer`."""
+    """The handler needs `rows`, `out_dir` or `context`, and waits for the `Answer`.
+
+    With a `request`, for `engine.job_steps.answer`, it is about a step; `what` then numbers it.
+    """
 
     key: int
     what: str
+    request: JsonDict | None = None
 
 
 class Outcome(NamedTuple):
@@ -146,6 +178,9 @@ class Outcome(NamedTuple):
     wish: str
     after_s: float | None
     task: dict[str, Any] | None
+    cursors: list[Any]
+    ended: float = 0.0
+    """When the handler ended (`clock.boot_s`); 0.0 if unknown."""
 
 
 class Recalled(NamedTuple):
@@ -210,15 +245,16 @@ class Died(NamedTuple):
 
 
 Message: TypeAlias = (
-    Run | Announce | Forget | Answer | Unload | Quit | Cancel | Recall | Waits | Started | Progress
-    | Log | Model | Event | Ask | Outcome | Recalled | Announced | Loaded | Fork | Hold | Forked
-    | Died
+    Run | Announce | Forget | Answer | Load | Unload | Quit | Cancel | Recall | Waits | Started
+    | Progress | CursorAt | Log | Model | ModelDone | Event | Ask | Outcome | Recalled | Announced
+    | Loaded | Fork | Hold | Forked | Died
 )  # fmt: skip
 KINDS: Final[dict[str, type[Message]]] = {
     kind.__name__: kind
     for kind in (
-        Run, Announce, Forget, Answer, Unload, Quit, Cancel, Recall, Waits, Started, Progress, Log,
-        Model, Event, Ask, Outcome, Recalled, Announced, Loaded, Fork, Hold, Forked, Died,
+        Run, Announce, Forget, Answer, Load, Unload, Quit, Cancel, Recall, Waits, Started, Progress,
+        CursorAt, Log, Model, ModelDone, Event, Ask, Outcome, Recalled, Announced, Loaded, Fork,
+        Hold, Forked, Died,
     )
 }  # fmt: skip
 
@@ -230,6 +266,7 @@ def message_of(key: int, outcome: outcomes.Outcome) -> Outcome:
         key, outcome.kind, outcome.seconds, outcome.result, outcome.error, outcome.detail,
         outcome.resolved_inputs, outcome.vm_rss_mb_peak, sorted(raised.names), raised.wish,
         raised.after_s, None if outcome.task is None else dict(outcome.task),
+        [list(each) for each in outcome.cursors], clock.boot_s(),
     )  # fmt: skip
 
 
@@ -239,5 +276,5 @@ def outcome_of(message: Outcome) -> outcomes.Outcome:
         message.kind, message.seconds, message.result, message.error, message.detail,
         resolved_inputs=message.resolved_inputs, vm_rss_mb_peak=message.rss_mb,
         raised=policy.Raised(frozenset(message.names), message.wish, message.after_s),
-        task=message.task,
+        task=message.task, cursors=tuple((name, key, at) for name, key, at in message.cursors),
     )  # fmt: skip

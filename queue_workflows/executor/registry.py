@@ -29,6 +29,8 @@ class Registered(NamedTuple):
     isolated_tasks: list[str]
     """Tasks each of whose jobs has a fresh executor."""
     isolated_nodes: list[str]
+    node_versions: dict[str, int]
+    """The code versions of the nodes that have one."""
     models: dict[str, float]
     """The video memory in GB that each model needs; 0: unknown."""
     needs_rows: bool
@@ -61,6 +63,7 @@ def collect(before: Mapping[str, str], stop_policies: Iterable[str] = ()) -> Reg
         task_queues=cfg.ingest_task_queues,
         isolated_tasks=sorted(cfg.isolated_tasks),
         isolated_nodes=sorted(cfg.isolated_nodes),
+        node_versions=dict(cfg.node_versions),
         models={each: model_registry.get(each).est_vram_gb for each in model_registry.known_ids()},
         needs_rows=cfg.invoke_context is not None,
         announces=cfg.on_node_completed is not None,
@@ -82,8 +85,12 @@ def apply(registered: Registered) -> None:
     cfg.video_model_ids = frozenset(registered.video_model_ids)
     cfg.ingest_task_policies = registered.task_policies
     cfg.ingest_task_queues = registered.task_queues
+    cfg.node_versions = registered.node_versions
     if registered.resolves_refs and cfg.resolve_ref is None:
         cfg.resolve_ref = _not_here
+    for name, size_gb in registered.models.items():
+        if name not in model_registry.known_ids():
+            model_registry.register(model_registry.ModelSpec(name, _not_here, est_vram_gb=size_gb))
     for name, value in registered.environment.items():
         if value is None:
             os.environ.pop(name, None)
@@ -92,8 +99,8 @@ def apply(registered: Registered) -> None:
 
 
 def _not_here(*_: object, **__: object) -> NoReturn:
-    """Stand for the app's function: what it is needed for is left to the orchestrator."""
-    raise RuntimeError("the app's resolve_ref is not loaded in this process")
+    """Stand for a function of the app: this process does without it, or another one calls it."""
+    raise RuntimeError("this function of the app is not loaded in this process")
 
 
 class LoadFailed(Exception):

@@ -10,6 +10,7 @@ from typing import Any, Final
 from queue_workflows import errors
 from queue_workflows.dag import payload
 from queue_workflows.executor import protocol
+from queue_workflows.types import JsonDict
 
 PROGRESS_LIMIT: Final = 8000
 """Characters of a progress report; a longer one counts as a beat only."""
@@ -29,6 +30,9 @@ class Running:
         self._lock = threading.Lock()
         self._sent_at = -EVERY_S
         self._unsent: protocol.Progress | None = None
+        self._noted_at = -EVERY_S
+        self._cursors: dict[tuple[str, str], protocol.CursorAt] = {}
+        self._take_parts: Callable[[], JsonDict | None] | None = None
         self._cancelled = False
         self._event: threading.Event | None = None
         self._interrupt: Callable[[], object] | None = None
@@ -54,10 +58,34 @@ class Running:
         if first:
             self._wake()
 
-    def take_unsent(self) -> list[protocol.Progress]:
-        """Return the last report if it is not sent yet."""
+    def note_cursor(self, name: str, key: str, position: int) -> None:
+        """Report how many items of a cursor are done, at once or soon."""
+        now = time.monotonic()
+        message = protocol.CursorAt(self.key, name, key, position)
+        if now - self._noted_at >= EVERY_S:
+            self._noted_at = now
+            self._cursors.pop((name, key), None)
+            self._send(message)
+            return
+        if not self._cursors:
+            self._wake()
+        self._cursors[name, key] = message
+
+    def send_later(self, take: Callable[[], JsonDict | None]) -> None:
+        """Send the request that `take` returns, soon, without a wait for its answer."""
+        self._take_parts = take
+        self._wake()
+
+    def take_unsent(self) -> list[protocol.Message]:
+        """Return the last reports that are not sent yet."""
         unsent, self._unsent = self._unsent, None
-        return [] if unsent is None else [unsent]
+        found: list[protocol.Message] = [] if unsent is None else [unsent]
+        take, self._take_parts = self._take_parts, None
+        if take is not None and (request := take()) is not None:
+            found.append(protocol.Ask(self.key, "parts", request))
+        while self._cursors:
+            found.append(self._cursors.popitem()[1])
+        return found
 
     @property
     def cancel(self) -> threading.Event:

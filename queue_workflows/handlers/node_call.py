@@ -11,16 +11,20 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import queue_workflows
 from queue_workflows import config, errors, tasks
 from queue_workflows.dag import arguments, confinement, payload
-from queue_workflows.declare import node_functions
 from queue_workflows.engine import outcomes
+from queue_workflows.handlers import attempt_context
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.tasks import control, handlers
+from queue_workflows.runtime import app_loading
+from queue_workflows.tasks import attempt_steps, control, handlers
 from queue_workflows.types import JsonDict, Row
+
+if TYPE_CHECKING:
+    from queue_workflows.declare import node_functions
 
 
 class Lookups(Protocol):
@@ -52,14 +56,17 @@ class NodeCall(NamedTuple):
     report: Callable[..., object]
     control: control.Control | None = None
     """Interrupts a handler that yields or awaits; None: only `cancel` does, at a yield."""
+    ask: attempt_steps.Ask = attempt_steps.refuse
+    """Sends what the handler asks about its steps."""
 
 
 def call(node: NodeCall, runner: handlers.Runner) -> outcomes.Outcome:
     """Run the handler of a node and return its outcome. Raises KeyboardInterrupt only."""
     attempt = _Attempt(node)
     try:
-        with tasks.running(attempt.job), _prepared(node) as handler:
-            value = runner.run(attempt.begin(handler), attempt.control)
+        with attempt_context.running(attempt.job, node.job), _prepared(node) as handler:
+            with attempt.job.streams():
+                value = runner.run(attempt.begin(handler), attempt.control)
             delta = handler.delta(attempt.result(value))
         return attempt.completed(delta)
     except KeyboardInterrupt:
@@ -74,9 +81,10 @@ async def call_async(node: NodeCall) -> outcomes.Outcome:
 
     attempt = _Attempt(node)
     try:
-        with tasks.running(attempt.job), _prepared(node) as handler:
-            begun = attempt.begin(handler)
-            value = await async_handlers.run_async(begun, attempt.control)
+        with attempt_context.running(attempt.job, node.job), _prepared(node) as handler:
+            async with attempt.job.streams_async():
+                begun = attempt.begin(handler)
+                value = await async_handlers.run_async(begun, attempt.control)
             delta = handler.delta(attempt.result(value))
         return attempt.completed(delta)
     except KeyboardInterrupt:
@@ -91,7 +99,9 @@ class _Attempt:
     def __init__(self, node: NodeCall) -> None:
         self._node = node
         self._started = time.monotonic()
-        self.job = tasks.NodeJob(node.job, node.inputs, node.cancel, node.report)
+        self.job = tasks.NodeJob(
+            node.job, node.inputs, node.cancel, node.report, node.ask, node.control
+        )
         self.control = node.control or control.EventControl(node.cancel, node.report)
 
     def begin(self, handler: _Handler) -> Any:
@@ -119,6 +129,9 @@ class _Attempt:
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
         """Return the outcome of a handler that raised, or that was requested to end."""
+        return self._failed(error)._replace(cursors=self.job.cursors)
+
+    def _failed(self, error: BaseException) -> outcomes.Outcome:
         seconds = time.monotonic() - self._started
         if isinstance(error, control.Interrupted) and not self._node.cancel.is_set():
             return outcomes.Outcome("cancelled", seconds, error=error.reason)
@@ -153,6 +166,12 @@ def handler_of(job: Row) -> tuple[Any, Callable[..., Any]]:
     return module, run
 
 
+def _declared(module: Any) -> node_functions.NodeFunction | None:
+    """Return the module if it was declared by @node, for which the app has imported `declare`."""
+    loaded = sys.modules.get("queue_workflows.declare.node_functions")
+    return module if loaded is not None and isinstance(module, loaded.NodeFunction) else None
+
+
 class _Handler:
     """A handler with its arguments, inside the app's invoke context."""
 
@@ -169,8 +188,8 @@ class _Handler:
     def delta(self, value: Any) -> JsonDict:
         """Return what is stored for a result. Raises a signal that the handler returned."""
         value = outcomes.unless_signal(value)
-        if isinstance(self._module, node_functions.NodeFunction):
-            value = self._module.stored(value)
+        if (declared := _declared(self._module)) is not None:
+            value = declared.stored(value)
         return self._finalize(_delta(value))
 
 
@@ -197,11 +216,7 @@ def _prepared(node: NodeCall) -> Generator[_Handler]:
         }
         # Only nodes declared by @node have their annotations enforced: the modules of existing
         # apps may carry annotations that their inputs never matched.
-        where = (
-            f"inputs of node {job['node_id']!r}"
-            if isinstance(module, node_functions.NodeFunction)
-            else None
-        )
+        where = None if _declared(module) is None else f"inputs of node {job['node_id']!r}"
         bound = arguments.signature(run).bind(node.inputs, offers, where=where)
         with _app_context(node) as finalize:
             yield _Handler(module, functools.partial(run, **bound), finalize)
@@ -214,8 +229,8 @@ def _unknown_node(node: NodeCall, error: errors.NodeNotFound) -> str:
     created = node.lookups.rows()[1].get("created_at")
     since = f"; the run exists since {created:%Y-%m-%d %H:%M:%S} UTC" if created else ""
     return (
-        f"{error} [{config.describe_app()} (queue_workflows {queue_workflows.__version__}, pid "
-        f"{os.getpid()}) met it{since}]"
+        f"{error} [{app_loading.describe_app()} (queue_workflows {queue_workflows.__version__}, "
+        f"pid {os.getpid()}) met it{since}]"
     )
 
 

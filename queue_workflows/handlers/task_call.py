@@ -8,37 +8,48 @@ from typing import Any
 from queue_workflows import config, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import outcomes
-from queue_workflows.tasks import args, control, handlers
+from queue_workflows.handlers import attempt_context
+from queue_workflows.tasks import args, attempt_steps, control, handlers, logged_errors
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row
 
 
-def call(job: Row, control_: control.Control, runner: handlers.Runner) -> outcomes.Outcome:
+def call(
+    job: Row,
+    control_: control.Control,
+    runner: handlers.Runner,
+    ask: attempt_steps.Ask = attempt_steps.refuse,
+) -> outcomes.Outcome:
     """Run the task of a claimed job whose row was checked; return its outcome.
 
     A job that was cancelled meanwhile leaves no result. One that its worker interrupted is
-    `cancelled`, with the reason as its error. Raises KeyboardInterrupt only.
+    `cancelled`, with the reason as its error. Raises KeyboardInterrupt only. `ask` sends what the
+    task asks about its steps.
     """
-    attempt = _Attempt(job, control_)
-    token = jobs.current.set(attempt.job)
+    attempt = _Attempt(job, control_, ask)
     try:
-        return attempt.completed(runner.run(attempt.call(), control_))
+        with attempt_context.running(attempt.job, job):
+            with attempt.job.streams():
+                value = runner.run(attempt.call(), control_)
+            return attempt.completed(value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
         return attempt.failed(error)
-    finally:
-        jobs.current.reset(token)
 
 
-async def call_async(job: Row, control_: control.Control) -> outcomes.Outcome:
+async def call_async(
+    job: Row, control_: control.Control, ask: attempt_steps.Ask = attempt_steps.refuse
+) -> outcomes.Outcome:
     """Do as `call` does, for an async task on the running event loop."""
     from queue_workflows.tasks import async_handlers
 
-    attempt = _Attempt(job, control_)
-    jobs.current.set(attempt.job)  # in the context of this asyncio.Task
+    attempt = _Attempt(job, control_, ask)
     try:
-        return attempt.completed(await async_handlers.run_async(attempt.call(), control_))
+        with attempt_context.running(attempt.job, job):
+            async with attempt.job.streams_async():
+                value = await async_handlers.run_async(attempt.call(), control_)
+            return attempt.completed(value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
@@ -57,15 +68,16 @@ class _Attempt:
 
     __slots__ = ("_name", "_row", "_started", "control", "job")
 
-    def __init__(self, row: Row, control_: control.Control) -> None:
+    def __init__(self, row: Row, control_: control.Control, ask: attempt_steps.Ask) -> None:
         self.control = control_
-        self.job = jobs.Job(row, control_)
+        self.job = jobs.Job(row, control_, ask)
         self._row = row
         self._name: str = row["task_name"]
         self._started = time.monotonic()
 
     def call(self) -> Any:
         """Call the task; return its result, or a generator or coroutine that must be run."""
+        logged_errors.collect()
         task = config.get_config().ingest_task_map.get(self._name)
         if task is None:
             raise errors.UnknownTask(
@@ -83,10 +95,14 @@ class _Attempt:
             found if isinstance(found, dict) else {"result": found},
             f"result of task {self._name!r}",
         )
-        return outcomes.Outcome("completed", self._seconds, text, value=found)
+        logged = self.job.logged_error
+        return outcomes.Outcome("completed", self._seconds, text, error=logged, value=found)
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
         """Return the outcome of a handler that raised, or that was requested to end."""
+        return self._failed(error)._replace(cursors=self.job.cursors)
+
+    def _failed(self, error: BaseException) -> outcomes.Outcome:
         if self.control.cancel_requested:
             return self._interrupted("cancelled")
         if isinstance(error, control.Interrupted):

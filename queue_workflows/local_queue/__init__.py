@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from queue_workflows.local_queue.job_queue import Job, JobQueue, Refusal
 from queue_workflows.local_queue.manager import JobQueueManager
 from queue_workflows.local_queue.plan import ClaimingPlan, ExecutionPlan, MemoryPlan
+from queue_workflows.runtime import log_format
 
 if TYPE_CHECKING:
     from queue_workflows.local_queue.ingest_plan import IngestPlan
@@ -21,6 +23,9 @@ __all__ = [
     "MemoryPlan",
     "Refusal",
 ]
+
+
+logging.getLogger("queue_workflows.local_queue").addFilter(log_format.EscapeArguments())
 
 
 def __getattr__(name: str) -> Any:

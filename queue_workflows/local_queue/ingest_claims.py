@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from queue_workflows import db
 from queue_workflows.engine import handback, job_tables, outcomes
@@ -16,6 +16,10 @@ from queue_workflows.worker import current_job, guards, shutdown
 _log = logging.getLogger("queue_workflows.local_queue")
 
 
+Write: TypeAlias = "Callable[[db.Connection | None], object]"
+"""Writes how a claim ends, in the transaction of this connection; None: in one of its own."""
+
+
 class Claim:
     """One claimed job: its work, and how far it is."""
 
@@ -24,7 +28,7 @@ class Claim:
         self.work.waiting = True
         self.outcome: outcomes.Outcome | None = None
         """How the handler has ended; None while it waits or runs."""
-        self.unwritten: Callable[[], object] | None = None
+        self.unwritten: Write | None = None
         """What has to be written, after which the claim is over; it is tried until it succeeds."""
 
     @property
@@ -32,15 +36,22 @@ class Claim:
         """Return the id of the job."""
         return self.work.lease.job_id
 
-    def hand_back(self, reason: str, *, front: bool = False, after_s: float = 0.0) -> None:
+    def hand_back(
+        self,
+        reason: str,
+        conn: db.Connection | None = None,
+        *,
+        front: bool = False,
+        after_s: float = 0.0,
+    ) -> None:
         """Give the claim up; the job is queued again, or cancelled if that was requested."""
-        with db.transaction() as conn:
-            handback.hand_back(conn, self.work.lease, reason=reason, front=front, after_s=after_s)
+        with db.transaction(conn) as own:
+            handback.hand_back(own, self.work.lease, reason=reason, front=front, after_s=after_s)
 
-    def fail_by(self, failure: guards.Failure, seconds: float) -> None:
+    def fail_by(self, failure: guards.Failure, seconds: float, conn: db.Connection | None) -> None:
         """Record that a guard has ended the attempt."""
-        with db.transaction() as conn:
-            shutdown.record_failure(conn, self.work.lease, failure, seconds)
+        with db.transaction(conn) as own:
+            shutdown.record_failure(own, self.work.lease, failure, seconds)
 
 
 class ClaimedJob(job_queue.Job):
@@ -90,14 +101,19 @@ class Claims:
             return True
 
     def start(self, claim: Claim) -> bool:
-        """Note that the handler of a claim starts; return False if the claim is over or ends."""
+        """Note that the handler of a claim starts; return False if the claim is over or ends.
+
+        After a stop of the process other workers may have the job, before the guards notice.
+        """
         with self._lock:
             if self._held.get(claim.job_id) is not claim or claim.unwritten is not None:
+                return False
+            if claim.work.verdict() is not None:
                 return False
             claim.work.start_now()
             return True
 
-    def withdraw(self, claim: Claim, write: Callable[[], object]) -> bool:
+    def withdraw(self, claim: Claim, write: Write) -> bool:
         """End a claim whose job still waits, so that it never starts; return whether it did."""
         with self._lock:
             if self._held.get(claim.job_id) is not claim or not claim.work.waiting:

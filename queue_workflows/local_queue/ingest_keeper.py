@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-import os
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.dag import payload
 from queue_workflows.engine import claims as engine_claims
 from queue_workflows.engine import controls, job_tables, recovery, workers
-from queue_workflows.local_queue import ingest_claims, plan
+from queue_workflows.local_queue import ingest_claims, ingest_heartbeat, plan
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, service
 from queue_workflows.types import ExitFn
@@ -26,6 +26,9 @@ from queue_workflows.worker import (
 )
 
 _log = logging.getLogger("queue_workflows.local_queue")
+END_S = 2.0
+"""Seconds that the threads, and then the database, may take when the plan is closed."""
+SHUTDOWN = "shutdown"
 
 
 class Keeper:
@@ -50,9 +53,8 @@ class Keeper:
         self._held = held
         self._owner = owner
         self._claim_soon = claim_soon
-        self._limit = limit
         self._on_exit = on_exit or _stay
-        self._locked = False
+        self.heartbeat = ingest_heartbeat.Heartbeat(who, held, owner, limit=limit)
         self._dedicated = db.DedicatedConnection()
         self._renewals = renewal_failures.Renewals(who.lease_s, self._dedicated)
         self._excusable = deque[job_tables.Lease](maxlen=notes.MAX_LEASES)
@@ -71,7 +73,10 @@ class Keeper:
 
     def _tasks(self) -> list[service.Task]:
         lease_s = self._who.lease_s
-        renew_s = min(lease_keeper.RENEW_MAX_S, lease_s / 3)
+
+        def renew_s() -> float:
+            return lease_keeper.renew_every_s(lease_s)
+
         tasks = [service.Task("renew", renew_s, self._renew)]
         if not config.DISABLE_WORKER_HEARTBEAT.read():
             tasks.append(service.Task("beat", config.HEARTBEAT_INTERVAL_S.read, self._beat))
@@ -89,19 +94,30 @@ class Keeper:
     def stop(self) -> None:
         """Stop the threads, hand back every claim, and deregister the worker."""
         for each in (self._follow, self._guards, self._loop):
-            each.stop()
-        left = self._held.all()
+            each.stop(0.0)
+        until = time.monotonic() + END_S
+        for each in (self._follow, self._guards, self._loop):
+            each.stop(max(0.0, until - time.monotonic()))
+        for claim in self._held.all():
+            claim.work.interrupt(SHUTDOWN)
         try:
-            for claim in left:
-                (claim.unwritten or (lambda claim=claim: claim.hand_back("shutdown")))()
-                self._held.drop(claim)
-            with self._dedicated.using() as conn:
-                workers.stop(conn, self._who.worker_id)
+            # One of the pool would be waited for much longer while the database does not reply.
+            conn = db.connect(timeout_s=END_S, connect_s=END_S)
+            with contextlib.closing(conn):
+                self._write_all(conn)
         except db.Error as error:
             _log.warning("claims are left to their leases, the database is away: %s", error)
             # The next worker of this machine reports that no handler was at fault.
             notes.write_note((), [each.work.lease for each in self._held.all()])
         self._dedicated.close()
+
+    def _write_all(self, conn: db.Connection) -> None:
+        """Hand back every claim, and deregister the worker."""
+        for claim in self._held.all():
+            with conn.transaction():
+                (claim.unwritten or functools.partial(claim.hand_back, SHUTDOWN))(conn)
+            self._held.drop(claim)
+        workers.stop(conn, self._who.worker_id)
 
     def wake(self, *names: str) -> None:
         """Make tasks due at once."""
@@ -120,7 +136,7 @@ class Keeper:
         if wake.reason != "notify":
             if wake.reason == "connected":
                 # Notifications that were sent while there was no connection are lost.
-                self._locked = True
+                self.heartbeat.locked = True
                 self.wake("beat", "renew", "control")
             self._claim_soon(True)
             return
@@ -192,7 +208,12 @@ class Keeper:
         """Forget a claim that is lost; return whether it was held."""
         if not self._held.drop(claim):
             return False
-        _log.warning("job %s: %s; its result will be dropped", claim.job_id, reason)
+        _log.warning(
+            "job %s: %s; its result will be dropped",
+            claim.job_id,
+            reason,
+            extra={"job_id": claim.job_id},
+        )
         claim.work.interrupt(reason)
         if not self._owner.abandon(claim.job_id, reason):
             self._owner.withdraw(claim.job_id)
@@ -201,11 +222,14 @@ class Keeper:
 
     def _cancel(self, claim: ingest_claims.Claim, stop_at: float) -> None:
         if claim.work.waiting:
-            self.end(claim, "cancelled", lambda: claim.hand_back("cancelled"))
+            self._hand_back(claim, "cancelled")
         else:
             claim.work.cancelled_by(stop_at)
 
-    def end(self, claim: ingest_claims.Claim, reason: str, write: Callable[[], object]) -> None:
+    def _hand_back(self, claim: ingest_claims.Claim, reason: str, *, front: bool = False) -> None:
+        self._end(claim, reason, lambda conn: claim.hand_back(reason, conn, front=front))
+
+    def _end(self, claim: ingest_claims.Claim, reason: str, write: ingest_claims.Write) -> None:
         """End a claim whose job waits or runs, and write it; until that succeeds it is renewed."""
         if self._held.withdraw(claim, write):
             self._owner.withdraw(claim.job_id)
@@ -221,9 +245,14 @@ class Keeper:
         if write is None or not self._held.holds(claim):
             return
         try:
-            write()
+            write(None)
         except db.Error as error:
-            _log.warning("the end of job %s waits for the database: %s", claim.job_id, error)
+            _log.warning(
+                "the end of job %s waits for the database: %s",
+                claim.job_id,
+                error,
+                extra={"job_id": claim.job_id},
+            )
             return
         if self._held.drop(claim):
             self._claim_soon(False)
@@ -237,43 +266,23 @@ class Keeper:
             return
         for claim in self._held.all():
             if claim.work.waiting and claim.unwritten is None:
-                self.end(claim, "turned off", lambda c=claim: c.hand_back("turned off"))
+                self._hand_back(claim, "turned off")
         stop_policies.handler(policy)(self, on_exit=self._on_exit)
 
     def requeue_in_flight(self, reason: str) -> None:
         """Hand back every job to the front, for a stop policy; no attempt is counted."""
         for claim in self._held.all():
             if claim.unwritten is None and not claim.work.settling:
-                self.end(claim, reason, lambda c=claim: c.hand_back(reason, front=True))
+                self._hand_back(claim, reason, front=True)
+
+    def _beat(self) -> None:
+        with self._dedicated.using() as conn:
+            self.heartbeat.beat(conn)
 
     def clear_model(self) -> None:
         """Record that the heartbeat of this worker has ended, for a stop policy."""
         with self._dedicated.using() as conn:
             workers.clear_model(conn, self._who.host, self._who.queue, mark_stale=True)
-
-    def _beat(self) -> None:
-        held, who = self._held.all(), self._who
-        detail = {
-            "lease_s": who.lease_s,
-            "lock": self._locked,
-            "claim": workers.claim_detail(who),
-        }
-        row: dict[str, Any] = {
-            "worker_id": who.worker_id,
-            "host_label": who.host,
-            "queue": who.queue,
-            "pid": os.getpid(),
-            "state": "busy" if held else "idle",
-            "job_ids": [each.job_id for each in held],
-            "detail": payload.encode(detail, "detail"),
-            "obey": who.obey,
-            "concurrency": self._limit,
-            "current_model": None,
-            "known_models": [],
-            "vram_total_mb": None,
-        }
-        with self._dedicated.using() as conn:
-            workers.report(conn, row)
 
     # --- The thread that checks the guards.
 
@@ -289,7 +298,7 @@ class Keeper:
             if failure is not None:
                 self._end_by_guard(claim, failure)
             elif work.stop_at is not None and now >= work.stop_at and not work.settling:
-                self.end(claim, "cancelled", lambda c=claim: c.hand_back("cancelled"))
+                self._hand_back(claim, "cancelled")
             unsaved |= work.unsaved is not None and now - work.renewed >= lease_keeper.PROGRESS_S
         if unsaved:
             self.wake("renew")
@@ -301,8 +310,8 @@ class Keeper:
                 self.lost(claim)
             return
         seconds = clock.boot_s() - work.started
-        _log.error("job %s: %s", claim.job_id, failure.reason)
-        self.end(claim, failure.reason, lambda: claim.fail_by(failure, seconds))
+        _log.error("job %s: %s", claim.job_id, failure.reason, extra={"job_id": claim.job_id})
+        self._end(claim, failure.reason, lambda conn: claim.fail_by(failure, seconds, conn))
 
 
 def _stay(code: int) -> None:

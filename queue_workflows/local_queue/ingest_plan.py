@@ -78,6 +78,11 @@ class IngestPlan(plan.ClaimingPlan):
 
     # --- For the manager.
 
+    @property
+    def others_fill_memory(self) -> bool:
+        """Return whether, at the last heartbeat, a job of another worker filled the same memory."""
+        return self._keeper is not None and self._keeper.heartbeat.others_fill_memory
+
     def open(self, owner: plan.Owner, /) -> None:
         """Begin to listen; raise RuntimeError the second time."""
         if self._owner is not None:
@@ -218,7 +223,12 @@ class IngestPlan(plan.ClaimingPlan):
             if renewal_failures.may_pass(error):
                 raise
             if outcome.kind != "completed":
-                _log.error("job %s: its end cannot be recorded: %s", claim.job_id, error)
+                _log.error(
+                    "job %s: its end cannot be recorded: %s",
+                    claim.job_id,
+                    error,
+                    extra={"job_id": claim.job_id},
+                )
                 claim.hand_back(f"its end cannot be recorded: {error}", after_s=REFUSED_WAIT_S)
                 self._over(claim)
                 return "skipped"
@@ -234,7 +244,11 @@ class IngestPlan(plan.ClaimingPlan):
         with db.statement() as conn:
             if finish.is_recorded(conn, claim.work.lease, outcome):
                 return  # the reply of an earlier commit was lost
-        _log.warning("nothing was written: the claim of job %s was lost", claim.job_id)
+        _log.warning(
+            "nothing was written: the claim of job %s was lost",
+            claim.job_id,
+            extra={"job_id": claim.job_id},
+        )
         if self._keeper is not None:
             self._keeper.lost(claim)
 

@@ -22,7 +22,7 @@ NO_ARGS: Mapping[str, Any] = {}
 class Job(NamedTuple):
     """One job. Its id is unique in its plan; `name` is how logs call it, by default the task.
 
-    `timeout_s` None: the manager's.
+    `timeout_s` None: the manager's; inf: none.
     """
 
     id: str
@@ -110,16 +110,18 @@ class JobQueue:
         now, waiting, known = self._now(), self._waiting, self._known
         with self._mutex:
             before = len(waiting.order)
-            for job in jobs:
-                refusal = None
-                if job.id in known or waiting.closed:
-                    refusal = self._refusal(job.id, now, force=force)
-                if refusal is None:
-                    known[job.id] = None
-                    waiting.order.append(job)
-                found.append(refusal)
-            if added := len(waiting.order) - before:
-                waiting.not_empty.notify(added)
+            try:
+                for job in jobs:
+                    refusal = None
+                    if job.id in known or waiting.closed:
+                        refusal = self._refusal(job.id, now, force=force)
+                    if refusal is None:
+                        known[job.id] = None
+                        waiting.order.append(job)
+                    found.append(refusal)
+            finally:  # an id of a wrong type ends it after some were added
+                if added := len(waiting.order) - before:
+                    waiting.not_empty.notify(added)
 
     def _refusal(self, job_id: str, now: float, *, force: bool) -> Refusal | None:
         if self._waiting.closed:

@@ -12,9 +12,11 @@ from typing import Any
 from queue_workflows import config
 from queue_workflows.local_queue import (
     job_queue,
+    job_runner,
     outcomes,
     plan,
     settings,
+    stale_flags,
     statistics,
     worker_threads,
 )
@@ -23,9 +25,9 @@ from queue_workflows.telemetry import pressure
 from queue_workflows.types import JsonDict, NowFn
 
 _log = logging.getLogger("queue_workflows.local_queue")
-_CLAIMING = plan.ClaimingPlan  # `plan` is an argument where it is used
-STALE_AFTER_S = 120.0
-"""Seconds until a job that only the plan calls running is reported."""
+_CLAIMING, _USABLE = plan.ClaimingPlan, plan.usable  # `plan` is an argument where they are used
+LOOP_END_S = 3.0
+"""Seconds that a call of the plan, which the master or supervisor makes, may take at the end."""
 
 
 class JobQueueManager:
@@ -55,6 +57,7 @@ class JobQueueManager:
         queue: job_queue.JobQueue | None = None,
         now_fn: NowFn = time.monotonic,
     ) -> None:
+        settings.check_function(execute)
         self.settings = settings.read(
             workers=workers,
             single_job=single_job,
@@ -75,18 +78,11 @@ class JobQueueManager:
         self._outcomes = outcomes.Outcomes(
             plan, self.queue, self.statistics, self.settings.max_attempts
         )
-        self._threads = worker_threads.WorkerThreads(
-            self.settings,
-            plan,
-            self.queue,
-            execute,
-            self._outcomes,
-            self.statistics,
-            wake=self._wake_supervisor,
-            now_fn=now_fn,
-        )
-        self._stale: dict[str, float | None] = {}
-        """Jobs that only the plan calls running, and since when; None: reported."""
+        to_threads: Any = {"wake": self._wake_supervisor, "now_fn": now_fn}
+        shared = (self.queue, self._outcomes, self.statistics)
+        runner = job_runner.JobRunner(self.settings, plan, execute, *shared, **to_threads)
+        self._threads = worker_threads.WorkerThreads(self.settings, runner, *shared, **to_threads)
+        self._stale = stale_flags.StaleFlags(plan, self.queue, now_fn)
         self._fetch_at = math.inf
         self._stopping = False
         self._has_loops = True
@@ -112,6 +108,8 @@ class JobQueueManager:
         with self._lock:
             if self._threads.started:
                 raise RuntimeError("the manager was started before; make a new one")
+            if self._stopping:
+                raise RuntimeError("the manager was stopped before its start; make a new one")
             self._fetch_at = self._now() + self.settings.grace_s
             self._threads.start()
         if self._claims is not None:
@@ -129,18 +127,25 @@ class JobQueueManager:
         """Start no further job, and wait for those that run; return whether all have ended.
 
         Those that still run after `timeout_s` are asked to end, and are pending again in the plan.
-        Jobs that only waited were never marked as running.
+        Jobs that only waited were never marked as running. Up to 10 s more pass if the plan or its
+        database does not reply.
         """
         self._stopping = True
         deadline = time.monotonic() + timeout_s
-        self._supervisor.stop()
-        self._master.stop()
-        self._give_back(self.queue.close(), "the queue was stopped")
+        self._master.stop(0.0)
+        ended = self._supervisor.stop(LOOP_END_S)
+        left, ends = self.queue.close(), list[service.Service]([self._master])
+        if self._claims is not None and left:
+            ends.append(_apart("give-back", lambda: self._give_back(left, job_runner.STOPPED)))
         drained = self._threads.stop(max(0.0, deadline - time.monotonic()))
-        self._outcomes.store_again()
+        if self._outcomes.waiting:
+            ends.append(_apart("outcomes", self._outcomes.store_again))
+        until = time.monotonic() + LOOP_END_S
+        for each in ends:
+            ended = each.stop(max(0.0, until - time.monotonic())) and ended
         if self._claims is not None and self._threads.started:
             self._claims.close()
-        return drained
+        return drained and ended
 
     def __enter__(self) -> JobQueueManager:
         self.start()
@@ -198,10 +203,8 @@ class JobQueueManager:
     def _fetch(self) -> None:
         if self._now() < self._fetch_at or self._stopping or self.throttle.active:
             return
-        jobs = list(self.plan.fetch_ready())
-        gone = [each for each in self._stale if not self.plan.is_currently_running(each)]
-        for job_id in gone:
-            del self._stale[job_id]
+        jobs = [*_USABLE(self.plan.fetch_ready())]
+        self._stale.forget_reset()
         self.statistics.add(fetched=len(jobs))
         _log.info("👑 Master fetched %d jobs from database", len(jobs))
         found = self.add(jobs, force=self._claims is not None)
@@ -225,20 +228,14 @@ class JobQueueManager:
     ) -> list[job_queue.Refusal | None]:
         """Add jobs to the queue; return for each None, or why it is refused."""
         given = list(jobs)
-        if self._claims is None:
-            runs, stale = self.plan.is_currently_running, self._stale
-            elsewhere = {
-                each.id
+        elsewhere = self._stale.running_elsewhere(given) if self._claims is None else set[str]()
+        if elsewhere:
+            return [
+                job_queue.Refusal("active")
+                if each.id in elsewhere
+                else self._log_added([each], self.queue.add_all([each], force=force))[0]
                 for each in given
-                if (runs(each.id) or each.id in stale) and self._runs_elsewhere(each)
-            }
-            if elsewhere:
-                return [
-                    job_queue.Refusal("active")
-                    if each.id in elsewhere
-                    else self._log_added([each], self.queue.add_all([each], force=force))[0]
-                    for each in given
-                ]
+            ]
         return self._log_added(given, self.queue.add_all(given, force=force))
 
     @staticmethod
@@ -253,35 +250,21 @@ class JobQueueManager:
                     _log.debug("job '%s' (%s): %s", job.label, job.id, refusal)
         return found
 
-    def _runs_elsewhere(self, job: job_queue.Job) -> bool:
-        """Return whether only the plan calls a job running; report it once if that lasts."""
-        if not self.plan.is_currently_running(job.id) or self.queue.is_active(job.id):
-            self._stale.pop(job.id, None)
-            return False
-        now = self._now()
-        since = self._stale.setdefault(job.id, now)
-        if since is not None and now - since >= STALE_AFTER_S:
-            self._stale[job.id] = None
-            _log.warning(
-                "job '%s' (%s) is marked as running for over %.0f s, but does not run here: "
-                "reset its is_currently_running if no other process runs it",
-                job.label, job.id, now - since,
-            )  # fmt: skip
-        return True
-
     # --- The supervisor's thread.
 
     def _check_memory(self) -> None:
-        working = self._threads.working
+        working = self._threads.working or (
+            self._claims is not None and self._claims.others_fill_memory
+        )
         before = self.throttle.active
         if self.throttle.check(working=working):
-            self.queue.pause()
+            if not before:
+                self.queue.pause()
             if self._claims is not None:  # another process may have the memory for them
                 self._give_back(self.queue.clear(), self.throttle.reason or "memory is full")
-        else:
+        elif before:  # else the app may have paused it
             self.queue.resume()
-            if before:
-                self._master.wake("fetch")
+            self._master.wake("fetch")
 
     def _wake_supervisor(self) -> None:
         self._supervisor.wake("workers")
@@ -296,6 +279,11 @@ class JobQueueManager:
 
     # --- What is going on.
 
+    @property
+    def throttled_by(self) -> str | None:
+        """Return for which full memory nothing starts; None: for none."""
+        return self.throttle.reason
+
     def stats(self) -> JsonDict:
         """Return the counts: those of the queue, of the threads, by task and by resource."""
         queued, active = self.queue.queued, self.queue.active
@@ -308,7 +296,7 @@ class JobQueueManager:
             "total_workers": self.settings.workers,
             "alive_workers": self._threads.alive,
             "master_thread_alive": self._master.alive,
-            "throttled_by": self.throttle.reason,
+            "throttled_by": self.throttled_by,
             "throttle_seconds": self.throttle.seconds,
             "fetched": counts.fetched,
             "finished": counts.finished,
@@ -318,7 +306,14 @@ class JobQueueManager:
             "late_results": counts.late_results,
             "dead_threads": counts.dead_threads,
             "unstored_outcomes": self._outcomes.waiting,
-            "stale_running_job_ids": [each for each, since in self._stale.items() if since is None],
+            "stale_running_job_ids": self._stale.reported,
             "tasks": {name: each._asdict() for name, each in counts.tasks.items()},
             "last_errors": counts.last_errors,
         }
+
+
+def _apart(name: str, call: Callable[[], object]) -> service.Service:
+    """Start a thread for a call of the plan, which may hang; return it."""
+    made = service.Pool(f"local-queue-{name}", 1, lambda _: call())
+    made.start()
+    return made

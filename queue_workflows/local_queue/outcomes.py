@@ -10,6 +10,7 @@ from typing import Any
 from queue_workflows.local_queue import job_queue, plan, statistics
 
 _log = logging.getLogger("queue_workflows.local_queue")
+_CLAIMING = plan.ClaimingPlan  # `plan` is an argument where it is used
 
 
 class Outcomes:
@@ -30,6 +31,7 @@ class Outcomes:
         self._queue = queue
         self._counts = counts
         self._max_attempts = max_attempts
+        self._counts_failures = not isinstance(plan, _CLAIMING)  # such a plan counts them itself
         self._lock = threading.Lock()
         self._failures: dict[str, int] = {}
         """The failed attempts of jobs that will be tried again."""
@@ -65,7 +67,7 @@ class Outcomes:
         final = final or (counted and attempt >= self._max_attempts)
         if final:
             self._failures.pop(job.id, None)
-        elif counted:
+        elif counted and self._counts_failures:
             self._failures[job.id] = attempt
         self._store(job, lambda: self._failed(job, error, final=final), final=final)
 
@@ -73,12 +75,9 @@ class Outcomes:
         decided = self._plan.mark_failed(job, error, final)
         over = final if decided is None else decided
         if over:
+            self._failures.pop(job.id, None)
             self._counts.add(failed=1)
         return over
-
-    def give_back(self, claims: plan.ClaimingPlan, job: job_queue.Job, reason: str) -> None:
-        """Let a plan give up the claim of an active job; no attempt is counted."""
-        self._store(job, lambda: claims.give_back(job, reason), final=False)
 
     def store_again(self) -> None:
         """Give the plan once more what it has not taken."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import abc
+import logging
+import math
 import threading
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from queue_workflows import errors
 from queue_workflows.local_queue import job_queue
+
+_log = logging.getLogger("queue_workflows.local_queue")
+KEEP_ENDED = 10_000
+"""Ended jobs that a `MemoryPlan` keeps by default, a few MB without their arguments and results."""
 
 
 class ExecutionPlan(Protocol):
@@ -26,8 +33,11 @@ class ExecutionPlan(Protocol):
         """
         ...
 
-    def mark_running(self, job: job_queue.Job, /) -> bool:
-        """Note that a job begins; return False if it is not to run, as another has taken it."""
+    def mark_running(self, job: job_queue.Job, /) -> bool | None:
+        """Note that a job begins; return False if it is not to run, as another has taken it.
+
+        None, as from a method without `return`: it runs.
+        """
         ...
 
     def mark_done(self, job: job_queue.Job, result: Any, /) -> None:
@@ -52,6 +62,11 @@ class Owner(Protocol):
     @property
     def workers(self) -> int:
         """Return how many jobs run at once."""
+        ...
+
+    @property
+    def throttled_by(self) -> str | None:
+        """Return which memory is full, as `RAM at 93.1 % (limit 90 %)`; None: none is."""
         ...
 
     def wake(self) -> None:
@@ -79,6 +94,11 @@ class ClaimingPlan(abc.ABC):
 
     So a job that it returns again is not refused for having ended a moment ago.
     """
+
+    @property
+    def others_fill_memory(self) -> bool:
+        """Return whether jobs of other processes may free memory of this one, if it is full."""
+        return False
 
     @abc.abstractmethod
     def open(self, owner: Owner, /) -> None:
@@ -120,6 +140,17 @@ class ClaimingPlan(abc.ABC):
         """Return whether a handler of the job runs here."""
 
 
+def usable(found: Iterable[job_queue.Job]) -> Generator[job_queue.Job]:
+    """Yield the jobs that a queue can hold, and log what else a plan has returned."""
+    for each in found:
+        try:
+            hash(each.id)
+        except Exception:  # noqa: BLE001  the boundary around app code
+            _log.exception("the plan returned a %s that is no job with an id", type(each))
+        else:
+            yield each
+
+
 State: TypeAlias = Literal["pending", "running", "completed", "failed"]
 
 
@@ -145,11 +176,24 @@ class _Entry:
 
 
 class MemoryPlan:
-    """A plan in memory, for jobs that need not outlive the process."""
+    """A plan in memory, for jobs that need not outlive the process.
 
-    def __init__(self, jobs: Iterable[job_queue.Job] = ()) -> None:
+    It keeps the `keep_ended` jobs that have ended last, with their results, and forgets those
+    before; None: it keeps all. Jobs that are pending or run are always kept.
+    """
+
+    def __init__(
+        self, jobs: Iterable[job_queue.Job] = (), *, keep_ended: int | None = KEEP_ENDED
+    ) -> None:
+        if keep_ended is not None and (type(keep_ended) is not int or keep_ended < 0):
+            raise errors.InvalidConfig(
+                f"keep_ended={keep_ended!r}: it must be a whole number from 0, or None for no limit"
+            )
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
+        self._keep_ended = math.inf if keep_ended is None else keep_ended
+        self._ended = OrderedDict[str, None]()
+        """The ids of the jobs that have ended, the first ended first."""
         for job in jobs:
             self.add(job)
 
@@ -160,9 +204,10 @@ class MemoryPlan:
             if known is not None and known.state in ("pending", "running"):
                 raise errors.InvalidConfig(f"job {job.id!r} is {known.state}: ids are unique")
             self._entries[job.id] = _Entry(job)
+            self._ended.pop(job.id, None)
 
     def entry(self, job_id: str) -> Entry | None:
-        """Return what is known of a job; None for an unknown id."""
+        """Return what is known of a job; None for an id that is unknown, or was forgotten."""
         with self._lock:
             found = self._entries.get(job_id)
             return found and Entry(found.job, found.state, found.result, found.error)
@@ -187,6 +232,14 @@ class MemoryPlan:
             entry = self._entries.get(job.id)
             if entry is not None:
                 entry.job, entry.state, entry.result, entry.error = job, "completed", result, None
+                self._end(job.id)
+
+    def _end(self, job_id: str) -> None:
+        """Note that a job has ended, and forget the earliest one beyond those that are kept."""
+        ended = self._ended
+        ended[job_id] = None
+        if len(ended) > self._keep_ended:
+            del self._entries[ended.popitem(last=False)[0]]
 
     def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> None:
         """Store the error."""
@@ -195,6 +248,8 @@ class MemoryPlan:
             if entry is not None:
                 entry.job, entry.state = job, "failed" if final else "pending"
                 entry.result, entry.error = None, error
+                if final:
+                    self._end(job.id)
 
     def is_currently_running(self, job_id: str, /) -> bool:
         """Return whether the job is marked as running."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors
 
@@ -59,16 +60,45 @@ def read(
         max_attempts,
     )
     for name in ("workers", "max_attempts"):
-        if getattr(found, name) < 1:
-            raise errors.InvalidConfig(f"{name}={getattr(found, name)!r}: it must be 1 or more")
+        if type(getattr(found, name)) is not int or getattr(found, name) < 1:
+            raise _refused(found, name, "a whole number from 1")
     for name in ("grace_s", "stagger_s", "cooldown_s"):
-        if not 0 <= getattr(found, name) < math.inf:
-            raise errors.InvalidConfig(f"{name}={getattr(found, name)!r}: it must be 0 or more")
+        if not 0 <= _number(found, name) < math.inf:
+            raise _refused(found, name, "a number of seconds from 0")
     for name in ("fetch_every_s", "timeout_s"):
-        value = getattr(found, name)
-        if value is not None and not 0 < value < math.inf:
-            raise errors.InvalidConfig(f"{name}={value!r}: it must be more than 0")
+        if name == "timeout_s" and found.timeout_s is None:
+            continue
+        if not 0 < _number(found, name) < math.inf:
+            raise _refused(found, name, "a number of seconds above 0")
+    if not isinstance(cast("object", found.single_job), bool):
+        raise _refused(found, "single_job", "True or False")
     return found
+
+
+def _number(found: Settings, name: str) -> float:
+    """Return a setting; NaN, which is within no range, if it is no number."""
+    value = getattr(found, name)
+    return value if type(value) in (int, float) else math.nan
+
+
+def _refused(found: Settings, name: str, what: str) -> errors.InvalidConfig:
+    knob = {
+        "grace_s": config.MASTER_GRACE_PERIOD_SECONDS,
+        "stagger_s": config.WORKER_STAGGER_SECONDS,
+        "cooldown_s": config.WORKER_COOLDOWN_SECONDS,
+    }.get(name)
+    variable = f" (argument, or variable {knob.name})" if knob else ""
+    return errors.InvalidConfig(f"{name}={getattr(found, name)!r}{variable}: it must be {what}")
+
+
+def check_function(execute: Any) -> None:
+    """Raise `InvalidConfig` for a function whose result would have to be run."""
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(kind(each) for kind in kinds for each in (execute, type(execute).__call__)):
+        raise errors.InvalidConfig(
+            f"execute={execute!r}: async functions and generators run as tasks only: give them to "
+            "register_ingest_task(), and leave `execute` out"
+        )
 
 
 def default_workers(cores: int | None = None) -> int:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
+MAX_TASKS = 1000
+"""Tasks that are counted by name, since any name may be in a row of a queue."""
+OTHER_TASKS = "(others)"
+
 
 class TaskCount(NamedTuple):
     """The ended attempts of one task: all, those that failed, and the seconds of all."""
@@ -38,7 +42,9 @@ class Cell:
         """Count an attempt that has ended."""
         count = self.tasks.get(task)
         if count is None:
-            self.tasks[task] = count = _Count()
+            count = self.tasks.setdefault(
+                task if len(self.tasks) < MAX_TASKS else OTHER_TASKS, _Count()
+            )
         count.ended += 1
         count.seconds += seconds
         if failed:

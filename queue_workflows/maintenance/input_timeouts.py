@@ -9,6 +9,7 @@ from queue_workflows import db, errors
 from queue_workflows.dag import payload
 from queue_workflows.dispatch import input_nodes
 from queue_workflows.engine import input_timeouts, poison, row_isolation
+from queue_workflows.runtime import log_context
 from queue_workflows.types import Row, Unreadable
 
 _log = logging.getLogger(__name__)
@@ -72,7 +73,14 @@ def _expire(conn: db.Connection, job: Row) -> None:
     error = payload.error_text(error)
     if input_timeouts.time_out(conn, job["id"], default=default, error=error) is not None:
         effect = "takes its default" if default is not None else "fails"
-        _log.warning("node %s of run %s: %s; it %s", job["node_id"], job["run_id"], error, effect)
+        _log.warning(
+            "node %s of run %s: %s; it %s",
+            job["node_id"],
+            job["run_id"],
+            error,
+            effect,
+            extra=log_context.ids_of_job(job),
+        )
 
 
 def _seconds_text(seconds: object) -> str:

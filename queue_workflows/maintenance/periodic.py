@@ -10,7 +10,9 @@ from typing import Final
 
 from queue_workflows import config, db, workers
 from queue_workflows.engine import (
+    events,
     lock_queues,
+    metric_rows,
     models,
     pending,
     promotion,
@@ -25,20 +27,38 @@ _log = logging.getLogger(__name__)
 ORPHAN_SWEEP_S: Final = 60.0
 """It reads every waiting job; until then the claim refuses orphans."""
 UNASSIGNABLE_S: Final = 10.0
+EVENTS_S: Final = 5.0
+"""How late at most a job hears of an event whose transaction was open when its wait began."""
+COUNT_STEPS: Final = 20
+"""With the default interval that is faster than a server makes transactions."""
 FLAG: Final = "flag of model"
 UNFLAG: Final = "end of the flag of model"
 
 
 class PeriodicTasks:
-    """Every periodic task of an orchestrator, on a connection of its own."""
+    """Every periodic task of an orchestrator, on a connection of its own.
 
-    def __init__(self, now_fn: NowFn = time.monotonic) -> None:
+    `check_s`: how often leases and other dues are checked. `lock_keys_s`: how often lock keys are
+    checked although nothing shows that one was missed.
+    """
+
+    def __init__(
+        self,
+        now_fn: NowFn = time.monotonic,
+        *,
+        check_s: Callable[[], float] = config.LEASE_RECLAIM_INTERVAL_S.read,
+        lock_keys_s: float = math.inf,
+    ) -> None:
         self._now = now_fn
+        self._check_s = check_s
+        self._lock_keys_s = lock_keys_s
         self._database = availability.Availability(now_fn)
         self._dedicated = db.DedicatedConnection()
         """An idle task is a single statement, without a checkout from the pool."""
         self._rows = row_isolation.Isolation(now_fn)
         self._wake: Callable[..., None] = lambda *_: None
+        self._has_counted = True
+        """Whether the last count of events had the rights for it."""
         self._unserved: dict[str, float] = {}
         """Models whose jobs no worker can take, and since when."""
 
@@ -60,14 +80,16 @@ class PeriodicTasks:
             return config.SILENT_WORKER_AFTER_S.read() / 3
 
         return [
-            service.Task("check", config.LEASE_RECLAIM_INTERVAL_S.read, self.check),
+            service.Task("check", self._check_s, self.check),
             service.Task("reclaim", math.inf, self.reclaim),
             service.Task("lost-sessions", lost_s, self.reclaim_lost_sessions),
             service.Task("orphans", ORPHAN_SWEEP_S, self.cancel_orphans),
             service.Task("dead-workers", dead_s, self.flag_dead_workers),
             service.Task("unassignable", UNASSIGNABLE_S, self.flag_unassignable),
+            service.Task("metrics", config.METRICS_COUNT_INTERVAL_S.read, self.count_events),
+            service.Task("events", EVENTS_S, self.wake_waiting),
             service.Task("input-timeouts", math.inf, self.expire_inputs),
-            service.Task("lock-keys", math.inf, self.repair_lock_queues),
+            service.Task("lock-keys", self._lock_keys_s, self.repair_lock_queues),
             service.Task("limits", math.inf, self.repair_partition_queues),
         ]
 
@@ -113,6 +135,11 @@ class PeriodicTasks:
         with self._dedicated.using() as conn:
             recovery.cancel_orphans(conn, self._rows)
 
+    def wake_waiting(self) -> None:
+        """Wake jobs that wait although their event is there: it was committed meanwhile."""
+        with self._dedicated.using() as conn:
+            events.wake_waiting(conn)
+
     def expire_inputs(self) -> None:
         """End the waits of input nodes that are past their timeout."""
         with self._dedicated.using() as conn:
@@ -142,6 +169,24 @@ class PeriodicTasks:
         """Admit jobs of limited partitions whose time has come or that were missed."""
         with self._dedicated.using() as conn:
             queues.admit_from_partitions(conn)
+
+    def count_events(self) -> None:
+        """Count new events of the history of jobs, for metrics; the rest at its next run.
+
+        A backlog takes several runs, so that it delays no other task for long. A role without the
+        rights, as after an upgrade, counts nothing, which is logged once.
+        """
+        with self._dedicated.using() as conn:
+            seen = metric_rows.progress(conn)
+            if seen.behind in (0, 1):  # the count before is a transaction, too
+                return
+            may_count = seen.may_count
+            if not may_count and self._has_counted:
+                _log.warning("no events are counted for metrics: %s", metric_rows.NO_RIGHTS)
+            self._has_counted = may_count
+            for _ in range(COUNT_STEPS if may_count else 0):
+                if not metric_rows.count_step(conn):
+                    break
 
     def flag_dead_workers(self) -> None:
         """Flag workers whose heartbeat is stale while they own running jobs."""

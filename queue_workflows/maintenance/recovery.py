@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from queue_workflows import config, db
 from queue_workflows.engine import cancellation, job_tables, recovery, row_isolation
+from queue_workflows.runtime import log_context
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,10 @@ def reclaim_lost_sessions(
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
         for row in recovery.reclaim_gone(conn, table, silent_s, rows=rows):
             _log.warning(
-                "job %s: the session of its worker is gone, now %s", row["id"], row["status"]
+                "job %s: the session of its worker is gone, now %s",
+                row["id"],
+                row["status"],
+                extra=log_context.ids_of_job(row),
             )
 
 
@@ -87,4 +91,4 @@ def _log_lapsed(rows: list[Row], what: str) -> None:
             name = f"node {row['node_id']} of run {row['run_id']}"
         else:
             name = f"ingest job {row['id']}"
-        _log.warning("%s: %s, now %s", name, what, row["status"])
+        _log.warning("%s: %s, now %s", name, what, row["status"], extra=log_context.ids_of_job(row))

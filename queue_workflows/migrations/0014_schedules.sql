@@ -34,6 +34,8 @@ CREATE TABLE schedules (
     source            text NOT NULL DEFAULT 'table' CHECK (source IN ('code', 'table')),
     -- The app whose code has it: only schedulers of this app store, fire and mark it.
     app               text CHECK (octet_length(app) BETWEEN 1 AND 800),
+    -- Whether that code has a function for its failures: their alerts are left to schedulers of this app for a minute.
+    on_failure        boolean NOT NULL DEFAULT false,
     -- Another app whose code has a schedule of this name too, which is not stored.
     clash             text,
     definition_hash   text,
@@ -49,6 +51,8 @@ CREATE INDEX schedules_wake_idx ON schedules (wake_at NULLS FIRST, name)
     WHERE NOT paused AND NOT ended AND gone_at IS NULL;
 -- The run that a fire submitted, or why an instant queued nothing.
 ALTER TABLE schedule_fires ADD COLUMN run_id text, ADD COLUMN skipped text;
+-- An alert of a failed run names the schedule that submitted it.
+CREATE INDEX schedule_fires_run_idx ON schedule_fires (run_id) WHERE run_id IS NOT NULL;
 -- The claims that crash recovery took from workers: few rows, so that a claim or a result costs nothing more. A
 -- worker looks among them for claims whose reply it never got, and their crashes are subtracted.
 CREATE INDEX ingest_job_events_reclaimed_idx ON ingest_job_events (created_at) WHERE event_type = 'reclaimed';

@@ -9,7 +9,14 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from queue_workflows import config, db, errors, tasks
-from queue_workflows.engine import schedule_definitions, schedule_fires, schedule_rows, schedules
+from queue_workflows.engine import (
+    row_isolation,
+    schedule_definitions,
+    schedule_fires,
+    schedule_rows,
+    schedules,
+)
+from queue_workflows.runtime import app_loading
 from queue_workflows.schedule import definition, entry, plan
 
 T = TypeVar("T")
@@ -64,7 +71,7 @@ class CodeSchedules:
         """Return which schedules this process fires."""
         names = None if self._given is None else [one.name for one in (*self._old, *self._new)]
         known = [*config.get_config().ingest_task_map]
-        return schedule_rows.Scope(config.app_name(), known, names)
+        return schedule_rows.Scope(app_loading.app_name(), known, names)
 
     def store(self) -> None:
         """Store what the code names, if that has changed, and mark what it names no more."""
@@ -76,11 +83,11 @@ class CodeSchedules:
         self._seen, self._retry_at = None, None
         seen = [*chosen]
         self._split(seen)
-        app = config.app_name()
+        app = app_loading.app_name()
         refused = self._put(app)
         with db.transaction() as conn:
             schedule_definitions.end_clashes(conn, app, refused)
-            if self._given is None and (seen or config.names_app()):
+            if self._given is None and (seen or app_loading.names_app()):
                 kept = {one.name for one in (*self._old, *self._new)} | self._left_out
                 for name in schedule_definitions.mark_gone(conn, app, kept):
                     _log.warning("schedule %r is in the code no more: it does not fire", name)
@@ -129,7 +136,14 @@ class CodeSchedules:
         self, conn: db.Connection, one: definition.Schedule, app: str, *, is_old: bool
     ) -> bool:
         try:
-            found = schedule_definitions.put(conn, one, app)
+            with conn.transaction():
+                found = schedule_definitions.put(conn, one, app)
+        except db.Error as error:
+            if not row_isolation.is_of_row(error):
+                raise
+            self._left_out.add(one.name)
+            self._log_once(f"schedule {one.name!r} is left out: {row_isolation.described(error)}")
+            return True
         except errors.InvalidConfig as error:
             schedule_definitions.mark_clash(conn, one.name, app)
             self._log_once(f"{error}; until then it does not fire for app {app!r}")
@@ -148,7 +162,7 @@ class CodeSchedules:
         Returns the ids of the jobs. Entries whose task name contains `freshness` are left out, as
         are paused ones. Several schedulers that start together queue one job.
         """
-        app, ids = config.app_name(), list[str]()
+        app, ids = app_loading.app_name(), list[str]()
         names = sorted(one.name for one in self._old if "freshness" not in (one.task_name or ""))
         for part in _parts(names, schedule_rows.BATCH):
             with db.transaction() as conn:

@@ -22,7 +22,8 @@ def _claimant(queue: str, host: str | None, lease_s: float, **more: Any) -> clai
     label = host or config.host_label()
     obey = not config.DISABLE_WORKER_CONTROL.read()
     own_id = _own_worker_id(label, os.getpid())
-    return claims.Claimant(own_id, label, queue, lease_s, obey=obey, **more)
+    versions = config.node_version_keys() if queue in config.DAG_QUEUES else None
+    return claims.Claimant(own_id, label, queue, lease_s, obey=obey, versions=versions, **more)
 
 
 def claim_cpu_job(lane: int, *, host: str | None, lease_s: float, host_priority: int) -> Row | None:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 
 from queue_workflows import config, db
 from queue_workflows.engine import (
+    events,
     failure_alerts,
     job_events,
     logs,
+    metric_rows,
     models,
     retention,
     row_isolation,
@@ -50,7 +52,7 @@ def batches(rows: row_isolation.Isolation | None = None) -> Iterator[tuple[str, 
     one kind is raised at the end, after the other kinds have been pruned.
     """
     kept = rows or row_isolation.Isolation()
-    failed: Exception | None = None
+    failed: Exception | None = _count_events()
     for kind, steps in _kinds(kept):
         while True:
             step = None
@@ -68,6 +70,23 @@ def batches(rows: row_isolation.Isolation | None = None) -> Iterator[tuple[str, 
         raise failed
 
 
+def _count_events() -> Exception | None:
+    """Count the events that metrics have not counted, before they are deleted."""
+    try:
+        with db.statement() as conn:
+            if not metric_rows.progress(conn).may_count:
+                _log.warning("events are deleted uncounted: %s", metric_rows.NO_RIGHTS)
+                return None
+        while metric_rows.count_step():
+            pass
+    except db.Error as error:
+        if row_isolation.is_outage(error):
+            raise
+        _log.error("events are deleted uncounted: %s", row_isolation.described(error))
+        return error
+    return None
+
+
 def _kinds(rows: row_isolation.Isolation) -> Iterator[_Kind]:
     run_days, job_days = config.RUN_RETENTION_DAYS.read(), config.JOB_RETENTION_DAYS.read()
     # Jobs even without a default: a queue may have its own.
@@ -77,10 +96,18 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[_Kind]:
     days = config.NODE_EVENT_RETENTION_DAYS.read()
     if days > 0:
         yield from _by_age(days)
+    days = config.EVENT_RETENTION_DAYS.read()
+    if days > 0:
+        batch = retention.ROWS
+        yield "events", _again("events", lambda conn: _prune_events(conn, days, batch), batch)
     yield "workers", _again("workers", workers.prune, 0)
     yield "hw_samples", _again("hw_samples", samples.prune, 0)
     yield "gpu_models", _again("gpu_models", models.prune, 0)
     yield "failure_alerts", _again("failure_alerts", failure_alerts.prune, 0)
+
+
+def _prune_events(conn: db.Connection, days: float, batch: int) -> int:
+    return events.prune(conn, older_than_days=days, batch=batch)
 
 
 def _by_age(days: int) -> Iterator[_Kind]:
@@ -137,6 +164,7 @@ KINDS = (
     "ingest_job_events",
     "logs",
     "fires",
+    "events",
     "workers",
     "heartbeats",
     "hw_samples",

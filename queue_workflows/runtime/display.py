@@ -168,6 +168,16 @@ def strict_json(value: Any) -> str:
     return text.replace("\x7f", r"\u007f")
 
 
+def json_line(value: Any, limit: int | None = None) -> str:
+    """Return a value as one line of ASCII JSON, as `strict_json` does.
+
+    With `limit`, what is past about so many characters, or below 20 levels, becomes `...`.
+    """
+    depth, left = (DEPTH, None) if limit is None else (_SHORT_DEPTH, [limit])
+    text = json.dumps(_plain(value, depth, left), allow_nan=False)
+    return text.replace("\x7f", r"\u007f")
+
+
 def _text(value: object, limit: int | None) -> str:
     if isinstance(value, str):
         return str(value)

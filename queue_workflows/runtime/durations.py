@@ -41,6 +41,12 @@ def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:
     return at, lasts
 
 
+def iso_time(text: str) -> datetime:
+    """Return the time that an ISO 8601 text names, naive if it has no zone. Raises ValueError."""
+    # Python 3.10 knows no Z.
+    return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+
+
 def parse_until(text: str) -> datetime | timedelta:
     """Return the meaning of a text: a time span such as 30s, 45m, 2h, 1d, or an ISO time.
 
@@ -50,8 +56,7 @@ def parse_until(text: str) -> datetime | timedelta:
     try:
         if seconds is not None:
             return timedelta(seconds=seconds * float(text[:-1]))
-        # Python 3.10 knows no Z.
-        return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+        return iso_time(text)
     except (ValueError, OverflowError):
         raise errors.InvalidConfig(
             f"{text!r} is neither a time span such as 45m nor an ISO time"

@@ -7,15 +7,13 @@ import errno
 import io
 import logging
 import os
-import re
 import sys
-import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import display
+from queue_workflows.runtime import display, log_files, log_format, printed_lines
 from queue_workflows.runtime.masking import mask
 
 if TYPE_CHECKING:
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 Explain: TypeAlias = "Callable[[Exception], errors.QueueWorkflowsError | None]"
 """Converts a foreign error that it recognizes to an error of this package, else returns None."""
 
+MaskSecrets = log_format.MaskSecrets
 LOG_LEVELS = ("debug", "info", "warning", "error")
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -34,55 +33,6 @@ logger = logging.getLogger(__name__)
 _explanations: list[Explain] = []
 
 
-class MaskSecrets(logging.Filter):
-    """Mask secrets in, and escape, the message and traceback of a log record.
-
-    It belongs to handlers: a logger's filter does not see the records of child loggers. A line end
-    in an argument becomes `\n`. Every line after a record's first is indented, so that no text of a
-    row can look like a record of its own.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.args = _safe_arguments(record.args)
-        record.msg, record.args = _indented(mask(display.block(record.getMessage()))), None
-        if record.exc_info and not record.exc_text:
-            record.exc_text = logging.Formatter().formatException(record.exc_info)
-        if record.exc_text:
-            record.exc_text = "  " + _indented(mask(display.block(record.exc_text))).lstrip()
-        return True
-
-
-class _Argument:
-    """An argument of a log message, escaped when it is formatted."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __str__(self) -> str:
-        return display.line(str(self._value), None)
-
-    def __repr__(self) -> str:
-        return display.line(repr(self._value), None)
-
-
-def _safe_arguments(given: Any) -> Any:
-    """Return the arguments of a record, escaped; numbers stay, since `%d` accepts nothing else."""
-    if isinstance(given, Mapping):
-        members = cast("Mapping[str, object]", given)
-        return {name: _safe_argument(value) for name, value in members.items()}
-    if isinstance(given, tuple):
-        return tuple(map(_safe_argument, cast("tuple[object, ...]", given)))
-    return given
-
-
-def _safe_argument(value: object) -> object:
-    return value if isinstance(value, (int, float)) else _Argument(value)
-
-
-def _indented(text: str) -> str:
-    return re.sub(r"\n(?!  )", "\n  ", text)
-
-
 def print_by_lines() -> None:
     """Flush stdout and stderr after each line, also when it is a pipe or a file."""
     for stream in (sys.stdout, sys.stderr):
@@ -90,24 +40,34 @@ def print_by_lines() -> None:
             stream.reconfigure(line_buffering=True)
 
 
-def setup_logging(level: str = "info") -> None:
-    """Log to stderr in UTC, masked; do nothing if the root logger already has a handler."""
+def setup_logging(level: str = "info", form: str | None = None) -> None:
+    """Log to stderr, and to LOG_PATH if it is set; do nothing if the root logger has a handler.
+
+    `form`: `text` or `json`; default: LOG_FORMAT. Lines are in UTC, and secrets masked.
+    """
     root = logging.getLogger()
     if root.handlers:
         return
-    formatter = logging.Formatter(
-        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
-    )
-    formatter.converter = time.gmtime
-    handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
-    handler.addFilter(MaskSecrets())
-    root.addHandler(handler)
+    kind = form or log_files.default_format()
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    warning = None
+    try:
+        handlers += log_files.application()
+    except errors.InvalidConfig as error:
+        warning = error
+    for handler in handlers:
+        handler.setFormatter(log_format.formatter(kind))
+        handler.addFilter(MaskSecrets(indent=kind != "json"))
+        root.addHandler(handler)
     root.setLevel(level.upper())
+    if kind == "json":
+        logging.captureWarnings(True)
+    if warning is not None:
+        logger.warning("%s; logging to stderr alone", warning)
 
 
 def add_common_arguments(parser: ArgumentParser) -> None:
-    """Add `--app`, `--embedded`, `--debug` and `--log-level`, which every role script takes."""
+    """Add `--app`, `--embedded`, `--debug`, `--log-level` and `--log-format` to a role script."""
     parser.add_argument(
         "--app", metavar="MODULE[:CALLABLE]", help="the app (or env QUEUE_WORKFLOWS_APP)"
     )
@@ -118,6 +78,10 @@ def add_common_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--log-level", type=str.lower, choices=LOG_LEVELS, default="info", metavar="LEVEL",
         help=f"one of {', '.join(LOG_LEVELS)} (default: info)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log-format", type=str.lower, choices=log_format.FORMATS, metavar="FORMAT",
+        help="text or json (default: QUEUE_WORKFLOWS_LOG_FORMAT, else text)",
     )  # fmt: skip
 
 
@@ -161,6 +125,10 @@ def _refuse(prog: str, error: errors.QueueWorkflowsError, *, debug: bool) -> int
         trace = traceback.format_exception(type(error), error, error.__traceback__)
         _write_error(display.block("".join(trace)))
     message = " ".join(str(error).split()) or type(error).__name__
+    if log_files.default_format() == "json" or printed_lines.is_wanted():
+        setup_logging(form="json")
+        logger.error("%s: %s", prog, display.line(message, MESSAGE_CHARACTERS))
+        return USAGE_ERROR
     _write_error(f"{prog}: {display.line(message, MESSAGE_CHARACTERS)}\n")
     if isinstance(error, errors.AppFailed) and error.__cause__ is not None:
         # The cause of an error in a launcher has the frames as text.

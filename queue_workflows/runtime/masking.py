@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any, cast
 
 MASK = "***"
 _SECRETS = (
@@ -54,6 +55,19 @@ def mask(text: str) -> str:
                 parts += (text[done : found.end()], MASK)
                 done = value.end()
     return "".join((*parts, text[done:]))
+
+
+def mask_values(value: Any) -> Any:
+    """Return a JSON value with its texts masked, and with `***` for members of a secret name."""
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        return {
+            name: MASK if _is_secret(name, bare_key=True) and member else mask_values(member)
+            for name, member in members.items()
+        }
+    if isinstance(value, list):
+        return [mask_values(member) for member in cast("list[Any]", value)]
+    return mask(value) if isinstance(value, str) else value
 
 
 def _is_labelled(name: re.Match[str]) -> bool:

@@ -22,6 +22,11 @@ def text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def texts(value: Any) -> list[str]:
+    """Return the strings of a JSON array; without any other value, an empty list."""
+    return [each for each in sequence(value) if isinstance(each, str)]
+
+
 def number(value: Any) -> float | None:
     """Return the value if it is a number that a float can hold, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

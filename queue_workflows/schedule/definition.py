@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
+from dataclasses import InitVar, dataclass, fields
+from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
 from queue_workflows import errors
 from queue_workflows.schedule import entry, expression
+from queue_workflows.types import FailureHook
 
 CatchUp = Literal["none", "last", "all"]
 Overlap = Literal["allow", "skip", "replace", "queue"]
 _CHOICES = {"catch_up": ("none", "last", "all"), "overlap": ("allow", "skip", "replace", "queue")}
 _MAX_S = 31_622_400
+_FIRST = datetime(2000, 1, 1, tzinfo=timezone.utc)
+_LAST = datetime(9999, 12, 31, tzinfo=timezone.utc)
+_MAX_QUEUE = 200
+"""Bytes of a queue's name in the table."""
 _LONGEST_DAYS = 367
 MAX_CAUGHT_UP = 1000
 GRACE_S = 60.0
@@ -25,13 +29,14 @@ GRACE_S = 60.0
 class Schedule:
     """Queue a task with `args`, or submit a workflow with `inputs`, at the times of `expression`.
 
-    `catch_up`: what fires of the instants that an outage missed. `overlap`: what an instant does
-    while the job or run of the last fire is not over. Raises `InvalidConfig` (a ValueError) that
-    names the schedule, the field and what it takes.
+    `every="10s"` stands for the expression "every 10s". `catch_up`: what fires of the instants that
+    an outage missed. `overlap`: what an instant does while the job or run of the last fire is not
+    over. `on_failure(alert)`: see docs/alerts.md; for a schedule of the code only. Raises
+    `InvalidConfig` (a ValueError) that names the schedule, the field and what it takes.
     """
 
     name: str
-    expression: str
+    expression: str = ""
     tz: str = "UTC"
     task_name: str | None = None
     args: Mapping[str, Any] | None = None
@@ -48,14 +53,16 @@ class Schedule:
     jitter_s: float = 0.0
     start_at: datetime | None = None
     end_at: datetime | None = None
+    on_failure: FailureHook | None = None
+    every: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, every: Any) -> None:
         entry.check_name(self.name)
+        if every is not None:
+            self._set_interval(every)
         if (self.task_name is None) == (self.workflow_name is None):
             raise self._refused("task_name or workflow_name: give one of them")
-        for field in ("task_name", "workflow_name", "queue", "idempotency_key"):
-            if getattr(self, field) is not None:
-                entry.check_text(self.name, field, getattr(self, field))
+        self._check_texts()
         self._check_target()
         for field, allowed in _CHOICES.items():
             if getattr(self, field) not in allowed:
@@ -76,6 +83,24 @@ class Schedule:
         except errors.InvalidConfig as error:
             raise self._refused(str(error)) from None
 
+    def _set_interval(self, every: Any) -> None:
+        if self.expression != "":
+            raise self._refused("expression or every: give one of them")
+        if not isinstance(every, str):
+            raise self._refused(f"every is a text such as '10s' or '1h30m', not {every!r:.60}")
+        object.__setattr__(self, "expression", f"every {every}")
+
+    def _check_texts(self) -> None:
+        for field, example in (("expression", "0 3 * * *"), ("tz", "Europe/Warsaw")):
+            if not isinstance(getattr(self, field), str):
+                given = getattr(self, field)
+                raise self._refused(f"{field} is a text such as {example!r}, not {given!r:.60}")
+        for field in ("task_name", "workflow_name", "queue", "idempotency_key"):
+            if getattr(self, field) is not None:
+                entry.check_text(self.name, field, getattr(self, field))
+        if self.queue is not None and len(self.queue.encode()) > _MAX_QUEUE:
+            raise self._refused(f"queue has over {_MAX_QUEUE} bytes: {self.queue!r:.40}")
+
     def _check_target(self) -> None:
         for field, owner in (("args", "task_name"), ("inputs", "workflow_name")):
             given = getattr(self, field)
@@ -91,6 +116,8 @@ class Schedule:
         given = self.priority
         if given is not None and (type(given) is not int or not -32768 <= given <= 32767):
             raise self._refused(f"priority is a whole number -32768 to 32767, not {given!r:.40}")
+        if self.on_failure is not None and not callable(self.on_failure):
+            raise self._refused(f"on_failure is a function, not {self.on_failure!r:.60}")
         if self.workflow_name is not None:
             for field in ("queue", "idempotency_key", "headers"):
                 if getattr(self, field) is not None:
@@ -99,23 +126,30 @@ class Schedule:
     def _check_number(self, field: str, least: float) -> None:
         given = getattr(self, field)
         number = isinstance(given, (int, float)) and not isinstance(given, bool)
-        if not number or math.isnan(given) or not least <= given <= _MAX_S:
+        if not number or not least <= given <= _MAX_S:
             raise self._refused(f"{field} is a number of seconds up to {_MAX_S}, not {given!r:.40}")
 
     def _check_time(self, field: str) -> None:
         given = getattr(self, field)
-        if given is not None and (not isinstance(given, datetime) or given.tzinfo is None):
+        if given is None:
+            return
+        if not isinstance(given, datetime) or given.tzinfo is None:
             raise self._refused(f"{field} is a datetime with a time zone, not {given!r:.60}")
+        if not _FIRST <= given <= _LAST:
+            raise self._refused(f"{field} is from 2000-01-01 to 9999-12-31, not {given}")
 
-    def _refused(self, said: str) -> errors.InvalidConfig:
-        return errors.InvalidConfig(f"schedule {self.name!r}: {said}")
+    def _refused(self, reason: str) -> errors.InvalidConfig:
+        return errors.InvalidConfig(f"schedule {self.name!r}: {reason}")
 
     def parsed(self) -> expression.Expression:
         """Return the expression; an interval counts from `start_at`."""
         return parsed(self.expression, self.tz, self.start_at)
 
 
-COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(Schedule))
+COLUMNS: tuple[str, ...] = tuple(
+    field.name for field in fields(Schedule) if field.name != "on_failure"
+)
+"""The fields that are columns: of `on_failure` the table has whether there is one."""
 
 
 def parsed(text: str, tz: str, start_at: datetime | None) -> expression.Expression:
@@ -144,6 +178,14 @@ def due(row: Mapping[str, Any], now: datetime) -> list[datetime]:
         after = max(after, entry.as_utc(now) - timedelta(seconds=late_s + row["jitter_s"]))
     count = row["catch_up_max"] if row["catch_up"] == "all" else 1
     return expression.latest(found, until, after=after, count=count)
+
+
+def last_until(row: Mapping[str, Any], now: datetime) -> datetime | None:
+    """Return the last instant of a row from `next_at` to `now`; None if there is none."""
+    found = parsed(row["expression"], row["tz"], row["start_at"])
+    until = entry.as_utc(now if row["end_at"] is None else min(now, row["end_at"]))
+    after = entry.as_utc(row["next_at"]) - timedelta(microseconds=1)
+    return next(iter(expression.latest(found, until, after=after)), None)
 
 
 def period(row: Mapping[str, Any], now: datetime) -> timedelta | None:

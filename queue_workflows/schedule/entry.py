@@ -90,11 +90,22 @@ def check_name(name: Any) -> None:
 
 def check_text(name: Any, field: str, value: Any) -> None:
     """Raise `InvalidConfig` for a field of the schedule `name` that is no text, empty or long."""
-    if not isinstance(value, str) or not value.strip() or "\0" in value or len(value) > MAX_NAME:
+    if not is_name(value):
         raise errors.InvalidConfig(
             f"schedule entry {name!r}: {field} must be a text of 1 to {MAX_NAME} characters, "
             f"not {value!r}"
         )
+
+
+def is_name(value: Any) -> bool:
+    """Return whether a value is a text that PostgreSQL stores, of 1 to `MAX_NAME` characters."""
+    if not isinstance(value, str) or not value.strip() or "\0" in value or len(value) > MAX_NAME:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
 
 
 def _is_int(value: Any, highest: int) -> bool:

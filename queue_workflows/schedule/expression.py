@@ -27,8 +27,8 @@ ALIASES = {
 MAX_TEXT = 200
 MAX_INTERVAL_S = 366 * 86_400
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_EVERY = re.compile(r"every\s+((?:\d{1,9}[smhdw]\s*)+)", re.IGNORECASE)
-_SIMPLE = re.compile(r"([0-5]?\d) (\*|\d\d?(?:,\d\d?)*) \* \* \*")
+_EVERY = re.compile(r"every\s+((?:\d{1,9}[smhdw]\s*)+)", re.IGNORECASE | re.ASCII)
+_SIMPLE = re.compile(r"([0-5]?\d) (\*|\d\d?(?:,\d\d?)*) \* \* \*", re.ASCII)
 """What an old-style entry is converted to: computed here, so that it needs no library."""
 _FIELDS = (
     "five fields (minute 0-59, hour 0-23, day of month 1-31, month 1-12 or JAN-DEC, day of week "
@@ -164,7 +164,8 @@ class Cron:
         change = zones.last_change(self._zone, at)
         if change is not None:
             wall = at.replace(tzinfo=None) + change.after
-            if at == change.at and (skipped := next(self._skipped(change), None)) is not None:
+            skipped = next(self._skipped(change), None) if self._once and at == change.at else None
+            if skipped is not None:
                 return f"{skipped:%H:%M:%S} does not exist: fires at the end of the gap"
             if wall < change.at.replace(tzinfo=None) + change.before:
                 return "second of two"

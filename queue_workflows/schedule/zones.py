@@ -12,6 +12,10 @@ from queue_workflows import errors
 UTC = timezone.utc
 _DAY = timedelta(days=1)
 _SECOND = timedelta(seconds=1)
+_NO_ZONES = ("localtime", "posixrules", "Factory")
+"""Files beside the zones: they mean another thing on each machine, or nothing."""
+_NO_FOLDERS = ("posix/", "right/")
+"""Copies of the zones; those of `right` count leap seconds, as no clock here does."""
 
 
 class Change(NamedTuple):
@@ -30,12 +34,14 @@ def load(name: str) -> tzinfo:
     if name == "UTC":
         return UTC
     try:
-        return zoneinfo.ZoneInfo(name)
-    except (KeyError, ValueError, OSError, TypeError):
-        raise errors.InvalidConfig(
-            f"tz {name!r:.80} is no IANA time zone such as Europe/Warsaw, or this machine has no "
-            "time zone data: pip install 'queue_workflows[cron]' brings it"
-        ) from None
+        if name not in _NO_ZONES and not name.startswith(_NO_FOLDERS):
+            return zoneinfo.ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        pass
+    raise errors.InvalidConfig(
+        f"tz {name!r:.80} is no IANA time zone such as Europe/Warsaw, or this machine has no "
+        "time zone data: pip install 'queue_workflows[cron]' brings it"
+    )
 
 
 def offset(zone: tzinfo, at: datetime) -> timedelta:

@@ -45,6 +45,8 @@ class TaskCaller:
         self._keywords = typed_values.Keywords([] if self.args else named, scope, strict=strict)
         self.checks = self._record is not None or bool(self._keywords)
         """Whether the task may refuse args."""
+        self.drops_args = self.reason and not (self.args or self.checks)
+        """Whether its one parameter gets the reason, so that nothing reads the args."""
 
     def call(self, task: Callable[..., Any], reason: str, args: dict[str, Any], name: str) -> Any:
         """Call the task and return its value. Raises `ArgsRefused` with `name` in the message."""

@@ -83,6 +83,13 @@ class Interrupted(Exception):
         self.reason = reason
 
 
+class Suspended(BaseException):
+    """The handler waits: its attempt ends, uncounted, and it is called again when the wait is over.
+
+    It is no `Exception`, so that a handler which catches every error does not end its own wait.
+    """
+
+
 def not_clean(error: BaseException) -> None:
     """Log that a handler raised another error after it was requested to end."""
     _log.warning("a task that was requested to end raised %s", type(error).__name__, exc_info=error)

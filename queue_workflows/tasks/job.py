@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import Any
 
 from queue_workflows import errors
-from queue_workflows.tasks import control
+from queue_workflows.tasks import attempt_parts, attempt_steps, control
 from queue_workflows.types import Row
 
 
@@ -19,13 +20,35 @@ class Job:
     In a node it is a `NodeJob`.
     """
 
-    __slots__ = ("_control", "_row", "result_set")
+    __slots__ = (
+        "_ask",
+        "_control",
+        "_notes",
+        "_parts",
+        "_row",
+        "_steps",
+        "logged_error",
+        "result_set",
+    )
 
-    def __init__(self, row: Row, control_: control.Control) -> None:
+    def __init__(
+        self,
+        row: Row,
+        control_: control.Control,
+        ask: attempt_steps.Ask = attempt_steps.refuse,
+        notes: object = None,
+    ) -> None:
+        """`ask` sends what the handler asks about its steps; `notes`: see `AttemptSteps`."""
         self._row = row
         self._control = control_
+        self._ask = ask
+        self._notes = control_ if notes is None else notes
+        self._steps: attempt_steps.AttemptSteps | None = None
+        self._parts: attempt_parts.AttemptParts | None = None
         self.result_set: Any = None
         """The value passed to `set_result`."""
+        self.logged_error = ""
+        """The first error that the handler logged."""
 
     @property
     def id(self) -> str:
@@ -41,6 +64,52 @@ class Job:
     def node_id(self) -> str | None:
         """Return the id of the node in its run; None in an ingest task."""
         return None
+
+    @property
+    def steps(self) -> attempt_steps.AttemptSteps:
+        """Return what `queue_workflows.steps` needs of this attempt."""
+        if self._steps is None:
+            self._steps = attempt_steps.AttemptSteps(self._ask, self._notes)
+        return self._steps
+
+    @property
+    def parts(self) -> attempt_parts.AttemptParts:
+        """Return what `queue_workflows.streams` needs of this attempt."""
+        if self._parts is None:
+            self._parts = attempt_parts.AttemptParts(self._ask, self._notes)
+        return self._parts
+
+    def streams(self) -> contextlib.AbstractContextManager[None]:
+        """Store at the end of the block all that the handler has streamed in it."""
+        return _StreamsStored(self)
+
+    @contextlib.asynccontextmanager
+    async def streams_async(self) -> AsyncGenerator[None]:
+        """Do as `streams` does, without blocking the event loop."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):  # the handler's own error counts
+                await self._stored_rest_async()
+            raise
+        await self._stored_rest_async()
+
+    def store_rest(self) -> None:
+        """Wait until all that the handler has streamed is stored; raises what refused it."""
+        rest = None if self._parts is None else self._parts.rest()
+        if rest is not None:
+            attempt_steps.value_of(rest.result())
+
+    async def _stored_rest_async(self) -> None:
+        rest = None if self._parts is None else self._parts.rest()
+        if rest is not None:
+            attempt_steps.value_of(await asyncio.wrap_future(rest))
+
+    @property
+    def cursors(self) -> tuple[tuple[str, str, int], ...]:
+        """Return name, key and position of each cursor that has not ended."""
+        noted = {} if self._steps is None else dict(self._steps.cursors)
+        return tuple((*identity, position) for identity, position in noted.items())
 
     @property
     def claim(self) -> int:
@@ -124,6 +193,25 @@ class Job:
         return f"<job {self.id} of task {self.task_name!r}, attempt {self.attempt}>"
 
 
+class _StreamsStored(contextlib.AbstractContextManager[None]):
+    """`Job.streams`; a class, since a generator costs a short job more than its own handler."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __enter__(self) -> None:
+        """Do nothing: the handler may stream from here on."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._job.store_rest()
+            return
+        with contextlib.suppress(Exception):  # the handler's own error counts
+            self._job.store_rest()
+
+
 class NodeJob(Job):
     """The node job that runs, for the node's function: `queue_workflows.current_job()`."""
 
@@ -135,8 +223,10 @@ class NodeJob(Job):
         inputs: Mapping[str, Any],
         cancel_event: threading.Event,
         status_callback: Callable[..., object],
+        ask: attempt_steps.Ask = attempt_steps.refuse,
+        notes: object = None,
     ) -> None:
-        super().__init__(row, control.EventControl(cancel_event, status_callback))
+        super().__init__(row, control.EventControl(cancel_event, status_callback), ask, notes)
         self._inputs = inputs
         self.takes_result = False
         """Whether the node's function is an async generator, which can return no result."""

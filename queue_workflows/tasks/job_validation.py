@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from queue_workflows import config, errors, tasks
 from queue_workflows.dag import payload, policy
-from queue_workflows.runtime import identity
+from queue_workflows.runtime import identity, trace_context
 from queue_workflows.tasks import job_options
 from queue_workflows.types import JobId, Row
 
@@ -75,12 +75,17 @@ class Batch(NamedTuple):
 def with_task_defaults(job: NewJob) -> NewJob:
     """Return the job with its task's queue, priority and lock key where the caller gave none.
 
+    Adds the trace context of the caller's span, if there is one, to its headers.
+
     Raises `InvalidJob` if the task or the queue is not a text.
     """
     for name in ("task_name", "queue"):
         given = getattr(job, name)
         if given is not None and not isinstance(given, str):
             raise errors.InvalidJob(f"{name!r} must be a text, not {given!r:.80}")
+    headers = trace_context.with_current(job.headers)
+    if headers is not job.headers:
+        job = job._replace(headers=headers)
     defaults = tasks.row_defaults(job.task_name)
     found = {name: value for name, value in defaults.items() if getattr(job, name) is None}
     return job._replace(**found) if found else job

@@ -6,20 +6,20 @@ import contextlib
 import logging
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config
-from queue_workflows.telemetry import gpu_overview
+from queue_workflows.runtime import error_log, identity
+from queue_workflows.telemetry import gpu_overview, memory_files
 from queue_workflows.types import NowFn
 
 _log = logging.getLogger(__name__)
 SWAP_PCT = 70.0
 """Swap use in % from which it throttles, and below which it is released."""
-NO_LIMIT = 1 << 60
-"""A limit of cgroup v1 from here on, in bytes, means none."""
+MACHINE = "machine"
+"""Stands for the memory of the whole machine."""
 
 
 class Reading(NamedTuple):
@@ -31,86 +31,9 @@ class Reading(NamedTuple):
     ram: float | None = None
     gpu: float | None = None
     swap: float | None = None
-
-
-class _File:
-    """A small file whose descriptor is kept, since opening costs more than reading."""
-
-    SIZE = 1 << 16
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._close: weakref.finalize[[int], _File] | None = None
-        self._fd = -1
-        self._pid = 0
-
-    def read(self) -> bytes:
-        """Return what is there now, b"" if it cannot be read."""
-        try:
-            return os.pread(self._opened(), self.SIZE, 0)
-        except (OSError, ValueError):
-            self.close()
-        return b""
-
-    def _opened(self) -> int:
-        # A child of a fork must not read the files that its parent's /proc/self names.
-        if self._close is None or self._pid != os.getpid():
-            self.close()
-            self._fd, self._pid = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), os.getpid()
-            self._close = weakref.finalize(self, os.close, self._fd)
-        return self._fd
-
-    def close(self) -> None:
-        """Close the descriptor; the next `read` opens another."""
-        if self._close is not None:
-            self._close()
-            self._close = None
-
-    def number(self) -> int | None:
-        """Return the number that the file holds, or None."""
-        text = self.read().strip()
-        return int(text) if text.isdigit() else None
-
-    def numbers(self, *names: bytes) -> list[int | None]:
-        """Return the numbers of the lines `name number` or `name: number kB`, in this order."""
-        text = b"\n" + self.read()
-        return [_number_of(text, b"\n" + name) for name in names]
-
-
-def _number_of(text: bytes, name: bytes) -> int | None:
-    at = text.find(name) + len(name)
-    if at < len(name) or text[at : at + 1] not in (b":", b" "):
-        return None
-    words = text[at + 1 : at + 40].split(None, 1)
-    return int(words[0]) if words and words[0].isdigit() else None
-
-
-class _Cgroup:
-    """The files of one memory cgroup, of version 2 or 1."""
-
-    def __init__(self, folder: Path) -> None:
-        self._limit = _File(folder / "memory.max")
-        self._used = _File(folder / "memory.current")
-        self._limit_1 = _File(folder / "memory.limit_in_bytes")
-        self._used_1 = _File(folder / "memory.usage_in_bytes")
-        self._stat = _File(folder / "memory.stat")
-        self._swap_limit = _File(folder / "memory.swap.max")
-        self._swap_used = _File(folder / "memory.swap.current")
-
-    def ram(self, below: int) -> float | None:
-        """Return the share of the limit in use in %; None unless it is below this."""
-        limit, used, cached = self._limit.number(), self._used, b"inactive_file"
-        if limit is None:
-            limit, used, cached = self._limit_1.number(), self._used_1, b"total_inactive_file"
-        if limit is None or not 0 < limit < min(below, NO_LIMIT) or (now := used.number()) is None:
-            return None
-        (dropped,) = self._stat.numbers(cached)
-        return 100 * max(0, now - (dropped or 0)) / limit
-
-    def swap(self, below: int) -> float | None:
-        """Return the same for swap."""
-        limit, now = self._swap_limit.number(), self._swap_used.number()
-        return None if limit is None or now is None or not 0 < limit < below else 100 * now / limit
+    ram_of: str = MACHINE
+    """Whose RAM: that of the machine, or the id of a cgroup with a limit."""
+    swap_of: str = MACHINE
 
 
 class Memory:
@@ -130,11 +53,13 @@ class Memory:
     ) -> None:
         self._gpus = gpus
         self._root = cgroups
-        self._machine = _File(proc / "meminfo")
-        self._own = _File(proc / "self/cgroup")
+        self._machine = memory_files.File(proc / "meminfo")
+        self._own = memory_files.File(proc / "self/cgroup")
         self._of = b""
         """The text of /proc/self/cgroup to which the cgroups belong."""
-        self._cgroups: list[_Cgroup] = []
+        self._cgroups: list[memory_files.Cgroup] = []
+        self.within: tuple[str, ...] = (MACHINE,)
+        """Whose memory this process fills: the machine's and that of each of its cgroups."""
 
     def read(self) -> Reading:
         """Return the use now; raise nothing."""
@@ -142,16 +67,19 @@ class Memory:
             b"MemTotal", b"MemAvailable", b"SwapTotal", b"SwapFree"
         )
         if (text := self._own.read()) != self._of:
-            self._of, self._cgroups = text, [_Cgroup(each) for each in self._folders(text)]
-        ram = _fullest(each.ram((total or 0) * 1024) for each in self._cgroups)
+            self._of = text
+            self._cgroups = [memory_files.Cgroup(each) for each in self._folders(text)]
+            self.within = (MACHINE, *(each.id for each in self._cgroups))
+        ram, ram_of = _fullest((each.ram((total or 0) * 1024), each.id) for each in self._cgroups)
         if ram is None and total and free is not None:
             ram = 100 - free * 100 / total
-        swap = None
+        swap, swap_of = None, MACHINE
         if swap_total:
-            swap = _fullest(each.swap(swap_total * 1024) for each in self._cgroups)
+            uses = [(each.swap(swap_total * 1024), each.id) for each in self._cgroups]
+            swap, swap_of = next((each for each in uses if each[0] == 0), _fullest(uses))
             if swap is None:
                 swap = 100 - (swap_free or 0) * 100 / swap_total
-        return Reading(ram, self._gpu(), swap)
+        return Reading(ram, self._gpu(), swap, ram_of, swap_of)
 
     def _gpu(self) -> float | None:
         cards = [] if self._gpus is None else self._gpus.read()
@@ -179,8 +107,15 @@ class Memory:
         return found
 
 
-def _fullest(shares: Iterable[float | None]) -> float | None:
-    return max((each for each in shares if each is not None), default=None)
+def _fullest(uses: Iterable[tuple[float | None, str]]) -> tuple[float | None, str]:
+    """Return the largest use with the id of its cgroup; None and MACHINE if no use is known."""
+    known = ((use, name) for use, name in uses if use is not None)
+    return max(known, default=(None, MACHINE))
+
+
+def ids(names: Iterable[str]) -> list[str]:
+    """Return names of memory, as in `Memory.within`, made unique among all machines."""
+    return sorted(f"{identity.boot_id()}:{name}" for name in names)
 
 
 class Limit(NamedTuple):
@@ -204,12 +139,22 @@ def limits() -> list[Limit]:
     ]
 
 
+def nearly_full(reading: Reading) -> frozenset[str]:
+    """Return whose memory is at its release value or above, as in `Reading.ram_of`."""
+    found: set[str] = set()
+    for limit in limits():
+        use = _use(reading, limit)
+        if use is not None and use >= limit.release_pct:
+            found.add(_owner(reading, limit))
+    return frozenset(found)
+
+
 class Throttle:
     """Decide from readings whether work has to wait for memory.
 
     Each resource has its own hysteresis: it throttles from its limit on until it is below its
-    release value. Without own work that could give memory back nothing throttles. One thread calls
-    `check`; any thread reads.
+    release value. Without own work that could give memory back nothing throttles. A measurement
+    that fails is logged, and counts as unknown. One thread calls `check`; any thread reads.
     """
 
     def __init__(
@@ -217,11 +162,15 @@ class Throttle:
         read: Callable[[], Reading] | None = None,
         *,
         limits_fn: Callable[[], list[Limit]] = limits,
+        ours: str = "this process",
         now_fn: NowFn = time.monotonic,
     ) -> None:
+        """`ours`: where the jobs run that `check` counts as own work, for the log."""
         self._read = read or Memory(gpus=gpu_overview.Reader()).read
         self._limits = limits_fn
+        self._ours = ours
         self._now = now_fn
+        self._errors = error_log.ErrorLog("memory throttle", now_fn)
         self._full: list[Limit] = []
         """The limits that throttle now."""
         self._since = self._checked_at = now_fn()
@@ -245,18 +194,32 @@ class Throttle:
         """Return for how many seconds each resource has throttled, until the latest check."""
         return dict(self._seconds)
 
-    def check(self, *, working: bool = True) -> bool:
-        """Read the memory and return whether work has to wait; `working`: own work runs now."""
+    def check(self, *, working: bool | Callable[[frozenset[str]], bool] = True) -> bool:
+        """Read the memory and return whether work has to wait; `working`: own work runs now.
+
+        If that is a function, it is called only if memory is full, with whose memory is full; see
+        `Reading.ram_of`.
+        """
         now = self._now()
         for each in self._full:
             spent = self._seconds.get(each.resource, 0.0)
             self._seconds[each.resource] = spent + now - self._checked_at
         self._checked_at = now
-        self.reading = self._read()
+        # Memory that cannot be read is unknown: it must not hold back work until it can be read.
+        self.reading = self._errors.guard("the reading", self._measured) or Reading()
         before = {each.resource for each in self._full}
         full = [each for each in self._limits() if self._is_full(each, each.resource in before)]
+        if callable(working):
+            working = not full or working(frozenset(_owner(self.reading, each) for each in full))
         self._set(full, working=working, now=now)
         return self.active
+
+    def _measured(self) -> Reading:
+        """Return the reading; raise if it is none. NaN is an unknown use."""
+        found = self._read()
+        uses = (None if use is None else float(use) for use in (found.ram, found.gpu, found.swap))
+        ram, gpu, swap = (use if use == use else None for use in uses)
+        return Reading(ram, gpu, swap, found.ram_of, found.swap_of)
 
     def _is_full(self, limit: Limit, was: bool) -> bool:
         use = _use(self.reading, limit)
@@ -275,13 +238,19 @@ class Throttle:
         elif not self._warned:
             self._warned = True
             _log.warning(
-                "%s, but no job of this process runs that could free memory: work continues",
+                "%s, but no job of %s runs that could free memory: work continues",
                 _described(full, self.reading),
+                self._ours,
             )
 
 
 def _use(reading: Reading, limit: Limit) -> float | None:
     return {"RAM": reading.ram, "GPU": reading.gpu, "swap": reading.swap}[limit.resource]
+
+
+def _owner(reading: Reading, limit: Limit) -> str:
+    """Return whose memory a limit is about, as in `Reading.ram_of`."""
+    return {"RAM": reading.ram_of, "swap": reading.swap_of}.get(limit.resource, MACHINE)
 
 
 def _described(full: list[Limit], reading: Reading) -> str:

@@ -43,20 +43,23 @@ class _Unknown(Exception):
 class Sampler:
     """Sample a process and its descendants; reuse it, since it learns what pmon can show.
 
-    `pid`: that process; None: this one. `shown`: whether pmon has shown a number on this machine
-    already.
+    `pid`: that process; None: this one. `card`: the GPU of the machine that it uses, which counts
+    where nothing shows its processes; None: all. `shown`: whether pmon has shown a number on this
+    machine already.
     """
 
     def __init__(
         self,
         *,
         pid: int | None = None,
+        card: int | None = None,
         shown: bool = False,
         timeout_s: float = TIMEOUT_S,
         proc: Path = Path("/proc"),
         cgroups: Path = Path("/sys/fs/cgroup"),
     ) -> None:
         self._pid = pid
+        self._card = card
         self._timeout_s = timeout_s
         self._proc = proc
         self._cgroups = cgroups
@@ -66,6 +69,10 @@ class Sampler:
         """Whether pmon has shown a number yet."""
         self.problem: str | None = None
         """Why the latest sample has no GPU use, or None."""
+
+    def follow(self, pid: int | None) -> None:
+        """Sample this process from now on."""
+        self._pid = pid
 
     def sample(self) -> Sample:
         """Return the use now. Blocks for about TIMEOUT_S at worst, raises nothing."""
@@ -84,15 +91,22 @@ class Sampler:
             used = _known(pmon_use(own, shown=self.shown), "pmon has shown no number yet")
             self._confirm({row.gpu for row in own if set(row.use) == {"-"}}, deadline)
             return used
+        columns = "utilization.gpu" if self._card is None else "index,utilization.gpu"
         machine = self._ask(
-            self._nvidia, deadline, "--query-gpu=utilization.gpu", "--format=csv,noheader"
+            self._nvidia, deadline, f"--query-gpu={columns}", "--format=csv,noheader"
         )
         if machine.text is not None:
-            return _known(nvidia_use(machine.text), "nvidia-smi reports no use of the GPU")
-        other = self._ask(self._rocm, deadline, "--showuse", "--json")
+            return _known(self._machine_use(machine.text), "nvidia-smi reports no use of the GPU")
+        chosen = () if self._card is None else ("-d", str(self._card))
+        other = self._ask(self._rocm, deadline, *chosen, "--showuse", "--json")
         if other.text is not None:
             return _known(rocm_use(other.text), "rocm-smi reports no use of the GPU")
         raise _Unknown(f"{machine.problem}, {other.problem}")
+
+    def _machine_use(self, text: str) -> float | None:
+        if self._card is None:
+            return nvidia_use(text)
+        return nvidia_use_by_gpu(text).get(str(self._card))
 
     def _confirm(self, silent: set[str], deadline: float) -> None:
         """Raise `_Unknown` if a GPU for which pmon shows only `-` cannot report its use at all.

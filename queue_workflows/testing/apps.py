@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from queue_workflows import config, declare, errors, model_registry
+from queue_workflows.runtime import app_loading
 from queue_workflows.tasks import registry
 
 App: TypeAlias = "str | Callable[[], object] | None"
@@ -32,7 +33,7 @@ def load(app: App) -> None:
         app()
         _install_declared(app.__module__)
     elif ":" in app:
-        config.load_app(app)
+        app_loading.load_app(app)
         _install_declared(app.partition(":")[0])
     else:
         _load_module(app)
@@ -42,7 +43,7 @@ def _load_module(name: str) -> None:
     if name not in _loaded:
         if name in sys.modules:
             importlib.reload(sys.modules[name])
-        config.load_app(name)
+        app_loading.load_app(name)
         _install_declared(name)
         _loaded[name] = _settings()
     _set(_loaded[name])

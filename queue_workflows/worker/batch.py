@@ -89,6 +89,7 @@ class Batch:
             outcome = ingest_executor.run_task(work.job, work, self._runner)
             shutdown.exit_if_forked(pid, outcome)
             self._keeper.handler_ended(work)
+            outcome = work.judged(outcome)
             if outcome.kind == "completed":
                 self._in_flight.add_done((work, outcome))
             else:
@@ -100,7 +101,7 @@ class Batch:
         try:
             self._claimer.finish(work, outcome, claim=False)
         except errors.ClaimLost as error:
-            _log.warning("nothing was written: %s", error)
+            _log.warning("nothing was written: %s", error, extra=work.ids)
         finally:
             self._in_flight.remove([work.lease])
 

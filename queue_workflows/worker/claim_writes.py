@@ -6,8 +6,15 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from queue_workflows import db, errors
-from queue_workflows.engine import claim_isolation, claims, finish, handback, job_tables
-from queue_workflows.worker import claims_in_flight, guards
+from queue_workflows.engine import (
+    claim_isolation,
+    claims,
+    finish,
+    handback,
+    job_steps,
+    job_tables,
+)
+from queue_workflows.worker import claims_in_flight, current_job, guards
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +65,30 @@ def _renew_apart(
         except db.Error as error:
             if not claim_isolation.is_about_rows(error):
                 raise
-            _log.warning("job %r cannot be renewed: %s", lease.job_id, str(error).strip())
+            _log.warning(
+                "job %r cannot be renewed: %s",
+                lease.job_id,
+                str(error).strip(),
+                extra={"job_id": lease.job_id},
+            )
             refused.add(lease)
     return rows
+
+
+def store_cursors(conn: db.Connection, works: Iterable[current_job.Work]) -> None:
+    """Store how far the cursors of running handlers are, if one has moved.
+
+    What the database refuses is only logged: a cursor must not cost a job its lease.
+    """
+    moved = {work.lease: cursors for work in works if (cursors := work.take_cursors())}
+    if not moved:
+        return
+    try:
+        job_steps.store_cursors(conn, moved)
+    except db.Error as error:
+        if conn.closed:
+            raise
+        _log.warning("the cursors of %d jobs are not stored: %s", len(moved), str(error).strip())
 
 
 def write_back(conn: db.Connection, held: claims_in_flight.ClaimsInFlight) -> None:
@@ -117,9 +145,11 @@ def _record(
         except db.Error as error:
             if conn.closed:
                 raise
-            _log.warning("the result of job %s waits: %s", work.job["id"], error)
+            _log.warning("the result of job %s waits: %s", work.job["id"], error, extra=work.ids)
             continue
         unwritten.remove((work, outcome))
         if found == "skipped" and not finish.is_recorded(conn, work.lease, outcome):
-            _log.warning("nothing was written: the claim of job %s was lost", work.job["id"])
+            _log.warning(
+                "nothing was written: the claim of job %s was lost", work.job["id"], extra=work.ids
+            )
             held.on_lost(work.lease)

@@ -77,6 +77,8 @@ class Claimer:
         """Whether a row made the last claim fail, so that the rows were tried one by one."""
         self.wait_s = math.inf
         """Seconds until a limit admits the next job, after a claim that returned no job."""
+        self.held_back: Callable[[], bool] = lambda: False
+        """Returns whether nothing may be claimed, whatever this worker records meanwhile."""
         self._pause = threading.Event()
 
     def connection(self) -> db.Connection:
@@ -130,7 +132,7 @@ class Claimer:
         self.close()
 
     def claim(self, *, promote: bool = False) -> Row | None:
-        """Claim the next job and return it, or None.
+        """Claim the next job and return it, or None; None too while claims are held back.
 
         Raises database errors after closing the connection. An error that a row causes is not
         raised: `claim_isolation.claim_apart` takes the row out of the way.
@@ -138,6 +140,9 @@ class Claimer:
         self.isolated = False
         try:
             self._release_strays_again()
+            if self.held_back():
+                self.wait_s = math.inf
+                return None
             try:
                 job = next(iter(self._claim(1, promote=promote)), None)
             except db.Error as error:
@@ -203,16 +208,19 @@ class Claimer:
         """Record all of `done` and claim up to `size` jobs, in one transaction.
 
         Raises database errors after closing the connection, and `ClaimLost` if one of `done` is
-        lost. If a row to be claimed causes an error, one job is claimed row by row instead.
+        lost. If a row to be claimed causes an error, one job is claimed row by row instead. While
+        claims are held back it only records.
         """
         self.isolated = False
+        if self.held_back():
+            size, self.wait_s = 0, math.inf
         try:
             self._release_strays_again()
             try:
                 if done:
                     jobs = self._finish(done, claim=size, promote=promote)
                 else:
-                    jobs = self._claim(size, promote=promote)
+                    jobs = self._claim(size, promote=promote) if size else []
             except db.Error as error:
                 if size < 1 or not claim_isolation.is_about_rows(error):
                     raise
@@ -294,6 +302,7 @@ class Claimer:
         claim: bool,
     ) -> Row | None:
         delay, refusals, apart = RETRY_FIRST_S, 0, False
+        claim = claim and not self.held_back()
         while True:
             try:
                 following = self._record(work, outcome, ahead, claim=claim and not apart)
@@ -322,7 +331,7 @@ class Claimer:
         try:
             return self.claim()
         except db.Error as error:
-            _log.warning("claiming after job %s waits: %s", work.job["id"], error)
+            _log.warning("claiming after job %s waits: %s", work.job["id"], error, extra=work.ids)
             return None
 
     def _stop_retrying(self, work: current_job.Work, error: db.Error) -> NoReturn:
@@ -331,7 +340,7 @@ class Claimer:
         The crash count bounds how often the job runs. If the crash is refused too, the job waits.
         """
         why = f"its end cannot be recorded: {error}"
-        _log.error("job %s: %s", work.job["id"], why)
+        _log.error("job %s: %s", work.job["id"], why, extra=work.ids)
         text = payload.error_text(why)
         try:
             ended = claim_isolation.is_about_data(error) and claim_isolation.set_aside(
@@ -360,7 +369,7 @@ class Claimer:
                 self._unsaved.append(work.lease)
             raise errors.ClaimLost(f"job {work.job['id']}: lease over, unsaved") from error
         if renewal_failures.may_pass(error):
-            _log.warning("the result of job %s waits: %s", work.job["id"], error)
+            _log.warning("the result of job %s waits: %s", work.job["id"], error, extra=work.ids)
             return outcome
         if ahead is not None or outcome.kind != "completed":
             return outcome
@@ -441,10 +450,16 @@ class Claimer:
         try:
             return dispatch()
         except db.Error as error:
-            _log.debug("run %s is left to the orchestrator: %s", run_id, error)
+            _log.debug(
+                "run %s is left to the orchestrator: %s", run_id, error, extra={"run_id": run_id}
+            )
             self.close()
         except errors.QueueWorkflowsError as error:
-            _log.debug("run %s is left to the orchestrator: %s", run_id, error)
+            _log.debug(
+                "run %s is left to the orchestrator: %s", run_id, error, extra={"run_id": run_id}
+            )
         except Exception as error:  # noqa: BLE001  best effort: a hostile run must not end the worker
-            _log.warning("run %s is left to the orchestrator: %r", run_id, error)
+            _log.warning(
+                "run %s is left to the orchestrator: %r", run_id, error, extra={"run_id": run_id}
+            )
         return None

@@ -47,11 +47,8 @@ class ClaimsInFlight:
         self,
         *,
         writing: threading.Lock | None = None,
-        patient: bool = False,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
-        self._patient = patient
-        """Whether a waiting job may wait for its handler without a bound."""
         self._now = now_fn
         self._lock = threading.Lock()
         self._claims: dict[str, tuple[job_tables.Lease, guards.LeaseEnd]] = {}
@@ -230,7 +227,7 @@ class ClaimsInFlight:
         with self._lock:
             now = self._now()
             behind = any(now - work.started >= LONG_S for work in self._running.values())
-            if not self._patient and (behind or now - self._added >= TURN_S):
+            if behind or now - self._added >= TURN_S:
                 self._return_all_waiting("waited too long in its batch")
             late = now - self._done_since >= FLUSH_AFTER_S
             return bool(self._returning) or (bool(self._done) and late)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from queue_workflows import errors
 from queue_workflows.runtime import entry_point
-from queue_workflows.worker import executor_set, slot_worker
+from queue_workflows.worker import cards
 
-NO_LIMITS = executor_set.Limits()
+if TYPE_CHECKING:  # A plain worker needs no executors: what uses them imports them.
+    from queue_workflows.worker import executor_set
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         default=1,
         metavar="N",
         help="ingest jobs a claim, for very short ones; with --slots, each process gets up to N at "
-        "once and runs them one after the other",
+        "once, nodes too, and runs them one after the other",
     )
     found.add_argument(
         "--slots",
@@ -50,12 +52,18 @@ def parser() -> argparse.ArgumentParser:
         help="run up to N jobs at once, each in a process of its own (cpu and ingest queues)",
     )
     found.add_argument(
+        "--cards",
+        metavar="N,N",
+        help="on the gpu queue: a worker for each of these GPUs, as nvidia-smi numbers them, whose "
+        "handlers run in a process that sees this GPU alone",
+    )
+    found.add_argument(
         "--async",
         dest="async_jobs",
         action="store_true",
         help="with --slots: run the N jobs in one process, on one event loop, for async functions",
     )
-    recycling = found.add_argument_group("with --slots")
+    recycling = found.add_argument_group("with --slots, --cards or --workers")
     recycling.add_argument(
         "--max-jobs", type=int, metavar="N", help="replace a process after so many jobs"
     )
@@ -82,25 +90,70 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def is_plain(options: argparse.Namespace) -> bool:
+    """Return whether the worker runs one job at a time in its own process, and is free to."""
+    others = (
+        options.slots, options.cards, options.max_jobs, options.max_rss_mb, options.idle_exit,
+    )  # fmt: skip
+    flags = options.async_jobs or options.burst
+    return options.queue is not None and not flags and all(each is None for each in others)
+
+
 def limits(options: argparse.Namespace) -> executor_set.Limits:
     """Return when the processes of slots end; raise `InvalidConfig` for options that clash."""
+    from queue_workflows.worker import executor_set, slot_worker
+
     chosen = executor_set.Limits(
         options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst
     )
-    if options.slots is None:
+    if options.queue is None and options.batch != 1:
+        raise errors.InvalidConfig("--batch: with --queue alone; a pool claims what is free")
+    ends = chosen.burst or chosen.idle_exit_s is not None
+    if ends and options.supervise:
+        raise errors.InvalidConfig(
+            "--burst and --idle-exit: without --supervise; a parent would start the worker again"
+        )
+    slot_worker.check_limits(chosen)
+    if options.cards is not None:
+        _check_cards(options, chosen)
+    elif options.slots is None:
         if options.async_jobs:
             raise errors.InvalidConfig("--async: with --slots N, the number of jobs at once")
-        if chosen != NO_LIMITS:
+        if options.queue is not None and chosen != slot_worker.NO_LIMITS:
             raise errors.InvalidConfig(
-                "--max-jobs, --max-rss-mb, --idle-exit and --burst: with --slots"
+                "--max-jobs, --max-rss-mb, --idle-exit and --burst: with --slots, --cards or "
+                "--workers"
             )
     elif options.queue is None:
         raise errors.InvalidConfig("--slots: with --queue; --workers has `concurrency` instead")
     else:
-        slot_worker.check(options.queue, shape(options), chosen)
+        slot_worker.check(options.queue, shape(options))
     return chosen
 
 
+def _check_cards(options: argparse.Namespace, chosen: executor_set.Limits) -> None:
+    """Raise `InvalidConfig` for cards that cannot be, or that clash with other options."""
+    from queue_workflows.worker import executor_set, slot_worker
+
+    if options.queue != "gpu":
+        raise errors.InvalidConfig("--cards: with --queue gpu, the jobs that use GPUs")
+    if options.slots is not None or options.async_jobs or options.batch != 1:
+        raise errors.InvalidConfig(
+            "--cards: without --slots, --async and --batch; each GPU runs one job at a time"
+        )
+    numbers = cards.parse(options.cards)
+    if len(numbers) > 1 and (chosen.burst or chosen.idle_exit_s is not None):
+        raise errors.InvalidConfig(
+            "--burst and --idle-exit: with one GPU; a parent would start the workers again"
+        )
+    slot_worker.check("gpu", executor_set.Shape(1, card=numbers[0]))
+    cards.check(numbers)
+
+
 def shape(options: argparse.Namespace) -> executor_set.Shape:
-    """Return how many jobs run at once in how many processes; `--slots` is given."""
+    """Return how many jobs run at once in how many processes; `--slots` or `--cards` is given."""
+    from queue_workflows.worker import executor_set
+
+    if options.cards is not None:
+        return executor_set.Shape(1, card=cards.parse(options.cards)[0])
     return executor_set.Shape(options.slots, options.batch, concurrent=options.async_jobs)

@@ -23,7 +23,7 @@ from queue_workflows.engine import (
     recovery,
     workers,
 )
-from queue_workflows.runtime import identity, service, supervisor
+from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards, hang_detection, note_reporter, notes, shutdown
 
@@ -286,5 +286,8 @@ class CrashRecovery:
         )
         for row in rows:
             what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
-            _log.warning("%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"])
+            ids = log_context.ids_of_job(row)
+            _log.warning(
+                "%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"], extra=ids
+            )
         return death

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from queue_workflows import errors
+from queue_workflows import db, errors
 from queue_workflows.dag import payload
-from queue_workflows.engine import job_tables
-from queue_workflows.runtime import clock
-from queue_workflows.types import NowFn, Row
+from queue_workflows.engine import job_tables, outcomes
+from queue_workflows.runtime import clock, log_context
+from queue_workflows.tasks import attempt_parts
+from queue_workflows.types import JsonDict, NowFn, Row
 from queue_workflows.worker import guards, job_guards
 
 _EVENTS = threading.Lock()
@@ -54,8 +55,20 @@ class Work:
         """Whether the handler has not started: only the lease is checked."""
         self.unsaved: str | None = None
         """Progress as JSON text that no renewal has stored yet."""
+        self._cursors: dict[tuple[str, str], int] = {}
+        """How far cursors of the handler are, as no renewal has stored yet."""
+        self._store_left: attempt_parts.StoreLeft | None = None
+        self.on_left: Callable[[], object] = lambda: None
+        """Called when the handler has streamed what it does not send at once."""
+        self._overdue: guards.Failure | None = None
+        """The decision that the time limit has passed."""
         self.on_activity: Callable[[float], object] = lambda _: None
         """Called when the handler shows activity, in addition to the guards."""
+
+    @property
+    def ids(self) -> dict[str, str | int]:
+        """Return the ids that log lines about this job carry."""
+        return log_context.ids_of_job(self.job)
 
     def start_now(self) -> None:
         """Count the time of the guards from now, since the handler starts only now."""
@@ -81,6 +94,45 @@ class Work:
             return
         if len(text) <= PROGRESS_LIMIT:
             self.unsaved = text
+
+    def note_cursor(self, name: str, key: str, position: int) -> None:
+        """Note how many items of a cursor are done, for the next renewal."""
+        self._cursors[name, key] = position
+        self.beat()
+
+    def take_cursors(self) -> list[outcomes.Cursor]:
+        """Return the cursors that moved since the last call."""
+        found, self._cursors = self._cursors, {}
+        return [(*identity, position) for identity, position in found.items()]
+
+    def store_later(self, store_left: attempt_parts.StoreLeft) -> None:
+        """Let the lease keeper store soon what the handler has streamed."""
+        first, self._store_left = self._store_left is None, store_left
+        if first:
+            self.on_left()
+
+    @property
+    def has_left_parts(self) -> bool:
+        """Return whether the handler has streamed what may not be stored."""
+        return self._store_left is not None
+
+    def store_parts(self, store: Callable[[JsonDict], object]) -> None:
+        """Store what the handler has streamed and would send by now at a call.
+
+        After an error of a database that is away it is tried again when this is called again; any
+        other error comes again at the handler's next call.
+        """
+        # Forgotten before it is looked at: what the handler adds meanwhile is noted again.
+        store_left, self._store_left = self._store_left, None
+        if store_left is None:
+            return
+        try:
+            is_left = store_left(store)
+        except (db.OperationalError, db.InterfaceError):
+            self._store_left = store_left
+            raise
+        if is_left:
+            self._store_left = store_left
 
     def beat(self, progress: str | None = None) -> None:
         """Note that the handler is active, with its progress as JSON text if it reported any."""
@@ -148,6 +200,39 @@ class Work:
         now = self._now()
         active = [self.lease_end] if self.settling or self.waiting else self.guards
         return next((failure for guard in active if (failure := guard.check(now))), None)
+
+    def decided(self, failure: guards.Failure) -> None:
+        """Note that the handler must end for this failure."""
+        if failure.code == guards.EXIT_BUDGET:
+            self._overdue = failure
+
+    def judged(self, outcome: outcomes.Outcome, ended: float = 0.0) -> outcomes.Outcome:
+        """Return the outcome to record of a handler that has ended.
+
+        A time limit that was decided holds, unless the handler had ended before the limit passed:
+        else the first of two writes would decide how the job ends. `ended`: when that was, if not
+        now: the limit counts from when the job was sent, and its handler may begin later.
+        """
+        failure = self._overdue
+        if failure is None:
+            return outcome
+        cancelled = outcome.kind == "cancelled" and self._cancelled
+        took_s = ended - self.started if ended else outcome.seconds
+        if cancelled or took_s < self._budget_s:
+            return outcome
+        detail = payload.encode({"guard": failure.event, "exit_code": failure.code}, "detail")
+        return outcomes.Outcome(
+            "timed_out",
+            outcome.seconds,
+            error=failure.reason,
+            detail=detail,
+            cursors=outcome.cursors,
+        )
+
+    @property
+    def _budget_s(self) -> float:
+        timed = (each for each in self.guards if isinstance(each, guards.Budget | guards.GpuHealth))
+        return min((each.budget_s for each in timed), default=0.0)
 
 
 PROGRESS_LIMIT = 8000

@@ -1,4 +1,4 @@
-"""Manage the executors of one worker: fork, observe, recycle and replace them."""
+"""Manage the executors of one queue: fork, observe, recycle and replace them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from queue_workflows import errors
-from queue_workflows.executor import launcher_client, protocol, streams
-from queue_workflows.runtime import clock
-from queue_workflows.worker import current_job, executors, slot_ahead
+from queue_workflows.executor import protocol
+from queue_workflows.runtime import clock, printed_lines
+from queue_workflows.worker import current_job, executors, multiplexer, slot_ahead
 
 _log = logging.getLogger(__name__)
 END_S = 5.0
 """Seconds for which the end of killed executors is awaited."""
 LOST_S = 1.0
 """Seconds that a process gets to end after its channel was closed."""
+GROWN_MB = 32.0
+"""Memory in MB that an executor keeps of its jobs, from which its end helps when memory is full.
+
+Less than that is what imports and caches take."""
 FORK_AGAIN_S = 5.0
 """Longest pause in seconds before an executor that died without a job is replaced."""
 
@@ -36,6 +40,10 @@ class Limits(NamedTuple):
 class Owner(Protocol):
     """Receives the events of the executors; called on the thread of `select`."""
 
+    def forked(self, handle: executors.Handle) -> None:
+        """Note an executor that has just been forked."""
+        ...
+
     def received(self, handle: executors.Handle, message: protocol.Message) -> None:
         """Act on a message of an executor."""
         ...
@@ -45,7 +53,7 @@ class Owner(Protocol):
         ...
 
     def died(self, handle: executors.Handle, works: Sequence[current_job.Work]) -> None:
-        """End jobs whose executor has ended before them; the cause is known."""
+        """End the jobs, if any, whose executor has ended before them; the cause is known."""
         ...
 
 
@@ -57,53 +65,45 @@ class Shape(NamedTuple):
     """How many short jobs an executor takes at once, to run them one after the other."""
     concurrent: bool = False
     """Whether one executor runs all of them, on one event loop."""
+    card: int | None = None
+    """The GPU that its one executor uses. Another one is forked only once that has ended."""
+    mixed: bool = False
+    """Whether its async jobs share one executor, and each of the others has one of its own.
+
+    Then executors are forked when a job needs one."""
 
     @property
     def executors(self) -> int:
-        """Return how many executors there are."""
-        return 1 if self.concurrent else self.slots
+        """Return how many executors there are before any job."""
+        return 0 if self.mixed else 1 if self.concurrent else self.slots
 
 
 class ExecutorSet:
-    """The executors of a worker, and the selector that waits for them.
+    """The executors of one queue.
 
-    For one thread. An executor that ends, for whatever cause, is replaced by `replace`.
+    For the thread of the multiplexer. An executor that ends, for whatever cause, is replaced by
+    `replace`.
     """
 
-    def __init__(self, launcher: launcher_client.Launcher, shape: Shape, limits: Limits) -> None:
-        self._launcher = launcher
+    def __init__(self, mux: multiplexer.Multiplexer, shape: Shape, limits: Limits) -> None:
+        self._mux = mux
         self._shape = shape
         self._count = shape.executors
         self._limits = limits
         self._owner: Owner
-        self.selector = selectors.DefaultSelector()
-        """Its keys have the function to call as data."""
         self._handles: dict[int, executors.Handle] = {}
         """The executors by pid, until both their end and its cause are known."""
-        self._printed = {number: streams.Forward(number) for number in (1, 2)}
-        self._ready: set[int] = set()
-        """The descriptors that the last `select` found readable."""
+        self._shed: dict[int, float] = {}
+        """When executors were ended for their memory (`time.monotonic`), by pid."""
         self._fork_at = 0.0
         self._fork_s = 0.1
 
     def start(self, owner: Owner) -> None:
         """Fork the executors. Raises `ForkRefused` and `LauncherLost`."""
         self._owner = owner
-        self.selector.register(self._launcher, selectors.EVENT_READ, self._on_launcher)
+        self._mux.follow(self._on_died)
         for _ in range(self._count):
-            self._fork()
-
-    def select(self, timeout_s: float) -> None:
-        """Wait for what executors send and how they end, and act on it."""
-        ready = [key for key, _ in self.selector.select(timeout_s)]
-        self._ready = {key.fd for key in ready}
-        for key in ready:
-            key.data()
-        self._ready.clear()
-        if self._launcher.pending:
-            self._on_launcher()
-        for each in self._printed.values():
-            each.flush()
+            self._fork(concurrent=self._shape.concurrent)
 
     # --- Executors that can take jobs.
 
@@ -111,9 +111,9 @@ class ExecutorSet:
     def idle(self) -> int:
         """Return how many jobs can start now; any thread may ask."""
         handles = [*self._handles.values()]
-        if not self._shape.concurrent:
+        if not (self._shape.concurrent or self._shape.mixed):
             return sum(self._is_usable(each) and not each.count for each in handles)
-        if not any(self._is_usable(each) for each in handles):
+        if self._shape.concurrent and not any(self._is_usable(each) for each in handles):
             return 0
         return max(0, self._shape.slots - sum(each.count for each in handles))
 
@@ -126,9 +126,19 @@ class ExecutorSet:
 
     def has_room(self, each: int, *, isolated: bool) -> bool:
         """Return whether an executor can take a job if it may have so many; `isolated`: alone."""
-        if isolated or self._shape.concurrent:
+        if isolated or self._shape.concurrent or self._shape.mixed:
             return self.idle > 0
         return any(self._room(handle, each) > 0 for handle in self._handles.values())
+
+    def free_for_request(self) -> executors.Handle | None:
+        """Return an executor without a job that can load or unload a model, or None."""
+        usable = [each for each in self._handles.values() if self._is_usable(each)]
+        return next((each for each in usable if not each.count), None)
+
+    def kill_idle(self, reason: str) -> None:
+        """End the executors that have no job, for this reason; any thread may call it."""
+        for each in [*self._handles.values()]:
+            each.kill_idle(reason)
 
     def busy(self) -> list[executors.Handle]:
         """Return the executors that have jobs."""
@@ -140,6 +150,7 @@ class ExecutorSet:
             or handle.retired
             or handle.extra
             or handle.announcing
+            or handle.changing
             or handle.was_killed
             or handle.lost is not None
             or handle.exited
@@ -157,16 +168,6 @@ class ExecutorSet:
         return min(each - handle.count, left)
 
     @property
-    def unheard(self) -> bool:
-        """Return whether deaths are known that `select` would not wake up for."""
-        return self._launcher.pending
-
-    @property
-    def unprinted(self) -> bool:
-        """Return whether a reader of the worker's own output is too slow."""
-        return any(each.pending for each in self._printed.values())
-
-    @property
     def replace_at(self) -> float:
         """Return when a missing executor is forked at the earliest (`time.monotonic`)."""
         return self._fork_at if self._missing else math.inf
@@ -174,18 +175,24 @@ class ExecutorSet:
     @property
     def _missing(self) -> int:
         """Return how many executors are to be forked for those that end."""
-        lasting = sum(not (each.retired or each.extra) for each in self._handles.values())
+        handles = self._handles.values()
+        if self._shape.card is not None:
+            return self._count - len(handles)  # two processes may not fit into the GPU's memory
+        lasting = sum(not (each.retired or each.extra) for each in handles)
         return max(0, self._count - lasting)
 
-    def take(self, *, isolated: bool) -> executors.Handle:
+    def take(self, *, isolated: bool, concurrent: bool) -> executors.Handle:
         """Return the executor with the fewest jobs; `isolated`: one for one job alone.
 
-        `has_room` must have returned True. Raises `ForkRefused` and `LauncherLost`.
+        `concurrent`: one that runs jobs at once, if the job is not isolated. `has_room` must have
+        returned True. Raises `ForkRefused` and `LauncherLost`.
         """
-        if isolated and self._shape.concurrent:
+        usable = [each for each in self._handles.values() if self._is_usable(each)]
+        if self._shape.mixed:
+            handle = self._take_or_fork(usable, isolated=isolated, concurrent=concurrent)
+        elif isolated and self._shape.concurrent:
             handle = self._fork(extra=True)
         else:
-            usable = [each for each in self._handles.values() if self._is_usable(each)]
             most = self._shape.batch
             # The executor that had room a moment ago may run a long handler now.
             handle = min(
@@ -198,9 +205,24 @@ class ExecutorSet:
             handle.isolated = handle.full = True
         return handle
 
+    def _take_or_fork(
+        self, usable: Sequence[executors.Handle], *, isolated: bool, concurrent: bool
+    ) -> executors.Handle:
+        """Return the shared executor, or one without a job (`isolated`: that never had one)."""
+        shared = concurrent and not isolated
+        for each in usable:
+            free = shared or not (each.jobs if isolated else each.count)
+            if free and each.concurrent == shared:
+                return each
+        return self._fork(concurrent=shared)
+
     def free(self, handle: executors.Handle) -> None:
         """Give the executor further jobs, or end it if it has had enough."""
         limits = self._limits
+        if handle.was_killed and not handle.count:
+            handle.kill(
+                signal.SIGKILL
+            )  # its handler has ended at SIGTERM, and the process lives on
         if handle.was_killed or handle.lost is not None or handle.announcing or handle.retired:
             return
         if (limits.max_jobs is not None and handle.jobs >= limits.max_jobs) or (
@@ -211,26 +233,49 @@ class ExecutorSet:
         if handle.full and (handle.concurrent or not handle.count):
             handle.retire()
 
+    @property
+    def gives_back(self) -> bool:
+        """Return whether idle executors keep memory that `shed` frees; any thread may ask."""
+        return bool(self._shed) or any(map(self._has_grown, [*self._handles.values()]))
+
+    def _has_grown(self, handle: executors.Handle) -> bool:
+        """Return whether an executor keeps memory of jobs that have all ended."""
+        return self._is_usable(handle) and not handle.count and handle.grown_mb() >= GROWN_MB
+
+    def shed(self) -> None:
+        """End the idle executors that keep memory of their jobs, since memory is full."""
+        for handle in [*filter(self._has_grown, self._handles.values())]:
+            _log.info(
+                "an executor that keeps %.0f MB of its jobs is replaced: memory is full",
+                handle.grown_mb(),
+            )
+            self._shed[handle.pid] = time.monotonic()
+            handle.full = True
+            handle.retire()
+
     def replace(self, now: float, *, fork: bool) -> None:
         """Kill executors whose channel is lost; `fork`: others for those that end."""
         for handle in self._handles.values():
             if handle.lost is not None and not handle.exited and now - handle.lost_at >= LOST_S:
                 handle.kill(signal.SIGKILL)
+            elif now - self._shed.get(handle.pid, now) >= END_S:
+                handle.kill(signal.SIGKILL)  # its exit hangs, and would keep the memory
         if not fork or now < self._fork_at:
             return
         for _ in range(self._missing):
-            self._fork()
+            self._fork(concurrent=self._shape.concurrent)
 
-    def _fork(self, *, extra: bool = False) -> executors.Handle:
-        concurrent, batched = self._shape.concurrent and not extra, self._shape.batch > 1
+    def _fork(self, *, concurrent: bool = False, extra: bool = False) -> executors.Handle:
+        batched = self._shape.batch > 1
         handle = executors.Handle(
-            self._launcher.fork(concurrent=concurrent, batched=batched),
+            self._mux.launcher.fork(concurrent=concurrent, batched=batched),
             concurrent=concurrent,
             batched=batched,
         )
         handle.extra = extra
         self._handles[handle.pid] = handle
-        register = self.selector.register
+        self._owner.forked(handle)
+        register = self._mux.selector.register
         register(handle.forked.pidfd, selectors.EVENT_READ, lambda: self._exited(handle))
         for fd in handle.forked.out.fds:
             register(fd, selectors.EVENT_READ, lambda: self.drain(handle))
@@ -243,6 +288,10 @@ class ExecutorSet:
         """Note that a job was sent; send the rest of it as the executor takes it."""
         if handle.concurrent:
             self.free(handle)  # it may have had enough already, and still takes jobs
+        self.send_rest(handle)
+
+    def send_rest(self, handle: executors.Handle) -> None:
+        """Send the rest of a message as the executor takes it."""
         if handle.lost is None and handle.forked.jobs.pending:
             self._watch(handle, writing=True)
 
@@ -250,7 +299,7 @@ class ExecutorSet:
         """Wait until the executor takes the rest of a message, as well as for messages of it."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
         act: Callable[[executors.Handle], object] = self._exchange if writing else self._receive
-        self.selector.modify(handle.forked.jobs, events, lambda: act(handle))
+        self._mux.selector.modify(handle.forked.jobs, events, lambda: act(handle))
 
     def _exchange(self, handle: executors.Handle) -> None:
         try:
@@ -270,7 +319,7 @@ class ExecutorSet:
             self.lose(handle, error)
             return False
         if len(messages) != 1:
-            self._ready.clear()  # what was printed between them need not have been found
+            self._mux.ready.clear()  # what was printed between them need not have been found
         for message in messages:
             self._owner.received(handle, message)
         return bool(messages)
@@ -282,15 +331,9 @@ class ExecutorSet:
         """
         if handle.lost is None:
             handle.lost, handle.lost_at = str(error), time.monotonic()
-        self._forget(handle.forked.jobs)
+        self._mux.forget(handle.forked.jobs)
         if not handle.exited and not isinstance(error, protocol.ChannelLost):
             handle.kill(signal.SIGKILL)
-
-    def _forget(self, source: object) -> None:
-        try:
-            self.selector.unregister(source)  # pyright: ignore[reportArgumentType]
-        except (KeyError, ValueError):
-            return
 
     def drain_all(self, handle: executors.Handle) -> None:
         """Keep and print all that an executor printed before the message that it sent last.
@@ -298,7 +341,7 @@ class ExecutorSet:
         Of an executor that has printed nothing this reads nothing: if one message alone made its
         channel readable, what was printed before it was readable at the same time.
         """
-        forked, ready = handle.forked, self._ready
+        forked, ready = handle.forked, self._mux.ready
         if handle.shared:
             return
         if forked.jobs.fileno() not in ready or not ready.isdisjoint(forked.out.fds):
@@ -311,56 +354,69 @@ class ExecutorSet:
         found = handle.forked.out.drain()
         for fd in before:
             if fd not in handle.forked.out.fds:
-                self._forget(fd)
+                self._mux.forget(fd)
         for number, data in found:
-            self._printed[number].add(data)
-            if (work := handle.first) is not None:
+            work = handle.first
+            self._mux.print(number, handle.lines(number, data))
+            if work is not None:
                 handle.printed(data)
                 if not handle.shared:
                     self._owner.printed(work, data)
         return bool(found)
+
+    def print_lines(self, handle: executors.Handle, message: protocol.Log) -> None:
+        """Print as JSON what the handler of a job has printed, whose ids are bound."""
+        number = 1 if message.stream == printed_lines.STREAMS[1] else 2
+        for line in message.text.split("\n"):
+            if line.strip():
+                text = printed_lines.as_json(line, message.stream, handle.pid)
+                self._mux.print(number, text.encode())
+
+    def end_lines(self, handle: executors.Handle) -> None:
+        """Print what the job of an executor has printed without a line end."""
+        for number in self._mux.printed:
+            self._mux.print(number, handle.lines(number, None))
 
     # --- Executors that end.
 
     def _exited(self, handle: executors.Handle) -> None:
         """Read the last messages of an executor whose process has ended."""
         handle.exited = True
-        self._ready.clear()
-        self._forget(handle.forked.pidfd)
+        self._mux.ready.clear()
+        self._mux.forget(handle.forked.pidfd)
         while handle.lost is None and self._receive(handle):
             continue
-        self._forget(handle.forked.jobs)
+        self._mux.forget(handle.forked.jobs)
         handle.kill_children()
         while self.drain(handle):
             continue
+        self.end_lines(handle)
         for fd in handle.forked.out.fds:
-            self._forget(fd)
+            self._mux.forget(fd)
         self._end_if_known(handle)
 
-    def _on_launcher(self) -> None:
-        for died in self._launcher.receive():
-            handle = self._handles.get(died.pid)
-            if handle is not None:
-                handle.died = died
-                self._end_if_known(handle)
+    def _on_died(self, died: protocol.Died) -> None:
+        handle = self._handles.get(died.pid)
+        if handle is not None:
+            handle.died = died
+            self._end_if_known(handle)
 
     def _end_if_known(self, handle: executors.Handle) -> None:
         """End the job of an executor once its end and the cause of its end are known."""
         if not handle.exited or handle.died is None:
             return
         del self._handles[handle.pid]
+        self._shed.pop(handle.pid, None)
         works = handle.take_all()
-        if works:
-            self._owner.died(handle, works)
-        elif not (handle.retired or handle.was_killed):
+        self._owner.died(handle, works)
+        if not works and not (handle.retired or handle.was_killed):
             self._fork_at = time.monotonic() + self._fork_s
             self._fork_s = min(FORK_AGAIN_S, self._fork_s * 2)
             _log.warning("an idle executor %s", executors.death(handle, None, 0.0).evidence)
         handle.close()
 
     def end_all(self) -> list[current_job.Work]:
-        """End the launcher and the executors; return the jobs that still ran."""
-        self._launcher.close()
+        """Wait until the executors have ended with the launcher; return the jobs that still ran."""
         for handle in self._handles.values():
             handle.wait_ended(END_S)
         return [work for each in self._handles.values() for work in each.take_all()]
@@ -370,4 +426,3 @@ class ExecutorSet:
         for handle in self._handles.values():
             handle.close()
         self._handles.clear()
-        self.selector.close()

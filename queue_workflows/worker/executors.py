@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from queue_workflows import errors
 from queue_workflows.executor import channel, launcher_client, protocol
+from queue_workflows.runtime import log_context, printed_lines
+from queue_workflows.telemetry import memory_files
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import crash_recovery, current_job
 
@@ -36,8 +38,12 @@ class Handle:
         self._last_key = 0
         self.jobs = 0
         """How many jobs it has been sent."""
+        self._mb_before = 0.0
+        """Its memory before its first job."""
         self.announcing = False
         """Whether it runs the hook of a completed job."""
+        self.changing = False
+        """Whether it loads or unloads a model on request."""
         self.isolated = False
         """Whether its job is to be its only one."""
         self.extra = False
@@ -55,8 +61,9 @@ class Handle:
         """Whether its process has ended."""
         self.died: protocol.Died | None = None
         self.killed_for = ""
-        """The job for which this worker has killed it."""
+        """Why this worker has killed it, as in `job 5f0c...`."""
         self.tail = b""
+        self._lines = printed_lines.Pipes(forked.pid) if printed_lines.is_wanted() else None
         self._killed: set[int] = set()
         self._lock = threading.Lock()
         """Held while the jobs change, so that no thread kills the executor for an earlier one."""
@@ -68,6 +75,8 @@ class Handle:
                 self.tail = b""
             self._last_key += 1
             self._works[self._last_key] = work
+        if not self.jobs:
+            self._mb_before = self._memory_mb()
         self.jobs += 1
         self.forked.jobs.send(protocol.Run(self._last_key, family, job, run))
 
@@ -112,8 +121,15 @@ class Handle:
             if work.waiting or self.key_of(work) is None:
                 return
             if self.concurrent or self.first is work:
-                self.killed_for = work.job["id"]
+                self.killed_for = f"job {work.job['id']}"
                 self.kill(signum)
+
+    def kill_idle(self, reason: str) -> None:
+        """End the process if it has no job; called on the lease keeper's threads."""
+        with self._lock:
+            if not self._works and not self._killed:
+                self.killed_for = reason
+                self.kill(signal.SIGKILL)
 
     @property
     def is_recalled(self) -> bool:
@@ -160,6 +176,14 @@ class Handle:
         """Keep the end of what the job prints."""
         self.tail = (self.tail + data)[-TAIL:]
 
+    def lines(self, number: int, data: bytes | None) -> bytes:
+        """Return what it has printed as this process prints it; None: the end of the last line."""
+        if self._lines is None:
+            return data or b""
+        work = None if self.shared else self.first
+        with log_context.bound({} if work is None else work.ids):
+            return self._lines.end(number) if data is None else self._lines.add(number, data)
+
     def rss_mb(self) -> float:
         """Return the memory of the process now, in MB; 0.0 if it has ended."""
         try:
@@ -167,6 +191,14 @@ class Handle:
             return int(text.split()[1]) * PAGE_KB / 1024
         except (OSError, ValueError, IndexError):
             return 0.0
+
+    def grown_mb(self) -> float:
+        """Return by how many MB its jobs have enlarged the process, also by swapped pages."""
+        return self._memory_mb() - self._mb_before if self.jobs else 0.0
+
+    def _memory_mb(self) -> float:
+        found = memory_files.File(Path(f"/proc/{self.pid}/status")).numbers(b"VmRSS", b"VmSwap")
+        return sum(each or 0 for each in found) / 1024
 
     def close(self) -> None:
         """Close its descriptors."""

@@ -42,13 +42,27 @@ def vram_total_mb(tool: external_tool.Tool) -> int | None:
     named_gb = config.GPU_VRAM_GB.read()
     if named_gb > 0:
         return round(named_gb * 1000)
-    query = ("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
-    answer = tool.ask(*query, timeout_s=TIMEOUT_S)
     return largest_mb(
-        answer.text or "",
+        _listed(tool),
         os.environ.get("CUDA_VISIBLE_DEVICES"),
         by_bus=os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID",
     )
+
+
+def indexes(tool: external_tool.Tool) -> list[str]:
+    """Return the numbers of this machine's GPUs; empty if unknown. Blocks for up to TIMEOUT_S."""
+    return [index for index, _, _ in _rows(_listed(tool))]
+
+
+def _listed(tool: external_tool.Tool) -> str:
+    query = ("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
+    return tool.ask(*query, timeout_s=TIMEOUT_S).text or ""
+
+
+def _rows(text: str) -> list[tuple[str, str, str]]:
+    """Return index, UUID and size of each GPU in such a list."""
+    rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
+    return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
 
 
 def largest_mb(text: str, visible: str | None, *, by_bus: bool = False) -> int | None:
@@ -58,8 +72,7 @@ def largest_mb(text: str, visible: str | None, *, by_bus: bool = False) -> int |
     for no GPU, or if a visible one has no size (`[N/A]`). Also None for an index among GPUs of
     different sizes unless `by_bus`: CUDA numbers the fastest first, nvidia-smi by bus.
     """
-    rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
-    cards = [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
+    cards = _rows(text)
     sizes = [size for _, _, size in cards]
     if visible is not None:
         wanted = [part.strip() for part in visible.split(",")]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Sequence
 from queue_workflows import config, db, hw_metrics, model_registry
 from queue_workflows.dag import payload
 from queue_workflows.engine import claims, controls, job_events, models, samples
-from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import JsonDict, NowFn
@@ -25,12 +24,25 @@ PUBLISH_WAIT_S, PUBLISH_CHECK_S = 5.0, 0.1
 `gpu_memory.TIMEOUT_S`), and seconds between its checks for a stop."""
 
 
+def claimant(
+    base: claims.Claimant, model: str | None, known_models: list[str] | None
+) -> claims.Claimant:
+    """Return who claims for a GPU on which this model is loaded; `known_models` None: any model."""
+    return base._replace(
+        model=model,
+        models=known_models,
+        policy=config.gpu_claim_policy(),
+        grace_s=config.GPU_URGENT_GRACE_S.read(),
+        bound_s=config.GPU_MAX_WAIT_S.read(),
+    )
+
+
 class GpuRuntime:
     """The lease keeper's tasks for models and the GPU, on its connection `dedicated`.
 
     `works` returns the running jobs, `wake` makes tasks of the keeper due. `sampler` measures the
     GPU and the memory, by default only on the gpu queue. `metrics` samples the machine; this worker
-    stores the samples.
+    stores the samples. `card`: the GPU of the machine that this worker uses; None: all it sees.
     """
 
     def __init__(
@@ -40,11 +52,12 @@ class GpuRuntime:
         dedicated: db.DedicatedConnection,
         works: Callable[[], Sequence[current_job.Work]],
         wake: Callable[..., object],
-        model_cache: ModelCache | None,
+        model_cache: model_requests.Models | None,
         known_models: Callable[[], list[str] | None],
         sampler: Callable[[], worker_usage.Sample] | None,
         metrics: hw_metrics.Sampler | None,
         now_fn: NowFn,
+        card: int | None = None,
     ) -> None:
         self._who = who
         self._dedicated = dedicated
@@ -54,7 +67,8 @@ class GpuRuntime:
         self.requests = model_requests.ModelRequests(who, model_cache) if model_cache else None
         """The pending load and unload requests; None without a model cache."""
         self._known_models = known_models
-        self._probe = worker_usage.Sampler()
+        self._card = card
+        self._probe = worker_usage.Sampler(card=card)
         if sampler is None and who().queue == "gpu":
             sampler = self._probe.sample
         self._sampler = sampler
@@ -74,6 +88,10 @@ class GpuRuntime:
     def samples(self) -> bool:
         """Return whether guards may use samples."""
         return self._sampler is not None
+
+    def follow(self, pid: int) -> None:
+        """Sample this process, which runs the handlers, from now on."""
+        self._probe.follow(pid)
 
     @property
     def shown(self) -> bool:
@@ -151,8 +169,10 @@ class GpuRuntime:
 
     def detail(self) -> JsonDict:
         """Return the part of the worker row's `detail` about the GPU and the model."""
-        seen = self._seen._asdict() if self._seen else None
-        return {"gpu": seen, **(self.requests.report() if self.requests else {})}
+        found: JsonDict = {"gpu": self._seen._asdict() if self._seen else None}
+        if self._card is not None:
+            found["card"] = self._card
+        return found | (self.requests.report() if self.requests else {})
 
     def publish_sizes(self, conn: db.Connection, known: Sequence[str]) -> None:
         """Publish the sizes of these models if they have changed."""
@@ -172,7 +192,7 @@ class GpuRuntime:
                     "by their wall-clock budget"
                 )
             if isinstance(guard, guards.Stall) and (reason := guard.suspicion(now)):
-                _log.warning("job %s: %s", work.job["id"], reason)
+                _log.warning("job %s: %s", work.job["id"], reason, extra=work.ids)
                 detail = payload.encode({"reason": reason}, "detail")
                 with contextlib.suppress(db.Error), self._dedicated.using() as conn:
                     table = work.lease.table

@@ -76,13 +76,13 @@ class Budget(_Clock):
 
     def __init__(self, started: float, budget_s: float) -> None:
         self.ends = started + budget_s
-        self._budget_s = budget_s
+        self.budget_s = budget_s
 
     def check(self, now: float) -> Failure | None:
         if now < self.ends:
             return None
         return Failure(
-            EXIT_BUDGET, "budget_trip", f"ran longer than its budget of {self._budget_s:g} s"
+            EXIT_BUDGET, "budget_trip", f"ran longer than its budget of {self.budget_s:g} s"
         )
 
 
@@ -122,7 +122,7 @@ class GpuHealth:
     """
 
     def __init__(self, started: float, budget_s: float) -> None:
-        self._budget_s = budget_s
+        self.budget_s = budget_s
         self._idle_pct = config.GPU_IDLE_PCT.read()
         self._ram_delta_mb = config.GPU_HEALTH_RAM_DELTA_MB.read()
         self._load_s = config.GPU_HEALTH_LOAD_GRACE_S.read()
@@ -168,11 +168,11 @@ class GpuHealth:
                 f"for {idle.until - since:.0f} s the GPU was used {self._idle_pct:g} % or less "
                 f"and RAM changed by {self._ram_delta_mb:g} MB or less",
             )
-        if self._unseen_s + self._gap(now) >= self._budget_s:
+        if self._unseen_s + self._gap(now) >= self.budget_s:
             return Failure(
                 EXIT_BUDGET,
                 "budget_trip",
-                f"ran longer than its budget of {self._budget_s:g} s without a sample of the GPU",
+                f"ran longer than its budget of {self.budget_s:g} s without a sample of the GPU",
             )
         return None
 

@@ -228,16 +228,14 @@ class HangDetector:
     def ended(self, name: str, code: int | None = None) -> frozenset[int] | None:
         """Return the `seq` of the jobs that ran when that child exited; None if that is unknown.
 
-        Clears its status. After an exit for a budget only the job with that budget is returned.
-        After an exit because the database was away, or on request, none is. See `Snapshot.ran`.
+        Clears its status. After an exit because the database was away, or on request, none is
+        returned. See `Snapshot.ran`.
         """
         worker = self._workers.get(name)
         if worker is None:
             return None
         seen = worker.status.read()
         ran = seen.ran
-        if code == guards.EXIT_BUDGET and ran and seen.due in ran:
-            ran = frozenset({seen.due})
         excused = seen.fenced and code in (guards.EXIT_LOST, *shutdown.ORDERLY)
         # A handler that ends the process itself, with `os._exit(0)`, is charged: its job still ran.
         if excused or (code in shutdown.ORDERLY and not seen.job):

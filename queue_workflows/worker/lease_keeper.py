@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import math
 import os
 import threading
 from collections import deque
@@ -11,10 +13,9 @@ from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, worker_control
 from queue_workflows.dag import payload
-from queue_workflows.engine import controls, handback, job_tables, recovery, workers
-from queue_workflows.model_cache import ModelCache
+from queue_workflows.engine import controls, handback, job_steps, job_tables, recovery, workers
 from queue_workflows.operations import stop_policies
-from queue_workflows.runtime import clock, service
+from queue_workflows.runtime import clock, printed_lines, service
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import ExitFn, JsonDict, NowFn, Row
 from queue_workflows.worker import (
@@ -25,6 +26,7 @@ from queue_workflows.worker import (
     gpu_runtime,
     guards,
     kill_timers,
+    memory_throttle,
     model_requests,
     note_reporter,
     notes,
@@ -35,7 +37,6 @@ from queue_workflows.worker import (
 )
 
 _log = logging.getLogger(__name__)
-RENEW_MAX_S = 10.0
 CHECK_S = 0.5
 STALLS_S = 0.5
 NOTES_S = 2.0
@@ -43,10 +44,19 @@ NOTES_S = 2.0
 NOTES_AGAIN_S = 30.0
 """Seconds between two searches for the notes of other workers of this machine."""
 BATCH_S = 0.5
+PARTS_S = 0.1
+"""Seconds between two looks at what a handler has streamed and does not send itself."""
+PARTS_AGAIN_S = 1.0
+"""Seconds without a try to store it after the database was away."""
 PROGRESS_S = 1.0
 """Shortest time in seconds between two writes of a job's progress."""
 UNWIND_S = 2.0
 """Seconds before the stop deadline at which a handler that yields or awaits is interrupted."""
+
+
+def renew_every_s(lease_s: float) -> float:
+    """Return how often claims of this lease are renewed: DL_HEARTBEAT_SEC, a third at most."""
+    return min(config.DL_HEARTBEAT_SEC.read(), lease_s / 3)
 
 
 class LeaseKeeper:
@@ -55,24 +65,23 @@ class LeaseKeeper:
     One lease keeper serves one worker, or all `slots` of a process. It has a connection of its own.
     `on_exit` ends the process; tests replace it, which also disables the kernel timers. `sampler`
     measures the GPU and the memory, by default only on the gpu queue. `metrics` samples the
-    machine; this worker stores the samples.
+    machine; this worker stores the samples. `card`: the one GPU that this worker uses.
     """
 
     def __init__(
         self,
         slots: Sequence[slot.Slot],
         *,
-        model_cache: ModelCache | None = None,
+        model_cache: model_requests.Models | None = None,
         known_models: Callable[[], list[str] | None] = lambda: None,
         on_exit: ExitFn = os._exit,
         now_fn: NowFn = clock.boot_s,
         sampler: Callable[[], worker_usage.Sample] | None = None,
         metrics: hw_metrics.Sampler | None = None,
+        card: int | None = None,
     ) -> None:
         self._slots = slots
         self._who = who = slots[0].who
-        self._several = len(slots) > 1 or slots[0].concurrency > 1
-        """Whether several handlers may run at once."""
         self._now = now_fn
         self._kill_timers = kill_timers.KillTimers(enabled=on_exit is os._exit, now_fn=now_fn)
         self._status = shared_status.attach()
@@ -93,7 +102,16 @@ class LeaseKeeper:
             sampler=sampler,
             metrics=metrics,
             now_fn=now_fn,
+            card=card,
         )
+        self.memory = memory_throttle.MemoryThrottle(
+            self._worker_ids,
+            is_busy=lambda: bool(self._works) or any(each.in_flight.ids() for each in slots),
+            dedicated=self._dedicated,
+            changed=lambda: self.wake("beat"),
+            now_fn=now_fn,
+        )
+        """Says whether this worker may claim."""
         self._logs = capture.Source(self._printing)
         self._shutdown: shutdown.Ending = shutdown.Shutdown(
             [each.who for each in slots],
@@ -125,6 +143,8 @@ class LeaseKeeper:
         self.unanswered: Callable[[], dict[str, float]] = dict
         """Returns the time of the first claim without a reply, by worker id."""
         self._stops: list[float] = []
+        self._parts_at = 0.0
+        """When streamed parts may be stored again."""
         self.locked = False
         """Whether a session of this worker holds its advisory lock of a live worker."""
         self._tasks = [*self._own_tasks(who().lease_s), *self._gpu.tasks()]
@@ -132,9 +152,10 @@ class LeaseKeeper:
 
     def _own_tasks(self, lease_s: float) -> list[service.Task]:
         tasks = [
-            service.Task("renew", lambda: min(RENEW_MAX_S, lease_s / 3), self._renew),
+            service.Task("renew", lambda: renew_every_s(lease_s), self._renew),
             service.Task("stalls", STALLS_S, self._check_stalls),
             service.Task("notes", self._notes_pause, self._report_notes),
+            service.Task("parts", self._parts_pause, self._store_parts),
         ]
         if not config.DISABLE_WORKER_HEARTBEAT.read():
             tasks.append(service.Task("beat", config.HEARTBEAT_INTERVAL_S.read, self._beat))
@@ -168,6 +189,7 @@ class LeaseKeeper:
                 judging = [service.Task("guards", CHECK_S, self._check_guards)]
                 stack.enter_context(service.Loop("worker-guards", judging, now_fn=self._now))
                 stack.enter_context(self._gpu.running())
+                stack.enter_context(self.memory.running())
                 yield
         finally:
             self._loop = None
@@ -243,10 +265,10 @@ class LeaseKeeper:
 
     def begin(self, work: current_job.Work) -> None:
         """Note that a job runs, and arm its kernel timers."""
-        if not self._several:
-            self._logs.begin()
-            if not self._batches:
-                self._renewals.renewed()  # its claim was one
+        self._logs.begin()
+        work.on_left = self._wake_parts
+        if not self._batches:
+            self._renewals.renewed()  # its claim was one
         with self._lock:
             self._works = [*self._works, work]
             lease_ends, budget_ends = self._ends()
@@ -264,12 +286,12 @@ class LeaseKeeper:
         """Note that the handler has ended and that its outcome is about to be written."""
         work.settling = True
         self._logs.end(work.lease)
+        printed_lines.end(work.lease.job_id)
 
     def _printing(self) -> job_tables.Lease | None:
         """Return the claim whose handler prints now, or None."""
         works = self._works
-        work = current_job.current.get() if self._several else works[0] if works else None
-        return None if work is None or work.settling else work.lease
+        return works[0].lease if works and not works[0].settling else None
 
     def end(self, work: current_job.Work) -> None:
         """Note that the job has ended; its guards are not checked any more."""
@@ -331,6 +353,7 @@ class LeaseKeeper:
                         found = claim_writes.renew(
                             conn, ends, reports, lease_s=self._who().lease_s, sent=sent
                         )
+                        claim_writes.store_cursors(conn, works)
                     self._excuse(conn, found.lost)
             except db.Error as error:
                 self._renewals.refused(error)
@@ -421,15 +444,9 @@ class LeaseKeeper:
     def _ends(self) -> tuple[float | None, float | None]:
         """Return when the first lease and the first budget of the running jobs end, or None."""
         works = self._works
-        if len(works) == 1 and not self._several:
-            return works[0].lease_end.ends, works[0].budget_ends
         lease_ends = min((work.lease_end.ends for work in works), default=None)
-        budgets = [(ends, work) for work in works if (ends := work.budget_ends) is not None]
-        if not budgets:
-            return lease_ends, None
-        budget_ends, first = min(budgets, key=lambda each: each[0])
-        self._status.due(first.job["seq"])
-        return lease_ends, budget_ends
+        budgets = (ends for work in works if (ends := work.budget_ends) is not None)
+        return lease_ends, min(budgets, default=None)
 
     def _keep_kill_timers(self) -> None:
         with self._lock:
@@ -438,9 +455,6 @@ class LeaseKeeper:
     def _status_record(self) -> Row:
         """Return what the parent needs to check the guards in this process's place."""
         works = self._works
-        if self._several:
-            queues = dict.fromkeys(work.job["queue"] for work in works)
-            return shared_status.worker_record(self._who(), None, queues=[*queues])
         return shared_status.worker_record(
             self._who(), works[0] if works else None, shown=self._gpu.shown
         )
@@ -483,6 +497,7 @@ class LeaseKeeper:
     def _check_guards_of(self, work: current_job.Work, deadline: float | None) -> None:
         failure = work.verdict()
         if failure is not None:
+            work.decided(failure)
             self._logs.store_soon()
             self._shutdown.end_by_guard(work, failure)
         elif work.stop_at is not None and self._now() >= work.stop_at and not work.settling:
@@ -508,13 +523,14 @@ class LeaseKeeper:
             "lock": self.locked,
             "claim": workers.claim_detail(who),
             **self._gpu.detail(),
+            **self.memory.detail(),
         }
         return {
             "worker_id": who.worker_id,
             "host_label": who.host,
             "queue": who.queue,
             "pid": os.getpid(),
-            "state": "busy" if works else "idle",
+            "state": "busy" if works else "throttled" if self.memory.active else "idle",
             "job_ids": [work.job["id"] for work in works],
             "detail": payload.encode(detail, "detail"),
             "obey": who.obey,
@@ -577,6 +593,28 @@ class LeaseKeeper:
             self._renew()
         for work in works:
             self._gpu.report_suspicions(work)
+
+    def _wake_parts(self) -> None:
+        if (loop := self._loop) is not None:
+            loop.wake("parts")
+
+    def _parts_pause(self) -> float:
+        return PARTS_S if any(work.has_left_parts for work in self._works) else math.inf
+
+    def _store_parts(self) -> None:
+        """Store what handlers in this process have streamed and have not sent themselves."""
+        if self._now() < self._parts_at:
+            return
+        for work in self._works:
+            try:
+                work.store_parts(functools.partial(self._store_batch, work.lease))
+            except (db.OperationalError, db.InterfaceError):
+                self._parts_at = self._now() + PARTS_AGAIN_S
+                raise
+
+    def _store_batch(self, lease: job_tables.Lease, request: JsonDict) -> None:
+        with self._dedicated.using() as conn:
+            job_steps.answer(conn, lease, request)
 
     def _is_running(self, work: current_job.Work) -> bool:
         return any(each is work for each in self._works)

@@ -10,6 +10,7 @@ import time
 
 from queue_workflows import config, db, errors, ingest_executor, node_executor
 from queue_workflows.engine import controls, job_tables, models, outcomes, recovery
+from queue_workflows.handlers import model_changes
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.tasks import handlers
@@ -42,6 +43,8 @@ class WorkLoop:
         self._claimer.on_lost = keeper.lost
         keeper.may_hold_unknown_claims = self._claimer.may_hold_unknown_claims
         keeper.unanswered = self._claimer.unanswered
+        self._claimer.held_back = lambda: keeper.memory.active
+        keeper.memory.on_released = lambda: self._ready.set()
         self._tasks = handlers.Runner()
         self._batch = (
             batch.Batch(batch_size, self._claimer, keeper, own_slot, runner=self._tasks)
@@ -151,8 +154,8 @@ class WorkLoop:
 
     def _run_model_request(self) -> None:
         """Load or unload the requested model, since no job runs now."""
-        requests, who = self._requests, self._who()
-        if requests is None or not requests.waiting:
+        requests, cache, who = self._requests, self._cache, self._who()
+        if requests is None or cache is None or not requests.waiting:
             return
         try:
             conn = self._claimer.connection()
@@ -160,7 +163,15 @@ class WorkLoop:
         except db.Error:
             self._claimer.close()
             raise
-        loaded = requests.run_pending(off)
+        request = requests.begin(off)
+        if request is None:
+            return
+        error = None
+        if request["action"] == "load":
+            error = model_changes.load(cache, request["model"])
+        elif requests.concerns(request):
+            error = model_changes.unload(cache)
+        loaded = requests.end(request, error)
         if loaded is None:
             return
         try:
@@ -190,11 +201,12 @@ class WorkLoop:
             outcome = self._run_handler(work)
             shutdown.exit_if_forked(pid, outcome)
             self._keeper.handler_ended(work)
+            outcome = work.judged(outcome)
             following = self._claimer.finish(
                 work, outcome, claim=claim and not hooked and self._may_continue()
             )
         except errors.ClaimLost as error:
-            _log.warning("nothing was written: %s", error)
+            _log.warning("nothing was written: %s", error, extra=work.ids)
             return None
         finally:
             self._keeper.end(work)

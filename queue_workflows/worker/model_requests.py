@@ -6,28 +6,60 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-from queue_workflows import db, errors
+from queue_workflows import db
 from queue_workflows.engine import claims, models
-from queue_workflows.model_cache import ModelCache
+from queue_workflows.model_cache import ResidentModel
 from queue_workflows.types import JsonDict, NowFn, Row
 
 _log = logging.getLogger(__name__)
-ERROR_CHARS = 1000
 NAME_CHARS = 400
+
+
+class Models(Protocol):
+    """What a worker knows of its models: a `ModelCache`, or that of its executor from afar."""
+
+    @property
+    def current_model(self) -> str | None:
+        """Return the id of the loaded model, or None."""
+        ...
+
+    @property
+    def loading_model(self) -> str | None:
+        """Return the id of the model that is being loaded, or None."""
+        ...
+
+    @property
+    def resident(self) -> ResidentModel | None:
+        """Return the loaded model, or None."""
+        ...
+
+    @property
+    def last_load_seconds(self) -> float:
+        """Return the seconds that the last request for a model spent loading it."""
+        ...
+
+    def is_idle_too_long(self) -> bool:
+        """Return whether no job has used the loaded model for the TTL."""
+        ...
+
+    def reap_idle_once(self) -> bool:
+        """Unload a model that is idle too long; return whether one was unloaded by now."""
+        ...
 
 
 class ModelRequests:
     """The newest request for this worker, and its outcome.
 
-    The lease keeper calls `poll`; the thread that runs jobs calls `run_pending`. `on_request` is
-    called for a new request, `on_report` when its state changes.
+    The lease keeper calls `poll`; the thread that runs jobs calls `begin` and `end`. `on_request`
+    is called for a new request, `on_report` when its state changes.
     """
 
     def __init__(
         self,
         who: Callable[[], claims.Claimant],
-        cache: ModelCache,
+        cache: Models,
         *,
         now_fn: NowFn = time.monotonic,
     ) -> None:
@@ -69,11 +101,11 @@ class ModelRequests:
             self._set_report(found, "waiting")
         self.on_request()
 
-    def run_pending(self, off_policy: str | None) -> tuple[str, float] | None:
-        """Carry out the pending request, if any; raise nothing but KeyboardInterrupt.
+    def begin(self, off_policy: str | None) -> Row | None:
+        """Return the pending request, which is to be carried out now and then to `end`; or None.
 
         `off_policy` is the policy by which the worker is OFF now, or None. An OFF worker unloads
-        but does not load. Returns the model that was loaded and the seconds it took, else None.
+        but does not load.
         """
         with self._lock:
             request, self._waiting = self._waiting, None
@@ -85,35 +117,26 @@ class ModelRequests:
                 )
                 return None
             self._set_report(request, "running")
-        self._began = started = self._now()
-        try:
-            error = self._run(request)
-        finally:
-            self._began = None
-        seconds = round(self._now() - started, 3)
+        self._began = self._now()
+        return request
+
+    def end(self, request: Row, error: str | None) -> tuple[str, float] | None:
+        """Note how a request ended; return the model that was loaded and the seconds it took.
+
+        None if nothing was loaded.
+        """
+        seconds, self._began = round(self.takes_s(), 3), None
         state = "done" if error is None else "failed"
         with self._lock:
             self._set_report(request, state, seconds=seconds, error=error)
-        if error is None and request["action"] == "load" and self._cache.last_load_seconds > 0:
-            return request["model"], self._cache.last_load_seconds
+        loaded_s = self._cache.last_load_seconds
+        if error is None and request["action"] == "load" and loaded_s > 0:
+            return request["model"], loaded_s
         return None
 
-    def _run(self, request: Row) -> str | None:
-        """Load or unload the model; return the error, or None."""
-        cache, model = self._cache, request["model"]
-        cache.mark_busy()
-        try:
-            if request["action"] == "load":
-                cache.require_model(model)
-            elif model in (None, cache.current_model):
-                cache.drop_cache()
-        except errors.QueueWorkflowsError as error:
-            return str(error)[:ERROR_CHARS]
-        except (Exception, SystemExit) as error:  # noqa: BLE001  the boundary around app code
-            return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
-        finally:
-            cache.mark_idle()
-        return None
+    def concerns(self, request: Row) -> bool:
+        """Return whether there is anything to do: an unload may name a model that is not loaded."""
+        return request["action"] == "load" or request["model"] in (None, self._cache.current_model)
 
     def _set_report(self, request: Row, state: str, **more: object) -> None:
         if state in ("failed", "refused"):

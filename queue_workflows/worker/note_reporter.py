@@ -78,7 +78,12 @@ class Reporter:
                     # A row that somebody else locks must not keep the other claims charged.
                     if conn.closed or not row_isolation.is_held_up(error):
                         raise
-                    _log.warning("job %r is reported later: %s", lease.job_id, error)
+                    _log.warning(
+                        "job %r is reported later: %s",
+                        lease.job_id,
+                        error,
+                        extra={"job_id": lease.job_id},
+                    )
                     excused, complete = False, False
                 if excused:
                     _log.info(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from queue_workflows.runtime import signals, supervisor
@@ -51,15 +51,21 @@ class SupervisedWorkers:
         self._stack.close()
 
 
-def supervise(arguments: Sequence[str], name: str, shutdown_timeout_s: float | None = None) -> int:
-    """Keep `queue-claim-worker` with these arguments running until SIGTERM or SIGINT; return 0.
+def supervise(
+    children: Mapping[str, Sequence[str]], shutdown_timeout_s: float | None = None
+) -> int:
+    """Keep a `queue-claim-worker` for each name running until SIGTERM or SIGINT; return 0.
 
-    It is restarted with back-off. The claims of a dead worker are handed back at once, with a
-    `death` event. A further signal hurries the stop. Returns 2 if the worker refuses to start.
+    `children` has their arguments. They are restarted with back-off. The claims of a dead worker
+    are handed back at once, with a `death` event. A further signal hurries the stop. Returns 2 if
+    all of them refuse to start.
     """
-    spec = supervisor.ChildSpec(name, [sys.executable, "-m", MODULE, *arguments])
+    specs = [
+        supervisor.ChildSpec(name, [sys.executable, "-m", MODULE, *arguments])
+        for name, arguments in children.items()
+    ]
     deadline_s = None
     if shutdown_timeout_s is not None:
         deadline_s = shutdown_timeout_s + supervisor.STOP_MARGIN_S
     with signals.StopRequest() as stop, SupervisedWorkers() as workers:
-        return workers.supervisor([spec], fail_fast=True).run(stop, deadline_s=deadline_s)
+        return workers.supervisor(specs).run(stop, deadline_s=deadline_s)

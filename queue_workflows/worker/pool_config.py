@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors
 from queue_workflows.types import JsonDict
-from queue_workflows.worker import shared_status
+from queue_workflows.worker import executor_set
 
-MOST = shared_status.MAX_HANDLERS
-"""The most handlers that one process runs at once."""
+MOST = 500
+"""The most jobs that one worker runs at once."""
 KEYS = ("queue", "concurrency")
 
 
@@ -40,6 +40,17 @@ def option(text: str | None) -> list[Entry]:
             f"--workers {text!r} cannot be read ({why}): give a file, or JSON as in "
             '[{"queue": "load", "concurrency": 2}]'
         ) from None
+
+
+def shapes(entries: Sequence[Entry]) -> dict[str, executor_set.Shape]:
+    """Return how the jobs of each queue share executors."""
+    return {each.queue: executor_set.Shape(each.concurrency, mixed=True) for each in entries}
+
+
+def add_queues(entries: Sequence[Entry]) -> None:
+    """Add the queues to those of the app."""
+    queues = {each.queue for each in entries}
+    config.configure(ingest_queues=config.get_config().ingest_queues | queues)
 
 
 def as_json(entries: Sequence[Entry]) -> str:

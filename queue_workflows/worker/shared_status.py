@@ -28,11 +28,11 @@ _MAGIC = b"qw-status %-14.14b" % __version__.encode()
 """Contains the version: after an upgrade a new child may run under an older parent."""
 _HEADER = struct.Struct("=24sq")
 _SLOT = struct.Struct("=QII")
-_CELLS = slice(32, 80)
+_CELLS = slice(32, 72)
 _RUNNING = slice(_CELLS.stop, _CELLS.stop + 8 * MAX_HANDLERS)
 _SLOTS = (_RUNNING.stop, _RUNNING.stop + (SIZE - _RUNNING.stop) // 2)
 _ROOM = (SIZE - _RUNNING.stop) // 2 - _SLOT.size
-_BEAT, _JOB, _ACTIVE, _LISTS, _DUE, _FENCED = range(6)
+_BEAT, _JOB, _ACTIVE, _LISTS, _FENCED = range(5)
 _ZERO = 0.5
 """Stands for `seq` 0, which an old row may have, since 0.0 marks an empty cell."""
 
@@ -49,8 +49,6 @@ class Snapshot(NamedTuple):
     ran: frozenset[int] | None
     """The `seq` of the jobs whose handlers run; None: the worker runs all jobs that it has claimed.
     """
-    due: int | None
-    """The `seq` of the job whose budget the kernel timer guards; None if unknown."""
     fenced: bool
     """Whether the worker exits without a fault of its jobs, whose claims it could not hand back."""
     record: Row
@@ -98,10 +96,6 @@ class SharedStatus:
             self._write(record)
         self._cells[_JOB] = self._count
 
-    def due(self, seq: int) -> None:
-        """Note the job whose budget ends first among the running ones."""
-        self._cells[_DUE] = seq or _ZERO
-
     def fence(self) -> None:
         """Note that the worker exits without a fault of its jobs; see `Snapshot.fenced`."""
         self._cells[_FENCED] = 1.0
@@ -141,12 +135,11 @@ class SharedStatus:
 
     def read(self) -> Snapshot:
         """Return the present content."""
-        beat, job, active_at, lists_jobs, due, fenced = self._cells.tolist()
+        beat, job, active_at, lists_jobs, fenced = self._cells.tolist()
         ran = None
         if lists_jobs:
             ran = frozenset(int(seq) for seq in self._running.tolist() if seq and job)
-        due_seq = int(due) if due else None
-        return Snapshot(beat, job, active_at, ran, due_seq, fenced != 0.0, self._read())
+        return Snapshot(beat, job, active_at, ran, fenced != 0.0, self._read())
 
     def _read(self) -> Row:
         """Return the newest copy of the record with a valid checksum."""

@@ -11,10 +11,9 @@ from typing import Protocol
 from queue_workflows import config, db
 from queue_workflows.dag import payload
 from queue_workflows.engine import (
-    attempts,
     claims,
+    finish,
     handback,
-    job_events,
     job_tables,
     outcomes,
     workers,
@@ -107,7 +106,7 @@ class Shutdown:
 
     def give_back(self, work: current_job.Work) -> None:
         """Hand back the job of a stopping worker that did not end in time, uncounted; exit."""
-        _log.warning("job %s did not end in time; handing it back", work.job["id"])
+        _log.warning("job %s did not end in time; handing it back", work.job["id"], extra=work.ids)
         self._end(
             work,
             0,
@@ -117,7 +116,9 @@ class Shutdown:
 
     def stop_cancelled(self, work: current_job.Work) -> None:
         """Exit because a cancelled handler has not ended within its grace."""
-        _log.warning("job %s was cancelled and did not end; exiting", work.job["id"])
+        _log.warning(
+            "job %s was cancelled and did not end; exiting", work.job["id"], extra=work.ids
+        )
         self._end(
             work,
             guards.EXIT_CONTROL,
@@ -126,7 +127,13 @@ class Shutdown:
 
     def end_by_guard(self, work: current_job.Work, failure: guards.Failure) -> None:
         """Requeue or fail the job as its guard demands, with its events; then exit."""
-        _log.error("job %s: %s; exiting with code %d", work.job["id"], failure.reason, failure.code)
+        _log.error(
+            "job %s: %s; exiting with code %d",
+            work.job["id"],
+            failure.reason,
+            failure.code,
+            extra=work.ids,
+        )
         if failure.code == guards.EXIT_LOST:
             late = self._now() >= work.lease_end.ends - RENEW_MARGIN_S
             self._end(work, failure.code, None if late else lambda _: True)
@@ -259,7 +266,9 @@ class Shutdown:
                 claim_writes.write(conn, each)
             return bool(written)
         except db.Error as error:
-            _log.warning("cannot record the end of job %s: %s", work.job["id"], error)
+            _log.warning(
+                "cannot record the end of job %s: %s", work.job["id"], error, extra=work.ids
+            )
             self.left_behind = True
             return True
 
@@ -322,11 +331,6 @@ def record_failure(
     `more` goes into the events' detail. Returns the row, or None if the claim was lost.
     """
     detail = payload.encode({"guard": failure.event, "exit_code": failure.code, **more}, "detail")
-    with conn.transaction():
-        row = attempts.end_by_watchdog(
-            conn, lease, error=failure.reason, seconds=seconds, detail=detail
-        )
-        if row is not None:
-            job = row | {"worker_id": lease.worker_id}
-            job_events.note(conn, lease.table, job, failure.event, detail=detail, elapsed_s=seconds)
-    return row
+    return finish.end_by_guard(
+        conn, lease, failure.event, error=failure.reason, seconds=seconds, detail=detail
+    )

@@ -15,7 +15,6 @@ class Slot:
     """One queue of a process: its claimant, its claims in flight, its number of handlers.
 
     `writing` is the lock that the slots of a process share, see `ClaimsInFlight.writing`.
-    `patient`: a claim may wait for its handler without a bound.
     """
 
     def __init__(
@@ -24,11 +23,8 @@ class Slot:
         *,
         concurrency: int = 1,
         writing: threading.Lock | None = None,
-        patient: bool = False,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
         self.who = who
         self.concurrency = concurrency
-        self.in_flight = claims_in_flight.ClaimsInFlight(
-            writing=writing, patient=patient, now_fn=now_fn
-        )
+        self.in_flight = claims_in_flight.ClaimsInFlight(writing=writing, now_fn=now_fn)

@@ -53,6 +53,6 @@ class Announcer:
             rows = slot_jobs.rows(self._connection(), work.job)
             handle.forked.jobs.send(protocol.Announce(key, *rows))
         except (db.Error, errors.QueueWorkflowsError) as error:
-            _log.warning("node %s is not announced: %s", work.job["node_id"], error)
+            _log.warning("node %s is not announced: %s", work.job["node_id"], error, extra=work.ids)
             return False
         return True

@@ -1,4 +1,4 @@
-"""Write what becomes of jobs whose executor has ended before them."""
+"""Record the ends of jobs whose executor has ended before them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from queue_workflows import db
 from queue_workflows.dag import payload
 from queue_workflows.engine import handback, job_tables, recovery
-from queue_workflows.runtime import clock
+from queue_workflows.runtime import clock, log_context
 from queue_workflows.worker import (
     crash_recovery,
     current_job,
@@ -44,7 +44,7 @@ class Deaths:
             if handle.died.by_deadline:
                 self.hand_back(work, "its worker was silent")
             elif handle.killed_for:
-                self.hand_back(work, f"its executor was ended for job {handle.killed_for}")
+                self.hand_back(work, f"its executor was ended for {handle.killed_for}")
             else:
                 self._charge(handle, work, oom_kills, len(works) - 1)
 
@@ -57,7 +57,7 @@ class Deaths:
         self, handle: executors.Handle, work: current_job.Work, oom_kills: int | None, others: int
     ) -> None:
         found = executors.death(handle, oom_kills, clock.boot_s() - work.started, others)
-        _log.error("job %s: its executor %s", work.job["id"], found.evidence)
+        _log.error("job %s: its executor %s", work.job["id"], found.evidence, extra=work.ids)
         self._records.add_ending(work, functools.partial(_charge, work.lease, self._host, found))
 
 
@@ -77,5 +77,6 @@ def _charge(
             )
     if row is not None:
         what = f"node {row['node_id']}" if lease.table.in_run else f"ingest job {row['id']}"
-        _log.warning("%s; %s is %s", found.evidence, what, row["status"])
+        ids = log_context.ids_of_job(row)
+        _log.warning("%s; %s is %s", found.evidence, what, row["status"], extra=ids)
     return True

@@ -7,10 +7,18 @@ from typing import Any, NamedTuple
 
 from queue_workflows import db, errors, ingest_executor, node_executor, refs
 from queue_workflows.dag import payload, run_folder
-from queue_workflows.engine import claimed_jobs, job_tables, nodes, outcomes, runs
+from queue_workflows.engine import (
+    claim_isolation,
+    claimed_jobs,
+    job_steps,
+    job_tables,
+    nodes,
+    outcomes,
+    runs,
+)
 from queue_workflows.executor import registry
 from queue_workflows.handlers import node_call
-from queue_workflows.types import Row
+from queue_workflows.types import JsonDict, Row
 
 
 class Request(NamedTuple):
@@ -50,6 +58,19 @@ def _with_context(conn: db.Connection, job: Row) -> Row:
     if not refs.has_refs(template):
         return job
     return job | {"context": nodes.context(conn, job["run_id"], refs.heads(template))}
+
+
+def answer_step(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> JsonDict:
+    """Return the answer to a request about a step. Raises `RowRefused` for what cannot be stored.
+
+    Raises the errors of a database that cannot answer now.
+    """
+    try:
+        return job_steps.answer(conn, lease, request)
+    except db.Error as error:
+        if conn.closed or not claim_isolation.is_about_rows(error):
+            raise
+        raise errors.RowRefused(f"the database refuses a step: {str(error).strip()}") from error
 
 
 def answer(conn: db.Connection, job: Row, what: str) -> Any:

@@ -11,13 +11,15 @@ from queue_workflows import db, hw_metrics
 from queue_workflows.engine import handback, job_tables
 from queue_workflows.executor import launcher_client
 from queue_workflows.runtime import clock, kill_timer
-from queue_workflows.types import NowFn
+from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import (
     capture,
     current_job,
     guards,
     kill_timers,
     lease_keeper,
+    model_requests,
+    shared_status,
     shutdown,
     slot,
 )
@@ -52,15 +54,17 @@ class Endings:
         kill: Callable[[current_job.Work, bool], object],
         wake: Callable[[], object],
         *,
-        gentle: bool = False,
+        gentle: Callable[[current_job.Work], bool] = lambda _: False,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
-        """`gentle`: a handler whose claim is lost gets TERM_S, since other jobs die with it."""
+        """`gentle`: whether a handler whose claim is lost gets TERM_S, as others die with it."""
         self._gentle = gentle
         self._kill = kill
         self._wake = wake
         self._now = now_fn
         self._decisions: dict[job_tables.Lease, Decision] = {}
+        self.on_exit: Callable[[int], object] = lambda _: None
+        """Called instead of an exit, after the executors of jobs were killed."""
 
     def decision(self, work: current_job.Work) -> Decision | None:
         """Return what was decided about a job, or None."""
@@ -95,7 +99,7 @@ class Endings:
         if failure.code == guards.EXIT_LOST:
             # If the claim is held even so, after the end of its handler another worker may have it.
             lapses = work.lease_end.check(self._now()) is not None
-            self.hand_back(work, failure.reason, now=lapses or not self._gentle)
+            self.hand_back(work, failure.reason, now=lapses or not self._gentle(work))
             return
         seconds, lease = self._now() - work.started, work.lease
         self._end(
@@ -115,8 +119,9 @@ class Endings:
         """Do nothing: this process does not exit."""
 
     def exit_with(self, code: int) -> None:
-        """Do nothing: without its executors this worker holds nothing that an exit would free."""
-        _log.debug("exit with code %d is not needed: the executors were killed", code)
+        """Free what an exit would free: this worker holds nothing but its executors."""
+        _log.debug("exit with code %d is not needed: executors are killed", code)
+        self.on_exit(code)
 
     def _end(
         self,
@@ -129,7 +134,7 @@ class Endings:
         now = self._now()
         known = self._decisions.get(work.lease)
         if known is None:
-            _log.warning("job %s: %s; killing its executor", work.job["id"], why)
+            _log.warning("job %s: %s; killing its executor", work.job["id"], why, extra=work.ids)
             self._decisions[work.lease] = known = Decision(why, write, now)
         self._kill(work, at_once or now - known.at >= TERM_S)
         self._wake()
@@ -161,27 +166,46 @@ class Deadline(kill_timers.KillTimers):
 
 
 class SlotKeeper(lease_keeper.LeaseKeeper):
-    """Keep the leases of one worker's jobs, each of which runs in an executor of its own."""
+    """Keep the leases of one worker's jobs, which run in executors."""
 
     def __init__(
         self,
-        own: slot.Slot,
+        slots: Sequence[slot.Slot],
         endings: Endings,
         hold: Callable[[float | None], object],
         *,
         metrics: hw_metrics.Sampler | None = None,
+        models: model_requests.Models | None = None,
+        known_models: Callable[[], list[str] | None] = lambda: None,
+        card: int | None = None,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
-        super().__init__([own], metrics=metrics, on_exit=endings.exit_with, now_fn=now_fn)
+        super().__init__(
+            slots,
+            model_cache=models,
+            known_models=known_models,
+            metrics=metrics,
+            card=card,
+            on_exit=endings.exit_with,
+            now_fn=now_fn,
+        )
         self._endings = endings
         self._shutdown = endings
-        self._several = True
-        self._kill_timers = Deadline(hold, own.who().lease_s, now_fn)
+        self._kill_timers = Deadline(hold, self._who().lease_s, now_fn)
         self._logs = capture.Source(lambda: None, streams=False)
         # No handler runs in this process: its death counts against none of its jobs.
         self._status.enable_job_list()
         self._exit: kill_timer.KillTimer | None = None
         """Ends a stopping process even if the database does not answer."""
+
+    def _status_record(self) -> Row:
+        """Return what the parent needs to check for OFF and cancels in this process's place."""
+        queues = dict.fromkeys(work.job["queue"] for work in self._works)
+        return shared_status.worker_record(self._who(), None, queues=[*queues])
+
+    def follow(self, pid: int) -> None:
+        """Sample this executor for the guards of its jobs from now on."""
+        self._gpu.follow(pid)
 
     def arm(self) -> None:
         """Set the deadline of the executors before the first claim."""

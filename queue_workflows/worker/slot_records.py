@@ -125,7 +125,7 @@ class Records:
         try:
             self._claimer.finish(work, outcome, claim=False)
         except errors.ClaimLost as error:
-            _log.warning("nothing was written: %s", error)
+            _log.warning("nothing was written: %s", error, extra=work.ids)
             completed = False
         if completed and self._table.in_run:
             self._undispatched.add(work.job["run_id"])
@@ -141,7 +141,7 @@ class Records:
             try:
                 finish.finish(self._claimer.connection(), [finish.Done(work.lease, outcome)])
             except errors.ClaimLost as error:
-                _log.warning("nothing was written: %s", error)
+                _log.warning("nothing was written: %s", error, extra=work.ids)
                 self._keeper.lost(work.lease)
             except db.Error as error:
                 self._unsure = True
@@ -164,7 +164,12 @@ class Records:
                 if renewal_failures.may_pass(error):
                     raise
                 self._claimer.lose()
-                _log.warning("the end of job %s is left to its lease: %s", work.job["id"], error)
+                _log.warning(
+                    "the end of job %s is left to its lease: %s",
+                    work.job["id"],
+                    error,
+                    extra=work.ids,
+                )
             self._endings.pop(0)
             self._ended(work)
 

@@ -8,12 +8,12 @@ import math
 import signal
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from queue_workflows import config, db, errors
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.executor import protocol, registry
-from queue_workflows.runtime import clock
+from queue_workflows.runtime import clock, log_context, log_format
 from queue_workflows.types import Row
 from queue_workflows.worker import (
     capture,
@@ -27,6 +27,7 @@ from queue_workflows.worker import (
     slot_deaths,
     slot_jobs,
     slot_keeper,
+    slot_models,
     slot_records,
 )
 
@@ -77,7 +78,9 @@ class Runs:
         self._keeper = keeper
         self._endings = endings
         names = registered.isolated_nodes if table.in_run else registered.isolated_tasks
-        self._isolated = frozenset(names)
+        # A fresh executor for each job would load the model for each.
+        self._isolated = frozenset(names if shape.card is None else ())
+        self._async = frozenset(registered.async_tasks if shape.mixed else ())
         self._busy: dict[job_tables.Lease, executors.Handle] = {}
         self._announcer = slot_announcer.Announcer(claimer_.connection, executors_.free)
         self.recorded = self._announcer.recorded
@@ -86,6 +89,8 @@ class Runs:
         self._deaths = slot_deaths.Deaths(who.host, endings, records)
         self.hand_back = self._deaths.hand_back
         """Hands back, uncounted, a job that runs no more."""
+        self.models: slot_models.Changes | None = None
+        """What is known of the models of a gpu worker's executor."""
 
     def kill(self, work: current_job.Work, now: bool) -> None:
         """End the executor of a job by SIGTERM, or at once; for any thread.
@@ -99,6 +104,11 @@ class Runs:
             work.interrupt("it must end")
         else:
             handle.kill_job(work, signal.SIGKILL if now else signal.SIGTERM)
+
+    def has_neighbours(self, work: current_job.Work) -> bool:
+        """Return whether the executor of a job runs others at once; for any thread."""
+        handle = self._busy.get(work.lease)
+        return handle is not None and handle.concurrent
 
     @property
     def busy(self) -> bool:
@@ -153,7 +163,11 @@ class Runs:
         job = work.job
         if (job["node_module"] if self._table.in_run else job["task_name"]) in self._isolated:
             return True
-        return self._shared and 0 < config.MAX_CRASHES.read() - 1 <= job["crash_count"]
+        return self._is_shared(job) and 0 < config.MAX_CRASHES.read() - 1 <= job["crash_count"]
+
+    def _is_shared(self, job: Row) -> bool:
+        """Return whether a job runs in an executor that runs several at once."""
+        return self._shared or (bool(self._async) and job["task_name"] in self._async)
 
     def return_waiting(self, *, stopping: bool) -> None:
         """Hand waiting jobs back, if the worker stops or the first has waited too long.
@@ -200,7 +214,7 @@ class Runs:
             work.settling = True
             self._records.add(work, wanted)
             return
-        handle = self._executors.take(isolated=isolated)
+        handle = self._executors.take(isolated=isolated, concurrent=self._is_shared(job))
         if handle.concurrent or not handle.count:
             work.start_now()
         self._busy[work.lease] = handle
@@ -215,6 +229,11 @@ class Runs:
 
     # --- Messages.
 
+    def forked(self, handle: executors.Handle) -> None:
+        """Let the guards of a gpu worker's jobs use samples of this executor."""
+        if self.models is not None:
+            self._keeper.follow(handle.pid)
+
     def received(self, handle: executors.Handle, message: protocol.Message) -> None:
         """Act on a message of an executor."""
         if isinstance(message, protocol.Outcome):
@@ -224,20 +243,37 @@ class Runs:
             self._executors.free(handle)
         elif isinstance(message, protocol.Recalled):
             self._on_recalled(handle, message)
+        elif isinstance(message, (protocol.Model, protocol.ModelDone)):
+            self._on_model(handle, message)
         elif (work := handle.get(getattr(message, "key", None) or 0)) is not None:
-            self._on_report(handle, work, message)
+            with log_context.bound(work.ids):
+                self._on_report(handle, work, message)
         elif isinstance(message, protocol.Log) and handle.shared:
             self._log_record(message)  # of the executor itself, or of what a job has left behind
+
+    def _on_model(
+        self, handle: executors.Handle, message: protocol.Model | protocol.ModelDone
+    ) -> None:
+        if self.models is None:
+            return
+        if isinstance(message, protocol.Model):
+            self.models.known.changed(message)
+        else:
+            self.models.done(handle, message.error)
 
     def _on_report(
         self, handle: executors.Handle, work: current_job.Work, message: protocol.Message
     ) -> None:
         if isinstance(message, protocol.Progress):
             work.beat(message.value)
+        elif isinstance(message, protocol.CursorAt):
+            work.note_cursor(message.name, message.step_key, message.position)
         elif isinstance(message, protocol.Ask):
             self._asks.append((handle, work, message))
         elif isinstance(message, protocol.Log):
-            self._print_record(work, message)
+            self._print_record(handle, work, message)
+        elif isinstance(message, protocol.Event) and self.models is not None:
+            self.models.reported(work, message)
         elif isinstance(message, protocol.Waits):
             work.waiting = True
         elif isinstance(message, protocol.Started):
@@ -247,25 +283,35 @@ class Runs:
         """Keep what the handler of a job has printed."""
         self._keeper.printed(work, data)
 
-    def _print_record(self, work: current_job.Work, message: protocol.Log) -> None:
+    def _print_record(
+        self, handle: executors.Handle, work: current_job.Work, message: protocol.Log
+    ) -> None:
         # The engine's own records are for the worker's log, as those of a plain worker are.
         if message.name.partition(".")[0] != capture.ENGINE:
             self._keeper.printed(work, f"{message.text}\n".encode("utf-8", "backslashreplace"))
-        self._log_record(message)
+        if message.stream:
+            self._executors.print_lines(handle, message)
+        else:
+            self._log_record(message)
 
     def _log_record(self, message: protocol.Log) -> None:
         if message.printed:
-            logging.getLogger(message.name).log(message.level, "%s", message.text)
+            extra = log_format.allowed(message.fields)
+            logging.getLogger(message.name).log(message.level, "%s", message.text, extra=extra)
 
     def _on_outcome(self, handle: executors.Handle, message: protocol.Outcome) -> None:
         if handle.get(message.key) is None:
             return
         self._executors.drain_all(handle)
+        if not handle.shared:
+            self._executors.end_lines(handle)
         work = handle.take(message.key)
         assert work is not None
         self._busy.pop(work.lease, None)
         self._keeper.handler_ended(work)
-        outcome = protocol.outcome_of(message)
+        if self.models is not None:
+            self.models.known.used()
+        outcome = work.judged(protocol.outcome_of(message), message.ended)
         self._ahead.ended(outcome.seconds)
         if not handle.concurrent and (following := handle.first) is not None:
             following.start_now()
@@ -300,14 +346,25 @@ class Runs:
             if handle.get(ask.key) is work and handle.lost is None:
                 value, refused = None, None
                 try:
-                    value = slot_jobs.answer(self._claimer.connection(), work.job, ask.what)
+                    value = self._answer(work, ask)
                 except errors.QueueWorkflowsError as error:
                     refused = str(error)
                 except db.Error:
                     self._claimer.lose()
                     raise
-                handle.forked.jobs.send(protocol.Answer(ask.key, ask.what, value, refused))
+                try:
+                    handle.forked.jobs.send(protocol.Answer(ask.key, ask.what, value, refused))
+                except protocol.ChannelLost as error:
+                    self._executors.lose(handle, error)
+                self._executors.send_rest(handle)
             self._asks.pop(0)
+
+    def _answer(self, work: current_job.Work, ask: protocol.Ask) -> Any:
+        conn = self._claimer.connection()
+        if ask.request is None:
+            return slot_jobs.answer(conn, work.job, ask.what)
+        work.beat()
+        return slot_jobs.answer_step(conn, work.lease, ask.request)
 
     # --- Ends.
 
@@ -316,6 +373,8 @@ class Runs:
 
         Those whose handlers had not started wait for another executor.
         """
+        if self.models is not None:
+            self.models.died(handle)
         begun = [work for work in works if not work.waiting]
         self._wait_again([work for work in works if work.waiting])
         for work in begun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from queue_workflows import db
 from queue_workflows.engine import claims, controls
@@ -49,17 +49,19 @@ class Wakes:
 class Notifications:
     """Tell the lease keeper and the loop what the database notifies; for the listener's thread.
 
-    `ready` is called when there may be a job to claim.
+    `ready` is called when there may be jobs to claim in this queue; None: in any.
     """
 
     def __init__(
         self,
-        who: claims.Claimant,
+        whos: Collection[claims.Claimant],
         keeper: slot_keeper.SlotKeeper,
-        ready: Callable[[], object],
+        ready: Callable[[str | None], object],
     ) -> None:
-        self._queue = who.queue
-        self._controls = (f"{who.host}:{who.queue}", f"{who.host}:{controls.ALL}")
+        self._queues = {who.queue for who in whos}
+        self._controls = {
+            f"{who.host}:{queue}" for who in whos for queue in (who.queue, controls.ALL)
+        }
         self._keeper = keeper
         self._ready = ready
 
@@ -70,15 +72,15 @@ class Notifications:
             self._keeper.wake("beat")
         if wake.reason != "notify":
             # Notifications that were sent while the connection was lost are lost too.
-            self._keeper.wake("renew", "control")
-            self._ready()
+            self._keeper.wake("renew", "control", "models")
+            self._ready(None)
             return
         for channel, text in wake.notified:
             if channel == "job_cancel":
                 self._keeper.cancelled(text)
             elif channel == "worker_control":
                 if text in self._controls:
-                    self._keeper.wake("control", "beat")
-                    self._ready()
-            elif text == self._queue:
-                self._ready()
+                    self._keeper.wake("control", "models", "beat")
+                    self._ready(None)
+            elif text in self._queues:
+                self._ready(text)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import select
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import NamedTuple
 
 from queue_workflows import config, errors, hw_metrics
 from queue_workflows.engine import claims
 from queue_workflows.executor import launcher_client, process, protocol, registry
+from queue_workflows.model_cache import RequiresModels
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, identity
-from queue_workflows.worker import executor_set, slot, slots
+from queue_workflows.worker import executor_set, gpu_runtime, slot, slot_models, slots
 
 _log = logging.getLogger("queue_workflows.claim_worker")
+NO_LIMITS = executor_set.Limits()
 
 
 class Launched(NamedTuple):
@@ -25,8 +28,13 @@ class Launched(NamedTuple):
     registered: registry.Registered
 
 
-def launch(load: Callable[[], object]) -> Launched | None:
+def launch(
+    load: Callable[[], object],
+    model_cache: Callable[[], RequiresModels | None] = lambda: None,
+) -> Launched | None:
     """Fork the launcher, let it load the app, and take over the app's settings.
+
+    `model_cache` returns the cache of models of an executor, in which it is called.
 
     To be called before the first thread or connection. Returns None, with one warning, where that
     is not safe: then handlers run in this process. Raises the errors of loading the app.
@@ -35,7 +43,7 @@ def launch(load: Callable[[], object]) -> Launched | None:
     if reason is not None:
         warn_inline(reason)
         return None
-    app = process.App(load, stop_policies=lambda: stop_policies.BY_NAME)
+    app = process.App(load, model_cache, stop_policies=lambda: stop_policies.BY_NAME)
     launcher = launcher_client.Launcher.start(app)
     try:
         registered = launcher.wait_loaded()
@@ -48,6 +56,18 @@ def launch(load: Callable[[], object]) -> Launched | None:
         launcher.close()
         raise
     return _launched(launcher, registered, load)
+
+
+def launch_or_refuse(load: Callable[[], object]) -> Launched:
+    """Do as `launch` does; raise `InvalidConfig` where this process must not fork."""
+    reason = launcher_client.why_not()
+    launched = launch(load) if reason is None else None
+    if launched is None:
+        raise errors.InvalidConfig(
+            f"a pool runs its jobs in processes that it forks, which is not safe here: {reason}; "
+            "start it before any thread, or start queue-claim-worker --workers with --app"
+        )
+    return launched
 
 
 def _launch_late(app: process.App) -> Launched:
@@ -94,28 +114,32 @@ def warn_inline(reason: str) -> None:
     )
 
 
-def check(queue: str, shape: executor_set.Shape, limits: executor_set.Limits) -> None:
-    """Raise `InvalidConfig` for slots that cannot work."""
-    if queue == "gpu":
-        raise errors.InvalidConfig("slots are for cpu and ingest queues: a gpu worker has one job")
-    values = (shape.slots, shape.batch, limits.max_jobs, limits.max_rss_mb, limits.idle_exit_s)
+def check_limits(limits: executor_set.Limits) -> None:
+    """Raise `InvalidConfig` for limits that cannot work."""
+    values = (limits.max_jobs, limits.max_rss_mb, limits.idle_exit_s)
     if any(value is not None and not value > 0 for value in values):
         raise errors.InvalidConfig(
-            "the number of slots, batch, max jobs, max RSS and idle exit must be positive"
+            "--max-jobs, --max-rss-mb and --idle-exit: the value must be positive"
         )
+
+
+def check(queue: str, shape: executor_set.Shape) -> None:
+    """Raise `InvalidConfig` for slots that cannot work."""
+    if queue == "gpu" and shape.card is None:
+        raise errors.InvalidConfig(
+            "slots are for cpu and ingest queues: a gpu worker has one job; --cards 0,1 starts a "
+            "worker for each of these GPUs"
+        )
+    if not (shape.slots > 0 and shape.batch > 0):
+        raise errors.InvalidConfig("the number of slots, and batch, must be positive")
     if shape.concurrent and shape.batch > 1:
         raise errors.InvalidConfig(
             "--async and --batch: leave one out; --async runs jobs at once, --batch one by one"
         )
-    if shape.batch > 1 and queue in config.DAG_QUEUES:
-        raise errors.InvalidConfig(
-            f"--batch is for ingest queues, not for {queue}: leave it out; short nodes are claimed "
-            "ahead without it"
-        )
 
 
 class SlotWorker:
-    """A worker of one queue with slots; its jobs run in executors.
+    """A worker with slots of some queues, by their shapes; its jobs run in executors.
 
     The other arguments are those of `ClaimWorker`.
     """
@@ -123,34 +147,36 @@ class SlotWorker:
     def __init__(
         self,
         launched: Launched,
+        shapes: Mapping[str, executor_set.Shape],
         *,
-        queue: str,
-        shape: executor_set.Shape,
         host: str,
         newest: bool,
         lease_s: float,
         shutdown_s: Callable[[], float],
-        limits: executor_set.Limits,
+        limits: executor_set.Limits = NO_LIMITS,
         metrics: Callable[[Callable[[], object]], hw_metrics.Sampler | None] = lambda _: None,
     ) -> None:
-        who = claims.Claimant(
-            identity.new_worker_id(host),
-            host,
-            queue,
-            lease_s,
-            newest=newest,
-            obey=not config.DISABLE_WORKER_CONTROL.read(),
-        )
-        self.worker_id = who.worker_id
+        card = next(iter(shapes.values())).card
+        models = None if card is None else slot_models.ExecutorModels()
+        known = sorted(launched.registered.models) or None
+        obey = not config.DISABLE_WORKER_CONTROL.read()
+        self.worker_ids: dict[str, str] = {}
+        """The identity under which each queue is claimed."""
+        served: list[tuple[slot.Slot, executor_set.Shape]] = []
+        writing = threading.Lock()
+        for queue, shape in shapes.items():
+            worker_id = self.worker_ids[queue] = identity.new_worker_id(host)
+            who = claims.Claimant(
+                worker_id, host, queue, lease_s, newest=newest, obey=obey,
+                versions=config.node_version_keys() if queue in config.DAG_QUEUES else None,
+            )  # fmt: skip
+            own = slot.Slot(_claimant(who, models, known), concurrency=shape.slots, writing=writing)
+            served.append((own, shape))
         self._shutdown_s = shutdown_s
         self._launched = launched
         self._metrics = metrics(lambda: self._loop.keeper.wake("metrics"))
         self._loop = slots.SlotLoop(
-            slot.Slot(lambda: who, concurrency=shape.slots),
-            *launched,
-            shape=shape,
-            limits=limits,
-            metrics=self._metrics,
+            served, *launched, limits=limits, metrics=self._metrics, models=models
         )
 
     def run_forever(self) -> None:
@@ -177,3 +203,12 @@ class SlotWorker:
         """Give the running jobs back at once and leave."""
         self._loop.keeper.stop_by(clock.boot_s())
         self._loop.stop()
+
+
+def _claimant(
+    who: claims.Claimant, models: slot_models.ExecutorModels | None, known: list[str] | None
+) -> Callable[[], claims.Claimant]:
+    """Return what returns the claimant; that of a gpu worker names its loaded model."""
+    if models is None:
+        return lambda: who
+    return lambda: gpu_runtime.claimant(who, models.current_model, known)

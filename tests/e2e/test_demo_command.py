@@ -38,8 +38,12 @@ def crashed(conn: Connection, worker_id: str) -> str:
 
 
 def kill_one_at_work(db: ModuleType, demo: Command) -> str:
-    """Kill a worker while it holds a node; return the node's id once the crash is counted."""
-    ours = {pid for queue in ("cpu", "gpu") for pid in demo.pids(f"--queue {queue}")}
+    """Kill the gpu worker while it holds a node; return the node's id once the crash is counted.
+
+    It runs handlers itself, and they take a while. A cpu worker has executors for its handlers, so
+    that its own death is no crash of a node.
+    """
+    ours = set(demo.pids("--queue gpu"))
     with db.connect() as conn:
         for row in conn.execute(
             "SELECT id, node_id, worker_id FROM workflow_node_jobs WHERE status = 'running'"
@@ -89,8 +93,16 @@ def test_the_demo_ends_with_a_book_and_shows_what_happened(cli: Commands, tmp_pa
 def test_a_demo_with_a_killed_worker_ends_with_the_same_book(
     cli: Commands, db: ModuleType, tmp_path: Path
 ) -> None:
-    demo = cli.start(*demo_argv(tmp_path / "killed", "--json"))
-    node_id = until(lambda: kill_one_at_work(db, demo), timeout_s=40, every_s=0.002)
+    # A whole demo may pass between two polls of a busy machine: then another one is started.
+    for _ in range(5):
+        demo = cli.start(*demo_argv(tmp_path / "killed", "--json"))
+        killed_node = until(
+            lambda demo=demo: kill_one_at_work(db, demo) or demo.process.poll() is not None,
+            timeout_s=60, every_s=0.002,
+        )  # fmt: skip
+        if isinstance(killed_node, str):
+            break
+    assert isinstance(killed_node, str)
     assert demo.wait(60) == 0, demo.err
     assert demo.family() == {}
     found = json.loads(demo.out)
@@ -98,7 +110,7 @@ def test_a_demo_with_a_killed_worker_ends_with_the_same_book(
     assert found["nodes"] == {"completed": found["nodes_total"]}
     assert sum(place["nodes"] for place in found["workers"]) == found["nodes_total"] - 1
     assert {place["queue"] for place in found["workers"]} == {"cpu", "gpu"}
-    assert "taken back from a dead worker 1 time" in demo.err, node_id
+    assert "taken back from a dead worker 1 time" in demo.err, killed_node
 
     assert cli.run(*demo_argv(tmp_path / "calm", "--json"), timeout_s=60).process.returncode == 0
     killed, calm = (tmp_path / name / RESULTS["book"] for name in ("killed", "calm"))

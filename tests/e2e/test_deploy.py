@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sysconfig
+import urllib.request
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,22 @@ def test_the_example_environment_names_what_processes_read() -> None:
     assert set(names) <= {*knobs, *config.db_url_variables(), "QUEUE_WORKFLOWS_APP", "PYTHONPATH"}
 
 
+def test_the_units_of_the_service_and_the_metrics_answer(cli: Commands, db: Any) -> None:
+    """What the units start, with free ports, answers a probe, and stops in time."""
+    for name, option, url in (
+        ("metrics", "127.0.0.1:0", "/metrics"),
+        ("serve", "serve --port 0", "/health"),
+    ):
+        path = DEPLOY / "systemd" / f"queue-workflows-{name}.service"
+        words = " ".join(here(command(path))).replace("127.0.0.1:9187", "127.0.0.1:0")
+        started = cli.start(*words.replace(" serve", f" {option}").split(), WORKERS_JSON="[]")
+        found = until(lambda: re.search(r"on (http://[\d.:]+)", started.err), timeout_s=60)  # noqa: B023
+        with urllib.request.urlopen(found[1] + url, timeout=20) as reply:
+            assert reply.status == 200
+        started.send(signal.SIGTERM)
+        assert started.wait(float(unit(path)["Service"]["TimeoutStopSec"][0])) == 0
+
+
 # --- compose and Kubernetes --------------------------------------------------------------------
 
 
@@ -180,7 +197,7 @@ def seconds(text: str | float) -> float:
 def test_compose_restarts_waits_and_rotates() -> None:
     parsed: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     roles = {name: service for name, service in parsed["services"].items() if name != "db"}
-    assert set(roles) == {"orchestrator", "scheduler", "cpu", "gpu"}
+    assert set(roles) == {"orchestrator", "scheduler", "cpu", "gpu", "metrics", "serve"}
     for service in roles.values():
         assert service["restart"] == "unless-stopped"
         assert seconds(service["stop_grace_period"]) > GRACE_S
@@ -230,7 +247,11 @@ def test_the_secret_holds_what_the_pods_need() -> None:
 
 
 def test_every_file_is_named_on_the_page() -> None:
-    page = commands.ROOT / "docs" / "fleet.md"
-    linked = {Path(link).name for link in markdown.links(page) if link.startswith("../deploy/")}
+    linked = {
+        Path(link).name
+        for page in ("fleet.md", "metrics.md", "http.md")
+        for link in markdown.links(commands.ROOT / "docs" / page)
+        if link.startswith("../deploy/")
+    }
     files = {path.name for path in DEPLOY.rglob("*") if path.is_file()}
     assert files <= linked

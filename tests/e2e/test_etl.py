@@ -15,6 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.support import commands, http_service
+
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = (
     "SELECT (SELECT count(*) FROM atlas.country), (SELECT count(*) FROM atlas.zone),"
@@ -129,3 +131,25 @@ def test_a_file_that_is_mostly_bad_is_dead_at_once_with_the_reason(etl: Import) 
                        " 'load_file' AND args ->> 'file' = 'countries.csv'")  # fmt: skip
     assert dead[0] == 1
     assert etl.rows("SELECT count(*) FROM atlas.country") == [(1,)], "what is good stays"
+
+
+def test_it_runs_through_the_http_service(etl: Import) -> None:
+    """As its README describes; the tables are created by a first run."""
+    etl.run()
+    etl.rows("DELETE FROM atlas.country_zone RETURNING code")
+    with (
+        commands.commands(QUEUE_WORKFLOWS_DB_URL=etl.dsn) as cli,
+        http_service.served(
+            cli, app="etl:setup", workers='[{"queue": "etl"}]', cwd=etl.folder / "etl"
+        ) as service,
+    ):
+        body = {"queue": "etl", "task": "load_file", "lock_key": "atlas"}
+        ids = [
+            service.post("/api/v1/jobs/trigger", body | {"args": {"file": file}}).json()["job_id"]
+            for file in ("countries.csv", "zones.csv", "nothing.csv")
+        ]
+        over = [service.ended(job_id) for job_id in ids]
+    assert [each["status"] for each in over] == ["succeeded", "succeeded", "failed"]
+    assert over[2]["error"] == "Discard: no file of ours: nothing.csv"
+    assert etl.rows(COUNTS)[0][:2] == (249, 312)
+    assert etl.rows("SELECT count(*) FROM atlas.country_zone")[0][0] > 300

@@ -64,9 +64,6 @@ def test_a_model_that_cannot_be_loaded_fails_the_jobs(digits: ModuleType) -> Non
     assert all("OSError: no such file" in error for error in found["failed"])
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("sklearn") is None, reason="needs examples/local_models/requirements"
-)
 def test_it_reads_digits() -> None:
     environment = {
         **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},

@@ -184,10 +184,10 @@ def test_the_database_of_earlier_versions_stays_reachable(cli: Commands, base: P
     (base / "three").mkdir()
     shutil.copy(base / "one" / "one_app.py", base / "three" / "one_app.py")
     argv = ("queue-workflows", "run", "one", "--app", "one_app:setup")
-    told = cli.run(*argv, cwd=base / "three", timeout_s=60).err
-    assert "the database of earlier versions is still there: --db queue_workflows" in told
-    told = cli.run(*argv, cwd=base / "three", timeout_s=60).err
-    assert "earlier versions" not in told
+    messages = cli.run(*argv, cwd=base / "three", timeout_s=60).err
+    assert "the database of earlier versions is still there: --db queue_workflows" in messages
+    messages = cli.run(*argv, cwd=base / "three", timeout_s=60).err
+    assert "earlier versions" not in messages
 
 
 def test_a_script_and_the_role_scripts_use_the_projects_database(cli: Commands, base: Path) -> None:
@@ -203,8 +203,8 @@ def test_a_script_and_the_role_scripts_use_the_projects_database(cli: Commands, 
     off = ("queue-worker-control", "--queue", "cpu", "--off", "--host", "h", "--embedded")
     assert cli.run(*off, cwd=base / "one" / "sub").process.returncode == 0
     assert "no database of the project" in commands.refused(cli.run(*off, cwd=base))
-    told = cli.run("queue-workflows", "status", cwd=base / "one").out
-    assert "h cpu is switched off" in told
+    messages = cli.run("queue-workflows", "status", cwd=base / "one").out
+    assert "h cpu is switched off" in messages
     assert "switched off" not in cli.run("queue-workflows", "status", cwd=base / "two").out
 
 

@@ -262,8 +262,8 @@ def test_a_killed_worker_is_reported_above_the_tree(
     until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
     (victim,) = run.pids("--queue cpu")
     os.kill(victim, signal.SIGKILL)
-    told = rf"pid {victim} ended after [\d.]+ s with signal 9; restart in"
-    until(lambda: terminal.shows(told))
+    shown_line = rf"pid {victim} ended after [\d.]+ s with signal 9; restart in"
+    until(lambda: terminal.shows(shown_line))
     until(
         lambda: terminal.shows(r"killed by SIGKILL, peak memory \d+ MB; node work/hold is queued")
     )
@@ -319,8 +319,8 @@ def test_without_a_dsn_it_brings_the_embedded_server_and_stops_it(
 
     monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(base / "pg"))
     with embedded.ensure(create=False) as server:
-        told = cli.run("queue-workflows", "status").out.splitlines()[1]
-        given = shlex.split(told.partition(" connects to it")[0])
+        shown_line = cli.run("queue-workflows", "status").out.splitlines()[1]
+        given = shlex.split(shown_line.partition(" connects to it")[0])
         assert given[0] == "psql"
         with psycopg.connect(given[1]) as by_hand, psycopg.connect(server.dsn_of(own.name)) as ours:
             where = "SELECT current_user, current_database(), pg_postmaster_start_time()"

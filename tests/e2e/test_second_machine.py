@@ -44,7 +44,7 @@ def _ip(*words: str) -> bool:
 
 
 def _loopback() -> Box:
-    assert "QUEUE_WORKFLOWS_TEST_NAMESPACES" not in os.environ, "no network namespace can be made"
+    assert "QW_TEST_NAMESPACES" not in os.environ, "no network namespace can be made"
     return Box([], "127.0.0.1", "127.0.0.1", "")
 
 
@@ -52,7 +52,7 @@ def _loopback() -> Box:
 def box() -> Generator[Box]:
     """A network namespace with its own address; who may not make one is on the loopback.
 
-    With QUEUE_WORKFLOWS_TEST_NAMESPACES set that is an error.
+    With QW_TEST_NAMESPACES set that is an error.
     """
     tag = secrets.token_hex(3)
     name, here, there = f"qw-{tag}", f"qwa{tag}", f"qwb{tag}"

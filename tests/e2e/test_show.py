@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -42,13 +42,6 @@ def show(capfd: pytest.CaptureFixture[str]) -> Callable[..., Shown]:
         return Shown(code, *capfd.readouterr())
 
     return call
-
-
-@pytest.fixture
-def toy(db: ModuleType) -> Generator[Flow]:
-    made = Flow()
-    yield made
-    made.close()
 
 
 def broken_run(toy: Flow) -> str:

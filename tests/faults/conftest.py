@@ -1,4 +1,4 @@
-"""Start console scripts against the test database."""
+"""Start console scripts against the test database, and executors without one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from types import ModuleType
 
 import pytest
 
-from tests.support import commands
+from queue_workflows.executor import launcher_client
+from tests.support import commands, executor_app, executors, reused_backends
 from tests.support.commands import Commands
+
+
+@pytest.fixture(autouse=True)
+def own_server_processes(request: pytest.FixtureRequest) -> Generator[None]:
+    """Faults that end or freeze server processes meet new ones, which no earlier test has used."""
+    if "own_database" in request.fixturenames:
+        request.getfixturevalue("own_database")
+    with reused_backends.shared.off():
+        yield
 
 
 @pytest.fixture
@@ -16,3 +26,18 @@ def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
     """Starts commands whose DSN is the test database; none outlives the test."""
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Generator[launcher_client.Launcher]:
+    """Forks executors that have loaded `executor_app`."""
+    with executors.launched(executor_app.load) as found:
+        found.wait_loaded(60)
+        yield found
+
+
+@pytest.fixture
+def worker(launcher: launcher_client.Launcher) -> Generator[executors.Worker]:
+    """An executor, and the worker's side of its channels."""
+    with executors.forked(launcher) as found:
+        yield found

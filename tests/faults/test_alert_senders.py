@@ -1,4 +1,4 @@
-"""Schedulers tell failures whatever their hook does, dies of, or loses meanwhile."""
+"""Schedulers send failures whatever their hook does, dies of, or loses meanwhile."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def journal(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def told(journal: Path) -> Any:
+def sent(journal: Path) -> Any:
     """Return the ids that hooks were called with."""
     return lambda: [line["id"] for line in alert_app.lines(journal)]
 
@@ -60,23 +60,24 @@ def dead_job(error: str = "gone") -> str:
 
 def left() -> int:
     with engine.connect() as conn:
-        query = "SELECT count(*) FROM failure_alerts WHERE told_at IS NULL"
+        query = "SELECT count(*) FROM failure_alerts WHERE sent_at IS NULL"
         return factories.one(conn, query)
 
 
 def lapse() -> None:
-    """Let the claims of senders lapse."""
-    with engine.connect() as conn:
+    """Let the claims of senders lapse, under the lock under which senders read them."""
+    with engine.transaction() as conn:
+        conn.execute("SELECT FROM failure_alert_state FOR UPDATE")
         conn.execute("UPDATE failure_alerts SET taken_until = now() - interval '1 second'")
 
 
-def test_a_scheduler_tells_its_hook_and_its_command(
-    db: ModuleType, cli: Commands, journal: Path, told: Any, tmp_path: Path
+def test_a_scheduler_calls_its_hook_and_its_command(
+    db: ModuleType, cli: Commands, journal: Path, sent: Any, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     one = start(cli, journal, QUEUE_WORKFLOWS_ON_FAILED=f"sh -c 'cat >> {out}; echo said'")
     job = dead_job()
-    until(lambda: told() == [job] and not left())
+    until(lambda: sent() == [job] and not left())
     (line,) = alert_app.lines(journal)
     assert line["pid"] == one.process.pid
     assert f'"id": "{job}"' in out.read_text()
@@ -85,37 +86,37 @@ def test_a_scheduler_tells_its_hook_and_its_command(
     assert one.wait(5) == 0, one.err
 
 
-def test_three_schedulers_tell_each_failure_once(
-    db: ModuleType, cli: Commands, journal: Path, told: Any
+def test_three_schedulers_send_each_failure_once(
+    db: ModuleType, cli: Commands, journal: Path, sent: Any
 ) -> None:
     for _ in range(3):
         start(cli, journal, QUEUE_WORKFLOWS_ALERTS_PER_MINUTE="600")
     ids = [dead_job() for _ in range(60)]
     until(lambda: not left())
-    assert sorted(told()) == sorted(ids)
+    assert sorted(sent()) == sorted(ids)
 
 
 @pytest.mark.parametrize("mode", ["exit", "kill"])
 def test_a_hook_that_ends_the_process_is_called_twice_at_most(
-    db: ModuleType, cli: Commands, journal: Path, told: Any, mode: str
+    db: ModuleType, cli: Commands, journal: Path, sent: Any, mode: str
 ) -> None:
     first = start(cli, journal, mode)
     job = dead_job()
     assert first.wait() == (7 if mode == "exit" else -signal.SIGKILL)
-    assert (told(), left()) == ([job], 1)
+    assert (sent(), left()) == ([job], 1)
     second = start(cli, journal, mode)
     lapse()
     assert second.wait() == (7 if mode == "exit" else -signal.SIGKILL)
     third = start(cli, journal)
     lapse()
     other = dead_job()
-    until(lambda: other in told() and not left())
-    assert told() == [job, job, other]
-    assert "2 senders ended while they told it" in third.err
+    until(lambda: other in sent() and not left())
+    assert sent() == [job, job, other]
+    assert "2 senders ended during the call" in third.err
 
 
 def test_a_hook_that_hangs_stops_no_schedule_and_no_shutdown(
-    db: ModuleType, cli: Commands, journal: Path, told: Any
+    db: ModuleType, cli: Commands, journal: Path, sent: Any
 ) -> None:
     with engine.connect() as conn:
         factories.insert(
@@ -131,23 +132,23 @@ def test_a_hook_that_hangs_stops_no_schedule_and_no_shutdown(
         waits = dead_job()
         one.send(signal.SIGTERM)
         assert one.wait(5) == 0, one.err
-        assert (told(), left()) == ([job], 1)
+        assert (sent(), left()) == ([job], 1)
         start(cli, journal)
-        until(lambda: told() == [job, waits])
+        until(lambda: sent() == [job, waits])
 
 
 def test_a_call_that_a_stop_cuts_short_is_made_again(
-    db: ModuleType, cli: Commands, journal: Path, told: Any
+    db: ModuleType, cli: Commands, journal: Path, sent: Any
 ) -> None:
     one = start(cli, journal, "hang", QUEUE_WORKFLOWS_ALERT_TIMEOUT_S="300")
     job = dead_job()
-    until(lambda: told() == [job])
+    until(lambda: sent() == [job])
     one.send(signal.SIGTERM)
     assert one.wait(5) == 0, one.err
     start(cli, journal)
     assert left() == 1
     lapse()
-    until(lambda: told() == [job, job] and not left())
+    until(lambda: sent() == [job, job] and not left())
 
 
 @pytest.fixture
@@ -157,35 +158,35 @@ def wire(db: ModuleType, dsn: str) -> Generator[proxy.Proxy]:
 
 
 @pytest.mark.timeout(180)
-def test_a_database_that_goes_away_during_the_call_is_told_later(
-    db: ModuleType, cli: Commands, journal: Path, told: Any, wire: proxy.Proxy
+def test_a_database_that_goes_away_during_the_call_is_sent_later(
+    db: ModuleType, cli: Commands, journal: Path, sent: Any, wire: proxy.Proxy
 ) -> None:
     one = start(cli, journal, "hang", QUEUE_WORKFLOWS_DB_URL=wire.dsn)
     job = dead_job()
-    until(lambda: told() == [job])
+    until(lambda: sent() == [job])
     wire.freeze()
     wire.cut()
     Path(f"{journal}.go").touch()
-    until(lambda: "failure alerts: tell waits for" in one.err, timeout_s=60)
+    until(lambda: "failure alerts: send waits for" in one.err, timeout_s=60)
     assert left() == 1
     wire.thaw()
     until(lambda: not left(), timeout_s=60)
     other = dead_job()
-    until(lambda: told() == [job, other])
+    until(lambda: sent() == [job, other])
     assert "Traceback" not in one.err
     one.send(signal.SIGTERM)
     assert one.wait(10) == 0
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_sender_that_loses_its_connection_at_any_statement_tells_each_failure(
+def test_a_sender_that_loses_its_connection_at_any_statement_sends_each_failure(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     given = {"command": (), "per_minute": 600, "timeout_s": 9.0, "max_age_s": 99.0, "poll_s": 9.0}
     hits: list[str] = []
     for nth in itertools.count(1):
-        told: list[dict[str, Any]] = []
-        one = sender.Sender(settings.Settings(told.append, **given))
+        sent: list[dict[str, Any]] = []
+        one = sender.Sender(settings.Settings(sent.append, **given))
         with engine.transaction() as conn:
             failure_alerts.announce(conn, keep_s=99.0)
         job = dead_job()
@@ -198,7 +199,7 @@ def test_a_sender_that_loses_its_connection_at_any_statement_tells_each_failure(
         lapse()
         one.run_once()
         one.stop()
-        assert ([alert["id"] for alert in told], left()) == ([job], 0), plan.hit
+        assert ([alert["id"] for alert in sent], left()) == ([job], 0), plan.hit
         if not plan.hit:
             break
         hits.append(plan.hit)
@@ -218,7 +219,7 @@ def test_a_sender_that_loses_its_connection_at_any_statement_tells_each_failure(
         ("ALERT_MAX_AGE_S", "1e9", "a number from 60.0 to 604800.0"),
         ("ALERT_POLL_S", "soon", "a number from 0.1 to 60.0"),
         ("ON_FAILED", "sh -c 'x", "No closing quotation"),
-        ("ON_FAILED", "/nowhere/tell --all", "there is no executable '/nowhere/tell'"),
+        ("ON_FAILED", "/nowhere/send --all", "there is no executable '/nowhere/send'"),
     ],
 )
 @pytest.mark.parametrize("how", ["scheduler", "up"])
@@ -241,14 +242,14 @@ def test_what_is_no_function_is_refused() -> None:
 
 
 def test_up_starts_a_scheduler_for_the_hook(
-    db: ModuleType, cli: Commands, journal: Path, told: Any
+    db: ModuleType, cli: Commands, journal: Path, sent: Any
 ) -> None:
     env = {**QUICK, alert_app.ALERTS: str(journal)}
     up = cli.start("queue-workflows", "up", *APP, **env)
     with engine.connect() as conn:
         until(lambda: factories.one(conn, "SELECT count(*) FROM failure_alert_state") == 1)
         job = factories.ingest(conn, task_name="note")
-    until(lambda: told() == [job["id"]])
+    until(lambda: sent() == [job["id"]])
     assert "scheduler" in up.err.partition("starting ")[2].partition("\n")[0]
     up.send(signal.SIGINT)
     assert up.wait() == 0, up.err

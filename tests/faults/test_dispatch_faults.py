@@ -6,7 +6,6 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ from tests.support.wait import until
 APP = ("--app", TOYHOST)
 DISPATCH = ("queue-orchestrator", *APP)
 CPU = ("queue-claim-worker", *APP, "--queue", "cpu")
-
-
-@pytest.fixture
-def conn(db: object) -> Iterator[engine.Connection]:
-    with engine.connect() as made:
-        yield made
 
 
 def submit(folder: Path, workflow: str) -> str:

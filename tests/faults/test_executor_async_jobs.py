@@ -8,14 +8,7 @@ from collections.abc import Generator
 import pytest
 
 from queue_workflows.executor import channel, launcher_client, protocol
-from tests.support import executor_app, executors
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Generator[launcher_client.Launcher]:
-    with executors.launched(executor_app.load) as found:
-        found.wait_loaded(60)
-        yield found
+from tests.support import executors
 
 
 @pytest.fixture

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from queue_workflows.executor import launcher_client, protocol
-from tests.support import executor_app, executors
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Generator[launcher_client.Launcher]:
-    with executors.launched(executor_app.load) as found:
-        found.wait_loaded(60)
-        yield found
-
-
-@pytest.fixture
-def worker(launcher: launcher_client.Launcher) -> Generator[executors.Worker]:
-    with executors.forked(launcher) as found:
-        yield found
+from queue_workflows.executor import protocol
+from tests.support import executors
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,8 @@ from pathlib import Path
 import pytest
 
 from queue_workflows.executor import channel, launcher_client, protocol
-from tests.support import executor_app, executors
+from tests.support import executors
 from tests.support.wait import until
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Generator[launcher_client.Launcher]:
-    with executors.launched(executor_app.load) as found:
-        found.wait_loaded(60)
-        yield found
-
-
-@pytest.fixture
-def worker(launcher: launcher_client.Launcher) -> Generator[executors.Worker]:
-    with executors.forked(launcher) as found:
-        yield found
 
 
 @pytest.fixture

@@ -11,23 +11,10 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from queue_workflows.executor import launcher_client, protocol, streams
+from queue_workflows.executor import protocol, streams
 from queue_workflows.runtime import entry_point
 from tests.support import executor_app, executors
 from tests.support.wait import until
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Generator[launcher_client.Launcher]:
-    with executors.launched(executor_app.load) as found:
-        found.wait_loaded(60)
-        yield found
-
-
-@pytest.fixture
-def worker(launcher: launcher_client.Launcher) -> Generator[executors.Worker]:
-    with executors.forked(launcher) as found:
-        yield found
 
 
 def test_all_that_a_handler_printed_is_there_with_its_outcome(worker: executors.Worker) -> None:

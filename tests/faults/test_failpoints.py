@@ -16,7 +16,14 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows.runtime import supervisor
 from queue_workflows.worker import crash_recovery
-from tests.support import failpoints, fork_server, invariants, migration_folders, workloads
+from tests.support import (
+    failpoints,
+    fork_server,
+    growing_runs,
+    invariants,
+    migration_folders,
+    workloads,
+)
 from tests.support.commands import Commands
 from tests.support.failpoints import Point
 from tests.support.fork_server import ForkServer, Role
@@ -75,7 +82,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def forking() -> Generator[ForkServer]:
-    with fork_server.started("psycopg_pool", failpoints.__name__) as made:
+    with fork_server.started(*fork_server.ROLES, failpoints.__name__) as made:
         yield made
 
 
@@ -102,6 +109,7 @@ class Sweep(NamedTuple):
     env: dict[str, str] = {}  # noqa: RUF012  never changed
     places: tuple[str, ...] = ()
     """Where it must at least have died."""
+    sides: tuple[str, ...] = ("before", "after")
 
 
 HOOKS = {failpoints.HOOKS: "1"}
@@ -119,25 +127,56 @@ DISPATCHING = (
     "input_listener.process_once",
 )
 MAIN = "MainThread"
+BEFORE = ("before",)
+"""What is committed before one commit is what is committed after the last: one side meets every
+state of the rows. What a handler does between the two is tried by the sweeps of plain runs."""
 SWEEPS = {
     "worker": Sweep(
         WORKER, MAIN, workloads.Runs, ORCHESTRATOR, places=(*WORKING, "park", "drain._batch")
     ),
     "hooked-worker": Sweep(WORKER, "", workloads.ShortRuns, ORCHESTRATOR, HOOKS, WORKING),
-    "orchestrator": Sweep(ORCHESTRATOR, "dispatch", workloads.Runs, WORKER, places=DISPATCHING),
+    "orchestrator": Sweep(
+        ORCHESTRATOR, "dispatch", workloads.Runs, WORKER, {}, DISPATCHING, BEFORE
+    ),
     "hooked-orchestrator": Sweep(
         ORCHESTRATOR, "", workloads.ShortRuns, WORKER, HOOKS, (*DISPATCHING, "_learn_without_lock")
     ),
+    "growing-worker": Sweep(
+        WORKER, MAIN, growing_runs.Growing, ORCHESTRATOR, {}, ("worker.claimer.claim",), BEFORE
+    ),
+    "growing-orchestrator": Sweep(
+        ORCHESTRATOR, "dispatch", growing_runs.Growing, WORKER, {}, ("starts._start",), BEFORE
+    ),
+    "map-worker": Sweep(
+        WORKER, MAIN, workloads.MapRuns, ORCHESTRATOR, {}, ("drain._batch",), BEFORE
+    ),
+    "map-orchestrator": Sweep(
+        ORCHESTRATOR, "dispatch", workloads.MapRuns, WORKER, HOOKS, ("advance.advance",), BEFORE
+    ),
+    "mapped-runs-worker": Sweep(
+        WORKER, MAIN, growing_runs.MappedRuns, ORCHESTRATOR, {}, ("worker.claimer.claim",), BEFORE
+    ),
+    "mapped-runs-orchestrator": Sweep(
+        ORCHESTRATOR, "dispatch", growing_runs.MappedRuns, WORKER, {}, ("starts._start",), BEFORE
+    ),
     "ingest": Sweep(NOTES, MAIN, workloads.Notes, places=WORKING),
+    "steps": Sweep(
+        NOTES, MAIN, workloads.Stepped, places=("job_steps.answer", "events.suspend", WORKING[0])
+    ),
+    "steps-pool": Sweep(
+        POOL, "", workloads.Stepped, (), {}, ("job_steps.answer", "events.suspend"), BEFORE
+    ),
     "batch": Sweep(
         (*NOTES, "--batch", str(workloads.BATCH)),
         MAIN,
         workloads.Batches,
         places=("batch.drain", "batch._flush", "attempts.fail"),
     ),
-    "pool": Sweep(POOL, MAIN, workloads.Notes, places=("pool._step", "attempts.fail")),
+    "pool": Sweep(
+        POOL, MAIN, workloads.Notes, places=("slot_records._record_and_claim", "attempts.fail")
+    ),
     "scheduler": Sweep(
-        SCHEDULER, MAIN, workloads.Ticks, NOTES, places=("enqueue_boot_kick", "run_once")
+        SCHEDULER, MAIN, workloads.Ticks, NOTES, {}, ("enqueue_boot_kick", "run_once"), BEFORE
     ),
 }
 
@@ -165,18 +204,18 @@ def past(world: World, sweep: Sweep, point: Point) -> list[Role]:
         roles.append(world.start(*sweep.role, **env))
         until(work.is_over, timeout_s=60, every_s=LOOK_S)
         assert roles[-1].stop() in ENDED_WELL, roles[-1].log
-    # One batch that runs, and one that is being recorded; so of a pool, where what failed is
-    # recorded after the claim that fills its place.
+    # One batch that runs, and one that is being recorded; so of a pool, which also claims ahead.
     held = 2 * workloads.BATCH if "--batch" in sweep.role else int("--queue" in sweep.role)
-    held += 2 * SIDE_BY_SIDE * ("--workers" in sweep.role)
+    held += 3 * SIDE_BY_SIDE * ("--workers" in sweep.role)
     crashes = sum(job.crash_count for job in work.judge(world.folder))
     assert crashes <= (held if died else 0)
     return roles
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("side", ["before", "after"])
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize(
+    ("name", "side"), [(name, side) for name, sweep in SWEEPS.items() for side in sweep.sides]
+)
 def test_a_role_killed_at_any_commit_loses_and_doubles_nothing(
     world: World, name: str, side: str
 ) -> None:

@@ -30,12 +30,6 @@ BUSY_S = 1.5
 
 
 @pytest.fixture
-def conn(db: object) -> Iterator[engine.Connection]:
-    with engine.connect() as made:
-        yield made
-
-
-@pytest.fixture
 def wires(dsn: str) -> Iterator[tuple[proxy.Proxy, proxy.Proxy]]:
     with proxy.Proxy(dsn) as one, proxy.Proxy(dsn) as other:
         yield one, other

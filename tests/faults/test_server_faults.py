@@ -27,12 +27,6 @@ APP = ("--app", "tests.support.dangerous_app:setup")
 NOTES = ("queue-claim-worker", *APP, "--queue", dangerous_app.QUEUE)
 
 
-@pytest.fixture
-def conn(db: object) -> Iterator[engine.Connection]:
-    with engine.connect() as made:
-        yield made
-
-
 def started(cli: Commands, said: str, *argv: str, **env: str) -> Command:
     """A command that has printed this text."""
     command = cli.start(*argv, **env)
@@ -87,7 +81,7 @@ def test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off(
     while worker.process.poll() is None and time.monotonic() - asked < 10:
         factories.one(conn, TERMINATE, "victim")
         threading.Event().wait(1)
-    assert time.monotonic() - asked < 6 + 1, "told by the poll if by nothing else"
+    assert time.monotonic() - asked < 6 + 1, "the poll finds it if nothing else does"
     assert worker.wait(1) == 79, worker.err
     row = job(held)
     assert (row["status"], row["claim_no"], row["crash_count"]) == ("queued", 1, 0)

@@ -100,6 +100,7 @@ _BY_TYPE: dict[str, list[Value]] = {
     "text": _TEXTS,
     "jsonb": [*_json()],
     "text[]": _ARRAYS,
+    "pg_snapshot": _named("1:1:", "3:5:3,4", "9223372036854775807:9223372036854775807:"),
 }
 _STATES = _named("queued", "running", "completed", "failed", "cancelled", "of the app")
 

@@ -20,6 +20,7 @@ from tests.hostile import fleet, row_changes
 
 LISTS: tuple[tuple[str, ...], ...] = (
     ("status",), ("runs",), ("workers",), ("queues",), ("models",), ("inputs",), ("jobs", "list"),
+    ("schedules",), ("events", "list"),
 )  # fmt: skip
 """Commands that read and take no id: they end with 0."""
 CHECKS = (("audit", "--since", "all"), ("doctor",))
@@ -86,6 +87,7 @@ def read_everything() -> tuple[list[str], str]:
         for form in ((), ("--json",)):
             done = run(*argv, *form)
             found += done.problems((0,)) + _json_of(done, form)
+    found += run("metrics").problems((0,))
     for argv in CHECKS:
         for form in ((), ("--json",)):
             done = run(*argv, *form)

@@ -44,6 +44,7 @@ SHARED: Known = {
 }
 """Keys of normal jobs in hostile rows: of roles that may not set their own row to running."""
 _PLAIN = {
+    "pg_snapshot": "3:3:",
     "timestamp with time zone": "2026-01-01", "jsonb": "{}", "boolean": "true", "text[]": "{}",
     "smallint": "2", "integer": "2", "bigint": "2", "real": "1", "double precision": "1",
 }  # fmt: skip

@@ -36,12 +36,6 @@ def app(db: ModuleType) -> Iterator[flow.Flow]:
         assert invariants.broken(conn, slack_s=5) == []
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
-
-
 def asking(app: flow.Flow) -> str:
     """A run whose node `q` waits for its answer; its id."""
     run_id = app.started()

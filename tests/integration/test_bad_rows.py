@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Generator
 from types import ModuleType
 
 import pytest
@@ -42,12 +41,6 @@ EXTREMES += [
     ("ingest_jobs", "claim_no", "9223372036854775807"),
 ]
 HARMLESS = {"updated_at"}
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with db.connect() as own:
-        yield own
 
 
 def put(conn: engine.Connection, table: str, column: str, value: str) -> str:

@@ -292,6 +292,20 @@ def test_an_exit_by_a_guard_records_finished_jobs_and_hands_back_the_rest(
     assert bodies.ran[:2] == [0, 1]
 
 
+def test_a_result_after_the_time_limit_was_decided_is_dropped(
+    conn: engine.Connection, bodies: Bodies, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies.stay = {1}
+    ids = enqueue(3)
+    conn.execute("UPDATE ingest_jobs SET timeout_s = 0.1 WHERE id = %s", (ids[1],))
+    subject = worker()
+    # The write of the decision is slower than the handler.
+    monkeypatch.setattr(subject._keeper._shutdown, "end_by_guard", lambda *_: bodies.release.set())
+    with running(subject, bodies):
+        until(are(conn, "completed", "failed", "completed"))
+    assert events(conn, ids[1]) == ["claimed", "failed", "budget_trip"]
+
+
 def test_a_stop_waits_no_longer_for_a_database_that_is_away(
     conn: engine.Connection, bodies: Bodies, monkeypatch: Any
 ) -> None:
@@ -361,7 +375,7 @@ def test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some(
     monkeypatch.setattr(claims_in_flight, "FLUSH_AFTER_S", 0.0)
     monkeypatch.setattr(claims_in_flight, "LONG_S", 0.0005)
     monkeypatch.setattr(lease_keeper, "BATCH_S", 0.0)
-    monkeypatch.setattr(lease_keeper, "RENEW_MAX_S", 0.0)
+    monkeypatch.setenv("DL_HEARTBEAT_SEC", "0")
     monkeypatch.setattr(claims_in_flight, "WRITING_S", 60.0)
     monkeypatch.setattr(batch.Batch, "_next_size", lambda self, *_: self._size)
     writing, overlaps = set[str](), list[str]()

@@ -26,9 +26,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.types import Row
 from queue_workflows.worker import claim_writes, claimer, claims_in_flight
-from tests.integration.test_unreadable_rows import ended, pooled, serving
 from tests.support import factories, invariants, rows_before_checks
-from tests.support.wait import until
 
 QUEUE = "load"
 LAST = "9223372036854775807"
@@ -204,25 +202,6 @@ def test_a_batch_is_kept_although_the_next_claim_raises(conn: engine.Connection)
         subject.close()
     statuses = [row["status"] for row in rows(conn, "ingest_jobs").values()]
     assert sorted(statuses) == ["completed"] * 4 + ["failed"] * 3 + ["running"]
-
-
-def test_a_pool_goes_on_past_such_rows(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "3600")
-
-    first = factories.ingest(conn, queue=QUEUE)["id"]
-    with serving(pooled(QUEUE)):
-        until(lambda: ended(conn, first))
-        for number in range(3):
-            bad_ingest(conn, f"bad-{number}")
-        # One notification for all: no other poll follows before CLAIM_POLL_S.
-        conn.execute(
-            "INSERT INTO ingest_jobs (id, task_name, queue) SELECT 'good-' || i, 't', %s"
-            " FROM generate_series(1, 7) i",
-            (QUEUE,),
-        )
-        until(lambda: all(ended(conn, f"good-{i}") for i in range(1, 8)))
 
 
 def test_a_job_that_an_apps_trigger_refuses_is_ended_or_blocked_or_skipped(

@@ -203,6 +203,30 @@ def test_a_timeout_requeues_up_to_the_cap_then_fails_with_its_event(
     assert [(e["job_id"], e["kind"]) for e in events] == [(job_id, "failed")]
 
 
+def test_a_result_after_the_time_limit_was_decided_is_dropped(
+    body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write of the decision is slower than the handler, and changes nothing."""
+    decided: list[guards.Failure] = []
+
+    def decide(work: Any, failure: guards.Failure) -> None:
+        decided.append(failure)
+        body.release.set()
+
+    announced: list[str] = []
+    queue_workflows.set_on_node_completed(lambda job, run, delta: announced.append(job["id"]))
+    job_id = queued()
+    sql("UPDATE workflow_node_jobs SET timeout_s = 0.05 WHERE id = %s", job_id)
+    subject = worker()
+    monkeypatch.setattr(subject._keeper._shutdown, "end_by_guard", decide)
+    with running(subject):
+        wait.until(lambda: announced)
+    assert [each.event for each in decided] == ["budget_trip"]
+    assert event_types(job_id)[:3] == ["claimed", "requeued", "budget_trip"]
+    assert (job(job_id)["watchdog_retries"], job(job_id)["claim_no"]) == (1, 2)
+    assert announced == [job_id], "the result of the second attempt alone is announced"
+
+
 @pytest.mark.parametrize("state", [None, "dead", "busy"])
 def test_an_exit_by_a_guard_ages_the_heartbeat_unless_another_worker_there_lives(
     body: Body, monkeypatch: Any, state: str | None

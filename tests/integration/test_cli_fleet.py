@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import config, errors, run_store, schedules, workers
+from queue_workflows import config, errors, run_store, workers
 from queue_workflows import db as database
 from queue_workflows.cli import fleet, run_processes, run_snapshot
 from queue_workflows.runtime import identity, signals
@@ -48,16 +48,30 @@ def test_an_app_gets_no_workers_that_it_has_no_use_for() -> None:
     with pytest.raises(errors.InvalidConfig, match="nothing to start"):
         fleet.roles()
     with_tasks()
-    assert fleet.roles() == fleet.Roles(0, 0, ("fetch", "load"), scheduler=False)
-    with pytest.raises(errors.InvalidConfig, match="--cpu and --gpu need an app that knows nodes"):
+    assert fleet.roles() == fleet.Roles(0, 0, ("fetch", "load"), scheduler=True)
+    with pytest.raises(
+        errors.InvalidConfig, match="--cpu, --gpu and --cards need an app that knows nodes"
+    ):
         fleet.roles(gpu=1)
 
 
-def test_an_app_that_schedules_a_workflow_alone_gets_a_scheduler() -> None:
+def test_a_scheduler_is_started_for_rows_of_the_table_that_are_still_to_come() -> None:
     with_nodes()
-    config.set_ingest_schedule([schedules.Schedule("s", "every 1h", workflow_name="w")])
     assert fleet.roles().scheduler is True
     assert fleet.roles(ingest=False).scheduler is False
+
+
+def test_each_named_gpu_gets_a_worker_of_its_own() -> None:
+    with_nodes()
+    wanted = fleet.roles(cpu=1, cards=[0, 3])
+    assert (wanted.gpu, wanted.cards) == (0, (0, 3))
+    assert wanted.describe() == "orchestrator, 1 cpu, gpu on card 0, gpu on card 3, scheduler"
+    found = {spec.name: spec.argv for spec in fleet.specs(wanted, app=None, log_level="info")}
+    for card in (0, 3):
+        argv = found[f"gpu card {card}"]
+        assert argv[2:7] == [parent.MODULE, "--queue", "gpu", "--cards", str(card)]
+    config.set_builtin_model_registrar(dict)
+    assert (fleet.roles(cards=[0]).gpu, fleet.roles().gpu) == (0, 1)
 
 
 POOL = (pool_config.Entry("load", 2), pool_config.Entry("load.new", 5))
@@ -69,8 +83,10 @@ def test_the_queues_of_a_pool_get_another_worker_only_on_request() -> None:
         fleet.roles(pool=POOL)
     with_tasks()
     wanted = fleet.roles(cpu=1, pool=POOL)
-    assert wanted == fleet.Roles(1, 0, ("fetch",), scheduler=False, pool=POOL)
-    assert wanted.describe() == "orchestrator, 1 cpu, fetch, a pool (2 load, 5 load.new)"
+    assert wanted == fleet.Roles(1, 0, ("fetch",), scheduler=True, pool=POOL)
+    assert wanted.describe() == (
+        "orchestrator, 1 cpu, fetch, a pool (2 load, 5 load.new), scheduler"
+    )
     assert fleet.roles(pool=POOL, beside={"load"}).ingest == ("fetch", "load")
     with pytest.raises(
         errors.UnknownQueue, match=r"--ingest load\.new: no ingest queue of this app"

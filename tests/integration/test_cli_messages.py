@@ -15,6 +15,7 @@ from queue_workflows import db as database
 from queue_workflows.__main__ import main
 from queue_workflows.cli import command, fleet, interactive_run, run_processes
 from queue_workflows.runtime import entry_point, signals
+from tests.support import factories
 from tests.support.commands import TOYHOST
 
 RUN = ("run", "chain", "--app", TOYHOST, "--input", "folder=/tmp")
@@ -129,6 +130,15 @@ def test_where_there_is_no_server_the_way_to_one_names_the_app(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(tmp_path / "pg"))
     assert "`queue-workflows up --app MODULE[:CALLABLE]`" in invoke("status").err
+
+
+def test_jobs_show_shows_a_job_whose_id_a_run_has_too(
+    conn: database.Connection, invoke: Invoke
+) -> None:
+    factories.run(conn, id="both")
+    factories.ingest(conn, id="both", task_name="the job")
+    assert json.loads(invoke("jobs", "show", "both", "--json").out)["task_name"] == "the job"
+    assert json.loads(invoke("show", "both", "--json").out)["id"] == "both"
 
 
 @pytest.mark.parametrize(

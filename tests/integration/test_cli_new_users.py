@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -39,13 +39,6 @@ def invoke(db: ModuleType, capfd: pytest.CaptureFixture[str]) -> Invoke:
         return Said(code, *capfd.readouterr())
 
     return call
-
-
-@pytest.fixture
-def toy(db: ModuleType) -> Generator[Flow]:
-    made = Flow()
-    yield made
-    made.close()
 
 
 # --- ids by prefix
@@ -129,10 +122,10 @@ def test_why_explains_every_node_of_a_run_that_waits(toy: Flow, invoke: Invoke) 
     assert "t/c: it waits for q (awaiting_input), s/b (queued)" in lines
     assert said.code == 1, "no worker can take s/b"
     assert not [line for line in lines if "s/a" in line]
-    told = json.loads(invoke("why", run_id, "--json").out)
-    clauses = {node["name"]: node["clause"] for node in told["nodes"]}
+    explained = json.loads(invoke("why", run_id, "--json").out)
+    clauses = {node["name"]: node["clause"] for node in explained["nodes"]}
     assert clauses == {"s/b": "no_worker", "q": "answer", "t/c": "dependencies"}
-    assert told["left_out"] == 0
+    assert explained["left_out"] == 0
 
 
 def test_why_of_a_finished_run_reports_its_status(toy: Flow, invoke: Invoke) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import TypedDict
 
-from queue_workflows import OFFERED, ask, node, pipeline, workflow
+from queue_workflows import OFFERED, ask, branch, node, pipeline, workflow
 from queue_workflows.declare import filtered, run_input
 
 
@@ -49,6 +49,11 @@ def measure(parts: list[str], words: int) -> Path:
 
 
 @workflow
+def inner(words: int) -> Path:
+    return rank([str(words)])
+
+
+@workflow
 def digest(text: str) -> None:
     counted = count(text=text)
     lead = ask("choose", "turnout", int, turnout_options=counted["parts"])
@@ -56,6 +61,16 @@ def digest(text: str) -> None:
     show(file=file, words=counted["words"])
     count(text=run_input("other", str))
     rank(filtered(counted["parts"], {"kind:eq": "csv"}))
+    done = branch(counted["words"], {1: rank, 2: lambda: measure(counted["parts"], 1)}, id="b")
+    rank.options("again")([str(done)])
+    wide: Path | None = branch(lead, {0: lambda: rank([])}, other=lambda: show(done, 1))
+    print(wide)
+    made: Path = inner(counted["words"])
+    show(file=made, words=1)
+    count(text=inner.options("x", after=[made]).start(words=1))
+    each: list[Counted] = count.map(counted["parts"], at_once=2, also={"least": 2})
+    files: list[Path] = inner.map([1, 2], may_fail=0.5)
+    print(each, files)
 
 
 context: dict[str, object] = digest.context(text="a b")
@@ -105,6 +120,11 @@ def soon() -> None: ...
 
 
 @workflow
+def inner(words: int) -> None:
+    show(words)
+
+
+@workflow
 def digest(text: str) -> None:
     counted = count(text=text)
     count(txt=text)  # wrong: input's name
@@ -116,6 +136,11 @@ def digest(text: str) -> None:
     show.options(retries="3")(1)  # wrong: option's type
     show.options(step="x")(1)  # wrong: option's name
     group(text)  # wrong: pipeline's type
+    inner(text)  # wrong: child's type
+    inner.start(word=1)  # wrong: child's name
+    inner.map([text])  # wrong: type of an item's child
+    inner.map([1], kye="x")  # wrong: map's name
+    count.map([counted["words"]])  # wrong: item's type
 
 
 digest.context(txt="a")  # wrong: context's name

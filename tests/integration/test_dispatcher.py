@@ -12,7 +12,6 @@ import pytest
 
 from queue_workflows import config, dispatcher, errors, jobs, node_queue, run_store, runs
 from queue_workflows import db as engine
-from queue_workflows.db import pool as pools
 from queue_workflows.dispatch import drain, hooks, run_cache, starts
 from tests.support import counting_cursor, factories, flow, invariants
 
@@ -736,7 +735,7 @@ def test_an_engine_pool_of_one_connection_is_enough(
     host: flow.Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.close_pool()
-    monkeypatch.setattr(pools, "ENGINE_POOL_MAX", 1)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_ENGINE_POOL_MAX", "1")
     custom = [None, lambda value, context: value]
     for resolve in custom:
         host.define(

@@ -15,7 +15,7 @@ from queue_workflows import config, dispatcher, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows.db import pool as pools
 from queue_workflows.dispatch import drain, hooks, run_cache, starts
-from tests.support import factories, flow
+from tests.support import factories, flow, wait
 
 STAYS_OPEN_S = 1.0
 
@@ -25,12 +25,6 @@ def host(db: ModuleType) -> Iterator[flow.Flow]:
     made = flow.Flow()
     yield made
     made.close()
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
 
 
 def open_transactions() -> int:
@@ -257,8 +251,12 @@ def test_a_run_that_an_app_has_locked_does_not_delay_the_others(
         host.look()
         assert (len(flow.jobs(held)), len(flow.jobs(other))) == (1, 2)
         assert {e["attempts"] for e in node_queue.list_unprocessed_dispatch_events()} == {0}
-    host.look()
-    assert len(flow.jobs(held)) == 2
+
+    def continued() -> bool:
+        host.look()
+        return len(flow.jobs(held)) == 2
+
+    wait.until(continued)
     assert "tried later" in caplog.text
 
 

@@ -25,12 +25,6 @@ def host(db: ModuleType) -> Iterator[flow.Flow]:
         assert invariants.broken(conn, slack_s=5) == []
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
-
-
 def chain(host: flow.Flow) -> str:
     """A started run a → b → c and x, a completed, b and x queued."""
     host.dag(a="", x="", b="a", c="b")

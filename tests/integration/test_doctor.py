@@ -16,7 +16,7 @@ from queue_workflows.admin import permissions
 from queue_workflows.cli import doctor, server_checks, table_checks
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding
 from queue_workflows.engine import failure_alerts, lock_queues
-from tests.support import database, factories
+from tests.support import database, factories, reused_backends
 from tests.support.proxy import Proxy
 from tests.support.wait import until
 
@@ -69,7 +69,8 @@ def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
         "package", "psycopg", "database", "server", "fsync", "full_page_writes",
         "synchronous_commit", "autovacuum", "clock", "listen", "transactions", "connections",
         "rights", "schema", "functions", "files", "outputs", "outbox", "runs", "bad rows",
-        "leases", "queues", "lock keys", "schedules", "alerts", "workers", "dead rows", "renewals",
+        "leases", "queues", "versions", "lock keys", "schedules", "alerts", "workers", "dead rows",
+        "renewals",
     ]  # fmt: skip
     assert not [finding for finding in result.values() if finding.level == OK and finding.remedy]
     assert all(finding.remedy for finding in result.values() if finding.level != OK)
@@ -308,7 +309,7 @@ def test_a_transaction_that_was_forgotten(
 def test_connections_that_run_out(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     with engine.connect() as conn:
         before = facts.connections(conn)
-        with engine.connect():
+        with reused_backends.shared.off(), engine.connect():
             assert until(lambda: facts.connections(conn)["used"] > before["used"])
         assert before["allowed"] < int(factories.one(conn, "SHOW max_connections"))
     for share, level in ((0.5, OK), (0.85, WARNING), (0.99, ERROR)):
@@ -403,8 +404,24 @@ def waiting(db: ModuleType) -> None:
         factories.ingest(conn, queue="later", available_at=now + age, created_at=now - age)
 
 
-@pytest.mark.usefixtures("db")
-def test_lock_keys_that_passed_over_a_queue_without_a_worker() -> None:
+def test_versions_that_no_live_worker_has(db: ModuleType) -> None:
+    serve("cpu", state="idle")
+    with engine.connect() as conn:
+        ids = [factories.node(conn, required_version=text)["id"] for text in ("a@1", "b@2", "b@2")]
+        factories.node(conn)
+        conn.execute('UPDATE workers SET detail = detail || \'{"claim": {"versions": ["a@1"]}}\'')
+    (row,) = [finding for finding in doctor.examine() if finding.check == "versions"]
+    assert row.level == WARNING
+    assert row.text.startswith("no live worker of queue cpu has b@2; jobs that need it wait, ")
+    assert row.text.endswith(f": {ids[1]}, {ids[2]}")
+    assert "upgrade" in row.remedy
+    with engine.connect() as conn:
+        conn.execute('UPDATE workers SET detail = \'{"claim": {"versions": ["b@2", "a@1"]}}\'')
+    (row,) = [finding for finding in doctor.examine() if finding.check == "versions"]
+    assert row.level == OK
+
+
+def test_lock_keys_that_passed_over_a_queue_without_a_worker(db: ModuleType) -> None:
     serve("mail", state="idle")
     with engine.connect() as conn:
         for queue in ("bin", "mail"):
@@ -492,14 +509,14 @@ def test_failures_that_nobody_tells(db: ModuleType) -> None:
         assert found("alerts").level == OK
         conn.execute("UPDATE failure_alerts SET failed_at = now() - interval '4 minutes'")
         finding = found("alerts")
-        assert finding.level == WARNING and "though a scheduler tells them" in finding.text
+        assert finding.level == WARNING and "though a scheduler sends them" in finding.text
         assert "a command may hang" in finding.remedy
         conn.execute("UPDATE failure_alert_state SET seen_at = now() - interval '4 minutes'")
         finding = found("alerts")
-        assert finding.level == WARNING and "1 failure not told yet, 4" in finding.text
-        assert "no scheduler tells them" in finding.text
+        assert finding.level == WARNING and "1 failure not sent yet, 4" in finding.text
+        assert "no scheduler sends them" in finding.text
         assert "set_on_failed()" in finding.remedy and "ON_FAILED" in finding.remedy
-        conn.execute("UPDATE failure_alerts SET told_at = now()")
+        conn.execute("UPDATE failure_alerts SET sent_at = now()")
         assert found("alerts").level == OK
 
 

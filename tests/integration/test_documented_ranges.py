@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psycopg
-import pytest
 
 from tests.integration import test_row_bounds as row_bounds
 from tests.support import rows_before_checks
@@ -45,12 +43,6 @@ SELECT a.attrelid::regclass::text AS name, a.attname AS column
    AND pg_get_constraintdef(k.oid) ~ '[<>]=? *\(?''?-?\d|<> '''''
 """
 """Columns whose domain or CHECK compares with a number, a time or the empty text."""
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
 
 
 def documented(conn: Any) -> set[tuple[str, str]]:

@@ -7,7 +7,7 @@ import datetime
 import decimal
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,6 @@ from queue_workflows import jobs as jobs_api
 from queue_workflows.dag import payload
 from queue_workflows.types import JobId
 from tests.support import factories, migration_folders
-from tests.support.notifications import NotificationListener
 from tests.support.wait import until
 
 NOON = datetime.datetime(2030, 1, 2, 12, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
@@ -33,19 +32,6 @@ NOON = datetime.datetime(2030, 1, 2, 12, tzinfo=datetime.timezone(datetime.timed
 def task(clean_process: None) -> None:
     config.register_ingest_task("t", lambda reason: {})
     config.register_ingest_task("other", lambda reason: {})
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
-
-
-@pytest.fixture
-def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    listener = NotificationListener()
-    yield listener.heard
-    listener.close()
 
 
 def enqueue(**given: Any) -> JobId:

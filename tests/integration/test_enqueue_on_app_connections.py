@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +17,6 @@ from queue_workflows import jobs as jobs_api
 from queue_workflows.types import JobId
 from tests.support import factories
 from tests.support.connections import ASYNC_KINDS, KINDS, AsyncAppConnection, engine
-from tests.support.notifications import NotificationListener
 
 READY = ("ingest_job_ready", "fetch")
 JOB: Any = {"task_name": "t", "queue": "fetch"}
@@ -26,19 +25,6 @@ JOB: Any = {"task_name": "t", "queue": "fetch"}
 @pytest.fixture(autouse=True)
 def task(clean_process: None) -> None:
     config.register_ingest_task("t", lambda reason: {})
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
-
-
-@pytest.fixture
-def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    listener = NotificationListener()
-    yield listener.heard
-    listener.close()
 
 
 # --- connections that block --------------------------------------------------------------------

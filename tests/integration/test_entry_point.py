@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows import config, errors
-from queue_workflows.runtime import entry_point
+from queue_workflows import errors
+from queue_workflows.runtime import app_loading, entry_point
 
 SECRET = "s3cr3t"
 
@@ -104,7 +104,7 @@ def test_what_an_app_raised_is_one_line_and_its_frames(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
     def body() -> int:
-        config.load_app("boomapp")
+        app_loading.load_app("boomapp")
         return 0
 
     assert entry_point.run_main("prog", body) == 2
@@ -257,9 +257,11 @@ def test_the_common_arguments() -> None:
     parser = argparse.ArgumentParser()
     entry_point.add_common_arguments(parser)
     plain = parser.parse_args([])
-    assert vars(plain) == {"app": None, "embedded": False, "debug": False, "log_level": "info"}
+    common = {"app": None, "embedded": False, "debug": False}
+    assert vars(plain) == common | {"log_level": "info", "log_format": None}
     given = parser.parse_args(["--app", "m:f", "--embedded", "--debug", "--log-level", "DEBUG"])
-    assert vars(given) == {"app": "m:f", "embedded": True, "debug": True, "log_level": "debug"}
+    common = {"app": "m:f", "embedded": True, "debug": True}
+    assert vars(given) == common | {"log_level": "debug", "log_format": None}
     with pytest.raises(SystemExit) as caught:
         parser.parse_args(["--log-level", "loud"])
     assert caught.value.code == 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,12 +14,6 @@ from queue_workflows.types import Row
 from tests.support import factories
 
 FAMILIES = ["node", "ingest"]
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[engine.Connection]:
-    with engine.connect() as made:
-        yield made
 
 
 def claimed(conn: engine.Connection, family: str, **columns: Any) -> Row:
@@ -90,6 +82,22 @@ def test_a_crash_that_was_counted_is_subtracted_once_in_any_later_state_of_the_j
         assert recovery.excuse(conn, lease_of(job)) is first
         assert state(conn, job) == (status, 0)
     assert events(conn, job).count("death") == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_lapsed_claim_of_a_job_that_must_end_counts_nothing(
+    conn: engine.Connection, family: str
+) -> None:
+    job = claimed(conn, family)
+    if family == "node":
+        conn.execute("UPDATE workflow_runs SET status = 'cancelled', finished_at = now()")
+    else:
+        conn.execute("UPDATE ingest_jobs SET cancel_requested_at = now()")
+    lapse(conn, job)
+    recovery.reclaim_lapsed(conn, factories.table_of(job))
+    assert state(conn, job) == ("cancelled", 0)
+    assert events(conn, job)[-1] == "cancelled"
+    assert not recovery.excuse(conn, lease_of(job))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

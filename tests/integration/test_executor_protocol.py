@@ -28,6 +28,7 @@ EXAMPLES: list[protocol.Message] = [
     protocol.Waits(1),
     protocol.Started(1),
     protocol.Answer(2, "context", {"a": math.inf}, None),
+    protocol.Load("m"),
     protocol.Unload(idle_only=True),
     protocol.Quit(),
     protocol.Cancel(3, "cancelled"),
@@ -35,9 +36,25 @@ EXAMPLES: list[protocol.Message] = [
     protocol.Progress(4, '{"a": 1}'),
     protocol.Log(None, 30, "app", "text \ud800 with a lone surrogate", printed=False),
     protocol.Model("m", None, 1.0, 2, 3.5),
+    protocol.ModelDone("no weights"),
     protocol.Event(1, "model_load_done", None),
     protocol.Ask(1, "rows"),
-    protocol.Outcome(1, "failed", 1.5, "{}", "E: é", None, None, 7, ["E"], "retry", 2, {"a": 1}),
+    protocol.Outcome(
+        1,
+        "failed",
+        1.5,
+        "{}",
+        "E: é",
+        None,
+        None,
+        7,
+        ["E"],
+        "retry",
+        2,
+        {"a": 1},
+        [["epoch", "", 3]],
+    ),
+    protocol.CursorAt(1, "epoch", "k", 3),
     protocol.Recalled([1, 2]),
     protocol.Announced(1),
     protocol.Loaded({"nodes": []}, None),
@@ -96,7 +113,13 @@ def test_data_that_looks_like_a_tagged_value_stays_data(pair: Pair) -> None:
 def test_an_outcome_survives_as_a_message() -> None:
     raised = policy.Raised(frozenset({"A", "B"}), "retry", 3)
     outcome = outcomes.Outcome(
-        "failed", 1.0, error="E", detail="{}", raised=raised, task={"retries": 2}
+        "failed",
+        1.0,
+        error="E",
+        detail="{}",
+        raised=raised,
+        task={"retries": 2},
+        cursors=(("epoch", "k", 3),),
     )
     assert protocol.outcome_of(protocol.message_of(1, outcome)) == outcome
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import sys
 import zoneinfo
-from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, datetime, timedelta, timezone
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import errors
@@ -117,19 +118,173 @@ def test_the_latest_instants_are_the_last_of_those_that_come_after(place, minute
         assert expression.latest(parsed, end, after=start, count=count) == every[-count:]
 
 
-def test_the_years_of_ten_zones_have_each_local_time_once():
+def days_of(zone: str, start: datetime, end: datetime) -> Iterator[date]:
+    day, last = local(start, zone).date(), local(end, zone).date()
+    while day <= last:
+        yield day
+        day += timedelta(days=1)
+
+
+def instants_of(wall: datetime, zone: str, *, once: bool) -> set[datetime]:
+    """Return when a local time fires, by the folds of the standard library."""
+    both = [
+        wall.replace(tzinfo=zoneinfo.ZoneInfo(zone), fold=fold).astimezone(UTC) for fold in (0, 1)
+    ]
+    shown = [at for at in both if local(at, zone).replace(tzinfo=None) == wall]
+    if shown:
+        return {shown[0]} if once else {*shown}
+    if not once:
+        return set()
+    # It is skipped: the first minute of the new offset is the end of the gap.
+    at = min(both).replace(second=0) - MINUTE
+    before = local(at, zone).utcoffset()
+    while local(at, zone).utcoffset() == before:
+        at += MINUTE
+    return {at}
+
+
+def listed(
+    zone: str,
+    start: datetime,
+    end: datetime,
+    matches: Callable[[date], bool],
+    times: Iterable[tuple[int, int, int]],
+    *,
+    once: bool,
+) -> list[datetime]:
+    """The slow reference: every local time of every day, by the standard library."""
+    found: set[datetime] = set()
+    for day in filter(matches, days_of(zone, start, end)):
+        for hour, minute, second in times:
+            wall = datetime(day.year, day.month, day.day, hour, minute, second)
+            found |= instants_of(wall, zone, once=once)
+    return sorted(at for at in found if start < at <= end)
+
+
+def is_last_of_month(day: date) -> bool:
+    return (day + timedelta(days=1)).day == 1
+
+
+YEARS: list[tuple[str, int, Callable[[date], bool], list[int], list[int]]] = [
+    ("30 2 * * *", 10, lambda day: True, [2], [30]),
+    ("0 0 1 * *", 25, lambda day: day.day == 1, [0], [0]),
+    ("59 23 L * *", 25, is_last_of_month, [23], [59]),
+    ("15 1-3 * 3,4,10,11 SUN", 25,
+     lambda day: day.isoweekday() == 7 and day.month in (3, 4, 10, 11), [1, 2, 3], [15]),
+    ("5 0 13 * FRI", 25, lambda day: day.day == 13 or day.isoweekday() == 5, [0], [5]),
+    ("20 */12 * * *", 3, lambda day: True, [0, 12], [20]),
+    ("10 * 27-31 3,10 *", 25,
+     lambda day: day.day >= 27 and day.month in (3, 10), [*range(24)], [10]),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", YEARS, ids=[case[0] for case in YEARS])
+def test_the_years_of_ten_zones_are_those_of_a_list_of_local_times(case: Any):
+    fields, years, matches, hours, minutes = case
+    once = not fields.split()[1].startswith("*")
+    times = [(hour, minute, 0) for hour in hours for minute in minutes]
     for zone in CHANGES:
-        parsed = expression.parse("30 2 * * *", zone)
-        start = datetime(2009, 12, 31, 23, tzinfo=UTC)
-        found = list(computed(parsed, start, datetime(2034, 1, 1, tzinfo=UTC)))
-        shown = [local(at, zone) for at in found]
-        assert len(set(found)) == len(found)
-        dates = {one.date() for one in shown}
-        days = (shown[-1].date() - shown[0].date()).days + 1
-        assert len(dates) == days - (zone == "Pacific/Apia")
-        for at, one in zip(found, shown, strict=True):
-            before = local(at - timedelta(seconds=1), zone).utcoffset()
-            assert (one.hour, one.minute) == (2, 30) or before != one.utcoffset(), one
+        start = datetime(2009, 6, 30, 23, 17, tzinfo=UTC)
+        end = start.replace(year=2009 + years)
+        wanted = listed(zone, start, end, matches, times, once=once)
+        assert list(computed(expression.parse(fields, zone), start, end)) == wanted, zone
+
+
+MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
+DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
+
+
+class Field(NamedTuple):
+    """One field of an expression, and the numbers that it stands for."""
+
+    text: str
+    chosen: frozenset[int]
+
+    @property
+    def is_star(self) -> bool:
+        return self.text.startswith("*")
+
+
+@st.composite
+def fields_of(
+    draw: st.DrawFn, least: int, most: int, names: Sequence[str] = (), end: int | None = None
+) -> Field:
+    """A star, a number or name, a range with or without a step, or a list of such.
+
+    `end`: the last number, if it is another one for the first, as 7 is for 0.
+    """
+
+    def shown(number: int) -> str:
+        return names[number - least] if names and draw(st.booleans()) else str(number)
+
+    if draw(st.integers(0, 3)) == 0:
+        step = draw(st.sampled_from([1, 1, 2, 5, 7]))
+        text = "*" if step == 1 else f"*/{step}"
+        return Field(text, frozenset(range(least, most + 1, step)))
+    parts: list[str] = []
+    chosen: set[int] = set()
+    for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
+        first = draw(st.integers(least, most))
+        last = draw(st.integers(first, most))
+        kind = draw(st.sampled_from(["one", "one", "range", "step", "from"]))
+        step = draw(st.integers(1, 9)) if kind in ("step", "from") else 1
+        if kind == "from":
+            last = most if end is None else end
+            parts.append(f"{shown(first)}/{step}")
+        elif kind == "one" or first == last:
+            # cronsim takes 5-5/2 for 5/2.
+            last = first
+            parts.append(shown(first))
+        else:
+            parts.append(f"{shown(first)}-{shown(last)}" + (f"/{step}" if kind == "step" else ""))
+        chosen |= {least if n > most else n for n in range(first, last + 1, step)}
+    return Field(",".join(parts), frozenset(chosen))
+
+
+def few(field: Field, most: int) -> bool:
+    return len(field.chosen) <= most
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@settings(max_examples=60, deadline=None, phases=[Phase.reuse, Phase.generate])
+@given(
+    st.sampled_from([*CHANGES]),
+    st.tuples(
+        st.just(None) | fields_of(0, 59).filter(lambda one: few(one, 2)),
+        fields_of(0, 59).filter(lambda one: few(one, 3)),
+        fields_of(0, 23).filter(lambda one: few(one, 4) or one.is_star),
+        fields_of(1, 31), fields_of(1, 12, MONTHS), fields_of(0, 6, DAYS, 7),
+    ),
+    st.integers(0, 20 * 365 * 1440), st.integers(1, 5),
+)  # fmt: skip
+def test_years_of_any_expression_are_those_of_a_list_of_local_times(zone, drawn, begin, years):
+    seconds, minutes, hours, days, months, weekdays = drawn
+    fields = " ".join(one.text for one in drawn if one is not None)
+    try:
+        parsed = expression.parse(fields, zone)
+    except errors.InvalidConfig:
+        # Days that no chosen month has, such as February 30, are refused.
+        assert not days.is_star and min(days.chosen) > 28
+        return
+
+    def matches(day: date) -> bool:
+        of_month, of_week = day.day in days.chosen, day.isoweekday() % 7 in weekdays.chosen
+        either = of_month or of_week
+        both = of_month and of_week
+        found = both if days.is_star or weekdays.is_star else either
+        return day.month in months.chosen and found
+
+    start = datetime(2008, 1, 1, tzinfo=UTC) + begin * MINUTE
+    chosen = [hours.chosen, minutes.chosen, {0} if seconds is None else seconds.chosen]
+    # As many days as the list of local times takes a fraction of a second for.
+    a_day = len(chosen[0]) * len(chosen[1]) * len(chosen[2])
+    end = start + timedelta(days=min(365 * years, 8_000 // a_day))
+    wanted = listed(
+        zone, start, end, matches, [*itertools.product(*chosen)], once=not hours.is_star
+    )  # fmt: skip
+    assert list(computed(parsed, start, end)) == wanted
 
 
 def test_a_far_match_crosses_rules_that_change_in_between():
@@ -225,13 +380,18 @@ def test_a_preview_marks_what_is_skipped_and_what_comes_twice():
     hourly = notes("30 * * * *", "Europe/Warsaw", spring)
     assert ("03:00", skipped, False) in hourly
     assert len([one for one in hourly if one[2]]) == 24
+    halves = notes("*/30 * * * *", "Europe/Warsaw", spring)
+    assert [one for one in halves if one[1]] == [
+        ("03:00", "02:00:00 does not exist", False), ("03:00", skipped, False),
+    ]  # fmt: skip
+    assert ("03:00", None, True) in halves
     twice = [one for one in notes("30 * * * *", "Europe/Warsaw", autumn) if one[1]]
     assert twice == [("02:30", "first of two", True), ("02:30", "second of two", True)]
 
 
 def test_the_changes_of_a_zone_are_found_to_the_second():
     for zone, texts in CHANGES.items():
-        for told in texts if zone not in ("Asia/Kathmandu", "UTC") else ():
-            at = datetime.fromisoformat(told).replace(tzinfo=UTC)
+        for instant in texts if zone not in ("Asia/Kathmandu", "UTC") else ():
+            at = datetime.fromisoformat(instant).replace(tzinfo=UTC)
             found = zones.next_change(zones.load(zone), at - MINUTE, at)
-            assert found is not None and found.at == at, (zone, told)
+            assert found is not None and found.at == at, (zone, instant)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, config
+from queue_workflows import claim_worker, config, jobs
 from queue_workflows import db as engine
 from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer
-from tests.integration.test_unreadable_rows import batches, pooled, serving
-from tests.support import factories, flow, rows_before_checks
+from tests.integration.test_unreadable_rows import batches, serving
+from tests.support import commands, factories, flow, rows_before_checks, slot_app
 from tests.support.wait import until
 
 QUEUE = "load"
@@ -26,7 +26,8 @@ NODE_COLUMNS = (
     *("claimed_by", "lease_expires_at", "watchdog_retries", "seq", "claim_no", "worker_id"),
     *("generation", "attempts", "max_attempts", "crash_count", "available_at", "blocked_reason"),
     *("cancel_requested_at", "heartbeat_at", "progress", "timeout_s", "policy", "lock_key"),
-    *("partition_key", "input_template", "ref_heads", "celery_task_id"),
+    *("partition_key", "input_template", "ref_heads", "celery_task_id", "child_run_id"),
+    "required_version",
 )
 INGEST_COLUMNS = (
     *("id", "task_name", "reason", "priority", "result", "error", "seconds", "claimed_by"),
@@ -39,6 +40,7 @@ INGEST_COLUMNS = (
 RUN_COLUMNS = (
     *("workflow_name", "priority", "context", "out_dir", "created_at", "definition"),
     *("definition_hash", "generation", "start_attempts", "steps_done", "parcel_id", "mode"),
+    *("revision", "upgrades"),
 )
 NOT_SWEPT = {"status", "queue"}
 """A job of another status or queue is not claimed; their domains refuse what is none."""
@@ -174,10 +176,7 @@ def test_a_node_behind_those_of_any_run_completes(
     work_until(conn, job_tables.NODE_JOBS, "cpu", good, 20)
 
 
-@pytest.mark.parametrize("make", [batches, pooled])
-def test_batches_and_pools_get_past_all_of_them_at_once(
-    conn: engine.Connection, few_retries: None, make: Any
-) -> None:
+def test_batches_get_past_all_of_them_at_once(conn: engine.Connection, few_retries: None) -> None:
     for column in INGEST_COLUMNS:
         put_extremes(
             conn,
@@ -189,7 +188,29 @@ def test_batches_and_pools_get_past_all_of_them_at_once(
             priority="0",
         )
     good = [factories.ingest(conn, task_name="t", queue=QUEUE)["id"] for _ in range(5)]
-    with serving(make(QUEUE)):
+    with serving(batches(QUEUE)):
+        until(
+            lambda: all(status(conn, job_tables.INGEST_JOBS, each) == "completed" for each in good),
+            timeout_s=60,
+        )
+
+
+def test_a_pool_gets_past_all_of_them_at_once(conn: engine.Connection, dsn: str) -> None:
+    slot_app.setup()
+    for column in INGEST_COLUMNS:
+        put_extremes(
+            conn,
+            "ingest_jobs",
+            column,
+            id=f"'{column}-' || gen_random_uuid()::text",
+            task_name="'quick'",
+            queue=f"'{slot_app.QUEUE}'",
+            priority="0",
+        )
+    good = jobs.enqueue_many(task_name="quick", queue=slot_app.QUEUE, args=[{"number": 1}] * 5)
+    pool = json.dumps([{"queue": slot_app.QUEUE, "concurrency": 3}])
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn, WORKERS_JSON=pool) as cli:
+        cli.start("queue-claim-worker", "--workers", "--app", "tests.support.slot_app:setup")
         until(
             lambda: all(status(conn, job_tables.INGEST_JOBS, each) == "completed" for each in good),
             timeout_s=60,

@@ -1,4 +1,4 @@
-"""Failed runs, jobs and schedules are noted with the failure and told once, outside of it."""
+"""Failed runs, jobs and schedules are noted with the failure and sent once, outside of it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from queue_workflows.engine import failure_alerts
 from queue_workflows.schedule import definition
 from queue_workflows.scheduler import Ticker
 from tests.support import counting_cursor, factories, wait
+from tests.support.clocks import Clock
 
 UTC = timezone.utc
 TEN = datetime(2024, 5, 1, 10, tzinfo=UTC)
@@ -30,7 +31,7 @@ Make = Callable[..., sender.Sender]
 
 @pytest.fixture
 def make(db: ModuleType) -> Generator[Make]:
-    """Make senders that look for failures when told to; each has announced itself."""
+    """Make senders that look for failures when they are called; each has announced itself."""
     made: list[sender.Sender] = []
 
     def call(hook: Any = None, command: tuple[str, ...] = (), **more: Any) -> sender.Sender:
@@ -46,10 +47,10 @@ def make(db: ModuleType) -> Generator[Make]:
 
 
 def alerts() -> list[dict[str, Any]]:
-    """Return the rows that are not told yet."""
+    """Return the rows that are not sent yet."""
     with queue_workflows.db.connection() as conn:
         return conn.execute(
-            "SELECT * FROM failure_alerts WHERE told_at IS NULL ORDER BY id"
+            "SELECT * FROM failure_alerts WHERE sent_at IS NULL ORDER BY id"
         ).fetchall()
 
 
@@ -77,12 +78,12 @@ def failed_run(**columns: Any) -> str:
     return run_id
 
 
-# --- what is told ------------------------------------------------------------------------------
+# --- what is sent ------------------------------------------------------------------------------
 
 
-def test_a_job_that_died_a_failed_run_and_a_schedule_are_told_once_each(make: Make) -> None:
-    told: list[Alert] = []
-    one = make(told.append)
+def test_a_job_that_died_a_failed_run_and_a_schedule_are_sent_once_each(make: Make) -> None:
+    sent: list[Alert] = []
+    one = make(sent.append)
     job = dead_job(task_name="prices", headers={"schedule": "night"})
     run = failed_run(workflow_name="report")
     with queue_workflows.db.connection() as conn:
@@ -93,7 +94,7 @@ def test_a_job_that_died_a_failed_run_and_a_schedule_are_told_once_each(make: Ma
     assert one.run_once() == 0
     assert alerts() == []
     keys = ("kind", "id", "name", "queue", "schedule", "reason", "error", "count")
-    assert [tuple(each[key] for key in keys) for each in told] == [
+    assert [tuple(each[key] for key in keys) for each in sent] == [
         ("job", job, "prices", "fetch", "night", "failed", "no such file", 1),
         ("run", run, "report", None, None, "failed", "node n: boom", 1),
         ("schedule", "s", "t", None, "s", "cannot_fire", "no zone", 1),
@@ -102,20 +103,20 @@ def test_a_job_that_died_a_failed_run_and_a_schedule_are_told_once_each(make: Ma
             "nothing fired for its instant 2026-01-02 03:04:05 UTC", 1,
         ),
     ]  # fmt: skip
-    assert all(datetime.fromisoformat(each["at"]).tzinfo == UTC for each in told)
-    assert told[0]["text"] == (
+    assert all(datetime.fromisoformat(each["at"]).tzinfo == UTC for each in sent)
+    assert sent[0]["text"] == (
         f"job {job} of task prices (queue fetch, schedule night) failed: no such file"
     )
-    assert told[1]["text"] == f"run {run} of workflow report failed: node n: boom"
-    assert told[2]["text"] == "schedule s of task t cannot fire: no zone"
+    assert sent[1]["text"] == f"run {run} of workflow report failed: node n: boom"
+    assert sent[2]["text"] == "schedule s of task t cannot fire: no zone"
 
 
-def test_a_job_of_a_worker_is_told_after_its_last_attempt_only(make: Make) -> None:
+def test_a_job_of_a_worker_is_sent_after_its_last_attempt_only(make: Make) -> None:
     def boom(reason: str) -> None:
         raise RuntimeError("boom")
 
-    told: list[Alert] = []
-    one = make(told.append)
+    sent: list[Alert] = []
+    one = make(sent.append)
     config.register_ingest_task("boom", boom)
     job = jobs.enqueue("boom", queue="fetch", max_attempts=2)
     worker = claim_worker.ClaimWorker(queue="fetch")
@@ -124,25 +125,25 @@ def test_a_job_of_a_worker_is_told_after_its_last_attempt_only(make: Make) -> No
     execute("UPDATE ingest_jobs SET available_at = NULL")
     assert worker.run_once()
     assert one.run_once() == 1
-    assert (told[0]["id"], "boom" in told[0]["error"]) == (str(job), True)
+    assert (sent[0]["id"], "boom" in sent[0]["error"]) == (str(job), True)
 
 
 def test_a_run_that_a_schedule_submitted_names_it(make: Make) -> None:
-    told: list[Alert] = []
-    one = make(told.append)
+    sent: list[Alert] = []
+    one = make(sent.append)
     run = run_store.insert_run(run_id="r", workflow_name="w", status="running")["id"]
     with queue_workflows.db.connection() as conn:
-        factories.insert(
-            conn, "schedules", name="s", expression="@daily", workflow_name="w", last_run_id=run
+        conn.execute(
+            "INSERT INTO schedule_fires (name, fire_at, run_id) VALUES ('s', now(), %s)", (run,)
         )
     run_store.update_run(run, status="failed", error="boom")
     assert one.run_once() == 1
-    assert told[0]["schedule"] == "s"
+    assert sent[0]["schedule"] == "s"
 
 
-def test_a_retried_run_and_a_retried_job_are_told_again(make: Make) -> None:
-    told: list[Alert] = []
-    one = make(told.append)
+def test_a_retried_run_and_a_retried_job_are_sent_again(make: Make) -> None:
+    sent: list[Alert] = []
+    one = make(sent.append)
     run, job = failed_run(), dead_job()
     execute("UPDATE workflow_runs SET definition = '{}' WHERE id = %s", run)
     assert one.run_once() == 2
@@ -152,10 +153,10 @@ def test_a_retried_run_and_a_retried_job_are_told_again(make: Make) -> None:
     execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", run)
     node_queue.mark_ingest_failed(job, error="again")
     assert one.run_once() == 2
-    assert [each["id"] for each in told] == [run, job, run, job]
+    assert [each["id"] for each in sent] == [run, job, run, job]
 
 
-def test_what_is_cancelled_completed_or_not_ours_is_not_told(make: Make) -> None:
+def test_what_is_cancelled_completed_or_not_ours_is_not_sent(make: Make) -> None:
     one = make(lambda alert: None)
     with queue_workflows.db.connection() as conn:
         cancelled, steps = factories.run(conn), factories.run(conn, mode="step")
@@ -175,7 +176,7 @@ def test_what_is_cancelled_completed_or_not_ours_is_not_told(make: Make) -> None
     assert one.run_once() == 0
 
 
-def test_a_failure_that_is_rolled_back_is_not_told(make: Make) -> None:
+def test_a_failure_that_is_rolled_back_is_not_sent(make: Make) -> None:
     one = make(lambda alert: None)
     with queue_workflows.db.connection() as conn:
         job = factories.ingest(conn)
@@ -188,15 +189,7 @@ def test_a_failure_that_is_rolled_back_is_not_told(make: Make) -> None:
 # --- schedules ---------------------------------------------------------------------------------
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = TEN
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
-def ticker(clock: Clock, **more: Any) -> Ticker:
+def ticker(clock: Clock[datetime], **more: Any) -> Ticker:
     """A ticker that planned the schedule `s` of every hour at the clock's time."""
     config.register_ingest_task("prices", lambda reason: None)
     config.set_ingest_schedule(
@@ -209,24 +202,24 @@ def ticker(clock: Clock, **more: Any) -> Ticker:
     return made
 
 
-def test_a_missed_fire_of_a_ticker_is_told_once(make: Make) -> None:
-    told: list[Alert] = []
-    one, clock = make(told.append), Clock()
+def test_a_missed_fire_of_a_ticker_is_sent_once(make: Make) -> None:
+    sent: list[Alert] = []
+    one, clock = make(sent.append), Clock(TEN)
     made = ticker(clock, catch_up="none")
     clock.now = TEN + timedelta(hours=3)
     made.run_once()
     made.run_once()
     assert one.run_once() == 1
-    assert (told[0]["reason"], told[0]["id"]) == ("missed", "s")
-    assert "2024-05-01 10:05:00 UTC" in told[0]["error"]
+    assert (sent[0]["reason"], sent[0]["id"]) == ("missed", "s")
+    assert "2024-05-01 12:05:00 UTC" in sent[0]["error"], "the last of three"
 
 
-def test_a_schedule_that_keeps_failing_is_told_once_until_it_fires_again(
+def test_a_schedule_that_keeps_failing_is_sent_once_until_it_fires_again(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "queue_workflows.scheduler")
-    told: list[Alert] = []
-    one, clock = make(told.append), Clock()
+    sent: list[Alert] = []
+    one, clock = make(sent.append), Clock(TEN)
     made = ticker(clock)
     execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
@@ -246,15 +239,15 @@ def test_a_schedule_that_keeps_failing_is_told_once_until_it_fires_again(
     finally:
         execute("DROP TRIGGER refuse ON ingest_jobs")
         execute("DROP FUNCTION refuse()")
-    assert (told[0]["reason"], told[0]["id"]) == ("cannot_fire", "s")
-    assert "refused at" in told[0]["error"]
+    assert (sent[0]["reason"], sent[0]["id"]) == ("cannot_fire", "s")
+    assert "refused at" in sent[0]["error"]
     Ticker(now_fn=clock).run_once()
     execute("UPDATE schedules SET error = 'again'")
     assert one.run_once() == 1
-    assert told[1]["error"] == "again"
+    assert sent[1]["error"] == "again"
 
 
-# --- nobody is told ----------------------------------------------------------------------------
+# --- without a sender --------------------------------------------------------------------------
 
 
 def test_without_a_sender_nothing_is_noted(db: ModuleType) -> None:
@@ -286,6 +279,20 @@ def test_at_most_ten_thousand_failures_wait(make: Make) -> None:
     execute("DELETE FROM failure_alerts WHERE id < 100")
     job = dead_job()
     assert job in [row["subject"] for row in alerts()]
+
+
+def test_a_row_with_a_forged_number_keeps_no_job_and_no_run_from_failing(make: Make) -> None:
+    """A role that may insert into the table can override the number of a row."""
+    make(lambda alert: None).stop()
+    dead_job()
+    for forged in (-(2**63), 2**63 - 1):
+        execute(
+            "INSERT INTO failure_alerts (id, kind, subject, occurrence, reason)"
+            f" OVERRIDING SYSTEM VALUE VALUES ({forged}, 'job', '{forged}', '0', 'failed')"
+        )
+        job, run_id = node_queue.get_ingest_job(dead_job()), run_store.get_run(failed_run())
+        assert job is not None and run_id is not None
+        assert (job["status"], run_id["status"]) == ("failed", "failed")
 
 
 def test_a_job_finishes_with_as_many_statements_as_before(make: Make, dsn: str) -> None:
@@ -331,10 +338,10 @@ def test_the_hook_is_called_outside_of_every_transaction(make: Make) -> None:
 def test_a_hook_that_raises_changes_nothing(
     make: Make, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    told: list[str] = []
+    sent: list[str] = []
 
     def hook(alert: Alert) -> None:
-        told.append(alert["id"])
+        sent.append(alert["id"])
         alert.clear()
         raise error
 
@@ -342,18 +349,18 @@ def test_a_hook_that_raises_changes_nothing(
     first, second = dead_job(), dead_job()
     assert one.run_once() == 2
     assert one.run_once() == 0
-    assert told == [first, second]
+    assert sent == [first, second]
     assert f"the failure hook raised {type(error).__name__} for: job {first}" in caplog.text
 
 
 def test_a_hook_that_hangs_keeps_only_itself_from_being_called(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[str] = []
+    sent: list[str] = []
     go_on, out = threading.Event(), tmp_path / "out"
 
     def hook(alert: Alert) -> None:
-        told.append(alert["id"])
+        sent.append(alert["id"])
         go_on.wait(60)
 
     alone = make(hook, timeout_s=0.1)
@@ -362,19 +369,19 @@ def test_a_hook_that_hangs_keeps_only_itself_from_being_called(
     assert alone.run_once() == 1
     assert "the hook has not returned within 0.1 s" in caplog.text
     second = dead_job()
-    assert alone.run_once() == 0, "it leaves the failure to senders that can tell it"
+    assert alone.run_once() == 0, "it leaves the failure to senders that can send it"
     assert [row["claims"] for row in alerts()] == [0]
     both._settings = both._settings._replace(timeout_s=0.2)
     assert both.run_once() == 1
     third = dead_job()
     assert both.run_once() == 1
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [second, third]
-    assert told == [first, second]
+    assert sent == [first, second]
     go_on.set()
-    wait.until(lambda: alone._can_tell())
+    wait.until(lambda: alone._can_send())
     fourth = dead_job()
     assert alone.run_once() == 1
-    assert told[-1] == fourth
+    assert sent[-1] == fourth
 
 
 def test_an_async_hook_is_named(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -390,11 +397,11 @@ def test_an_async_hook_is_named(make: Make, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_the_command_gets_the_alert_as_json_on_stdin(make: Make, tmp_path: Path) -> None:
-    out, told = tmp_path / "out", list[Alert]()
-    one = make(told.append, ("sh", "-c", f"cat > {out}"))
+    out, sent = tmp_path / "out", list[Alert]()
+    one = make(sent.append, ("sh", "-c", f"cat > {out}"))
     dead_job()
     assert one.run_once() == 1
-    assert json.loads(out.read_text()) == told[0]
+    assert json.loads(out.read_text()) == sent[0]
     assert out.read_text().count("\n") == 1
 
 
@@ -430,8 +437,8 @@ HOSTILE = "\x1b[31m\u202e\r\nX" + "\u00e9\U0001f600" * 5_000_000
 def test_hostile_texts_are_bounded_and_escaped_where_they_are_shown(
     make: Make, tmp_path: Path
 ) -> None:
-    out, told = tmp_path / "out", list[Alert]()
-    one = make(told.append, ("sh", "-c", f"cat > {out}"))
+    out, sent = tmp_path / "out", list[Alert]()
+    one = make(sent.append, ("sh", "-c", f"cat > {out}"))
     with queue_workflows.db.connection() as conn:
         job = factories.ingest(conn, task_name="\u00e9" * 500, queue="fetch")
         conn.execute(
@@ -441,16 +448,16 @@ def test_hostile_texts_are_bounded_and_escaped_where_they_are_shown(
     (row,) = alerts()
     assert row["error"] == HOSTILE[:2000]
     assert one.run_once() == 1
-    assert told[0]["error"] == HOSTILE[:2000]
-    assert told[0]["text"].isprintable() and len(told[0]["text"]) < 700
-    sent = out.read_bytes()
-    assert sent.isascii() and len(sent) < 65536
-    assert json.loads(sent) == told[0]
+    assert sent[0]["error"] == HOSTILE[:2000]
+    assert sent[0]["text"].isprintable() and len(sent[0]["text"]) < 700
+    piped = out.read_bytes()
+    assert piped.isascii() and len(piped) < 65536
+    assert json.loads(piped) == sent[0]
 
 
 def test_secrets_in_an_error_are_masked(make: Make) -> None:
-    told: list[Alert] = []
-    one = make(told.append)
+    sent: list[Alert] = []
+    one = make(sent.append)
     with queue_workflows.db.connection() as conn:
         job = factories.ingest(conn)
         conn.execute(
@@ -458,7 +465,7 @@ def test_secrets_in_an_error_are_masked(make: Make) -> None:
             (job["id"],),
         )
     assert one.run_once() == 1
-    assert "hunter2" not in json.dumps(told)
+    assert "hunter2" not in json.dumps(sent)
 
 
 # --- the limit ---------------------------------------------------------------------------------
@@ -468,67 +475,67 @@ def minute_later() -> None:
     """Move what the senders know a minute into the past."""
     execute(
         "UPDATE failure_alerts SET taken_at = taken_at - interval '61 seconds',"
-        " told_at = told_at - interval '61 seconds'"
+        " sent_at = sent_at - interval '61 seconds'"
     )
     execute("UPDATE failure_alert_state SET quiet_until = quiet_until - interval '61 seconds'")
 
 
 def test_the_limit_sums_up_what_is_too_much(make: Make) -> None:
-    told: list[Alert] = []
-    one = make(told.append, per_minute=10)
+    sent: list[Alert] = []
+    one = make(sent.append, per_minute=10)
     for n in range(24):
         dead_job(task_name=f"t{n % 2}")
     for _ in range(2):
         failed_run(workflow_name="w")
     assert one.run_once() == 10
-    assert [each["kind"] for each in told] == ["job"] * 9 + ["summary"]
-    last = told[-1]
+    assert [each["kind"] for each in sent] == ["job"] * 9 + ["summary"]
+    last = sent[-1]
     assert (last["count"], last["id"], last["reason"]) == (17, None, "limit")
     assert last["text"] == "17 more failures: 15 jobs (t0, t1), 2 runs (w)"
     dead_job()
     assert one.run_once() == 0
     minute_later()
     assert one.run_once() == 1
-    assert told[-1]["kind"] == "job"
+    assert sent[-1]["kind"] == "job"
 
 
-def test_as_many_as_the_limit_are_told_one_by_one(make: Make) -> None:
-    told: list[Alert] = []
-    one = make(told.append, per_minute=3)
+def test_as_many_as_the_limit_are_sent_one_by_one(make: Make) -> None:
+    sent: list[Alert] = []
+    one = make(sent.append, per_minute=3)
     for _ in range(3):
         dead_job()
         assert one.run_once() == 1
     dead_job()
     assert one.run_once() == 0
-    assert [each["kind"] for each in told] == ["job"] * 3
+    assert [each["kind"] for each in sent] == ["job"] * 3
     with queue_workflows.db.connection() as conn:
         assert factories.one(conn, "SELECT count(*) FROM failure_alerts") == 4
 
 
 def test_a_limit_of_one_sums_up_all(make: Make) -> None:
-    told: list[Alert] = []
-    one = make(told.append, per_minute=1)
+    sent: list[Alert] = []
+    one = make(sent.append, per_minute=1)
     for _ in range(3):
         dead_job()
     assert one.run_once() == 1
-    assert (told[0]["kind"], told[0]["count"]) == ("summary", 3)
+    assert (sent[0]["kind"], sent[0]["count"]) == ("summary", 3)
 
 
-def test_each_failure_is_told_whatever_the_statistics_say_about_the_table(make: Make) -> None:
+def test_each_failure_is_sent_whatever_the_statistics_say_about_the_table(make: Make) -> None:
     """With statistics of one row the plan looks for the oldest row once for each row."""
-    told: list[Alert] = []
-    one = make(told.append, per_minute=600)
+    sent: list[Alert] = []
+    one = make(sent.append, per_minute=600)
     ids = [dead_job()]
     with queue_workflows.db.connect() as conn:
         conn.execute("VACUUM ANALYZE failure_alerts")
     ids += [dead_job() for _ in range(30)]
     assert one.run_once() == 31
-    assert [each["id"] for each in told] == ids
+    assert [each["id"] for each in sent] == ids
 
 
-def test_several_senders_share_the_limit_and_tell_each_failure_once(make: Make) -> None:
-    told: list[Alert] = []
-    senders = [make(told.append, per_minute=7) for _ in range(4)]
+def test_several_senders_share_the_limit_and_send_each_failure_once(make: Make) -> None:
+    sent: list[Alert] = []
+    senders = [make(sent.append, per_minute=7) for _ in range(4)]
     ids = {dead_job() for _ in range(40)}
     barrier = threading.Barrier(4)
 
@@ -542,21 +549,21 @@ def test_several_senders_share_the_limit_and_tell_each_failure_once(make: Make) 
         thread.start()
     for thread in threads:
         thread.join()
-    single = [each["id"] for each in told if each["kind"] == "job"]
-    assert len(told) == 7 and len(single) == len(set(single)) == 6 and set(single) < ids
-    assert [each["count"] for each in told if each["kind"] == "summary"] == [34]
+    single = [each["id"] for each in sent if each["kind"] == "job"]
+    assert len(sent) == 7 and len(single) == len(set(single)) == 6 and set(single) < ids
+    assert [each["count"] for each in sent if each["kind"] == "summary"] == [34]
     assert alerts() == []
 
 
 def test_old_failures_expire(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    told: list[Alert] = []
-    one = make(told.append, max_age_s=60.0)
+    sent: list[Alert] = []
+    one = make(sent.append, max_age_s=60.0)
     dead_job()
     execute("UPDATE failure_alerts SET failed_at = now() - interval '61 seconds'")
     fresh = dead_job()
     assert one.run_once() == 1
-    assert [each["id"] for each in told] == [fresh]
-    assert "not told any more, as they are over 60 s old: 1 of the failures" in caplog.text
+    assert [each["id"] for each in sent] == [fresh]
+    assert "not sent any more, as they are over 60 s old: 1 of the failures" in caplog.text
 
 
 # --- a sender that dies, a database that is away -------------------------------------------------
@@ -567,43 +574,43 @@ def lapse() -> None:
     execute("UPDATE failure_alerts SET taken_until = now() - interval '1 second'")
 
 
-def test_what_a_dead_sender_took_is_told_once_more(
+def test_what_a_dead_sender_took_is_sent_once_more(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[Alert] = []
-    one = make(told.append)
+    sent: list[Alert] = []
+    one = make(sent.append)
     job = dead_job()
-    given: dict[str, Any] = {"per_minute": 10, "lease_s": 60.0, "max_age_s": 60.0}
+    given: dict[str, Any] = {"app": "a", "per_minute": 10, "lease_s": 60.0, "max_age_s": 60.0}
     with queue_workflows.db.transaction() as conn:
         assert failure_alerts.take(conn, **given) is not None
     assert one.run_once() == 0, "another sender has it"
     lapse()
     assert one.run_once() == 1
-    assert [each["id"] for each in told] == [job]
+    assert [each["id"] for each in sent] == [job]
     dead_job()
     for _ in range(2):
         with queue_workflows.db.transaction() as conn:
             assert failure_alerts.take(conn, **given) is not None
         lapse()
     assert one.run_once() == 0
-    assert "2 senders ended while they told it; it is not told again" in caplog.text
+    assert "2 senders ended during the call; it is not sent again" in caplog.text
     assert alerts() == []
 
 
 def test_a_database_that_goes_away_after_the_call_gets_the_note_later(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Alert] = []
-    one = make(told.append)
+    sent: list[Alert] = []
+    one = make(sent.append)
     dead_job()
 
     def away(*_: Any) -> None:
         raise queue_workflows.db.OperationalError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(failure_alerts, "told", away)
+        patch.setattr(failure_alerts, "sent", away)
         with pytest.raises(queue_workflows.db.OperationalError):
             one.run_once()
     assert len(alerts()) == 1
     assert one.run_once() == 0
-    assert (len(told), alerts()) == (1, [])
+    assert (len(sent), alerts()) == (1, [])

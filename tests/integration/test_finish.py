@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,12 +32,6 @@ LEFT = {
 """By kind: the state of the job, its event, the kind of its outbox row, what `record` returns."""
 KINDS = [(family, kind) for family in FAMILIES for kind in LEFT]
 KINDS.remove(("ingest", "parked"))
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[engine.Connection]:
-    with db.connect() as made:
-        yield made
 
 
 def claimed(conn: engine.Connection, family: str, worker_id: str = "w1", **columns: Any) -> Row:

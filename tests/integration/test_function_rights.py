@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import psycopg
@@ -26,18 +25,13 @@ CHECKED = {
     "queue_workflows_mend_lines": "",
     "queue_workflows_mend_turns": "'ingest_jobs'",
     "queue_workflows_hold_node": "'r', 'n'",
+    "queue_workflows_wake_waiting": "",
 }
 """The functions that run as their owner and may be granted: each with arguments for a call."""
 RIGHTS = {
     "queue_workflows_put_jobs": "INSERT (args) ON ingest_jobs",
     "queue_workflows_hold_node": "INSERT (value) ON workflow_input_submissions",
 }
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
 
 
 @contextmanager

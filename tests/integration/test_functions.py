@@ -23,6 +23,7 @@ from tests.support import database, factories, migration_folders, schema_snapsho
 SUPPORT = Path(schema_snapshot.__file__).parent
 SQL = migrations.dir().parent / "sql"
 OF_0_3_0 = {"notify_node_job_ready", "notify_ingest_job_ready", "notify_worker_control"}
+LAST = engine.REQUIRED_VERSION
 OBJECTS = "queue_schema_objects"
 LEASE = """
 SELECT concat_ws(' ', id, seq, claim_no, coalesce(worker_id, '-'),
@@ -89,8 +90,8 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
         )
     assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
     assert {part.name: len(part.objects) for part in functions.parts()} == {
-        "functions": 94,
-        "triggers": 31,
+        "functions": 119,
+        "triggers": 35,
     }
 
 
@@ -130,15 +131,17 @@ def test_no_function_is_executable_by_everybody(own: str) -> None:
 # --- the same database as before ---------------------------------------------------------------
 
 NEW = {
+    ("functions", "queue_workflows_insert_ended(text,jsonb)"),
     ("functions", "queue_workflows_nodes_step(text,text,text,double precision,integer,boolean,"
-     "boolean,boolean,jsonb)"),
+     "boolean,boolean,jsonb,text[])"),
     ("tables", OBJECTS), ("constraints", f"{OBJECTS}.{OBJECTS}_pkey"),
     ("indexes", f"{OBJECTS}_pkey"), ("public rights", OBJECTS),
     *(("columns", f"{OBJECTS}.{name}") for name in
       ("part", "checksum", "package_version", "objects", "installed_at")),
     *(("functions", f"queue_workflows_{name}") for name in (
-        "has_waiters()",
-        "is_claimable(text,text)", "is_off(text,timestamp with time zone)",
+        "context_of(text,text[])", "has_waiters()",
+        "is_claimable(text,text)", "is_lost(text,timestamp with time zone)",
+        "is_off(text,timestamp with time zone)",
         "is_past_retention(text,timestamp with time zone,double precision)",
         "is_paused(timestamp with time zone,timestamp with time zone)",
         "is_terminal_job(text)", "is_terminal_run(text)",
@@ -170,18 +173,80 @@ MERGED = {
 SCHEDULES = {
     ("columns", "schedule_fires.run_id"), ("columns", "schedule_fires.skipped"),
     ("indexes", "ingest_job_events_reclaimed_idx"),
-    ("indexes", "workflow_node_events_reclaimed_idx"),
+    ("indexes", "workflow_node_events_reclaimed_idx"), ("indexes", "schedule_fires_run_idx"),
 }  # fmt: skip
 """What migration 0014 adds beside the table `schedules` and what hangs on it."""
 ALERTS = {
     *(("functions", f"queue_workflows_{name}") for name in (
         "alert(text,text,text,text,text,text,text,text)", "run_failed()", "schedule_failed()")),
     ("triggers", "workflow_runs.workflow_runs_failed"),
+    ("indexes", "lock_turns_xid_idx"),
 }  # fmt: skip
-"""What notes failures, beside the tables of migration 0015 and what hangs on them."""
+"""What notes failures, and the index that 0015 widens, beside the tables of 0015."""
+TRACES = {
+    ("columns", "workflow_runs.headers"),
+    ("constraints", "workflow_runs.workflow_runs_headers_check"),
+    ("indexes", "ingest_job_events_id_idx"),
+}  # fmt: skip
+"""What migration 0016 adds beside the tables of exports and what hangs on them."""
+METRICS = {
+    *(("columns", f"{family}_events.xid") for family in ("workflow_node", "ingest_job")),
+    *(("indexes", f"{family}_events_xid_idx") for family in ("workflow_node", "ingest_job")),
+    ("indexes", "workflow_node_jobs_awaiting_idx"),
+    *(("functions", f"queue_workflows_{name}") for name in (
+        "metric_bounds()", "count_events(bigint)",
+        "uncounted_events(bigint,bigint,pg_snapshot,pg_snapshot,timestamp with time zone)")),
+}  # fmt: skip
+"""What counts the history, beside the tables of migration 0017 and what hangs on them."""
+STEPS = {
+    ("functions", "queue_workflows_charge_steps(text,text,bigint)"),
+    ("functions", "queue_workflows_forget_steps(text,text[])"),
+    ("functions", "queue_workflows_forget_parts(text,text[])"),
+    ("functions", "queue_workflows_event_sent()"),
+    ("functions", "queue_workflows_wake_jobs(bigint[])"),
+    ("functions", "queue_workflows_wake_waiting()"),
+}
+"""What steps and events need, beside the tables of migrations 0020 and 0021."""
+CHILD_RUNS = {
+    *(("columns", f"workflow_runs.parent_{name}_id") for name in ("run", "node")),
+    *(("constraints", f"workflow_runs.workflow_runs_parent_{name}_id_check")
+      for name in ("run", "node")),
+    ("indexes", "workflow_runs_parent_idx"),
+    ("columns", "workflow_node_jobs.child_run_id"),
+    ("constraints", "workflow_node_jobs.workflow_node_jobs_child_run_id_check"),
+    *(("functions", f"queue_workflows_{name}") for name in (
+        "run_depth(text)", "make_child(text,text,jsonb,jsonb,boolean)", "child_ended()",
+        "end_parent_node(text,text,text,text,jsonb,text)", "cancel_children()", "children_gone()",
+    )),
+    *(("triggers", f"workflow_runs.workflow_runs_{name}")
+      for name in ("child_ended", "cancel_children", "children_gone")),
+}  # fmt: skip
+"""Runs that nodes of other runs have made."""
+NODE_VERSIONS = {
+    ("columns", "workflow_node_jobs.required_version"),
+    ("columns", "workflow_runs.revision"), ("columns", "workflow_runs.upgrades"),
+    *((kind, f"{place}queue_workflows_{name}{end}") for name in (
+        "node_version", "revision", "upgrades")
+      for kind, place, end in (("types", "", ""), ("constraints", "-.", "_check"))),
+    ("indexes", "workflow_node_jobs_claim_idx"), ("indexes", "workflow_node_jobs_gpu_idx"),
+}  # fmt: skip
+"""What migration 0022 adds for versions of nodes, and the claim's functions that know them."""
+CLAIMING = frozenset(f"queue_workflows_{name}" for name in (
+    "claim_apart", "gpu_choose", "gpu_line", "gpu_next", "gpu_take", "gpu_weigh", "node_step",
+    "pick_gpu",
+))  # fmt: skip
+"""Functions with another argument since then: the worker's versions."""
+_OF_MAPS = (
+    "workflow_run_maps", "workflow_map_items", "queue_workflows_item_", "-.queue_workflows_item_",
+    "queue_workflows_open_map(", "queue_workflows_step_map(", "queue_workflows_end_map(",
+    "queue_workflows_fail_map(",
+)  # fmt: skip
+"""How the names begin of what migration 0018 makes and of what hangs on it."""
 CHANGED = {
+    "queue_workflows_insert_nodes(text,jsonb)",  # a map waits with a blocked_reason
     "queue_workflows_bound_job()",  # compares what may be bad only if it changes
     "queue_workflows_hold_ingest()",  # checks a window without a key too
+    "queue_workflows_hold_node(text,text)",  # takes a weaker lock
     "queue_workflows_keep_events()",
     "notify_ingest_jobs_inserted()",  # equal notifications are folded by the server alone
     "notify_node_jobs_inserted()",
@@ -203,21 +268,41 @@ def test_the_database_is_that_of_the_migrations_of_before_but_for_the_record(own
         or "queue_workflows_is_claimable(" in text
         or "queue_workflows_is_off(" in text
         or "queue_workflows_is_paused(" in text
-    }
+    } - ALERTS
     assert sum(map(len, before.values())) > 600
     found = {(kind, name) for kind, name, _, _ in schema_snapshot.difference(before, now)}
     of_0014 = {
         (kind, name)
         for kind, name in found
         if name.split(".")[0] == "schedules"
-        or name.startswith("schedules_")
+        or name.startswith(("schedules_", "queue_workflows_next_wake("))
         or name == "queue_workflows_schedule_changed()"
     }
     assert len(of_0014) > 40 and not {name for kind, name in of_0014 if name in before[kind]}
     of_0015 = {(kind, name) for kind, name in found if name.startswith("failure_alert")}
     assert len(of_0015) > 20 and not {name for kind, name in of_0015 if name in before[kind]}
-    found -= of_0014 | SCHEDULES | of_0015 | ALERTS
-    assert found == NEW | NOTES | MERGED | named | {("functions", name) for name in CHANGED}
+    of_0016 = {(kind, name) for kind, name in found if name.startswith("event_export")}
+    assert len(of_0016) > 10 and not {name for kind, name in of_0016 if name in before[kind]}
+    assert found >= TRACES
+    of_0017 = {(kind, name) for kind, name in found if name.startswith("metric_")}
+    assert len(of_0017) > 10 and not {name for kind, name in of_0017 if name in before[kind]}
+    assert found >= METRICS
+    of_0018 = {(kind, name) for kind, name in found if name.startswith(_OF_MAPS)}
+    assert len(of_0018) > 20 and not {name for kind, name in of_0018 if name in before[kind]}
+    of_0020 = {
+        (kind, name)
+        for kind, name in found
+        if name.startswith(("job_steps", "events", "job_parts"))
+    }
+    assert len(of_0020) > 20 and not {name for kind, name in of_0020 if name in before[kind]}
+    assert found >= STEPS
+    found -= of_0014 | SCHEDULES | of_0015 | ALERTS | of_0016 | TRACES | of_0017 | METRICS
+    assert found >= NODE_VERSIONS
+    claiming = {(kind, name) for kind, name in found if name.split("(")[0] in CLAIMING}
+    assert {name.split("(")[0] for _, name in claiming} == CLAIMING
+    found -= of_0018 | of_0020 | STEPS | NODE_VERSIONS
+    changed = {("functions", name) for name in CHANGED}
+    assert found - claiming == (NEW | NOTES | MERGED | CHILD_RUNS | named | changed) - claiming
     assert not {name for kind, name in NEW if name in before[kind]}
 
 
@@ -380,24 +465,25 @@ def test_a_worker_waits_until_its_functions_are_there(
 
         assert engine.wait_until_ready(stopped=lambda: False, pause=pause)
         assert pauses == [0.5]
-    assert "waiting for schema version 15" in caplog.text
+    assert f"waiting for schema version {LAST}" in caplog.text
 
 
 def test_a_downgrade_forgets_the_set_and_takes_its_objects(own: str) -> None:
     with engine.connect() as conn:
-        assert engine.downgrade(to_version=12) == [15, 14, 13]
+        assert engine.downgrade(to_version=12) == [*range(LAST, 12, -1)]
         left = schema_snapshot.snapshot(conn)
         assert {name.partition("(")[0] for name in left["functions"]} == OF_0_3_0
         assert OBJECTS not in left["tables"]
 
 
 def test_a_downgrade_that_keeps_the_record_empties_it(own: str, tmp_path: Path) -> None:
-    folder = migration_folders.chain_up_to(15, tmp_path / "more")
-    migration_folders.write_chain(folder, _0016_more="SELECT 1", _0016_more_down="SELECT 1")
-    assert engine.bootstrap(migrations_dir=folder) == [16]
+    folder = migration_folders.chain_up_to(LAST, tmp_path / "more")
+    name = f"_{LAST + 1:04}_more"
+    migration_folders.write_chain(folder, **{name: "SELECT 1", f"{name}_down": "SELECT 1"})
+    assert engine.bootstrap(migrations_dir=folder) == [LAST + 1]
     with engine.connect() as conn:
         assert len(record(conn)) == 2
-        assert engine.downgrade(to_version=15, migrations_dir=folder) == [16]
+        assert engine.downgrade(to_version=LAST, migrations_dir=folder) == [LAST + 1]
         assert record(conn) == {}
         engine.bootstrap()
         assert len(record(conn)) == 2
@@ -406,10 +492,10 @@ def test_a_downgrade_that_keeps_the_record_empties_it(own: str, tmp_path: Path) 
 def test_without_the_tables_of_alerts_a_run_and_a_job_can_still_fail(own: str) -> None:
     with engine.connect() as conn:
         run_id, job = factories.run(conn), factories.ingest(conn)
-        assert engine.downgrade(to_version=14) == [15]
+        assert engine.downgrade(to_version=14) == [*range(LAST, 14, -1)]
         conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (run_id,))
         conn.execute("UPDATE ingest_jobs SET status = 'failed' WHERE id = %s", (job["id"],))
-        assert engine.bootstrap() == [15]
+        assert engine.bootstrap() == [*range(15, LAST + 1)]
         assert functions.problems(conn) == []
 
 
@@ -480,14 +566,13 @@ def test_verify_names_what_an_empty_database_lacks(
     assert main(["migrate", "--verify", "--json"]) == 1
     found = json.loads(capfd.readouterr().out)
     assert found["version"] == 0
-    assert found["problems"][-5:] == [
-        "migration 0013_release_0_4 is not applied",
-        "migration 0014_schedules is not applied",
-        "migration 0015_failure_alerts is not applied",
+    names = [f"{step.version:04}_{step.name}" for step in migration_files.chain()]
+    assert names[12] == "0013_release_0_4"
+    assert found["problems"] == [
+        *(f"migration {name} is not applied" for name in names),
         "the functions are not installed",
         "the triggers are not installed",
     ]
-    assert len(found["problems"]) == 17
 
 
 def test_the_printed_sql_makes_the_schema_and_its_functions(
@@ -514,8 +599,8 @@ LAST_16 = "79bba3898f603a3b0b3b0dbe1bddfb86fd634237c54ad29bf228d8e73df01f68"
 
 def make_development(conn: engine.Connection, up_to: int = 33, *, last: bool = False) -> None:
     """Make the database what a development build made: its tables are the same, its ledger not."""
-    for name in ("0015_failure_alerts", "0014_schedules"):
-        conn.execute((migrations.dir() / f"{name}.down.sql").read_bytes())
+    for step in reversed(migration_files.chain()[13:]):
+        conn.execute(step.down.encode())
     conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {ledger.NAME} WHERE version > 12")
     development = json.loads((SUPPORT / "development_ledger.json").read_text())
     if last:
@@ -546,9 +631,9 @@ def test_a_complete_database_of_a_development_build_is_converted(
         assert (steps["schema"].level, steps["rights"].level) == (findings.OK, findings.OK)
         job = factories.ingest(conn)
         assert main(["migrate", "--dry-run"]) == 0
-        told = "version 33 -> 15: would install the functions and triggers"
-        assert told in capfd.readouterr().out
-        assert engine.bootstrap() == [14, 15]
+        announced = f"version 33 -> {LAST}: would install the functions and triggers"
+        assert announced in capfd.readouterr().out
+        assert engine.bootstrap() == [*range(14, LAST + 1)]
         assert schema_snapshot.snapshot(conn) == whole
         assert conn.execute(f"SELECT version, checksum FROM {ledger.NAME}").fetchall() == recorded
         assert factories.reread(conn, job)["status"] == "queued"

@@ -179,9 +179,9 @@ def test_a_worker_without_models_leaves_what_a_parked_one_knows(conn: Any) -> No
     report(conn, "knows", "den", known_models=["m"])
     assert claim(conn) is None
     assert unserved(conn) == {"m": "off"}
-    told = jobs_api.explain(job["id"], conn=conn)
-    assert told is not None and not told["can_run"]
-    assert {worker["worker_id"]: worker["detail"] for worker in told["workers"]} == {
+    explained = jobs_api.explain(job["id"], conn=conn)
+    assert explained is not None and not explained["can_run"]
+    assert {worker["worker_id"]: worker["detail"] for worker in explained["workers"]} == {
         "w1": "it registers no model, and others know m", "knows": "switched off (hard)",
     }  # fmt: skip
 
@@ -387,9 +387,9 @@ def test_a_job_of_a_run_that_is_over_is_not_the_first_of_its_model(
     report(conn, current_model=who.get("model"), known_models=who.get("models", []), detail=detail)
     rows = {row["node_id"]: row for row in conn.execute("SELECT * FROM workflow_node_jobs")}
     for name in ("other", "cold"):
-        told = jobs_api.explain(rows[name]["id"], conn=conn)
-        assert told is not None
-        assert [worker["clause"] for worker in told["workers"]] == ["next"], name
+        explained = jobs_api.explain(rows[name]["id"], conn=conn)
+        assert explained is not None
+        assert [worker["clause"] for worker in explained["workers"]] == ["next"], name
         job = claims.node_step(conn, claimant)
         assert job is not None and job["node_id"] == name
         conn.execute("UPDATE workflow_node_jobs SET worker_id = 'w' WHERE status = 'running'")
@@ -446,7 +446,7 @@ def test_a_worker_reports_its_gpu_its_models_and_their_sizes(
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_VRAM_GB", "12")
     model_registry.register(model_registry.ModelSpec("m", loader=dict, est_vram_gb=3.5))
     worker = claim_worker.ClaimWorker(queue="gpu", host="box", on_exit=lambda _: None)
-    told = (
+    explained = (
         "SELECT w.known_models = ARRAY['m'] AND w.vram_total_mb = 12000"
         " AND h.vram_total_mb = 12000 AND g.est_vram_gb = 3.5"
         " AND w.detail -> 'claim' ->> 'policy' = 'strict'"
@@ -456,7 +456,7 @@ def test_a_worker_reports_its_gpu_its_models_and_their_sizes(
     try:
         with service.Pool("work", 1, lambda _: worker.run_forever()):
             try:
-                wait.until(lambda: factories.column(conn, told) == [True])
+                wait.until(lambda: factories.column(conn, explained) == [True])
             finally:
                 worker.stop()
     finally:

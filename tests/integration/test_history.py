@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Generator
 from types import ModuleType
 from typing import Any
 
-import pytest
 from psycopg import sql
 
 import queue_workflows
@@ -20,27 +18,14 @@ from tests.support import factories, flow
 from tests.support.flow import Flow
 
 
-@pytest.fixture
-def toy(db: ModuleType) -> Generator[Flow]:
-    made = Flow()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with engine.connect() as own:
-        yield own
-
-
-def told(job_id: str) -> dict[str, Any]:
+def attempts_of(job_id: str) -> dict[str, Any]:
     found = history.get_job(job_id)
     assert found is not None
     return found
 
 
 def outcomes(job_id: str) -> list[str]:
-    return [attempt["outcome"] for attempt in told(job_id)["attempts"]]
+    return [attempt["outcome"] for attempt in attempts_of(job_id)["attempts"]]
 
 
 def test_a_run_shows_its_nodes_in_the_workflows_order(toy: Flow) -> None:
@@ -140,7 +125,7 @@ def test_inputs_are_those_that_the_handler_received(toy: Flow) -> None:
     )
     run_id = toy.started()
     toy.work()
-    assert told(flow.job(run_id, "t/b")["id"])["inputs"] == {"got": 7}
+    assert attempts_of(flow.job(run_id, "t/b")["id"])["inputs"] == {"got": 7}
 
 
 def test_a_failure_shows_its_error_and_traceback(toy: Flow) -> None:
@@ -151,7 +136,7 @@ def test_a_failure_shows_its_error_and_traceback(toy: Flow) -> None:
     toy.dag(a="")
     run_id = toy.started()
     toy.work()
-    shown = told(flow.job(run_id, "s/a")["id"])
+    shown = attempts_of(flow.job(run_id, "s/a")["id"])
     assert shown["error"] == shown["attempts"][0]["error"] == "ValueError: no good"
     assert "raise ValueError" in shown["traceback"]
     assert shown["attempts"][0]["outcome"] == "failed"
@@ -167,7 +152,7 @@ def test_every_claim_is_an_attempt_with_its_own_end(conn: engine.Connection) -> 
     recovery.reclaim_lapsed(conn, job_tables.NODE_JOBS)
     held = factories.claim_node(conn)
     factories.complete_node(conn, held, done=True)
-    shown = told(job["id"])
+    shown = attempts_of(job["id"])
     assert [a["outcome"] for a in shown["attempts"]] == ["requeued", "reclaimed", "completed"]
     assert [a["claim_no"] for a in shown["attempts"]] == [1, 2, 3]
     assert [a["pid"] for a in shown["attempts"]] == [None, 77, None]
@@ -186,7 +171,7 @@ def test_an_end_by_a_guard_shows_its_reason_and_the_outcome_of_the_job(
     assert row is not None
     named = row | {"worker_id": lease.worker_id}
     job_events.note(conn, lease.table, named, "budget_trip", detail="{}", elapsed_s=9.0)
-    (attempt,) = told(job["id"])["attempts"]
+    (attempt,) = attempts_of(job["id"])["attempts"]
     assert (attempt["outcome"], attempt["error"], attempt["ran_s"]) == (
         "requeued", "over its budget", 9.0,
     )  # fmt: skip
@@ -202,7 +187,7 @@ def test_an_event_without_a_claim_belongs_to_the_one_before(conn: engine.Connect
         " VALUES (%s, 'n', 'model_load_done', 2.5)",
         (job["run_id"],),
     )
-    (attempt,) = told(job["id"])["attempts"]
+    (attempt,) = attempts_of(job["id"])["attempts"]
     assert [event["event_type"] for event in attempt["events"]] == ["claimed", "model_load_done"]
     assert attempt["outcome"] == "running"
     assert attempt["ran_s"] is not None
@@ -212,7 +197,7 @@ def test_without_its_events_an_attempt_is_described_by_the_row(conn: engine.Conn
     job = factories.node(conn)
     factories.complete_node(conn, factories.claim_node(conn))
     conn.execute("DELETE FROM workflow_node_events")
-    (attempt,) = told(job["id"])["attempts"]
+    (attempt,) = attempts_of(job["id"])["attempts"]
     assert (attempt["claim_no"], attempt["outcome"], attempt["host_label"]) == (
         1, "completed", "box",
     )  # fmt: skip
@@ -225,7 +210,7 @@ def test_an_ingest_job_has_a_history_of_its_own(conn: engine.Connection) -> None
     attempts.fail(conn, factories.ingest_lease(held), error="once")
     conn.execute("UPDATE ingest_jobs SET available_at = NULL, blocked_reason = NULL")
     factories.complete_ingest(conn, factories.claim_ingest(conn), rows=3)
-    shown = told(job["id"])
+    shown = attempts_of(job["id"])
     assert (shown["kind"], shown["inputs"], shown["output"]) == (
         "ingest job", {"n": 1}, {"rows": 3},
     )  # fmt: skip
@@ -245,7 +230,7 @@ def test_a_reopened_node_has_waited_since_its_run_started_again(toy: Flow) -> No
     queue_workflows.retry_run(run_id)
     dispatcher.start_run(run_id)
     toy.work()
-    first, second = told(flow.job(run_id, "s/a")["id"])["attempts"]
+    first, second = attempts_of(flow.job(run_id, "s/a")["id"])["attempts"]
     assert (first["outcome"], second["outcome"]) == ("failed", "completed")
     assert second["queued_at"] == flow.run(run_id)["started_at"]
 

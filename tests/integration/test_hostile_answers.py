@@ -9,8 +9,9 @@ from types import ModuleType
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import input_listener
-from queue_workflows.engine import row_isolation
+from queue_workflows import input_listener, node_pool, runs
+from queue_workflows.db import pool as pools
+from queue_workflows.engine import input_answers, row_isolation
 from tests.support import factories, flow, rows_before_checks
 
 DEEP = "[" * 1500 + "]" * 1500
@@ -176,3 +177,65 @@ def test_an_early_answer_waits_without_using_up_its_attempts(
         assert listener.process_once()
     assert outcome(conn, early)[0] == "pending"
     assert factories.one(conn, "SELECT attempts FROM workflow_input_submissions") == 0
+
+
+def test_a_node_that_a_submitter_holds_delays_neither_its_answer_nor_its_end(
+    flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`queue_workflows_hold_node` may be called by every role that may answer."""
+    monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.2)
+    answered, cancelled = waiting(flows), waiting(flows)
+    with engine.connection() as submitter:
+        for run_id in (answered, cancelled):
+            submitter.execute("SELECT queue_workflows_hold_node(%s, 'q')", (run_id,))
+        taken = answer(conn, answered, "1")
+        flows.look()
+        assert outcome(conn, taken)[0] == "processed"
+        runs.cancel(cancelled)
+        assert flow.states(cancelled) == {"q": "cancelled"}
+
+
+def test_an_answer_to_a_locked_node_delays_no_other(
+    flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.2)
+    held_run, free_run = waiting(flows), waiting(flows)
+    held, free = answer(conn, held_run, "1", "2001-01-01"), answer(conn, free_run, "1")
+    with engine.connection() as other:
+        other.execute(
+            "UPDATE workflow_node_jobs SET host_label = 'x' WHERE run_id = %s", (held_run,)
+        )
+        flows.look()
+        assert (outcome(conn, held)[0], outcome(conn, free)[0]) == ("pending", "processed")
+
+
+def test_a_flood_of_answers_delays_no_run_and_nothing_that_becomes_due(
+    flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_pool, "ANSWERS_A_ROUND", 3)
+    run_id = waiting(flows)
+    for number in range(12):
+        conn.execute(
+            "INSERT INTO workflow_input_submissions (run_id, node_id, value) VALUES (%s, %s, '1')",
+            (run_id, f"no such node {number}"),
+        )
+    arrived: list[str] = []
+    refuse = input_answers.refuse
+
+    def refuse_and_submit(own: engine.Connection, submission_id: str, error: str) -> None:
+        refuse(own, submission_id, error)
+        if not arrived:
+            arrived.append(flows.submit())
+            factories.ingest(conn, id="due", available_at="2100-01-01")
+            with factories.unguarded(conn, "ingest_jobs"):
+                conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
+
+    monkeypatch.setattr(input_answers, "refuse", refuse_and_submit)
+    flows.look()
+    assert factories.one(
+        conn,
+        "SELECT r.started_at < max(s.processed_at) AND count(*) = 12"
+        " FROM workflow_runs r, workflow_input_submissions s WHERE r.id = %s GROUP BY r.id",
+        arrived[0],
+    )
+    assert factories.one(conn, "SELECT blocked_reason FROM ingest_jobs WHERE id = 'due'") is None

@@ -14,7 +14,10 @@ import typer.main
 from queue_workflows import config
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
+from queue_workflows.db import pool as pools
 from tests.support import extreme_rows as hostile
+
+pytestmark = pytest.mark.slow
 
 _built = functools.cache(typer.main.get_command)
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -85,6 +88,7 @@ LISTS = [
     ("runs", "--limit", "1000"), ("runs",), ("status",), ("inputs",), ("queues",), ("workers",),
     ("models",), ("jobs", "list", "--limit", "10000"), ("doctor",), ("audit",),
     ("prune", "--dry-run"), ("health",), ("samples", "--past", "1d", "--host", "h"),
+    ("schedules",),
 ]  # fmt: skip
 
 
@@ -188,6 +192,19 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("hw_samples", {"sampled_at": "now"}, "host_label"),
     ("model_controls", {}, "host_label"),
     ("gpu_unassignable", {}, "model"),
+    ("schedule_fires", {"fire_at": "now"}, "name"),
+    ("failure_alerts", {"occurrence": "0"}, "subject"),
+    ("events", {}, "name"),
+    (
+        "job_parts",
+        {"job_table": "ingest_jobs", "claim_no": 1, "seq": 1, "name": "n", "part": "{}"},
+        "job_id",
+    ),
+    (
+        "job_steps",
+        {"job_id": "i", "job_table": "ingest_jobs", "kind": "step", "state": "done", "claim_no": 1},
+        "name",
+    ),
 ]
 
 
@@ -205,7 +222,19 @@ def test_what_is_stored_beside_runs_and_jobs_is_shown(conn: Any, said: Callable[
     check(said, lists())
     check(said, [(*c, *m) for c in (("show", "parent"), ("show", "j"), ("show", "i"), ("why", "j"),
                                     ("why", "i")) for m in ((), ("--json",))])  # fmt: skip
+    check(said, [("show", "i", "--steps", *m) for m in ((), ("--full",), ("--json",))])
     check(said, [("cancel", "parent"), ("cancel", "i"), ("jobs", "delete", "i")])
+
+
+def test_any_schedule_is_listed_previewed_paused_and_removed(
+    conn: Any, said: Callable[..., Said]
+) -> None:
+    rows = hostile.fill(conn, "schedules", {}, "name", singles=12)
+    assert len(rows) > 15
+    check(said, lists())
+    check(said, of(rows, "schedules preview", "schedules preview --json"))
+    check(said, of(rows, "schedules pause", "schedules resume", "schedules remove"))
+    assert conn.execute("SELECT name FROM schedules").fetchall() == []
 
 
 def test_an_id_is_named_as_it_was_printed(conn: Any, said: Callable[..., Said]) -> None:
@@ -227,3 +256,17 @@ def test_markup_and_percent_signs_are_text(conn: Any, said: Callable[..., Said])
     conn.execute("INSERT INTO ingest_jobs (id, task_name, queue) VALUES ('[red]%s[/]', '%d', 'q')")
     assert "[red]%s[/]" in said("jobs", "list").out
     assert said("cancel", "[red]%s[/]").out.startswith("ingest job [red]%s[/] (%d): cancelled")
+
+
+def test_a_row_that_another_session_locks_is_named_as_that(
+    conn: Any, said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.2)
+    conn.execute(
+        "INSERT INTO workflow_runs (id, workflow_name, status) VALUES ('r', 'w', 'queued')"
+    )
+    with engine.connect(autocommit=False) as other:
+        other.execute("SELECT FROM workflow_runs WHERE id = 'r' FOR UPDATE")
+        done = said("cancel", "r")
+    assert done.code == 2 and "canceling statement due to lock timeout" in done.err
+    assert said("cancel", "r").code == 0

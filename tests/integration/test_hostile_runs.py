@@ -28,12 +28,6 @@ def flows(db: ModuleType) -> Generator[flow.Flow]:
     made.close()
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with db.connect() as own:
-        yield own
-
-
 def set_column(conn: engine.Connection, run_id: str, column: str, value: str) -> None:
     """Write a column of a run past its bounds, as an older database may hold it."""
     rows_before_checks.change(
@@ -162,7 +156,7 @@ FORGED: dict[str, tuple[Any, str]] = {
     "null": (None, "an object is needed"),
     "no nodes": (definition(), "has no nodes"),
     "nodes of text": ({"version": 1, "nodes": "x"}, "must be a list"),
-    "version": ({"version": 2, "nodes": []}, "version 2"),
+    "version": ({"version": 3, "nodes": []}, "version 3"),
     "cycle": (definition(a="b", b="a"), "a cycle of nodes: a -> b -> a"),
     "self": (definition(a="a"), "a cycle of nodes: a -> a"),
     "half cycle": (definition(s="", a="s b", b="a"), "a cycle of nodes"),
@@ -289,7 +283,7 @@ def test_reading_a_definition_again_costs_less_than_its_check(
     def start() -> None:
         run_id = factories.run(conn, mode="node", definition=made)
         head = factories.one(
-            conn, "SELECT jsonb_build_object('id', id, 'generation', 0, 'born', 0,"
+            conn, "SELECT jsonb_build_object('id', id, 'generation', 0, 'revision', 0, 'born', 0,"
             " 'has_definition', true) FROM workflow_runs WHERE id = %s", run_id,
         )  # fmt: skip
         from queue_workflows.dispatch import run_cache

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -24,12 +23,6 @@ ENDS = {
     "reclaimed": "queued",
 }
 """The events of changes of state, and the state in which each leaves the job."""
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,25 +12,11 @@ import pytest
 from queue_workflows import config, errors, jobs, node_queue
 from queue_workflows.engine import attempts, pending, promotion
 from tests.support import factories
-from tests.support.notifications import NotificationListener
 
 
 @pytest.fixture(autouse=True)
 def task(clean_process: None) -> None:
     config.register_ingest_task("t", lambda reason: {})
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
-
-
-@pytest.fixture
-def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    listener = NotificationListener()
-    yield listener.heard
-    listener.close()
 
 
 def enqueue(**given: Any) -> str:

@@ -17,9 +17,11 @@ _GIVEN: dict[str, Any] = {
     "queue": "q", "partition": "p", "at": None, "lasts": None, "by": None, "stale_s": 1.0,
     "job": "j", "result": "1", "seconds": 1.0, "rss": 1, "error": "e", "run_id": "r", "host": "h",
     "worker": "w", "models": ["m"], "required_model": "m", "given": ["error"], "status": "queued",
-    "priority": 1, "seq": 1, "newest": True, "most": 10,
+    "priority": 1, "seq": 1, "newest": True, "most": 10, "name": "spans", "batch": 1,
+    "sweep_s": 1.0,
 }  # fmt: skip
 _SIGNS = {
+    "is_lost": "now()",
     "is_off": "now()",
     "is_paused": "now()",
     "is_past_retention": "now()",
@@ -29,6 +31,7 @@ _SIGNS = {
 """What the plan shows of a rule. An index on claimable jobs leaves nothing of `is_claimable`."""
 _SELECTS = {
     "is_claimable": "workflow_node_jobs j WHERE {}(j.status, j.blocked_reason)",
+    "is_lost": "ingest_jobs j WHERE {}(j.status, j.lease_expires_at)",
     "is_off": "worker_controls c WHERE {}(c.desired_state, c.until_at)",
     "is_past_retention": "ingest_jobs j WHERE {}(j.status, j.finished_at, 1.0)",
     "is_paused": "queue_settings s WHERE {}(s.paused_at, s.paused_until)",

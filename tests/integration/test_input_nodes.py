@@ -28,12 +28,6 @@ def host(db: ModuleType) -> Iterator[flow.Flow]:
         assert invariants.broken(conn, slack_s=5) == []
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
-
-
 def asked(host: flow.Flow, widget: str = "file_upload", *, context: Any = None, **keys: Any) -> str:
     """A run whose input node `q` is parked, with `s/a` behind it; its id."""
     host.define(

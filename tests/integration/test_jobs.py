@@ -119,6 +119,24 @@ def test_jobs_are_found_by_queue_task_status_and_key(
     assert ids(jobs.list(**wanted)) == found
 
 
+def test_running_jobs_are_found_by_whether_their_lease_has_lapsed(conn: Any, some: None) -> None:
+    for name, lease in (("lapsed", "-1 s"), ("alive", "1 h")):
+        factories.ingest(conn, id=name)
+        conn.execute(
+            "UPDATE ingest_jobs SET status = 'running', worker_id = 'w', claimed_by = 'w',"
+            " claim_no = claim_no + 1, started_at = now(), lease_expires_at = now() + %s::interval"
+            " WHERE id = %s",
+            (lease, name),
+        )
+    assert ids(jobs.list(status="running", lost=True)) == ["lapsed"]
+    assert ids(jobs.list(status=["running", "queued"], lost=False)) == ["alive", "later", "waits"]
+    assert {row["id"] for row in jobs.list() if row["lost"]} == {"lapsed"}
+    for job_id in ("lapsed", "alive", "dead"):
+        shown, why = history.get_job(job_id), jobs.explain(job_id)
+        assert shown is not None and why is not None
+        assert shown["lost"] is why["lost"] is (job_id == "lapsed")
+
+
 def test_since_is_the_last_that_happened_to_a_job(conn: Any, some: None) -> None:
     conn.execute(
         "UPDATE ingest_jobs SET created_at = now() - interval '3 hours',"
@@ -246,8 +264,8 @@ def test_a_run_is_no_job(conn: Any, said: Callable[..., Said]) -> None:
 
 def test_each_job_gets_an_outcome_or_a_reason(conn: Any, some: None) -> None:
     node = factories.node(conn, id="n")
-    told = jobs.retry_many(["done", "dead", "n", "nobody", "dead"], by="ann")
-    assert told == [
+    answers = jobs.retry_many(["done", "dead", "n", "nobody", "dead"], by="ann")
+    assert answers == [
         {"id": "done", "outcome": "refused", "status": "completed",
          "reason": "it is completed: only a failed or cancelled one is retried"},
         {"id": "dead", "outcome": "queued", "status": "failed", "reason": None},
@@ -272,9 +290,9 @@ def test_waiting_jobs_are_cancelled_and_running_ones_requested_to_stop(
     failed(conn, "dead2")
     factories.ingest(conn, id="runs")
     job = factories.claim_ingest(conn)
-    told = jobs.cancel_many(["waits", "runs", "done"], by="ann")
-    assert [one["outcome"] for one in told] == ["cancelled", "asked to stop", "refused"]
-    assert told[2]["reason"] == "it is completed"
+    answers = jobs.cancel_many(["waits", "runs", "done"], by="ann")
+    assert [one["outcome"] for one in answers] == ["cancelled", "asked to stop", "refused"]
+    assert answers[2]["reason"] == "it is completed"
     assert history_of(conn, "runs")[-1] == ("cancel_requested", "ann")
     assert history_of(conn, "waits") == [("cancelled", "ann")]
     again = jobs.cancel_many(["runs"])
@@ -287,8 +305,8 @@ def test_waiting_jobs_are_cancelled_and_running_ones_requested_to_stop(
 def test_running_jobs_may_be_left_alone(conn: Any) -> None:
     factories.ingest(conn, id="runs")
     factories.claim_ingest(conn)
-    (told,) = jobs.cancel_many(["runs"], running=False)
-    assert (told["outcome"], told["reason"]) == ("refused", "it is running")
+    (answers,) = jobs.cancel_many(["runs"], running=False)
+    assert (answers["outcome"], answers["reason"]) == ("refused", "it is running")
     assert factories.reread(conn, {"id": "runs"})["cancel_requested_at"] is None
 
 
@@ -296,9 +314,9 @@ def test_deleting_spares_what_runs_and_keeps_the_history(conn: Any, some: None) 
     conn.execute("UPDATE ingest_jobs SET priority = 1 WHERE id = 'later'")
     factories.ingest(conn, id="runs")
     factories.claim_ingest(conn)
-    told = jobs.delete_many(["runs", "dead", "waits", "done"], by="ann")
-    assert [one["outcome"] for one in told] == ["refused", "deleted", "deleted", "deleted"]
-    assert told[0]["reason"] == "it is running: cancel it first"
+    answers = jobs.delete_many(["runs", "dead", "waits", "done"], by="ann")
+    assert [one["outcome"] for one in answers] == ["refused", "deleted", "deleted", "deleted"]
+    assert answers[0]["reason"] == "it is running: cancel it first"
     assert set(statuses(conn)) == {"runs", "later"}
     assert history_of(conn, "dead")[-1] == ("deleted", "ann")
     assert history_of(conn, "waits") == [("deleted", "ann")]
@@ -321,17 +339,17 @@ def test_many_go_in_batches_and_of_two_people_one_retries_each(
     names = [f"j{n:02}" for n in range(60)]
     for name in names:
         factories.ingest(conn, id=name, status="failed", finished_at=datetime.now(timezone.utc))
-    told: list[Any] = []
+    answers: list[Any] = []
     people = [
-        threading.Thread(target=lambda line=line: told.extend(jobs.retry_many(line)))
+        threading.Thread(target=lambda line=line: answers.extend(jobs.retry_many(line)))
         for line in (names, names[::-1])
     ]
     for person in people:
         person.start()
     for person in people:
         person.join(30)
-    assert len(told) == 120
-    assert sum(one["outcome"] == "queued" for one in told) == 60, "each once"
+    assert len(answers) == 120
+    assert sum(one["outcome"] == "queued" for one in answers) == 60, "each once"
     assert set(statuses(conn).values()) == {"queued"}
 
 

@@ -10,7 +10,7 @@ import queue
 import resource
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
@@ -76,12 +76,6 @@ def follow(db: ModuleType, dsn: str) -> Generator[Callable[..., Heard]]:
         one.end()
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
-
-
 def notify(conn: Any, channel: str, *texts: str) -> None:
     with conn.transaction():
         for text in texts:
@@ -91,7 +85,7 @@ def notify(conn: Any, channel: str, *texts: str) -> None:
 def kill_followers(conn: Any) -> None:
     conn.execute(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-        " WHERE application_name = 'follower'"
+        " WHERE datname = current_database() AND application_name = 'follower'"
     )
 
 

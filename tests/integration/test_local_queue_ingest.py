@@ -20,7 +20,9 @@ import pytest
 from queue_workflows import config, errors, jobs, local_queue, queues, workers
 from queue_workflows import db as engine
 from queue_workflows.engine import job_tables, recovery
-from tests.support import factories, invariants, local_queue_app
+from queue_workflows.runtime import clock
+from queue_workflows.telemetry import pressure
+from tests.support import factories, invariants, local_queue_app, memory_reports
 from tests.support.local_queue_app import QUEUE
 from tests.support.wait import until
 
@@ -222,8 +224,9 @@ def test_a_lost_lease_drops_the_late_result(
     until(lambda: handlers.began == [job_id])
     workers.set_control("box", QUEUE, desired_state="off", stop_policy="drain")
     # As the sweep does for a process that seems dead.
-    conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'")
-    assert len(recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)) == 1
+    with conn.transaction():  # a renewal between the two would undo the first
+        conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'")
+        assert len(recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)) == 1
     until(lambda: manager.stats()["abandoned_threads"] == 1)
     handlers.go.set()
     until(lambda: manager.stats()["late_results"] == 1)
@@ -379,8 +382,6 @@ def test_the_budget_of_a_job_ends_its_attempt(
 def test_a_full_memory_hands_waiting_claims_back(
     conn: engine.Connection, handlers: Handlers
 ) -> None:
-    from queue_workflows.telemetry import pressure
-
     reading = pressure.Reading()
     plan = local_queue.IngestPlan(QUEUE, host="box", limit=3)
     manager = local_queue.JobQueueManager(
@@ -436,6 +437,79 @@ def test_only_ingest_queues_are_served(conn: engine.Connection) -> None:
 # --- Processes.
 
 
+class Idle:
+    """A manager that does nothing."""
+
+    workers = 2
+    throttled_by: str | None = None
+
+    def wake(self) -> None:
+        return
+
+    def withdraw(self, job_id: str) -> bool:
+        del job_id
+        return False
+
+    def abandon(self, job_id: str, reason: str) -> bool:
+        del job_id, reason
+        return False
+
+
+@pytest.fixture
+def opened(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[local_queue.IngestPlan, Idle]]:
+    """A plan whose manager takes nothing by itself; it reports often."""
+    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    plan, owner = local_queue.IngestPlan(QUEUE, host="box"), Idle()
+    plan.open(owner)
+    yield plan, owner
+    plan.close()
+
+
+def test_a_job_whose_lease_has_ended_does_not_start(opened: Any) -> None:
+    plan, _ = opened
+    enqueue(2)
+    late, in_time = plan.fetch_ready()
+    late.claim.work.lease_end.ends = clock.boot_s() + 1  # the clock went on while it was stopped
+    assert not plan.mark_running(late)
+    assert plan.mark_running(in_time)
+
+
+def test_a_full_memory_shows_in_the_list_of_workers(opened: Any) -> None:
+    _, owner = opened
+    until(lambda: [row["state"] for row in workers.list()] == ["idle"])
+    (found,) = workers.list()
+    assert found["throttle"] is None
+    owner.throttled_by = "RAM at 93.1 % (limit 90 %)"
+    until(lambda: [row["state"] for row in workers.list()] == ["throttled"])
+    (found,) = workers.list()
+    assert found["throttle"] == "RAM at 93.1 % (limit 90 %)"
+
+
+def test_it_waits_for_memory_that_a_job_of_another_worker_fills(
+    conn: engine.Connection, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MEMORY_THROTTLE_THRESHOLD", "MEMORY_RESUME_THRESHOLD"):
+        monkeypatch.setenv(name, "0.001")
+    monkeypatch.setenv("MEMORY_CHECK_INTERVAL", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    memory_reports.other_worker(conn)
+    handlers.go.set()
+    manager = local_queue.JobQueueManager(
+        local_queue.IngestPlan(QUEUE, host="box"), handlers, workers=1, single_job=False,
+        grace_s=0.5, stagger_s=0.0, cooldown_s=0.0, fetch_every_s=0.05,
+    )  # fmt: skip
+    with manager:
+        until(lambda: manager.throttled_by)
+        (job_id,) = enqueue()
+        seen = manager.stats()["throttle_seconds"].get("RAM", 0.0)
+        until(lambda: manager.stats()["throttle_seconds"].get("RAM", 0.0) > seen + 0.5)
+        assert row_of(conn, job_id)["status"] == "queued"
+        conn.execute("UPDATE workers SET job_ids = '{}' WHERE worker_id = 'other'")
+        until(lambda: row_of(conn, job_id)["status"] == "completed")
+
+
 @pytest.fixture
 def processes(dsn: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     made: list[subprocess.Popen[str]] = []
@@ -477,14 +551,18 @@ def test_two_processes_side_by_side_run_each_job_once(
         assert process.wait(30) == 0
 
 
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
 def test_the_jobs_of_a_killed_process_are_recovered(
     conn: engine.Connection, processes: Any, tmp_path: Path
 ) -> None:
     names = [f"job{number}" for number in range(4)]
     args = [{"folder": str(tmp_path), "name": name, "stay": True} for name in names]
-    victim = processes("60")
+    victim = processes()
     ids = jobs.enqueue_many(task_name="note", queue=QUEUE, args=args)
-    until(lambda: all((tmp_path / name).exists() for name in names))
+    until(lambda: all(lines_of(tmp_path / name) == 1 for name in names))
     until(lambda: states(conn) == {"running": 4})
     victim.kill()
     victim.wait(10)
@@ -493,4 +571,26 @@ def test_the_jobs_of_a_killed_process_are_recovered(
     processes()
     until(lambda: states(conn) == {"completed": 4}, timeout_s=60)
     assert [row_of(conn, each)["crash_count"] for each in ids] == [1] * 4
-    assert all(len((tmp_path / name).read_text().splitlines()) == 2 for name in names)
+    assert [lines_of(tmp_path / name) for name in names] == [2] * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_child_that_a_handler_forks_takes_no_claim_of_its_parent(
+    conn: engine.Connection, started: Any, tmp_path: Path
+) -> None:
+    journal, parent = tmp_path / "journal", os.getpid()
+
+    def work(job: local_queue.Job) -> Row:
+        with journal.open("a", encoding="ascii") as starts:
+            starts.write(f"{job.args['n']}\n")
+        if os.getpid() != parent:  # the child goes on as a worker
+            os._exit(99)
+        if job.args["n"] or (child := os.fork()):
+            return {"code": None if job.args["n"] else os.waitpid(child, 0)[1]}
+        sys.exit(0)
+
+    ids = enqueue(4)
+    started(work, plan={"limit": 4}, workers=1)
+    until(lambda: states(conn) == {"completed": 4})
+    assert sorted(journal.read_text().split()) == ["0", "1", "2", "3"]
+    assert all(events(conn, each) == ["claimed", "completed"] for each in ids)

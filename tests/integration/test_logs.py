@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Generator
 from types import ModuleType
 from typing import Any
 
@@ -19,19 +18,6 @@ from queue_workflows.worker import capture
 from tests.support import factories, flow
 from tests.support.flow import Flow
 from tests.support.wait import until
-
-
-@pytest.fixture
-def toy(db: ModuleType) -> Generator[Flow]:
-    made = Flow()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with engine.connect() as own:
-        yield own
 
 
 def texts(job_id: str) -> list[str | None]:

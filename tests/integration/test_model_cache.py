@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from queue_workflows import config, errors, gpu_model_cache, model_registry
 from queue_workflows.model_cache import ModelCache, gpu_should_unload
 from queue_workflows.model_registry import ModelSpec
 from tests.support import wait
+from tests.support.clocks import Clock
 
 
 @pytest.fixture(autouse=True)
@@ -29,19 +31,13 @@ def _clean() -> Iterator[None]:
     config.reset_for_tests()
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Handle:
     """A loaded model that can be weakly referenced."""
 
 
-def register(model_id: str, log: list[str], *, clock: Clock | None = None, load_s: float = 0.0):
+def register(
+    model_id: str, log: list[str], *, clock: Clock[float] | None = None, load_s: float = 0.0
+):
     def load() -> Handle:
         log.append(f"load {model_id}")
         if clock is not None:
@@ -80,7 +76,7 @@ def test_gpu_should_unload(
 
 def test_a_warm_hit_gives_the_same_handle_and_no_load_time():
     log: list[str] = []
-    clock = Clock()
+    clock = Clock(100.0)
     register("a", log, clock=clock, load_s=12.0)
     cache = ModelCache(now_fn=clock)
 
@@ -266,7 +262,7 @@ def test_dropping_an_empty_cache_announces_nothing():
 
 def test_an_idle_model_is_unloaded_after_its_ttl_and_not_before():
     log: list[str] = []
-    clock = Clock()
+    clock = Clock(100.0)
     register("a", log)
     said: list[str | None] = []
     cache = ModelCache(publish_current_model=said.append, idle_ttl_s=60, now_fn=clock)
@@ -282,7 +278,7 @@ def test_an_idle_model_is_unloaded_after_its_ttl_and_not_before():
 
 
 def test_a_busy_cache_is_never_reaped_and_jobs_nest():
-    clock = Clock()
+    clock = Clock(100.0)
     model_registry.register(ModelSpec("a", object))
     cache = ModelCache(idle_ttl_s=60, now_fn=clock)
     cache.mark_busy()
@@ -298,7 +294,7 @@ def test_a_busy_cache_is_never_reaped_and_jobs_nest():
 
 
 def test_an_extra_mark_idle_does_not_unbalance_the_next_job():
-    clock = Clock()
+    clock = Clock(100.0)
     model_registry.register(ModelSpec("a", object))
     cache = ModelCache(idle_ttl_s=60, now_fn=clock)
     cache.mark_idle()
@@ -309,7 +305,7 @@ def test_an_extra_mark_idle_does_not_unbalance_the_next_job():
 
 
 def test_the_ttl_comes_from_its_knob_and_zero_means_never(monkeypatch: pytest.MonkeyPatch):
-    clock = Clock()
+    clock = Clock(100.0)
     model_registry.register(ModelSpec("a", object))
     cache = ModelCache(now_fn=clock)
     cache.require_model("a")
@@ -321,7 +317,7 @@ def test_the_ttl_comes_from_its_knob_and_zero_means_never(monkeypatch: pytest.Mo
 
 
 def test_a_failing_unloader_does_not_break_the_reaper(caplog: pytest.LogCaptureFixture):
-    clock = Clock()
+    clock = Clock(100.0)
     model_registry.register(ModelSpec("a", object, failing("stuck")))
     cache = ModelCache(idle_ttl_s=1, now_fn=clock)
     cache.require_model("a")
@@ -332,7 +328,7 @@ def test_a_failing_unloader_does_not_break_the_reaper(caplog: pytest.LogCaptureF
 
 
 def test_a_load_in_progress_is_never_reaped_and_readers_do_not_wait():
-    clock = Clock()
+    clock = Clock(100.0)
     loading, go_on = threading.Event(), threading.Event()
 
     def load() -> str:
@@ -450,7 +446,12 @@ def test_the_process_has_one_cache_and_its_publisher_comes_later():
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_gets_an_empty_cache_of_its_own_and_unloads_nothing():
     read, write = os.pipe()
-    model_registry.register(ModelSpec("a", object, lambda _: os.write(write, b"unloaded ")))
+
+    def unload(_: object) -> None:
+        with contextlib.suppress(OSError):  # at the end of the test the pipe is closed
+            os.write(write, b"unloaded ")
+
+    model_registry.register(ModelSpec("a", object, unload))
     parents = gpu_model_cache.gpu_model_cache()
     parents.require_model("a")
     gpu_model_cache._lock.acquire()  # as another thread of the parent might hold it
@@ -471,4 +472,3 @@ def test_a_forked_child_gets_an_empty_cache_of_its_own_and_unloads_nothing():
     with os.fdopen(read, "rb") as pipe:
         assert pipe.read() == b"own None"
     assert parents.current_model == "a"
-    parents._resident = None  # its unloader would write to the closed pipe

@@ -73,12 +73,6 @@ def models(db: ModuleType) -> Iterator[Models]:
     model_registry.clear_for_tests()
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
-
-
 class Gpu:
     """A gpu worker at work in this process, which notes the code with which it would leave."""
 
@@ -586,15 +580,15 @@ def test_the_command_prints_what_it_waits_for_and_what_failed(
 
         def let_go() -> None:
             wait.until(lambda: (subject.row()["request"] or {}).get("state") == "waiting")
-            wait.until(told.is_set)
+            wait.until(answered.is_set)
             go_on.set()
 
-        told = threading.Event()
+        answered = threading.Event()
         said: list[str] = []
 
         def print_message(text: str) -> None:
             said.append(text)
-            told.set()
+            answered.set()
 
         helper = threading.Thread(target=let_go)
         helper.start()

@@ -30,6 +30,7 @@ from queue_workflows.dag import run_folder
 from queue_workflows.dispatch import job_inputs
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
+from queue_workflows.runtime import app_loading
 from tests.support import factories, flow, invariants
 
 if TYPE_CHECKING:
@@ -514,7 +515,7 @@ def test_a_node_that_nobody_knows_names_the_worker_and_the_age_of_the_run(
     (tmp_path / "letters_of_old.py").write_text("__version__ = '1.7'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "a worker without an app (queue_workflows" in failure(None)
-    config.load_app("letters_of_old")
+    app_loading.load_app("letters_of_old")
     row = run(None)
     made = (run_store.get_run(row["run_id"]) or {})["created_at"]
     version = queue_workflows.__version__

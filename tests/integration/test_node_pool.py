@@ -27,12 +27,6 @@ def host(db: ModuleType) -> Iterator[flow.Flow]:
     made.close()
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
-
-
 @contextmanager
 def running(**more: Any) -> Iterator[node_pool.NodePool]:
     """A started pool that is past its first polls, so that only notifications wake it."""
@@ -247,11 +241,14 @@ def rounds(db: ModuleType) -> Iterator[Rounds]:
     made.duties.close()
 
 
-def test_idle_sweeps_run_few_statements(rounds: Rounds) -> None:
+def test_idle_sweeps_run_few_statements(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Counting events runs more statements while other databases of the server are busy.
+    monkeypatch.setenv("QUEUE_WORKFLOWS_METRICS_COUNT_INTERVAL_S", "86400")
     rounds.go_on(60)  # dead workers are not searched for at once
     before = rounds.asked.statements
     rounds.go_on(60)
-    assert 12 < rounds.asked.statements - before <= 40
+    # 12 of them look for waiting jobs whose event was sent.
+    assert 24 < rounds.asked.statements - before <= 52
 
 
 def lapsed_node(conn: Any) -> str:

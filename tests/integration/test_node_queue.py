@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,22 +13,8 @@ import pytest
 from queue_workflows import config, errors, jobs, node_queue
 from queue_workflows.engine import claims, pending, promotion
 from tests.support import factories
-from tests.support.notifications import NotificationListener
 
 TERMINAL = ("completed", "failed", "cancelled", "skipped")
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
-
-
-@pytest.fixture
-def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    listener = NotificationListener()
-    yield listener.heard
-    listener.close()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from queue_workflows import config, errors, schedules
 from queue_workflows.schedule import plan
 from queue_workflows.scheduler import ScheduleEntry, Ticker
 from tests.support import frequent_schedule, wait
+from tests.support.clocks import Clock
 
 TEN = datetime(2024, 5, 1, 10, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)
@@ -28,14 +29,6 @@ HOUR = timedelta(hours=1)
 def _tasks(clean_process: None) -> None:
     for name in ("prices", "other", "check_freshness"):
         config.register_ingest_task(name, lambda: None)
-
-
-class Clock:
-    def __init__(self, now: datetime = TEN) -> None:
-        self.now = now
-
-    def __call__(self) -> datetime:
-        return self.now
 
 
 def entry(name: str = "prices", minute: int = 5, task: str = "prices", **more: Any):
@@ -57,7 +50,7 @@ def reasons() -> list[str]:
     return [row["reason"] for row in rows("SELECT reason FROM ingest_jobs ORDER BY seq")]
 
 
-def follow(clock: Clock, *entries: ScheduleEntry, **more: Any) -> Ticker:
+def follow(clock: Clock[datetime], *entries: ScheduleEntry, **more: Any) -> Ticker:
     config.set_ingest_schedule(entries)
     return Ticker(now_fn=clock, **more)
 
@@ -66,7 +59,7 @@ def follow(clock: Clock, *entries: ScheduleEntry, **more: Any) -> Ticker:
 
 
 def test_an_entry_is_paused_resumed_fired_listed_and_previewed_by_its_name(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = follow(clock, entry(), entry("nightly", 30, hours={3}))
     ticker.run_once()
     found = {row["name"]: row for row in schedules.list()}
@@ -87,7 +80,7 @@ def test_an_entry_is_paused_resumed_fired_listed_and_previewed_by_its_name(db: M
 
 
 def test_entries_keep_their_catch_up_of_an_hour_and_never_wait_for_each_other(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = follow(clock, entry(), entry("daily", 30, hours={11}))
     ticker.run_once()
     for hours in (1.2, 2.2, 6.2):
@@ -98,7 +91,7 @@ def test_entries_keep_their_catch_up_of_an_hour_and_never_wait_for_each_other(db
 
 
 def test_entries_of_one_name_fire_at_each_of_their_minutes(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     entries = [
         entry("p", 35), entry("p", 5), entry("p", 5, hours={10}), entry("p", 50, "other"),
     ]  # fmt: skip
@@ -125,8 +118,19 @@ def test_an_entry_whose_instants_only_python_knows_is_refused():
 # --- the boot kick -------------------------------------------------------------------------------
 
 
+def test_a_boot_job_that_fails_is_a_problem_of_its_schedule(db: ModuleType):
+    (job_id,) = follow(Clock(TEN), entry(), boot_kick=True).run_once()
+    rows(
+        "UPDATE ingest_jobs SET status = 'failed', finished_at = now()"
+        f" WHERE id = '{job_id}' RETURNING id"
+    )
+    (row,) = schedules.troubled()
+    assert (row["name"], row["failures"], row["last_status"]) == ("prices", 1, "failed")
+    assert schedules.problem({**row, "late_s": None}) == "failed the last time"
+
+
 def test_a_start_queues_each_entry_that_has_not_fired_within_its_period(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     names = {"never": None, "late": -61.0, "just": -10.0, "daily": -20 * 60.0, "old": -25 * 60.0}
     with db.connection() as conn:
         for name, minutes in names.items():
@@ -150,7 +154,7 @@ def test_a_start_queues_each_entry_that_has_not_fired_within_its_period(db: Modu
 
 
 def test_a_start_queues_no_paused_entry_and_no_schedule(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     new = schedules.Schedule("new", "5 * * * *", task_name="prices", queue="fetch")
     follow(clock, entry("paused"), new).run_once()  # pyright: ignore[reportArgumentType]
     schedules.pause("paused")
@@ -160,7 +164,7 @@ def test_a_start_queues_no_paused_entry_and_no_schedule(db: ModuleType):
 
 
 def test_schedulers_that_start_together_queue_one_job(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     entries = [entry(f"e{minute}", minute) for minute in range(1, 9)]
     config.set_ingest_schedule(entries)
     barrier = threading.Barrier(4)

@@ -34,12 +34,6 @@ def serving() -> Iterator[signals.StopRequest]:
 
 
 @pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
-
-
-@pytest.fixture
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_BACKOFF_S", "0.001")
 

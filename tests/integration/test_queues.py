@@ -180,7 +180,7 @@ def test_how_a_queue_stands_in_figures(db: ModuleType) -> None:
 
 
 def test_why_names_the_limit(db: ModuleType) -> None:
-    def told(job: dict[str, Any]) -> tuple[str, str]:
+    def reason_of(job: dict[str, Any]) -> tuple[str, str]:
         found = jobs_api.explain(job["id"])
         assert found is not None
         return found["clause"], found["detail"]
@@ -188,24 +188,24 @@ def test_why_names_the_limit(db: ModuleType) -> None:
     with db.connect() as conn:
         free = factories.ingest(conn)
         queues.pause("fetch", requested_by="ana")
-        assert told(free) == ("paused", "queue fetch is paused by ana")
+        assert reason_of(free) == ("paused", "queue fetch is paused by ana")
         queues.resume("fetch")
         queues.limit("fetch", rate="1/h")
         factories.claim_ingest(conn)
         job = factories.ingest(conn)
-        assert told(job)[1].startswith("queue fetch starts 1/h: the next in 3")
+        assert reason_of(job)[1].startswith("queue fetch starts 1/h: the next in 3")
         queues.limit("fetch", rate=None, max_running=1)
-        assert told(job) == ("limited", "queue fetch runs its limit of 1")
+        assert reason_of(job) == ("limited", "queue fetch runs its limit of 1")
         queues.limit("fetch", max_running=None)
         queues.limit("fetch", partition="a", max_running=1)
         _, second = (factories.ingest(conn, partition_key="a", priority=1) for _ in range(2))
         for _ in range(2):
             claims.ingest_step(conn, factories.who("fetch"), tell=lambda _: None)
-        assert told(second)[1] == "it waits for partition a, of which 1 of 1 jobs run"
+        assert reason_of(second)[1] == "it waits for partition a, of which 1 of 1 jobs run"
         queues.limit("fetch", partition="a", max_running=None, rate="1/h")
         conn.execute("SELECT queue_workflows_mend_lines()")
         queues.pause("fetch", partition="a", until=timedelta(hours=1))
-        clause, detail = told(second)
+        clause, detail = reason_of(second)
         assert (clause, detail[:30]) == ("paused", "partition a is paused until 20")
 
 

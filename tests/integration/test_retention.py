@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import history, node_pool, node_queue, run_store
+from queue_workflows import events, history, node_pool, node_queue, run_store
 from queue_workflows.engine import job_events, logs, models, row_isolation, schedules
 from queue_workflows.engine import retention as statements
 from queue_workflows.operations import retention
 from tests.support import factories, invariants, wait
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
 
 
 def finished_run(conn: Any, days: float, node: str = "completed", **columns: Any) -> str:
@@ -173,6 +166,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
             " VALUES ('job', %s, '1', 'failed')",
             (f"x{n}",),
         )
+        events.send("approved", key=n)
     tables = {
         "workflow_node_events": "created_at",
         "workflow_dispatch_events": "processed_at",
@@ -184,6 +178,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
         "hw_samples": "sampled_at",
         "gpu_models": "updated_at",
         "failure_alerts": "failed_at",
+        "events": "created_at",
     }
     for table, column in tables.items():
         age(conn, table, column)
@@ -220,8 +215,8 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
                 conn.execute(f"DELETE FROM {table}")
             conn.execute(f"VACUUM (ANALYZE, TRUNCATE false) {table}")
             conn.execute(f"INSERT INTO {table} {fill}")
-            told = "SELECT reltuples FROM pg_class WHERE relname = %s"
-            assert factories.one(conn, told, table) == 0, table
+            estimate = "SELECT reltuples FROM pg_class WHERE relname = %s"
+            assert factories.one(conn, estimate, table) == 0, table
         conn.execute("SET statement_timeout = '5s'")  # by key it is 100 million comparisons
         with conn.transaction():
             assert statements.delete_outbox(conn, 30) == 5000

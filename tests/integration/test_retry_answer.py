@@ -182,10 +182,11 @@ def test_an_answer_beside_the_end_of_the_wait_is_refused(host: flow.Flow, conn: 
     run_id = asking(host)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(answer.answered(run_id, "q", "r")))
+    job_id = flow.job(run_id, "q")["id"]
     with engine.transaction() as mine:
-        input_timeouts.time_out(
-            mine, flow.job(run_id, "q")["id"], default='{"answer": "l"}', error=""
-        )
+        # As `lock_overdue` does, which finds no wait of this node.
+        mine.execute("SELECT FROM workflow_node_jobs WHERE id = %s FOR UPDATE", (job_id,))
+        input_timeouts.time_out(mine, job_id, default='{"answer": "l"}', error="")
         thread.start()
         until(lambda: factories.one(conn, BLOCKED) == 1)
     thread.join(10)

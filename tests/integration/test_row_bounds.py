@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import psycopg
@@ -82,12 +81,6 @@ SUBMITTED = [
     ("ingest_jobs", "args"), ("ingest_jobs", "headers"), ("ingest_jobs", "policy"),
     (RUNS, "context"), (ANSWERS, "value"),
 ]  # fmt: skip
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
 
 
 def insert(conn: Any, table: str, **columns: Any) -> Any:

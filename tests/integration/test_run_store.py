@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,6 @@ from queue_workflows import errors, run_store
 from queue_workflows import runs as runs_api
 from queue_workflows.engine import runs
 from tests.support import factories
-from tests.support.notifications import NotificationListener
 
 COLUMNS = {
     "id", "parcel_id", "workflow_name", "status", "priority", "current_step_id", "progress_pct",
@@ -23,19 +22,6 @@ COLUMNS = {
     "created_at", "updated_at", "queued_at", "started_at", "finished_at",
 }  # fmt: skip
 TERMINAL = ("completed", "failed", "cancelled")
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
-
-
-@pytest.fixture
-def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    listener = NotificationListener()
-    yield listener.heard
-    listener.close()
 
 
 def insert(**given: Any) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, scheduler, schedules
+from queue_workflows.runtime import app_loading
 from tests.support import wait
 
 APP = """
@@ -146,7 +147,7 @@ def test_only_an_app_with_a_name_or_a_schedule_marks_its_own_as_gone(
     config.register_ingest_task("task_one", lambda: None)
     config.set_ingest_schedule([hourly("a", "one"), hourly("b", "one")])
     scheduler.Ticker(now_fn=lambda: TEN).run_once()
-    assert row("a")["app"] == config.app_name() != ""
+    assert row("a")["app"] == app_loading.app_name() != ""
     config.set_ingest_schedule([])
     scheduler.Ticker(now_fn=lambda: TEN).run_once()
     assert gone() == [], "a process without schedules and without an app"
@@ -185,6 +186,21 @@ def test_a_scheduler_leaves_tasks_that_it_does_not_know_to_another(
     assert "unknown ingest task 'task_two'" in row("s")["error"]
     assert len(tick("two", timedelta(hours=2, minutes=3))) == 1
     assert row("s")["error"] is None
+
+
+def test_an_instant_that_is_overdue_when_it_is_planned_waits_for_who_knows_its_task(
+    clean_process: None, db: ModuleType
+):
+    become("two")
+    schedules.add("s", "every 10m", task_name="task_two", queue="fetch")
+    rows(f"UPDATE schedules SET changed_at = '{TEN}' RETURNING name")
+    clock = [TEN + timedelta(hours=5)]
+    become("one")
+    one = scheduler.Ticker(now_fn=lambda: clock[0])
+    assert one.run_once() == one.run_once() == []
+    assert row("s")["error"] is None
+    become("two")
+    assert len(scheduler.Ticker(now_fn=lambda: clock[0]).run_once()) == 1
 
 
 def test_a_name_of_the_app_is_refused_where_it_cannot_be_stored(clean_process: None):

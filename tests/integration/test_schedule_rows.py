@@ -13,12 +13,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 import queue_workflows
 from queue_workflows import config, errors, scheduler, schedules
+from queue_workflows.db import pool as pools
+from queue_workflows.engine import schedule_rows
 from queue_workflows.schedule import definition
 from queue_workflows.scheduler import Ticker
 from tests.support import wait
+from tests.support.clocks import Clock
 
 UTC = timezone.utc
 TEN = datetime(2024, 5, 1, 10, tzinfo=UTC)
@@ -33,20 +37,12 @@ def _tasks(clean_process: None) -> None:
         config.register_ingest_task(name, lambda reason, args: {"reason": reason})
 
 
-class Clock:
-    def __init__(self, now: datetime = TEN) -> None:
-        self.now = now
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
 def hourly(name: str = "s", expression: str = "5 * * * *", **more: Any) -> Schedule:
     given: dict[str, Any] = {"task_name": "prices", "queue": "fetch", **more}
     return Schedule(name, expression, **given)
 
 
-def put(clock: Clock, *wanted: Schedule) -> Ticker:
+def put(clock: Clock[datetime], *wanted: Schedule) -> Ticker:
     """A ticker that has planned these schedules of the code at the clock's time."""
     config.set_ingest_schedule(wanted)
     ticker = Ticker(now_fn=clock)
@@ -83,7 +79,7 @@ def finish() -> None:
         )
 
 
-def after(ticker: Ticker, clock: Clock, *minutes: float) -> list[str]:
+def after(ticker: Ticker, clock: Clock[datetime], *minutes: float) -> list[str]:
     found: list[str] = []
     for at in minutes:
         clock.now = TEN + at * MINUTE
@@ -108,7 +104,7 @@ def test_a_new_schedule_waits_for_its_next_instant_and_fires_it_once(db: ModuleT
 
 
 def test_three_schedulers_that_race_fire_each_instant_once(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     wanted = [hourly(f"s{n}", f"{n} * * * *", overlap="allow") for n in range(0, 60, 5)]
     put(clock, *wanted)
     tickers = [Ticker(now_fn=clock) for _ in range(3)]
@@ -206,7 +202,7 @@ def test_a_scheduler_that_is_killed_in_a_fire_loses_and_doubles_nothing(db: Modu
 def test_what_an_outage_missed_fires_by_the_policy(
     db: ModuleType, policy: dict[str, Any], wanted: list[Any]
 ):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(**policy))
     after(ticker, clock, 5)
     finish()
@@ -219,13 +215,13 @@ def test_what_an_outage_missed_fires_by_the_policy(
 
 
 def test_a_restart_within_the_grace_still_fires_without_catching_up(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     put(clock, hourly(catch_up="none"))
     assert len(after(Ticker(now_fn=clock), clock, 5.9)) == 1
 
 
 def test_a_clock_that_steps_an_hour_back_and_forth_fires_nothing_twice(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(overlap="allow"))
     after(ticker, clock, 0, 5, -55, -50, 5, 6, 66, 5, 6, 66, 125)
     assert fires() == [("s", at, None) for at in (5, 65, 125)]
@@ -234,7 +230,7 @@ def test_a_clock_that_steps_an_hour_back_and_forth_fires_nothing_twice(db: Modul
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_clock_that_was_days_ahead_does_not_stop_a_schedule(db: ModuleType, restart: bool):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(overlap="allow"))
     after(ticker, clock, 3 * 1440)
     ticker = Ticker(now_fn=clock) if restart else ticker
@@ -242,8 +238,57 @@ def test_a_clock_that_was_days_ahead_does_not_stop_a_schedule(db: ModuleType, re
     assert len(after(ticker, clock, 65)) == 1
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_clock_that_was_ahead_leaves_no_missed_instant(
+    db: ModuleType, caplog: pytest.LogCaptureFixture, restart: bool
+):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly(catch_up="none"))
+    after(ticker, clock, 5, 130)
+    finish()
+    assert (
+        "missed its instants from 2024-05-01T11:05:00+00:00 to 2024-05-01T12:05:00" in caplog.text
+    )
+    caplog.clear()
+    ticker = Ticker(now_fn=clock) if restart else ticker
+    after(ticker, clock, 20, 21)
+    assert "missed" not in caplog.text and not schedules.list()[0]["missed"]
+    assert len(after(ticker, clock, 65)) == 1
+
+
+def test_a_clock_that_was_behind_reports_no_instant_that_has_fired(
+    db: ModuleType, caplog: pytest.LogCaptureFixture
+):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly(catch_up="none", overlap="allow"))
+    after(ticker, clock, 5, 65, 20, 70)
+    assert "missed" not in caplog.text
+    assert fires() == [("s", 5, None), ("s", 65, None)]
+
+
+def test_a_clock_that_steps_back_fires_nothing_that_catch_up_left_out(db: ModuleType):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly(catch_up="all", catch_up_max=2, overlap="allow"))
+    after(ticker, clock, 5, 306, 366, 250, 251)
+    assert [at for _, at, _ in fires()] == [5, 245, 305, 365]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_instant_that_waits_for_a_job_does_not_wait_for_a_clock_that_was_ahead(
+    db: ModuleType, restart: bool
+):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly(overlap="queue"))
+    after(ticker, clock, 5, 65, 600)
+    ticker = Ticker(now_fn=clock) if restart else ticker
+    after(ticker, clock, 70)
+    finish()
+    assert len(after(ticker, clock, 71)) == 1
+    assert [at for _, at, _ in fires()] == [5, 65]
+
+
 def test_a_long_sleep_of_the_machine_costs_one_late_fire(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(expression="* * * * * *", overlap="allow"))
     (_,) = after(ticker, clock, 600)
     assert fires() == [("s", 600, None)]
@@ -253,7 +298,7 @@ def test_a_long_sleep_of_the_machine_costs_one_late_fire(db: ModuleType):
 
 
 def test_skip_records_the_instant_and_goes_on_when_the_job_is_over(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly())
     after(ticker, clock, 5, 65)
     finish()
@@ -263,14 +308,14 @@ def test_skip_records_the_instant_and_goes_on_when_the_job_is_over(db: ModuleTyp
 
 
 def test_replace_cancels_the_job_before(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(overlap="replace"))
     after(ticker, clock, 5, 65)
     assert [job["status"] for job in jobs()] == ["cancelled", "queued"]
 
 
 def test_queue_lets_one_instant_wait_until_the_job_is_over(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(overlap="queue"))
     after(ticker, clock, 5, 65, 66, 125, 140)
     assert fires() == [("s", 5, None)]
@@ -282,7 +327,7 @@ def test_queue_lets_one_instant_wait_until_the_job_is_over(db: ModuleType):
 
 
 def test_an_idempotency_key_that_another_job_has_queues_nothing(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(
         clock,
         hourly("one", overlap="allow", idempotency_key="k"),
@@ -298,8 +343,47 @@ def test_an_idempotency_key_that_another_job_has_queues_nothing(db: ModuleType):
 # --- start, end, jitter, zones, targets
 
 
+def test_an_idempotency_key_that_a_session_holds_delays_one_schedule(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A role that may only submit can insert a job with any key, and keep its transaction open."""
+    monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(schedule_rows, "BATCH_S", 0.1)
+    clock = Clock(TEN)
+    held = [hourly(f"a{n}", idempotency_key=f"key {n}") for n in range(3)]
+    ticker = put(clock, *held, hourly("z"))
+    clock.now = TEN + 6 * MINUTE
+    batches: list[object] = []
+    fire_due = schedule_rows.fire_due
+
+    def counted(*args: Any) -> schedule_rows.Fired:
+        batches.append(args)
+        return fire_due(*args)
+
+    monkeypatch.setattr(schedule_rows, "fire_due", counted)
+    with queue_workflows.db.connect(autocommit=False, limited=False) as submitter:
+        for number in range(3):
+            submitter.execute(
+                "INSERT INTO ingest_jobs (task_name, queue, idempotency_key)"
+                " VALUES ('prices', 'fetch', %s)",
+                (f"key {number}",),
+            )
+        ticker.run_once()
+        assert fires() == [("z", 5, None)]
+        # Each wait for a lock ends its transaction, so that no other schedule stays locked.
+        assert caplog.text.count("is tried later") >= 3
+        assert len(batches) > 3
+        submitter.rollback()
+
+    def caught_up() -> bool:
+        ticker.run_once()
+        return len(fires()) == 4
+
+    wait.until(caught_up)
+
+
 def test_start_and_end_bound_the_instants(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     bounds: dict[str, Any] = {"start_at": TEN + 65 * MINUTE, "end_at": TEN + 125 * MINUTE}
     ticker = put(clock, hourly(overlap="allow", **bounds))
     after(ticker, clock, *range(0, 300, 5))
@@ -307,7 +391,7 @@ def test_start_and_end_bound_the_instants(db: ModuleType):
 
 
 def test_jitter_delays_the_fire_and_not_its_instant(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(jitter_s=1800.0))
     (row,) = rows("SELECT * FROM schedules")
     assert timedelta(0) < row["wake_at"] - row["next_at"] <= 30 * MINUTE
@@ -333,7 +417,7 @@ def test_a_night_in_warsaw_fires_once_across_both_changes(db: ModuleType):
 
 
 def test_a_workflow_is_submitted_with_its_inputs(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     wanted = Schedule("w", "5 * * * *", workflow_name="nightly", inputs={"a": 1}, priority=5)
     (run_id,) = after(put(clock, wanted), clock, 5)
     (run,) = rows("SELECT * FROM workflow_runs")
@@ -395,7 +479,7 @@ def test_a_change_forgets_the_plan_and_wakes_a_running_scheduler_at_once(
 
 
 def test_a_pause_fires_nothing_also_afterwards(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(overlap="allow"))
     schedules.pause("s")
     after(ticker, clock, 5, 65)
@@ -409,7 +493,7 @@ def test_a_pause_fires_nothing_also_afterwards(db: ModuleType):
 
 
 def test_an_entry_removed_from_the_code_is_marked_and_a_changed_one_has_its_changes(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     put(clock, hourly("a"), hourly("b"))
     config.set_ingest_schedule([hourly("b", "6 * * * *")])
     Ticker(now_fn=clock).run_once()
@@ -422,7 +506,7 @@ def test_an_entry_removed_from_the_code_is_marked_and_a_changed_one_has_its_chan
 
 
 def test_an_outage_of_the_database_is_waited_out(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     put(clock, hourly())
     naps: list[float] = []
 
@@ -465,19 +549,135 @@ def test_a_task_and_a_workflow_are_scheduled_by_a_decorator(db: ModuleType):
         schedules.schedule("every 1h")(lambda: None)
 
 
+def test_a_second_schedule_of_one_target_has_a_name_of_its_own(db: ModuleType):
+    queue_workflows.register_ingest_task("twice", task := lambda: None)
+    for _ in range(2):
+        schedules.schedule("0 3 * * *", queue="fetch")(task)
+    with pytest.raises(errors.InvalidConfig, match="two schedules are named 'twice'"):
+        schedules.schedule("0 15 * * *", queue="fetch")(task)
+    schedules.schedule("0 15 * * *", queue="fetch", name="at three")(task)
+    assert [one.name for one in config.get_config().ingest_schedule] == ["twice", "at three"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("end_at = start_at - interval '1 s'", r"schedules\.end_at is before start_at"),
+        ("args = '[1]'", "are JSON objects"),
+        ("inputs = '3'", "are JSON objects"),
+        ("headers = '\"x\"'", "are JSON objects"),
+        ("inputs = '{\"a\": 1}'", "inputs to a workflow"),
+        ("task_name = NULL, workflow_name = 'w'", "belong to a task"),
+        ("task_name = NULL, workflow_name = 'w', queue = NULL, headers = '{}'", "belong to a task"),
+    ],
+)
+def test_sql_is_refused_what_python_is_refused(db: ModuleType, change: str, said: str):
+    schedules.add("s", "every 1h", task_name="prices", queue="fetch", start_at=TEN)
+    with pytest.raises(db.Error, match=said):
+        rows(f"UPDATE schedules SET {change}")
+    for allowed in ("end_at = start_at", "task_name = NULL, workflow_name = 'w', queue = NULL"):
+        assert rows(f"UPDATE schedules SET {allowed} RETURNING name") == [{"name": "s"}]
+
+
+def test_add_replaces_what_sql_has_changed(db: ModuleType):
+    for hour in (3, 3):
+        schedules.add("s", f"0 {hour} * * *", task_name="prices", queue="fetch")
+        assert rows("SELECT expression FROM schedules") == [{"expression": "0 3 * * *"}]
+        rows("UPDATE schedules SET expression = '0 4 * * *' RETURNING name")
+    schedules.pause("s")
+    (before,) = rows("SELECT xmin::text, definition_hash FROM schedules")
+    assert before["definition_hash"] is None
+    schedules.add("s", "0 3 * * *", task_name="prices", queue="fetch")
+    schedules.resume("s")
+    (row,) = rows("SELECT xmin::text, definition_hash, expression FROM schedules")
+    assert row["definition_hash"] and row["expression"] == "0 3 * * *"
+    schedules.add("s", "0 3 * * *", task_name="prices", queue="fetch")
+    assert rows("SELECT xmin::text FROM schedules") == [{"xmin": row["xmin"]}], "it is the same"
+
+
+def test_code_replaces_what_sql_has_changed_when_a_scheduler_starts(db: ModuleType):
+    clock = Clock(TEN)
+    put(clock, hourly())
+    rows("UPDATE schedules SET expression = 'every 5m' RETURNING name")
+    Ticker(now_fn=clock).run_once()
+    (row,) = schedules.list()
+    assert row["expression"] == "5 * * * *"
+    assert row["changes"]["expression"] == ["every 5m", "5 * * * *"]
+
+
+def test_a_schedule_of_the_code_that_the_database_refuses_does_not_stop_the_others(
+    db: ModuleType, caplog: pytest.LogCaptureFixture
+):
+    with db.connection() as conn:
+        conn.execute("ALTER TABLE schedules ADD CONSTRAINT refused CHECK (name <> 'wrong')")
+    try:
+        clock = Clock(TEN)
+        ticker = put(clock, hourly("good"), hourly("wrong"), hourly("zoned"))
+        assert len(after(ticker, clock, 5)) == 2
+    finally:
+        with db.connection() as conn:
+            conn.execute("ALTER TABLE schedules DROP CONSTRAINT refused")
+    assert "schedule 'wrong' is left out" in caplog.text
+
+
+@pytest.mark.parametrize("name", [1, None, "a\0b", "a\ud800", "", "x" * 300])
+def test_what_cannot_be_a_name_is_an_unknown_schedule(db: ModuleType, name: Any):
+    for call in (
+        schedules.run_now, schedules.pause, schedules.resume, schedules.remove, schedules.preview,
+    ):  # fmt: skip
+        with pytest.raises(errors.UnknownSchedule, match="no schedule"):
+            call(name)
+
+
+@pytest.mark.parametrize("days", [0, -1, float("nan"), float("inf"), 1e12])
+def test_a_preview_of_days_that_do_not_come_is_refused(db: ModuleType, days: float):
+    schedules.add("s", "every 1h", task_name="prices", queue="fetch")
+    with pytest.raises(errors.InvalidConfig, match="days is a number above 0"):
+        schedules.preview("s", days=days)
+
+
+@pytest.mark.parametrize("options", [{"name": ""}, {"name": 0}, {"colour": 3}])
+def test_a_decorator_refuses_what_add_refuses(db: ModuleType, options: Any):
+    queue_workflows.register_ingest_task("decorated", task := lambda: None)
+    with pytest.raises(errors.InvalidConfig):
+        schedules.schedule("every 1h", queue="fetch", **options)(task)
+    assert config.get_config().ingest_schedule == []
+
+
 def test_run_now_fires_beside_the_instants_and_heeds_the_overlap(db: ModuleType):
     schedules.add("s", "every 366d", task_name="prices", queue="fetch")
     made = schedules.run_now("s")
     assert [(job["id"], job["reason"]) for job in jobs()] == [(made, "manual")]
     assert schedules.run_now("s") is None
+    assert schedules.fire_now("s") == schedules.Fired(None, "overlap")
     schedules.remove("s")
     for call in (schedules.run_now, schedules.pause, schedules.resume, schedules.remove):
         with pytest.raises(errors.UnknownSchedule, match="no schedule 's'"):
             call("s")
 
 
+@pytest.mark.parametrize(
+    ("policy", "skipped"),
+    [("queue", "overlap"), ("skip", "overlap"), ("allow", None), ("replace", None)],
+)
+def test_run_now_beside_an_unfinished_job(db: ModuleType, policy: Any, skipped: str | None):
+    schedules.add("s", "every 366d", task_name="prices", queue="fetch", overlap=policy)
+    first = schedules.run_now("s")
+    again = schedules.fire_now("s")
+    assert again.skipped == skipped and (again.id is None) is (skipped is not None)
+    finish()
+    assert schedules.run_now("s") not in (None, first)
+
+
+def test_run_now_names_an_idempotency_key_that_is_used(db: ModuleType):
+    schedules.add("s", "every 366d", task_name="prices", queue="fetch", idempotency_key="k")
+    assert schedules.run_now("s")
+    finish()
+    assert schedules.fire_now("s") == schedules.Fired(None, "idempotency key")
+
+
 def test_the_list_has_failures_in_a_row(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(overlap="allow"))
     after(ticker, clock, 5, 65, 125, 185)
     for number, status in enumerate(("failed", "completed", "failed", "failed")):
@@ -488,6 +688,10 @@ def test_the_list_has_failures_in_a_row(db: ModuleType):
             )
     (row,) = schedules.list()
     assert (row["last_status"], row["failures"]) == ("failed", 2)
+    with db.connection() as conn:
+        conn.execute("DELETE FROM schedule_fires")
+    (row,) = schedules.troubled()
+    assert (row["last_status"], row["failures"]) == ("failed", 1), "fires are past their retention"
 
 
 @pytest.mark.parametrize(
@@ -511,9 +715,23 @@ def test_the_list_has_failures_in_a_row(db: ModuleType):
         ({"task_name": "prices", "priority": "low"}, "priority is a whole number -32768 to 32767"),
         ({"workflow_name": "w", "priority": 40_000}, "priority is a whole number"),
         ({"task_name": "prices", "queue": "fetch", "args": {"a": {1}}}, "JSON"),
-        ({"task_name": "prices", "tz": 7}, "no IANA time zone"),
+        ({"task_name": "prices", "tz": 7}, "tz is a text such as 'Europe/Warsaw', not 7"),
+        ({"task_name": "prices", "tz": ["UTC"]}, "tz is a text such as"),
+        ({"task_name": "prices", "tz": "localtime"}, "no IANA time zone"),
+        ({"task_name": "prices", "tz": "right/Europe/Warsaw"}, "no IANA time zone"),
         ({"task_name": "prices", "catch_up_within_s": 0}, "catch_up_within_s is a number"),
         ({"task_name": "prices", "end_at": "soon"}, "end_at is a datetime with a time zone"),
+        (
+            {"task_name": "prices", "start_at": datetime(1970, 1, 1, tzinfo=UTC)},
+            "start_at is from 2000-01-01 to 9999-12-31",
+        ),
+        (
+            {"task_name": "prices", "end_at": datetime(1, 1, 1, tzinfo=timezone(9 * HOUR))},
+            "end_at is from 2000",
+        ),
+        ({"task_name": "prices", "jitter_s": 10**400}, "jitter_s is a number"),
+        ({"task_name": "prices", "queue": "\u00e9" * 101}, "queue has over 200 bytes"),
+        ({"workflow_name": "w\ud800"}, "workflow_name must be a text"),
         (
             {"task_name": "prices", "start_at": TEN, "end_at": TEN - HOUR},
             "end_at is before start_at",
@@ -550,7 +768,8 @@ def test_a_preview_lists_the_coming_instants(db: ModuleType):
         ("every", "'every' and numbers with a unit"),
         ("every 0s", "together 1s to 366d"),
         ("every 367d", "together 1s to 366d"),
-        (7, "five fields"),
+        (7, "expression is a text such as '0 3 * * *', not 7"),
+        (["0 3 * * *"], "expression is a text"),
     ],
 )
 @pytest.mark.parametrize("way", ["declared", "added", "decorated"])
@@ -568,7 +787,7 @@ def test_a_wrong_expression_is_refused_at_registration(expression: Any, said: st
 
 
 def test_a_jitter_longer_than_the_grace_is_not_late(db: ModuleType):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(jitter_s=1800.0, catch_up="none"))
     (row,) = rows("SELECT * FROM schedules")
     assert row["wake_at"] - row["next_at"] > timedelta(seconds=definition.GRACE_S)
@@ -579,7 +798,7 @@ def test_a_jitter_longer_than_the_grace_is_not_late(db: ModuleType):
 def test_an_instant_that_catch_up_leaves_out_is_missed(
     db: ModuleType, caplog: pytest.LogCaptureFixture
 ):
-    clock = Clock()
+    clock = Clock(TEN)
     ticker = put(clock, hourly(catch_up="none"))
     after(ticker, clock, 30)
     assert "schedule 's' missed its instant 2024-05-01T10:05:00+00:00" in caplog.text
@@ -590,3 +809,69 @@ def test_an_instant_that_catch_up_leaves_out_is_missed(
     after(ticker, clock, 65)
     (row,) = schedules.list()
     assert not row["missed"]
+
+
+def test_run_now_before_the_first_plan_loses_no_instant(db: ModuleType):
+    clock = Clock(TEN)
+    schedules.add("s", "5 * * * *", task_name="prices", queue="fetch", overlap="allow")
+    with queue_workflows.db.connection() as conn:
+        conn.execute("UPDATE schedules SET changed_at = %s", (TEN,))
+        (row,) = conn.execute("SELECT * FROM schedules").fetchall()
+        schedule_rows.fire_now(conn, row, TEN + 6 * MINUTE)
+    after(Ticker(now_fn=clock), clock, 7)
+    assert fires() == [("s", 5.0, None), ("s", 6.0, None)]
+
+
+def test_run_now_wakes_the_schedulers_for_a_row_that_it_has_planned(db: ModuleType):
+    schedules.add("s", every="1h", task_name="prices", queue="fetch")
+    with queue_workflows.db.connect() as conn:
+        conn.execute("LISTEN schedules_changed")
+        schedules.run_now("s")
+        assert [one.channel for one in conn.notifies(timeout=10, stop_after=1)] == [
+            "schedules_changed"
+        ]
+
+
+def test_run_now_of_a_row_that_cannot_be_planned_leaves_the_reason_to_the_scheduler(
+    db: ModuleType,
+):
+    with queue_workflows.db.connection() as conn:
+        conn.execute(
+            "INSERT INTO schedules (name, expression, task_name, queue)"
+            " VALUES ('s', 'never', 'prices', 'fetch')"
+        )
+    assert schedules.run_now("s")
+    Ticker().run_once()
+    assert "never" in rows("SELECT error FROM schedules")[0]["error"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["paused = false", "expression = expression, args = args, gone_at = NULL", "name = name"],
+)
+def test_an_update_that_changes_nothing_loses_no_instant(db: ModuleType, change: str):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly())
+    with queue_workflows.db.connection() as conn:
+        conn.execute(sql.SQL("UPDATE schedules SET {}").format(sql.SQL(change)))  # pyright: ignore[reportArgumentType]
+    after(ticker, clock, 6)
+    assert fires() == [("s", 5.0, None)]
+
+
+def test_resume_of_what_is_not_paused_loses_no_instant(db: ModuleType):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly())
+    schedules.resume("s")
+    after(ticker, clock, 6)
+    assert fires() == [("s", 5.0, None)]
+
+
+def test_args_that_the_task_would_drop_are_refused(db: ModuleType):
+    config.register_ingest_task("drops", lambda day="yesterday": day)
+    config.register_ingest_task("takes", lambda *, day="yesterday": day)
+    given: dict[str, Any] = {"queue": "fetch", "args": {"day": "today"}}
+    with pytest.raises(errors.ArgsRefused, match=r"schedule 's': .* make it keyword-only"):
+        schedules.add("s", every="1h", task_name="drops", **given)
+    assert rows("SELECT FROM schedules") == []
+    schedules.add("s", every="1h", task_name="takes", **given)
+    schedules.add("t", every="1h", task_name="drops", queue="fetch")

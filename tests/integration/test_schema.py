@@ -517,7 +517,7 @@ def test_each_single_step_down_and_up_gives_the_same_catalogue(fresh: ModuleType
                     for part in functions.parts():
                         functions.install(conn, part)
                 made = migration_folders.catalogue(conn)
-                if version in (13, 14):
+                if version < HEAD:
                     # The set of functions and triggers is that of HEAD, and later steps leave it.
                     before, made = _without_code(before), _without_code(made)
                 assert made == before, version

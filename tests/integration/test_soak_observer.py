@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from queue_workflows import worker_control
-from tests.soak import fleet, observer, tasks
+from tests.soak import observer, tasks
 from tests.support import factories
 
 POOL = "box-q:7:boot"
@@ -39,27 +39,25 @@ def test_a_poll_shows_who_lives_and_what_it_runs(db: ModuleType) -> None:
             ("box-b:9:boot:d", "box-b", tasks.NOTES, "idle"),
             ("box-b:6:boot:e", "box-b", tasks.NOTES, "dead"),
             ("box-x:5:boot:f", "box-x", "other", "idle"),
+            ("box-e:4:boot:g", "box-e", "cpu", "busy"),
+            ("box-g:3:boot:h", "box-g", "gpu", "busy"),
         ):
             factories.insert(
                 conn, "workers", worker_id=worker, host_label=host, queue=queue, pid=7, state=state
             )
         claimed(conn, f"{POOL}:a", tasks.FEEDS)
         claimed(conn, "box-b:9:boot:d", tasks.NOTES)
+        for status in ("running", "running", "queued"):
+            factories.node(
+                conn, factories.run(conn), status=status,
+                worker_id="box-e:4:boot:g" if status == "running" else None,
+            )  # fmt: skip
     worker_control.set_worker_control("box-b", tasks.NOTES, desired_state="off", requested_by="me")
     found = {
         f"{POOL}:a": (False, 1),
         f"{POOL}:b": (False, 0),
         "box-c:8:boot:c": (True, 0),
         "box-b:9:boot:d": (True, 1),
+        "box-e:4:boot:g": (False, 2),
     }
     assert polled() == found
-
-
-def test_a_pool_that_runs_a_job_alone_shows_it_in_each_queue(db: ModuleType) -> None:
-    with db.transaction() as conn:
-        for name, queue in (("a", tasks.FEEDS), ("b", tasks.NOTES)):
-            factories.insert(
-                conn, "workers", worker_id=f"{POOL}:{name}", host_label="box-q", queue=queue, pid=7
-            )
-        claimed(conn, f"{POOL}:a", tasks.FEEDS, crash_count=fleet.MAX_CRASHES - 1)
-    assert {running for _, running in polled().values()} == {1000}

@@ -10,12 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
 from queue_workflows import errors, node_queue, workers
 from queue_workflows.cli import supervise
 from queue_workflows.runtime import signals
@@ -23,12 +21,6 @@ from tests.support import factories
 from tests.support.wait import until
 
 COMMANDS = {"cpu": ["restart-cpu"], "gpu": ["restart-gpu"]}
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
 
 
 class Bench:

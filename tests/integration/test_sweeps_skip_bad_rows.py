@@ -6,6 +6,7 @@ from collections.abc import Generator
 from datetime import datetime, timedelta, timezone
 from types import ModuleType
 
+import psycopg
 import pytest
 
 import queue_workflows
@@ -16,6 +17,7 @@ from queue_workflows.maintenance import input_timeouts
 from queue_workflows.maintenance import recovery as maintenance_recovery
 from queue_workflows.scheduler import ScheduleEntry, Ticker
 from tests.support import factories, rows_before_checks, wait
+from tests.support.clocks import Clock
 from tests.support.factories import one
 
 GUARD = """
@@ -53,14 +55,6 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
         own.execute("DROP FUNCTION IF EXISTS app_guard() CASCADE")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("table", ["ingest_jobs", "workflow_node_jobs", "workflow_runs"])
 def test_a_row_that_cannot_be_promoted_delays_no_other(
@@ -92,7 +86,7 @@ def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
     with factories.unguarded(conn, "ingest_jobs"):
         conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
     guard(conn, "ingest_jobs", "bad", event="UPDATE OF available_at")
-    clock = Clock()
+    clock = Clock(0.0)
     rows = row_isolation.Isolation(clock)
     for _ in range(3):
         assert one(conn, "SELECT status FROM ingest_jobs") == "queued"
@@ -111,13 +105,37 @@ def test_a_row_that_is_set_aside_is_left_alone_until_its_back_off_is_over(
     with factories.unguarded(conn, "ingest_jobs"):
         conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
     guard(conn, "ingest_jobs", "bad")
-    clock = Clock()
+    clock = Clock(0.0)
     rows = row_isolation.Isolation(clock)
     promotion.promote_due(conn, rows)
     conn.execute("DROP FUNCTION app_guard() CASCADE")
     assert promotion.promote_due(conn, rows) == 0
     clock.now += row_isolation.FIRST_S
     assert promotion.promote_due(conn, rows) == 1
+
+
+def test_a_locked_row_is_left_alone_for_longer_each_time_and_is_no_failure() -> None:
+    """Each try waits for the lock, and the rows behind it wait too."""
+    clock = Clock(0.0)
+    rows = row_isolation.Isolation(clock)
+
+    def locked() -> None:
+        raise psycopg.errors.LockNotAvailable
+
+    def ended(_: BaseException, __: int) -> bool:
+        raise AssertionError("a locked row is not a failure")
+
+    for wait_s in (0.5, 1.0, 2.0):
+        rows.attempt("answer", "a", locked, ended)
+        assert rows.aside("answer") == ["a"]
+        clock.now += wait_s - 0.1
+        assert rows.aside("answer") == ["a"]
+        clock.now += 0.2
+        assert rows.aside("answer") == []
+    assert rows.attempt("answer", "a", lambda: "taken") == "taken"
+    rows.attempt("answer", "a", locked)
+    clock.now += 0.6
+    assert rows.aside("answer") == []
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -265,7 +283,7 @@ def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
     for name in ("bad", "good"):
         queue_workflows.register_ingest_task(name, lambda: None)
     entries = [ScheduleEntry(name, 5, name, "fetch") for name in ("bad", "good")]
-    clock = Clock()
+    clock = Clock(0.0)
     ticker = Ticker(schedule=entries, now_fn=lambda: at + timedelta(seconds=clock.now))
     ticker.run_once()
     clock.now = 600

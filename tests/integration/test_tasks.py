@@ -17,6 +17,7 @@ import queue_workflows
 from queue_workflows import claim_worker, errors, ingest_executor, node_queue
 from queue_workflows import db as engine
 from queue_workflows import jobs as jobs_api
+from queue_workflows.handlers import task_call
 from queue_workflows.tasks import control
 from queue_workflows.worker import guards
 from tests.support import commands, factories, invariants, task_app
@@ -190,10 +191,10 @@ def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
         until(lambda: task_app.lines(tmp_path).count("async_generator begins") == 2)
         subject.send(signal.SIGTERM)
         assert subject.wait() == 0, subject.err
-    told = [
+    received = [
         f"{kind} {does}" for kind in [*kinds, "async_generator"] for does in ("begins", "tidies")
     ]
-    assert task_app.lines(tmp_path) == told
+    assert task_app.lines(tmp_path) == received
     assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
 
 
@@ -201,11 +202,11 @@ def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
 
 
 def test_a_handler_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
-    told: list[tuple[Any, ...]] = []
+    received: list[tuple[Any, ...]] = []
 
     def tell() -> None:
         job = queue_workflows.current_job()
-        told.append(
+        received.append(
             (job.id, job.task_name, job.queue, job.reason, job.args, job.attempt, job.headers,
              job.lock_key, job.partition_key, job.cancel_requested, job.claim, job.worker,
              job.idempotency_key, job.run_id, job.node_id)
@@ -234,7 +235,7 @@ def test_a_handler_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
         assert node_queue.claim_next_ingest_job(task_app.QUEUE) is not None
         job = row(made["id"])
         assert ingest_executor.execute_ingest_job(job) == "completed"
-        assert told.pop() == (
+        assert received.pop() == (
             made["id"], "t", task_app.QUEUE, "boot", {"a": 1}, 2, {"trace": "x"},
             "lock", "p", False, 1, job["worker_id"], made["id"], None, None,
         )  # fmt: skip
@@ -243,7 +244,7 @@ def test_a_handler_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
 
 
 def test_an_async_task_runs_beside_others_on_a_loop_that_runs(conn: engine.Connection) -> None:
-    """What a pool does: one loop, many jobs, each with its own context."""
+    """What an executor does: one loop, many jobs, each with its own context."""
     meet = asyncio.Event()
 
     async def task(args: Row) -> Row:
@@ -257,7 +258,7 @@ def test_an_async_task_runs_beside_others_on_a_loop_that_runs(conn: engine.Conne
     jobs = [node_queue.claim_next_ingest_job(task_app.QUEUE) or {} for _ in ids]
 
     async def all_of_them() -> list[Any]:
-        runs = [ingest_executor.run_task_async(job, control.NoControl()) for job in jobs]
+        runs = [task_call.call_async(job, control.NoControl()) for job in jobs]
         return await asyncio.gather(*runs)
 
     found = asyncio.run(all_of_them())

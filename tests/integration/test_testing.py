@@ -373,11 +373,16 @@ def test_tables_are_emptied_and_the_ledger_stays(db: ModuleType) -> None:
 # --- pytest
 
 
-def test_examples_are_tested_by_the_fixtures(dsn: str) -> None:
+def test_examples_are_tested_by_the_fixtures(dsn: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hello.py"],
         cwd=ROOT / "examples",
-        env={**os.environ, "QUEUE_WORKFLOWS_TEST_DB_URL": dsn},
+        # A second pytest in the folder of this one would close it to the account of a server.
+        env={
+            **os.environ,
+            "QUEUE_WORKFLOWS_TEST_DB_URL": dsn,
+            "PYTEST_DEBUG_TEMPROOT": str(tmp_path),
+        },
         capture_output=True,
         text=True,
         timeout=100,

@@ -20,12 +20,6 @@ FAMILIES = ["node", "ingest"]
 
 
 @pytest.fixture
-def conn(db: ModuleType) -> Iterator[engine.Connection]:
-    with engine.connect() as made:
-        yield made
-
-
-@pytest.fixture
 def wire(db: ModuleType, dsn: str) -> Iterator[proxy.Proxy]:
     with proxy.Proxy(dsn) as made:
         yield made

@@ -29,7 +29,7 @@ from tests.support import factories, invariants, rows_before_checks
 from tests.support.wait import until
 
 QUEUE = "load"
-Worker = claim_worker.ClaimWorker | claim_worker.WorkerPool
+Worker = claim_worker.ClaimWorker
 
 
 @pytest.fixture
@@ -98,15 +98,10 @@ def batches(queue: str) -> Worker:
     return claim_worker.ClaimWorker(queue=queue, host="box", batch=5, on_exit=exits)
 
 
-def pooled(queue: str) -> Worker:
-    return claim_worker.WorkerPool([{"queue": queue, "concurrency": 3}], host="box", on_exit=exits)
-
-
 FORMS: dict[str, tuple[Callable[[str], Worker], str]] = {
     "single": (single, "t"),
     "batch": (batches, "t"),
-    "pool of threads": (pooled, "t"),
-    "pool of async tasks": (pooled, "a"),
+    "single, async": (single, "a"),
 }
 BAD = [
     *(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,12 +21,6 @@ from tests.support import factories
 Row = dict[str, Any]
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[Any]:
-    with db.connect() as own:
-        yield own
-
-
 def report(conn: Any, who: claims.Claimant, **given: Any) -> None:
     """Write the row of a worker: what its claims depend on."""
     values = {
@@ -39,15 +33,15 @@ def report(conn: Any, who: claims.Claimant, **given: Any) -> None:
 
 
 def clauses(conn: Any, job: Row) -> dict[str, str | None]:
-    told = jobs_api.explain(job["id"], conn=conn)
-    assert told is not None
-    return {worker["worker_id"]: worker["clause"] for worker in told["workers"]}
+    explained = jobs_api.explain(job["id"], conn=conn)
+    assert explained is not None
+    return {worker["worker_id"]: worker["clause"] for worker in explained["workers"]}
 
 
 def details(conn: Any, job: Row) -> list[str]:
-    told = jobs_api.explain(job["id"], conn=conn)
-    assert told is not None
-    return [worker["detail"] for worker in told["workers"]]
+    explained = jobs_api.explain(job["id"], conn=conn)
+    assert explained is not None
+    return [worker["detail"] for worker in explained["workers"]]
 
 
 def agree(conn: Any, who: claims.Claimant, jobs: list[Row], claim: Callable[[], Row | None]) -> int:
@@ -56,10 +50,10 @@ def agree(conn: Any, who: claims.Claimant, jobs: list[Row], claim: Callable[[], 
     while True:
         with conn.transaction(force_rollback=True):
             taken = claim()
-        told = {job["id"]: clauses(conn, job).get(who.worker_id) for job in jobs}
-        expected = [taken["id"]] if taken and taken["id"] in told else []
+        explained = {job["id"]: clauses(conn, job).get(who.worker_id) for job in jobs}
+        expected = [taken["id"]] if taken and taken["id"] in explained else []
         assert [
-            job_id for job_id, clause in told.items() if clause == waiting_reasons.NEXT
+            job_id for job_id, clause in explained.items() if clause == waiting_reasons.NEXT
         ] == expected
         if claim() is None or count == 5:
             return count
@@ -125,11 +119,11 @@ def test_reasons_that_hold_for_every_worker(conn: Any) -> None:
     first = factories.node(conn, run_id, "first", lock_key="k")
     second = factories.node(conn, run_id, "second", lock_key="k")
     done = factories.node(conn, run_id, "done", status="completed")
-    told = {job["node_id"]: jobs_api.explain(job["id"]) for job in (due, first, second, done)}
-    assert {name: row and row["clause"] for name, row in told.items()} == {
+    explained = {job["node_id"]: jobs_api.explain(job["id"]) for job in (due, first, second, done)}
+    assert {name: row and row["clause"] for name, row in explained.items()} == {
         "later": "not_due", "first": "no_worker", "second": "locked", "done": "status",
     }  # fmt: skip
-    assert told["second"] and first["id"] in told["second"]["detail"]
+    assert explained["second"] and first["id"] in explained["second"]["detail"]
     over = factories.node(conn, factories.run(conn, status="cancelled"))
     assert (jobs_api.explain(over["id"]) or {})["clause"] == "run_over"
     assert jobs_api.explain("nothing") is None
@@ -148,8 +142,8 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(
     assert (queues, lock_queues.block_unserved(conn, queues)) == (["cpu", "fetch"], 2)
     said = "its queue {} is served by no worker, so its lock key passed to others"
     for job, text in ((ghost, said.format("my_ghost")), (node, said.format("gpu"))):
-        told = jobs_api.explain(job["id"]) or {}
-        assert (told["clause"], told["detail"]) == ("unserved", text)
+        explained = jobs_api.explain(job["id"]) or {}
+        assert (explained["clause"], explained["detail"]) == ("unserved", text)
     assert cli.main(["jobs", "list"]) == 0
     assert "no worker serves its queue; its lock key passed on\n" in capsys.readouterr().out
     assert cli.main(["show", node["run_id"]]) == 0
@@ -183,6 +177,16 @@ def test_reasons_that_hold_for_one_worker(conn: Any) -> None:
         "off": "off", "stranger": "model", "small": "vram", "box": "next",
     }  # fmt: skip
     assert "the model needs 24 GB, its GPU has 12 GB" in details(conn, job)
+
+
+def test_a_worker_that_waits_for_memory(conn: Any) -> None:
+    job = factories.node(conn)
+    detail = {"throttle": "RAM at 93.1 % (limit 90 %)"}
+    report(conn, factories.who(), state="throttled", detail=json.dumps(detail))
+    assert clauses(conn, job) == {"w1": "throttled"}
+    assert details(conn, job) == ["it waits for memory: RAM at 93.1 % (limit 90 %)"]
+    why_not = jobs_api.explain(job["id"], conn=conn)
+    assert why_not is not None and why_not["can_run"]
 
 
 def test_a_worker_that_obeys_no_switch_is_never_off(conn: Any) -> None:

@@ -23,12 +23,6 @@ from tests.support import factories, flow, notifications, wait
 Row = dict[str, Any]
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
-
-
 @pytest.fixture(autouse=True)
 def policies() -> Iterator[None]:
     kept = dict(worker_control.STOP_POLICIES)

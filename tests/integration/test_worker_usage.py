@@ -193,6 +193,37 @@ def test_what_is_not_available_is_unknown(tool: Write) -> None:
     assert sampler.problem == "nvidia-smi reports no use of the GPU"
 
 
+def test_without_a_row_of_ours_the_own_gpu_counts(tool: Write) -> None:
+    pmon, machine = shows(HEADER), shows("0, 90 %\n1, 3 %\n2, [N/A]")
+    log = tool("nvidia-smi", nvidia(pmon, machine))
+    used = [worker_usage.Sampler(card=card).sample().gpu_pct for card in (0, 1, 2, 3)]
+    assert used == [90.0, 3.0, None, None]
+    assert "--query-gpu=index,utilization.gpu" in log.read_text()
+
+
+def test_rocm_is_asked_for_the_own_gpu(tool: Write) -> None:
+    log = tool("rocm-smi", shows('{"card1": {"GPU use (%)": "7"}}'))
+    assert worker_usage.Sampler(card=1).sample().gpu_pct == 7.0
+    assert log.read_text().split() == ["-d", "1", "--showuse", "--json"]
+
+
+def test_a_process_that_is_followed_is_sampled_alone(tool: Write) -> None:
+    argv = [sys.executable, "-c", "input()"]
+    with (
+        subprocess.Popen(argv, stdin=subprocess.PIPE) as first,
+        subprocess.Popen(argv, stdin=subprocess.PIPE) as second,
+    ):
+        tool("nvidia-smi", nvidia(own("40 1", first.pid), shows("0 %")))
+        sampler = worker_usage.Sampler()
+        found: list[float | None] = []
+        for pid in (None, first.pid, second.pid):
+            sampler.follow(pid)
+            found.append(sampler.sample().gpu_pct)
+        for each in (first, second):
+            each.communicate(b"\n")
+    assert found == [40.0, 40.0, 0.0]
+
+
 @pytest.mark.parametrize("driver", [None, "exit 1"])
 def test_rocm_is_read_where_nvidia_does_not_answer(tool: Write, driver: str | None) -> None:
     if driver:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from psycopg.types.json import Jsonb
 
-from queue_workflows import db as engine
 from queue_workflows import workers
 from queue_workflows.cli import workers as command
+from queue_workflows.engine import workers as reports
 from tests.support import factories
 
 Row = dict[str, Any]
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
 
 
 def worker(conn: Any, state: str = "idle", *, age_s: float = 0, **columns: Any) -> str:
@@ -280,3 +273,67 @@ def test_a_switch_with_a_live_worker_is_shown_once(conn: Any) -> None:
 def test_a_switch_that_is_on_needs_nobody(conn: Any) -> None:
     off(conn, desired_state="on")
     assert absent() == []
+
+
+MEMORY = "RAM at 93.1 % (limit 90 %)"
+
+
+def test_a_worker_that_waits_for_memory_is_throttled_by_it(
+    conn: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker(conn, "throttled", detail=Jsonb({"throttle": MEMORY}))
+    assert (only()["state"], only()["throttle"]) == ("throttled", MEMORY)
+    command.show(workers.list())
+    assert MEMORY in capsys.readouterr().out
+
+
+def test_a_busy_worker_shows_for_which_memory_it_claims_nothing_more(conn: Any) -> None:
+    busy(conn)
+    worker(conn, "throttled", detail=Jsonb({"throttle": MEMORY}))
+    assert (only()["state"], only()["throttle"]) == ("busy", MEMORY)
+
+
+def test_memory_comes_before_the_limits_of_the_queue(conn: Any) -> None:
+    worker(conn, "throttled", queue="fetch", detail=Jsonb({"throttle": MEMORY}))
+    factories.insert(conn, "queue_settings", queue="fetch", paused_at="2020-01-01")
+    factories.ingest(conn)
+    assert only()["throttle"] == MEMORY
+
+
+@pytest.mark.parametrize("state", ["parked", "dead"])
+def test_a_worker_that_would_not_claim_anyway_waits_for_no_memory(conn: Any, state: str) -> None:
+    worker(conn, state, detail=Jsonb({"throttle": MEMORY}))
+    off(conn)
+    assert (only()["state"], only()["throttle"]) == (state, None)
+
+
+@pytest.mark.parametrize("detail", [None, [], "x", {"throttle": 5}, {"throttle": {"a": 1}}])
+def test_a_report_of_any_shape_can_be_listed(conn: Any, detail: Any) -> None:
+    worker(conn, "throttled", detail=Jsonb(detail))
+    assert (only()["state"], only()["throttle"]) == ("throttled", None)
+
+
+# --- whose jobs fill the memory
+
+
+@pytest.mark.parametrize(
+    ("columns", "fills"),
+    [
+        ({}, True),
+        ({"job_ids": []}, False),
+        ({"state": "stopped"}, False),
+        ({"state": "dead"}, False),
+        ({"age_s": 31}, False),
+        ({"worker_id": "own"}, False),
+        ({"detail": Jsonb({"memory": ["m3"]})}, False),
+        ({"detail": Jsonb({"memory": "m1"})}, True),
+        ({"detail": Jsonb({})}, False),
+        ({"detail": Jsonb(None)}, False),
+        ({"detail": Jsonb([1])}, False),
+    ],
+)
+def test_which_workers_have_jobs_that_fill_a_memory(conn: Any, columns: Row, fills: bool) -> None:
+    given: Row = {"state": "busy", "job_ids": ["j"], "detail": Jsonb({"memory": ["m0", "m1"]})}
+    worker(conn, **given | columns)
+    found = reports.fill_memory(conn, ["m1", "m2"], but=["own"], stale_s=30.0)
+    assert found == fills

@@ -129,12 +129,6 @@ def app(db: ModuleType) -> Iterator[flow.Flow]:
         assert invariants.broken(conn, slack_s=5) == []
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
-
-
 GOOD = {"day": "2026-03-01", "limit": 5, "label": "x"}
 WRONG = [
     ({}, "'day', 'limit' missing"),

@@ -16,7 +16,7 @@ from queue_workflows import ingest_executor, model_registry, node_executor
 from queue_workflows.executor import nodes as executor_nodes
 from queue_workflows.handlers import task_call
 from queue_workflows.scheduler import ScheduleEntry
-from tests.soak import handler_wrapper, mutant, mutants, tasks, workflows
+from tests.soak import growing_workflows, handler_wrapper, mutant, mutants, tasks, workflows
 from tests.support import frequent_schedule
 
 MUTANT_ENV = "SOAK_MUTANT"
@@ -109,9 +109,9 @@ def setup() -> None:
     register()
     node_executor.run_handler = handler_wrapper.noting(node_executor.run_handler)
     ingest_executor.run_task = handler_wrapper.noting(ingest_executor.run_task)
-    ingest_executor.run_task_async = handler_wrapper.noting(ingest_executor.run_task_async)
     executor_nodes.run = handler_wrapper.noting_message(executor_nodes.run)
     task_call.call = handler_wrapper.noting(task_call.call)
+    task_call.call_async = handler_wrapper.noting(task_call.call_async)
     # A worker with executors has done so before the process that loads the app was forked.
     if (name := os.environ.get(MUTANT_ENV)) and not mutant.replaced:
         mutants.switch_off(name)
@@ -120,7 +120,8 @@ def setup() -> None:
 def register() -> None:
     """Register what the driver needs too."""
     queue_workflows.configure(ingest_queues={*tasks.QUEUES})
-    for body in (quick, instant, write, medium, long, link, hear, predict, raises, exits, killed):
+    own = (quick, instant, write, medium, long, link, hear, predict, raises, exits, killed)
+    for body in (*own, *growing_workflows.HANDLERS):
         queue_workflows.register_node(body.__name__, body)
     queue_workflows.set_workflow_provider(workflows.load_workflow, workflows.load_pipeline)
     queue_workflows.set_builtin_model_registrar(_models)

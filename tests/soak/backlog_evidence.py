@@ -58,11 +58,12 @@ class Backlog:
 
     def _first_claims(self) -> list[tuple[int, float]]:
         """Return (seq, first claim of any job of the load from this seq on), by seq."""
+        runs = self._seen.books.runs
         ordered = sorted(
             (job["seq"], claims[1].at)
             for job_id, job in self._seen.jobs.items()
             if job["queue"] == self._queue
-            and job["reason"] == "load"
+            and (job["reason"] == "load" or job["run_id"] in runs)
             and 1 in (claims := self._seen.claims(job_id))
         )
         earliest = itertools.accumulate((at for _, at in reversed(ordered)), min)

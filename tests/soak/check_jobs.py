@@ -108,6 +108,9 @@ def _gave_up(seen: Seen, queue: str, since: float, until: float) -> bool:
     after = any(until <= at <= until + observer.BLIND_S for at in unserved)
     if (before and after) or any(since <= at <= until for at in unserved):
         return True
+    # It may have been unserved up to the polls before and after the one that found no worker.
+    if any(at - observer.BLIND_S <= since and until <= at + observer.BLIND_S for at in unserved):
+        return True
     return any(
         pause.queue == queue
         and pause.partition is None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.soak import backlog_evidence, check_claims, check_recovery, evidence, fleet, tasks
 
 WAIT_S = check_recovery.PROMISED_S[fleet.DEFAULT]
 """The longest that a normal job may wait for its first claim: faults stop some of the workers of
 its queue for up to three leases, never all of them for longer than the slowest recovery."""
+NODES = "cpu"
+"""The queue of nodes whose workers claim in the order of the rows, and are observed."""
 Found = Iterator[str]
 Seen = evidence.Evidence
 
@@ -18,7 +21,8 @@ def waited(seen: Seen) -> Found:
     """Find normal work that waited longer than the bound for its first claim, without pauses.
 
     A job may wait longer behind earlier jobs, if every worker of its queue was busy with these or
-    was hit by a fault: see `backlog`.
+    was hit by a fault: see `backlog_evidence`. So may the first node of a run, which the
+    orchestrators insert within the bound, on the queue `cpu`.
     """
     first, queue = _first_claims(seen), backlog_evidence.Backlog(seen, tasks.NOTES)
     for job_id, since, late in _late_jobs(seen, first):
@@ -26,18 +30,52 @@ def waited(seen: Seen) -> Found:
         if why is not None:
             task = seen.books.jobs[job_id]
             yield f"job {job_id} ({task}): its first claim came after {late:.0f} s; {why}"
-    by_run: dict[str, float] = {}
+    nodes = backlog_evidence.Backlog(seen, NODES)
+    for late in _late_runs(seen, first):
+        why = late.blame(nodes)
+        if why is not None:
+            name = seen.books.runs[late.run]
+            text = f"run {late.run} ({name}): its first node was claimed after {late.wait_s:.0f} s"
+            yield f"{text}; {why}"
+
+
+class LateRun(NamedTuple):
+    """A run of the load whose first node waited too long; instants in monotonic seconds."""
+
+    run: str
+    since: float
+    wait_s: float
+    node: dict[str, Any] | None
+    """The row of the first node, None if there is none."""
+    inserted_at: float
+
+    def blame(self, nodes: backlog_evidence.Backlog) -> str | None:
+        """Return why the wait is the engine's fault, or None: all workers were busy."""
+        if self.node is None:
+            return "no node was inserted"
+        if (start_s := self.inserted_at - self.since) > WAIT_S:
+            return f"it was inserted after {start_s:.0f} s"
+        if self.node["queue"] != NODES:
+            return f"its queue is {self.node['queue']}"
+        return nodes.blame(self.node["seq"], self.inserted_at, self.since + self.wait_s, WAIT_S)
+
+
+def _late_runs(seen: Seen, first: dict[str, float]) -> Iterator[LateRun]:
+    by_run: dict[str, list[tuple[float, int, str]]] = defaultdict(list)
     for job_id, job in seen.jobs.items():
-        if job["run_id"] in seen.books.runs and job_id in first:
-            by_run[job["run_id"]] = min(by_run.get(job["run_id"], first[job_id]), first[job_id])
-    for run_id, name in seen.books.runs.items():
+        if job["run_id"] in seen.books.runs:
+            claimed_at = first.get(job_id, seen.ended_load)
+            by_run[job["run_id"]].append((claimed_at, job["seq"], job_id))
+    for run_id in seen.books.runs:
         run = seen.runs.get(run_id)
         if run is None or run_id in seen.books.perhaps_cancelled:
             continue
         since = seen.time.at(run["epoch"])
-        late = by_run.get(run_id, seen.ended_load) - since
-        if late > WAIT_S:
-            yield f"run {run_id} ({name}): its first node was claimed after {late:.0f} s"
+        claimed_at, _, node_id = min(by_run[run_id], default=(seen.ended_load, 0, None))
+        if claimed_at - since > WAIT_S:
+            node = seen.jobs[node_id] if node_id else None
+            inserted_at = seen.time.at(node["epoch"]) if node else claimed_at
+            yield LateRun(run_id, since, claimed_at - since, node, inserted_at)
 
 
 def _first_claims(seen: Seen) -> dict[str, float]:
@@ -60,13 +98,18 @@ def _late_jobs(seen: Seen, first: dict[str, float]) -> Iterator[tuple[str, float
 
 
 def figures(seen: Seen) -> list[tuple[str, str]]:
-    """Return how many jobs waited longer than the bound, and the longest wait, for the report."""
-    waits = [late for _, _, late in _late_jobs(seen, _first_claims(seen))]
+    """Return how many jobs and runs waited longer than the bound, and the longest wait of each."""
+    first = _first_claims(seen)
+    waits = {
+        "jobs": [late for _, _, late in _late_jobs(seen, first)],
+        "runs": [late.wait_s for late in _late_runs(seen, first)],
+    }
     return [
         (
-            f"normal jobs that waited over {WAIT_S:g} s, longest",
-            f"{len(waits)}, {max(waits, default=0):.0f} s",
+            f"normal {what} that waited over {WAIT_S:g} s, longest",
+            f"{len(each)}, {max(each, default=0):.0f} s",
         )
+        for what, each in waits.items()
     ]
 
 

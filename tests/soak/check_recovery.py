@@ -128,40 +128,12 @@ def _is_free(seen: Seen, held: Holdings, claim: evidence.Event, at: float, until
             continue
         before, after = min(served) < at, max(served) >= until
         busy = any(mine.at < until and end > at for mine, end in claims)
-        if not before or not after or busy or _runs_alone(seen, held, worker, at, until):
+        if not before or not after or busy:
             continue
         pid = claims[0][0].pid
         if not any(f.hits(pid, at - LAPSE_S, until) for f in seen.faults):
             return True
     return False
-
-
-def _runs_alone(seen: Seen, held: Holdings, worker: str, at: float, until: float) -> bool:
-    """Return whether the process of a worker ran a job alone in between, in any of its queues.
-
-    A pool has a worker id for each queue. While it runs, or is about to run, a job whose next crash
-    would be its last, it claims nothing in its other queues either. So it is not idle there.
-    """
-    process = worker.rpartition(":")[0]
-    return any(
-        mine.at < until and end > at and _may_be_last(seen, mine)
-        for other, claims in held.items()
-        if other != worker and other.rpartition(":")[0] == process
-        for mine, end in claims
-    )
-
-
-def _may_be_last(seen: Seen, claim: evidence.Event) -> bool:
-    """Return whether so many crashes came before a claim that one more would be the last.
-
-    A crash that was subtracted later counts too, since an event does not record it.
-    """
-    crashes = [
-        e
-        for e in seen.events[claim.job]
-        if e.kind == "reclaimed" and (e.claim or 0) < (claim.claim or 0)
-    ]
-    return len(crashes) >= fleet.MAX_CRASHES - 1
 
 
 def _holdings(seen: Seen) -> Holdings:

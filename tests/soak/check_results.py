@@ -31,7 +31,7 @@ def unbacked(seen: Seen) -> Found:
     """Find completed jobs whose result is not what the handler of the finalising claim returned."""
     ends = {(line.job, line.claim) for line in seen.lines if line.word == "end"}
     for job_id, job in seen.jobs.items():
-        if job["status"] != "completed" or (job["what"] or "").startswith("__input__"):
+        if job["status"] != "completed" or (job["what"] or "").startswith("__"):
             continue
         final = seen.finals(job_id)[-1:]
         claim = final[0].claim if final else None
@@ -87,7 +87,11 @@ def _is_worn(job: dict[str, Any]) -> bool:
 
 
 def _worn_out(seen: Seen, run_id: str) -> bool:
-    return any(job["run_id"] == run_id and _is_worn(job) for job in seen.jobs.values())
+    return any(
+        _is_worn(job) and run_id in (job["run_id"], seen.runs[job["run_id"]]["parent"])
+        for job in seen.jobs.values()
+        if job["run_id"] in seen.runs
+    )
 
 
 def _values(seen: Seen) -> Found:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from tests.soak import (
     check_claims,
     check_fires,
+    check_growth,
     check_jobs,
     check_liveness,
     check_recovery,
     check_results,
+    check_streams,
     evidence,
 )
 
@@ -29,6 +31,10 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "crashes charged without evidence": check_claims.charged,
     "claimed before the last claim ended": check_claims.executions,
     "doubled or missed fires": check_fires.fires,
+    "graphs that grew wrongly": check_growth.grown,
+    "steps that ran again": check_growth.stepped,
+    "waits that ended wrongly": check_growth.waited,
+    "streams that readers got wrongly": check_streams.read,
     "answers": check_results.answers,
     "claimed after a cancel or while OFF": check_results.forbidden,
     "one key, more than one job": check_jobs.keyed,

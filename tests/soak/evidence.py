@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db
-from tests.soak import acknowledgements, clock, fault_plan, faults, fleet, journal, observer
+from tests.soak import (
+    acknowledgements,
+    clock,
+    fault_plan,
+    faults,
+    fleet,
+    journal,
+    observer,
+    stream_readers,
+)
 
 _JOBS = """
 SELECT 'node' AS family, j.id, j.run_id, j.node_id, j.node_module AS what, j.status::text,
@@ -28,6 +37,7 @@ SELECT job_id AS job, id AS place, event_type::text AS kind, claim_no AS claim, 
 """
 _RUNS = """
 SELECT id, workflow_name, status, error, definition -> 'nodes' AS nodes,
+       CASE WHEN mode = 'node' THEN parent_run_id END AS parent, context ->> 'kind' AS kind,
        extract(epoch FROM created_at)::float8 AS epoch
   FROM workflow_runs
 """
@@ -84,9 +94,11 @@ class Evidence:
     blind: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """When the observer saw nothing, in the database's epoch seconds."""
     served: list[observer.Served] = field(default_factory=list[observer.Served])
-    """What each live worker of the ingest queues did at each poll, in monotonic seconds."""
+    """What each live worker of `observer.WATCHED` did at each poll, in monotonic seconds."""
     polls: list[float] = field(default_factory=list[float])
     """The instants of these polls, in monotonic seconds."""
+    streams: dict[str, stream_readers.Read] = field(default_factory=dict[str, stream_readers.Read])
+    """What the reader of each job's stream got, in the order in which it got it."""
     by_job: dict[str, list[journal.Line]] = field(default_factory=dict[str, list[journal.Line]])
 
     def claims(self, job: str) -> dict[int, Event]:

@@ -216,14 +216,14 @@ class Faults(background.BackgroundThread):
     def _act_executor(self, fault: Fault, seat: fleet.Seat, pid: int, size: float) -> None:
         """Stop an executor while its handler runs; kill it, or let it go on later."""
         executors = self._fleet.executors(seat.name)[1:]
-        working = [(one, job) for one in executors if (job := self._stopped_at_work(one, fault))]
+        working = [(one, jobs) for one in executors if (jobs := self._stopped_at_work(one, fault))]
         for one, _ in working[1:]:
             _signal(one, signal.SIGCONT)
         if not working:
             fault.hit_nobody = True
             return
-        (executor, job), *_ = working
-        fault.pids, fault.held = (executor,), [job]
+        (executor, jobs), *_ = working
+        fault.pids, fault.held = (executor,), jobs
         fault.at = fault.until = time.monotonic()
         if fault.kind == fault_plan.KILL_EXECUTOR:
             _signal(executor, signal.SIGKILL)
@@ -231,20 +231,21 @@ class Faults(background.BackgroundThread):
         seconds = (0.5 + 2.5 * size) * fleet.LEASE_S
         self._later(fault, seconds, lambda: _signal(executor, signal.SIGCONT))
 
-    def _stopped_at_work(self, executor: int, fault: Fault) -> HeldJob | None:
-        """Stop an executor; return its job, or let it go on if its handler has just ended.
+    def _stopped_at_work(self, executor: int, fault: Fault) -> list[HeldJob]:
+        """Stop an executor; return its jobs, or let it go on if its handlers have just ended.
 
-        Only what is stopped has the same job when it is killed.
+        Only what is stopped has the same jobs when it is killed. That of a pool runs several.
         """
         _signal(executor, signal.SIGSTOP)
         with suppress(AssertionError):
             until(lambda: _is_stopped(executor), timeout_s=1.0, every_s=0.002)
-            line = journal.newest(self._fleet.journal, runs_in=executor)
-            jobs = {(each.id, each.claim_no): each for each in fault.held}
-            if line is not None and line.word != "end" and (line.job, line.claim) in jobs:
-                return jobs[line.job, line.claim]
+            running = journal.running(self._fleet.journal, runs_in=executor)
+            # Asked again: it may have got another one since the fault was drawn.
+            held = self._held(fault.pids)
+            if jobs := [each for each in held if (each.id, each.claim_no) in running]:
+                return jobs
         _signal(executor, signal.SIGCONT)
-        return None
+        return []
 
     def _act_launcher(self, fault: Fault, seat: fleet.Seat, pid: int, size: float) -> None:
         """Kill the process that forks executors: they end with it, and the worker exits."""

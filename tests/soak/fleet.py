@@ -84,8 +84,8 @@ class Seat(NamedTuple):
     @property
     def has_executors(self) -> bool:
         """Return whether its handlers run in other processes than the worker itself."""
-        alone = self.care == SUPERVISED and not self.options and not self.pool
-        return bool(self.slots) or alone
+        alone = self.care == SUPERVISED and not self.options
+        return bool(self.slots or self.pool) or alone
 
 
 SEATS = (

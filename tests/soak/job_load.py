@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import psycopg
 
-from queue_workflows import db, errors, jobs, queues
+from queue_workflows import db, errors, events, jobs, queues
 from queue_workflows.types import JobId, NewIngestJob
-from tests.soak import acknowledgements, tasks, workflows
+from tests.soak import acknowledgements, step_tasks, stream_tasks, tasks, workflows
 
 LOCK_KEYS, PARTITIONS = 4, ("red", "green", "blue")
 BURST, BULK = 6, 8
@@ -56,6 +56,7 @@ class JobLoad:
         self._kinds: dict[Callable[[], None], int] = {
             self._keyed: 8, self._locked: 8, self._limited: 4, self._metered: 2, self._bulk: 2,
             self._retried: 6, self._pooled: 12, self._undone: 2, self._mixed: 1,
+            self._stepped: 4, self._waits: 4, self._streams: 3,
         }  # fmt: skip
         for kind in self._kinds:
             self._kinds[kind] = weights.get(kind.__name__.strip("_"), self._kinds[kind])
@@ -141,6 +142,32 @@ class JobLoad:
         sent[2] = self._order("spoiled", queue, args={"kind": "killed"})
         for order, job_id in zip(sent, _enqueue_all(sent), strict=True):
             self._enter(order, job_id)
+
+    def _stepped(self) -> None:
+        self._send(self._order("stepped", self._rng.choice([tasks.NOTES, tasks.FEEDS])))
+
+    def _streams(self) -> None:
+        task = self._rng.choice([*stream_tasks.TASKS])
+        self._send(self._order(task, self._rng.choice([tasks.NOTES, tasks.FEEDS])))
+
+    def _waits(self) -> None:
+        """Queue a job that waits for an event; send it two, before it waits or later."""
+        order = self._order("waits", self._rng.choice([tasks.NOTES, tasks.FEEDS]))
+        job_id = str(jobs.enqueue(**order))
+        self._books.jobs[job_id] = order["task_name"]
+        at = time.monotonic()
+        for value in ("first", "second"):
+            at += self._rng.uniform(0.0, 2.5)
+            self._plan(at, lambda value=value: self._tell(job_id, order["args"]["number"], value))
+
+    def _tell(self, job_id: str, number: int, value: str) -> None:
+        """Repeat an event until a reply arrives."""
+        try:
+            if events.send(step_tasks.EVENT, key=number, value=value):
+                self._books.events[job_id].append(value)
+        except db.Error:
+            self._books.perhaps_sent.add(job_id)
+            self._plan(time.monotonic() + 0.5, lambda: self._tell(job_id, number, value))
 
     def _undone(self) -> None:
         order = self._order("note", tasks.NOTES)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 PATH_ENV = "SOAK_JOURNAL"
 TAIL_BYTES = 1 << 18
+ENDS = ("end", "snooze")
+"""Words of a line after which the handler has no effect any more."""
 
 
 class Line(NamedTuple):
@@ -50,16 +52,16 @@ def read(path: Path) -> list[Line]:
     return [_line(text) for text in path.read_bytes().splitlines()]
 
 
-def newest(path: Path, *, runs_in: int) -> Line | None:
-    """Return the last line that this process wrote, if it is among the last `TAIL_BYTES`."""
+def running(path: Path, *, runs_in: int) -> set[tuple[str, int]]:
+    """Return the jobs and claims whose handlers run in this process, by the last `TAIL_BYTES`."""
     if not path.exists():
-        return None
+        return set()
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
         texts = file.read().splitlines()[size > TAIL_BYTES :]
-    its = (line for line in map(_line, reversed(texts)) if line.runs_in == runs_in)
-    return next(its, None)
+    last = {(line.job, line.claim): line for line in map(_line, texts) if line.runs_in == runs_in}
+    return {claim for claim, line in last.items() if line.word not in ENDS}
 
 
 def _line(text: bytes) -> Line:

@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from queue_workflows import db, errors, jobs, run_store, runs
-from tests.soak import acknowledgements, background, job_load, rare_load, tasks, workflows
+from tests.soak import (
+    acknowledgements,
+    background,
+    growing_workflows,
+    job_load,
+    rare_load,
+    tasks,
+    workflows,
+)
 
 NEVER_ANSWERED = 0.03
 POISON = 0.05
@@ -121,7 +129,8 @@ class Load(background.BackgroundThread):
         cancel_s = rng.uniform(0.05, 1.5)
         by_hand = rng.random() < 0.5
         cancelled = rng.random() < (0.5 if name == "wide" else 0.05)
-        context = {"skip": rng.random() < 0.5}
+        kind = rng.choice([*growing_workflows.KINDS])
+        context = {"skip": rng.random() < 0.5, "kind": kind}
         run_store.insert_run(run_id=run_id, workflow_name=name, context=context)
         self.books.runs[run_id] = name
         if cancelled:

@@ -11,7 +11,13 @@ from queue_workflows.db import statements
 from queue_workflows.engine import claims, recovery, schedule_fires
 from queue_workflows.runtime import kill_timer
 from queue_workflows.worker import guards
-from tests.soak import mutants_executors, mutants_hostile, mutants_jobs
+from tests.soak import (
+    mutants_executors,
+    mutants_growth,
+    mutants_hostile,
+    mutants_jobs,
+    mutants_streams,
+)
 from tests.soak.mutant import Conn, Mutant, edit, replace, rewrite
 
 _RUN_IS_LIVE = (
@@ -269,4 +275,6 @@ MUTANTS = {
     **mutants_jobs.MUTANTS,
     **mutants_hostile.MUTANTS,
     **mutants_executors.MUTANTS,
+    **mutants_growth.MUTANTS,
+    **mutants_streams.MUTANTS,
 }  # fmt: skip

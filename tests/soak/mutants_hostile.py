@@ -7,7 +7,7 @@ import json
 from tests.soak.mutant import Conn, Mutant, edit, replace
 
 HOLE = "{x}"
-"""A row that says so cannot be written again: it stands for an unknown defect."""
+"""A row with it cannot be written again: it stands for an unknown defect."""
 
 
 def _take_any_payload(conn: Conn) -> None:

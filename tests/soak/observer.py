@@ -45,16 +45,16 @@ SELECT extract(epoch FROM clock_timestamp())::float8 AS at, w.worker_id AS worke
            SELECT FROM worker_controls c
             WHERE c.host_label = w.host_label AND c.queue IN (w.queue, 'all')
               AND queue_workflows_is_off(c.desired_state, c.until_at)) AS is_off,
-       (SELECT CASE WHEN count(*) FILTER (WHERE j.crash_count >= %s) > 0 THEN 1000
-                    ELSE count(*) FILTER (WHERE j.worker_id = w.worker_id) END
-          FROM ingest_jobs j
-         WHERE j.status = 'running'
-           AND starts_with(j.worker_id, left(w.worker_id, -position(':' IN reverse(w.worker_id)))))
-       AS running
+       (SELECT count(*) FROM ingest_jobs j
+         WHERE j.status = 'running' AND j.worker_id = w.worker_id)
+       + (SELECT count(*) FROM workflow_node_jobs j
+           WHERE j.status = 'running' AND j.worker_id = w.worker_id) AS running
   FROM workers w
  WHERE w.queue = ANY (%s) AND w.state NOT IN ('stopped', 'dead')
    AND w.last_seen > clock_timestamp() - %s * interval '1 second'
 """
+WATCHED = (*tasks.QUEUES, "cpu")
+"""The queues whose jobs are claimed in the order of their rows, unlike those of a GPU worker."""
 _UNFINISHED = """
 SELECT 'run ' || r.id || ' (' || r.workflow_name || ') is ' || r.status AS what,
        coalesce((SELECT sum(claim_no * 8 + attempts + length(status::text))
@@ -74,7 +74,7 @@ SELECT 'ingest job ' || id || ' (' || task_name || ') is ' || status, claim_no *
 class Served(NamedTuple):
     """What a live worker of a queue did at a poll; instants in the database's epoch seconds.
 
-    `running`: its jobs; 1000 if its process runs a job that may have to run alone.
+    `running`: its jobs.
     """
 
     at: float
@@ -135,8 +135,7 @@ class Observer(background.BackgroundThread):
         assert row is not None
         self.note_poll(row["at"], row["queues"])
         with db.connection() as conn:
-            alone = fleet.MAX_CRASHES - 1
-            rows = conn.execute(_SERVED, (alone, [*tasks.QUEUES], _DOUBT_S)).fetchall()
+            rows = conn.execute(_SERVED, ([*WATCHED], _DOUBT_S)).fetchall()
         # One instant for the whole poll, so that all rows of it are found by it.
         self.served += [Served(**{**each, "at": row["at"]}) for each in rows]
         self.polls.append(row["at"])

@@ -122,23 +122,23 @@ def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
     ]
     kinds = Counter(fault.kind for fault in seen.faults)
     found = checker.check(seen)
-    told = [*stories(seen, found)]
-    return Report(head, figures, sorted(kinds.items()), _recovery(seen), found, told)
+    story = [*stories(seen, found)]
+    return Report(head, figures, sorted(kinds.items()), _recovery(seen), found, story)
 
 
 def stories(seen: evidence.Evidence, found: Mapping[str, list[str]]) -> Iterator[str]:
     """Return what happened to each of the first jobs that findings name, second by second."""
     named = dict.fromkeys(_JOB.findall("\n".join(line for each in found.values() for line in each)))
     for job in list(named)[:STORIES]:
-        told = [
+        story = [
             (e.at, f"{e.kind}, claim {e.claim} of {e.worker}") for e in seen.events.get(job, [])
         ]
-        told += [
+        story += [
             (line.at, f"body: {line.word} {line.what}, claim {line.claim}, pid {line.pid}")
             for line in seen.by_job.get(job, [])
         ]
         yield f"job {job}:"
-        for at, what in sorted(told)[:STORY_LINES]:
+        for at, what in sorted(story)[:STORY_LINES]:
             yield f"  {at - seen.began:8.2f} s  {what}"
 
 

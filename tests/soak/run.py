@@ -37,6 +37,7 @@ from tests.soak import (
     process_variants,
     report,
     server,
+    stream_readers,
     tasks,
 )
 from tests.support import database
@@ -47,7 +48,7 @@ SETTLE_S = 240.0
 MUTANT_SETTLE_S = 60.0
 KEPT = (
     "ingest_jobs", "ingest_job_events", "workflow_node_jobs", "workflow_node_events",
-    "workflow_runs",
+    "workflow_runs", "job_parts",
 )  # fmt: skip
 """Tables whose rows are kept; the environment variable SOAK_KEEP names the parent folder."""
 
@@ -157,6 +158,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         began = time.monotonic()
         say(f"{options.seconds:g} s of load and faults, seed {options.seed}")
         struck = faults.Faults(running, pg, following, say)
+        reading = stack.enter_context(stream_readers.Readers(busy.books))
         watching = stack.enter_context(observer.Observer(struck.done))
         with struck:
             _pause(options.seconds)
@@ -173,6 +175,8 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             most_s=MUTANT_SETTLE_S if options.mutant else SETTLE_S,
         )
         shown = operator_commands.read_everything()[0]
+        reading.stop(background.END_S)
+        reading.read()
         busy.stop(background.END_S)
         attacking.stop(background.END_S)
         running.stop()
@@ -187,7 +191,8 @@ def _run(options: Options, pg: server.Server) -> report.Report:
                 for each in watching.served
             ],
             polls=[time_.at(at) for at in watching.polls],
-            hostile=attacking.problems, shown=[*shown, *folders.touched(), *running.unsafe()],
+            hostile=attacking.problems, streams=reading.found,
+            shown=[*shown, *folders.touched(), *running.unsafe()],
         )  # fmt: skip
         problems = [*busy.problems, *struck.problems]
         head = (

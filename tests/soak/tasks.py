@@ -9,7 +9,7 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import errors, queues
-from tests.soak import handler_wrapper
+from tests.soak import handler_wrapper, step_tasks, stream_tasks
 
 NOTES, FEEDS, CALLS = "notes", "feeds", "calls"
 """Served by workers of one job at a time, by pools, and by pools under the limits below."""
@@ -78,7 +78,7 @@ def hopeless(args: dict[str, Any]) -> None:
 
 TASKS: dict[str, Callable[..., Any]] = {
     body.__name__: body for body in (note, parse, fetch, crawl, nap, flaky, shaky, hopeless)
-}
+} | (step_tasks.TASKS | stream_tasks.TASKS)
 FAIL = ("spoiled", "hopeless")
 """Tasks whose jobs have to fail."""
 

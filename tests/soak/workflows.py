@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.soak import growing_workflows
+
 Spec = dict[str, Any]
 MODELS = ("tiny", "small")
 CHAIN = 5
@@ -14,6 +16,7 @@ CROWD_NODES = 300
 """A join of so many; too much for the weights, `rare` submits it. The hostile submitter writes."""
 WEIGHTS = {
     "chain": 4, "join": 2, "diamond": 4, "skips": 3, "asks": 6, "models": 3, "long": 1, "wide": 2,
+    growing_workflows.MAPS: 3, growing_workflows.GROWS: 3,
 }  # fmt: skip
 
 
@@ -52,6 +55,7 @@ PIPELINES: dict[str, list[Spec]] = {
         _node("second", "predict", "first", gpu=True, model=MODELS[1]),
     ],
     **{name: [_node("n", name), _node("after", "quick", "n")] for name in POISON},
+    **growing_workflows.PIPELINES,
 }
 
 
@@ -98,12 +102,14 @@ WORKFLOWS: dict[str, list[Spec]] = {
     WRITES: [_step("w", WRITES)],
     CROWD: [_step("c", CROWD)],
     **{name: [_step("bad", name)] for name in POISON},
+    **growing_workflows.WORKFLOWS,
 }
 
 
 def load_workflow(name: str) -> Spec:
     """Return a workflow by name, as the provider's loader."""
-    return {"name": name, "steps": WORKFLOWS[name]}
+    output = growing_workflows.OUTPUTS.get(name)
+    return {"name": name, "steps": WORKFLOWS[name], "output": output}
 
 
 def load_pipeline(name: str) -> Spec:

@@ -1,4 +1,4 @@
-"""Define an app with a failure hook that journals what it is told: `--app tests.support.alert_app`.
+"""An app with a failure hook that journals its alerts: `--app tests.support.alert_app`.
 
 ALERTS names the journal, MODE what the hook does besides: `exit` and `kill` end the process, `hang`
 returns when the file `<journal>.go` is there, `raise` raises.

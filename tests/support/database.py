@@ -18,7 +18,7 @@ from psycopg import conninfo, sql
 
 from queue_workflows import db, embedded
 from queue_workflows.embedded import postmaster
-from tests.support import wait
+from tests.support import reused_backends, wait
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -238,6 +238,7 @@ class Database:
             "SELECT pid, application_name, coalesce(state, ''), coalesce(query, '')"
             " FROM pg_stat_activity WHERE datname = current_database()"
             " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            f" AND application_name <> '{reused_backends.PARKED}'"
         )
         return {row[0]: Backend(*row) for row in self._ask(query, ())}
 

@@ -23,7 +23,9 @@ VALUES: dict[str, tuple[str | None, ...]] = {
         '{"n": ' + "9" * 5000 + "}", '[{"prompt": []}]', *GRAPHS,
         '{"prompt": {"\\u001b": []}, "options": 7, "traceback": [], "reason": {}, "claim": 3,'
         ' "model": 3, "request": [], "signal": {}, "exit_code": "\\u001b",'
+        ' "throttle": {"\\u001b": []}, "memory": 7, "card": {"\\u001b": []},'
         ' "gpus": [1, {"id": []}]}',
+        '{"throttle": "\\u001b[31m\\u202e", "memory": ["\\u001b"], "card": "\\u001b[31m\\u202e"}',
     ),
     "timestamptz": ("infinity", "-infinity", "294276-12-31", "4713-01-01 BC", "0001-01-01"),
     "int2": ("-32768", "32767", "0"),

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import pq
 
 import queue_workflows
-from queue_workflows import refs
+from queue_workflows import refs, steps, worker_control
 from queue_workflows.dag import policy
 from queue_workflows.scheduler import ScheduleEntry
 
@@ -32,6 +32,8 @@ ENTRY = "QW_TEST_ENTRY"
 """Name and minute of the schedule's one entry."""
 QUEUE = "notes"
 RETRY_S = 0.005
+EVENT = "sent"
+ROUNDS = 3
 
 
 class Point(NamedTuple):
@@ -184,6 +186,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def setup() -> None:
     """Register everything, and install the failpoint that the environment names."""
     register()
+    # Of an app with a stop policy of its own, a worker with executors loads it too.
+    worker_control.STOP_POLICIES["none"] = lambda worker, *, on_exit: None
     policy.BASE_S = RETRY_S
     text = os.environ.get(AT)
     point = Point(*json.loads(text)) if text else None
@@ -193,13 +197,14 @@ def setup() -> None:
 def register() -> None:
     """Register what the submitting process needs too."""
     queue_workflows.configure(ingest_queues={QUEUE})
-    for body in (work, fails_once, fails):
+    for body in (work, fails_once, fails, lists):
         queue_workflows.register_node(body.__name__, body)
         queue_workflows.register_ingest_task(body.__name__, _task(body))
+    queue_workflows.register_ingest_task("stepped", stepped)
     hooked = HOOKS in os.environ
     queue_workflows.set_workflow_provider(
-        lambda name: {"name": name, "steps": WORKFLOWS[name]},
-        lambda name: {"name": name, "nodes": [_NODE | {"node": name}]},
+        lambda name: {"name": name, "steps": WORKFLOWS[name], "output": OUTPUTS.get(name)},
+        lambda name: {"name": name, "nodes": PIPELINES.get(name, [_NODE | {"node": name}])},
         resolve_ref=refs.resolve_ref if hooked else None,
     )
     if hooked:
@@ -226,6 +231,27 @@ def fails_once(tag: str, me: str) -> dict[str, Any]:
 def fails(tag: str, me: str) -> None:
     work(tag, me)
     raise ValueError("every time")
+
+
+def lists(tag: str, me: str) -> dict[str, Any]:
+    """Return the list that `mapped` works on."""
+    return work(tag, me) | {"items": [{"key": key, "me": f"of-{key}"} for key in ITEMS]}
+
+
+def stepped(reason: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Do two steps with a loop, a sleep and a wait for an event between them.
+
+    Each step and each round is an execution: of `<me>`, `<me>-round` and `<me>-last`.
+    """
+    del reason
+    tag, me = args["tag"], args["me"]
+    first = steps.step("first", work, tag, me)
+    for _ in steps.steps("round", range(ROUNDS)):
+        work(tag, f"{me}-round")
+    steps.sleep(RETRY_S)
+    seen = steps.wait_for_event(EVENT, key=tag)
+    last = steps.step("last", work, tag, f"{me}-last", seen)
+    return {"token": first["token"], "last": last["token"], "seen": last["seen"]}
 
 
 def executions(folder: Path, tag: str) -> dict[str, list[str]]:
@@ -256,7 +282,64 @@ def _step(me: str, *after: str, body: str = "work", sees: str | None = None, **m
     return step | {"depends_on": list(after), **more}
 
 
+ITEMS = ("c", "a", "b")
+_PAIR = [
+    _NODE | {"node": "work"},
+    _NODE
+    | {
+        "id": "m",
+        "node": "fails_once",
+        "depends_on": ["n"],
+        "inputs": [
+            {"name": "tag", "from": "pipeline.tag"},
+            {"name": "me", "from": "pipeline.second"},
+        ],
+    },
+]
+
+
+def _arm(name: str, body: str = "work") -> Any:
+    inputs = [{"name": key, "from": f"pipeline.{key}"} for key in ("tag", "seen")]
+    me = {"name": "me", "from": f"pipeline._implicit({name})"}
+    return {"id": name, "node": body, "retries": 1, "inputs": [*inputs, me]}
+
+
+PIPELINES: dict[str, list[Any]] = {
+    # Each round has a name of its own: the token of the round before.
+    "rounds": [_NODE | {"id": "round", "node": "fails_once", "inputs": _NODE["inputs"][:2]}],
+    "pair": _PAIR,
+    "arms": [
+        _arm("film"),
+        _arm("again", "fails_once") | {"depends_on": ["film"]},
+        _arm("other"),
+    ],
+}
+_MAP = {
+    "id": "each",
+    "kind": "map",
+    "over": {"$from": "list/n.items"},
+    "key": "key",
+    "at_once": 2,
+    "depends_on": ["list"],
+    "pipeline": "pair",
+    "inputs": {
+        "tag": {"$from": "tag"},
+        "me": {"$from": "item.me"},
+        "second": {"$from": "item.key"},
+    },
+    "result": {"$from": "m.token"},
+}
 _ASK = {"id": "ask", "kind": "input", "widget": "file_upload", "target": "said"}
+_RUN_EACH = {
+    "id": "go",
+    "kind": "run",
+    "workflow": "treat",
+    "inputs": {"tag": {"$from": "tag"}, "me": {"$from": "item.me"}},
+}
+OUTPUTS = {
+    "inside": {"token": {"$from": "made/n.token"}},
+    "treat": {"token": {"$from": "only/n.token"}},
+}
 WORKFLOWS: dict[str, list[Any]] = {
     "whole": [
         _step("first"),
@@ -271,6 +354,52 @@ WORKFLOWS: dict[str, list[Any]] = {
         _step("first"),
         _ASK | {"depends_on": ["first"]},
         _step("last", "ask", sees="first/n.token"),
+    ],
+    "growing": [
+        _step("first"),
+        {
+            **_step("done", "first", body="arms", sees="first/n.token"),
+            "kind": "branch",
+            "on": {"$from": "kind"},
+            "arms": {"film": "again"},
+            "other": "other",
+        },
+        {
+            "id": "child",
+            "kind": "run",
+            "workflow": "inside",
+            "inputs": {"tag": {"$from": "tag"}, "seen": {"$from": "done.token"}},
+            "depends_on": ["done"],
+        },
+        {
+            **_step("again", "child", body="rounds"),
+            "kind": "loop",
+            "inputs": {"tag": {"$from": "tag"}, "me": {"$from": "again.token"}},
+            "start": {"$from": "child"},
+            "until": {"$from": "again.token", "$eq": "never"},
+            "result": "round",
+            "at_most": 2,
+            "must": False,
+        },
+        _step("last", "again", sees="again.token"),
+    ],
+    "inside": [_step("within", body="fails_once"), _step("made", "within", sees="seen")],
+    "mapped": [
+        _step("list", body="lists"),
+        _MAP,
+        _step("join", "each", sees="each.results"),
+    ],
+    "treated": [
+        _step("list", body="lists"),
+        {key: _MAP[key] for key in ("id", "kind", "over", "key", "at_once", "depends_on")}
+        | {"steps": [_RUN_EACH], "result": {"$from": "go.token"}},
+        _step("join", "each", sees="each.results"),
+    ],
+    "treat": [
+        {
+            **_step("only", body="fails_once"),
+            "inputs": {"tag": {"$from": "tag"}, "me": {"$from": "me"}},
+        }
     ],
     "broken": [_step("bad", body="fails"), _step("after", "bad")],
 }

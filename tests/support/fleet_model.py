@@ -108,7 +108,7 @@ class Job:
 
     def crash(self) -> None:
         first = self.crashes == 0
-        self.crashes += 1
+        self.crashes += not self.over
         poison = self.crashes >= MAX_CRASHES
         self.become("cancelled" if self.over else "failed" if poison else "queued")
         if first:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from queue_workflows import config, local_queue
+from queue_workflows.runtime import clock
 from queue_workflows.telemetry import pressure
 
 QUEUE = "threads"
@@ -27,9 +30,50 @@ def note(*, folder: str, name: str, stay: bool = False) -> dict[str, Any]:
     return {"pid": os.getpid()}
 
 
+def journal(
+    *, folder: str, name: str, pause_s: float = 0.0
+) -> Generator[None, None, dict[str, Any]]:
+    """Yield until the file `go` exists and `pause_s` are over; note its start and its end."""
+    began = clock.boot_s()
+    _note(folder, name, "start", began)
+    try:
+        while not Path(folder, "go").exists() or clock.boot_s() - began < pause_s:
+            yield
+            time.sleep(0.01)
+    finally:
+        _note(folder, name, "end", clock.boot_s())
+    return {"pid": os.getpid()}
+
+
+def _note(folder: str, name: str, what: str, at: float) -> None:
+    with Path(folder, name).open("a", encoding="ascii") as file:
+        file.write(f"{what} {os.getpid()} {at:.4f}\n")
+
+
+class Span(NamedTuple):
+    """When a handler ran, by the clock of all processes; inf: it has noted no end."""
+
+    pid: int
+    began: float
+    ended: float
+
+
+def spans(folder: Path, name: str) -> list[Span]:
+    """The runs of a job's handler that the journal has, in the order of their starts."""
+    path, found = Path(folder, name), list[Span]()
+    for what, pid, at in map(str.split, path.read_text().splitlines() if path.exists() else ()):
+        if what == "start":
+            found.append(Span(int(pid), float(at), math.inf))
+        else:
+            place = max(n for n, each in enumerate(found) if each.pid == int(pid))
+            found[place] = found[place]._replace(ended=float(at))
+    return found
+
+
 def setup() -> None:
     config.configure(ingest_queues={QUEUE})
     config.register_ingest_task("note", note)
+    config.register_ingest_task("journal", journal)
 
 
 def manager(plan: Any, execute: Any = None, **more: Any) -> local_queue.JobQueueManager:
@@ -41,12 +85,15 @@ def manager(plan: Any, execute: Any = None, **more: Any) -> local_queue.JobQueue
 
 def main() -> None:
     setup()
-    lease_s = json.loads(sys.argv[1]) if len(sys.argv) > 1 else 60.0
+    given = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+    plan = local_queue.IngestPlan(QUEUE, **{"lease_s": 60.0, **given.get("plan", {})})
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with manager(local_queue.IngestPlan(QUEUE, lease_s=lease_s)):
-        print("ready", flush=True)
-        stopped.wait(120)
+    serving = manager(plan, workers=given.get("workers", 4))
+    serving.start()
+    print("ready", flush=True)
+    stopped.wait(120)
+    serving.stop(given.get("stop_s", 30.0))
 
 
 if __name__ == "__main__":

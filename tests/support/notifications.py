@@ -12,6 +12,7 @@ CHANNELS = (
     "orchestrator_work",
     "worker_control",
     "job_cancel",
+    "job_parts",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import ctypes
 import json
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 
 import queue_workflows
 from queue_workflows import worker_control
+from queue_workflows.telemetry import pressure
 
 log = logging.getLogger("some_app")
 QUEUE = "work"
@@ -27,7 +29,7 @@ LONG_S = 60.0
 CHUNK = 1 << 20
 
 
-def _begins(folder: str) -> bool:
+def begins(folder: str) -> bool:
     """Add a line to the folder's journal; return whether it is the first one."""
     path = Path(folder, "starts")
     with path.open("a", encoding="ascii") as starts:
@@ -51,23 +53,27 @@ def quick(*, number: int) -> dict[str, Any]:
     return {"number": number, "pid": os.getpid()}
 
 
+async def async_quick(*, number: int) -> dict[str, Any]:
+    return {"number": number, "pid": os.getpid()}
+
+
 def waits(*, folder: str) -> dict[str, Any]:
     """Ends when the file `go` is there."""
-    _begins(folder)
+    begins(folder)
     _until_go(folder)
     return {"pid": os.getpid()}
 
 
 def waits_once(*, folder: str) -> dict[str, Any]:
     """Does not end at its first start, and ends at once later."""
-    if _begins(folder):
+    if begins(folder):
         time.sleep(LONG_S)
     return {"pid": os.getpid()}
 
 
 def says(*, folder: str) -> Generator[float, None, dict[str, Any]]:
     """Prints, reports, and ends at a yield."""
-    _begins(folder)
+    begins(folder)
     print("hello from the handler", flush=True)
     try:
         while not Path(folder, "go").exists():
@@ -79,52 +85,54 @@ def says(*, folder: str) -> Generator[float, None, dict[str, Any]]:
 
 
 def fails(*, folder: str) -> NoReturn:
-    _begins(folder)
+    begins(folder)
     raise ValueError("as it was asked to")
 
 
 def holds_gil(*, folder: str, seconds: float) -> dict[str, Any]:
-    _begins(folder)
-    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    begins(folder)
+    ends = time.monotonic() + seconds
+    while (left := ends - time.monotonic()) > 0:  # a signal ends the call
+        ctypes.PyDLL(None).usleep(int(left * 1e6))
     return {"pid": os.getpid()}
 
 
 def segfaults(*, folder: str) -> None:
-    _begins(folder)
+    begins(folder)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print("last words", flush=True)
     ctypes.string_at(0)
 
 
 def exits_at_once(*, folder: str) -> None:
-    _begins(folder)
+    begins(folder)
     os._exit(3)
 
 
 def exits(*, folder: str) -> NoReturn:
-    _begins(folder)
+    begins(folder)
     sys.exit("enough")
 
 
 def interrupts(*, folder: str) -> NoReturn:
-    _begins(folder)
+    begins(folder)
     raise KeyboardInterrupt
 
 
 def closes_all(*, folder: str) -> None:
-    _begins(folder)
+    begins(folder)
     os.closerange(0, 4096)
     time.sleep(LONG_S)
 
 
 def kills_itself(*, folder: str) -> None:
-    _begins(folder)
+    begins(folder)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leaves_child(*, folder: str) -> None:
     """Dies, and leaves a process behind that would live on."""
-    _begins(folder)
+    begins(folder)
     child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONG_S})"])
     Path(folder, "child").write_text(str(child.pid))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -136,15 +144,26 @@ def ignores_sigterm(*, folder: str) -> dict[str, Any]:
     return waits_once(folder=folder)
 
 
+def ends_at_sigterm(*, folder: str) -> dict[str, Any]:
+    """Ends in good order at SIGTERM, so that its process lives on."""
+    got: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, _: got.append(signum))
+    begins(folder)
+    ends = time.monotonic() + LONG_S
+    while time.monotonic() < ends and not got:
+        time.sleep(0.01)
+    return {"pid": os.getpid()}
+
+
 def breaks_json(*, folder: str) -> dict[str, Any]:
     """Replaces what a careless engine would call."""
-    _begins(folder)
+    begins(folder)
     json.dumps = json.loads = None  # type: ignore[assignment]  the point of the task
     return {"pid": os.getpid()}
 
 
 def floods(*, folder: str, megabytes: int) -> dict[str, Any]:
-    _begins(folder)
+    begins(folder)
     line = b"x" * (CHUNK - 1) + b"\n"
     for _ in range(megabytes):
         os.write(2, line)
@@ -152,10 +171,44 @@ def floods(*, folder: str, megabytes: int) -> dict[str, Any]:
 
 
 def grows(*, folder: str, megabytes: int) -> dict[str, Any]:
-    _begins(folder)
+    begins(folder)
     kept = bytearray(megabytes * CHUNK)
     kept[:: resource.getpagesize()] = b"\1" * len(kept[:: resource.getpagesize()])
     return {"pid": os.getpid()}
+
+
+_kept: list[bytearray] = []
+
+
+def _touched(megabytes: int) -> bytearray:
+    taken = bytearray(megabytes * CHUNK)
+    taken[:: resource.getpagesize()] = b"\1" * len(taken[:: resource.getpagesize()])
+    return taken
+
+
+def fills(
+    *, folder: str, percent: float, keep: bool = False, hangs: bool = False
+) -> dict[str, Any]:
+    """Fills the memory up to this use, and ends when the file `go` is there.
+
+    `keep`: the memory stays in use. `hangs`: the process does not end when it should.
+    """
+    begins(folder)
+    if hangs:
+        atexit.register(time.sleep, LONG_S)
+    memory, taken = pressure.Memory(), list[bytearray]()
+    while (memory.read().ram or 100) < percent:
+        taken.append(_touched(4))
+    _until_go(folder)
+    _kept.extend(taken if keep else ())
+    return {"pid": os.getpid()}
+
+
+def leaks(*, megabytes: int) -> dict[str, Any]:
+    """Keeps so much more memory for ever."""
+    _kept.append(_touched(megabytes))
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {"pid": os.getpid(), "rss_mb": pages * resource.getpagesize() // CHUNK}
 
 
 def node_adds(a: int, b: int = 1) -> dict[str, int]:
@@ -164,14 +217,14 @@ def node_adds(a: int, b: int = 1) -> dict[str, int]:
 
 def node_waits(folder: str, cancel_event: Any) -> dict[str, Any]:
     """Ends when it is cancelled or may go."""
-    _begins(folder)
+    begins(folder)
     while not cancel_event.is_set() and not Path(folder, "go").exists():
         cancel_event.wait(0.01)
     return {"cancelled": cancel_event.is_set(), "pid": os.getpid()}
 
 
 def node_reports(folder: str, status_callback: Callable[..., object]) -> dict[str, Any]:
-    _begins(folder)
+    begins(folder)
     status_callback(0.25)
     _until_go(folder)
     return {}
@@ -201,7 +254,7 @@ async def meets(*, everyone: int, number: int) -> dict[str, Any]:
 
 async def async_waits(*, folder: str) -> dict[str, Any]:
     """Ends when the file `go` is there, or when it is cancelled."""
-    _begins(folder)
+    begins(folder)
     try:
         while not Path(folder, "go").exists():
             await asyncio.sleep(0.02)
@@ -212,14 +265,14 @@ async def async_waits(*, folder: str) -> dict[str, Any]:
 
 async def async_waits_once(*, folder: str) -> dict[str, Any]:
     """Does not end at its first start, and ends at once later."""
-    if _begins(folder):
+    if begins(folder):
         await asyncio.sleep(LONG_S)
     return {"pid": os.getpid()}
 
 
 async def async_deaf(*, folder: str) -> dict[str, Any]:
     """Does not end at its first start, also if it is cancelled."""
-    first = _begins(folder)
+    first = begins(folder)
     while first:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(LONG_S)
@@ -228,21 +281,21 @@ async def async_deaf(*, folder: str) -> dict[str, Any]:
 
 async def async_blocks(*, folder: str) -> dict[str, Any]:
     """Blocks the event loop until the file `go` is there."""
-    _begins(folder)
+    begins(folder)
     _until_go(folder)
     return {"pid": os.getpid()}
 
 
 async def async_dies(*, folder: str, everyone: int) -> None:
     """Ends its process once so many run at once."""
-    _begins(folder)
+    begins(folder)
     await _meet(everyone)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def async_reports(*, folder: str) -> AsyncGenerator[Any, None]:
     """Reports 0.25, and nothing more until the file `go` is there."""
-    _begins(folder)
+    begins(folder)
     yield 0.25
     while not Path(folder, "go").exists():
         await asyncio.sleep(0.02)
@@ -261,7 +314,7 @@ async def node_async(a: int) -> dict[str, int]:
 
 async def node_awaits(folder: str) -> dict[str, Any]:
     """Does not end at its first start; notes the cancel that ends it at its await."""
-    if not _begins(folder):
+    if not begins(folder):
         return {"pid": os.getpid()}
     try:
         await asyncio.sleep(LONG_S)
@@ -273,7 +326,7 @@ async def node_awaits(folder: str) -> dict[str, Any]:
 
 def node_yields(folder: str) -> Generator[float, None, dict[str, Any]]:
     """Reports by what it yields, and ends at a yield."""
-    _begins(folder)
+    begins(folder)
     try:
         while not Path(folder, "go").exists():
             yield 0.25
@@ -285,7 +338,7 @@ def node_yields(folder: str) -> Generator[float, None, dict[str, Any]]:
 
 async def node_streams(folder: str) -> AsyncGenerator[Any, None]:
     """Reports by what it yields, and sets its result."""
-    _begins(folder)
+    begins(folder)
     try:
         while not Path(folder, "go").exists():
             yield 0.25
@@ -297,8 +350,10 @@ async def node_streams(folder: str) -> AsyncGenerator[Any, None]:
 
 TASKS: tuple[Callable[..., Any], ...] = (
     quick, waits, waits_once, says, fails, holds_gil, segfaults, exits_at_once, exits, interrupts,
-    closes_all, kills_itself, leaves_child, ignores_sigterm, breaks_json, floods, grows,
-    meets, async_waits, async_waits_once, async_deaf, async_blocks, async_dies, async_reports,
+    closes_all, kills_itself, leaves_child, ignores_sigterm, ends_at_sigterm, breaks_json,
+    floods, grows,
+    async_quick, meets, async_waits, async_waits_once, async_deaf, async_blocks, async_dies,
+    async_reports, fills, leaks,
 )  # fmt: skip
 NODES: tuple[Callable[..., Any], ...] = (
     node_adds, node_waits, node_reports, node_awaits, node_yields, node_streams, node_meets,

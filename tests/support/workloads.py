@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from queue_workflows import db as engine
+from queue_workflows import events, node_queue, run_store, runs
 from queue_workflows import jobs as jobs_api
-from queue_workflows import node_queue, run_store, runs
 from queue_workflows.engine import schedules
 from tests.support import failpoints
 
@@ -34,6 +35,12 @@ SELECT split_part(j.node_id, '/', 1) AS me, j.status, j.attempts, j.crash_count,
        j.context_delta AS left, (SELECT count(*) FROM workflow_node_events e WHERE e.job_id = j.id
        AND e.event_type IN ('completed', 'failed', 'cancelled')) AS finals
   FROM workflow_node_jobs j WHERE j.run_id = ANY (%s)
+"""
+_OF_MAPS = """
+SELECT j.resolved_inputs ->> 'me' AS me, j.status, j.attempts, j.crash_count,
+       j.context_delta AS left, (SELECT count(*) FROM workflow_node_events e WHERE e.job_id = j.id
+       AND e.event_type IN ('completed', 'failed', 'cancelled')) AS finals
+  FROM workflow_node_jobs j WHERE j.run_id = ANY (%s) AND j.node_module <> '__map__'
 """
 _NOTES = """
 SELECT coalesce(j.args ->> 'me', j.reason) AS me, j.status, j.attempts, j.crash_count,
@@ -140,6 +147,24 @@ class Runs:
             assert (job.left or {})["seen"] == (before.left or {})[key], job
 
 
+class MapRuns(Runs):
+    """A run with a map of three items, two at a time, of two nodes each, and a join."""
+
+    names = ("mapped",)
+
+    def judge(self, folder: Path) -> list[Job]:
+        assert [(run_store.get_run(run_id) or {})["status"] for run_id in self.ids] == ["completed"]
+        found = jobs(_OF_MAPS, self.ids)
+        tokens = failpoints.executions(folder, self.tag)
+        keys = failpoints.ITEMS
+        assert found.keys() == {"list", "join", *keys, *(f"of-{key}" for key in keys)}
+        for me, job in found.items():
+            judge(job, tokens[me])
+        results = [(found[key].left or {})["token"] for key in keys]
+        assert (found["join"].left or {})["seen"] == results
+        return list(found.values())
+
+
 class ShortRuns(Runs):
     """Less of it, for apps whose hooks make each step cost more."""
 
@@ -191,6 +216,40 @@ class Batches(Notes):
     """The same in more than two batches."""
 
     count = 2 * BATCH
+
+
+class Stepped(Notes):
+    """An ingest job with two steps, a loop, a sleep and a wait for an event."""
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        yield "note", "stepped"
+
+    def is_over(self) -> bool:
+        (job_id,) = self.ids
+        kinds = {(step["kind"], step["state"]) for step in jobs_api.steps(job_id)}
+        if ("event", "waiting") in kinds:
+            events.send(failpoints.EVENT, key=self.tag, value=self.tag)
+        return super().is_over()
+
+    def judge(self, folder: Path) -> list[Job]:
+        (job,) = jobs(_NOTES, self.ids).values()
+        tokens = failpoints.executions(folder, self.tag)
+        assert tokens.keys() == {"note", "note-round", "note-last"}
+        judge(job, tokens["note"])
+        left = job.left or {}
+        assert left["last"] in tokens["note-last"]
+        assert left["seen"] == self.tag
+        assert len(tokens["note-last"]) <= 1 + job.crash_count
+        # A crash may repeat the rounds since the last renewal of the lease.
+        most = failpoints.ROUNDS * (1 + job.crash_count)
+        assert failpoints.ROUNDS <= len(tokens["note-round"]) <= most
+        recorded = jobs_api.steps(self.ids[0])
+        assert [(step["kind"], step["state"]) for step in recorded] == [
+            (kind, "done") for kind in ("step", "cursor", "sleep", "event", "step")
+        ]
+        outputs = [json.loads(step["output"]) for step in recorded if step["kind"] == "step"]
+        assert [output["token"] for output in outputs] == [left["token"], left["last"]]
+        return [job]
 
 
 class Ticks:

@@ -7,27 +7,18 @@ import pytest
 from queue_workflows.engine import job_tables, outcomes
 from queue_workflows.types import Row
 from queue_workflows.worker import claims_in_flight, guards
+from tests.support.clocks import Clock
 
 END = guards.LeaseEnd(0.0, 600.0)
 
 
-class Clock:
-    """A clock that stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> Clock[float]:
+    return Clock(1000.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def subject(clock: Clock) -> claims_in_flight.ClaimsInFlight:
+def subject(clock: Clock[float]) -> claims_in_flight.ClaimsInFlight:
     return claims_in_flight.ClaimsInFlight(now_fn=clock)
 
 
@@ -68,7 +59,7 @@ def test_results_are_taken_once_and_in_claim_order_even_after_one_was_put_back(
 
 
 def test_a_result_waits_for_its_batch_but_not_for_long(
-    subject: claims_in_flight.ClaimsInFlight, clock: Clock
+    subject: claims_in_flight.ClaimsInFlight, clock: Clock[float]
 ) -> None:
     subject.add([job("a"), job("b")], END)
     completed(subject)
@@ -80,7 +71,7 @@ def test_a_result_waits_for_its_batch_but_not_for_long(
 
 
 def test_nothing_waits_behind_a_long_handler(
-    subject: claims_in_flight.ClaimsInFlight, clock: Clock
+    subject: claims_in_flight.ClaimsInFlight, clock: Clock[float]
 ) -> None:
     subject.add([job(name) for name in "abc"], END)
     subject.start_next()
@@ -97,7 +88,7 @@ def test_nothing_waits_behind_a_long_handler(
 
 
 def test_nothing_waits_for_long_behind_many_handlers(
-    subject: claims_in_flight.ClaimsInFlight, clock: Clock
+    subject: claims_in_flight.ClaimsInFlight, clock: Clock[float]
 ) -> None:
     subject.add([job(name) for name in "abcdefg"], END)
     for _ in range(4):

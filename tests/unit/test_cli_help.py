@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,7 @@ import typer.main
 
 from queue_workflows import cli
 
-ROOT: Any = typer.main.get_command(cli.app)
+ROOT: Any = typer.main.get_command(cli.load([]))
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -28,6 +30,28 @@ def test_no_summary_is_cut_off(argv: list[str], capsys: pytest.CaptureFixture[st
     assert cli.main(argv) == 0
     listed = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
     assert len(listed) > 3 and not [line for line in listed if line.endswith("...")]
+
+
+def test_a_command_that_is_loaded_alone_is_the_same_as_among_all() -> None:
+    for name, command in ROOT.commands.items():
+        alone: Any = typer.main.get_command(cli.load([name, "--help"]))
+        assert alone.commands.keys() == {name}
+        assert described(alone.commands[name]) == described(command)
+
+
+def described(command: Any) -> Any:
+    parameters = [(each.name, each.opts, each.help) for each in command.params]
+    below = getattr(command, "commands", {})
+    return command.help, parameters, {name: described(each) for name, each in below.items()}
+
+
+def test_a_command_imports_no_other_command() -> None:
+    code = "import sys; from queue_workflows import cli; cli.load(['prune']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.split() if name.startswith("queue_workflows.cli.")}
+    assert "queue_workflows.cli.prune" in loaded
+    modules = {f"queue_workflows.cli.{each.partition('.')[0]}" for each in cli.COMMANDS.values()}
+    assert loaded & modules == {"queue_workflows.cli.prune"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from queue_workflows import config, db, errors, refs
+from queue_workflows.runtime import app_loading
 
 CONTRACT_KNOBS = {
     "DB_POOL_MAX": 10,
@@ -346,15 +347,15 @@ def app_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_no_app_is_nothing() -> None:
-    assert config.load_app(None) is None
+    assert app_loading.load_app(None) is None
 
 
 def test_an_app_is_imported_from_the_folder_and_its_callable_called(app_folder: Path) -> None:
-    assert config.load_app("hostapp") == "hostapp"
+    assert app_loading.load_app("hostapp") == "hostapp"
     calls = sys.modules["hostapp"].calls
     assert calls == []
-    config.load_app("hostapp:setup")
-    config.load_app("hostapp:deep.setup")
+    app_loading.load_app("hostapp:setup")
+    app_loading.load_app("hostapp:deep.setup")
     assert calls == [1, 1]
 
 
@@ -362,7 +363,7 @@ def test_an_app_comes_from_the_environment(
     app_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_APP", "hostapp:setup")
-    assert config.load_app(None) == "hostapp:setup"
+    assert app_loading.load_app(None) == "hostapp:setup"
     assert sys.modules["hostapp"].calls == [1]
 
 
@@ -376,7 +377,7 @@ def test_an_app_comes_from_the_environment(
 )
 def test_an_app_that_is_not_there_is_named(app_folder: Path, spec: str, said: str) -> None:
     with pytest.raises(errors.InvalidConfig, match=said) as caught:
-        config.load_app(spec)
+        app_loading.load_app(spec)
     assert f"--app {spec}" in str(caught.value)
 
 
@@ -399,7 +400,7 @@ def test_what_an_app_raises_is_named_with_its_option_and_place(
     (app_folder / "brokenapp.py").write_text(text)
     monkeypatch.delitem(sys.modules, "brokenapp", raising=False)
     with pytest.raises(errors.AppFailed) as caught:
-        config.load_app("brokenapp:setup")
+        app_loading.load_app("brokenapp:setup")
     assert str(caught.value) == f"--app brokenapp:setup: {BROKEN[text]}"
     frames = traceback.extract_tb(getattr(caught.value.__cause__, "__traceback__", None))
     assert {frame.filename for frame in frames} <= {
@@ -420,7 +421,7 @@ def test_an_app_that_the_environment_named_is_refused_under_that_name(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_APP", "no_such_app")
     with pytest.raises(errors.InvalidConfig, match=r"^QUEUE_WORKFLOWS_APP=no_such_app: no module"):
-        config.load_app(None)
+        app_loading.load_app(None)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, errors.UnknownTask])
@@ -429,7 +430,7 @@ def test_ctrl_c_and_an_error_of_ours_pass_through_an_app(
 ) -> None:
     (app_folder / "hostpass.py").write_text("def setup(): raise error")
     monkeypatch.delitem(sys.modules, "hostpass", raising=False)
-    config.load_app("hostpass")
+    app_loading.load_app("hostpass")
     sys.modules["hostpass"].__dict__["error"] = error
     with pytest.raises(error):
-        config.load_app("hostpass:setup")
+        app_loading.load_app("hostpass:setup")

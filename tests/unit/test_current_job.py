@@ -50,18 +50,18 @@ def test_a_text_of_a_nodes_status_callback_is_a_beat() -> None:
 
 
 def test_a_handler_is_interrupted_once_and_at_each_check() -> None:
-    subject, told = work(), list[str]()
-    subject.when_interrupted(lambda: told.append("told"))
+    subject, calls = work(), list[str]()
+    subject.when_interrupted(lambda: calls.append("told"))
     subject.interrupt("shutdown")
     subject.cancelled_by(5.0)
-    assert (subject.interrupted, subject.cancel_requested, told) == ("shutdown", True, ["told"])
-    subject.when_interrupted(lambda: told.append("told late"))
-    assert told == ["told", "told late"]
+    assert (subject.interrupted, subject.cancel_requested, calls) == ("shutdown", True, ["told"])
+    subject.when_interrupted(lambda: calls.append("told late"))
+    assert calls == ["told", "told late"]
 
 
 def test_a_handler_that_has_ended_is_not_interrupted() -> None:
-    subject, told = work(), list[str]()
-    subject.when_interrupted(lambda: told.append("told"))
+    subject, calls = work(), list[str]()
+    subject.when_interrupted(lambda: calls.append("told"))
     subject.when_interrupted(None)
     subject.cancelled_by(5.0)
-    assert (subject.interrupted, told) == ("cancelled", [])
+    assert (subject.interrupted, calls) == ("cancelled", [])

@@ -216,7 +216,7 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("'s' depends on itself", lambda: refusal(step("s", depends_on=["s"]))),
     ("cycle of steps: a -> b -> a", lambda: refusal(
         step("z", depends_on=["a"]), step("a", depends_on=["b"]), step("b", depends_on=["a"]))),
-    ("'s'.*unknown kind 'map'", lambda: refusal({**step("s"), "kind": "map"})),
+    ("'s'.*unknown kind 'maps'", lambda: refusal({**step("s"), "kind": "maps"})),
     ("'s'.*unknown kind None", lambda: refusal({"id": "s"})),
     ("'s'.*unknown kind", lambda: refusal({"id": "s", "kind": []})),
     ("'s'.*'pipeline' is missing", lambda: refusal({"id": "s", "kind": "pipeline"})),

@@ -56,7 +56,7 @@ def test_the_longest_chain() -> None:
 
 @pytest.mark.parametrize(
     ("broken", "words"),
-    [({"version": 2, "nodes": []}, "version 2"), (document({"a": ["x"]}), "'a'.*unknown 'x'")],
+    [({"version": 3, "nodes": []}, "version 3"), (document({"a": ["x"]}), "'a'.*unknown 'x'")],
 )
 def test_a_definition_it_cannot_read_is_refused(broken: dict[str, Any], words: str) -> None:
     with pytest.raises(errors.InvalidWorkflow, match=words):

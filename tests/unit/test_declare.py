@@ -69,7 +69,7 @@ def known() -> Generator[None]:
     config.reset_for_tests()
 
 
-def expanded(flow: declare.Workflow[...]) -> dict[str, Any]:
+def expanded(flow: declare.Workflow[..., Any]) -> dict[str, Any]:
     return definition.expand(flow.document(), flow.pipelines().__getitem__)
 
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows.cli import output
@@ -42,6 +42,7 @@ def test_every_control_and_format_character_of_unicode_is_escaped() -> None:
     assert raw == []
 
 
+@settings(deadline=None)
 @given(ANY_TEXT, st.integers(0, 300))
 def test_any_text_becomes_one_bounded_printable_line(text: str, limit: int) -> None:
     shown = display.line(text, limit)
@@ -50,6 +51,7 @@ def test_any_text_becomes_one_bounded_printable_line(text: str, limit: int) -> N
     assert display.line(shown, limit) == shown
 
 
+@settings(deadline=None)
 @given(ANY_TEXT.map(lambda text: text.replace("\\", "")))
 def test_no_character_of_an_uncut_text_is_lost(text: str) -> None:
     # Lone surrogates side by side are what JSON calls one character; rows hold none.
@@ -57,12 +59,14 @@ def test_no_character_of_an_uncut_text_is_lost(text: str) -> None:
     assert display.restored(display.line(text, None)) == text
 
 
+@settings(deadline=None)
 @given(ANY_TEXT)
 def test_the_id_that_json_shows_leads_back_to_the_row(text: str) -> None:
     text = text.encode(errors="replace").decode().replace("\\", "").replace('"', "")
     assert display.restored(display.strict_json(text)[1:-1]) == text
 
 
+@settings(deadline=None)
 @given(VALUES, st.integers(10, 300))
 def test_any_value_becomes_one_bounded_printable_line(value: Any, limit: int) -> None:
     for shown in (display.line(value, limit), display.compact(value, limit)):
@@ -70,6 +74,7 @@ def test_any_value_becomes_one_bounded_printable_line(value: Any, limit: int) ->
     assert is_safe("".join(display.pretty(value)))
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_any_value_is_strict_json_in_ascii(value: Any) -> None:
     def refuse(name: str) -> None:
@@ -180,10 +185,10 @@ def test_a_line_that_nobody_escaped_is_escaped_where_it_is_printed(
     output.echo("a\x1b\u202eb\nc")
     output.complain("password=canary1 \x1b\n")
     output.table(("id",), [("[red]x[/]\x1b\u2066" + "y" * 100,)])
-    told = capsys.readouterr()
-    assert told.out.splitlines()[0] == r"a\x1b\u202eb\nc"
-    assert told.err == "password=*** \\x1b\\n\n"
-    assert is_safe(told.out.replace("\n", "")) and "[red]x[/]" in told.out
+    written_text = capsys.readouterr()
+    assert written_text.out.splitlines()[0] == r"a\x1b\u202eb\nc"
+    assert written_text.err == "password=*** \\x1b\\n\n"
+    assert is_safe(written_text.out.replace("\n", "")) and "[red]x[/]" in written_text.out
 
 
 # --- logs --------------------------------------------------------------------------------------
@@ -234,10 +239,10 @@ def test_a_traceback_keeps_its_lines_and_begins_no_record(
     except ValueError:
         logger.exception("run %s failed", "r1")
     assert len(records(written)) == 1
-    told = written.getvalue()
-    assert "\n  Traceback (most recent call last):\n" in told
-    assert "canary1" not in told and "ann:***@h" in told
-    assert is_safe(told.replace("\n", ""))
+    written_text = written.getvalue()
+    assert "\n  Traceback (most recent call last):\n" in written_text
+    assert "canary1" not in written_text and "ann:***@h" in written_text
+    assert is_safe(written_text.replace("\n", ""))
 
 
 def test_two_handlers_do_not_escape_twice(log: tuple[logging.Logger, io.StringIO]) -> None:
@@ -262,6 +267,6 @@ def test_an_error_of_ours_is_one_safe_line(capsys: pytest.CaptureFixture[str]) -
         raise errors.InvalidConfig(f"run {FORGED}: " + "y" * 100_000)
 
     assert entry_point.run_main("prog", body) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and len(told) < 10_000
-    assert is_safe(told.replace("\n", ""))
+    written_text = capsys.readouterr().err
+    assert written_text.count("\n") == 1 and len(written_text) < 10_000
+    assert is_safe(written_text.replace("\n", ""))

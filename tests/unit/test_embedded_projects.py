@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows import config, errors
+from queue_workflows import errors
 from queue_workflows.embedded import project
+from queue_workflows.runtime import app_loading
 
 
 @pytest.fixture
@@ -118,5 +119,5 @@ def test_the_app_is_known_when_its_own_code_runs(
     (tmp_path / "asks_early.py").write_text(
         "from queue_workflows import config\nseen = config.get_config().app\n"
     )
-    config.load_app("asks_early")
+    app_loading.load_app("asks_early")
     assert sys.modules.pop("asks_early").seen == "asks_early"

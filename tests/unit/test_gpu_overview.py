@@ -83,8 +83,8 @@ class Nvml:
     class NVMLError(Exception):
         """As nvidia-ml-py's."""
 
-    def __init__(self, *told: tuple[Any, Any]) -> None:
-        self.told = list(told)
+    def __init__(self, *answers: tuple[Any, Any]) -> None:
+        self.answers = list(answers)
         self.driver = True
         self.opened = 0
 
@@ -97,17 +97,17 @@ class Nvml:
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         self._need()
-        return len(self.told)
+        return len(self.answers)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
         self._need()
         return index
 
     def nvmlDeviceGetUtilizationRates(self, index: int) -> Any:  # noqa: N802
-        return SimpleNamespace(gpu=self._known(self.told[index][0]))
+        return SimpleNamespace(gpu=self._known(self.answers[index][0]))
 
     def nvmlDeviceGetMemoryInfo(self, index: int) -> Any:  # noqa: N802
-        used, total = self._known(self.told[index][1])
+        used, total = self._known(self.answers[index][1])
         return SimpleNamespace(used=used << 20, total=total << 20)
 
     def _need(self) -> None:

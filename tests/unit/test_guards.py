@@ -39,8 +39,8 @@ class Watcher:
             self.taken.append(self.now)
             self.guard.sample(self.now, self.found)
         trip = self.guard.check(self.now)
-        if isinstance(self.guard, guards.Stall) and (told := self.guard.suspicion(self.now)):
-            self.suspicions.append(told)
+        if isinstance(self.guard, guards.Stall) and (why := self.guard.suspicion(self.now)):
+            self.suspicions.append(why)
         return trip
 
     def run(self, seconds: float, found: Sample | None = None) -> guards.Failure | None:

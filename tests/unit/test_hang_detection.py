@@ -252,7 +252,7 @@ def test_what_a_dead_worker_showed_is_forgotten(overseen: Overseen) -> None:
     overseen.decide()
     overseen.subject.ended("w")
     assert overseen.watch(0.5) is None
-    assert overseen.board.read() == (0, 0, 0, None, None, False, {})
+    assert overseen.board.read() == (0, 0, 0, None, False, {})
 
 
 @pytest.mark.parametrize(("code", "fenced", "ran"), [

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -21,6 +24,7 @@ from queue_workflows.telemetry import pressure
 from tests.support.wait import until
 
 Job = local_queue.Job
+ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"grace_s": 0.0, "stagger_s": 0.0, "cooldown_s": 0.0, "fetch_every_s": 0.02}
 
 
@@ -191,6 +195,7 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             assert refusal is None
             self.queued.append(name)
+            self.ended.pop(name, None)  # its next end counts, and a release is none
 
     @rule()
     def get(self) -> None:
@@ -219,7 +224,12 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = hypothesis_settings(max_examples=50, stateful_step_count=40)
+TestQueueMachine.settings = hypothesis_settings(
+    max_examples=50,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 # --- The manager.
@@ -679,8 +689,49 @@ def test_the_log_has_the_documented_words(started: Any, caplog: pytest.LogCaptur
     for words in (
         "👑 Master fetched 1 jobs from database", "📥 Added job 'Nightly' to queue",
         "👷 Worker-1 pulled job 'Nightly' from queue", "✅ Worker-1 finished job 'Nightly'",
+        "📊 1 jobs in the queue, 0 active, ",
     ):  # fmt: skip
         assert words in caplog.text
+
+
+def test_the_log_has_the_documented_words_for_what_is_refused_fails_or_is_full(
+    fake: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "queue_workflows")
+    go_on = threading.Event()
+
+    def execute(each: Job) -> None:
+        go_on.wait(10)
+        raise ValueError("wrong")
+
+    plan = local_queue.MemoryPlan([job("a", name="Nightly"), job("b")])
+    found = fake(plan, execute, workers=1, grace_s=0.0, max_attempts=1)
+    found.after(0.0)
+    until(lambda: state(plan, "a") == "running")
+    found.manager.add([job("b", name="Weekly")])
+    found.reading = pressure.Reading(ram=93.14)
+    found.after(5.0)
+    found.reading = pressure.Reading(ram=42.0)
+    found.after(5.0)
+    go_on.set()
+    until(lambda: state(plan, "a") == "failed")
+    for words in (
+        "job 'Weekly' (b): already in queue", "❌ Worker-1 failed job 'Nightly' (a)",
+        "🚨 MEMORY THROTTLE ACTIVE: RAM at 93.1 % (limit 90 %)",
+        "✅ MEMORY THROTTLE RELEASED after 5 s: RAM at 42.0 % (limit 90 %)",
+    ):  # fmt: skip
+        assert words in caplog.text
+
+
+def test_the_statistics_have_the_documented_names() -> None:
+    text = (ROOT / "docs" / "local-queue.md").read_text()
+    documented = text.partition("`manager.stats()` returns ")[2].partition("\n\n")[0]
+    names = set(re.findall(r"`([a-z_]+)`", documented))
+    assert names == set(local_queue.JobQueueManager(local_queue.MemoryPlan()).stats())
+    assert names > {
+        "queue_size", "active_jobs", "active_job_ids", "queued_job_ids", "total_workers",
+        "alive_workers", "master_thread_alive",
+    }  # fmt: skip
 
 
 def test_stop_waits_for_running_jobs_and_starts_no_other(started: Any) -> None:

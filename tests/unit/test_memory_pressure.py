@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows.telemetry import gpu_overview, pressure
@@ -74,7 +75,7 @@ def test_of_several_limits_the_fullest_counts(machine: Machine) -> None:
 
 def test_pages_of_files_that_can_be_dropped_do_not_count(machine: Machine) -> None:
     machine.has(64_000, 32_000)
-    stat = f"anon {GB // 4}\ninactive_file {GB // 2}"
+    stat = f"anon {GB // 4}\ninactive_file {GB // 4}\nactive_file {GB // 4}"
     machine.cgroup("", memory__max=GB, memory__current=GB * 3 // 4, memory__stat=stat)
     assert machine.read().ram == 25.0
 
@@ -90,7 +91,7 @@ def test_cgroups_of_version_1_are_read_at_the_root_of_a_container(machine: Machi
     machine.is_in("4:memory:/docker/abc", "3:cpu,cpuacct:/docker/abc")
     machine.cgroup(
         "memory", memory__limit_in_bytes=GB, memory__usage_in_bytes=GB // 2,
-        memory__stat=f"total_inactive_file {GB // 4}",
+        memory__stat=f"total_inactive_file {GB // 8}\ntotal_active_file {GB // 8}",
     )  # fmt: skip
     assert machine.read().ram == 25.0
 
@@ -99,6 +100,16 @@ def test_the_swap_of_a_container_counts_by_its_limit(machine: Machine) -> None:
     machine.has(64_000, 32_000, swap=(8_000, 8_000))
     machine.cgroup("", memory__swap__max=1000 * MB, memory__swap__current=700 * MB)
     assert machine.read().swap == 70.0
+
+
+def test_a_container_that_may_not_swap_does_not_wait_for_the_swap_of_the_machine(
+    machine: Machine,
+) -> None:
+    machine.has(64_000, 32_000, swap=(8_000, 1_000))
+    machine.cgroup("", memory__swap__max=1000 * MB, memory__swap__current=900 * MB)
+    machine.cgroup("app", memory__swap__max=0, memory__swap__current=0)
+    machine.is_in("0::/app")
+    assert machine.read().swap == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: x kB\n", "MemTotal:\n", "\xff\0", "MemTotal: 5\n"])
@@ -226,6 +237,7 @@ def test_unknown_memory_never_throttles(throttled: Throttled) -> None:
     assert not throttled.at()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), max_size=40))
 def test_it_follows_the_hysteresis_of_each_resource(uses: list[tuple[float, float]]) -> None:
     throttled, ram, gpu = Throttled(), False, False
@@ -267,3 +279,32 @@ def test_repeated_readings_open_no_further_files(machine: Machine) -> None:
 
 def _open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, 5, (None, "full", None), pressure.Reading(ram="full"), OSError("no file")],  # type: ignore[arg-type]
+)
+def test_a_measurement_that_fails_is_unknown_memory(
+    throttled: Throttled, caplog: pytest.LogCaptureFixture, wrong: Any
+) -> None:
+    assert throttled.at(ram=95)
+
+    def read() -> Any:
+        if isinstance(wrong, Exception):
+            raise wrong
+        return wrong
+
+    throttle = pressure.Throttle(lambda: throttled.now if found.pop() else read())
+    found = [False, True]
+    assert throttle.check()
+    assert not throttle.check()
+    assert throttle.reading == pressure.Reading()
+    assert throttle.reason is None
+    assert "the reading failed" in caplog.text
+
+
+def test_not_a_number_is_unknown_memory(throttled: Throttled) -> None:
+    assert throttled.at(ram=95)
+    assert not throttled.at(ram=float("nan"), gpu=float("nan"))
+    assert throttled.throttle.reading == pressure.Reading()

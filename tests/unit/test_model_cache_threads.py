@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from queue_workflows import config, errors, model_cache, model_registry
-from queue_workflows.model_cache import ModelCache
+from queue_workflows import config, errors, model_registry
+from queue_workflows.model_cache import ModelCache, loading
 from queue_workflows.model_registry import ModelSpec
 from tests.support.wait import until
 
@@ -22,7 +23,7 @@ from tests.support.wait import until
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # A collection after each unload walks all that the other tests of this process have left.
-    monkeypatch.setattr(model_cache, "_release_memory", lambda: None)
+    monkeypatch.setattr(loading, "_release_memory", lambda: None)
     model_registry.clear_for_tests()
     config.reset_for_tests()
     yield
@@ -256,6 +257,57 @@ def test_a_loader_cannot_load_another_model_whatever_the_capacity() -> None:
         cache.require_model("a")
 
 
+def test_a_load_evicts_one_model_while_another_eviction_is_not_over() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    models = Models("b", "c", "d", "e")
+
+    def unload(_: Any) -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    model_registry.register(ModelSpec("a", lambda: "A", unload))
+    cache = ModelCache(capacity=3)
+    for name in "abc":
+        cache.require_model(name)
+    with Threads() as threads:
+        threads(lambda: used(cache, "d"))
+        assert begun.wait(30)
+        threads(lambda: used(cache, "e"))
+        until(lambda: models.unloaded == ["b"])
+        assert "e" not in models.loads  # "c", "a", which is not gone, and the place of "d"
+        go_on.set()
+    assert sorted(threads.found) == ["D", "E"]
+    assert (sorted(ids(cache)), models.unloaded) == (["c", "d", "e"], ["b"])
+
+
+def test_no_model_of_an_eviction_is_used_until_its_unload_is_over() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    models = Models("b", size_gb=4.0)
+    models.register("large", 8.0)
+
+    def unload(_: Any) -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    model_registry.register(ModelSpec("a", lambda: "A", unload, 4.0))
+    cache = ModelCache(capacity=None, capacity_gb=8.0)
+    cache.require_model("a")
+    cache.require_model("b")
+
+    def use() -> str:
+        with cache.using("b") as handle:
+            assert "b" in models.resident
+            return handle
+
+    with Threads() as threads:
+        threads(lambda: used(cache, "large"))
+        assert begun.wait(30)
+        threads(use)
+        go_on.set()
+    assert sorted(threads.found) == ["B", "LARGE"]
+    assert models.loads["b"] == 2
+
+
 def test_many_threads_share_few_places() -> None:
     names = [f"m{number}" for number in range(6)]
     models = Models(*names)
@@ -335,4 +387,27 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = hypothesis_settings(max_examples=40, stateful_step_count=30)
+TestCacheMachine.settings = hypothesis_settings(
+    max_examples=40,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def test_an_unloader_that_exits_leaves_the_other_evicted_models_usable() -> None:
+    def leave(_: Any) -> None:
+        raise SystemExit(3)
+
+    for name, size_gb in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        model_registry.register(ModelSpec(name, name.upper, leave, size_gb))
+    cache = ModelCache(capacity=None, capacity_gb=2.0)
+    assert [cache.require_model(each) for each in "ab"] == ["A", "B"]
+    with pytest.raises(SystemExit):
+        cache.require_model("c")
+    assert cache.residents == []
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.append(cache.require_model("b")), daemon=True)
+    asking.start()
+    asking.join(5)
+    assert found == ["B"]

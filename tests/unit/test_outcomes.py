@@ -47,10 +47,10 @@ def test_the_frames_of_the_engine_are_left_out_of_a_traceback() -> None:
         engine.call(body)
     trace = caught.value.__traceback__
     assert trace is not None
-    told = str(outcomes.of_error(caught.value.with_traceback(trace.tb_next), 0.1, "n").detail)
-    assert ("in body" in told, "in first" in told) == (True, True)
-    assert "capture.py" not in told
-    assert "node_executor.py" not in told
+    recorded = str(outcomes.of_error(caught.value.with_traceback(trace.tb_next), 0.1, "n").detail)
+    assert ("in body" in recorded, "in first" in recorded) == (True, True)
+    assert "capture.py" not in recorded
+    assert "node_executor.py" not in recorded
 
 
 def test_an_error_of_the_engines_own_keeps_its_frames() -> None:

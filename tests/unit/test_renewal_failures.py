@@ -15,6 +15,7 @@ from queue_workflows import db
 from queue_workflows.engine import job_tables
 from queue_workflows.runtime import clock, identity
 from queue_workflows.worker import note_reporter, notes, renewal_failures
+from tests.support.clocks import Clock
 
 LEASE = job_tables.Lease(job_tables.INGEST_JOBS, "j", "w:1:m:x", 3)
 
@@ -26,19 +27,12 @@ class DedicatedConnection:
     waiting_s = 0.0
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def renewals(lease_s: float = 8.0) -> tuple[renewal_failures.Renewals, DedicatedConnection, Clock]:
-    kept, now = DedicatedConnection(), Clock()
+    kept, now = DedicatedConnection(), Clock(100.0)
     return renewal_failures.Renewals(lease_s, cast("db.DedicatedConnection", kept), now), kept, now
 
 
-def watch(made: renewal_failures.Renewals, now: Clock, seconds: float) -> None:
+def watch(made: renewal_failures.Renewals, now: Clock[float], seconds: float) -> None:
     """The thread that decides runs for that long."""
     for _ in range(int(seconds / 0.5)):
         now.now += 0.5

@@ -10,20 +10,13 @@ import threading
 import pytest
 
 from queue_workflows.runtime import error_log, service
+from tests.support.clocks import Clock
 from tests.support.wait import until
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> Clock[float]:
+    return Clock(1000.0)
 
 
 class Source:
@@ -111,7 +104,7 @@ def test_pool_runs_its_function_in_every_thread() -> None:
     assert not meet.broken
 
 
-def test_tasks_run_at_once_then_at_their_intervals(clock: Clock) -> None:
+def test_tasks_run_at_once_then_at_their_intervals(clock: Clock[float]) -> None:
     ran: list[str] = []
     loop = service.Loop(
         "l",
@@ -134,7 +127,7 @@ def test_tasks_run_at_once_then_at_their_intervals(clock: Clock) -> None:
     assert ran == ["a", "b", "a", "b"]
 
 
-def test_late_and_long_runs_do_not_move_the_later_ones(clock: Clock) -> None:
+def test_late_and_long_runs_do_not_move_the_later_ones(clock: Clock[float]) -> None:
     def run() -> None:
         ran.append(clock.now)
         clock.now += took
@@ -154,7 +147,7 @@ def test_late_and_long_runs_do_not_move_the_later_ones(clock: Clock) -> None:
     assert ran == pytest.approx([1000.0, 1010.5, 1020.0, 1050.0])
 
 
-def test_a_changed_interval_counts_from_the_next_run(clock: Clock) -> None:
+def test_a_changed_interval_counts_from_the_next_run(clock: Clock[float]) -> None:
     every = [5.0]
     loop = service.Loop("l", [service.Task("t", lambda: every[0], lambda: None)], now_fn=clock)
     assert loop.run_due() == 5.0
@@ -164,12 +157,12 @@ def test_a_changed_interval_counts_from_the_next_run(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("every", [0.0, -1.0])
-def test_an_interval_of_nothing_is_no_busy_loop(clock: Clock, every: float) -> None:
+def test_an_interval_of_nothing_is_no_busy_loop(clock: Clock[float], every: float) -> None:
     loop = service.Loop("l", [service.Task("t", every, lambda: None)], now_fn=clock)
     assert loop.run_due() == pytest.approx(service.MIN_EVERY_S)
 
 
-def test_wake_runs_the_named_tasks_at_once(clock: Clock) -> None:
+def test_wake_runs_the_named_tasks_at_once(clock: Clock[float]) -> None:
     ran: list[str] = []
     names = ("a", "b")
     loop = service.Loop(
@@ -188,7 +181,7 @@ def test_wake_runs_the_named_tasks_at_once(clock: Clock) -> None:
         loop.wake("c")
 
 
-def test_a_wake_during_the_run_is_not_lost(clock: Clock) -> None:
+def test_a_wake_during_the_run_is_not_lost(clock: Clock[float]) -> None:
     ran: list[int] = []
 
     def run() -> None:
@@ -243,7 +236,7 @@ def test_the_thread_waits_until_the_next_task_is_due(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyError("k")])
 def test_a_task_that_raises_runs_again_and_stops_no_other(
-    clock: Clock, caplog: pytest.LogCaptureFixture, error: BaseException
+    clock: Clock[float], caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     ran: list[str] = []
 
@@ -274,7 +267,7 @@ def test_the_thread_survives_what_a_task_raises() -> None:
 
 
 def test_the_same_error_is_logged_once_a_minute_with_its_count(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: Clock[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = ["port 5432 away", "port 9876 away", "other"]
 
@@ -302,7 +295,7 @@ class Away(Exception):
 
 
 def test_an_outage_is_one_line_and_its_tracebacks_are_for_debugging(
-    clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    clock: Clock[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(error_log, "_name_outages", [])
     error_log.name_outages_by(lambda error: "the shop" if isinstance(error, Away) else None)
@@ -337,7 +330,7 @@ def test_an_outage_is_one_line_and_its_tracebacks_are_for_debugging(
     assert ours.exc_info
 
 
-def test_an_interval_that_raises_falls_back(clock: Clock) -> None:
+def test_an_interval_that_raises_falls_back(clock: Clock[float]) -> None:
     def every_s() -> float:
         raise ValueError("no number")
 
@@ -345,7 +338,7 @@ def test_an_interval_that_raises_falls_back(clock: Clock) -> None:
     assert loop.run_due() == service.FALLBACK_EVERY_S
 
 
-def test_a_stop_inside_a_pass_leaves_the_other_tasks_alone(clock: Clock) -> None:
+def test_a_stop_inside_a_pass_leaves_the_other_tasks_alone(clock: Clock[float]) -> None:
     ran: list[str] = []
     tasks = [
         service.Task("stop", 1, lambda: loop.stop()),

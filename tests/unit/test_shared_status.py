@@ -38,7 +38,7 @@ def given(parents: shared_status.SharedStatus, monkeypatch: pytest.MonkeyPatch) 
 def test_the_parent_reads_what_its_child_writes(
     parents: shared_status.SharedStatus, given: int
 ) -> None:
-    assert parents.read() == (0, 0, 0, None, None, False, {})
+    assert parents.read() == (0, 0, 0, None, False, {})
     own = shared_status.attach()
     own.beat(5.0, IDLE)
     own.begin()
@@ -47,11 +47,11 @@ def test_the_parent_reads_what_its_child_writes(
     assert seen[:3] == (5.0, 1, 6.0)
     assert seen.record == IDLE | {"number": 0}, "the next beat tells of the job"
     own.begin(IDLE)
-    assert parents.read() == (5.0, 2, 0, None, None, False, IDLE | {"number": 2})
+    assert parents.read() == (5.0, 2, 0, None, False, IDLE | {"number": 2})
     own.end()
     assert parents.read().job == 0
     own.clear()
-    assert parents.read() == (0, 0, 0, None, None, False, {})
+    assert parents.read() == (0, 0, 0, None, False, {})
 
 
 def test_the_parent_sees_which_handlers_run(
@@ -65,8 +65,6 @@ def test_the_parent_sees_which_handlers_run(
     assert parents.read().ran == frozenset()
     own.begin(seq=77)
     own.begin(seq=2**53)
-    own.due(77)
-    assert parents.read().due == 77
     assert parents.read().ran == {77, 2**53}
     own.end(seq=77)
     assert parents.read().ran == {2**53}
@@ -86,8 +84,7 @@ def test_a_job_of_number_zero_is_shown_like_any(
     own.enable_job_list()
     for seq in (0, -1):
         own.begin(seq=seq)
-    own.due(0)
-    assert (parents.read().ran, parents.read().due) == ({0, -1}, 0)
+    assert parents.read().ran == {0, -1}
     own.end(seq=0)
     assert parents.read().ran == {-1}
 
@@ -151,4 +148,4 @@ def test_a_record_that_breaks_off_leaves_the_one_before(
 
 def test_a_record_without_room_is_left_out(parents: shared_status.SharedStatus) -> None:
     parents.beat(1.0, IDLE | {"host": "x" * shared_status.SIZE})
-    assert parents.read() == (1.0, 0, 0, None, None, False, {})
+    assert parents.read() == (1.0, 0, 0, None, False, {})

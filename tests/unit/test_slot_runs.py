@@ -9,7 +9,7 @@ import pytest
 
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.executor import launcher_client, protocol
-from queue_workflows.worker import executor_set, executors, slot_ahead, slot_runs
+from queue_workflows.worker import executor_set, executors, guards, slot_ahead, slot_runs
 
 
 class Waiting:
@@ -70,10 +70,35 @@ def test_recalled_jobs_wait_again_in_their_order_and_none_is_lost_if_a_fork_fail
 def test_a_job_that_ended_before_it_could_be_recalled_does_not_wait_again() -> None:
     found = Waiting(2)
     found.runs.start_waiting()
-    outcome = protocol.Outcome(2, "completed", 0.0, "{}", "", None, None, None, [], "", None, None)
+    ended = ("completed", 0.0, "{}", "", None, None, None, [], "", None, None, [])
+    outcome = protocol.Outcome(2, *ended)
     found.runs.received(found.handle, outcome)
     found.runs.received(found.handle, protocol.Recalled([2]))
     assert (found.handle.count, found.runs.waiting) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "took", "kind"),
+    [
+        (guards.EXIT_BUDGET, 5.0, "timed_out"),
+        (guards.EXIT_BUDGET, 4.9, "completed"),
+        (guards.EXIT_STALL, 9.0, "completed"),
+    ],
+)
+def test_a_decided_time_limit_holds_unless_the_result_was_complete_before_it(
+    code: int, took: float, kind: str
+) -> None:
+    """The limit counts from the start by the worker; the handler itself may have begun later."""
+    found = Waiting(0)
+    found.runs.add(row(0) | {"timeout_s": 5.0})
+    found.runs.start_waiting()
+    assert found.handle.first is not None
+    found.handle.first.decided(guards.Failure(code, "budget_trip", "too long"))
+    at = found.handle.first.started + took + 1e-6
+    ended = ("completed", 0.3, "{}", "", None, None, None, [], "", None, None, [], at)
+    found.runs.received(found.handle, protocol.Outcome(1, *ended))
+    ((_, outcome),) = [each.args for each in found.records.add.call_args_list]
+    assert (outcome.kind, outcome.seconds) == (kind, 0.3)
 
 
 def test_only_the_job_that_ran_is_charged_for_the_death_of_a_batch() -> None:

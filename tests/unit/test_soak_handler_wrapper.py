@@ -7,12 +7,13 @@ import inspect
 import pytest
 
 from queue_workflows import ingest_executor, node_executor
+from queue_workflows.handlers import task_call
 from tests.soak import handler_wrapper
 
 
 @pytest.mark.parametrize(
     "run",
-    [ingest_executor.run_task, ingest_executor.run_task_async, node_executor.run_handler],
+    [ingest_executor.run_task, task_call.call_async, node_executor.run_handler],
 )
 def test_all_arguments_are_passed_on(run: object) -> None:
     given: list[object] = []

@@ -180,6 +180,22 @@ def test_a_queue_without_workers_before_and_after_a_short_wait_had_none_in_betwe
 
 
 @pytest.mark.parametrize(
+    ("at", "found"), [(9.4, 0), (10.1, 0), (10.6, 0), (9.1, 1), (11.1, 1)], ids=str
+)
+def test_a_queue_may_be_without_workers_until_the_polls_beside_the_one_that_says_so(
+    at: float, found: int
+) -> None:
+    story = Story()
+    story.job("first", lock_key="k", epoch=10.0)
+    story.job("second", lock_key="k", queue=tasks.NOTES)
+    story.ran("second", 10.2, 11.0)
+    story.ran("first", 12.0, 13.0)
+    seen = story.seen()
+    seen.unserved.append((tasks.CALLS, at))
+    assert len([*check_jobs.locked(seen)]) == found
+
+
+@pytest.mark.parametrize(
     ("polls", "found"),
     [
         ([14.0, 14.5, 16.0, 16.5], 0),

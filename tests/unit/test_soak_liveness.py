@@ -27,17 +27,18 @@ def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
     known = acknowledgements.Acknowledgements(runs={"r": "chain"}, jobs={"j": "note"})
     common = {"reason": "load", "queue": tasks.NOTES, "key": None, "epoch": 100.0} | more
     common = {"lock_key": None, "seq": 2} | common
-    jobs = {"j": {**common, "run_id": None}, "n": {**common, "run_id": "r"}}
+    jobs = {"j": {**common, "run_id": None}}
+    jobs["n"] = {**jobs["j"], "run_id": "r", "queue": check_liveness.NODES, "reason": None}
     events = {}
     if claimed_at is not None:
         worker = "machine:77:boot:random"
         events = {
             job: [
                 evidence.Event(
-                    job, 1, "claimed", 1, worker, "machine", tasks.NOTES, claimed_at, claimed_at
+                    job, 1, "claimed", 1, worker, "machine", row["queue"], claimed_at, claimed_at
                 )
             ]
-            for job in jobs
+            for job, row in jobs.items()
         }
     none: dict[str, Any] = dict.fromkeys(
         ("fires", "lines", "faults", "off", "ended", "stuck", "invariants", "slow"), ()
@@ -91,42 +92,48 @@ def test_a_job_with_a_lock_key_waits_from_the_end_of_the_job_before_it(
     assert any(text.startswith("job j ") for text in check_liveness.waited(found)) is late
 
 
-SLOTS = {"box-b": 1, "box-c": 1, "box-d": 4, "box-q": 1}
-"""The machines of the seats of the queue, and how many jobs the worker of each runs at once."""
+SLOTS = {
+    tasks.NOTES: {"box-b": 1, "box-c": 1, "box-d": 4, "box-q": 1},
+    check_liveness.NODES: {"box-a": 1, "box-b": 1, "box-c": 1, "box-d": 1, "box-e": 3},
+}
+"""The machines of the seats of each queue, and how many jobs the worker of each runs at once."""
 
 
 def behind_busy_workers() -> evidence.Evidence:
-    """A job that waited too long while each of its queue's workers ran a job at every poll."""
+    """A job and a run that waited too long while all workers of their queues ran jobs."""
     found = seen(100 + LATE)
     found.faults = []
     found.lines = []
     found.polls = [80 + 0.5 * n for n in range(240)]
     found.served = [
-        observer.Served(at, f"{host}:7:b:r", host, tasks.NOTES, 7, at, is_off=False, running=most)
+        observer.Served(at, f"{host}:7:b:r", host, queue, 7, at, is_off=False, running=most)
         for at in found.polls
-        for host, most in SLOTS.items()
+        for queue, machines in SLOTS.items()
+        for host, most in machines.items()
     ]
     return found
 
 
-def why(found: evidence.Evidence) -> str | None:
-    """The finding about the job, None if there is none."""
-    texts = [text for text in check_liveness.waited(found) if text.startswith("job j ")]
+def why(found: evidence.Evidence, what: str = "job j ") -> str | None:
+    """The finding about the job, or the run, None if there is none."""
+    texts = [text for text in check_liveness.waited(found) if text.startswith(what)]
     return texts[0].partition("; ")[2] if texts else None
 
 
-def changed(found: evidence.Evidence, since: float, until: float, **values: Any) -> None:
-    """Change what the worker of one machine did between the two instants."""
+def changed(
+    found: evidence.Evidence, since: float, until: float, host: str = "box-b", **values: Any
+) -> None:
+    """Change what the workers of one machine did between the two instants."""
     found.served = [
-        one._replace(**values) if one.host == "box-b" and since <= one.at < until else one
+        one._replace(**values) if one.host == host and since <= one.at < until else one
         for one in found.served
     ]
 
 
 def test_a_job_may_wait_behind_busy_workers() -> None:
     assert why(behind_busy_workers()) is None
-    ((_, figure),) = check_liveness.figures(behind_busy_workers())
-    assert figure == f"1, {LATE:.0f} s"
+    figures = check_liveness.figures(behind_busy_workers())
+    assert [figure for _, figure in figures] == [f"1, {LATE:.0f} s"] * 2
 
 
 def test_nobody_waits_for_ever_however_busy_the_workers_are() -> None:
@@ -145,11 +152,53 @@ def test_a_worker_that_is_idle_beside_a_waiting_job_is_found(
     assert ("workers were idle for 6 s" in (why(idle) or "")) is is_found
 
 
-@pytest.mark.parametrize("what", ["off", "alone", "dead", "killed", "started", "fault"])
-def test_a_worker_that_cannot_claim_is_not_idle(what: str) -> None:
-    """Also one that has just started, and one of a pool whose other job has to run alone."""
+RUN = "run r "
+
+
+def test_a_run_may_wait_behind_busy_workers() -> None:
+    assert why(behind_busy_workers(), RUN) is None
+
+
+@pytest.mark.parametrize("host", SLOTS[check_liveness.NODES])
+def test_a_worker_of_nodes_that_is_idle_beside_a_waiting_run_is_found(host: str) -> None:
     idle = behind_busy_workers()
-    changed(idle, 120, 130, running=1000 if what == "alone" else 0, is_off=what == "off")
+    changed(idle, 120, 126, host=host, running=0)
+    assert "workers were idle for 6 s" in (why(idle, RUN) or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"queue": "gpu"}, "its queue is gpu"),
+        ({"epoch": 100 + LATE}, f"it was inserted after {LATE:.0f} s"),
+    ],
+    ids=["GPU", "late node"],
+)
+def test_a_run_whose_first_node_is_no_node_in_line_has_no_excuse(
+    changes: dict[str, Any], reason: str
+) -> None:
+    found = behind_busy_workers()
+    found.jobs["n"] |= changes
+    assert why(found, RUN) == reason
+
+
+def test_a_run_without_a_node_and_one_that_is_overtaken_are_found() -> None:
+    found = behind_busy_workers()
+    node = found.jobs.pop("n")
+    assert why(found, RUN) == "no node was inserted"
+    found.jobs |= {"n": node, "m": {**node, "seq": 3, "run_id": "s"}}
+    found.books.runs["s"] = "chain"
+    claim = found.events["n"][0]
+    early = claim.at - backlog_evidence.AHEAD_S - 1
+    found.events["m"] = [claim._replace(job="m", at=early)]
+    assert why(found, RUN) == "a later job was claimed before it"
+
+
+@pytest.mark.parametrize("what", ["off", "dead", "killed", "started", "fault"])
+def test_a_worker_that_cannot_claim_is_not_idle(what: str) -> None:
+    """Also one that has just started."""
+    idle = behind_busy_workers()
+    changed(idle, 120, 130, running=0, is_off=what == "off")
     if what == "dead":
         changed(idle, 115, 300, last_seen=114.0)
         idle.served = [one for one in idle.served if one.host != "box-b" or one.at < 130]

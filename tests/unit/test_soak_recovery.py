@@ -78,29 +78,6 @@ def test_a_worker_that_ran_something_else_was_not_idle() -> None:
     assert not story.late()
 
 
-@pytest.mark.parametrize(
-    ("crashes", "who", "until", "found"),
-    [
-        (fleet.MAX_CRASHES - 1, "idle-other", TAKEN_AT + 1, 0),
-        (fleet.MAX_CRASHES - 2, "idle-other", TAKEN_AT + 1, 1),  # it does not run alone
-        (fleet.MAX_CRASHES - 1, "idle-other", TAKEN_AT - 1, 1),  # it was over before
-        (fleet.MAX_CRASHES - 1, "other", TAKEN_AT + 1, 1),  # that is another process
-    ],
-)
-def test_a_pool_that_runs_a_job_alone_is_not_idle_in_its_other_queues(
-    crashes: int, who: str, until: float, found: int
-) -> None:
-    story = Story()
-    story.ran("before", 50, 51, "idle")
-    story.ran("after", 200, 201, "idle")
-    for claim in range(1, crashes + 1):
-        story.event("worn", "claimed", 10.0 * claim, "elsewhere", OTHER, claim)
-        story.event("worn", "reclaimed", 10.0 * claim + 1, "elsewhere", OTHER, claim)
-    story.event("worn", "claimed", 60, who, OTHER, crashes + 1)
-    story.event("worn", "completed", until, who, OTHER, crashes + 1)
-    assert len(story.late()) == found
-
-
 def test_two_processes_of_one_pid_are_not_one_that_was_idle_in_between() -> None:
     story = Story()
     story.ran("before", 50, 51, "idle-first")
@@ -112,9 +89,9 @@ def test_the_history_of_a_job_that_a_finding_names_is_printed() -> None:
     story = Story()
     name = "0" * 36
     story.events[name] = story.events["late"]
-    told = [*report.stories(story.seen(), {"lost": [], "late": [f"1.0 s: job {name}: too late"]})]
-    assert told[0] == f"job {name}:"
-    kinds = [line.split(" s  ")[1].split(",")[0] for line in told[1:]]
+    lines = [*report.stories(story.seen(), {"lost": [], "late": [f"1.0 s: job {name}: too late"]})]
+    assert lines[0] == f"job {name}:"
+    kinds = [line.split(" s  ")[1].split(",")[0] for line in lines[1:]]
     assert kinds == ["claimed", "reclaimed", "claimed", "completed"]
 
 

@@ -88,7 +88,7 @@ END $$;
 CREATE OR REPLACE FUNCTION queue_workflows_claim_apart(
     p_jobs text, p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean,
     p_promote boolean, p_models text[] DEFAULT NULL, p_lane smallint DEFAULT NULL,
-    OUT job_id text, OUT aside jsonb)
+    p_versions text[] DEFAULT NULL, OUT job_id text, OUT aside jsonb)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
@@ -148,11 +148,12 @@ BEGIN
         ELSE
             'SELECT q.id FROM (SELECT j.id, j.run_id, j.required_model FROM workflow_node_jobs j'
             ' WHERE j.queue = $1 AND j.status = ''queued'' AND j.blocked_reason IS NULL'
+            ' AND (j.required_version IS NULL OR j.required_version = ANY ($6))'
             ' ORDER BY j.priority, j.seq LIMIT 10 * $2) q'
             ' WHERE EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id'
             ' AND r.status NOT IN (''completed'', ''failed'', ''cancelled'') OFFSET 0)'
             ' AND ($1 <> ''gpu'' OR queue_workflows_gpu_misfit($3, $4, $5, q.required_model) IS NULL) LIMIT $2'
-        END USING p_queue, c_window, p_host, p_models, v_vram
+        END USING p_queue, c_window, p_host, p_models, v_vram, p_versions
     LOOP
         -- Outside of the subtransaction: a row that raises stays locked until it is moved out of the way.
         EXECUTE format('SELECT id FROM %I WHERE id = $1 AND status = ''queued'' AND blocked_reason IS NULL'

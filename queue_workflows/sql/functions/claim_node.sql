@@ -1,12 +1,27 @@
 -- Finish and claim node jobs: one call of a worker is one transaction and one round trip. Planner settings hold
 -- each query to its index, whatever the statistics say (decision 0019).
 
+-- Return the values of these heads of refs: keys of the run's context, and outputs of its completed nodes.
+CREATE OR REPLACE FUNCTION queue_workflows_context_of(p_run text, p_heads text[])
+RETURNS jsonb LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN (
+        SELECT coalesce((SELECT jsonb_object_agg(head, r.context -> head)
+                           FROM unnest(p_heads) head WHERE r.context ? head), '{}')
+            || coalesce((SELECT jsonb_object_agg(d.node_id, d.context_delta)
+                           FROM workflow_node_jobs d
+                          WHERE d.run_id = p_run AND d.status = 'completed'
+                            AND d.node_id = ANY (p_heads)), '{}')
+          FROM workflow_runs r WHERE r.id = p_run);
+END $$;
+
 -- Record the completed node `p_job` (NULL: none), then claim one node; return it as JSON, whose `context` holds
 -- the outputs that its template names, or NULL if nothing is claimable. SQLSTATE QW001: the finished claim was
 -- lost, and nothing was written. `p_next` and `p_end` are what the worker knows to follow from its node: rows of
 -- a plan, the end of the run. They are applied only if the run is live, in generation `p_generation`, and not
 -- locked by another transaction; then the outbox event is inserted as processed. A completed gpu node also
--- updates the average run time of its model.
+-- updates the average run time of its model. The run must also be in `p_revision`: an upgrade changes the graph.
 CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean,
@@ -14,7 +29,8 @@ CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer,
     p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean,
     p_policy text DEFAULT 'strict', p_grace_s double precision DEFAULT 300,
-    p_bound_s double precision DEFAULT 2400)
+    p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL,
+    p_revision integer DEFAULT 0)
 RETURNS json LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off
@@ -47,7 +63,7 @@ BEGIN
         END IF;
         IF p_generation IS NOT NULL THEN
             PERFORM FROM workflow_runs
-              WHERE id = v_old.run_id AND generation = p_generation AND mode = 'node'
+              WHERE id = v_old.run_id AND generation = p_generation AND revision = p_revision AND mode = 'node'
                 AND status <> 'queued' AND NOT queue_workflows_is_terminal_run(status)
                 FOR NO KEY UPDATE SKIP LOCKED;
             v_ahead := FOUND;
@@ -78,16 +94,21 @@ BEGIN
         END IF;
         IF p_queue = 'gpu' THEN
             v_id := queue_workflows_pick_gpu(p_worker, p_host, p_model, p_models, p_newest,
-                                             p_policy, p_grace_s, p_bound_s);
-        ELSIF p_newest THEN
+                                             p_policy, p_grace_s, p_bound_s, p_versions);
+        ELSIF p_versions <> '{}' THEN
+            v_id := queue_workflows_pick_version(p_queue, p_versions, p_newest);
+        END IF;
+        IF v_id IS NULL AND p_newest AND p_queue <> 'gpu' THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+               AND j.required_version IS NULL
                AND j.priority = (SELECT k.priority FROM workflow_node_jobs k
                                   WHERE k.queue = p_queue AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                                  ORDER BY k.priority, k.seq LIMIT 1)
+                                    AND k.required_version IS NULL
+                                  ORDER BY k.required_version, k.priority, k.seq LIMIT 1)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-             ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+             ORDER BY j.required_version DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         -- An overflow host finds no job of its priority if all are locked or belong to ended runs.
         UPDATE workflow_node_jobs j
@@ -104,17 +125,20 @@ BEGIN
                            WHEN v_id IS NOT NULL OR p_queue = 'gpu' THEN v_id
                            ELSE (SELECT q.id FROM workflow_node_jobs q
                                   WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+                                    AND q.required_version IS NULL
                                     AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
                                                 AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
-                                  ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE OF q SKIP LOCKED) END)
+                                  ORDER BY q.required_version, q.priority, q.seq LIMIT 1
+                                    FOR UPDATE OF q SKIP LOCKED) END)
         RETURNING j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,
                   j.pipeline_name, j.priority, j.seq, j.claim_no, j.worker_id, j.claimed_by, j.generation,
                   j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries, j.timeout_s, j.inputs,
                   j.input_template, j.ref_heads,
                   (SELECT json_build_object(
                               'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
-                              'generation', r.generation,
-                              'born', queue_workflows_born(r.created_at))
+                              'generation', r.generation, 'revision', r.revision,
+                              'born', queue_workflows_born(r.created_at),
+                              'traceparent', r.headers ->> 'traceparent')
                      FROM workflow_runs r WHERE r.id = j.run_id),
                   NULL::jsonb
           INTO v_new;
@@ -134,42 +158,147 @@ BEGIN
     VALUES (v_new.run_id, v_new.node_id, v_new.id, greatest(0, least(v_new.attempts, 32767)), 'claimed', p_host, v_new.queue,
             v_new.required_model, p_worker, v_new.claim_no);
     IF v_new.ref_heads <> '{}' THEN
-        SELECT coalesce((SELECT jsonb_object_agg(head, r.context -> head)
-                           FROM unnest(v_new.ref_heads) head WHERE r.context ? head), '{}')
-            || coalesce((SELECT jsonb_object_agg(d.node_id, d.context_delta)
-                           FROM workflow_node_jobs d
-                          WHERE d.run_id = v_new.run_id AND d.status = 'completed'
-                            AND d.node_id = ANY (v_new.ref_heads)), '{}')
-          INTO v_new.context FROM workflow_runs r WHERE r.id = v_new.run_id;
+        v_new.context := queue_workflows_context_of(v_new.run_id, v_new.ref_heads);
     END IF;
     RETURN row_to_json(v_new);
 END $$;
 
--- Do for several nodes of one worker what queue_workflows_node_step() does for one: record the completed nodes
--- `p_done`, then claim up to `p_claim` nodes of a cpu queue; return one JSON document for each of these.
+-- Do for several nodes of one worker what queue_workflows_node_step() does for one, in statements that each
+-- concern all of them: record the completed nodes `p_done`, then claim up to `p_claim` nodes of a cpu queue;
+-- return one JSON document for each of these.
 CREATE OR REPLACE FUNCTION queue_workflows_nodes_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
-    p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb)
-RETURNS SETOF json LANGUAGE plpgsql AS $$
+    p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb,
+    p_versions text[] DEFAULT NULL)
+RETURNS SETOF json LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
-    v_done record;
-    v_job  json;
+    v_count bigint;
+    v_held  text[];
+    v_runs  text[];
+    v_next  record;
+    v_job   json;
 BEGIN
-    FOR v_done IN
-        SELECT * FROM jsonb_to_recordset(p_done) AS d (
-            id text, claim_no bigint, result jsonb, seconds float8, rss_mb integer, received jsonb,
-            generation integer, rows jsonb, complete boolean)
-    LOOP
-        PERFORM queue_workflows_node_step(
-            p_worker, p_host, p_queue, p_lease_s, false, p_obey, false, p_newest, NULL, NULL, NULL,
-            v_done.id, v_done.claim_no, v_done.result, v_done.seconds, v_done.rss_mb, v_done.received,
-            v_done.generation, v_done.rows, v_done.complete);
-    END LOOP;
-    FOR v_number IN 1 .. p_claim LOOP
-        v_job := queue_workflows_node_step(
-            p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
-            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
-        EXIT WHEN v_job IS NULL;
-        RETURN NEXT v_job;
-    END LOOP;
+    IF p_done IS NOT NULL THEN
+        WITH f AS MATERIALIZED (
+            SELECT * FROM jsonb_to_recordset(p_done) AS d (
+                id text, claim_no bigint, result jsonb, seconds float8, rss_mb integer, received jsonb,
+                generation integer, revision integer)),
+        done AS (
+            UPDATE workflow_node_jobs j
+               SET status = 'completed', context_delta = f.result, error = NULL, seconds = f.seconds,
+                   vm_rss_mb_peak = f.rss_mb, resolved_inputs = coalesce(f.received, j.resolved_inputs),
+                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
+                   progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
+                                   ELSE '1' END
+              FROM f
+             WHERE j.id = ANY (ARRAY(SELECT i.id FROM f i)) AND j.id = f.id
+               AND (j.worker_id IS NOT DISTINCT FROM p_worker
+                    AND j.claim_no = f.claim_no AND j.status = 'running') IS TRUE
+            RETURNING j.id, j.run_id, j.node_id, j.claim_no, j.generation, j.attempts, j.claimed_by, j.queue,
+                      j.seconds, f.generation AS planned, f.revision),
+        held AS MATERIALIZED (
+            SELECT r.id, r.generation, r.revision FROM workflow_runs r
+             WHERE r.id = ANY (ARRAY(SELECT d.run_id FROM done d WHERE d.planned IS NOT NULL))
+               AND r.mode = 'node' AND r.status <> 'queued' AND NOT queue_workflows_is_terminal_run(r.status)
+               FOR NO KEY UPDATE SKIP LOCKED),
+        outbox AS (
+            INSERT INTO workflow_dispatch_events
+                   (run_id, node_id, kind, job_id, claim_no, generation, processed_at)
+            SELECT d.run_id, d.node_id, 'completed', d.id, d.claim_no, d.generation,
+                   CASE WHEN h.id IS NOT NULL THEN now() END
+              FROM done d LEFT JOIN held h ON h.id = d.run_id AND h.generation = d.planned AND h.revision = d.revision),
+        logged AS (
+            INSERT INTO workflow_node_events
+                   (run_id, node_id, job_id, attempt, event_type, host_label, queue, elapsed_s, worker_id,
+                    claim_no)
+            SELECT d.run_id, d.node_id, d.id, greatest(0, least(d.attempts, 32767)), 'completed',
+                   d.claimed_by, d.queue, d.seconds, p_worker, d.claim_no
+              FROM done d)
+        SELECT count(*), array_agg(d.id) FILTER (WHERE h.id IS NOT NULL),
+               array_agg(d.run_id) FILTER (WHERE h.id IS NOT NULL)
+          INTO v_count, v_held, v_runs
+          FROM done d LEFT JOIN held h ON h.id = d.run_id AND h.generation = d.planned AND h.revision = d.revision;
+        IF v_count <> jsonb_array_length(p_done) THEN
+            RAISE EXCEPTION '% of % claims are no longer held', jsonb_array_length(p_done) - v_count,
+                jsonb_array_length(p_done) USING ERRCODE = 'QW001';
+        END IF;
+        FOR v_next IN
+            SELECT h.run_id, d.rows, d.complete
+              FROM jsonb_to_recordset(p_done) AS d (id text, rows jsonb, complete boolean),
+                   unnest(v_held, v_runs) AS h (id, run_id)
+             WHERE (d.rows IS NOT NULL OR d.complete) AND h.id = d.id
+        LOOP
+            IF v_next.rows IS NOT NULL THEN
+                PERFORM queue_workflows_insert_nodes(v_next.run_id, v_next.rows);
+            END IF;
+            IF v_next.complete THEN
+                UPDATE workflow_runs
+                   SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
+                       updated_at = now()
+                 WHERE id = v_next.run_id;
+            END IF;
+        END LOOP;
+    END IF;
+    IF p_newest OR EXISTS (SELECT FROM queue_workflows_version_heads(p_queue, p_versions)) THEN
+        FOR v_number IN 1 .. p_claim LOOP
+            v_job := queue_workflows_node_step(
+                p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                p_versions => p_versions);
+            EXIT WHEN v_job IS NULL;
+            RETURN NEXT v_job;
+        END LOOP;
+        RETURN;
+    END IF;
+    IF p_claim < 1 OR (p_obey AND EXISTS (
+        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
+           AND queue_workflows_is_off(c.desired_state, c.until_at))) THEN
+        RETURN;
+    END IF;
+    IF p_promote THEN
+        WITH due AS MATERIALIZED (
+            SELECT j.id FROM workflow_node_jobs j
+             WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+               AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+             ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+        UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
+         WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
+    END IF;
+    RETURN QUERY
+    WITH picked AS MATERIALIZED (
+        SELECT q.id FROM workflow_node_jobs q
+         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+           AND q.required_version IS NULL
+           AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
+                       AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
+         ORDER BY q.required_version, q.priority, q.seq LIMIT p_claim FOR UPDATE OF q SKIP LOCKED),
+    claimed AS (
+        UPDATE workflow_node_jobs j
+           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+               host_label = p_host, lease_expires_at = now() + p_lease_s * interval '1 second',
+               heartbeat_at = now(), started_at = now(), available_at = NULL, error = NULL, progress = NULL,
+               resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+         WHERE j.id = ANY (ARRAY(SELECT p.id FROM picked p))
+        RETURNING j.*),
+    logged AS (
+        INSERT INTO workflow_node_events
+               (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
+        SELECT c.run_id, c.node_id, c.id, greatest(0, least(c.attempts, 32767)), 'claimed', p_host, c.queue,
+               c.required_model, p_worker, c.claim_no
+          FROM claimed c)
+    SELECT row_to_json(ROW(
+               c.id, c.run_id, c.node_id, c.node_module, c.queue, c.required_model, c.status, c.pipeline_name,
+               c.priority, c.seq, c.claim_no, c.worker_id, c.claimed_by, c.generation, c.attempts,
+               c.max_attempts, c.crash_count, c.watchdog_retries, c.timeout_s, c.inputs, c.input_template,
+               c.ref_heads,
+               (SELECT json_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
+                                         'generation', r.generation, 'revision', r.revision,
+                                         'born', queue_workflows_born(r.created_at))
+                  FROM workflow_runs r WHERE r.id = c.run_id),
+               CASE WHEN c.ref_heads <> '{}' THEN queue_workflows_context_of(c.run_id, c.ref_heads) END
+           )::queue_workflows_claimed_node)
+      FROM claimed c ORDER BY c.priority, c.seq;
 END $$;

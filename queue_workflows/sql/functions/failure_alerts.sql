@@ -1,4 +1,4 @@
--- Failures that a scheduler tells the app about: noted in the transaction of the failure, while there is a sender.
+-- Failures that a scheduler sends as alerts: noted in the transaction of the failure, while there is a sender.
 
 -- Note one failure in failure_alerts. Nothing is noted unless a sender was there within its ALERT_MAX_AGE_S, nor while
 -- about 10,000 failures wait. Names and errors of any length are cut: no text may keep a job from its end. Only
@@ -9,23 +9,36 @@ CREATE OR REPLACE FUNCTION queue_workflows_alert(
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM failure_alert_state WHERE wanted_until > now())
-       OR (SELECT max(id) FROM failure_alerts) - (SELECT min(id) FROM failure_alerts) >= 10000 THEN
+       OR (SELECT max(id)::numeric FROM failure_alerts) - (SELECT min(id) FROM failure_alerts) >= 10000 THEN
         RETURN;
     END IF;
-    INSERT INTO failure_alerts (kind, subject, occurrence, name, queue, schedule, reason, error)
-    SELECT p_kind, cut[1], p_occurrence, cut[2], cut[3], cut[4], p_reason, left(p_error, 2000)
+    INSERT INTO failure_alerts (kind, subject, occurrence, name, queue, schedule, app, reason, error)
+    SELECT p_kind, cut[1], p_occurrence, cut[2], cut[3], cut[4],
+           (SELECT s.app FROM schedules s WHERE s.name = cut[4] AND s.on_failure), p_reason, left(p_error, 2000)
       FROM (SELECT array_agg(CASE WHEN octet_length(t.given) <= 2000 THEN t.given ELSE left(t.given, 500) END
                              ORDER BY t.n) AS cut
               FROM unnest(ARRAY[p_subject, p_name, p_queue, coalesce(p_schedule, CASE WHEN p_kind = 'run' THEN
-                       (SELECT s.name FROM schedules s WHERE s.last_run_id = p_subject LIMIT 1) END)])
+                       (SELECT f.name FROM schedule_fires f WHERE f.run_id = p_subject LIMIT 1) END)])
                    WITH ORDINALITY AS t (given, n)) names
         ON CONFLICT (kind, subject, occurrence) DO NOTHING;
 END $$;
 
--- Note a run that has failed, whoever ended it.
+-- Note a run that has failed, by whichever statement. Nothing is noted of a child run for which a node of a live run
+-- waited: that node has failed in this transaction (workflow_runs_child_ended fires first), and what follows is for the
+-- parent to decide: its own failure names the child, and a map may let items fail.
 CREATE OR REPLACE FUNCTION queue_workflows_run_failed() RETURNS trigger LANGUAGE plpgsql
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
+SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
+    -- After a downgrade there are no child runs.
+    IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attname = 'parent_run_id') THEN
+        IF NEW.parent_run_id IS NOT NULL AND EXISTS (
+            SELECT FROM workflow_node_jobs j
+              JOIN workflow_runs r ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
+             WHERE j.run_id = NEW.parent_run_id AND j.node_id = NEW.parent_node_id AND j.child_run_id = NEW.id
+               AND j.status = 'failed' AND j.finished_at = now()) THEN
+            RETURN NULL;
+        END IF;
+    END IF;
     PERFORM queue_workflows_alert('run', NEW.id, NEW.generation::text, NEW.workflow_name, 'failed', NEW.error);
     RETURN NULL;
 END $$;

@@ -2,7 +2,8 @@
 
 -- Lock the job to claim of a model ('' stands for jobs without one) and return its id, or NULL: the first of the
 -- best priority, the newest of priority `p_band`, or the oldest up to `p_seq`.
-CREATE OR REPLACE FUNCTION queue_workflows_gpu_take(p_model text, p_how text, p_band smallint, p_seq bigint)
+CREATE OR REPLACE FUNCTION queue_workflows_gpu_take(
+    p_model text, p_how text, p_band smallint, p_seq bigint, p_versions text[] DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -14,6 +15,7 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL AND j.seq <= p_seq
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -21,6 +23,7 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -28,6 +31,7 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -36,6 +40,7 @@ BEGIN
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND (j.required_model, j.priority) >= (p_model, p_band)
            AND (j.required_model, j.priority) <= (p_model, p_band)
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -43,6 +48,7 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -50,6 +56,7 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -62,7 +69,7 @@ END $$;
 -- overflow host takes the newest job of its loaded model.
 CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(
     p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
-    p_policy text, p_grace_s double precision, p_bound_s double precision)
+    p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[] DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -84,6 +91,7 @@ BEGIN
                                     WHERE l.known_models IS NOT NULL)) THEN
         SELECT j.priority INTO v_band FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.priority, j.seq LIMIT 1;
@@ -95,6 +103,7 @@ BEGIN
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -103,6 +112,7 @@ BEGIN
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -110,6 +120,7 @@ BEGIN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -117,6 +128,7 @@ BEGIN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -125,6 +137,7 @@ BEGIN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.priority = v_band
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -132,6 +145,7 @@ BEGIN
         IF v_id IS NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
@@ -146,13 +160,14 @@ BEGIN
     WHILE cardinality(v_models) > 0 LOOP
         SELECT n.model, n.how, n.band, n.seq INTO v_choice, v_how, v_band, v_seq
           FROM queue_workflows_gpu_next(
-                   p_worker, p_host, p_model, v_models, p_newest, p_policy, p_grace_s, p_bound_s) n;
+                   p_worker, p_host, p_model, v_models, p_newest, p_policy, p_grace_s, p_bound_s,
+                   p_versions) n;
         IF v_choice IS NULL THEN
             RETURN NULL;
         END IF;
-        v_id := queue_workflows_gpu_take(v_choice, v_how, v_band, v_seq);
+        v_id := queue_workflows_gpu_take(v_choice, v_how, v_band, v_seq, p_versions);
         IF v_id IS NULL AND v_how = 'newest' THEN
-            v_id := queue_workflows_gpu_take(v_choice, 'first', NULL, NULL);
+            v_id := queue_workflows_gpu_take(v_choice, 'first', NULL, NULL, p_versions);
         END IF;
         IF v_id IS NOT NULL THEN
             RETURN v_id;

@@ -32,7 +32,7 @@ $$;
 
 -- Return the waiting jobs of a model ('' stands for jobs without one) as one row: the first job of the best
 -- priority, and the oldest job. Return no row if nothing waits.
-CREATE OR REPLACE FUNCTION queue_workflows_gpu_line(p_model text)
+CREATE OR REPLACE FUNCTION queue_workflows_gpu_line(p_model text, p_versions text[] DEFAULT NULL)
 RETURNS SETOF queue_workflows_gpu_line LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -48,12 +48,14 @@ BEGIN
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1;
@@ -61,12 +63,14 @@ BEGIN
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
+           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1;
@@ -82,7 +86,7 @@ END $$;
 -- many seconds together, how long a load and a run take here, and whether they are left to the workers that hold
 -- the model.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_weigh(
-    p_fleet queue_workflows_gpu_holder[], p_host text, p_model text,
+    p_fleet queue_workflows_gpu_holder[], p_host text, p_model text, p_versions text[],
     OUT jobs integer, OUT waited_s double precision, OUT load_s double precision,
     OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean)
 LANGUAGE plpgsql STABLE
@@ -98,6 +102,7 @@ BEGIN
       FROM (SELECT j.created_at FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model BETWEEN p_model AND p_model
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 16) w;
@@ -123,7 +128,7 @@ $$;
 -- waits.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_choose(
     p_worker text, p_host text, p_warm text, p_models text[], p_newest boolean,
-    p_grace_s double precision, p_bound_s double precision,
+    p_grace_s double precision, p_bound_s double precision, p_versions text[],
     OUT model text, OUT seq bigint, OUT why text)
 LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
@@ -134,7 +139,7 @@ DECLARE
     v_worst  smallint;
 BEGIN
     v_lines := ARRAY(SELECT l FROM unnest(p_models) AS m (model)
-                      CROSS JOIN LATERAL queue_workflows_gpu_line(m.model) l);
+                      CROSS JOIN LATERAL queue_workflows_gpu_line(m.model, p_versions) l);
     IF cardinality(v_lines) = 0 THEN
         RETURN;
     END IF;
@@ -165,7 +170,7 @@ BEGIN
     END IF;
     IF why IS NULL THEN
         SELECT l.* INTO v_chosen FROM unnest(v_lines) l
-         CROSS JOIN LATERAL queue_workflows_gpu_weigh(v_fleet, p_host, l.model) w
+         CROSS JOIN LATERAL queue_workflows_gpu_weigh(v_fleet, p_host, l.model, p_versions) w
          WHERE NOT w.is_left
          ORDER BY CASE WHEN NOT p_newest THEN w.waited_s / (w.load_s + w.jobs * w.run_s + 0.001) END DESC,
                   CASE WHEN p_newest THEN l.priority END, CASE WHEN p_newest THEN -l.seq ELSE l.seq END
@@ -194,7 +199,7 @@ END $$;
 -- takes the best priority first, then the loaded model, then the oldest job (an overflow host: the newest).
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_next(
     p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
-    p_policy text, p_grace_s double precision, p_bound_s double precision,
+    p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[],
     OUT model text, OUT how text, OUT band smallint, OUT seq bigint, OUT why text)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
@@ -209,11 +214,12 @@ BEGIN
     IF p_policy = 'balanced' THEN
         SELECT c.model, c.seq, c.why INTO model, seq, why
           FROM queue_workflows_gpu_choose(
-                   p_worker, p_host, p_model, p_models, p_newest, p_grace_s, p_bound_s) c;
+                   p_worker, p_host, p_model, p_models, p_newest, p_grace_s, p_bound_s,
+                   p_versions) c;
         IF why = 'overdue' THEN
             how := 'oldest';
         ELSIF p_newest THEN
-            SELECT l.priority INTO band FROM queue_workflows_gpu_line(model) l;
+            SELECT l.priority INTO band FROM queue_workflows_gpu_line(model, p_versions) l;
         END IF;
         RETURN;
     END IF;
@@ -226,6 +232,7 @@ BEGIN
                              WHERE (k.required_model, k.priority) >= (m.model, j.priority)
                                AND (k.required_model, k.priority) <= (m.model, j.priority)
                                AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
+                               AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
                                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1)
@@ -233,6 +240,7 @@ BEGIN
                             SELECT k.seq FROM workflow_node_jobs k
                              WHERE k.required_model IS NULL AND k.priority BETWEEN j.priority AND j.priority
                                AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
+                               AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
                                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                                            AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1) END AS place
@@ -241,6 +249,7 @@ BEGIN
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model <> '' AND k.required_model BETWEEN m.model AND m.model
                        AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
+                       AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                                    AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
@@ -248,6 +257,7 @@ BEGIN
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
                        AND queue_workflows_is_claimable(k.status, k.blocked_reason)
+                       AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                                    AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head

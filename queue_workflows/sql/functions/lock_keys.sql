@@ -7,9 +7,10 @@
 CREATE OR REPLACE FUNCTION queue_workflows_ask_turn(p_jobs name, p_key text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    -- The arguments of a plpgsql function share a collation, here that of `name`, which the index does not have.
     IF p_key IS NOT NULL AND p_jobs IN ('workflow_node_jobs', 'ingest_jobs') AND NOT EXISTS (
-        SELECT FROM lock_turns WHERE xid = pg_current_xact_id() AND jobs = p_jobs AND lock_key = p_key
-           AND NOT admits) THEN
+        SELECT FROM lock_turns WHERE xid = pg_current_xact_id() AND jobs = p_jobs
+           AND lock_key = p_key COLLATE "default" AND NOT admits) THEN
         INSERT INTO lock_turns (jobs, lock_key) VALUES (p_jobs, p_key);
     END IF;
 END $$;
@@ -34,37 +35,60 @@ END $$;
 CREATE OR REPLACE FUNCTION queue_workflows_give_turns(p_jobs text, p_keys text[]) RETURNS bigint
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
-    EXECUTE format($q$
+    -- Once for each table: dynamic SQL for both would be planned anew at each commit that has a lock key.
+    IF p_jobs = 'ingest_jobs' THEN
         WITH behind AS MATERIALIZED (
-            SELECT b.id FROM unnest($1) AS k (key) CROSS JOIN LATERAL (
-                SELECT j.id FROM %1$I j
+            SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+                SELECT j.id FROM ingest_jobs j
                  WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
                    AND j.blocked_reason IS NULL
                    -- Compare with the first waiter only: a search for any earlier one may read all waiters.
                    AND EXISTS (SELECT FROM (
-                       SELECT w.priority, w.seq FROM %1$I w
+                       SELECT w.priority, w.seq FROM ingest_jobs w
                         WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
                           AND w.blocked_reason = 'locked'
                         ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
                    FOR UPDATE OF j SKIP LOCKED) b)
-        UPDATE %1$I j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b))
-        $q$, p_jobs) USING p_keys;
-    EXECUTE format($q$
+        UPDATE ingest_jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
         WITH heads AS MATERIALIZED (
-            SELECT h.id FROM unnest($1) AS k (key) CROSS JOIN LATERAL (
-                SELECT w.id FROM %1$I w
+            SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+                SELECT w.id FROM ingest_jobs w
                  WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
                    AND w.blocked_reason = 'locked'
                  ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
-             WHERE NOT EXISTS (SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
+             WHERE NOT EXISTS (SELECT FROM ingest_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
                       AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
-        UPDATE %1$I j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h))
-        $q$, p_jobs) USING p_keys;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
+        UPDATE ingest_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+    ELSE
+        WITH behind AS MATERIALIZED (
+            SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+                SELECT j.id FROM workflow_node_jobs j
+                 WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
+                   AND j.blocked_reason IS NULL
+                   -- Compare with the first waiter only: a search for any earlier one may read all waiters.
+                   AND EXISTS (SELECT FROM (
+                       SELECT w.priority, w.seq FROM workflow_node_jobs w
+                        WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+                          AND w.blocked_reason = 'locked'
+                        ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
+                   FOR UPDATE OF j SKIP LOCKED) b)
+        UPDATE workflow_node_jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
+        WITH heads AS MATERIALIZED (
+            SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+                SELECT w.id FROM workflow_node_jobs w
+                 WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+                   AND w.blocked_reason = 'locked'
+                 ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
+             WHERE NOT EXISTS (SELECT FROM workflow_node_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
+                      AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
+        UPDATE workflow_node_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+    END IF;
     RETURN v_count;
 END $$;
 
@@ -105,8 +129,10 @@ BEGIN
 END $$;
 
 -- Check the noted partitions and lock keys at commit, when every row has its final value. The first noted row of
--- a transaction does it for all: it marks the notes, admits jobs, and deletes the notes that it marked. Partitions
--- come first, since a job that they admit may wait for a lock key.
+-- a transaction does it for all: it marks the notes, admits jobs, and deletes the notes that it marked. The other
+-- rows find their notes gone. Without that check each would read all notes of the transaction again, while it holds
+-- the advisory locks: for 4,000 keys that took over a minute. Partitions come first, since a job that they admit may
+-- wait for a lock key.
 CREATE OR REPLACE FUNCTION queue_workflows_take_turns() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -114,6 +140,15 @@ DECLARE
     v_one   partition_turns;
     v_turn  record;
 BEGIN
+    IF TG_TABLE_NAME = 'lock_turns' THEN
+        IF NOT EXISTS (SELECT FROM lock_turns t WHERE t.id = NEW.id) THEN
+            RETURN NULL;
+        END IF;
+    ELSIF NOT EXISTS (SELECT FROM partition_turns t
+                       WHERE t.xid = NEW.xid AND t.queue = NEW.queue AND t.partition_key = NEW.partition_key
+                         AND NOT t.admits) THEN
+        RETURN NULL;
+    END IF;
     WITH mine AS (
         UPDATE partition_turns SET admits = true WHERE xid = pg_current_xact_id() AND NOT admits RETURNING *)
     SELECT array_agg(mine::partition_turns) INTO v_asked FROM mine;
@@ -193,6 +228,8 @@ BEGIN
         END IF;
     END IF;
     DELETE FROM job_attempt_logs l USING gone WHERE l.job_id = gone.id AND l.job_table = TG_TABLE_NAME;
+    PERFORM queue_workflows_forget_steps(TG_TABLE_NAME, ARRAY(SELECT id FROM gone));
+    PERFORM queue_workflows_forget_parts(TG_TABLE_NAME, ARRAY(SELECT id FROM gone));
     RETURN NULL;
 END $$;
 

@@ -18,31 +18,83 @@ DECLARE
 BEGIN
     INSERT INTO workflow_node_jobs AS j
            (run_id, node_id, node_module, queue, required_model, status, priority, pipeline_name, inputs,
-            input_template, ref_heads, generation, finished_at, max_attempts, timeout_s, policy, lock_key)
+            input_template, ref_heads, generation, finished_at, max_attempts, timeout_s, policy, lock_key,
+            blocked_reason, required_version)
     SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status,
            coalesce(n.priority, r.priority),
            n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,
            CASE n.status WHEN 'skipped' THEN now() END, coalesce(n.max_attempts, 1), n.timeout_s,
-           n.policy, n.lock_key
+           n.policy, n.lock_key, n.blocked_reason, n.required_version
       FROM workflow_runs r, jsonb_to_recordset(p_rows) AS n (
            node_id text, node_module text, queue text, required_model text, status text,
            pipeline_name text, inputs jsonb, input_template jsonb, ref_heads text[],
            priority smallint, max_attempts integer, timeout_s double precision, policy jsonb,
-           lock_key text)
-     WHERE r.id = p_run
+           lock_key text, blocked_reason text, required_version text)
+     WHERE r.id = p_run AND n.status IN ('queued', 'skipped')
         ON CONFLICT (run_id, node_id) DO UPDATE SET
            status = EXCLUDED.status, inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
            ref_heads = EXCLUDED.ref_heads, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
-           required_model = EXCLUDED.required_model, priority = EXCLUDED.priority,
-           generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
+           required_model = EXCLUDED.required_model, required_version = EXCLUDED.required_version,
+           priority = EXCLUDED.priority, generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
            max_attempts = EXCLUDED.max_attempts, timeout_s = EXCLUDED.timeout_s,
            policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key,
            error = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
            seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',
-           blocked_reason = NULL, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
+           blocked_reason = EXCLUDED.blocked_reason, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
            created_at = now(), started_at = NULL
      WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled');
     GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF jsonb_path_exists(p_rows, '$[*] ? (@.status == "completed" || @.status == "awaiting_input")') THEN
+        RETURN v_count + queue_workflows_insert_ended(p_run, p_rows);
+    END IF;
+    RETURN v_count;
+END $$;
+
+-- Insert those of the planned nodes `p_rows` that no worker runs. Those that the plan itself completes have an outbox
+-- event, which is processed: the plan has what follows. Others wait for a child run. Children are made with their nodes.
+-- Return how many rows were written. An existing node is left alone, unless it failed or was cancelled in an earlier
+-- generation.
+CREATE OR REPLACE FUNCTION queue_workflows_insert_ended(p_run text, p_rows jsonb) RETURNS bigint
+LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    v_count bigint;
+    v_made  text[];
+    v_child record;
+BEGIN
+    WITH ended AS (
+        INSERT INTO workflow_node_jobs AS j
+               (run_id, node_id, node_module, queue, status, priority, inputs, input_template, ref_heads,
+                generation, context_delta, progress, finished_at)
+        SELECT r.id, n.node_id, n.node_module, n.queue, n.status, r.priority, n.inputs, '{}', '{}', r.generation,
+               coalesce(n.context_delta, '{}'), CASE n.status WHEN 'completed' THEN '1'::jsonb END,
+               CASE n.status WHEN 'completed' THEN now() END
+          FROM workflow_runs r, jsonb_to_recordset(p_rows) AS n (
+               node_id text, node_module text, queue text, status text, inputs jsonb, context_delta jsonb)
+         WHERE r.id = p_run AND n.status IN ('completed', 'awaiting_input')
+            ON CONFLICT (run_id, node_id) DO UPDATE SET
+               status = EXCLUDED.status, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
+               inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
+               ref_heads = EXCLUDED.ref_heads, priority = EXCLUDED.priority, seq = EXCLUDED.seq,
+               generation = EXCLUDED.generation, context_delta = EXCLUDED.context_delta,
+               progress = EXCLUDED.progress, finished_at = EXCLUDED.finished_at, required_model = NULL,
+               required_version = NULL,
+               error = NULL, seconds = NULL, input_spec = NULL, resolved_inputs = NULL, blocked_reason = NULL,
+               available_at = NULL, cancel_requested_at = NULL, created_at = now(), started_at = NULL
+         WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled')
+        RETURNING j.id, j.node_id, j.claim_no, j.generation, j.status),
+    sent AS (
+        INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation, processed_at)
+        SELECT p_run, e.node_id, 'completed', e.id, e.claim_no, e.generation, now() FROM ended e
+         WHERE e.status = 'completed')
+    SELECT count(*), array_agg(e.node_id) INTO v_count, v_made FROM ended e;
+    FOR v_child IN
+        SELECT * FROM jsonb_to_recordset(p_rows) AS n (node_id text, status text, inputs jsonb, child jsonb)
+         WHERE n.child IS NOT NULL AND n.node_id = ANY (v_made)
+    LOOP
+        PERFORM queue_workflows_make_child(
+            p_run, v_child.node_id, v_child.child, v_child.inputs, v_child.status = 'awaiting_input');
+    END LOOP;
     RETURN v_count;
 END $$;
 
@@ -121,12 +173,13 @@ END $$;
 
 -- Lock an input node until the caller's transaction ends, for roles that may submit an answer. It runs as its
 -- owner, since such a role has no right to lock the row. Nodes of other kinds and nodes that have ended are not
--- locked.
+-- locked. The lock keeps the end of the node's wait (`timeout_s`) and a DELETE waiting, and no other change: a
+-- stronger one would let a role that may only submit stop the orchestrator for as long as its transaction is open.
 CREATE OR REPLACE FUNCTION queue_workflows_hold_node(p_run text, p_node text) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     PERFORM queue_workflows_demand('INSERT', 'workflow_input_submissions', 'value');
     PERFORM FROM workflow_node_jobs
       WHERE run_id = p_run AND node_id = p_node AND starts_with(node_module, '__input__')
-        AND status IN ('queued', 'running', 'awaiting_input') FOR SHARE;
+        AND status IN ('queued', 'running', 'awaiting_input') FOR KEY SHARE;
 END $$;

@@ -21,3 +21,9 @@ CREATE OR REPLACE FUNCTION queue_workflows_is_claimable(p_status text, p_blocked
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT p_status = 'queued' AND p_blocked_reason IS NULL
 $$;
+
+-- Return whether the claim of a job is lost: it runs, and its lease has lapsed, so that a sweep queues it again.
+CREATE OR REPLACE FUNCTION queue_workflows_is_lost(p_status text, p_lease_expires_at timestamptz) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT (p_status = 'running' AND p_lease_expires_at < now()) IS TRUE
+$$;

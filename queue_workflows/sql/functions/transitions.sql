@@ -93,9 +93,12 @@ BEGIN
         RAISE EXCEPTION 'job % is % and stays so; retry_job() or retry_run() reopens it', OLD.id, OLD.status
             USING ERRCODE = 'QW002';
     END IF;
+    IF OLD.status = 'completed' THEN
+        PERFORM queue_workflows_forget_steps(TG_TABLE_NAME, ARRAY[OLD.id]);  -- it begins again
+    END IF;
     IF NEW.status = 'running' THEN
         IF NEW.claim_no = OLD.claim_no THEN
-            IF OLD.blocked_reason IN ('locked', 'limited', 'unserved') OR EXISTS (
+            IF OLD.blocked_reason IN ('locked', 'limited', 'unserved', 'items') OR EXISTS (
                 SELECT FROM queue_settings s
                  WHERE s.queue = OLD.queue
                    AND (queue_workflows_is_paused(s.paused_at, s.paused_until)
@@ -115,6 +118,15 @@ BEGIN
     END IF;
     IF NEW.status = 'queued' THEN
         NEW.claimed_by := OLD.claimed_by;  -- for the history; cleared below
+    END IF;
+    IF OLD.status = 'running' AND NEW.crash_count > OLD.crash_count THEN
+        DECLARE
+            v_steps CONSTANT text := queue_workflows_charge_steps(TG_TABLE_NAME, OLD.id, OLD.claim_no);
+        BEGIN
+            IF NEW.status = 'failed' THEN
+                NEW.error := left(NEW.error || coalesce('; in step ' || v_steps, ''), 8000);
+            END IF;
+        END;
     END IF;
     -- A statement that ends a claim clears worker_id and records the end itself; a plain UPDATE leaves it.
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN

@@ -261,8 +261,8 @@ found (id, text) AS MATERIALIZED (
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: run_agrees
--- A completed run has only completed or skipped nodes, and no node waits under a terminal run
--- after a sweep.
+-- A completed run has only completed or skipped nodes, but for items that may fail, and no node
+-- waits under a terminal run after a sweep.
 WITH touched_runs (id) AS NOT MATERIALIZED (
     SELECT id FROM workflow_runs WHERE %(whole)s::boolean
     UNION SELECT run_id FROM workflow_node_events
@@ -279,6 +279,10 @@ found (id, text) AS MATERIALIZED (
       JOIN workflow_node_jobs j ON j.run_id = r.id
      WHERE r.mode = 'node'
        AND (r.status = 'completed' AND j.status NOT IN ('completed', 'skipped')
+           AND NOT EXISTS (
+               SELECT FROM workflow_map_items i
+                WHERE i.run_id = r.id AND i.state = 'failed'
+                  AND starts_with(j.node_id, i.map_id || '[' || i.key || ']/'))
             OR r.status IN ('failed', 'cancelled') AND j.status IN ('queued', 'awaiting_input')
            AND greatest(r.finished_at, j.created_at)
                <= now() - %(sweep_s)s::float8 * interval '1 second')
@@ -287,7 +291,8 @@ found (id, text) AS MATERIALIZED (
       FROM touched_runs t
       JOIN workflow_runs r ON r.id = t.id
      WHERE r.mode = 'node' AND r.status = 'completed' AND r.definition IS NOT NULL
-       AND (SELECT count(*) FROM workflow_node_jobs j WHERE j.run_id = r.id)
+       AND (SELECT count(*) FROM workflow_node_jobs j
+             WHERE j.run_id = r.id AND strpos(j.node_id, '[') = 0)
            < CASE jsonb_typeof(r.definition -> 'nodes')
                  WHEN 'array' THEN jsonb_array_length(r.definition -> 'nodes') END)
 SELECT id, text FROM found LIMIT %(limit)s;
@@ -409,7 +414,13 @@ WITH found (id, text) AS MATERIALIZED (
        AND NOT EXISTS (
            SELECT FROM workflow_node_jobs j
             WHERE j.run_id = r.id
-              AND (j.status IN ('queued', 'running', 'awaiting_input')
+              -- A map waits for its items, so it moves nothing forward by itself.
+              AND (j.status IN ('queued', 'running') AND j.blocked_reason IS DISTINCT FROM 'items'
+                   OR j.status = 'awaiting_input' AND (
+                      NOT starts_with(j.node_module, '__run__')
+                      OR EXISTS (SELECT FROM workflow_runs c
+                                  WHERE c.id = j.child_run_id AND c.parent_run_id = r.id
+                                    AND NOT queue_workflows_is_terminal_run(c.status)))
                    OR j.finished_at > now() - %(sweep_s)s::float8 * interval '1 second'))
        AND NOT EXISTS (
            SELECT FROM workflow_dispatch_events d
@@ -417,4 +428,109 @@ WITH found (id, text) AS MATERIALIZED (
        AND NOT EXISTS (
            SELECT FROM workflow_input_submissions s
             WHERE s.run_id = r.id AND s.status IN ('pending', 'processing')))
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: maps_agree
+-- The counters of a map are those of its items, and a map that ended has no open item.
+WITH found (id, text) AS MATERIALIZED (
+    SELECT m.run_id, 'map ' || m.node_id || ' counts ' || m.done_items || ' done and ' || m.failed_items
+           || ' failed of ' || m.total || ', its items are ' || c.done || ' and ' || c.failed || ' of ' || c.n
+      FROM workflow_runs r
+      JOIN workflow_run_maps m ON m.run_id = r.id AND m.generation = r.generation
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS n, count(*) FILTER (WHERE i.state = 'done') AS done,
+                  count(*) FILTER (WHERE i.state = 'failed') AS failed
+             FROM workflow_map_items i WHERE i.run_id = m.run_id AND i.map_id = m.node_id) c
+     WHERE (%(whole)s::boolean OR r.updated_at >= %(since)s::timestamptz OR r.status = 'running')
+       AND ((m.done_items, m.failed_items, m.total) IS DISTINCT FROM (c.done, c.failed, c.n)
+            OR m.open_items > m.total - m.done_items - m.failed_items)
+    UNION ALL
+    SELECT m.run_id, 'map ' || m.node_id || ' is completed with ' || m.done_items || ' done and '
+           || m.failed_items || ' failed of ' || m.total
+      FROM workflow_runs r
+      JOIN workflow_run_maps m ON m.run_id = r.id AND m.generation = r.generation
+      JOIN workflow_node_jobs j ON j.run_id = m.run_id AND j.node_id = m.node_id
+     WHERE (%(whole)s::boolean OR r.updated_at >= %(since)s::timestamptz OR r.status = 'running')
+       AND j.status = 'completed' AND j.generation = m.generation
+       AND (m.open_items > 0 OR m.done_items + m.failed_items < m.total))
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: streams_numbered
+-- The parts of a stream are numbered without a gap from 1 within a claim of its job, and none is
+-- stored after that claim has ended.
+WITH touched (job_table, id) AS MATERIALIZED (
+    SELECT DISTINCT job_table, job_id FROM job_parts WHERE %(whole)s::boolean
+    UNION SELECT 'workflow_node_jobs', job_id FROM workflow_node_events
+     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
+    UNION SELECT 'ingest_jobs', job_id FROM ingest_job_events
+     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
+    UNION SELECT 'workflow_node_jobs', id FROM workflow_node_jobs WHERE status = 'running'
+    UNION SELECT 'ingest_jobs', id FROM ingest_jobs WHERE status = 'running'),
+parts AS MATERIALIZED (
+    SELECT t.job_table, t.id, x.*
+      FROM touched t
+     CROSS JOIN LATERAL (
+           SELECT p.claim_no, count(*) AS n, max(p.seq) AS last, max(p.created_at) AS at
+             FROM job_parts p
+            WHERE p.job_id = t.id AND p.job_table = t.job_table
+            GROUP BY p.claim_no OFFSET 0) x),
+found (id, text) AS MATERIALIZED (
+    SELECT id, 'claim ' || claim_no || ' has ' || n || ' parts up to number ' || last
+      FROM parts WHERE n <> last
+    UNION ALL
+    SELECT p.id, 'it has parts of claim ' || p.claim_no || ', its last claim is '
+           || coalesce(j.claim_no::text, 'none')
+      FROM parts p
+      LEFT JOIN LATERAL (
+           SELECT i.claim_no FROM ingest_jobs i WHERE p.job_table = 'ingest_jobs' AND i.id = p.id
+            UNION ALL
+           SELECT n.claim_no FROM workflow_node_jobs n
+            WHERE p.job_table = 'workflow_node_jobs' AND n.id = p.id) j ON true
+     WHERE j.claim_no IS NULL OR p.claim_no > j.claim_no
+    UNION ALL
+    SELECT p.id, 'a part of claim ' || p.claim_no || ' at ' || p.at::text || ', which ended at '
+           || e.ended::text
+      FROM parts p
+     CROSS JOIN LATERAL (
+           SELECT max(v.created_at) AS ended
+             FROM workflow_node_jobs j
+             JOIN workflow_node_events v
+               ON v.run_id = j.run_id AND v.node_id = j.node_id AND v.job_id = j.id
+            WHERE p.job_table = 'workflow_node_jobs' AND j.id = p.id AND v.claim_no = p.claim_no
+              AND v.event_type IN ('completed', 'failed')
+           UNION ALL
+           SELECT max(v.created_at) FROM ingest_job_events v
+            WHERE p.job_table = 'ingest_jobs' AND v.job_id = p.id AND v.claim_no = p.claim_no
+              AND v.event_type IN ('completed', 'failed')) e
+     WHERE p.at > e.ended + %(commit_s)s::float8 * interval '1 second')
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: steps_agree
+-- A step belongs to a claim that its job has had, one that is done has its end, and no wait outlasts its event.
+WITH found (id, text) AS MATERIALIZED (
+    SELECT s.job_id, 'step ' || s.name || ' of ' || s.job_table
+           || CASE WHEN j.claim_no IS NULL THEN ' outlived its job'
+                   WHEN s.claim_no NOT BETWEEN 1 AND j.claim_no
+                   THEN ' has claim ' || s.claim_no || ' of ' || j.claim_no
+                   WHEN s.crashes > s.attempts
+                   THEN ' has ' || s.crashes || ' crashes in ' || s.attempts || ' attempts'
+                   ELSE ' is done without an end' END
+      FROM job_steps s
+      LEFT JOIN LATERAL (
+           SELECT i.claim_no FROM ingest_jobs i
+            WHERE s.job_table = 'ingest_jobs' AND i.id = s.job_id
+            UNION ALL
+           SELECT n.claim_no FROM workflow_node_jobs n
+            WHERE s.job_table = 'workflow_node_jobs' AND n.id = s.job_id) j ON true
+     WHERE (%(whole)s::boolean OR s.started_at >= %(since)s::timestamptz
+            OR s.ended_at >= %(since)s::timestamptz)
+       AND (j.claim_no IS NULL OR s.claim_no NOT BETWEEN 1 AND j.claim_no OR s.crashes > s.attempts
+            OR s.state = 'done' AND s.ended_at IS NULL)
+    UNION ALL
+    SELECT s.job_id, 'waits for event ' || s.name || ', which was sent at ' || e.created_at::text
+      FROM job_steps s
+      JOIN events e ON e.name = s.name AND e.key = s.key
+     WHERE s.kind = 'event' AND s.state = 'waiting'
+       AND greatest(s.started_at, e.created_at)
+           <= now() - %(sweep_s)s::float8 * interval '1 second')
 SELECT id, text FROM found LIMIT %(limit)s;

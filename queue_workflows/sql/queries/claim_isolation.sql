@@ -6,7 +6,8 @@
 SELECT *
   FROM queue_workflows_claim_apart(
            %(table)s::text, %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
-           %(obey)s::boolean, %(promote)s::boolean, %(models)s::text[], %(lane)s::smallint);
+           %(obey)s::boolean, %(promote)s::boolean, %(models)s::text[], %(lane)s::smallint,
+           %(versions)s::text[]);
 
 -- name: set_aside
 -- End a claimed job of `table` whose outcome cannot be stored. NULL: nothing about it can be

@@ -9,9 +9,10 @@ SELECT j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.st
        j.input_template, j.ref_heads,
        (SELECT json_build_object(
                    'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
-                   'generation', r.generation,
+                   'generation', r.generation, 'revision', r.revision,
                    'born', least(9223372036854775807, greatest(-9223372036854775808,
-                               extract(epoch FROM r.created_at) * 1000000))::bigint)
+                               extract(epoch FROM r.created_at) * 1000000))::bigint,
+                   'traceparent', r.headers ->> 'traceparent')
           FROM workflow_runs r WHERE r.id = j.run_id) AS run
   FROM workflow_node_jobs j
  WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.status = 'running';

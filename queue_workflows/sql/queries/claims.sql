@@ -14,7 +14,8 @@ SELECT queue_workflows_node_step(
            %(models)s::text[], %(lane)s::smallint, %(job)s::text, %(claim_no)s::bigint,
            %(result)s::jsonb, %(seconds)s::float8, %(rss_mb)s::integer, %(received)s::jsonb,
            %(generation)s::integer, %(rows)s::jsonb, %(complete)s::boolean, %(policy)s::text,
-           %(grace_s)s::float8, %(bound_s)s::float8) AS job;
+           %(grace_s)s::float8, %(bound_s)s::float8, %(versions)s::text[],
+           %(revision)s::integer) AS job;
 
 -- name: nodes_step
 -- Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim`
@@ -27,7 +28,8 @@ SELECT job
                 WHERE s.queue = %(queue)s::text
                   AND queue_workflows_is_paused(s.paused_at, s.paused_until))
                THEN %(claim)s::integer ELSE 0 END,
-           %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(done)s::jsonb) AS job;
+           %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(done)s::jsonb,
+           %(versions)s::text[]) AS job;
 
 -- name: ingest_step
 -- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to

@@ -158,11 +158,18 @@ heads (queue, n, created_at) AS (
                      WHERE j.queue = q.queue
                        AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                      LIMIT %(counted)s) c),
-           (SELECT j.created_at
-              FROM workflow_node_jobs j
-             WHERE j.queue = q.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-             ORDER BY j.priority, j.seq
-             LIMIT 1)
+           coalesce((SELECT j.created_at
+                       FROM workflow_node_jobs j
+                      WHERE j.queue = q.queue AND j.required_version IS NULL
+                        AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+                      ORDER BY j.required_version, j.priority, j.seq
+                      LIMIT 1),
+                    (SELECT j.created_at
+                       FROM workflow_node_jobs j
+                      WHERE j.queue = q.queue
+                        AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+                      ORDER BY j.required_version, j.priority, j.seq
+                      LIMIT 1))
       FROM node_queues q
      WHERE q.queue IS NOT NULL
     UNION ALL
@@ -199,6 +206,53 @@ SELECT h.queue, h.n,
               SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue))
  ORDER BY h.queue;
 
+-- name: missing_versions
+-- Return the versions of nodes that due jobs need and no live worker of their queue has, up to
+-- `listed`, with up to three of these jobs and the age of the first. It steps from version to
+-- version, 1,000 of each queue, however many jobs need one.
+SELECT q.queue, v.version,
+       ARRAY(SELECT j.id
+               FROM workflow_node_jobs j
+              WHERE j.queue = q.queue AND j.required_version = v.version
+                AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+              ORDER BY j.required_version, j.priority, j.seq
+              LIMIT 3) AS jobs,
+       (SELECT extract(epoch FROM now() - greatest(least(j.created_at,
+                   timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8
+          FROM workflow_node_jobs j
+         WHERE j.queue = q.queue AND j.required_version = v.version
+           AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+         ORDER BY j.required_version, j.priority, j.seq
+         LIMIT 1) AS wait_s
+  FROM (VALUES ('cpu'), ('gpu')) AS q (queue)
+ CROSS JOIN LATERAL (
+       WITH RECURSIVE needed (version, n) AS (
+           (SELECT j.required_version::text, 1
+              FROM workflow_node_jobs j
+             WHERE j.queue = q.queue AND j.required_version IS NOT NULL
+               AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+             ORDER BY j.required_version
+             LIMIT 1)
+           UNION ALL
+           SELECT f.*
+             FROM needed
+            CROSS JOIN LATERAL (
+                  SELECT j.required_version::text, needed.n + 1
+                    FROM workflow_node_jobs j
+                   WHERE j.queue = q.queue AND j.required_version > needed.version
+                     AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+                   ORDER BY j.required_version
+                   LIMIT 1) f
+            WHERE needed.n < 1000)
+       SELECT version FROM needed) AS v
+ WHERE NOT EXISTS (
+       SELECT FROM workers w
+        WHERE w.queue = q.queue AND w.state NOT IN ('stopped', 'dead')
+          AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
+          AND w.detail #> '{claim,versions}' @> to_jsonb(v.version))
+ ORDER BY 1, 2
+ LIMIT %(listed)s;
+
 -- name: dead_workers
 -- Return `host queue` of the heartbeats that are flagged dead, and of the workers that have been
 -- silent for `stale_s` seconds and have a running job.
@@ -216,13 +270,13 @@ SELECT host_label || ' ' || queue
  ORDER BY 1;
 
 -- name: alerts
--- Return how many failures wait to be told, for how many seconds the oldest has, and how many seconds ago a sender
+-- Return how many failures wait to be sent, for how many seconds the oldest has, and how many seconds ago a sender
 -- was there; NULL: none ever was.
 SELECT count(*) AS n,
        max(extract(epoch FROM now() - failed_at))::float8 AS wait_s,
        (SELECT extract(epoch FROM now() - seen_at)::float8 FROM failure_alert_state) AS seen_s
   FROM failure_alerts
- WHERE told_at IS NULL;
+ WHERE sent_at IS NULL;
 
 -- name: table_statistics
 -- Return what autovacuum and updates do to these tables.

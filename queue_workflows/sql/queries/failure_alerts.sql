@@ -1,4 +1,4 @@
--- Claim the failures that the app is to be told about, and remember what was told.
+-- Claim the failures that are to be sent as alerts, and record what was sent.
 
 -- name: announce
 -- Note that a sender is there: failures are noted for `keep_s` more seconds.
@@ -24,26 +24,29 @@ SELECT CASE WHEN s.quiet_until > c.now AND s.quiet_until <= c.now + interval '1 
   FROM failure_alert_state s, (SELECT clock_timestamp() AS now) c;
 
 -- name: expire
--- Delete what was told over a minute ago. Of the rows that nobody has at present, delete those that are over
--- `max_age_s` old, and those that were taken `tries` times. Return `is_told` of each.
+-- Delete what was sent over a minute ago. Of the rows that nobody has at present, delete those that are over
+-- `max_age_s` old, and those that were taken `tries` times. Return `is_sent` of each.
 DELETE FROM failure_alerts
- WHERE told_at < now() - interval '1 minute'
-    OR told_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+ WHERE sent_at < now() - interval '1 minute'
+    OR sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
        AND (claims >= %(tries)s OR failed_at < now() - make_interval(secs => %(max_age_s)s))
-RETURNING kind, subject, told_at IS NOT NULL AS is_told, claims;
+RETURNING kind, subject, sent_at IS NOT NULL AS is_sent, claims;
 
 -- name: waiting
--- Count the rows that may be taken, up to two.
+-- Count the rows that a sender of `app` may take, up to two. Those that another app has a function for are left to its
+-- senders for `patience_s`.
 SELECT count(*) AS n
   FROM (SELECT FROM failure_alerts
-         WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now()) LIMIT 2) w;
+         WHERE sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+           AND (app IS NULL OR app = %(app)s OR failed_at < now() - make_interval(secs => %(patience_s)s)) LIMIT 2) w;
 
 -- name: take
 -- Take the oldest row for `lease_s` seconds. MATERIALIZED: a subquery that the plan runs once for each row would find
 -- the next oldest each time, and take them all.
 WITH oldest AS MATERIALIZED (
     SELECT id FROM failure_alerts
-     WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+     WHERE sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+       AND (app IS NULL OR app = %(app)s OR failed_at < now() - make_interval(secs => %(patience_s)s))
      ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
 UPDATE failure_alerts a
    SET claims = a.claims + 1, taken_by = %(token)s, taken_at = clock_timestamp(),
@@ -60,7 +63,8 @@ WITH taken AS (
        SET claims = a.claims + 1, taken_by = %(token)s, taken_at = clock_timestamp(),
            taken_until = now() + make_interval(secs => %(lease_s)s)
       FROM (SELECT id FROM failure_alerts
-             WHERE told_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+             WHERE sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+               AND (app IS NULL OR app = %(app)s OR failed_at < now() - make_interval(secs => %(patience_s)s))
                FOR UPDATE SKIP LOCKED) waiting
      WHERE a.id = waiting.id
     RETURNING a.kind, coalesce(a.name, a.subject) AS name, a.failed_at)
@@ -70,20 +74,20 @@ SELECT kind, count(*) AS n, (array_agg(DISTINCT name))[1:5] AS names, max(failed
  ORDER BY kind;
 
 -- name: quiet
--- Note that the limit is reached: nothing is told for a minute.
+-- Note that the limit is reached: nothing is sent for a minute.
 UPDATE failure_alert_state SET quiet_until = clock_timestamp() + interval '1 minute';
 
--- name: told
--- Mark what a sender took as told: one row stays for a minute, to count against the limit.
+-- name: sent
+-- Mark what a sender took as sent: one row stays for a minute, to count against the limit.
 WITH gone AS (
     DELETE FROM failure_alerts
      WHERE taken_by = %(token)s
        AND id > (SELECT min(id) FROM failure_alerts WHERE taken_by = %(token)s))
-UPDATE failure_alerts SET told_at = now()
+UPDATE failure_alerts SET sent_at = now()
  WHERE id = (SELECT min(id) FROM failure_alerts WHERE taken_by = %(token)s);
 
 -- name: prune
--- Delete failures that nobody tells any more: no sender was there within its time, or they are over a week old.
+-- Delete failures that nobody sends any more: no sender was there within its time, or they are over a week old.
 DELETE FROM failure_alerts
  WHERE failed_at < now() - interval '8 days'
     OR failed_at < now() - interval '1 day'

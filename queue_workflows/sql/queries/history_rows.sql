@@ -2,8 +2,8 @@
 
 -- name: run
 -- Return a run with its definition, the time of this read, and the seconds since it was queued.
-SELECT id, workflow_name, status::text, error, out_dir, priority, generation, created_at,
-       queued_at, started_at, finished_at, definition, now() AS read_at,
+SELECT id, workflow_name, status::text, error, out_dir, priority, generation, revision, upgrades, created_at,
+       queued_at, started_at, finished_at, definition, parent_run_id, parent_node_id, now() AS read_at,
        extract(epoch FROM coalesce(finished_at, now()))::float8
        - extract(epoch FROM queued_at)::float8 AS elapsed_s
   FROM workflow_runs WHERE id = %(run_id)s;
@@ -15,7 +15,7 @@ SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, 
        cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
        now() AS read_at, run_id, node_id, node_module, pipeline_name, required_model,
        coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec,
-       vm_rss_mb_peak
+       vm_rss_mb_peak, child_run_id, queue_workflows_is_lost(status, lease_expires_at) AS lost
   FROM workflow_node_jobs
  WHERE run_id = %(run_id)s
    AND (%(nodes)s::text[] IS NULL OR node_id = ANY (%(nodes)s::text[]))
@@ -28,7 +28,7 @@ SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, 
        cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
        now() AS read_at, run_id, node_id, node_module, pipeline_name, required_model,
        coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec,
-       vm_rss_mb_peak
+       vm_rss_mb_peak, child_run_id, queue_workflows_is_lost(status, lease_expires_at) AS lost
   FROM workflow_node_jobs WHERE id = %(job)s;
 
 -- name: ingest_job
@@ -37,7 +37,8 @@ SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, 
        crash_count, watchdog_retries, claimed_by, worker_id, blocked_reason, available_at,
        cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
        now() AS read_at, task_name, reason, args AS inputs, result AS output, lock_key,
-       partition_key, idempotency_key, headers, timeout_s
+       partition_key, idempotency_key, headers, timeout_s,
+       queue_workflows_is_lost(status, lease_expires_at) AS lost
   FROM ingest_jobs WHERE id = %(job)s;
 
 -- name: node_events
@@ -54,6 +55,11 @@ SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host
 SELECT id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s, error,
        detail, created_at, actor
   FROM ingest_job_events WHERE job_id = %(job)s ORDER BY created_at, id;
+
+-- name: count_item_nodes
+-- Count the nodes of a run that belong to items of maps.
+SELECT count(*) AS n FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND strpos(node_id, '[') > 0;
 
 -- name: node_counts
 -- Return how many nodes of a run have each status.
@@ -73,3 +79,32 @@ UNION ALL
 (SELECT 'ingest job', id FROM ingest_jobs
   WHERE id BETWEEN %(low)s AND %(high)s AND starts_with(id, %(prefix)s)
   ORDER BY id LIMIT %(limit)s);
+
+-- name: changes
+-- Return the events of jobs of both kinds from `since` on, in the order of their transactions'
+-- start, after the event with this place (`at`, `kind`, `id`); NULL: from the first.
+SELECT * FROM (
+    SELECT 'ingest' AS kind, id, job_id, NULL::text AS run_id, NULL::text AS node_id,
+           event_type::text, attempt::integer, claim_no, queue::text, worker_id, elapsed_s,
+           left(error, 1000) AS error, actor, created_at
+      FROM ingest_job_events WHERE created_at >= %(since)s::timestamptz
+    UNION ALL
+    SELECT 'node', id, job_id, run_id, node_id, event_type::text, attempt::integer, claim_no,
+           queue::text, worker_id, elapsed_s, left(error, 1000), NULL, created_at
+      FROM workflow_node_events WHERE created_at >= %(since)s::timestamptz) e
+ WHERE %(at)s::timestamptz IS NULL
+    OR (e.created_at, e.kind, e.id) > (%(at)s::timestamptz, %(kind)s::text, %(id)s::bigint)
+ ORDER BY e.created_at, e.kind, e.id LIMIT %(limit)s;
+
+-- name: run_states
+-- Return the state of these runs, and of those that were queued within `recent_s` seconds.
+SELECT id, workflow_name, status::text, generation, left(error, 1000) AS error, progress_pct,
+       created_at, started_at, finished_at
+  FROM workflow_runs
+ WHERE id = ANY (%(ids)s::text[])
+    OR status IN ('queued', 'running') AND queued_at >= now() - %(recent_s)s * interval '1 second'
+ LIMIT %(limit)s;
+
+-- name: clock
+-- Return the time of the database.
+SELECT clock_timestamp() AS now;

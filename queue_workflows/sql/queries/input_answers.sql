@@ -8,20 +8,29 @@ VALUES (%(run_id)s, %(node_id)s, %(value)s::jsonb)
 RETURNING *;
 
 -- name: hold_node
--- Keep other transactions from changing an input node that is not over until this one ends. The
--- function locks the row, so that a role that submits answers needs no right to change nodes.
+-- Keep other transactions from ending the wait of an input node by its time-out until this one
+-- ends. The function locks the row, so that a role that submits answers needs no right to nodes.
 SELECT queue_workflows_hold_node(%(run_id)s::text, %(node_id)s::text);
 
 -- name: next_due
 -- Return the id of the oldest answer that is due and not locked, without those of
 -- `set_aside`. An answer that is `processing` for longer than `after` seconds is due again, as is
 -- one whose `claimed_at` is in the future: no claim wrote that, and it would never become due.
-SELECT id FROM workflow_input_submissions
- WHERE (status = 'pending'
-        OR (status = 'processing' AND coalesce(claimed_at, created_at)
-            NOT BETWEEN now() - %(after_s)s * interval '1 second' AND now() + interval '1 day'))
-   AND (available_at IS NULL OR available_at <= now()) AND id <> ALL (%(set_aside)s::text[])
- ORDER BY created_at, id LIMIT 1 FOR UPDATE SKIP LOCKED;
+-- Each half walks its index: a sort of all waiting answers for each of them takes hours for 20,000.
+WITH pending AS (
+    SELECT id, created_at FROM workflow_input_submissions
+     WHERE status = 'pending'
+       AND (available_at IS NULL OR available_at <= now()) AND id <> ALL (%(set_aside)s::text[])
+     ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED),
+processing AS (
+    SELECT id, created_at FROM workflow_input_submissions
+     WHERE status = 'processing'
+       AND coalesce(claimed_at, created_at)
+           NOT BETWEEN now() - %(after_s)s * interval '1 second' AND now() + interval '1 day'
+       AND (available_at IS NULL OR available_at <= now()) AND id <> ALL (%(set_aside)s::text[])
+     ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED)
+SELECT id FROM (SELECT * FROM pending UNION ALL SELECT * FROM processing) due
+ ORDER BY created_at LIMIT 1;
 
 -- name: claim
 -- Claim an answer that is still due, as in `next_due`, count the attempt and return the row,

@@ -18,6 +18,14 @@ VALUES (%(run)s, %(node)s, %(model)s, %(job)s, least(greatest(%(attempt)s::bigin
         %(detail)s::jsonb)
 RETURNING id;
 
+-- name: note_logged_error
+-- Append the error that the handler of an ingest job logged. Nothing: the claim is lost.
+INSERT INTO ingest_job_events (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, error)
+SELECT j.id, j.attempts, 'error', j.claim_no, j.worker_id, j.claimed_by, j.queue, %(error)s
+  FROM ingest_jobs j
+ WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim_no)s
+   AND j.status = 'running';
+
 -- name: prune_nodes
 -- Delete up to `batch` events of nodes that are older than `days` days.
 DELETE FROM workflow_node_events WHERE ctid = ANY (ARRAY(

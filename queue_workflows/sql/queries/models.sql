@@ -104,7 +104,7 @@ SELECT c.* FROM model_controls c
 SELECT w.worker_id, w.host_label, w.pid,
        CASE WHEN w.last_seen < now() - %(stale_s)s * interval '1 second' THEN 'dead'
             ELSE w.state END AS state,
-       w.job_ids, w.detail->'model' AS model, w.detail->'request' AS request, w.last_seen,
+       w.job_ids, w.detail->'card' AS card, w.detail->'model' AS model, w.detail->'request' AS request, w.last_seen,
        extract(epoch FROM now())::float8 - extract(epoch FROM w.last_seen)::float8 AS age_s,
        coalesce(h.known_models, '{}') AS known_models, latest.sample->'gpus' AS gpus
   FROM workers w

@@ -10,9 +10,9 @@ SELECT id, workflow_name, status, error, out_dir, generation, created_at, starte
  WHERE id = %(run)s;
 
 -- name: steps
--- Count the nodes of a run by status, for each step: the node id up to its first slash.
+-- Count the nodes of a run by status, for each step: the node id up to its first slash or bracket.
 -- `elapsed_s` ends with the last node, or now while a node has not ended.
-SELECT split_part(node_id, '/', 1) AS step,
+SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step,
        count(*) FILTER (WHERE status = 'queued') AS queued,
        count(*) FILTER (WHERE status = 'running') AS running,
        count(*) FILTER (WHERE status = 'awaiting_input') AS awaiting_input,
@@ -32,7 +32,7 @@ SELECT split_part(node_id, '/', 1) AS step,
 -- these, and the queued ones of which an attempt failed.
 SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progress, input_spec,
        crash_count, attempts, max_attempts, blocked_reason, available_at, error, seconds,
-       extract(epoch FROM coalesce(finished_at, now()))::float8
+       child_run_id, extract(epoch FROM coalesce(finished_at, now()))::float8
        - extract(epoch FROM started_at)::float8 AS elapsed_s
   FROM workflow_node_jobs
  WHERE run_id = %(run)s
@@ -40,6 +40,30 @@ SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progre
         OR status = 'queued' AND attempts > 0)
  ORDER BY status NOT IN ('running', 'awaiting_input', 'failed'), started_at, seq
  LIMIT %(limit)s;
+
+-- name: maps
+-- Return the maps of a run's definition: their items by state, and the nodes of the items.
+SELECT node_id, total, done_items AS done, failed_items AS failed, open_items AS open, nodes
+  FROM workflow_run_maps
+ WHERE run_id = %(run)s AND strpos(node_id, '[') = 0
+ ORDER BY node_id;
+
+-- name: failed_items
+-- Return the first items of a map that failed, with their errors.
+SELECT key, error FROM workflow_map_items
+ WHERE run_id = %(run)s AND map_id = %(map)s AND state = 'failed' AND position >= 0
+ ORDER BY position LIMIT %(limit)s;
+
+-- name: nodes_of_item
+-- Return the ids of the nodes that the items with a key have, in all maps of a run.
+SELECT node_id FROM workflow_node_jobs
+ WHERE run_id = %(run)s AND strpos(node_id, '[' || %(key)s::text || ']') > 0
+ ORDER BY seq;
+
+-- name: map_state
+-- Return how many items of a map have ended. No row: it has none yet.
+SELECT total, done_items AS done, failed_items AS failed, open_items AS open
+  FROM workflow_run_maps WHERE run_id = %(run)s AND node_id = %(map)s;
 
 -- name: node_seconds
 -- Return how long the handler of each completed node of a run took.
@@ -93,8 +117,9 @@ SELECT count(*) AS n,
                     WHERE j.run_id = o.id AND j.status IN ('queued', 'running')));
 
 -- name: find
--- Return what has this id, a run before a job. No row: nothing has it.
-SELECT 1 AS rank, 'run' AS kind, status::text, id AS run_id, workflow_name AS name
+-- Return what has this id: a run before a job, or after it if `jobs_first`. No row: nothing has it.
+SELECT CASE WHEN %(jobs_first)s THEN 4 ELSE 1 END AS rank, 'run' AS kind, status::text, id AS run_id,
+       workflow_name AS name
   FROM workflow_runs
  WHERE id = %(id)s
 UNION ALL
@@ -133,7 +158,7 @@ SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.input_spec,
                   AND s.status IN ('pending', 'processing')) AS answered
   FROM workflow_node_jobs j
   JOIN workflow_runs r ON r.id = j.run_id
- WHERE j.status = 'awaiting_input' AND r.status = 'running'
+ WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
    AND (%(run)s::text IS NULL OR r.id = %(run)s)
  ORDER BY waiting_s DESC, j.seq
  LIMIT %(limit)s;
@@ -203,7 +228,7 @@ SELECT count(*) AS n
 SELECT count(*) AS n
   FROM workflow_runs r
   JOIN workflow_node_jobs j ON j.run_id = r.id
- WHERE r.status = 'running' AND j.status = 'awaiting_input';
+ WHERE r.status = 'running' AND j.status = 'awaiting_input' AND j.child_run_id IS NULL;
 
 -- name: late_runs
 -- Return at most 50 runs that could start and have waited for `patience_s`, in the order of their

@@ -98,12 +98,13 @@ SELECT id FROM ingest_jobs
 -- tables: ingest_jobs workflow_node_jobs
 -- Take running jobs, which the caller has locked, from their workers and count a crash of
 -- each. A job is queued again, the first time with at least the priority `band`, later after
--- `backoff_s` times its crashes; at `cap` crashes it has failed as poison. It is cancelled
--- instead if it must end.
+-- `backoff_s` times its crashes; at `cap` crashes it has failed as poison. If it must end, it is
+-- cancelled instead, and nothing is counted: no further claim would need the count, and a worker
+-- that was only cut off could not take it back, which `refund` does for jobs that were reclaimed.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (crash_count, status, finished_at, error, available_at) = (
-               SELECT crashes,
+               SELECT CASE WHEN must_end THEN j.crash_count ELSE crashes END,
                       CASE WHEN must_end THEN 'cancelled'
                            WHEN is_poison THEN 'failed' ELSE 'queued' END,
                       CASE WHEN must_end OR is_poison THEN now() END,

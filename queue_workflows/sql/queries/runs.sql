@@ -8,11 +8,19 @@ VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
         %(context)s::jsonb)
 RETURNING *;
 
+-- name: submit_with_headers
+-- Insert a run with headers and return its row.
+INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, priority, context, headers)
+VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
+        %(context)s::jsonb, %(headers)s::jsonb)
+RETURNING *;
+
 -- name: insert
 -- Insert a run with a status and a mode of the caller's choice and return its row.
-INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, priority, context, status, mode)
+INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, priority, context, status, mode,
+                           headers)
 VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
-        %(context)s::jsonb, %(status)s, %(mode)s)
+        %(context)s::jsonb, %(status)s, %(mode)s, %(headers)s::jsonb)
 RETURNING *;
 
 -- name: get
@@ -70,7 +78,7 @@ RETURNING *;
 -- name: startable
 -- Return the queued runs that may start now, in the order in which they should, as `head` returns
 -- them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet.
-SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,
+SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
        definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
   FROM workflow_runs
  WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
@@ -86,20 +94,20 @@ SELECT id FROM workflow_runs
 -- name: head
 -- Return a run without its definition and context. No row: there is no such run. `born` never
 -- raises, as the cast of an infinite time would.
-SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,
+SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
        definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
   FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: lock
 -- Lock the row of a run against other dispatchers and return it as `head` does. Inserts of rows
 -- that reference the run pass this lock. No row: there is no such run.
-SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,
+SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
        definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
   FROM workflow_runs WHERE id = %(run_id)s FOR NO KEY UPDATE;
 
 -- name: lock_if_free
 -- Lock a run as `lock` does. No row: there is no such run, or another transaction has it locked.
-SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,
+SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
        definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
   FROM workflow_runs WHERE id = %(run_id)s FOR NO KEY UPDATE SKIP LOCKED;
 
@@ -213,7 +221,8 @@ UPDATE workflow_runs
 
 -- name: newest
 -- Return the newest runs, each with `nodes`, the number of its nodes by status, and
--- `nodes_total`. `status` NULL: runs of every status.
+-- `nodes_total`. `status` and `workflow` NULL: every one. `before`, `before_id`: only runs after
+-- this one in the order of the list, for the next page.
 SELECT r.id, r.workflow_name, r.status, r.priority, r.error, r.out_dir, r.mode, r.created_at,
        r.started_at, r.finished_at, r.generation,
        coalesce((SELECT jsonb_object_agg(c.status, c.n)
@@ -222,5 +231,8 @@ SELECT r.id, r.workflow_name, r.status, r.priority, r.error, r.out_dir, r.mode, 
        CASE jsonb_typeof(r.definition -> 'nodes')
        WHEN 'array' THEN jsonb_array_length(r.definition -> 'nodes') END AS nodes_total
   FROM workflow_runs r
- WHERE %(status)s::text IS NULL OR r.status = %(status)s::text
+ WHERE (%(status)s::text IS NULL OR r.status = %(status)s::text)
+   AND (%(workflow)s::text IS NULL OR r.workflow_name = %(workflow)s::text)
+   AND (%(before)s::timestamptz IS NULL OR r.created_at < %(before)s
+        OR r.created_at = %(before)s AND r.id > %(before_id)s::text)
  ORDER BY r.created_at DESC, r.id LIMIT %(limit)s;

@@ -5,11 +5,13 @@
 -- of another app. No row: it is the same already, or of another source or app.
 INSERT INTO schedules AS s (
     name, expression, tz, task_name, args, workflow_name, inputs, queue, priority, idempotency_key, headers,
-    catch_up, catch_up_max, catch_up_within_s, overlap, jitter_s, start_at, end_at, source, app, definition_hash)
+    catch_up, catch_up_max, catch_up_within_s, overlap, jitter_s, start_at, end_at, source, app, on_failure,
+    definition_hash)
 VALUES (
     %(name)s, %(expression)s, %(tz)s, %(task_name)s, %(args)s::jsonb, %(workflow_name)s, %(inputs)s::jsonb,
     %(queue)s, %(priority)s, %(idempotency_key)s, %(headers)s::jsonb, %(catch_up)s, %(catch_up_max)s,
-    %(catch_up_within_s)s, %(overlap)s, %(jitter_s)s, %(start_at)s, %(end_at)s, %(source)s, %(app)s, %(definition_hash)s)
+    %(catch_up_within_s)s, %(overlap)s, %(jitter_s)s, %(start_at)s, %(end_at)s, %(source)s, %(app)s, %(on_failure)s,
+    %(definition_hash)s)
 ON CONFLICT (name) DO UPDATE SET
     expression = excluded.expression, tz = excluded.tz, task_name = excluded.task_name, args = excluded.args,
     workflow_name = excluded.workflow_name, inputs = excluded.inputs, queue = excluded.queue,
@@ -17,7 +19,7 @@ ON CONFLICT (name) DO UPDATE SET
     catch_up = excluded.catch_up, catch_up_max = excluded.catch_up_max,
     catch_up_within_s = excluded.catch_up_within_s, overlap = excluded.overlap, jitter_s = excluded.jitter_s,
     start_at = excluded.start_at, end_at = excluded.end_at, definition_hash = excluded.definition_hash,
-    app = excluded.app, gone_at = NULL, clash = NULL,
+    app = excluded.app, on_failure = excluded.on_failure, gone_at = NULL, clash = NULL,
     changes = CASE WHEN s.definition_hash IS DISTINCT FROM excluded.definition_hash THEN (
         SELECT jsonb_object_agg(o.key, jsonb_build_array(o.value, n.value))
           FROM jsonb_each(to_jsonb(s)) AS o (key, value)
@@ -75,9 +77,10 @@ DELETE FROM schedules WHERE name = %(name)s RETURNING name;
 -- name: find
 -- Return up to `limit` schedules, those with a problem alone if `troubled`: `last_status` of the last job or run,
 -- `failures`, `late_s` if the next instant is overdue by more than `patience_s` (no scheduler fires it), and `missed`
--- if an instant was missed since the last fire. `failures`: how many of the last fires failed in a row (100 at most);
--- fires that queued nothing, and jobs and runs that are gone or not over, do not count.
-SELECT c.*, coalesce(f.n, 0) AS failures
+-- if an instant was missed since the last fire. `failures`: how many of the last fires, boot kicks among them, failed in
+-- a row (100 at most); fires that queued nothing, and jobs and runs that are gone or not over, do not count, nor do fires
+-- past their retention, except the last.
+SELECT c.*, greatest(f.n, (c.last_status = 'failed')::integer, 0) AS failures
   FROM (SELECT s.*, coalesce(j.status::text, r.status) AS last_status,
                CASE WHEN NOT s.paused AND NOT s.ended AND s.gone_at IS NULL
                      AND coalesce(s.wake_at, s.changed_at) < now() - make_interval(secs => %(patience_s)s)
@@ -91,14 +94,18 @@ SELECT c.*, coalesce(f.n, 0) AS failures
        SELECT count(*) FILTER (WHERE o.good = 0) AS n
          FROM (SELECT sum((x.status = 'completed')::integer) OVER (ORDER BY x.fire_at DESC) AS good
                  FROM (SELECT e.fire_at, coalesce(ej.status::text, er.status) AS status
-                         FROM schedule_fires e
+                         FROM unnest(ARRAY[c.name, c.name || ':boot']) AS own (name)
+                        CROSS JOIN LATERAL (
+                              SELECT fire_at, job_id, run_id FROM schedule_fires
+                               WHERE name = own.name AND c.last_status <> 'completed'
+                               ORDER BY fire_at DESC LIMIT 100) e
                          LEFT JOIN ingest_jobs ej ON ej.id = e.job_id
                          LEFT JOIN workflow_runs er ON er.id = e.run_id
-                        WHERE e.name = c.name AND c.last_status <> 'completed'
                         ORDER BY e.fire_at DESC LIMIT 100) x
                 WHERE x.status IN ('completed', 'failed')) o) f ON true
  WHERE NOT %(troubled)s
     OR NOT c.paused AND c.gone_at IS NULL
-   AND (c.error IS NOT NULL OR c.clash IS NOT NULL OR c.late_s IS NOT NULL OR c.missed OR f.n > 0)
+   AND (c.error IS NOT NULL OR c.clash IS NOT NULL OR c.late_s IS NOT NULL OR c.missed OR f.n > 0
+        OR c.last_status = 'failed')
  ORDER BY c.name
  LIMIT %(limit)s;

@@ -1,39 +1,39 @@
 -- Plan and fire the rows of schedules.
 
 -- name: due
--- Lock up to `limit` schedules that are due or not planned yet, and that no other scheduler has locked: those of the
--- table and of this app, those of `names` alone if it is given, and none of `aside`. A schedule whose task this
--- process does not know is left to others for `patience_s`.
-SELECT *
-  FROM schedules
- WHERE NOT paused AND NOT ended AND gone_at IS NULL
-   AND (wake_at IS NULL OR wake_at <= %(now)s)
-   AND (source = 'table' OR app = %(app)s)
-   AND (%(names)s::text[] IS NULL OR name = ANY (%(names)s::text[]))
-   AND name <> ALL (%(aside)s::text[])
-   AND (workflow_name IS NOT NULL OR task_name = ANY (%(tasks)s::text[]) OR next_at IS NULL
-        OR wake_at <= %(now)s - make_interval(secs => %(patience_s)s))
- ORDER BY wake_at NULLS FIRST, name
- LIMIT %(limit)s
-   FOR UPDATE SKIP LOCKED;
+-- Lock up to `limit` schedules that are not planned yet and as many that are due, and that no other scheduler has
+-- locked: those of the table and of this app, those of `names` alone if it is given, and none of `aside`. A schedule
+-- whose task this process does not know is left to others for `patience_s`. Each half is one range of the index.
+WITH unplanned AS MATERIALIZED (
+    SELECT *
+      FROM schedules
+     WHERE NOT paused AND NOT ended AND gone_at IS NULL
+       AND wake_at IS NULL
+       AND (source = 'table' OR app = %(app)s)
+       AND (%(names)s::text[] IS NULL OR name = ANY (%(names)s::text[]))
+       AND name <> ALL (%(aside)s::text[])
+     ORDER BY wake_at NULLS FIRST, name
+     LIMIT %(limit)s
+       FOR UPDATE SKIP LOCKED),
+due AS MATERIALIZED (
+    SELECT *
+      FROM schedules
+     WHERE NOT paused AND NOT ended AND gone_at IS NULL
+       AND wake_at <= %(now)s
+       AND (source = 'table' OR app = %(app)s)
+       AND (%(names)s::text[] IS NULL OR name = ANY (%(names)s::text[]))
+       AND name <> ALL (%(aside)s::text[])
+       AND (workflow_name IS NOT NULL OR task_name = ANY (%(tasks)s::text[])
+            OR wake_at <= %(now)s::timestamptz - make_interval(secs => %(patience_s)s))
+     ORDER BY wake_at NULLS FIRST, name
+     LIMIT %(limit)s
+       FOR UPDATE SKIP LOCKED)
+SELECT * FROM unplanned UNION ALL SELECT * FROM due;
 
 -- name: wake
 -- Return whether there are schedules, and when the next that `due` returns is due; NULL: none is planned.
 SELECT EXISTS (SELECT FROM schedules) AS any,
-       least((SELECT wake_at FROM schedules
-               WHERE NOT paused AND NOT ended AND gone_at IS NULL AND wake_at IS NOT NULL
-                 AND (source = 'table' OR app = %(app)s)
-                 AND (%(names)s::text[] IS NULL OR name = ANY (%(names)s::text[]))
-                 AND name <> ALL (%(aside)s::text[])
-                 AND (workflow_name IS NOT NULL OR task_name = ANY (%(tasks)s::text[]))
-               ORDER BY wake_at LIMIT 1),
-             (SELECT wake_at + make_interval(secs => %(patience_s)s) FROM schedules
-               WHERE NOT paused AND NOT ended AND gone_at IS NULL AND wake_at IS NOT NULL
-                 AND (source = 'table' OR app = %(app)s)
-                 AND (%(names)s::text[] IS NULL OR name = ANY (%(names)s::text[]))
-                 AND name <> ALL (%(aside)s::text[])
-                 AND workflow_name IS NULL AND task_name <> ALL (%(tasks)s::text[])
-               ORDER BY wake_at LIMIT 1)) AS wake_at;
+       queue_workflows_next_wake(%(app)s, %(names)s, %(aside)s, %(tasks)s, %(patience_s)s) AS wake_at;
 
 -- name: plan
 -- Store what comes next for a schedule, and which instant was missed.
@@ -41,6 +41,10 @@ UPDATE schedules
    SET next_at = %(next_at)s::timestamptz, wake_at = %(wake_at)s, ended = %(next_at)s::timestamptz IS NULL,
        error = NULL, missed_at = coalesce(%(missed_at)s, missed_at)
  WHERE name = %(name)s;
+
+-- name: notify
+-- Wake the schedulers.
+SELECT pg_notify('schedules_changed', '');
 
 -- name: plan_many
 -- Store what comes next for several schedules.
@@ -50,11 +54,17 @@ UPDATE schedules s
  WHERE s.name = n.name;
 
 -- name: plan_again
--- Forget what was planned by a clock that was ahead. With `all`: whatever is planned after `now`; else only
--- schedules that fired or changed after it.
-UPDATE schedules SET next_at = NULL, wake_at = NULL, ended = false
- WHERE gone_at IS NULL AND (ended OR next_at > %(now)s)
-   AND (%(all)s::boolean OR last_fire_at > %(now)s OR changed_at > %(now)s);
+-- Forget what was planned, or found missed, by a clock that was ahead. With `all`: whatever is planned after `now`;
+-- else only schedules that fired, changed or missed an instant after it. In both cases those that wait longer than a
+-- jitter, or than `poll_s` for the end of a job.
+UPDATE schedules
+   SET next_at = NULL, wake_at = NULL, ended = false,
+       missed_at = CASE WHEN missed_at <= %(now)s THEN missed_at END
+ WHERE gone_at IS NULL
+   AND (wake_at > greatest(next_at + make_interval(secs => jitter_s),
+                           %(now)s::timestamptz + make_interval(secs => %(poll_s)s))
+        OR (ended OR next_at > %(now)s)
+           AND (%(all)s::boolean OR greatest(last_fire_at, changed_at, missed_at) > %(now)s));
 
 -- name: fired
 -- Store what a fire made of a schedule.
@@ -71,6 +81,10 @@ UPDATE schedules SET error = left(%(error)s, 2000) WHERE name = %(name)s;
 INSERT INTO schedule_fires (name, fire_at) VALUES (%(name)s, %(fire_at)s)
 ON CONFLICT (name, fire_at) DO NOTHING
 RETURNING name;
+
+-- name: last_claimed
+-- Return the latest instant up to `now` that was claimed, fired or skipped; NULL: none.
+SELECT max(fire_at) AS at FROM schedule_fires WHERE name = %(name)s AND fire_at <= %(now)s;
 
 -- name: fired_since
 -- Return a row if one of the names was claimed for an instant after `since` up to `now`.

@@ -2,14 +2,16 @@
 
 -- name: node_job
 -- Return a node's job with the status of its run. No row: no such job.
-SELECT j.*, r.status AS run_status, 'node job' AS kind
+SELECT j.*, r.status AS run_status, 'node job' AS kind,
+       queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost
   FROM workflow_node_jobs j
   JOIN workflow_runs r ON r.id = j.run_id
  WHERE j.id = %(job)s;
 
 -- name: ingest_job
 -- Return an ingest job. No row: no such job.
-SELECT j.*, 'ingest job' AS kind FROM ingest_jobs j WHERE j.id = %(job)s;
+SELECT j.*, 'ingest job' AS kind, queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost
+  FROM ingest_jobs j WHERE j.id = %(job)s;
 
 -- name: run
 -- Return the facts that explain why a run waits. No row: no such run.
@@ -19,7 +21,7 @@ SELECT id, workflow_name, status::text, available_at, definition
 
 -- name: run_nodes
 -- Return the jobs of a run's nodes, in the order of the queue.
-SELECT id, node_id, status::text, input_spec
+SELECT id, node_id, status::text, input_spec, child_run_id
   FROM workflow_node_jobs
  WHERE run_id = %(run)s
  ORDER BY seq;
@@ -35,6 +37,7 @@ SELECT w.worker_id, w.host_label, w.pid, w.state, w.known_models,
                   LIMIT 1), w.detail -> 'model' ->> 'id', w.current_model) AS current_model,
        w.vram_total_mb,
        w.detail -> 'claim' AS claim,
+       w.detail -> 'throttle' AS throttle,
        queue_workflows_off_policy(w.host_label, w.queue) AS off,
        (SELECT j.id
           FROM workflow_node_jobs j
@@ -100,6 +103,14 @@ SELECT j.id, j.status::text
    AND (j.status = 'running' OR queue_workflows_is_claimable(j.status, j.blocked_reason))
  LIMIT 1;
 
+-- name: awaited_event
+-- Return the event for which the handler of a job waits since its last claim. No row: for none.
+SELECT name, key, due_at
+  FROM job_steps
+ WHERE job_table = %(table)s AND job_id = %(job)s AND kind = 'event' AND state = 'waiting'
+   AND claim_no = %(claim)s
+ ORDER BY id LIMIT 1;
+
 -- name: misfit
 -- Return why the claim of a worker leaves jobs of a model out: `model` (it does not know it),
 -- `vram` (too little GPU memory) or NULL, and the GPU memory that the model needs.
@@ -116,7 +127,8 @@ SELECT queue_workflows_gpu_can(%(host_label)s, %(known_models)s::text[],
 -- Return what a gpu worker would claim next: the model, how and why, the priority and the job.
 SELECT *
   FROM queue_workflows_gpu_next(%(worker_id)s, %(host_label)s, %(current_model)s,
-           %(models)s::text[], %(newest)s, %(policy)s, %(grace_s)s::float8, %(bound_s)s::float8);
+           %(models)s::text[], %(newest)s, %(policy)s, %(grace_s)s::float8, %(bound_s)s::float8,
+           %(versions)s::text[]);
 
 -- name: weighed
 -- Return how a worker that has not loaded a model weighs the jobs of that model, and `holders`,
@@ -127,4 +139,4 @@ SELECT g.*,
          WHERE f.model = %(model)s) AS holders
   FROM queue_workflows_gpu_weigh(
            ARRAY(SELECT f FROM queue_workflows_gpu_fleet(%(worker_id)s) f),
-           %(host_label)s, %(model)s) g;
+           %(host_label)s, %(model)s, %(versions)s::text[]) g;

@@ -49,6 +49,17 @@ SELECT %(host_label)s, %(queue)s, %(concurrency)s::integer, %(current_model)s,
        known_models = excluded.known_models, vram_total_mb = excluded.vram_total_mb,
        last_seen = now(), last_flagged_dead_at = NULL;
 
+-- name: fill_memory
+-- Return a live worker, none of `but`, that has reported running jobs and that it fills one of
+-- these memories. No row: there is none.
+SELECT w.worker_id
+  FROM workers w
+ WHERE w.job_ids <> '{}' AND w.state NOT IN ('stopped', 'dead')
+   AND w.worker_id <> ALL (%(but)s::text[])
+   AND w.last_seen > now() - %(stale_s)s * interval '1 second'
+   AND w.detail -> 'memory' ?| %(memory)s::text[]
+ LIMIT 1;
+
 -- name: stop
 -- Record that a worker ended in good order.
 UPDATE workers SET state = 'stopped', job_ids = '{}', last_seen = now()
@@ -112,7 +123,7 @@ RETURNING h.*, s.running_jobs;
 -- name: list
 -- List the worker processes that have not ended and were seen within a day, for an operator.
 -- One that was not seen for `stale_s` seconds is dead. Each has the model of its host's
--- heartbeat and the control row that switches it off now: of its queue's and the host's row,
+-- heartbeat (a worker of one GPU: its own) and the control row that switches it off now: of its queue's and the host's row,
 -- the one whose policy queue_workflows_off_policy() returns.
 SELECT w.worker_id, w.host_label, w.queue, w.pid,
        CASE WHEN w.state <> 'stopped' AND w.last_seen < now() - %(stale_s)s * interval '1 second'
@@ -122,7 +133,9 @@ SELECT w.worker_id, w.host_label, w.queue, w.pid,
        CASE WHEN c.queue IS NULL THEN 'on' ELSE 'off' END AS desired_state, c.stop_policy,
        c.requested_by, c.reason, c.until_at,
        extract(epoch FROM c.until_at)::float8 - extract(epoch FROM now())::float8 AS until_s,
-       c.updated_at AS switched_at, h.current_model, h.last_flagged_dead_at
+       c.updated_at AS switched_at,
+       CASE WHEN w.detail ? 'card' THEN w.current_model ELSE h.current_model END AS current_model,
+       h.last_flagged_dead_at
   FROM workers w
   LEFT JOIN LATERAL (
        SELECT * FROM worker_controls o

@@ -10,6 +10,19 @@ CREATE OR REPLACE TRIGGER workflow_runs_guard BEFORE UPDATE OF status ON workflo
           AND NEW.status IS DISTINCT FROM OLD.status)
     EXECUTE FUNCTION queue_workflows_guard_run();
 
+-- Triggers fire in the order of their names: children end before the nodes that wait for them.
+CREATE OR REPLACE TRIGGER workflow_runs_cancel_children AFTER UPDATE OF status ON workflow_runs FOR EACH ROW
+    WHEN (NEW.mode = 'node' AND NEW.status IN ('failed', 'cancelled') AND OLD.status IS DISTINCT FROM NEW.status)
+    EXECUTE FUNCTION queue_workflows_cancel_children();
+
+CREATE OR REPLACE TRIGGER workflow_runs_child_ended AFTER UPDATE OF status ON workflow_runs FOR EACH ROW
+    WHEN (NEW.parent_run_id IS NOT NULL AND NEW.mode = 'node' AND NEW.status IN ('completed', 'failed', 'cancelled')
+          AND OLD.status IS DISTINCT FROM NEW.status)
+    EXECUTE FUNCTION queue_workflows_child_ended();
+
+CREATE OR REPLACE TRIGGER workflow_runs_children_gone AFTER DELETE ON workflow_runs
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_children_gone();
+
 CREATE OR REPLACE TRIGGER workflow_runs_close AFTER UPDATE OF status ON workflow_runs FOR EACH ROW
     WHEN (NEW.mode = 'node' AND NEW.status IN ('completed', 'failed', 'cancelled')
           AND OLD.status IS DISTINCT FROM NEW.status)

@@ -1,0 +1,95 @@
+"""Define `queue-workflows serve`: the HTTP service."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Annotated, Any
+
+import typer
+
+from queue_workflows import service
+from queue_workflows.cli import command, options
+from queue_workflows.runtime import app_loading, entry_point
+
+
+def serve(
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Where to listen; default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, metavar="N", help="Default: 8081; 0: any.")
+    ] = None,
+    app: options.App = None,
+    workers_json: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="The queues to serve here; default: WORKERS_JSON."),
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Take no changes.")] = False,
+    behind_proxy: Annotated[
+        bool,
+        typer.Option(
+            "--behind-proxy", help="Listen on every address, for a proxy in front that has TLS."
+        ),
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name that a request's Host may have; repeatable."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the settings and the app, and exit.")
+    ] = False,
+    log_level: options.LogLevel = "info",
+    log_format: options.LogFormat = None,
+    debug: options.Debug = False,
+) -> None:
+    """Serve jobs, runs and queues over HTTP. Ctrl-C stops it."""
+    given: dict[str, Any] = {
+        "app_host": host,
+        "app_port": port,
+        "workers_json": workers_json,
+        "app_read_only": read_only or None,
+        "app_behind_proxy": behind_proxy or None,
+        "app_allowed_hosts": " ".join(allow_host) if allow_host else None,
+    }
+
+    def run_command() -> int:
+        _load()
+        from queue_workflows.service import application, server, settings
+
+        found = settings.load(**given)
+        if log_format:
+            os.environ["QUEUE_WORKFLOWS_LOG_FORMAT"] = log_format  # also of the workers
+        settings.apply(found)
+        entry_point.setup_logging("debug" if found.debug else log_level, log_format)
+        app_loading.load_app(app)
+        settings.apply(found)
+        settings.check_app(found)
+        if check:
+            command.print_message(f"the settings are valid; {_where(found.host, found.app_port)}")
+            return 0
+        with command.database(create=bool(found.pool)) as words:
+            bound = server.bind(found)
+            made = application.build(found)
+            address = _where(found.host, bound.getsockname()[1])
+            if made.state.token_path is not None:
+                command.print_message(f"the token is in {made.state.token_path}")
+            return server.run(
+                made,
+                found,
+                bound,
+                lambda: command.print_message(f"serving {words} on {address}"),
+            )
+
+    command.execute("serve", run_command, debug=debug)
+
+
+def _load() -> None:
+    try:
+        importlib.import_module("queue_workflows.service.application")
+    except ModuleNotFoundError as error:
+        raise service.missing(error) from None
+
+
+def _where(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,42 @@
+"""Define `queue-workflows spans`: send spans of attempts and runs to a collector."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from queue_workflows.cli import command, options
+from queue_workflows.event_export import settings
+from queue_workflows.runtime import entry_point
+
+
+def spans(
+    only_traced: Annotated[
+        bool,
+        typer.Option(
+            "--only-traced", help="Only of jobs and runs whose enqueuer gave a traceparent."
+        ),
+    ] = False,
+    app: options.App = None,
+    log_level: options.LogLevel = "info",
+    log_format: options.LogFormat = None,
+    debug: options.Debug = False,
+) -> None:
+    """Send spans of attempts and runs to a collector, until Ctrl-C.
+
+    They are those of OpenTelemetry, one for each attempt and each run; OTEL_EXPORTER_OTLP_ENDPOINT
+    names the collector. Also writes the audit log and the metric log if AUDIT_LOG_PATH and
+    METRIC_PATH are set. Of several such processes one works.
+    """
+
+    def run_command() -> int:
+        entry_point.setup_logging(log_level, log_format)
+        exports = settings.wanted(spans="traced" if only_traced else "all")
+        with command.until_stopped() as stop, command.reading(app) as words:
+            command.print_message(f"{words}: sending spans; Ctrl-C stops it")
+            with settings.running(exports):
+                stop.requested.wait()
+        return 0
+
+    command.execute("spans", run_command, debug=debug)

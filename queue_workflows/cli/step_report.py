@@ -1,0 +1,62 @@
+"""Print the recorded steps of a job, for `queue-workflows show JOB --steps`."""
+
+from __future__ import annotations
+
+from queue_workflows import errors, jobs
+from queue_workflows.cli import command, output
+from queue_workflows.runtime import display, entry_point
+from queue_workflows.types import Row
+
+_HEAD = ("step", "key", "state", "tries", "crashes", "claim", "ended (UTC)", "")
+CUT = 100
+"""Characters of a result, an error or arguments that are shown without --full."""
+
+
+def show(kind: str, job_id: str, *, as_json: bool, full: bool) -> int:
+    """Print the steps of a job and return the exit code. Raises `InvalidConfig` for a run."""
+    if kind == "run":
+        raise errors.InvalidConfig(
+            f"--steps: {job_id} is a run; name the job of a node, which "
+            f"`{command.PROG} show {job_id} --node NODE` shows"
+        )
+    steps = jobs.steps(job_id)
+    if as_json:
+        output.dump({"kind": kind, "id": job_id, "steps": steps})
+    elif not steps:
+        output.echo(f"{kind} {job_id} has recorded no steps")
+    elif full:
+        _print_full(steps)
+    else:
+        output.table(_HEAD, [_cells(step) for step in steps])
+    return 0
+
+
+def _cells(step: Row) -> tuple[object, ...]:
+    return (
+        step["name"] if step["kind"] == "step" else f"{step['kind']} {step['name']}",
+        step["key"],
+        step["state"],
+        step["attempts"],
+        step["crashes"],
+        step["claim_no"],
+        display.moment(step["ended_at"]) if step["ended_at"] else "",
+        entry_point.mask(output.line(_outcome(step), CUT)),
+    )
+
+
+def _outcome(step: Row) -> str:
+    if step["state"] == "failed":
+        return step["error"] or ""
+    if step["kind"] == "cursor":
+        return f"{step['position']} done"
+    if step["state"] == "done":
+        return step["output"] or ""
+    return f"until {display.moment(step['due_at'])}" if step["due_at"] else ""
+
+
+def _print_full(steps: list[Row]) -> None:
+    for step in steps:
+        output.echo("  ".join(str(cell) for cell in _cells(step)[:-1] if cell != ""))
+        for name in ("arguments", "output", "error"):
+            if step[name]:
+                output.echo(f"  {name}: {entry_point.mask(step[name])}")

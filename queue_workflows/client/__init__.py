@@ -1,0 +1,24 @@
+"""Call the HTTP service: `Client`, and `AsyncClient` for an event loop (extra: client).
+
+Both have the verbs of `jobs`, `runs`, `workers`, `queues` and `schedules`, and raise their errors.
+"""
+
+from __future__ import annotations
+
+from queue_workflows import errors
+
+try:
+    import httpx as _httpx
+except ImportError as missing:
+    raise errors.MissingExtra(
+        "the client needs httpx: pip install 'queue_workflows[client]'"
+    ) from missing
+
+from queue_workflows.client.asynchronous import AsyncClient
+from queue_workflows.client.events import Event, Part
+from queue_workflows.client.sync import Client
+from queue_workflows.client.values import JobStatus
+
+del _httpx
+
+__all__ = ["AsyncClient", "Client", "Event", "JobStatus", "Part"]

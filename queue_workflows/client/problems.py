@@ -1,0 +1,88 @@
+"""Turn the service's problem documents (RFC 9457) into the errors of this package."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, cast
+
+import httpx
+
+from queue_workflows import errors
+
+_PREFIX: Final = "urn:queue-workflows:"
+DETAIL_CHARACTERS: Final = 2000
+_OTHERS: Final[Mapping[str, type[errors.QueueWorkflowsError]]] = {
+    "not-retried": errors.InvalidConfig,
+    "not-ready": errors.ServiceUnavailable,
+    "too-far-behind": errors.EventsLost,
+    "invalid": errors.RequestRefused,
+    "internal-error": errors.ServiceFailed,
+}
+"""Types of problems that are no class of `errors`."""
+_STATUSES: Final[Mapping[int, type[errors.QueueWorkflowsError]]] = {
+    401: errors.AccessDenied,
+    403: errors.AccessDenied,
+    408: errors.ServiceUnavailable,
+    429: errors.ServiceUnavailable,
+    502: errors.ServiceUnavailable,
+    503: errors.ServiceUnavailable,
+    504: errors.ServiceUnavailable,
+}
+
+
+def of_response(response: httpx.Response) -> errors.QueueWorkflowsError:
+    """Return the error that a response reports; its body was read.
+
+    The class is that which the service raised, if the response names it, else one by the status.
+    """
+    document = _document(response)
+    text = str(document.get("detail") or document.get("title") or response.reason_phrase)
+    text = f"{text[:DETAIL_CHARACTERS] or 'no reason given'} (HTTP {response.status_code})"
+    kind = document.get("type")
+    name = kind.removeprefix(_PREFIX) if isinstance(kind, str) else ""
+    found = _leaves().get(name) or _OTHERS.get(name) or _by_status(response.status_code)
+    if issubclass(found, errors.IdempotencyClash):
+        existing = document.get("existing")
+        members = cast("dict[str, Any]", existing) if isinstance(existing, dict) else {}
+        return found(text, str(members.get("job_id") or ""))
+    return found(text)
+
+
+def _by_status(status: int) -> type[errors.QueueWorkflowsError]:
+    default = errors.ServiceFailed if status >= 500 or status < 400 else errors.RequestRefused
+    return _STATUSES.get(status, default)
+
+
+def _document(response: httpx.Response) -> dict[str, Any]:
+    try:
+        found = json.loads(response.content)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+@functools.cache
+def _leaves() -> dict[str, type[errors.QueueWorkflowsError]]:
+    """Return the classes of errors by the name that the service gives them."""
+    found: dict[str, type[errors.QueueWorkflowsError]] = {}
+    for kind in _below(errors.QueueWorkflowsError):
+        if kind.__module__ == errors.__name__ and not issubclass(kind, errors.JobSignal):
+            found[re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower()] = kind
+    return found
+
+
+def _below(kind: type[errors.QueueWorkflowsError]) -> Iterator[type[errors.QueueWorkflowsError]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _below(each)
+
+
+def of_transport(error: httpx.HTTPError | httpx.InvalidURL) -> errors.QueueWorkflowsError:
+    """Return the error of a request that got no response."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, (httpx.InvalidURL, httpx.UnsupportedProtocol)):
+        return errors.InvalidConfig(f"the service's URL cannot be used: {text[:200]}")
+    return errors.ServiceUnavailable(f"the service does not answer: {text[:DETAIL_CHARACTERS]}")

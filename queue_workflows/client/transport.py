@@ -1,0 +1,150 @@
+"""Describe a request to the service, decide whether it is repeated, and read its response."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+import queue_workflows
+from queue_workflows import errors
+from queue_workflows.client import problems
+from queue_workflows.runtime import trace_context
+
+T = TypeVar("T")
+TOKEN: Final = "QUEUE_WORKFLOWS_TOKEN"  # noqa: S105  the name of a variable
+TIMEOUT_S: Final = 10.0
+RETRIES: Final = 3
+PAUSE_FIRST_S: Final = 0.2
+PAUSE_MAX_S: Final = 10.0
+_UNSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Errors of requests that the service has not seen."""
+_AGAIN: Final = frozenset({408, 429, 502, 503, 504})
+
+
+class Call(NamedTuple, Generic[T]):
+    """A request, and how its response is read."""
+
+    method: str
+    path: str
+    read: Callable[[Any], T]
+    """Takes the response's JSON."""
+    query: Mapping[str, Any] = {}
+    body: Any = None
+    headers: Mapping[str, str] = {}
+    repeatable: bool = True
+    """Whether a second request changes nothing that the first one has not."""
+    wait_s: float = 0.0
+    """How long the service may take on request."""
+    missing: bool = False
+    """Whether a thing that does not exist is None, and no error."""
+
+
+def path(*parts: str) -> str:
+    """Return a path of the API; each part is one segment, whatever it holds.
+
+    Raises `InvalidConfig` for a part that no path can have.
+    """
+    for part in parts:
+        if not isinstance(part, str) or part in ("", ".", ".."):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise errors.InvalidConfig(f"{part!r:.80} cannot be a part of a path")
+    try:
+        return "/api/v1/" + "/".join(quote(part, safe="") for part in parts)
+    except UnicodeEncodeError:
+        raise errors.InvalidConfig("a part of the path has characters that are no text") from None
+
+
+class Connection(NamedTuple):
+    """Where the service is and how it is called."""
+
+    url: str
+    headers: Mapping[str, str]
+    timeout_s: float
+    retries: int
+
+
+def connection(url: str, token: str | None, timeout_s: float, retries: int) -> Connection:
+    """Return the checked arguments of a client; `token` None: that of QUEUE_WORKFLOWS_TOKEN.
+
+    Raises `InvalidConfig`.
+    """
+    if timeout_s <= 0 or retries < 0:
+        raise errors.InvalidConfig("timeout_s must be above 0, and retries at least 0")
+    headers = {"accept": "application/json", "user-agent": _agent()}
+    chosen = os.environ.get(TOKEN) if token is None else token
+    if chosen:
+        if not chosen.isascii() or not chosen.isprintable() or " " in chosen:
+            raise errors.InvalidConfig("the token has characters that no token has")
+        headers["authorization"] = f"Bearer {chosen}"
+    return Connection(url.rstrip("/"), headers, timeout_s, retries)
+
+
+def _agent() -> str:
+    return f"queue_workflows/{queue_workflows.__version__}"
+
+
+def request(conn: Connection, client: Any, call: Call[Any]) -> httpx.Request:
+    """Return the request of a call. Raises `InvalidPayload` for a body that is no JSON."""
+    headers = {**conn.headers, **call.headers}
+    headers |= trace_context.with_current(None) or {}
+    content = None
+    if call.body is not None:
+        try:
+            content = json.dumps(call.body, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise errors.InvalidPayload(f"it cannot be sent as JSON: {error}") from None
+        headers["content-type"] = "application/json"
+    query = {name: value for name, value in call.query.items() if value is not None}
+    timeout = httpx.Timeout(conn.timeout_s, read=conn.timeout_s + call.wait_s)
+    return client.build_request(
+        call.method,
+        conn.url + call.path,
+        params=query,
+        content=content,
+        headers=headers,
+        timeout=timeout,
+    )
+
+
+def read(call: Call[T], response: httpx.Response) -> T:
+    """Return what a response holds; raise the error that it reports."""
+    if not response.is_success:
+        error = problems.of_response(response)
+        if call.missing and isinstance(error, errors.UnknownJob):
+            return call.read(None)
+        raise error
+    try:
+        return call.read(json.loads(response.content))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise errors.ServiceFailed(
+            f"{call.method} {call.path}: the response is not that of the service: "
+            f"{type(error).__name__}"
+        ) from None
+
+
+def pause_s(
+    conn: Connection, call: Call[Any], tries: int, got: httpx.Response | httpx.HTTPError
+) -> float | None:
+    """Return after how many seconds a call is repeated; None: its result counts.
+
+    A request that the service may have carried out is repeated only if it is `repeatable`.
+    """
+    if tries > conn.retries:
+        return None
+    if isinstance(got, httpx.Response):
+        if got.status_code not in _AGAIN or not call.repeatable:
+            return None
+        given = got.headers.get("retry-after", "")
+        if given.isascii() and given.isdigit() and len(given) < 6:
+            return min(float(given), PAUSE_MAX_S)
+    elif isinstance(got, httpx.UnsupportedProtocol) or (
+        not call.repeatable and not isinstance(got, _UNSENT)
+    ):
+        return None
+    longest = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2**tries)
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311  jitter

@@ -1,0 +1,233 @@
+"""Repeat the nodes of a loop: its rounds in a definition, and whether another round follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+from queue_workflows import errors, refs
+from queue_workflows.dag import bindings, document_values
+
+MODULE = "__loop__"
+"""The module of the node that has a loop's output. No worker runs it: the dispatcher ends it."""
+MAX_ROUNDS = 1000
+
+
+class Round(NamedTuple):
+    """One round: the node whose output is the state after it, and when the loop ends there."""
+
+    end: str
+    until: Any
+
+
+class Loop(NamedTuple):
+    """The rounds of a loop; `must`: the run fails if `until` never holds."""
+
+    id: str
+    rounds: tuple[Round, ...]
+    must: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the member `loop` of a definition's node."""
+        return {"rounds": [each._asdict() for each in self.rounds], "must": self.must}
+
+
+class Spec(NamedTuple):
+    """A step of kind `loop` as it is written; `end` is a node of its pipeline, `path` within it."""
+
+    start: Any
+    until: Any
+    end: str
+    path: str
+    at_most: int
+    must: bool
+
+
+def read(entry: Mapping[str, Any], known: Iterable[str], where: str) -> Spec:
+    """Return what a step of kind `loop` says; `known`: the nodes of its pipeline."""
+    at_most, must = entry.get("at_most"), entry.get("must", True)
+    if isinstance(at_most, bool) or not isinstance(at_most, int):
+        raise errors.InvalidWorkflow(f"{where}: 'at_most' is needed: how many rounds at most")
+    if not 1 <= at_most <= MAX_ROUNDS:
+        raise errors.InvalidWorkflow(f"{where}: 'at_most' must be 1 to {MAX_ROUNDS}")
+    if not isinstance(must, bool):
+        raise errors.InvalidWorkflow(f"{where}: 'must' must be true or false")
+    end, _, path = document_values.needed_text(entry, "result", where).partition(".")
+    if end not in set(known):
+        raise errors.InvalidWorkflow(
+            f"{where}: 'result' names {end!r:.120}, which is not a node of its pipeline"
+        )
+    if entry.get("until") is None:
+        raise errors.InvalidWorkflow(f"{where}: 'until' is missing: what ends the loop")
+    start = document_values.value(entry.get("start"), f"{where}: 'start'")
+    until = document_values.value(entry["until"], f"{where}: 'until'")
+    return Spec(start, until, end, path, at_most, must)
+
+
+def expanded(
+    step_id: str,
+    spec: Spec,
+    nodes: list[dict[str, Any]],
+    leaves: Iterable[str],
+    before: list[str],
+    where: str,
+) -> tuple[list[dict[str, Any]], Loop]:
+    """Return the nodes of all rounds, and the loop; `nodes` are those of one round.
+
+    In their refs, and in `until`, the step's id is the state: before the round, and after it.
+    """
+    own = [node["id"] for node in nodes]
+    last = list(dict.fromkeys([*leaves, f"{step_id}/{spec.end}"]))
+    tail = f".{spec.path}" if spec.path else ""
+    found: list[dict[str, Any]] = []
+    rounds: list[Round] = []
+    for number in range(1, spec.at_most + 1):
+        end = f"{step_id}/{spec.end}#{number}"
+        earlier = f"{step_id}/{spec.end}#{number - 1}{tail}"
+        state = spec.start if number == 1 else {"$from": earlier}
+        heads = {each: {"$from": f"{each}#{number}"} for each in own}
+        waits = before if number == 1 else [f"{each}#{number - 1}" for each in last]
+        for node in nodes:
+            found.append(_in_round(node, number, step_id, heads | {step_id: state}, waits, where))
+        until = _placed(spec.until, heads | {step_id: {"$from": end + tail}}, where)
+        rounds.append(Round(end, until))
+    return found, Loop(step_id, tuple(rounds), spec.must)
+
+
+def _in_round(
+    node: dict[str, Any],
+    number: int,
+    step_id: str,
+    heads: Mapping[str, Any],
+    waits: list[str],
+    where: str,
+) -> dict[str, Any]:
+    inner = [f"{dep}#{number}" for dep in node["deps"] if dep in heads]
+    return {
+        **node,
+        "id": f"{node['id']}#{number}",
+        "deps": inner or waits,
+        "inputs": {
+            name: _paths(value, number) if _is_marker(value) else _placed(value, heads, where)
+            for name, value in node["inputs"].items()
+        },
+        "skip_if": _placed(node["skip_if"], heads, where),
+        "arm": step_id,
+        "round": number,
+    }
+
+
+def _is_marker(value: Any) -> bool:
+    return isinstance(value, dict) and bindings.OUT in value
+
+
+def _paths(marker: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return the marker of paths in folders of the same round."""
+    marked = marker[bindings.OUT]
+    if isinstance(marked, dict):
+        return marker
+
+    def of_round(path: str) -> str:
+        step, node, *rest = path.split("/")
+        return "/".join([step, f"{node}#{number}", *rest])
+
+    many = isinstance(marked, list)
+    paths = [of_round(path) for path in (cast("list[str]", marked) if many else [marked])]
+    return {bindings.OUT: paths if many else paths[0]}
+
+
+def _placed(template: Any, heads: Mapping[str, Any], where: str) -> Any:
+    """Return a template in which other templates stand for these heads."""
+    if not isinstance(template, dict):
+        return template
+    given = cast("dict[str, Any]", template)
+    if "$value" in given:
+        return given
+    if "$from" not in given:
+        return {key: _placed(member, heads, where) for key, member in given.items()}
+    path = given["$from"]
+    head, dot, rest = path.partition(".") if isinstance(path, str) else ("", "", "")
+    if head not in heads:
+        return given
+    place: Any = heads[head]
+    if isinstance(place, dict) and [*cast("dict[str, Any]", place)] == ["$from"]:
+        return {**given, "$from": f"{place['$from']}{dot}{rest}"}
+    if not dot and len(given) == 1:
+        return cast("Any", place)
+    if refs.has_refs(place):
+        raise errors.InvalidWorkflow(
+            f"{where}: 'start' is made of several values, and {path!r:.120} is a part of it: let a "
+            "node return the start"
+        )
+    found, reason = refs.attempt(given, {head: place}, refs.resolve_ref)
+    if reason is not None:
+        raise errors.InvalidWorkflow(f"{where}: {path!r:.120} is not in 'start': {reason}")
+    return {"$value": found}
+
+
+def stored(raw: Any, node_id: str, where: str) -> Loop | None:
+    """Return the loop of a stored node, None for null; raise `InvalidWorkflow`."""
+    if raw is None:
+        return None
+    where = f"{where}: 'loop'"
+    entry = document_values.record(raw, where)
+    listed = document_values.items(entry, "rounds", where)
+    if not 1 <= len(listed) <= MAX_ROUNDS:
+        raise errors.InvalidWorkflow(f"{where}: {len(listed)} rounds, not 1 to {MAX_ROUNDS}")
+    rounds: list[Round] = []
+    for one in listed:
+        given = document_values.record(one, f"{where}: a round")
+        end = document_values.needed_text(given, "end", where, limit=250)
+        rounds.append(Round(end, document_values.value(given.get("until"), f"{where}: 'until'")))
+    return Loop(node_id, tuple(rounds), entry.get("must") is not False)
+
+
+def linked(loop: Loop, arm: Callable[[str], str | None]) -> Loop:
+    """Return the loop; raise `InvalidWorkflow` for a round that ends in a node of another one."""
+    for each in loop.rounds:
+        if arm(each.end) != loop.id:
+            raise errors.InvalidWorkflow(
+                f"node {loop.id!r}: its round's end {each.end!r:.120} is not a node of this loop"
+            )
+    return loop
+
+
+def goes_on(
+    loop: Loop, number: int, context: Mapping[str, Any], resolve: Callable[[Any], Any]
+) -> bool:
+    """Return whether the round of this number (1 is the first) takes place.
+
+    Raises `InvalidWorkflow` if `until` of the round before cannot be resolved.
+    """
+    if number < 2:
+        return True
+    before = loop.rounds[min(number - 2, len(loop.rounds) - 1)]
+    return before.end in context and not _holds(loop, number - 1, before, resolve)
+
+
+def output(
+    loop: Loop, context: Mapping[str, Any], resolve: Callable[[Any], Any]
+) -> tuple[dict[str, Any], int]:
+    """Return the output of the last round that took place, and its number; ({}, 0) for none.
+
+    Raises `InvalidWorkflow` if the loop has to end by `until` and did not.
+    """
+    number = max((at for at, one in enumerate(loop.rounds, 1) if one.end in context), default=0)
+    if not number:
+        return {}, 0
+    last = loop.rounds[number - 1]
+    if loop.must and not _holds(loop, number, last, resolve):
+        raise errors.InvalidWorkflow(
+            f"loop {loop.id!r}: 'until' does not hold after round {number}, and at_most is "
+            f"{len(loop.rounds)}: raise it, or take the last state by must=False"
+        )
+    return dict(context[last.end]), number
+
+
+def _holds(loop: Loop, number: int, of: Round, resolve: Callable[[Any], Any]) -> bool:
+    try:
+        return bool(resolve(of.until))
+    except errors.InvalidWorkflow as error:
+        raise errors.InvalidWorkflow(
+            f"loop {loop.id!r}: 'until' of round {number}: {error}"
+        ) from None

@@ -1,0 +1,57 @@
+"""Send, list and delete events, and let the handlers of claimed jobs wait for them."""
+
+from __future__ import annotations
+
+from queue_workflows import db
+from queue_workflows.dag import payload, policy
+from queue_workflows.db import statements
+from queue_workflows.engine import job_tables
+from queue_workflows.types import JsonDict, Row
+
+
+def send(conn: db.Connection, name: str, key: str, value: str) -> bool:
+    """Insert an event with a value as JSON text; return False if there is one, which stays."""
+    parameters = {"name": name, "key": key, "value": value}
+    return conn.execute(statements.events.send, parameters).fetchone() is not None
+
+
+def newest(conn: db.Connection, name: str | None, limit: int) -> list[Row]:
+    """Return the newest events, of this name if it is not None; `value` is JSON text."""
+    return conn.execute(statements.events.newest, {"name": name, "limit": limit}).fetchall()
+
+
+def prune(conn: db.Connection, *, older_than_days: float, batch: int) -> int:
+    """Delete up to `batch` events that are older than that many days; return how many."""
+    parameters = {"days": older_than_days, "batch": batch}
+    return conn.execute(statements.events.prune, parameters).rowcount
+
+
+def wake_waiting(conn: db.Connection) -> int:
+    """Wake jobs whose event is there although they wait for it; return how many."""
+    row = conn.execute(statements.events.wake_waiting).fetchone()
+    assert row is not None
+    return row["n"]
+
+
+def wait(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> JsonDict:
+    """Begin or continue a wait of a claimed job: `done` with the `output`, `waiting`, `lost`.
+
+    `request`: `kind` (`event` or `sleep`), `name`, `key`, `after_s` (None: without an end) and
+    `default`, the output of a wait that has lasted so long, as JSON text.
+    """
+    names = ("kind", "name", "key", "after_s", "default")
+    given = job_tables.fence(lease, **{name: request[name] for name in names})
+    row = conn.execute(statements.events.wait[lease.table.name], given).fetchone()
+    assert row is not None
+    state = {None: "lost", "busy": "waiting"}.get(row["state"], row["state"])
+    return {"state": state, "output": row["output"]}
+
+
+def suspend(conn: db.Connection, lease: job_tables.Lease, *, reason: str) -> Row | None:
+    """Give up the claim of a job whose handler waits, uncounted; return the row.
+
+    The job is claimable again when the first of its waits is over. None: the claim is lost.
+    """
+    detail = payload.encode({"reason": reason}, "reason")
+    given = job_tables.fence(lease, detail=detail, longest_s=policy.MAX_WAIT_S)
+    return conn.execute(statements.events.suspend[lease.table.name], given).fetchone()

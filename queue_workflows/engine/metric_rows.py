@@ -1,0 +1,126 @@
+"""Count the history of jobs into totals that never fall, and read what metrics show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from queue_workflows import db
+from queue_workflows.db import statements
+from queue_workflows.types import Row
+
+STEP: Final = 20_000
+"""Transactions whose events one call counts at most: 0.2 s of work where each has two."""
+TIMEOUT: Final = "60s"
+"""One transaction may have ended very many jobs. Nobody waits for the rows that it locks."""
+NO_RIGHTS: Final = (
+    "this role may not write metric_totals and metric_position; "
+    "`queue-workflows connect --for work` prints the GRANTs"
+)
+MOST_TOTALS: Final = 30_000
+"""Rows of totals that are read; the queues and models that are told apart have fewer."""
+MOST_NAMES: Final = 100
+"""Queues, hosts or schedules that are told apart."""
+
+
+class Progress(NamedTuple):
+    """How far the history is counted."""
+
+    counted_s: float | None
+    """Seconds since events were last counted; None: never."""
+    behind: int | None
+    """Transactions that the server has made since."""
+    may_count: bool
+    """Whether this role and server may write the totals."""
+
+
+def count_step(conn: db.Connection | None = None, *, most: int = STEP) -> bool:
+    """Add events that are not counted yet to the totals; return whether more are left.
+
+    Those of `most` transactions at most, in one transaction, which never is an app's. Does nothing
+    while another one counts. `conn`: a connection outside of a transaction; None: one of the pool.
+    """
+    with db.statement(conn) as own, own.transaction():
+        own.execute(statements.retention.set_timeout, {"timeout": TIMEOUT})
+        row = own.execute(statements.metrics.count_events, {"most": most}).fetchone()
+    return bool(row and row["more"])
+
+
+def progress(conn: db.Connection) -> Progress:
+    """Return how far the history is counted."""
+    row = conn.execute(statements.metrics.progress).fetchone()
+    assert row is not None
+    return Progress(**row)
+
+
+def totals(conn: db.Connection) -> list[Row]:
+    """Return the totals: metric, name, label, bucket, n, seconds, in this order."""
+    return conn.execute(statements.metrics.totals, {"limit": MOST_TOTALS}).fetchall()
+
+
+def bounds(conn: db.Connection) -> list[float]:
+    """Return the upper bounds of the buckets of histograms, in seconds."""
+    row = conn.execute(statements.metrics.bounds).fetchone()
+    assert row is not None
+    return row["bounds"]
+
+
+class State(NamedTuple):
+    """Rows that describe jobs, workers and machines now."""
+
+    waiting: list[Row]
+    """queue, why, n"""
+    oldest: list[Row]
+    """queue, age_s"""
+    running: list[Row]
+    """queue, n, lapsed"""
+    awaiting: list[Row]
+    """queue, n"""
+    runs: list[Row]
+    """status, n"""
+    paused: list[Row]
+    """queue, paused"""
+    workers: list[Row]
+    """queue, state, n, slots"""
+    outbox: list[Row]
+    """n, lag_s; one row"""
+    schedules: list[Row]
+    """name, late_s, has_error, last_fire"""
+    machines: list[Row]
+    """host_label, sample"""
+
+
+def state(conn: db.Connection, *, stale_after_s: float) -> State:
+    """Return the state now. `conn` is in a transaction, whose planner settings this changes."""
+    limit = {"limit": MOST_NAMES}
+    conn.execute(statements.metrics.in_order)
+    oldest = [
+        *conn.execute(statements.metrics.oldest_ingest).fetchall(),
+        *conn.execute(statements.metrics.oldest_nodes).fetchall(),
+    ]
+    conn.execute(statements.metrics.by_index)
+    return State(
+        oldest=oldest,
+        running=_of_both(conn, statements.metrics.running),
+        awaiting=conn.execute(statements.metrics.awaiting).fetchall(),
+        runs=conn.execute(statements.metrics.runs).fetchall(),
+        paused=conn.execute(statements.metrics.paused, limit).fetchall(),
+        workers=conn.execute(statements.metrics.workers, {"stale_s": stale_after_s}).fetchall(),
+        outbox=conn.execute(statements.overview.open_events).fetchall(),
+        schedules=conn.execute(statements.metrics.schedules, limit).fetchall(),
+        machines=conn.execute(statements.metrics.machines, limit).fetchall(),
+        waiting=_waiting(conn),  # the last: it changes the planner's settings again
+    )
+
+
+def _waiting(conn: db.Connection) -> list[Row]:
+    found: list[Row] = []
+    for table in statements.JOB_TABLES:
+        conn.execute(statements.metrics.by_pages[table])
+        found += conn.execute(statements.metrics.waiting[table]).fetchall()
+    return found
+
+
+def _of_both(conn: db.Connection, text: Mapping[str, bytes]) -> list[Row]:
+    """Return the rows of a statement for both tables of jobs."""
+    return [row for table in statements.JOB_TABLES for row in conn.execute(text[table]).fetchall()]

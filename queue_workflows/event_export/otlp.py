@@ -1,0 +1,138 @@
+"""Send spans of attempts and runs to a collector, by the OpenTelemetry SDK (extra: otel)."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any, Final
+
+import queue_workflows
+from queue_workflows import errors
+from queue_workflows.event_export import attempts
+from queue_workflows.types import Row
+
+CHUNK: Final = 500
+"""Spans of one request."""
+TIMEOUT_S: Final = 10.0
+
+
+class Spans:
+    """A sink that sends spans. `OTEL_EXPORTER_OTLP_ENDPOINT` and its kin say where to and how.
+
+    `only_traced`: only those of jobs and runs whose enqueuer gave a trace. `exporter`: any
+    `SpanExporter`; default: that of OTLP over HTTP.
+    """
+
+    wants_attempts = True
+    wants_events = False
+
+    def __init__(self, *, only_traced: bool = False, exporter: Any = None) -> None:
+        self._sdk = _Sdk()
+        self._only_traced = only_traced
+        self._exporter = exporter or _otlp()
+
+    def events(self, rows: Sequence[Row]) -> None:
+        """Do nothing."""
+
+    def records(self, records: Sequence[attempts.Record]) -> None:
+        """Send a span for each record; raise `ExportFailed` if the collector did not take it."""
+        spans = [
+            self._sdk.span(each)
+            for each in records
+            if each.span.is_sampled and (each.is_traced or not self._only_traced)
+        ]
+        for start in range(0, len(spans), CHUNK):
+            result = self._exporter.export(spans[start : start + CHUNK])
+            if result is not self._sdk.success:
+                raise errors.ExportFailed(
+                    f"the collector does not take spans ({len(spans)} wait); see "
+                    "OTEL_EXPORTER_OTLP_ENDPOINT"
+                )
+
+    def close(self) -> None:
+        """Close the connection to the collector."""
+        self._exporter.shutdown()
+
+
+def _otlp() -> Any:
+    try:
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter
+    except ImportError as error:
+        raise _missing(error) from error
+    return trace_exporter.OTLPSpanExporter(timeout=TIMEOUT_S)
+
+
+def _missing(error: ImportError) -> errors.MissingExtra:
+    return errors.MissingExtra(
+        f"spans need OpenTelemetry ({error}): pip install 'queue_workflows[otel]'"
+    )
+
+
+class _Sdk:
+    """Makes spans of the SDK from records."""
+
+    def __init__(self) -> None:
+        try:
+            from opentelemetry import trace
+            from opentelemetry.sdk import resources
+            from opentelemetry.sdk import trace as sdk
+            from opentelemetry.sdk.trace import export
+            from opentelemetry.sdk.util import instrumentation
+        except ImportError as error:
+            raise _missing(error) from error
+        self.success = export.SpanExportResult.SUCCESS
+        self._trace, self._sdk = trace, sdk
+        self._resource = resources.Resource.create().merge(_named(resources))
+        self._scope = instrumentation.InstrumentationScope(
+            "queue_workflows", queue_workflows.__version__
+        )
+
+    def span(self, record: attempts.Record) -> Any:
+        """Return an ended span."""
+        trace, identity = self._trace, record.span
+        ok = trace.StatusCode.OK if record.outcome == "completed" else trace.StatusCode.UNSET
+        status = (
+            trace.Status(trace.StatusCode.ERROR, record.error or record.outcome)
+            if record.is_error
+            else trace.Status(ok)
+        )
+        parent = None
+        if record.parent is not None:
+            parent = self._context(identity.trace_id, record.parent)
+        return self._sdk.ReadableSpan(
+            name=record.name,
+            context=self._context(identity.trace_id, identity.span_id),
+            parent=parent,
+            resource=self._resource,
+            attributes=record.attributes,
+            events=[
+                self._sdk.Event(each.name, each.attributes, _nanoseconds(each.at))
+                for each in record.happenings
+            ],
+            kind=trace.SpanKind.CONSUMER,
+            status=status,
+            start_time=_nanoseconds(record.started),
+            end_time=_nanoseconds(record.ended),
+            instrumentation_scope=self._scope,
+        )
+
+    def _context(self, trace_id: str, span_id: str) -> Any:
+        return self._trace.SpanContext(
+            int(trace_id, 16),
+            int(span_id, 16),
+            is_remote=False,
+            trace_flags=self._trace.TraceFlags(1),
+        )
+
+
+def _named(resources: Any) -> Any:
+    """Return a resource with our name if the environment gives none."""
+    found = resources.OTELResourceDetector().detect().attributes
+    name = found.get(resources.SERVICE_NAME) or "queue_workflows"
+    return resources.Resource({resources.SERVICE_NAME: name})
+
+
+def _nanoseconds(at: datetime.datetime) -> int:
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    whole = (at - epoch) // datetime.timedelta(microseconds=1)
+    return min(max(whole, 0) * 1000, 2**63 - 1)

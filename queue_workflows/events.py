@@ -1,0 +1,56 @@
+"""Send and list events, which handlers wait for by `steps.wait_for_event`.
+
+An event is stored: one that was sent before the wait counts. The first of a name and key counts;
+it is deleted after EVENT_RETENTION_DAYS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from queue_workflows import db, errors
+from queue_workflows.dag import payload, step_arguments
+from queue_workflows.db import app_connections, check_violations
+from queue_workflows.engine import events as rows
+from queue_workflows.types import Rows
+
+VALUE_BYTES = 1 << 20
+"""Bytes of the largest value, as JSON; the table has the same bound."""
+
+
+@check_violations.translated()
+def send(name: str, *, key: str | int | None = None, value: Any = None, conn: Any = None) -> bool:
+    """Send an event and return True; False if one of this name and key was sent before.
+
+    The jobs that wait for it can be claimed from the commit on. `value`: what the handlers get,
+    JSON of at most MAX_PAYLOAD_KB and 1 MiB. `conn` (psycopg, SQLAlchemy, Django): join its
+    transaction. Raises `StepRefused` for a bad name or key, and `InvalidPayload` (ValueErrors).
+    """
+    name, key = step_arguments.name(name), step_arguments.key(key)
+    text = payload.encode(value, f"value of event {name!r}")
+    if len(text) > VALUE_BYTES:
+        raise errors.InvalidPayload(
+            f"event {name!r}: its value is larger than 1 MiB; store a path instead"
+        )
+    with app_connections.transaction(conn) as own:
+        return rows.send(own, name, key, text)
+
+
+async def send_async(
+    name: str, *, key: str | int | None = None, value: Any = None, conn: Any = None
+) -> bool:
+    """Do as `send` does, without blocking the event loop."""
+    return await app_connections.call_async(send, conn, name, key=key, value=value)
+
+
+def list(  # noqa: A001  the verb that users look for
+    name: str | None = None, *, limit: int = 100, conn: db.Connection | None = None
+) -> Rows:
+    """Return the newest events: `name`, `key`, `value` (as JSON text) and `created_at`.
+
+    `name`: of this name alone.
+    """
+    if name is not None and not payload.is_storable(name):
+        return []
+    with db.transaction(conn) as own:
+        return rows.newest(own, name, limit)

@@ -1,0 +1,2 @@
+DROP INDEX job_steps_waiting_idx;
+DROP TABLE events;

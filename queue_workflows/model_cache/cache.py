@@ -1,0 +1,358 @@
+"""Keep models loaded in a process: load them on demand, evict them for others or when idle."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from queue_workflows import config, errors, model_registry, types
+from queue_workflows.model_cache import entries, loading
+
+_log = logging.getLogger("queue_workflows.model_cache")
+
+
+class _Local(threading.local):
+    """What this thread does with a cache."""
+
+    loading: str | None = None
+    """The model whose loader runs."""
+    using = 0
+    """How many `using` blocks it is in."""
+
+
+class ModelCache:
+    """Keep up to `capacity` models loaded, of `capacity_gb` of GPU memory together; None: no limit.
+
+    A model that does not fit evicts those that were used least recently; threads that share models
+    hold them by `using`, since only a model in use is never evicted. Each model is loaded once for
+    all who wait for it, and several may load at once. `publish_current_model(model_or_None)` gets
+    the latest model that is left when a change starts and when a load is done; its errors are
+    logged. `idle_ttl_s` None reads `GPU_MODEL_IDLE_TTL_S`. `register_builtins` None uses the app's
+    `set_builtin_model_registrar`. Every method may be called from any thread; readers never wait.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int | None = 1,
+        capacity_gb: float | None = None,
+        publish_current_model: Callable[[str | None], object] | None = None,
+        idle_ttl_s: float | None = None,
+        register_builtins: Callable[[], object] | None = None,
+        now_fn: types.NowFn = time.monotonic,
+    ) -> None:
+        if capacity is not None and capacity < 1:
+            raise errors.InvalidConfig(f"capacity={capacity!r}: a cache holds at least one model")
+        if capacity_gb is not None and not capacity_gb > 0:
+            raise errors.InvalidConfig(f"capacity_gb={capacity_gb!r}: it must be more than 0")
+        self._capacity = entries.Capacity(capacity, capacity_gb)
+        self._publish_current_model = publish_current_model
+        self._idle_ttl_s = idle_ttl_s
+        self._register_builtins = register_builtins
+        self._now = now_fn
+        self._changed = threading.Condition(threading.RLock())
+        self._resident: dict[str, entries.Loaded] = {}
+        """The loaded models, the least recently used first."""
+        self._changes: dict[str, entries.Change] = {}
+        self._current: entries.Loaded | None = None
+        """The last of `_resident`."""
+        self._loading: str | None = None
+        self._local = _Local()
+        self._reaping = False
+        self._busy = 0
+        self._used_at = now_fn()
+        self._last_load_seconds = 0.0
+
+    @property
+    def current_model(self) -> str | None:
+        """Return the id of the model that was required last; None if no model is loaded.
+
+        It is None during a swap if one model is resident at a time.
+        """
+        current = self._current
+        return current.spec.id if current else None
+
+    @property
+    def current_handle(self) -> Any:
+        """Return what that model's loader returned; None if no model is loaded."""
+        current = self._current
+        return current.handle if current else None
+
+    @property
+    def last_load_seconds(self) -> float:
+        """Return the seconds that the last `require_model` spent loading; 0.0 if it was loaded."""
+        return self._last_load_seconds
+
+    @property
+    def resident(self) -> entries.ResidentModel | None:
+        """Return the model that was required last; None if none is loaded, and during a swap."""
+        current = self._current
+        return self._described(current) if current else None
+
+    @property
+    def residents(self) -> list[entries.ResidentModel]:
+        """Return the loaded models, the least recently used first."""
+        with self._changed:
+            return [self._described(each) for each in self._resident.values()]
+
+    def _described(self, model: entries.Loaded) -> entries.ResidentModel:
+        held_s = self._now() - model.at
+        return entries.ResidentModel(model.spec.id, model.spec.est_vram_gb, model.load_s, held_s)
+
+    @property
+    def loading_model(self) -> str | None:
+        """Return the id of the model that is being loaded or waits for an unload; or None."""
+        return self._loading
+
+    def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
+        """Call this function on each change from now on; None calls nothing."""
+        with self._changed:
+            self._publish_current_model = publish_current_model
+
+    def require_model(self, model_id: str) -> Any:
+        """Return the model's handle; load the model if it is not resident.
+
+        Another thread may evict the model afterwards: threads that share models call `using`.
+        Raises `UnknownModel` for an unknown id and `ModelLoadFailed` for a failed registrar; both
+        keep the resident models. A failed unload or load raises `ModelLoadFailed` from its cause;
+        then the model is not loaded, and the next call loads it anew.
+        """
+        with self._changed:
+            return self._required(model_id).handle
+
+    @contextlib.contextmanager
+    def using(self, model_id: str) -> Generator[Any]:
+        """Yield the model's handle; the model is not evicted before the block ends.
+
+        If all places are taken by models in use, it waits; inside another `using` block it raises
+        `ModelLoadFailed` instead, since two threads could wait for each other. Raises what
+        `require_model` raises.
+        """
+        with self._changed:
+            model = self._required(model_id)
+            model.users += 1
+            self._local.using += 1
+        try:
+            yield model.handle
+        finally:
+            with self._changed:
+                self._local.using -= 1
+                model.users -= 1
+                if self._resident.get(model_id) is model:
+                    self._touch(model)
+                self._changed.notify_all()
+
+    def _required(self, model_id: str) -> entries.Loaded:
+        """Return a resident model, loaded if need be; the lock is held, but not during the load."""
+        if self._local.loading is not None:
+            alone = (
+                "one model is resident at a time" if self._capacity.models == 1 else "it must not"
+            )
+            raise errors.ModelLoadFailed(
+                f"the loader of {self._local.loading!r} asked for model {model_id!r}: {alone}"
+            )
+        self._last_load_seconds = 0.0
+        while (model := self._resident.get(model_id)) is None:
+            if (change := self._changes.get(model_id)) is not None:
+                self._wait_for(model_id, change)
+                continue
+            spec = loading.find(model_id, self._register_builtins)
+            evicted = self._evicted_for(spec)
+            if evicted is not None:
+                return self._swap(spec, evicted)
+            if self._local.using:
+                raise errors.ModelLoadFailed(
+                    f"no place for model {model_id!r}: the others are in use, and this thread uses "
+                    "one itself; raise the capacity of the cache"
+                )
+            self._changed.wait()
+        self._touch(model)
+        return model
+
+    def _wait_for(self, model_id: str, change: entries.Change) -> None:
+        """Wait for a change of this model by another thread; raise if it was a failed load."""
+        self._changed.wait_for(lambda: change.over)
+        if change.error is not None:
+            why = loading.reason(change.error)
+            raise errors.ModelLoadFailed(
+                f"loading model {model_id!r} failed in another thread: {why}"
+            ) from change.error
+
+    def _touch(self, model: entries.Loaded) -> None:
+        """Note that a model was used now."""
+        self._used_at = model.used_at = self._now()
+        self._resident[model.spec.id] = self._resident.pop(model.spec.id)
+        self._current = model
+
+    def _evicted_for(self, spec: model_registry.ModelSpec) -> list[entries.Loaded] | None:
+        """Return the models to evict for another one; None while those in use leave no place."""
+        # Each unload makes room for a load that has its place already, so it counts as over.
+        loads = [each.size_gb for each in self._changes.values() if each.is_load]
+        return entries.evicted_for(spec, self._resident.values(), loads, self._capacity)
+
+    def _fits(self) -> bool:
+        """Return whether the models have room, with those that are loaded or unloaded now."""
+        sizes = [each.size_gb for each in self._changes.values()]
+        sizes += [each.spec.est_vram_gb for each in self._resident.values()]
+        return self._capacity.holds(sizes)
+
+    def drop_cache(self) -> None:
+        """Unload every resident model, even in the middle of a job; waits for loads.
+
+        Raises `ModelLoadFailed` when an unloader raised; the cache is empty then too.
+        """
+        with self._changed:
+            if self._local.loading is not None:
+                return
+            self._changed.wait_for(lambda: not self._changes)
+            self._unload([*self._resident.values()])
+
+    def mark_busy(self) -> None:
+        """Note that a job uses the cache: no idle unload until the matching `mark_idle`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._reaping)
+            self._busy += 1
+
+    def mark_idle(self) -> None:
+        """Note that a job has ended; the idle time starts after the outermost of nested calls."""
+        with self._changed:
+            self._busy = max(0, self._busy - 1)
+            self._used_at = self._now()
+
+    def is_idle_too_long(self) -> bool:
+        """Return whether a model is loaded and none was used by a job for the TTL."""
+        with self._changed:
+            return bool(self._idle_models())
+
+    def _idle_models(self) -> list[entries.Loaded]:
+        """Return the models that no job has used for the TTL."""
+        ttl_s = self._idle_ttl_s
+        if ttl_s is None:
+            ttl_s = config.GPU_MODEL_IDLE_TTL_S.read()
+        active, now = self._busy > 0 or bool(self._changes), self._now()
+        latest = self._current
+        # A job's end counts for the model that it used last.
+        return [
+            each
+            for each in self._resident.values()
+            if entries.gpu_should_unload(
+                True,
+                active or each.users > 0,
+                now - (max(self._used_at, each.used_at) if each is latest else each.used_at),
+                ttl_s,
+            )
+        ]
+
+    def reap_idle_once(self) -> bool:
+        """Unload the models that have been idle for the TTL; return whether any was unloaded.
+
+        False at once while a load or unload is in progress. A failing unloader is logged.
+        """
+        if not self._changed.acquire(blocking=False):
+            return False
+        try:
+            idle = self._idle_models()
+            if not idle:
+                return False
+            names = ", ".join(each.spec.id for each in idle)
+            idle_s = self._now() - max(each.used_at for each in idle)
+            _log.info("model %s unloaded after %.0f s without a job", names, idle_s)
+            self._reaping = True
+            try:
+                with contextlib.suppress(errors.ModelLoadFailed):  # _unload has logged it
+                    self._unload(idle)
+            finally:
+                self._reaping = False
+                self._changed.notify_all()
+            return True
+        finally:
+            self._changed.release()
+
+    def _swap(
+        self, spec: model_registry.ModelSpec, evicted: list[entries.Loaded]
+    ) -> entries.Loaded:
+        """Evict models and load another one; the lock is held, but not while app code runs."""
+        self._changes[spec.id] = change = entries.Change(spec, is_load=True)
+        self._loading = spec.id
+        try:
+            if evicted:
+                self._unload(evicted)
+            else:
+                self._publish(self.current_model)
+            # A model that another thread evicts has its memory until its unload is over.
+            self._changed.wait_for(self._fits)
+            model = self._load(spec)
+        except BaseException as error:
+            change.error = error
+            self._end(spec.id, change)
+            self._publish(self.current_model)
+            raise
+        self._end(spec.id, change)
+        self._resident[spec.id] = model
+        self._touch(model)
+        taken = {"duration_s": round(model.load_s, 3)}
+        _log.info("model %s loaded in %.1f s", spec.id, model.load_s, extra=taken)
+        self._publish(self.current_model)
+        return model
+
+    def _end(self, model_id: str, change: entries.Change) -> None:
+        """Note that a change is over, and wake those who wait for it."""
+        del self._changes[model_id]
+        change.over = True
+        if change.is_load:
+            loads = [name for name, each in self._changes.items() if each.is_load]
+            self._loading = loads[-1] if loads else None
+        self._changed.notify_all()
+
+    def _load(self, spec: model_registry.ModelSpec) -> entries.Loaded:
+        started = self._now()
+        self._local.loading = spec.id
+        try:
+            with self._unlocked():
+                handle = loading.load(spec)
+        finally:
+            self._local.loading = None
+            self._last_load_seconds = self._now() - started
+        return entries.Loaded(spec, handle, self._last_load_seconds, self._now())
+
+    def _unload(self, models: list[entries.Loaded]) -> None:
+        """Unload models one after the other; raise the first error once all are unloaded."""
+        failed: BaseException | None = None
+        # All at once: while one is unloaded, other threads could use or evict the next.
+        changes = [entries.Change(model.spec, is_load=False) for model in models]
+        for model, change in zip(models, changes, strict=True):
+            self._changes[model.spec.id] = change
+            del self._resident[model.spec.id]
+        self._current = next(reversed(self._resident.values()), None)
+        for model, change in zip(models, changes, strict=True):
+            self._publish(self.current_model)
+            try:
+                with self._unlocked():
+                    loading.unload(model)
+            except BaseException as error:  # noqa: BLE001  an unloader may exit
+                failed = failed or error
+            finally:
+                self._end(model.spec.id, change)
+        if failed is not None:
+            raise failed
+
+    @contextlib.contextmanager
+    def _unlocked(self) -> Generator[None]:
+        """Release the lock while the block runs, so that others can use their models."""
+        self._changed.release()
+        try:
+            yield
+        finally:
+            self._changed.acquire()
+
+    def _publish(self, model_id: str | None) -> None:
+        if self._publish_current_model is None:
+            return
+        try:
+            self._publish_current_model(model_id)
+        except Exception:  # noqa: BLE001  boundary around app code
+            _log.exception("announcing current model %s failed", model_id)

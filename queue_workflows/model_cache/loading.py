@@ -1,0 +1,100 @@
+"""Call loaders and unloaders of models, and let go of the memory that they have left."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from queue_workflows import config, errors, model_registry
+from queue_workflows.model_cache import entries
+
+_log = logging.getLogger("queue_workflows.model_cache")
+
+
+def find(model_id: str, registrar: Callable[[], object] | None) -> model_registry.ModelSpec:
+    """Return a registered model; call the registrar, by default the app's, if it is unknown.
+
+    Raises `UnknownModel`, and `ModelLoadFailed` from what the registrar raises.
+    """
+    with contextlib.suppress(errors.UnknownModel):
+        return model_registry.get(model_id)
+    try:
+        (registrar or config.get_config().builtin_model_registrar)()
+    except Exception as error:
+        raise errors.ModelLoadFailed(
+            f"registering models for {model_id!r} failed: {reason(error)}"
+        ) from error
+    return model_registry.get(model_id)
+
+
+def load(spec: model_registry.ModelSpec) -> Any:
+    """Return what the loader of a model returns; raise `ModelLoadFailed` from what it raises."""
+    loaded = False
+    try:
+        handle = spec.loader()
+        loaded = True
+    except Exception as error:
+        _clear_frames(error)
+        raise errors.ModelLoadFailed(
+            f"loading model {spec.id!r} failed: {reason(error)}"
+        ) from error
+    finally:
+        if not loaded:
+            _release_memory()
+    return handle
+
+
+def unload(model: entries.Loaded) -> None:
+    """Call the unloader of a model, and drop its handle; raise `ModelLoadFailed`."""
+    spec, handle = model.spec, model.handle
+    model.handle = None  # nothing else may keep it alive
+    try:
+        if spec.unloader is not None:
+            spec.unloader(handle)
+    except Exception as error:
+        _clear_frames(error)
+        _log.exception("unloading model %s failed", spec.id)
+        raise errors.ModelLoadFailed(
+            f"unloading model {spec.id!r} failed: {reason(error)}"
+        ) from error
+    finally:
+        del handle
+        _release_memory()
+
+
+def reason(error: BaseException) -> str:
+    """Return an error as text."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Drop the locals that a traceback keeps alive: half a model can be gigabytes."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        traceback.clear_frames(current.__traceback__)
+        pending += [current.__cause__, current.__context__]
+
+
+def _release_memory() -> None:
+    """Return freed memory to the GPU and the system, as far as they allow it."""
+    gc.collect()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        try:
+            torch.cuda.empty_cache()
+        except Exception:  # noqa: BLE001  best effort
+            _log.warning("torch.cuda.empty_cache() failed", exc_info=True)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # only glibc has malloc_trim
+            ctypes.CDLL(None).malloc_trim(0)

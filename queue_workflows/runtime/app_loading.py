@@ -1,0 +1,116 @@
+"""Import the app that `--app` names, and return its name for rows and messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from queue_workflows import config, errors
+
+R = TypeVar("R")
+
+_IMPORTERS = {"importlib", "_frozen_importlib", "_frozen_importlib_external"}
+
+
+def load_app(spec: str | None) -> str | None:
+    """Import `package.module[:callable]`, call the callable if one is named, return that spec.
+
+    None falls back to the environment's `QUEUE_WORKFLOWS_APP`; neither set: None, nothing happens.
+    Raises `InvalidConfig` if the module or the callable does not exist, and `AppFailed` from an
+    error of the app, `SystemExit` too; errors of this package pass through.
+    """
+    chosen = spec or os.environ.get("QUEUE_WORKFLOWS_APP")
+    if not chosen:
+        return None
+    source = f"--app {chosen}" if spec else f"QUEUE_WORKFLOWS_APP={chosen}"
+    module_name, _, attribute = chosen.partition(":")
+    if not config.MODULE_NAME.fullmatch(module_name):
+        raise errors.InvalidConfig(f"{source}: it should look like package.module[:callable]")
+    # Before the app's code runs, since that may use the database of its project.
+    config.get_config().app = chosen
+    target: Any = _import_app(source, module_name)
+    for part in filter(None, attribute.split(".")):
+        target = getattr(target, part, None)
+        if target is None:
+            raise errors.InvalidConfig(f"{source}: {module_name} has no {attribute!r}")
+    if attribute:
+        if not callable(target):
+            raise errors.InvalidConfig(f"{source}: {attribute!r} cannot be called")
+        _of_app(f"{source}: {attribute}()", target)
+    return chosen
+
+
+def app_name() -> str:
+    """Return the name of this process's app, which owns the schedules that its code names.
+
+    What `configure(app_name=...)` set, else the `--app` of the process, else the name of its main
+    program: the module of `python -m`, or the file.
+    """
+    settings = config.get_config()
+    return (settings.app_name or settings.app or _main_program())[: config.MAX_APP_NAME]
+
+
+def names_app() -> bool:
+    """Return whether this process has an app: `--app`, or `configure(app_name=...)`."""
+    settings = config.get_config()
+    return bool(settings.app_name or settings.app)
+
+
+def _main_program() -> str:
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return spec.name.removesuffix(".__main__")
+    file: str | None = getattr(main, "__file__", None)
+    return os.path.basename(file) if file else "python"  # noqa: PTH119  pathlib costs 20 ms
+
+
+def describe_app() -> str:
+    """Return the app of this process in words: `a worker of app letters:setup 1.7`."""
+    app = config.get_config().app
+    if app is None:
+        return "a worker without an app"
+    top = sys.modules.get(app.partition(":")[0].partition(".")[0])
+    version = getattr(top, "__version__", None)
+    return f"a worker of app {app}" + (f" {version}" if isinstance(version, str) else "")
+
+
+def _import_app(source: str, module_name: str) -> Any:
+    import importlib
+
+    folder = os.getcwd()  # noqa: PTH109  pathlib costs 20 ms of import time
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return _of_app(f"{source}: importing it", lambda: importlib.import_module(module_name))
+    except errors.AppFailed as error:
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if missing is None or not (module_name + ".").startswith(missing + "."):
+            raise
+        raise errors.InvalidConfig(
+            f"{source}: no module {missing!r} here; run from its folder, or install the package"
+        ) from cause
+
+
+def _of_app(what: str, call: Callable[[], R]) -> R:
+    """Call app code and return its result; raise `AppFailed` with the frames of the app alone."""
+    try:
+        return call()
+    except (errors.QueueWorkflowsError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  boundary around app code: an app may exit
+        trace = error.__traceback__
+        while trace is not None and _leads_to_app(trace.tb_frame.f_globals.get("__name__", "")):
+            trace = trace.tb_next
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        if trace is not None:
+            file = trace.tb_frame.f_code.co_filename
+            text += f" ({file.rpartition(os.sep)[2]}, line {trace.tb_lineno})"
+        raise errors.AppFailed(f"{what} failed: {text}") from error.with_traceback(trace)
+
+
+def _leads_to_app(module: str) -> bool:
+    return module == __name__ or module.partition(".")[0] in _IMPORTERS

@@ -1,0 +1,200 @@
+"""Carry the W3C trace context from who enqueues to the handler; OpenTelemetry is optional.
+
+The ids of spans are derived from those of jobs and runs. So the handler knows the id of its
+attempt's span, which the exporter of the history writes after the attempt has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple
+
+from queue_workflows import config
+
+HEADER: Final = "traceparent"
+_PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+SPANS_READ_S: Final = 1.0
+_own: ContextVar[SpanContext | None] = ContextVar("queue_workflows_span", default=None)
+
+
+class SpanContext(NamedTuple):
+    """The identity of a span."""
+
+    trace_id: str
+    span_id: str
+    is_sampled: bool = True
+
+    @property
+    def traceparent(self) -> str:
+        """Return it as the value of a `traceparent` header."""
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}"
+
+
+def parse(value: Any) -> SpanContext | None:
+    """Return the context of a `traceparent`, or None for any value that is not valid."""
+    found = _PARENT.fullmatch(value) if isinstance(value, str) and len(value) <= 500 else None
+    if found is None or found[1] == "ff" or (found[1] == "00" and len(value) != 55):
+        return None
+    if not int(found[2], 16) or not int(found[3], 16):
+        return None
+    return SpanContext(found[2], found[3], bool(int(found[4], 16) & 1))
+
+
+def derived_span(kind: str, *ids: object) -> str:
+    """Return the id of a span of the history, the same in every process."""
+    return _digest("span", kind, *ids)[:16]
+
+
+def derived_trace(kind: str, own_id: str) -> str:
+    """Return the trace of a job or run that nobody gave one."""
+    return _digest("trace", kind, own_id)[:32]
+
+
+def _digest(*words: object) -> str:
+    text = "\0".join(map(str, words))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def of_run(run_id: str, traceparent: Any) -> SpanContext:
+    """Return the identity of the span of a run."""
+    parent = parse(traceparent)
+    trace_id = parent.trace_id if parent else derived_trace("run", run_id)
+    sampled = parent is None or parent.is_sampled
+    return SpanContext(trace_id, derived_span("run", run_id), sampled)
+
+
+def of_node_attempt(run_id: str, traceparent: Any, job_id: str, claim_no: int) -> SpanContext:
+    """Return the identity of the span of one claim of a node."""
+    run = of_run(run_id, traceparent)
+    return run._replace(span_id=derived_span("node", job_id, claim_no))
+
+
+def of_job_attempt(traceparent: Any, job_id: str, claim_no: int) -> SpanContext:
+    """Return the identity of the span of one claim of a job outside of runs."""
+    parent = parse(traceparent)
+    trace_id = parent.trace_id if parent else derived_trace("job", job_id)
+    sampled = parent is None or parent.is_sampled
+    return SpanContext(trace_id, derived_span("job", job_id, claim_no), sampled)
+
+
+def with_current(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Return the headers with the `traceparent` of the span that is current here, if there is one.
+
+    A `traceparent` that is given stays. None: no headers and no span.
+    """
+    current = _current()
+    if current is None or not isinstance(headers, (Mapping, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return headers
+    if headers is not None and any(str(name).lower() == HEADER for name in headers):
+        return headers
+    return {**(headers or {}), HEADER: current.traceparent}
+
+
+def _current() -> SpanContext | None:
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is not None:
+        found: Any = trace.get_current_span().get_span_context()
+        if found.is_valid:
+            sampled = bool(found.trace_flags & 1)
+            return SpanContext(f"{found.trace_id:032x}", f"{found.span_id:016x}", sampled)
+    return _own.get()
+
+
+@contextlib.contextmanager
+def continuing(traceparent: Any) -> Generator[None]:
+    """Let what is enqueued inside continue a trace that came with a request, if it is valid.
+
+    A span of OpenTelemetry that is current there counts more.
+    """
+    token = _own.set(parse(traceparent))
+    try:
+        yield
+    finally:
+        _own.reset(token)
+
+
+def attach(job: Mapping[str, Any]) -> Callable[[], object] | None:
+    """Make the span of a claimed job current, for its handler; return what undoes that.
+
+    Does nothing and returns None for a job whose header, or whose run's, has no trace, unless SPANS
+    is `all`.
+    """
+    span = _span_of(job)
+    if span is None:
+        return None
+    token = _own.set(span)
+    detach = _attach(span)
+
+    def undo() -> None:
+        detach()
+        _own.reset(token)
+
+    return undo
+
+
+def _span_of(job: Mapping[str, Any]) -> SpanContext | None:
+    in_run = "node_id" in job
+    carrier: Any = job.get("run") if in_run else job.get("headers")
+    given = carrier.get(HEADER) if isinstance(carrier, dict) else None  # pyright: ignore
+    if parse(given) is None and not _all_have_spans():
+        return None
+    job_id, claim_no = str(job.get("id")), int(job.get("claim_no") or 0)
+    if in_run:
+        return of_node_attempt(str(job.get("run_id")), given, job_id, claim_no)
+    return of_job_attempt(given, job_id, claim_no)
+
+
+_all_jobs = [-math.inf, 0.0]
+"""When SPANS was read last, and whether it was `all`."""
+
+
+def _all_have_spans() -> bool:
+    """Return whether SPANS is `all`, read every SPANS_READ_S.
+
+    To read the environment costs as much as all else that is done for a short job's context.
+    """
+    now = time.monotonic()
+    if now - _all_jobs[0] >= SPANS_READ_S:
+        _all_jobs[:] = now, config.SPANS.read().lower() == "all"
+    return bool(_all_jobs[1])
+
+
+def reset_for_tests() -> None:
+    """Forget what SPANS was."""
+    _all_jobs[0] = -math.inf
+
+
+def _attach(span: SpanContext) -> Any:
+    """Make a span current for OpenTelemetry, if it is installed; return what undoes that."""
+    found = _api()
+    if found is None:
+        return lambda: None
+    context, trace = found
+    identity = trace.SpanContext(
+        int(span.trace_id, 16),
+        int(span.span_id, 16),
+        is_remote=True,
+        trace_flags=trace.TraceFlags(int(span.is_sampled)),
+    )
+    token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(identity)))
+    return functools.partial(context.detach, token)
+
+
+@functools.cache
+def _api() -> tuple[Any, Any] | None:
+    try:
+        return (
+            importlib.import_module("opentelemetry.context"),
+            importlib.import_module("opentelemetry.trace"),
+        )
+    except ImportError:
+        return None

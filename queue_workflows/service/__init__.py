@@ -1,0 +1,40 @@
+"""Serve jobs, runs, workers, queues and schedules over HTTP (extra: service)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from queue_workflows import errors
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic", "pydantic_settings", "anyio")
+
+
+def app(**settings: Any) -> FastAPI:
+    """Return the service as an ASGI application, to run or to mount in an app's own.
+
+    `settings` replace those of the environment and of `.env`, by their names in lower case:
+    `workers_json`, `read_only`, `token`, `allowed_hosts`, ... Its lifespan starts and stops the
+    workers, the reaper and the listener. An app that mounts it runs the lifespan itself, as
+    `lifespan_context` of the returned application's router. Raises `InvalidConfig` for a setting
+    that cannot be used, `MissingExtra` without the extra `service`.
+    """
+    try:
+        from queue_workflows.service import application
+        from queue_workflows.service import settings as service_settings
+    except ModuleNotFoundError as error:
+        raise missing(error) from None
+    found = service_settings.load(**settings)
+    service_settings.apply(found)
+    return application.build(found)
+
+
+def missing(error: ModuleNotFoundError) -> Exception:
+    """Return the error for a package of the extra that is not installed, else the given error."""
+    if (error.name or "").partition(".")[0] not in _EXTRA:
+        return error
+    return errors.MissingExtra(
+        f"{error.name} is not installed: pip install 'queue_workflows[service]'"
+    )

@@ -1,0 +1,133 @@
+"""Put the service together: its routes, its guard, its errors and its lifespan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import fastapi
+from fastapi import exceptions
+from starlette import exceptions as starlette_exceptions
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+import queue_workflows
+from queue_workflows.service import (
+    guard,
+    lifespan,
+    problems,
+    request_context,
+    schemas,
+    state,
+    tokens,
+)
+from queue_workflows.service import settings as service_settings
+from queue_workflows.service.routes import (
+    bodies,
+    etl,
+    events,
+    infrastructure,
+    jobs,
+    queues,
+    runs,
+    schedules,
+    streams,
+    workers,
+)
+
+ROUTERS = (
+    infrastructure.router,
+    etl.router,
+    jobs.router,
+    runs.router,
+    workers.router,
+    queues.router,
+    schedules.router,
+    events.router,
+    streams.router,
+)
+"""All endpoints; a module of `routes` that is added is added here."""
+
+
+def build(settings: service_settings.Settings) -> fastapi.FastAPI:
+    """Return the application. Its lifespan starts what `settings` name."""
+    service = state.Service(settings)
+    known = tokens.load(settings)
+    made = _Application(
+        title="queue_workflows",
+        version=queue_workflows.__version__,
+        description="Jobs, runs, workers, queues and schedules.",
+        lifespan=lifespan.of(service),
+        # The pages of these load their code from another site.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses={422: {"model": schemas.Problem}},
+    )
+    made.state.service = service
+    made.state.token_path = known.path
+    for router in ROUTERS:
+        made.include_router(router)
+    made.add_middleware(_guard, settings=settings, known=known, own=service)
+    made.add_middleware(request_context.RequestContext)
+    for kind, handler in _HANDLERS:
+        made.add_exception_handler(kind, handler)
+    return made
+
+
+def _guard(app: ASGIApp, **chosen: Any) -> ASGIApp:
+    return guard.Guard(app, **chosen)
+
+
+class _Application(fastapi.FastAPI):
+    """An application whose document names the token; the guard checks it."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            named = document.setdefault("components", {}).setdefault("schemas", {})
+            named.update(bodies.schemas(schemas.Trigger))
+            scheme = {"type": "http", "scheme": "bearer", "description": "a token of the service"}
+            document["components"]["securitySchemes"] = {"HTTPBearer": scheme}
+            document["security"] = [{"HTTPBearer": []}]
+            for path in guard.PUBLIC:
+                document["paths"][path]["get"]["security"] = []
+        return super().openapi()
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    found: Sequence[Any] = (
+        error.errors() if isinstance(error, exceptions.RequestValidationError) else ()
+    )
+    faults = [
+        {
+            "where": ".".join(str(part) for part in fault["loc"])[:200],
+            "what": str(fault["msg"])[:500],
+        }
+        for fault in [*found][:20]
+    ]
+    detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:3])
+    return problems.problem(
+        422, detail or "the request is not valid", kind="Invalid", errors=faults
+    )
+
+
+async def _http(_: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 500)
+    detail = str(getattr(error, "detail", error))
+    return problems.problem(status, detail, headers=getattr(error, "headers", None))
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return problems.of_error(error)
+
+
+_HANDLERS: Sequence[tuple[type[Exception], Any]] = (
+    (exceptions.RequestValidationError, _invalid),
+    (starlette_exceptions.HTTPException, _http),
+    (queue_workflows.errors.QueueWorkflowsError, _failed),
+    (queue_workflows.db.Error, _failed),
+    (Exception, _failed),
+)

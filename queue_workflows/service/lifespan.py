@@ -1,0 +1,130 @@
+"""Start the workers, the reaper and the pruning with the application, and stop them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+import fastapi
+
+from queue_workflows import config, db, errors, history
+from queue_workflows.event_export import settings as export_settings
+from queue_workflows.maintenance import periodic
+from queue_workflows.runtime import service, signals, supervisor
+from queue_workflows.service import settings as service_settings
+from queue_workflows.service import state
+from queue_workflows.worker import parent, pool_config
+
+_log = logging.getLogger("queue_workflows.service")
+STOP_MARGIN_S: Final = 10.0
+"""Seconds beyond SHUTDOWN_TIMEOUT_S after which the stop goes on without the processes."""
+WORKERS: Final = "workers"
+
+
+def of(
+    own: state.Service,
+) -> Callable[[fastapi.FastAPI], AbstractAsyncContextManager[None]]:
+    """Return the lifespan of an application that serves with `own`."""
+
+    @contextlib.asynccontextmanager
+    async def run(app: fastapi.FastAPI) -> AsyncGenerator[None]:
+        background = Background(own)
+        app.state.background = background
+        background.start()
+        try:
+            yield
+        finally:
+            own.changes.close()
+            # On a thread: what still waits for an answer of the service gets it meanwhile.
+            await asyncio.get_running_loop().run_in_executor(None, background.stop)
+            own.close()
+
+    return run
+
+
+class Background:
+    """The processes and threads of a service that has queues to serve; nothing without queues."""
+
+    def __init__(self, own: state.Service) -> None:
+        self._own = own
+        self._entries = own.settings.pool
+        self._stop = signals.StopRequest()
+        self._supervising = service.Pool("service-workers", 1, self._run)
+        self._loops: list[service.Service] = []
+        self._exports = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Start everything; raise `InvalidConfig` for queues without an app that has tasks.
+
+        The audit log, the metric log and the spans are written without queues, too.
+        """
+        exports = export_settings.wanted()
+        if self._entries:
+            service_settings.check_app(self._own.settings)
+        self._exports.enter_context(export_settings.running(exports))
+        if not self._entries:
+            return
+        self._own.problems[WORKERS] = "they are being started"
+        self._supervising.start()
+
+    def request_stop(self) -> None:
+        """Let the workers begin to stop; a second call hurries them. Safe in a signal handler."""
+        self._stop.request()
+
+    def stop(self) -> None:
+        """Stop everything, the workers by SHUTDOWN_TIMEOUT_S."""
+        if self._stop.count == 0:
+            self._stop.request()
+        for loop in self._loops:
+            loop.stop()
+        self._exports.close()
+        limit_s = config.SHUTDOWN_TIMEOUT_S.read() + STOP_MARGIN_S
+        if not self._supervising.stop(limit_s):
+            _log.error("the workers did not stop within %.0f s", limit_s)
+
+    def _run(self, _: threading.Event) -> None:
+        flag = self._stop.requested
+        if not db.wait_until_reachable(stopped=flag.is_set, pause=flag.wait):
+            return
+        try:
+            db.bootstrap(stopped=flag.is_set)
+        except errors.QueueWorkflowsError as error:
+            if not flag.is_set():
+                _log.error("the schema cannot be used: %s", error)
+                self._own.problems[WORKERS] = str(error)
+            return
+        with contextlib.ExitStack() as stack:
+            for loop in self._maintenance(stack):
+                self._loops.append(loop)
+                stack.enter_context(loop)
+            guardian = stack.enter_context(parent.SupervisedWorkers())
+            self._own.problems.pop(WORKERS, None)
+            code = guardian.supervisor([self._spec()]).run(self._stop)
+        if code:
+            self._own.problems[WORKERS] = "they refuse to start; the log has the reason"
+            _log.error("the workers refuse to start, their own message says why")
+
+    def _maintenance(self, stack: contextlib.ExitStack) -> list[service.Service]:
+        settings = self._own.settings
+        tasks = periodic.PeriodicTasks(
+            check_s=lambda: settings.dl_reaper_period_sec,
+            lock_keys_s=settings.dl_claim_backoff_sec,
+        )
+        stack.callback(tasks.close)
+        prune = service.Task("prune", config.NODE_EVENT_PRUNE_INTERVAL_S.read, history.prune)
+        return [tasks.loop(), service.Loop("prune", [prune])]
+
+    def _spec(self) -> supervisor.ChildSpec:
+        settings = self._own.settings
+        arguments: list[Any] = ["--workers", pool_config.as_json(self._entries)]
+        arguments += ["--lease-seconds", f"{settings.dl_default_lease_ttl_sec:g}"]
+        arguments += ["--log-level", "debug" if settings.debug else "info"]
+        arguments += ["--app", config.get_config().app]
+        env = {"QUEUE_WORKFLOWS_EMBEDDED": "1"} if config.database_url() is None else None
+        return supervisor.ChildSpec(WORKERS, [sys.executable, "-m", parent.MODULE, *arguments], env)

@@ -1,0 +1,96 @@
+"""Turn errors of the library and of requests into problem documents (RFC 9457)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from queue_workflows import db, errors
+from queue_workflows.runtime import display, masking
+
+MEDIA_TYPE: Final = "application/problem+json"
+DETAIL_CHARACTERS: Final = 2000
+RETRY_AFTER_S: Final = 2
+_log = logging.getLogger("queue_workflows.service")
+
+STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
+    (errors.UnknownJob, 404),
+    (errors.UnknownSchedule, 404),
+    (errors.UnknownWorker, 404),
+    (errors.UnknownModel, 404),
+    (errors.IdempotencyClash, 409),
+    (errors.InputRefused, 409),
+    (errors.DatabaseUnavailable, 503),
+    (errors.DatabaseUrlMissing, 503),
+    (errors.SchemaTimeout, 503),
+    (errors.DatabaseRefused, 403),
+)
+"""The status of an error, by the first class that it is one of; any other is refused with 422."""
+_DENIED = "42501"
+_TITLES: Final[Mapping[int, str]] = {
+    400: "The request cannot be read",
+    401: "A bearer token is needed",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Method not allowed",
+    408: "The request took too long to arrive",
+    409: "Conflict",
+    413: "The body is too large",
+    414: "The URL is too long",
+    415: "The body must be JSON",
+    421: "Wrong host",
+    422: "The request was refused",
+    428: "A precondition is needed",
+    431: "The headers are too large",
+    500: "Internal error",
+    503: "Not available now",
+}
+
+
+def problem(
+    status: int,
+    detail: str,
+    *,
+    kind: str = "",
+    headers: Mapping[str, str] | None = None,
+    **members: Any,
+) -> Response:
+    """Return a problem document; `kind` is the class of the error, `members` are added to it."""
+    text = display.line(masking.mask(detail), DETAIL_CHARACTERS)
+    content = {
+        "type": f"urn:queue-workflows:{_slug(kind)}" if kind else "about:blank",
+        "title": _TITLES.get(status, "The request was refused"),
+        "status": status,
+        "detail": text,
+        **members,
+    }
+    chosen = dict(headers or {})
+    if status == 503:
+        chosen.setdefault("retry-after", str(RETRY_AFTER_S))
+    return Response(display.strict_json(content), status, chosen, MEDIA_TYPE)
+
+
+def of_error(error: Exception) -> Response:
+    """Return the problem document of an error of the library or of the database."""
+    if isinstance(error, errors.QueueWorkflowsError):
+        status = next((code for kind, code in STATUSES if isinstance(error, kind)), 422)
+        return problem(status, str(error), kind=type(error).__name__)
+    if isinstance(error, (db.OperationalError, db.InterfaceError, TimeoutError)):
+        _log.warning("a request failed, the database is not available: %s", error)
+        return problem(503, "the database does not answer; try again", kind="DatabaseUnavailable")
+    state = getattr(error, "sqlstate", None) or ""
+    if state == _DENIED:
+        return problem(403, "the service's database user lacks a right", kind="DatabaseRefused")
+    if isinstance(error, db.Error):
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return problem(422, f"the database refused it: {lines[0]}", kind="RowRefused")
+    _log.error("a request failed", exc_info=error)
+    return problem(500, "the service failed; its log has the reason", kind="InternalError")
+
+
+def _slug(kind: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind).lower()

@@ -1,0 +1,169 @@
+"""Read what the handlers of jobs stream: in pages, and as server-sent events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final
+
+import fastapi
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from queue_workflows import db, errors
+from queue_workflows import streams as api
+from queue_workflows.service import changes, job_states, responses, schemas, state
+from queue_workflows.service.routes import events, parameters
+from queue_workflows.types import JsonDict
+
+_log = logging.getLogger("queue_workflows.service")
+router = fastapi.APIRouter(prefix="/api/v1", tags=["streams"])
+PAUSE_S: Final = 5.0
+"""Longest time between two reads of a stream that no notification and no event of its job wakes."""
+_AWAY: Final = (db.OperationalError, db.InterfaceError, errors.DatabaseUnavailable, TimeoutError)
+_ERRORS: Final = parameters.problems(401, 403, 404, 422, 503)
+_PAGE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": schemas.PartsPage}, **_ERRORS}
+_STREAM: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "Parts of the stream"},
+    **_ERRORS,
+}
+Name = Annotated[str | None, fastapi.Query(max_length=400, description="only the parts of it")]
+Place = Annotated[
+    str | None, fastapi.Query(max_length=100, description="the id of the last part that is known")
+]
+LastId = Annotated[str | None, fastapi.Header(max_length=100)]
+
+
+@router.get("/jobs/{job_id}/parts", responses=_PAGE)
+async def parts(
+    request: fastapi.Request,
+    job_id: parameters.JobId,
+    name: Name = None,
+    limit: parameters.Limit = 200,
+    cursor: Place = None,
+) -> Response:
+    """Return a page of what the handler of a job has streamed, in order, with reset marks."""
+    return await _page(request, job_id, name, limit, cursor)
+
+
+@router.get("/jobs/{job_id}/stream", responses=_STREAM)
+async def stream(
+    request: fastapi.Request,
+    job_id: parameters.JobId,
+    name: Name = None,
+    last_event_id: LastId = None,
+) -> Response:
+    """Return what the handler of a job streams, from Last-Event-ID on, until the job has ended.
+
+    Each `part` has an id. `reset`: a new attempt begins, discard what came before. `end` is last.
+    """
+    return _Stream(state.of(request), job_id, name, last_event_id)
+
+
+@router.get("/runs/{run_id}/nodes/{node_id:path}/parts", responses=_PAGE)
+async def node_parts(
+    request: fastapi.Request,
+    run_id: parameters.RunId,
+    node_id: parameters.NodeId,
+    name: Name = None,
+    limit: parameters.Limit = 200,
+    cursor: Place = None,
+) -> Response:
+    """Return a page of what a node of a run has streamed, in order, with reset marks."""
+    job_id = await state.of(request).calls.run(api.job_of_node, run_id, node_id)
+    return await _page(request, job_id, name, limit, cursor)
+
+
+@router.get("/runs/{run_id}/nodes/{node_id:path}/stream", responses=_STREAM)
+async def node_stream(
+    request: fastapi.Request,
+    run_id: parameters.RunId,
+    node_id: parameters.NodeId,
+    name: Name = None,
+    last_event_id: LastId = None,
+) -> Response:
+    """Return what a node of a run streams, as the stream of a job does."""
+    own = state.of(request)
+    job_id = await own.calls.run(api.job_of_node, run_id, node_id)
+    return _Stream(own, job_id, name, last_event_id)
+
+
+async def _page(
+    request: fastapi.Request, job_id: str, name: str | None, limit: int, cursor: str | None
+) -> Response:
+    read = state.of(request).calls.run
+    page = await read(api.read_page, job_id, name, after=cursor, limit=limit)
+    items = [_item(part) for part in page.parts]
+    return responses.reply(
+        {"items": items, "next": page.after if page.full else None, "over": page.over}
+    )
+
+
+def _item(part: api.Part) -> JsonDict:
+    return {"id": part.id, "reset": part.is_reset, **part._asdict()}
+
+
+class _Stream(Response):
+    """The parts behind an id, and all later ones.
+
+    It begins to wait for notifications before it reads: a part between the two is in one of them.
+    """
+
+    def __init__(
+        self, own: state.Service, job_id: str, name: str | None, last_id: str | None
+    ) -> None:
+        super().__init__(media_type="text/event-stream")
+        self._own = own
+        self._job_id = job_id
+        self._name = name
+        self._last_id = last_id or None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream. Raises `UnknownJob`, and `InvalidConfig` for an id that no part has."""
+        async with self._own.changes.reading_parts(self._job_id) as reader:
+            await reader.begun(events.BEGIN_S)
+            first = await self._read(self._last_id)
+            response = StreamingResponse(self._events(reader, first), media_type=self.media_type)
+            await response(scope, receive, send)
+
+    async def _read(self, after: str | None) -> api.Page:
+        return await self._own.calls.run(api.read_page, self._job_id, self._name, after=after)
+
+    async def _events(self, reader: changes.Reader, page: api.Page) -> AsyncIterator[bytes]:
+        yield f"retry: {events.RETRY_MS}\n\n".encode()
+        sent_at = time.monotonic()
+        while not reader.closed:
+            for part in page.parts:
+                yield _text(part)
+                sent_at = time.monotonic()
+            page = page._replace(parts=[])
+            if page.over:
+                yield self._end(job_states.name(page.status))
+                return
+            if not page.full:
+                await reader.next(PAUSE_S)
+                if time.monotonic() - sent_at >= events.BEAT_S:
+                    yield b": alive\n\n"
+                    sent_at = time.monotonic()
+            try:
+                page = await self._read(page.after)
+            except errors.UnknownJob:
+                yield self._end(None)
+                return
+            except errors.UnreadableRow as error:
+                _log.warning("a stream of parts ends: %s", error)
+                return  # who comes again gets the reason
+            except _AWAY as error:
+                _log.warning("a stream of parts waits for the database: %s", str(error).strip())
+                page = page._replace(full=False)
+
+    def _end(self, status: str | None) -> bytes:
+        """Return the last event; `status` None: the job was deleted."""
+        data = responses.body({"job_id": self._job_id, "status": status})
+        return b"event: end\ndata: " + data + b"\n\n"
+
+
+def _text(part: api.Part) -> bytes:
+    kind = "reset" if part.is_reset else "part"
+    return f"id: {part.id}\nevent: {kind}\ndata: ".encode() + responses.body(_item(part)) + b"\n\n"

@@ -1,0 +1,123 @@
+-- Export the history: read the events that others commit, each once, in whatever order they commit.
+
+-- name: create
+-- Note who exports, from the events on that are there now.
+INSERT INTO event_exports (name, node_event, ingest_event)
+SELECT %(name)s,
+       coalesce(pg_sequence_last_value(pg_get_serial_sequence('workflow_node_events', 'id')), 0),
+       coalesce(pg_sequence_last_value(pg_get_serial_sequence('ingest_job_events', 'id')), 0)
+    ON CONFLICT (name) DO NOTHING;
+
+-- name: take
+-- Take or keep the export for `lease_s` seconds and return how far it is. No row: another
+-- process has it.
+UPDATE event_exports
+   SET taken_by = %(who)s, taken_until = now() + make_interval(secs => %(lease_s)s)
+ WHERE name = %(name)s
+   AND (taken_by IS NULL OR taken_by = %(who)s OR taken_until IS NULL OR taken_until < now())
+RETURNING node_event, ingest_event;
+
+-- name: release
+-- Let another process take the export at once.
+UPDATE event_exports SET taken_by = NULL, taken_until = NULL
+ WHERE name = %(name)s AND taken_by = %(who)s;
+
+-- name: advance
+-- Note that all events up to these are exported. No row: another process has the export.
+UPDATE event_exports SET node_event = %(node_event)s, ingest_event = %(ingest_event)s,
+                         updated_at = now()
+ WHERE name = %(name)s AND taken_by = %(who)s
+RETURNING name;
+
+-- name: last_ids
+-- Return the last event ids that were drawn, by whichever transaction.
+SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('workflow_node_events', 'id')), 0)
+           AS node_event,
+       coalesce(pg_sequence_last_value(pg_get_serial_sequence('ingest_job_events', 'id')), 0)
+           AS ingest_event;
+
+-- name: transactions
+-- Return the transactions that run now, but for this one; prepared ones are among them. Each
+-- holds the lock of its own id until it ends.
+SELECT DISTINCT virtualtransaction AS id FROM pg_locks
+ WHERE locktype IN ('virtualxid', 'transactionid') AND mode = 'ExclusiveLock' AND granted
+   AND pid IS DISTINCT FROM pg_backend_pid();
+
+-- name: node_events
+-- Return up to `batch` events of nodes whose ids are in one of the ranges.
+SELECT e.id, e.run_id, e.node_id, e.job_id, e.attempt, e.event_type::text, e.claim_no,
+       e.worker_id, e.host_label, e.queue::text, e.model, e.elapsed_s, left(e.error, 2000) AS error,
+       e.created_at
+  FROM unnest(%(lows)s::bigint[], %(highs)s::bigint[]) AS g (low, high)
+       CROSS JOIN LATERAL (SELECT * FROM workflow_node_events o
+                            WHERE o.id BETWEEN g.low AND g.high ORDER BY o.id LIMIT %(batch)s) e
+ ORDER BY e.id LIMIT %(batch)s;
+
+-- name: ingest_events
+-- Return the same of ingest jobs, with who made the change.
+SELECT e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e.host_label,
+       e.queue::text, e.elapsed_s, left(e.error, 2000) AS error, e.actor, e.created_at
+  FROM unnest(%(lows)s::bigint[], %(highs)s::bigint[]) AS g (low, high)
+       CROSS JOIN LATERAL (SELECT * FROM ingest_job_events o
+                            WHERE o.id BETWEEN g.low AND g.high ORDER BY o.id LIMIT %(batch)s) e
+ ORDER BY e.id LIMIT %(batch)s;
+
+-- name: node_attempts
+-- Return the events of these claims of nodes, the oldest first, with the workflow and the trace
+-- of the run. `waited_from`: when the claim before ended, else when the job was queued.
+SELECT e.id, e.run_id, e.node_id, e.job_id, e.attempt, e.event_type::text, e.claim_no,
+       e.worker_id, e.host_label, e.queue::text, e.model, e.elapsed_s, left(e.error, 2000) AS error,
+       CASE WHEN octet_length(e.detail::text) <= 16000 THEN e.detail END AS detail, e.created_at,
+       left(r.workflow_name, 500) AS name, r.headers ->> 'traceparent' AS traceparent,
+       coalesce((SELECT max(p.created_at) FROM workflow_node_events p
+                  WHERE p.run_id = e.run_id AND p.node_id = e.node_id AND p.job_id = e.job_id
+                    AND p.claim_no < e.claim_no
+                    AND p.event_type IN ('completed', 'failed', 'cancelled', 'retried',
+                                         'requeued', 'reclaimed')),
+                (SELECT j.created_at FROM workflow_node_jobs j WHERE j.id = e.job_id))
+           AS waited_from
+  FROM unnest(%(runs)s::text[], %(nodes)s::text[], %(jobs)s::text[], %(claims)s::bigint[])
+           AS c (run_id, node_id, job_id, claim_no)
+       JOIN workflow_node_events e
+         ON e.run_id = c.run_id AND e.node_id = c.node_id AND e.job_id = c.job_id
+        AND e.claim_no = c.claim_no AND e.event_type <> ALL (%(without)s::text[])
+       LEFT JOIN workflow_runs r ON r.id = e.run_id
+ ORDER BY e.id;
+
+-- name: ingest_attempts
+-- Return the same of ingest jobs; `name` is the task.
+SELECT e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e.host_label,
+       e.queue::text, e.elapsed_s, left(e.error, 2000) AS error,
+       CASE WHEN octet_length(e.detail::text) <= 16000 THEN e.detail END AS detail, e.created_at,
+       left(j.task_name, 500) AS name, j.headers ->> 'traceparent' AS traceparent,
+       coalesce((SELECT max(p.created_at) FROM ingest_job_events p
+                  WHERE p.job_id = e.job_id AND p.claim_no < e.claim_no
+                    AND p.event_type IN ('completed', 'failed', 'cancelled', 'retried',
+                                         'requeued', 'reclaimed')),
+                j.created_at) AS waited_from
+  FROM unnest(%(jobs)s::text[], %(claims)s::bigint[]) AS c (job_id, claim_no)
+       JOIN ingest_job_events e
+         ON e.job_id = c.job_id AND e.claim_no = c.claim_no
+        AND e.event_type <> ALL (%(without)s::text[])
+       LEFT JOIN ingest_jobs j ON j.id = e.job_id
+ ORDER BY e.id;
+
+-- name: add_runs
+-- Note runs with exported events, whose own end is to be exported.
+INSERT INTO event_export_runs (name, run_id)
+SELECT %(name)s, r.run_id FROM unnest(%(runs)s::text[]) AS r (run_id)
+    ON CONFLICT DO NOTHING;
+
+-- name: ended_runs
+-- Return up to `batch` of these runs that are over. A run that is not there any more has no
+-- workflow.
+SELECT o.run_id, left(r.workflow_name, 500) AS name, r.status::text, left(r.error, 2000) AS error,
+       r.generation, r.priority, r.created_at, r.queued_at, r.started_at, r.finished_at,
+       r.headers ->> 'traceparent' AS traceparent
+  FROM event_export_runs o LEFT JOIN workflow_runs r ON r.id = o.run_id
+ WHERE o.name = %(name)s AND (r.id IS NULL OR queue_workflows_is_terminal_run(r.status))
+ LIMIT %(batch)s;
+
+-- name: remove_runs
+-- Forget runs whose end is exported.
+DELETE FROM event_export_runs WHERE name = %(name)s AND run_id = ANY (%(runs)s::text[]);

@@ -1,0 +1,114 @@
+-- Send, list, await and delete the events of apps.
+
+-- name: send
+-- Insert an event. No row: there is one of this name and key already, which stays.
+INSERT INTO events (name, key, value) VALUES (%(name)s, %(key)s, %(value)s::jsonb)
+    ON CONFLICT (name, key) DO NOTHING
+RETURNING created_at;
+
+-- name: newest
+-- Return the newest events. `name` NULL: of every name.
+SELECT name, key, value::text AS value, created_at
+  FROM events
+ WHERE %(name)s::text IS NULL OR name = %(name)s::text
+ ORDER BY created_at DESC, name, key LIMIT %(limit)s;
+
+-- name: prune
+-- Delete up to `batch` events that are older than `days` days.
+DELETE FROM events WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM events WHERE created_at < now() - %(days)s * interval '1 day'
+     LIMIT %(batch)s FOR UPDATE SKIP LOCKED));
+
+-- name: wake_waiting
+-- Wake jobs whose event is there although they wait for it; return how many.
+SELECT queue_workflows_wake_waiting() AS n;
+
+-- name: wait
+-- tables: ingest_jobs workflow_node_jobs
+-- Begin or continue a wait of a claimed job: for an event of this name and key, or, for the kind
+-- `sleep`, for the time alone. One row: `state` is `done`, with the value of the event or `default`
+-- as `output`; `waiting`; `busy` if another transaction is about to end the wait; NULL if the claim
+-- is lost. The time of the first call counts. A wait that is over is only read.
+WITH arrived AS MATERIALIZED (
+    SELECT e.value FROM events e
+     WHERE %(kind)s = 'event' AND e.name = %(name)s AND e.key = %(key)s),
+found AS MATERIALIZED (
+    SELECT s.state, s.output::text AS output
+      FROM job_steps s
+     WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.kind = %(kind)s
+       AND s.name = %(name)s AND s.key = %(key)s),
+free AS MATERIALIZED (
+    SELECT s.id
+      FROM job_steps s
+     WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.kind = %(kind)s
+       AND s.name = %(name)s AND s.key = %(key)s
+       FOR UPDATE SKIP LOCKED),
+held AS MATERIALIZED (
+    SELECT j.id FROM ingest_jobs j
+     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
+       AND j.status = 'running'
+       FOR SHARE),
+begun AS (
+    INSERT INTO job_steps AS s
+           (job_table, job_id, kind, name, key, state, output, claim_no, attempts, due_at, ended_at)
+    SELECT 'ingest_jobs', held.id, %(kind)s, %(name)s, %(key)s,
+           CASE WHEN is_over THEN 'done' ELSE 'waiting' END,
+           CASE WHEN is_over THEN coalesce((SELECT value FROM arrived), %(default)s::jsonb) END,
+           %(claim)s, 1, due_at, CASE WHEN is_over THEN now() END
+      FROM held
+     CROSS JOIN (SELECT now() + %(after_s)s::float8 * interval '1 second' AS due_at) AS wanted
+     CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM arrived)
+                                OR coalesce(due_at <= now(), false) AS is_over) AS decided
+     WHERE NOT EXISTS (SELECT FROM found WHERE state = 'done')
+       AND (NOT EXISTS (SELECT FROM found) OR EXISTS (SELECT FROM free))
+        ON CONFLICT (job_id, job_table, kind, name, key) DO UPDATE
+       SET (state, output, ended_at) = (
+               SELECT CASE WHEN is_over THEN 'done' ELSE 'waiting' END,
+                      CASE WHEN is_over
+                           THEN coalesce((SELECT value FROM arrived), %(default)s::jsonb) END,
+                      CASE WHEN is_over THEN now() END
+                 FROM (SELECT EXISTS (SELECT FROM arrived)
+                              OR coalesce(s.due_at <= now(), false) AS is_over) AS decided),
+           claim_no = excluded.claim_no, attempts = least(s.attempts, 999999) + 1
+     WHERE s.state <> 'done'
+ RETURNING s.state, s.output::text AS output)
+SELECT CASE WHEN found.state = 'done' THEN 'done'
+            WHEN begun.state IS NOT NULL THEN begun.state
+            WHEN EXISTS (SELECT FROM held) THEN 'busy' END AS state,
+       CASE WHEN found.state = 'done' THEN found.output ELSE begun.output END AS output
+  FROM (VALUES (1)) one
+  LEFT JOIN found ON true
+  LEFT JOIN begun ON true;
+
+-- name: suspend
+-- tables: ingest_jobs workflow_node_jobs
+-- Give up the claim of a job whose handler waits, counting nothing: the job is queued again until
+-- the first of its waits is due, at most `longest_s`, and for a second if one has ended meanwhile. It
+-- is cancelled instead if it must end. No row: the claim is lost.
+WITH waits AS MATERIALIZED (
+    SELECT s.due_at
+      FROM job_steps s
+     WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.claim_no = %(claim)s
+       AND s.state = 'waiting'
+       FOR UPDATE SKIP LOCKED),
+done AS (
+    UPDATE ingest_jobs j
+       SET (status, finished_at, available_at) = (
+               SELECT CASE WHEN must_end THEN 'cancelled' ELSE 'queued' END,
+                      CASE WHEN must_end THEN now() END,
+                      CASE WHEN NOT must_end AND until.at > now() THEN until.at END
+                 FROM queue_workflows_must_end(j) AS must_end
+                CROSS JOIN (
+                      SELECT least(coalesce(
+                                 min(coalesce(due_at, '9999-01-01')),
+                                 now() + interval '1 second'),
+                                 now() + %(longest_s)s::float8 * interval '1 second') AS at
+                        FROM waits) AS until),
+           worker_id = NULL, lease_expires_at = NULL
+     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
+       AND j.status = 'running'
+ RETURNING queue_workflows_record(
+               j, CASE j.status WHEN 'queued' THEN 'requeued' ELSE j.status END,
+               host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
+               worker => %(worker)s, detail => %(detail)s) AS job)
+SELECT (job).* FROM done;

@@ -1,0 +1,78 @@
+-- Maps: the items of a list, each with nodes of its own. All statements run under the lock on the run's row.
+
+-- name: open_map
+-- Seal a map's items, or count them again in a new generation; return which.
+SELECT queue_workflows_open_map(
+           %(run_id)s::text, %(map)s::text, %(items)s::jsonb, %(at_once)s::integer, %(refill)s::integer,
+           %(may_fail)s::integer, %(nodes)s::integer, %(root)s::text) AS done;
+
+-- name: step
+-- Count items that have ended and open the next ones; return the counters and the opened items.
+SELECT queue_workflows_step_map(
+           %(run_id)s::text, %(map)s::text, %(done)s::text[], %(failed)s::jsonb) AS step;
+
+-- name: complete
+-- Complete the node of a map; return the size of its output in bytes. Nothing is written past `limit`.
+SELECT queue_workflows_end_map(
+           %(run_id)s::text, %(map)s::text, %(result)s::text, %(path)s::text[], %(limit)s::bigint) AS size;
+
+-- name: fail
+-- Fail the node of a map.
+SELECT queue_workflows_fail_map(%(run_id)s::text, %(map)s::text, %(error)s::text) AS done;
+
+-- name: nodes
+-- Return how many nodes the items of these maps have, with those of the maps inside the items.
+SELECT coalesce(sum(nodes), 0)::bigint AS n FROM workflow_run_maps
+ WHERE run_id = %(run_id)s AND node_id = ANY (%(maps)s::text[]);
+
+-- name: generation
+-- Return the generation in which a map was opened last. No row: it was not opened.
+SELECT generation FROM workflow_run_maps WHERE run_id = %(run_id)s AND node_id = %(map)s;
+
+-- name: opened
+-- Return the items of a map that were opened and have not ended.
+SELECT i.key, i.item
+  FROM workflow_run_maps m
+  JOIN workflow_map_items i ON i.run_id = m.run_id AND i.map_id = m.node_id
+ WHERE m.run_id = %(run_id)s AND m.node_id = %(map)s
+   AND i.position >= 0 AND i.position < m.next_position AND i.state = 'waiting'
+ ORDER BY i.position;
+
+-- name: items
+-- Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map.
+SELECT i.key, i.item
+  FROM unnest(%(keys)s::text[]) AS k (key)
+ CROSS JOIN LATERAL (SELECT key, item FROM workflow_map_items
+                      WHERE run_id = %(run_id)s AND map_id = %(map)s AND key = k.key LIMIT 1) i;
+
+-- name: first_failure
+-- Return the first item of a map that failed, and its error.
+SELECT key, error FROM workflow_map_items
+ WHERE run_id = %(run_id)s AND map_id = %(map)s AND state = 'failed' AND position >= 0 ORDER BY position LIMIT 1;
+
+-- name: states
+-- Return the state of those of these nodes that have a row, by a look-up per node.
+SELECT j.node_id, j.status, j.error
+  FROM unnest(%(nodes)s::text[]) AS n (id)
+ CROSS JOIN LATERAL (SELECT node_id, status, error FROM workflow_node_jobs
+                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j;
+
+-- name: reopen_item
+-- Let an item wait again.
+UPDATE workflow_map_items SET state = 'waiting', error = NULL
+ WHERE run_id = %(run_id)s AND map_id = %(map)s AND key = %(key)s;
+
+-- name: drop_nodes
+-- Delete the nodes of the items of a map.
+DELETE FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND starts_with(node_id, %(inside)s::text) AND status <> 'running';
+
+-- name: drop
+-- Delete a map with its items, and the maps inside its items.
+DELETE FROM workflow_run_maps
+ WHERE run_id = %(run_id)s AND (node_id = %(map)s OR starts_with(node_id, %(inside)s::text));
+
+-- name: running_inside
+-- Return a node of an item of a map that runs.
+SELECT node_id FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND status = 'running' AND starts_with(node_id, %(inside)s::text) LIMIT 1;

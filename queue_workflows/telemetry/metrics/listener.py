@@ -1,0 +1,208 @@
+"""Serve the metrics page over HTTP, in one thread and with limits for every client."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from queue_workflows import config, db, errors
+from queue_workflows.telemetry import metrics
+
+_log = logging.getLogger(__name__)
+MOST_CLIENTS: Final = 32
+"""Connections at once; further ones are closed without a reply."""
+MOST_HEAD: Final = 16 * 1024
+"""Bytes of a request's line and headers."""
+CLIENT_S: Final = 5.0
+"""Seconds in which a client must send its request, and take the reply."""
+COUNT_FOR_S: Final = 1.0
+STOP_EVERY_S: Final = 0.1
+_PLAIN: Final = "text/plain; charset=utf-8"
+
+
+class Address(NamedTuple):
+    """Where to listen; port 0: any that is free."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Return whether only this machine can connect."""
+        return _is_loopback(self.host)
+
+
+class _Reply(NamedTuple):
+    status: str
+    text: str
+    media_type: str = _PLAIN
+
+
+def address(text: str) -> Address:
+    """Return the address of `HOST:PORT` or `[IPV6]:PORT`; raise `InvalidConfig` for other text."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise errors.InvalidConfig(
+            f"--listen {text!r:.100}: give HOST:PORT, such as 127.0.0.1:9187, or [::1]:9187"
+        )
+    return Address(host, int(port))
+
+
+async def serve(
+    where: Address, *, is_stopped: Callable[[], bool], on_ready: Callable[[str], object]
+) -> None:
+    """Serve GET /metrics until `is_stopped`; `on_ready` gets the page's address once it is bound.
+
+    Counts new events meanwhile, every METRICS_COUNT_INTERVAL_S. Raises `InvalidConfig` if the
+    address cannot be bound.
+    """
+    source = _Source()
+    clients = _Clients(where, source)
+    try:
+        server = await asyncio.start_server(clients.accept, where.host, where.port, limit=MOST_HEAD)
+    except OSError as error:
+        raise errors.InvalidConfig(
+            f"cannot listen on {where.host}:{where.port}: {error.strerror or error}"
+        ) from error
+    async with server:
+        bound = server.sockets[0].getsockname()
+        name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+        on_ready(f"http://{name}:{bound[1]}/metrics")
+        counting = asyncio.create_task(_count_often(source))
+        try:
+            while not is_stopped():
+                await asyncio.sleep(STOP_EVERY_S)
+        finally:
+            counting.cancel()
+            await asyncio.gather(counting, return_exceptions=True)
+            server.close()
+            await clients.close()
+            source.close()
+
+
+async def _count_often(source: _Source) -> None:
+    while True:
+        source.count()
+        await asyncio.sleep(max(0.1, config.METRICS_COUNT_INTERVAL_S.read()))
+
+
+class _Source:
+    """The database of a listener, by a connection of its own, which fails soon in an outage."""
+
+    def __init__(self) -> None:
+        self._dedicated = db.DedicatedConnection()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._dedicated.close()
+
+    def count(self) -> None:
+        """Count new events; log why that fails."""
+        try:
+            with self._dedicated.using() as conn:
+                metrics.count(conn, within_s=COUNT_FOR_S)
+        except db.Error as error:
+            _log.warning("no events are counted: %s", error)
+
+    def page(self) -> _Reply:
+        """Return the reply with the page, or the one that the database gives none."""
+        try:
+            with self._dedicated.using() as conn:
+                return _Reply("200 OK", metrics.scrape(conn), metrics.CONTENT_TYPE)
+        except (db.Error, errors.QueueWorkflowsError) as error:
+            _log.warning("no metrics: %s", error)
+        return _Reply("503 Service Unavailable", "the database gives no metrics; see the log\n")
+
+
+class _Clients:
+    """The connections of a listener, each of which makes one request."""
+
+    def __init__(self, where: Address, source: _Source) -> None:
+        self._where = where
+        self._source = source
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Reply to one request, or close the connection if there are too many."""
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._open) >= MOST_CLIENTS:
+            writer.close()
+            return
+        self._open.add(task)
+        try:
+            await asyncio.wait_for(self._talk(reader, writer), CLIENT_S)
+        except (asyncio.TimeoutError, asyncio.CancelledError, OSError):
+            writer.transport.abort()
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def close(self) -> None:
+        """End every connection."""
+        open_now = [*self._open]
+        for task in open_now:
+            task.cancel()
+        await asyncio.gather(*open_now, return_exceptions=True)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return
+        except asyncio.LimitOverrunError:
+            head = None
+        method, reply = "GET", _Reply("431 Request Header Fields Too Large", "too long\n")
+        if head is not None:
+            method, reply = self._reply(head.decode("latin-1"))
+        body = reply.text.encode()
+        lines = (
+            f"HTTP/1.1 {reply.status}",
+            f"Content-Type: {reply.media_type}",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+            "X-Content-Type-Options: nosniff",
+            "Cache-Control: no-store",
+        )
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        writer.write(b"" if method == "HEAD" else body)
+        await writer.drain()
+
+    def _reply(self, head: str) -> tuple[str, _Reply]:
+        """Return the method of a request and the reply to it."""
+        first, *rest = head.split("\r\n")
+        words = first.split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return "GET", _Reply("400 Bad Request", "this is no HTTP request\n")
+        method, path = words[0], words[1].partition("?")[0]
+        hosts = [line.partition(":")[2] for line in rest if line.lower().startswith("host:")]
+        if self._where.is_loopback and not all(map(_is_local, hosts)):
+            # A page of another site whose name leads here (DNS rebinding) must not read this one.
+            return method, _Reply("403 Forbidden", "the Host header does not name this machine\n")
+        if path != "/metrics":
+            return method, _Reply("404 Not Found", "the metrics are at /metrics\n")
+        if method not in {"GET", "HEAD"}:
+            return method, _Reply("405 Method Not Allowed", "GET /metrics\n")
+        return method, self._source.page()
+
+
+def _is_local(host: str) -> bool:
+    name = host.strip().lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    return _is_loopback(name)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

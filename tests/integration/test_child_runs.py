@@ -1,0 +1,482 @@
+"""A workflow called in a workflow is a run that a node waits for; both end and retry together."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import check, declare, errors, history, node, runs, workflow
+from queue_workflows import db as engine
+from queue_workflows.cli import retry
+from queue_workflows.engine import failure_alerts
+from tests.support import flow, invariants
+from tests.support.wait import until
+
+
+@pytest.fixture
+def host(db: ModuleType) -> Iterator[flow.Flow]:
+    made = flow.Flow()
+    yield made
+    made.close()
+    with engine.connect() as conn:
+        assert invariants.broken(conn, slack_s=5) == []
+
+
+CALLS: list[str] = []
+BAD: set[str] = set()
+
+
+@node
+def first(name: str) -> str:
+    CALLS.append(f"first {name}")
+    return name.upper()
+
+
+@node
+def second(text: str) -> dict[str, str]:
+    CALLS.append(f"second {text}")
+    if text in BAD:
+        raise ValueError(f"{text} is bad")
+    return {"text": f"<{text}>"}
+
+
+@node
+def last(text: str) -> str:
+    CALLS.append(f"last {text}")
+    return text
+
+
+@workflow
+def inner(name: str) -> dict[str, str]:
+    return second(first(name))
+
+
+@workflow
+def outer(name: str) -> str:
+    return last(inner(name)["text"])
+
+
+@workflow
+def top(name: str) -> str:
+    return outer(name)
+
+
+@workflow
+def sends(name: str) -> None:
+    last(inner.start(name))
+
+
+@pytest.fixture(autouse=True)
+def known(host: flow.Flow) -> None:
+    del host
+    CALLS.clear()
+    BAD.clear()
+    declare.install(first, second, last, inner, outer, top, sends)
+
+
+def submit(workflow_name: str = "outer", name: str = "a") -> str:
+    return runs.submit(workflow_name, context={"name": name})["id"]
+
+
+def child(run_id: str, node_id: str = "inner") -> str:
+    found = flow.job(run_id, node_id)["child_run_id"]
+    assert found is not None
+    return found
+
+
+def sql(statement: str, *values: Any) -> list[dict[str, Any]]:
+    with engine.connect() as conn:
+        cursor = conn.execute(statement.encode(), values)
+        return cursor.fetchall() if cursor.description else []
+
+
+def started(run_id: str, host: flow.Flow) -> str:
+    """Start a run and its child, whose first node is queued; return the child."""
+    host.look()
+    found = child(run_id)
+    host.look()
+    assert flow.states(found)["first/first"] == "queued"
+    return found
+
+
+# --- the way of a run
+
+
+def test_the_node_waits_and_has_the_output_of_its_run(host: flow.Flow) -> None:
+    run_id = submit("top", name="a")
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    middle = child(run_id, "outer")
+    inside = child(middle)
+    assert flow.job(run_id, "__output__")["context_delta"] == {"result": "<A>"}
+    assert flow.job(middle, "inner")["context_delta"] == {"result": {"text": "<A>"}}
+    row = flow.run(inside)
+    assert (row["status"], row["workflow_name"], row["context"]) == (
+        "completed",
+        "inner",
+        {"name": "a"},
+    )
+    assert (row["parent_run_id"], row["parent_node_id"]) == (middle, "inner")
+    assert row["out_dir"] == f"{flow.run(run_id)['out_dir']}/outer/inner"
+    assert CALLS == ["first a", "second A", "last <A>"]
+
+
+def test_a_waiting_node_takes_no_slot(host: flow.Flow) -> None:
+    run_id = submit()
+    started(run_id, host)
+    row = flow.job(run_id, "inner")
+    assert (row["status"], row["worker_id"], row["claim_no"]) == ("awaiting_input", None, 0)
+    assert host.work() == 2  # the two nodes of the child
+
+
+def test_start_makes_a_run_and_does_not_wait(host: flow.Flow) -> None:
+    run_id = submit("sends", name="a")
+    host.look()
+    inside = child(run_id)
+    assert flow.job(run_id, "last/last")["inputs"] == {"text": inside}
+    flow.finish(run_id, "last/last", result=inside)
+    assert (flow.status(run_id), flow.status(inside)) == ("completed", "running")
+    host.go()
+    assert flow.status(inside) == "completed"
+
+
+def test_a_parent_that_ends_leaves_a_started_run_alone(host: flow.Flow) -> None:
+    run_id = submit("sends", name="a")
+    host.look()
+    runs.cancel(run_id)
+    host.go()
+    assert (flow.status(run_id), flow.status(child(run_id))) == ("cancelled", "completed")
+
+
+def test_a_skipped_call_makes_no_run(host: flow.Flow) -> None:
+    call = {"id": "c", "kind": "run", "workflow": "inner", "inputs": {"name": "a"}}
+    host.define({**call, "skip_if": {"$from": "no"}})
+    run_id = host.started(context={"no": True})
+    assert (flow.status(run_id), flow.states(run_id)) == ("completed", {"c": "skipped"})
+    assert len(runs.list()) == 1
+
+
+# --- failure, cancel, retry
+
+
+def test_a_failed_child_fails_the_node_with_its_error_and_retry_retries_the_child(
+    host: flow.Flow,
+) -> None:
+    BAD.add("A")
+    run_id = submit()
+    host.go()
+    inside = child(run_id)
+    error = flow.run(run_id)["error"]
+    assert error.startswith(f"node inner failed: run {inside} failed: node second/second failed")
+    assert "A is bad" in error
+    BAD.clear()
+    CALLS.clear()
+    assert retry.retried(run_id)["outcome"] == "queued"
+    host.go()
+    assert (flow.status(run_id), child(run_id)) == ("completed", inside)
+    assert CALLS == ["second A", "last <A>"]
+
+
+def test_a_retry_from_the_node_makes_a_new_run_if_the_child_has_completed(
+    host: flow.Flow,
+) -> None:
+    run_id = submit()
+    host.go()
+    old = child(run_id)
+    assert retry.retried(run_id, from_node="inner")["outcome"] == "queued"
+    host.go()
+    assert flow.status(run_id) == "completed"
+    assert child(run_id) != old
+    assert CALLS == ["first a", "second A", "last <A>"] * 2
+
+
+def test_other_inputs_make_a_new_run(host: flow.Flow) -> None:
+    BAD.add("A")
+    run_id = submit()
+    host.go()
+    old = child(run_id)
+    sql('UPDATE workflow_runs SET context = \'{"name": "b"}\' WHERE id = %s', run_id)
+    assert retry.retried(run_id)["outcome"] == "queued"
+    host.go()
+    assert (flow.status(run_id), flow.status(old)) == ("completed", "failed")
+    assert child(run_id) != old
+
+
+def test_cancel_of_the_parent_cancels_its_children(host: flow.Flow) -> None:
+    run_id = submit("top", name="a")
+    host.look()
+    host.look()
+    middle = child(run_id, "outer")
+    inside = started(middle, host)
+    assert runs.cancel(run_id) is not None
+    assert {flow.status(each) for each in (run_id, middle, inside)} == {"cancelled"}
+    assert flow.states(run_id) == {"outer": "cancelled"}
+    assert flow.states(inside) == {"first/first": "cancelled"}
+    assert sql("SELECT FROM workflow_dispatch_events") == []
+    assert retry.retried(run_id)["outcome"] == "queued"
+    host.go()
+    assert flow.status(run_id) == "completed"
+    assert (child(run_id, "outer"), child(middle)) == (middle, inside)
+
+
+def test_a_failure_beside_the_node_cancels_the_child(host: flow.Flow) -> None:
+    call = {"id": "c", "kind": "run", "workflow": "inner", "inputs": {"name": "a"}}
+    host.define(flow.step("s", "p"), call, p=flow.nodes(x=""))
+    run_id = host.started()
+    flow.fail(run_id, "s/x")
+    assert (flow.status(run_id), flow.status(child(run_id, "c"))) == ("failed", "cancelled")
+
+
+def test_a_cancelled_child_fails_the_parent(host: flow.Flow) -> None:
+    run_id = submit()
+    inside = started(run_id, host)
+    runs.cancel(inside)
+    host.look()
+    assert (flow.status(run_id), flow.run(run_id)["error"]) == (
+        "failed",
+        f"node inner failed: run {inside} was cancelled",
+    )
+
+
+def test_a_child_that_was_retried_alone_is_waited_for_by_a_retry_of_the_parent(
+    host: flow.Flow,
+) -> None:
+    BAD.add("A")
+    run_id = submit()
+    host.go()
+    BAD.clear()
+    inside = child(run_id)
+    retry.retried(inside)
+    retry.retried(run_id)
+    host.go()
+    assert (flow.status(run_id), child(run_id)) == ("completed", inside)
+
+
+def test_a_deleted_child_fails_the_parent(host: flow.Flow) -> None:
+    run_id = submit()
+    inside = started(run_id, host)
+    assert runs.delete(inside)
+    host.look()
+    assert flow.run(run_id)["error"] == f"node inner failed: run {inside} was deleted"
+
+
+def test_a_child_without_its_parent_goes_on(host: flow.Flow) -> None:
+    run_id = submit()
+    inside = started(run_id, host)
+    assert runs.delete(run_id)
+    host.go()
+    assert flow.status(inside) == "completed"
+
+
+def test_inputs_that_the_child_does_not_take_fail_the_parent(host: flow.Flow) -> None:
+    host.define({"id": "c", "kind": "run", "workflow": "inner", "inputs": {"nmae": "a"}})
+    run_id = host.started()
+    host.go()
+    assert "'name' missing; 'nmae' (did you mean 'name'?) unknown" in flow.run(run_id)["error"]
+
+
+def test_a_child_that_calls_its_parent_ends_by_the_depth(host: flow.Flow) -> None:
+    host.define({"id": "c", "kind": "run", "workflow": "w"})
+    run_id = host.started()
+    for _ in range(20):
+        host.look()
+    assert {row["status"] for row in runs.list(limit=100)} == {"failed"}
+    assert len(runs.list(limit=100)) == 9
+    error = flow.run(run_id)["error"]
+    assert error.endswith("child runs are nested deeper than 8: does workflow w call itself?")
+
+
+# --- forged rows
+
+
+def test_a_forged_child_ends_no_node_of_another_run(host: flow.Flow) -> None:
+    run_id = submit()
+    inside = started(run_id, host)
+    sql(
+        "INSERT INTO workflow_runs (id, workflow_name, parent_run_id, parent_node_id)"
+        " VALUES ('forged', 'inner', %s, 'inner')",
+        run_id,
+    )
+    sql("UPDATE workflow_runs SET status = 'completed' WHERE id = 'forged'")
+    assert flow.states(run_id) == {"inner": "awaiting_input"}
+    runs.cancel(run_id)
+    assert flow.status(inside) == "cancelled"
+
+
+def test_a_forged_node_cancels_and_retries_no_foreign_run(host: flow.Flow) -> None:
+    foreign = submit("inner", name="z")
+    run_id = submit()
+    started(run_id, host)
+    sql("UPDATE workflow_node_jobs SET child_run_id = %s WHERE node_id = 'inner'", foreign)
+    runs.cancel(run_id)
+    assert flow.status(foreign) == "running"
+    runs.cancel(foreign)
+    retry.retried(run_id)
+    host.go()
+    assert (flow.status(run_id), flow.status(foreign)) == ("completed", "cancelled")
+
+
+def test_forged_cycles_of_parents_end(host: flow.Flow) -> None:
+    run_id = submit()
+    inside = started(run_id, host)
+    sql(
+        "UPDATE workflow_runs SET parent_run_id = %s, parent_node_id = 'first/first' WHERE id = %s",
+        inside,
+        run_id,
+    )
+    sql(
+        "UPDATE workflow_node_jobs SET child_run_id = %s, status = 'awaiting_input'"
+        " WHERE run_id = %s",
+        run_id,
+        inside,
+    )
+    assert sql("SELECT queue_workflows_run_depth(%s) AS n", run_id) == [{"n": 9}]
+    runs.cancel(run_id)
+    assert (flow.status(run_id), flow.status(inside)) == ("cancelled", "cancelled")
+
+
+# --- together at once
+
+
+def test_the_end_of_a_child_and_the_cancel_of_its_parent_do_not_deadlock(
+    host: flow.Flow,
+) -> None:
+    lost: list[str | None] = []
+    for _ in range(10):
+        run_id = submit()
+        inside = started(run_id, host)
+        go = threading.Barrier(2)
+
+        def end(run_id: str = inside, go: threading.Barrier = go) -> None:
+            go.wait()
+            try:
+                sql("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", run_id)
+            except engine.Error as error:
+                lost.append(error.sqlstate)
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        go.wait()
+        runs.cancel(run_id)
+        ending.join()
+        until(lambda run_id=run_id: flow.status(run_id) in ("cancelled", "failed"))
+    assert set(lost) <= {"QW002"}  # it was cancelled first
+
+
+# --- before and after: check, show, why
+
+
+def test_check_finds_cycles_unknown_workflows_and_deep_chains(host: flow.Flow) -> None:
+    def call(name: str) -> dict[str, Any]:
+        return {"id": "c", "kind": "run", "workflow": name}
+
+    host.define(call("b"), name="a")
+    host.define(call("a"), name="b")
+    host.define(call("gone"), name="lost")
+    for number in range(9):
+        host.define(call(f"n{number - 1}") if number else flow.step("s", "p"), name=f"n{number}")
+    host.pipelines["p"] = {"nodes": flow.nodes(x="")}
+    (found,) = check.workflow("a").findings
+    assert "a cycle of child runs: a -> b -> a" in str(found)
+    (found,) = check.workflow("lost").findings
+    assert "node 'c': workflow 'gone' is not known here" in str(found)
+    assert check.workflow("n8").ok
+    host.define(call("n8"), name="n9")
+    (found,) = check.workflow("n9").findings
+    assert "child runs are nested 9 deep" in str(found)
+    assert check.workflow("top").ok
+
+
+def test_workflows_that_call_each_other_are_refused_in_python(host: flow.Flow) -> None:
+    del host
+    known: dict[str, Any] = {}
+
+    def ping() -> None:
+        known["pong"]()
+
+    def pong() -> None:
+        known["ping"]()
+
+    known |= {"ping": declare.Workflow(ping, "ping"), "pong": declare.Workflow(pong, "pong")}
+    with pytest.raises(errors.InvalidWorkflow, match="calls itself: ping -> pong -> ping"):
+        known["ping"].document()
+    with pytest.raises(errors.InvalidConfig, match=r"'inner'.*runs\.submit"):
+        inner("a")
+
+
+def test_show_and_why_name_parent_and_child(host: flow.Flow, capsys: Any) -> None:
+    from queue_workflows.cli import show
+
+    run_id = submit()
+    inside = started(run_id, host)
+    found = runs.explain(run_id)
+    assert found is not None
+    assert (found["nodes"][0]["clause"], found["nodes"][0]["detail"]) == (
+        "child",
+        f"it waits for its run {inside} (running)",
+    )
+    show.print_out(show.collect("run", run_id), as_json=False, full=False)
+    page = capsys.readouterr().out
+    assert f"inner: waiting for run {inside}" in page
+    show.print_out(show.collect("run", inside), as_json=False, full=False)
+    assert f"of node inner of run {run_id}: `queue-workflows show" in capsys.readouterr().out
+    shown = history.get_run(run_id)
+    assert shown is not None
+    json.dumps(shown, default=str)
+    assert shown["nodes"][0]["child_run_id"] == inside
+
+
+# --- alerts
+
+
+def noted() -> list[tuple[str, str]]:
+    """Return id and error of each run whose failure is noted for alerts."""
+    rows = sql("SELECT subject, error FROM failure_alerts WHERE kind = 'run' ORDER BY id")
+    return [(row["subject"], row["error"]) for row in rows]
+
+
+@pytest.fixture
+def sender(host: flow.Flow) -> None:
+    del host
+    with engine.connect() as conn:
+        failure_alerts.announce(conn, keep_s=600)
+
+
+@pytest.mark.usefixtures("sender")
+def test_a_child_that_fails_is_one_alert_of_the_first_run(host: flow.Flow) -> None:
+    BAD.add("A")
+    run_id = submit("top")
+    host.go()
+    assert flow.status(run_id) == "failed"
+    inside = child(child(run_id, "outer"))
+    ((subject, error),) = noted()
+    assert subject == run_id
+    assert f"run {inside} failed: " in error
+    assert "second/second" in error
+    assert "A is bad" in error
+
+
+@pytest.mark.usefixtures("sender")
+def test_a_child_that_fails_is_an_alert_of_its_own_if_no_live_run_waits(host: flow.Flow) -> None:
+    BAD.add("A")
+    run_id = submit("sends")
+    host.go()
+    own = child(run_id)
+    assert (flow.status(run_id), flow.status(own)) == ("completed", "failed")
+    assert [subject for subject, _ in noted()] == [own]
+    # A child that somebody retries after its parent has failed.
+    run_id = submit("outer")
+    host.go()
+    assert retry.retried(child(run_id))["outcome"] == "queued"
+    host.go()
+    assert [subject for subject, _ in noted()] == [own, run_id, child(run_id)]
+    # A run that only claims to have a parent.
+    forged = runs.submit("inner", context={"name": "a"})["id"]
+    sql("UPDATE workflow_runs SET parent_run_id = 'x', parent_node_id = 'y' WHERE id = %s", forged)
+    host.go()
+    assert noted()[-1][0] == forged

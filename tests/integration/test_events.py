@@ -1,0 +1,371 @@
+"""Handlers sleep and wait for events without a worker, and an event that counts ends a wait."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Generator
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+import queue_workflows
+from queue_workflows import db as engine
+from queue_workflows import errors, events, history, ingest_executor, jobs, node_executor, steps
+from queue_workflows.__main__ import main
+from queue_workflows.engine import claims
+from queue_workflows.maintenance import periodic
+from tests.hostile import roles
+from tests.support import factories, invariants
+
+Row = dict[str, Any]
+FETCH = factories.who("fetch")
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[engine.Connection]:
+    with engine.connect() as conn:
+        yield conn
+        assert invariants.broken(conn, slack_s=5) == []
+
+
+def queued(conn: engine.Connection, task: Callable[..., Any]) -> None:
+    queue_workflows.register_ingest_task("t", task)
+    factories.ingest(conn)
+
+
+def run(conn: engine.Connection) -> str | None:
+    """Run the job if it can be claimed."""
+    claimed = _claimed(conn)
+    return ingest_executor.execute_ingest_job(claimed[0]) if claimed else None
+
+
+def _claimed(conn: engine.Connection) -> list[Row]:
+    return [job for job in claims.ingest_step(conn, FETCH, promote=True) if job.get("id")]
+
+
+def job(conn: engine.Connection) -> Row:
+    row = conn.execute("SELECT * FROM ingest_jobs").fetchone()
+    assert row is not None
+    return row
+
+
+def is_waiting(conn: engine.Connection) -> bool:
+    row = job(conn)
+    return (row["status"], row["blocked_reason"], row["attempts"]) == ("queued", "not_due", 0)
+
+
+def due_now(conn: engine.Connection) -> None:
+    """Let all the time of waits pass."""
+    conn.execute("UPDATE job_steps SET due_at = now() WHERE state = 'waiting'")
+    conn.execute("UPDATE ingest_jobs SET available_at = now() WHERE status = 'queued'")
+
+
+def test_a_job_waits_uncounted_until_its_event_is_sent(conn: engine.Connection) -> None:
+    queued(conn, lambda reason: {"ok": steps.wait_for_event("approved", key="a")})
+    assert run(conn) == "failed"
+    assert is_waiting(conn)
+    assert run(conn) is None
+    assert events.send("approved", key="b", value=1) and events.send("other", key="a")
+    assert run(conn) is None
+    assert events.send("approved", key="a", value={"by": "ann"})
+    assert run(conn) == "completed"
+    assert job(conn)["result"] == {"ok": {"by": "ann"}}
+    assert (job(conn)["attempts"], job(conn)["crash_count"], job(conn)["claim_no"]) == (0, 0, 2)
+    why = "SELECT detail ->> 'reason' FROM ingest_job_events WHERE event_type = 'requeued'"
+    assert factories.column(conn, why) == ["waits for event 'approved' (key 'a')"]
+
+
+def test_an_event_that_was_sent_before_the_wait_counts_and_the_first_one_wins(
+    conn: engine.Connection,
+) -> None:
+    assert events.send("approved", value=[1])
+    assert not events.send("approved", value=[2])
+    queued(conn, lambda reason: steps.wait_for_event("approved"))
+    assert run(conn) == "completed"
+    assert job(conn)["result"] == {"result": [1]}
+    assert [(row["name"], row["value"]) for row in events.list()] == [("approved", "[1]")]
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        conn.execute("INSERT INTO events (name) VALUES ('approved')")
+
+
+def test_a_plain_insert_wakes_at_its_commit_and_a_rollback_does_not(
+    conn: engine.Connection,
+) -> None:
+    queued(conn, lambda reason: steps.wait_for_event("approved", key="k"))
+    run(conn)
+    with engine.connect() as own, own.transaction(force_rollback=True):
+        own.execute("INSERT INTO events (name, key) VALUES ('approved', 'k')")
+    assert is_waiting(conn)
+    with engine.connect() as own, own.transaction():
+        events.send("approved", key="k", value=True, conn=own)
+        assert is_waiting(conn)
+    assert job(conn)["blocked_reason"] is None
+    assert run(conn) == "completed"
+    assert job(conn)["result"] == {"result": True}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_a_wait_ends_at_its_time_limit_with_the_default(
+    conn: engine.Connection, is_async: bool
+) -> None:
+    def plain(reason: str) -> Any:
+        return steps.wait_for_event("approved", timeout_s=3600, default={"ok": False})
+
+    async def coroutine(reason: str) -> Any:
+        return await steps.wait_for_event_async("approved", timeout_s=3600, default={"ok": False})
+
+    queued(conn, coroutine if is_async else plain)
+    run(conn)
+    due = "SELECT available_at BETWEEN now() + interval '59 min' AND now() + interval '61 min'"
+    assert factories.one(conn, f"{due} FROM ingest_jobs")
+    due_now(conn)
+    assert run(conn) == "completed"
+    assert job(conn)["result"] == {"ok": False}
+
+
+def test_an_event_after_the_time_limit_still_counts_if_the_job_has_not_run(
+    conn: engine.Connection,
+) -> None:
+    queued(conn, lambda reason: steps.wait_for_event("approved", timeout_s=3600, default=0))
+    run(conn)
+    events.send("approved", value=7)
+    due_now(conn)
+    run(conn)
+    assert job(conn)["result"] == {"result": 7}
+
+
+def test_a_time_limit_of_zero_only_looks(conn: engine.Connection) -> None:
+    queued(conn, lambda reason: [steps.wait_for_event("a", timeout_s=0, default="none")] * 2)
+    assert run(conn) == "completed"
+    assert job(conn)["result"] == {"result": ["none", "none"]}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_a_sleep_gives_the_job_back_until_its_time(conn: engine.Connection, is_async: bool) -> None:
+    ran: list[str] = []
+
+    def plain(reason: str) -> str:
+        steps.step("before", ran.append, "before")
+        steps.sleep(hours=6)
+        steps.sleep(minutes=1, key="short")
+        return "done"
+
+    async def coroutine(reason: str) -> str:
+        await asyncio_step("before", ran)
+        await steps.sleep_async(hours=6)
+        await steps.sleep_async(60, key="short")
+        return "done"
+
+    queued(conn, coroutine if is_async else plain)
+    for hours in (6, 1 / 60):
+        assert run(conn) == "failed"
+        assert is_waiting(conn)
+        left = factories.one(
+            conn, "SELECT extract(epoch FROM available_at - now())::float8 FROM ingest_jobs"
+        )
+        assert hours * 3600 - 60 <= left <= hours * 3600
+        assert run(conn) is None
+        due_now(conn)
+    assert run(conn) == "completed"
+    assert (ran, job(conn)["attempts"]) == (["before"], 0)
+
+
+async def asyncio_step(name: str, ran: list[str]) -> None:
+    async def append() -> None:
+        ran.append(name)
+
+    await steps.step_async(name, append)
+
+
+def test_a_handler_that_catches_every_error_does_not_end_its_own_wait(
+    conn: engine.Connection,
+) -> None:
+    def task(reason: str) -> str:
+        try:
+            steps.wait_for_event("approved")
+        except Exception:
+            return "swallowed"
+        return "approved"
+
+    queued(conn, task)
+    run(conn)
+    assert is_waiting(conn)
+
+
+def test_a_node_waits_and_its_run_goes_on(conn: engine.Connection) -> None:
+    queue_workflows.register_node("asks", lambda: {"ok": steps.wait_for_event("approved")})
+    factories.node(conn, node_module="asks", max_attempts=1)
+    assert node_executor.execute_node(factories.claim_node(conn)) == "failed"
+    state = "SELECT status || ' ' || blocked_reason FROM workflow_node_jobs"
+    assert factories.one(conn, state) == "queued not_due"
+    events.send("approved", value=True)
+    assert node_executor.execute_node(factories.claim_node(conn)) == "completed"
+    assert factories.one(conn, "SELECT context_delta FROM workflow_node_jobs") == {"ok": True}
+
+
+def test_a_waiting_job_can_be_cancelled_and_an_event_leaves_it_alone(
+    conn: engine.Connection,
+) -> None:
+    queued(conn, lambda reason: steps.wait_for_event("approved"))
+    run(conn)
+    jobs.cancel(job(conn)["id"])
+    events.send("approved")
+    assert job(conn)["status"] == "cancelled"
+
+
+def test_why_names_the_event(conn: engine.Connection, capfd: pytest.CaptureFixture[str]) -> None:
+    queued(conn, lambda reason: steps.wait_for_event("approved", key="a", timeout_s=60))
+    run(conn)
+    main(["why", job(conn)["id"]])
+    assert "its handler waits for event 'approved' with key 'a' until " in capfd.readouterr().out
+
+
+def test_an_event_sent_while_the_handler_ends_its_attempt_is_not_missed(
+    conn: engine.Connection,
+) -> None:
+    def task(reason: str) -> Any:
+        try:
+            return steps.wait_for_event("approved")
+        except BaseException:
+            events.send("approved", value=1)
+            raise
+
+    queued(conn, task)
+    run(conn)
+    soon = "SELECT available_at < now() + interval '2 seconds' FROM ingest_jobs"
+    assert factories.one(conn, soon)
+    due_now(conn)
+    assert run(conn) == "completed"
+
+
+def test_the_sweep_wakes_for_an_event_whose_transaction_was_open_when_the_wait_began(
+    conn: engine.Connection,
+) -> None:
+    queued(conn, lambda reason: steps.wait_for_event("approved"))
+    with engine.connect() as own, own.transaction():
+        events.send("approved", value=1, conn=own)
+        assert run(conn) == "failed"
+    assert is_waiting(conn)
+    subject = periodic.PeriodicTasks()
+    subject.wake_waiting()
+    subject.close()
+    assert run(conn) == "completed"
+
+
+def test_a_transaction_that_is_about_to_end_the_wait_holds_no_worker_up(
+    conn: engine.Connection,
+) -> None:
+    queued(conn, lambda reason: steps.wait_for_event("approved"))
+    run(conn)
+    conn.execute("UPDATE ingest_jobs SET available_at = now()")
+    claimed = _claimed(conn)  # as when its time came
+    with engine.connect() as own, own.transaction():
+        events.send("approved", value=1, conn=own)
+        assert ingest_executor.execute_ingest_job(claimed[0]) == "failed"
+    soon = "SELECT available_at < now() + interval '2 seconds' FROM ingest_jobs"
+    assert factories.one(conn, soon)
+    due_now(conn)
+    assert run(conn) == "completed"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: steps.wait_for_event(""), "the name of a step must be"),
+        (lambda: steps.wait_for_event("a", key="x\ny"), "'key' must be"),
+        (lambda: steps.wait_for_event("a", timeout_s=-1), "'timeout_s' must be 0 s to 366 days"),
+        (lambda: steps.wait_for_event("a", timeout_s=math.nan), "'timeout_s' must be 0 s to"),
+        (lambda: steps.wait_for_event("a", timeout_s="1"), "'timeout_s' must be a number"),
+        (lambda: steps.wait_for_event("a", default={1}), "default of event 'a'"),
+        (lambda: steps.sleep(-1), "the time to sleep must be 0 s to 366 days"),
+        (lambda: steps.sleep(hours=1e9), "the time to sleep must be 0 s to 366 days"),
+        (lambda: [steps.sleep(), steps.sleep()], "has been called before in this attempt"),
+    ],
+)
+def test_bad_waits_are_refused_in_one_line(
+    conn: engine.Connection, call: Callable[[], Any], says: str
+) -> None:
+    queued(conn, lambda reason: call())
+    assert run(conn) == "failed"
+    assert says in job(conn)["error"]
+    assert len(job(conn)["error"].splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 101, 7])
+def test_a_bad_name_of_an_event_is_refused(db: ModuleType, name: Any) -> None:
+    with pytest.raises(errors.StepRefused):
+        events.send(name)
+
+
+def test_a_large_event_is_refused_in_one_line(
+    conn: engine.Connection, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = "x" * 10_000_000
+    with pytest.raises(errors.InvalidPayload, match="more than the 1024 KiB"):
+        events.send("a", value=large)
+    assert main(["events", "send", "a", "--value", json.dumps(large)]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "value of event 'a'" in line
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "20000")
+    with pytest.raises(errors.InvalidPayload, match="event 'a': its value is larger than 1 MiB"):
+        events.send("a", value=large)
+    with pytest.raises(errors.InvalidConfig, match='constraint "events_value_bound"'):
+        events.send("a", value=[1e300] * 10_000)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        conn.execute("INSERT INTO events (name, value) SELECT 'a', to_jsonb(repeat('x', 10000000))")
+    assert events.list() == []
+
+
+def test_events_are_sent_and_listed_by_commands(
+    db: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["events", "send", "approved", "--key", "k", "--value", '{"by": "ann"}']) == 0
+    assert capfd.readouterr().out == "event approved (key k): sent\n"
+    assert main(["events", "send", "approved", "--key", "k"]) == 1
+    assert "was sent before" in capfd.readouterr().err
+    assert main(["events", "send", "approved", "--value", "yes"]) == 2
+    assert "--value yes: no JSON" in capfd.readouterr().err
+    assert main(["events", "list"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[1].split()[:2] == ["approved", "k"] and lines[1].endswith('{"by": "ann"}')
+    assert main(["events", "list", "other", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == []
+
+
+def test_old_events_are_deleted(conn: engine.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    events.send("old")
+    conn.execute("UPDATE events SET created_at = now() - interval '31 days'")
+    events.send("new")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_EVENT_RETENTION_DAYS", "0")
+    assert history.prune()["events"] == 0
+    monkeypatch.delenv("QUEUE_WORKFLOWS_EVENT_RETENTION_DAYS")
+    assert history.prune()["events"] == 1
+    assert [row["name"] for row in events.list()] == ["new"]
+
+
+def test_a_role_for_submit_sends_events_and_wakes_jobs_and_changes_nothing_else(
+    conn: engine.Connection, dsn: str
+) -> None:
+    queued(conn, lambda reason: steps.wait_for_event("approved"))
+    run(conn)
+    with (
+        roles.role(dsn, "submit") as name,
+        psycopg.connect(roles.as_role(dsn, name), autocommit=True) as own,
+    ):
+        for refused in (
+            "INSERT INTO events (name, created_at) VALUES ('x', now())",
+            "UPDATE events SET value = '1'",
+            "DELETE FROM events",
+            "INSERT INTO job_steps (job_table, job_id, kind, name, state, claim_no)"
+            " VALUES ('ingest_jobs', 'x', 'step', 'x', 'done', 1)",
+            "UPDATE job_steps SET state = 'done'",
+            "SELECT queue_workflows_wake_waiting()",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                own.execute(refused.encode())
+        own.execute("INSERT INTO events (name, value) VALUES ('approved', '[5]')")
+    assert run(conn) == "completed"
+    assert job(conn)["result"] == {"result": [5]}

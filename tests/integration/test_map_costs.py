@@ -1,0 +1,185 @@
+"""An event of an item costs what it changes, however many items its map has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import node_queue, runs
+from queue_workflows.dispatch import drain, run_cache
+from queue_workflows.engine import maps
+from tests.support import factories, flow, invariants
+
+ITEMS = (40, 1000)
+BODIES = {"one node": flow.nodes(n=""), "a chain": flow.nodes(m="", n="m")}
+READ = (
+    "SELECT sum(coalesce(idx_tup_fetch, 0) + seq_tup_read)::bigint"
+    " FROM pg_stat_xact_user_tables WHERE schemaname = current_schema()"
+)
+
+
+@pytest.fixture
+def host(db: ModuleType) -> Iterator[flow.Flow]:
+    made = flow.Flow()
+    yield made
+    made.close()
+    with db.connect() as conn:
+        assert invariants.broken(conn, slack_s=5) == []
+
+
+def opened(host: flow.Flow, body: list[Any], count: int, **more: Any) -> str:
+    """Return a run whose map `m` over 0, 1, 2 ... has opened its first two items."""
+    mapped = {"id": "m", "kind": "map", "over": {"$from": "list/n.items"}, "at_once": 2}
+    mapped |= {"depends_on": ["list"], **({"pipeline": "body"} if body else {}), **more}
+    host.define(
+        flow.step("list", "one"),
+        mapped,
+        flow.step("end", "one", depends_on=["m"]),
+        one=flow.nodes(n=""),
+        body=body,
+    )
+    run_id = host.started()
+    flow.finish(run_id, "list/n", items=list(range(count)))
+    return run_id
+
+
+def settle(run_id: str, *node_ids: str) -> int:
+    """Complete nodes, dispatch all their events at once, and return how many rows that reads."""
+    for node_id in node_ids:
+        flow.complete(run_id, node_id)
+    with engine.connect(autocommit=False) as conn:
+        # Of a table that has one page, the planner rightly reads all.
+        conn.execute("SET LOCAL enable_seqscan = off")
+        drain.drain_run(run_id, begin=run_cache.in_open_transaction(conn))
+        read = factories.one(conn, READ)
+        conn.commit()
+    return read
+
+
+def rows_read(host: flow.Flow, body: list[Any], count: int) -> list[int]:
+    """Return how many rows the dispatch reads for each of a few batches of events."""
+    run_id = opened(host, body, count)
+    found: list[int] = []
+    for at in range(0, 6, 2):
+        for node in body:
+            ids = [f"m[{key}]/{node['id']}" for key in (at, at + 1)]
+            found.append(settle(run_id, *ids))
+    return found
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("statistics", ["none", "of a small map"])
+def test_an_event_reads_as_much_in_a_large_map_as_in_a_small_one(
+    host: flow.Flow, body: str, statistics: str
+) -> None:
+    few = rows_read(host, BODIES[body], ITEMS[0])
+    if statistics != "none":
+        with engine.connect() as conn:
+            conn.execute("ANALYZE")
+    many = rows_read(host, BODIES[body], ITEMS[1])
+    assert min(few) > 0
+    assert max(many) <= max(few) + 10
+
+
+def rows_of_runs(host: flow.Flow, count: int) -> list[int]:
+    """Return how many rows are read to end the runs of two items, and to open two others."""
+    run = {"id": "c", "kind": "run", "workflow": "kid"}
+    host.define(flow.step("kid", "one"), name="kid")
+    run_id = opened(host, [], count, steps=[run])
+    found: list[int] = []
+    for at in range(0, 6, 2):
+        ids = [f"m[{key}]/c" for key in (at, at + 1)]
+        ends = [flow.job(run_id, node_id)["child_run_id"] for node_id in ids]
+        with engine.connect(autocommit=False) as conn:
+            conn.execute("SET LOCAL enable_seqscan = off")
+            conn.execute(
+                "UPDATE workflow_runs SET status = 'completed', finished_at = now()"
+                " WHERE id = ANY (%s)",
+                (ends,),
+            )
+            drain.drain_run(run_id, begin=run_cache.in_open_transaction(conn))
+            found.append(factories.one(conn, READ))
+            conn.commit()
+    return found
+
+
+def test_the_end_of_an_items_run_reads_as_much_in_a_large_map(host: flow.Flow) -> None:
+    few = rows_of_runs(host, ITEMS[0])
+    many = rows_of_runs(host, ITEMS[1])
+    assert min(few) > 0
+    assert max(many) <= max(few) + 10
+    # Nor does it grow with the items that have runs by now, though one round may read a row again.
+    assert min(few[1:]) <= few[0]
+    assert min(many[1:]) <= many[0]
+
+
+# --- an item that has ended is counted no more
+
+
+def counters(run_id: str) -> tuple[int, int, int, list[str]]:
+    """Return how many items of the map are done, failed and open, and which were opened."""
+    with engine.connect() as conn:
+        row = conn.execute(
+            "SELECT done_items AS done, failed_items AS failed, open_items AS open"
+            "  FROM workflow_run_maps WHERE run_id = %s",
+            (run_id,),
+        ).fetchone()
+    assert row is not None
+    keys = [node_id for node_id in flow.states(run_id) if node_id.startswith("m[")]
+    return row["done"], row["failed"], row["open"], keys
+
+
+def step(run_id: str, done: list[str], failed_json: str = "{}") -> list[str]:
+    """Count items as ended; return the keys of those that this opens."""
+    with engine.connect() as conn:
+        found = maps.step(conn, run_id, "m", done, failed_json)
+    assert found is not None
+    return [item["key"] for item in found.items]
+
+
+def test_an_event_that_is_dispatched_twice_counts_its_item_once(host: flow.Flow) -> None:
+    run_id = opened(host, BODIES["one node"], 5)
+    flow.finish(run_id, "m[0]/n")
+    seen = counters(run_id)
+    assert seen == (1, 0, 2, ["m[0]/n", "m[1]/n", "m[2]/n"])
+    with engine.connect() as conn:
+        conn.execute(
+            "UPDATE workflow_dispatch_events SET processed_at = NULL"
+            " WHERE run_id = %s AND node_id = 'm[0]/n'",
+            (run_id,),
+        )
+    drain.drain_run(run_id)
+    assert counters(run_id) == seen
+
+
+@pytest.mark.parametrize("first", ["done", "failed"])
+@pytest.mark.parametrize("second", ["done", "failed"])
+def test_an_item_that_has_ended_stays_as_it_ended(host: flow.Flow, first: str, second: str) -> None:
+    run_id = opened(host, BODIES["one node"], 5, may_fail=5)
+    ends = {"done": (["1"], "{}"), "failed": ([], '{"1": "no"}')}
+    assert step(run_id, *ends[first]) == ["2"]
+    assert step(run_id, *ends[second]) == []
+    done, failed, open_, _ = counters(run_id)
+    assert (done, failed, open_) == (int(first == "done"), int(first == "failed"), 2)
+    with engine.connect() as conn:
+        state = "SELECT state, error FROM workflow_map_items WHERE run_id = %s AND key = '1'"
+        row = conn.execute(state, (run_id,)).fetchone()
+    assert row == {"state": first, "error": "no" if first == "failed" else None}
+
+
+def test_a_new_generation_opens_no_item_that_is_done(host: flow.Flow) -> None:
+    run_id = opened(host, BODIES["one node"], 4)
+    flow.finish(run_id, "m[0]/n")
+    node_queue.mark_failed(flow.job(run_id, "m[1]/n")["id"], error="no")
+    drain.drain_run(run_id)
+    assert flow.status(run_id) == "failed"
+    runs.retry(run_id)
+    host.look()
+    assert counters(run_id)[:3] == (1, 0, 2)
+    states = flow.states(run_id).items()
+    queued = [node_id for node_id, state in states if state == "queued" and "[" in node_id]
+    assert sorted(queued) == ["m[1]/n", "m[2]/n"]

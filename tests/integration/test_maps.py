@@ -1,0 +1,466 @@
+"""A map runs a body of nodes for each item of a list, and hands on the list of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import queue_workflows
+from queue_workflows import cli, config
+from queue_workflows.cli import run_snapshot
+from tests.support import flow, invariants
+
+
+@pytest.fixture
+def host(db: ModuleType) -> Iterator[flow.Flow]:
+    made = flow.Flow()
+    yield made
+    made.close()
+    with db.connect() as conn:
+        assert invariants.broken(conn, slack_s=5) == []
+
+
+def over(**more: Any) -> dict[str, Any]:
+    """Return a map step over the files of `scan`, with one node `thumb`."""
+    step = {
+        "id": "thumbs",
+        "kind": "map",
+        "over": {"$from": "scan/scan.files"},
+        "pipeline": "thumb",
+        "inputs": {"photo": {"$from": "item"}},
+        "depends_on": ["scan"],
+    }
+    return step | more
+
+
+def define(host: flow.Flow, files: Any, **more: Any) -> list[Any]:
+    """Define scan → map of thumb → sheet, and return the list that `sheet` fills."""
+    seen: list[Any] = []
+    flow.body(lambda: {"files": files}, "scan")
+    flow.body(thumb, "thumb")
+    flow.body(lambda inputs: seen.append((inputs["thumbs"], inputs["failed"])), "sheet")
+    photo = {"id": "thumb", "inputs": [{"name": "photo", "from": "pipeline.photo"}]}
+    given = [{"name": name, "from": f"pipeline.{name}"} for name in ("thumbs", "failed")]
+    host.define(
+        flow.step("scan"),
+        over(**more),
+        flow.step(
+            "sheet",
+            depends_on=["thumbs"],
+            inputs={
+                "thumbs": {"$from": "thumbs.results"},
+                "failed": {"$from": "thumbs.failed"},
+            },
+        ),
+        scan=[{"id": "scan"}],
+        thumb=[photo],
+        sheet=[{"id": "sheet", "inputs": given}],
+    )
+    return seen
+
+
+def thumb(inputs: dict[str, Any]) -> dict[str, Any]:
+    name = inputs["photo"]["name"] if isinstance(inputs["photo"], dict) else inputs["photo"]
+    if "bad" in str(name):
+        raise ValueError(f"cannot read {name}")
+    return {"of": name}
+
+
+def test_each_item_has_a_node_and_the_join_gets_the_results_in_order(host: flow.Flow) -> None:
+    seen = define(host, [{"name": "b.png"}, {"name": "a.png"}], key="name")
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert seen == [([{"of": "b.png"}, {"of": "a.png"}], [])]
+    assert flow.states(run_id) == dict.fromkeys(
+        ["scan/scan", "thumbs", "thumbs[b.png]/thumb", "thumbs[a.png]/thumb", "sheet/sheet"],
+        "completed",
+    )
+    assert flow.job(run_id, "thumbs[a.png]/thumb")["inputs"] == {"photo": {"name": "a.png"}}
+
+
+def test_an_empty_list_runs_the_join_with_an_empty_list(host: flow.Flow) -> None:
+    seen = define(host, [])
+    run_id = host.submit()
+    host.go()
+    assert (flow.status(run_id), seen) == ("completed", [([], [])])
+
+
+# --- failures
+
+
+def test_a_failed_item_fails_the_run_and_is_named(host: flow.Flow) -> None:
+    seen = define(host, ["a", "bad", "c"])
+    run_id = host.submit()
+    host.go()
+    error = flow.run(run_id)["error"]
+    assert flow.status(run_id) == "failed"
+    assert error == (
+        "node thumbs failed: 1 of 3 items failed, 0 may; the first: bad: "
+        "ValueError: cannot read bad"
+    )
+    assert seen == []
+
+
+@pytest.mark.parametrize("may_fail", [1, 0.34, 1.0])
+def test_items_may_fail_and_the_join_is_told_which(host: flow.Flow, may_fail: Any) -> None:
+    seen = define(host, ["a", "bad", "c"], may_fail=may_fail)
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "completed"
+    [(thumbs, failed)] = seen
+    assert thumbs == [{"of": "a"}, {"of": "c"}]
+    assert failed == [{"key": "bad", "error": "ValueError: cannot read bad"}]
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "reason"),
+    [
+        ("a.png", {}, "map 'thumbs': a list is needed, not a text"),
+        (None, {}, "map 'thumbs': a list is needed, not null"),
+        (["a", "b", "a"], {}, "map 'thumbs': items 1 and 3 have the same key 'a'"),
+        (["a\nb"], {}, "map 'thumbs': item 1: 'a\\nb' is no key: 1 to 100 printable characters"),
+        (["a/b"], {}, "item 1: 'a/b' is no key"),
+        (["x" * 101], {}, "is no key"),
+        ([""], {}, "item 1: '' is no key"),
+        ([{"name": "a"}], {}, "map 'thumbs': item 1 is an object: name the field"),
+        ([{"of": "a"}], {"key": "name"}, "item 1 has no field 'name', which is the map's key"),
+        ([1.5], {}, "item 1: its key is a number, not text or an integer"),
+        ([True], {}, "item 1: its key is a boolean"),
+        ([1, "1"], {}, "items 1 and 2 have the same key '1'"),
+        (
+            list(range(100_001)),
+            {},
+            "map 'thumbs': with its 100001 items the run has 100004 nodes; at most 20000 "
+            "(MAX_NODES_PER_RUN)",
+        ),
+    ],
+)
+def test_a_bad_list_fails_the_run_with_the_reason(
+    host: flow.Flow, files: Any, more: dict[str, Any], reason: str
+) -> None:
+    define(host, files, **more)
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "failed"
+    assert reason in flow.run(run_id)["error"]
+
+
+# --- the window
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_at_once_bounds_the_open_items(host: flow.Flow, at_once: int) -> None:
+    define(host, list(range(7)), at_once=at_once)
+    run_id = host.started()
+    flow.finish(run_id, "scan/scan", files=list(range(7)))
+    for number in range(7):
+        queued = [
+            node_id
+            for node_id, state in flow.states(run_id).items()
+            if node_id.startswith("thumbs[") and state == "queued"
+        ]
+        expected = range(number, min(7, number + at_once))
+        assert queued == [f"thumbs[{index}]/thumb" for index in expected]
+        flow.finish(run_id, f"thumbs[{number}]/thumb")
+    assert flow.states(run_id)["sheet/sheet"] == "queued"
+
+
+def test_without_at_once_items_follow_in_halves_of_the_window(
+    host: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAP_WINDOW", "4")
+    define(host, list(range(10)))
+    run_id = host.started()
+    flow.finish(run_id, "scan/scan", files=list(range(10)))
+    counts: list[int] = []
+    for number in range(10):
+        counts.append(sum(state == "queued" for state in flow.states(run_id).values()) - 1)
+        flow.finish(run_id, f"thumbs[{number}]/thumb")
+    assert counts == [4, 3, 4, 3, 4, 3, 4, 3, 2, 1]
+    assert flow.states(run_id)["sheet/sheet"] == "queued"
+
+
+# --- cancel, retry, resume
+
+
+def test_retry_runs_the_failed_items_and_the_join_alone(host: flow.Flow) -> None:
+    ran: list[str] = []
+    broken = [True]
+
+    def body(inputs: dict[str, Any]) -> dict[str, Any]:
+        ran.append(inputs["photo"])
+        if broken and inputs["photo"] == "b":
+            raise ValueError("no")
+        return {"of": inputs["photo"]}
+
+    seen = define(host, ["a", "b", "c"])
+    flow.body(body, "thumb")
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "failed"
+    broken.clear()
+    before = list(ran)
+    queue_workflows.runs.retry(run_id)
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert set(ran[len(before) :]) == {"b", "c"} - (set(before) - {"b"})
+    assert seen == [([{"of": "a"}, {"of": "b"}, {"of": "c"}], [])]
+
+
+def test_retry_from_an_item_repeats_its_chain_and_the_join(host: flow.Flow) -> None:
+    ran: list[str] = []
+
+    def body(inputs: dict[str, Any]) -> dict[str, Any]:
+        ran.append(inputs["photo"])
+        return {"of": inputs["photo"], "time": len(ran)}
+
+    seen = define(host, ["a", "b", "c"], at_once=1)
+    flow.body(body, "thumb")
+    run_id = host.submit()
+    host.go()
+    queue_workflows.runs.retry(run_id, from_node="thumbs[b]")
+    host.go()
+    assert flow.status(run_id) == "completed"
+    assert ran == ["a", "b", "c", "b"]
+    assert [[thumb["time"] for thumb in thumbs] for thumbs, _ in seen] == [[1, 2, 3], [1, 4, 3]]
+    with pytest.raises(queue_workflows.errors.UnknownJob, match="has no item 'nope'"):
+        queue_workflows.runs.retry(run_id, from_node="thumbs[nope]")
+    with pytest.raises(queue_workflows.errors.UnknownJob, match="no node"):
+        queue_workflows.runs.retry(run_id, from_node="thumbs[a]/nope")
+
+
+@pytest.mark.parametrize("start", ["scan/scan", "thumbs"])
+def test_retry_from_the_source_seals_a_new_list(host: flow.Flow, start: str) -> None:
+    files = ["a", "b"]
+    seen = define(host, files)
+    run_id = host.submit()
+    host.go()
+    files[:] = ["b", "c"]
+    queue_workflows.runs.retry(run_id, from_node=start)
+    host.go()
+    assert flow.status(run_id) == "completed"
+    names = [[thumb["of"] for thumb in thumbs] for thumbs, _ in seen]
+    assert names == [["a", "b"], ["b", "c"] if start == "scan/scan" else ["a", "b"]]
+    assert sum(node_id.startswith("thumbs[") for node_id in flow.states(run_id)) == 2
+
+
+def test_cancel_ends_the_open_items(host: flow.Flow) -> None:
+    define(host, [1, 2, 3], at_once=2)
+    run_id = host.started()
+    flow.finish(run_id, "scan/scan", files=[1, 2, 3])
+    queue_workflows.cancel_run(run_id)
+    assert flow.states(run_id) == {
+        "scan/scan": "completed",
+        "thumbs": "cancelled",
+        "thumbs[1]/thumb": "cancelled",
+        "thumbs[2]/thumb": "cancelled",
+    }
+    queue_workflows.runs.retry(run_id)
+    host.go()
+    assert flow.status(run_id) == "completed"
+
+
+def test_a_resumed_run_counts_what_ended_while_it_waited(host: flow.Flow) -> None:
+    seen = define(host, [1, 2, 3], at_once=2)
+    run_id = host.started()
+    flow.finish(run_id, "scan/scan", files=[1, 2, 3])
+    config.get_config()
+    from queue_workflows import db as engine
+    from queue_workflows.engine import runs
+
+    with engine.connection() as conn:
+        runs.requeue_running(conn)
+    flow.finish(run_id, "thumbs[1]/thumb", of=1)
+    assert flow.status(run_id) == "queued"
+    host.go()
+    assert flow.status(run_id) == "completed"
+    assert [thumb["of"] for thumb in seen[0][0]] == [1, 2, 3]
+
+
+# --- bodies of several nodes, and maps in maps
+
+
+def test_the_nodes_of_an_item_follow_each_other(host: flow.Flow) -> None:
+    clips = [{"id": "x.1"}, {"id": "y"}]
+    flow.body(lambda: {"clips": clips}, "scan")
+    flow.body(lambda inputs: {"path": f"cut-{inputs['clip']}"}, "cut")
+    flow.body(lambda inputs: {"path": f"{inputs['path']}-{inputs['size']}"}, "encode")
+    step = {
+        "id": "films",
+        "kind": "map",
+        "over": {"$from": "scan/scan.clips"},
+        "key": "id",
+        "at_once": 1,
+        "depends_on": ["scan"],
+        "pipeline": "film",
+        "inputs": {
+            "clip": {"$from": "item.id"},
+            "path": {"$from": "cut.path"},
+            "size": {"$from": "size"},
+        },
+        "result": {"$from": "encode.path"},
+    }
+    given = {"name": "clip", "from": "pipeline.clip"}
+    more = [{"name": name, "from": f"pipeline.{name}"} for name in ("path", "size")]
+    host.define(
+        flow.step("scan"),
+        step,
+        scan=[{"id": "scan"}],
+        film=[
+            {"id": "cut", "inputs": [given]},
+            {"id": "encode", "inputs": more, "depends_on": ["cut"]},
+        ],
+    )
+    run_id = host.submit(context={"size": 4})
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert list(flow.states(run_id)) == [
+        "scan/scan",
+        "films",
+        "films[x.1]/cut",
+        "films[x.1]/encode",
+        "films[y]/cut",
+        "films[y]/encode",
+    ]
+    assert flow.job(run_id, "films")["context_delta"] == {
+        "results": ["cut-x.1-4", "cut-y-4"],
+        "keys": ["x.1", "y"],
+        "failed": [],
+    }
+    queue_workflows.runs.retry(run_id, from_node="films[y]/encode")
+    host.go()
+    jobs = flow.jobs(run_id)
+    assert flow.status(run_id) == "completed"
+    assert {node: jobs[node]["claim_no"] for node in jobs if "[" in node} == {
+        "films[x.1]/cut": 1,
+        "films[x.1]/encode": 1,
+        "films[y]/cut": 1,
+        "films[y]/encode": 2,
+    }
+
+
+def nested(host: flow.Flow, **more: Any) -> list[Any]:
+    """Define a map over films with a map over the frames of each, and return what `end` gets."""
+    seen: list[Any] = []
+    films = [{"id": "f", "frames": [1, 2]}, {"id": "g", "frames": []}, {"id": "h", "frames": [7]}]
+    flow.body(lambda: {"films": films}, "scan")
+    flow.body(lambda inputs: {"at": f"{inputs['film']}{inputs['frame']}"}, "draw")
+    flow.body(lambda inputs: {"sum": inputs["drawn"]}, "join")
+    flow.body(lambda inputs: seen.append(inputs["all"]), "end")
+    inner = {
+        "id": "frames",
+        "kind": "map",
+        "over": {"$from": "film.frames"},
+        "pipeline": "draw",
+        "inputs": {"film": {"$from": "film.id"}, "frame": {"$from": "item"}},
+        "result": {"$from": "draw.at"},
+    }
+    outer = {
+        "id": "films",
+        "kind": "map",
+        "over": {"$from": "scan/scan.films"},
+        "key": "id",
+        "as": "film",
+        "depends_on": ["scan"],
+        "steps": [
+            inner | more,
+            flow.step("join", depends_on=["frames"], inputs={"drawn": {"$from": "frames.results"}}),
+        ],
+        "result": {"$from": "join/join.sum"},
+    }
+    end = flow.step("end", depends_on=["films"], inputs={"all": {"$from": "films.results"}})
+
+    def takes(*names: str) -> list[dict[str, str]]:
+        return [{"name": name, "from": f"pipeline.{name}"} for name in names]
+
+    host.define(
+        flow.step("scan"),
+        outer,
+        end,
+        scan=[{"id": "scan"}],
+        draw=[{"id": "draw", "inputs": takes("film", "frame")}],
+        join=[{"id": "join", "inputs": takes("drawn")}],
+        end=[{"id": "end", "inputs": takes("all")}],
+    )
+    return seen
+
+
+def test_maps_nest(host: flow.Flow) -> None:
+    seen = nested(host)
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert seen == [[["f1", "f2"], [], ["h7"]]]
+    assert "films[f]/frames[2]/draw" in flow.states(run_id)
+    queue_workflows.runs.retry(run_id, from_node="films[f]/frames[2]")
+    host.go()
+    jobs = flow.jobs(run_id)
+    assert flow.status(run_id) == "completed"
+    again = {node for node, job in jobs.items() if job["claim_no"] == 2}
+    assert again == {"films[f]/frames[2]/draw", "films[f]/join/join", "end/end"}
+
+
+def test_a_failed_item_of_an_inner_map_fails_the_item_around_it(host: flow.Flow) -> None:
+    seen = nested(host)
+
+    def draw(inputs: dict[str, Any]) -> dict[str, Any]:
+        if inputs["frame"] == 2:
+            raise ValueError("dark")
+        return {"at": inputs["frame"]}
+
+    flow.body(draw, "draw")
+    host.workflows["w"]["steps"][1]["may_fail"] = 1
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert seen == [[[], [7]]]
+    [failed] = flow.job(run_id, "films")["context_delta"]["failed"]
+    assert failed["key"] == "f"
+    assert "films[f]/frames failed: 1 of 2 items failed, 0 may; the first: 2" in failed["error"]
+
+
+# --- what commands show
+
+
+def test_show_collapses_a_map_and_opens_an_item(
+    host: flow.Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [*(f"f{number}" for number in range(70)), "bad"]
+    define(host, files, may_fail=1)
+    run_id = host.submit()
+    host.go()
+    capsys.readouterr()
+    assert cli.main(["show", run_id]) == 0
+    text = capsys.readouterr().out
+    assert "completed, 73/74 nodes" in text
+    assert "items of thumbs: 70/71 done, 1 failed\n  bad: ValueError: cannot read bad\n" in text
+    assert "thumbs[bad]/thumb: failed" in text
+    assert "thumbs[f1]/thumb" not in text
+    assert "and 70 nodes more: --node NODE, --item KEY, --full or --json" in text
+    assert cli.main(["show", run_id, "--item", "f1"]) == 0
+    text = capsys.readouterr().out
+    assert "thumbs[f1]/thumb: completed" in text
+    assert "thumbs[f2]/thumb" not in text
+    assert cli.main(["show", run_id, "--item", "nope"]) == 2
+    seen = run_snapshot.Reader(run_id)
+    picture = seen.read()
+    seen.close()
+    assert picture is not None
+    steps = [(step.name, step.done, step.total) for step in picture.steps]
+    assert steps == [("scan", 1, 1), ("thumbs", 71, 72), ("sheet", 1, 1)]
+
+
+def test_why_says_which_items_a_map_waits_for(host: flow.Flow) -> None:
+    define(host, [1, 2, 3], at_once=2)
+    run_id = host.started()
+    flow.finish(run_id, "scan/scan", files=[1, 2, 3])
+    flow.finish(run_id, "thumbs[1]/thumb")
+    found = queue_workflows.runs.explain(run_id)
+    assert found is not None
+    details = {node["name"]: node["detail"] for node in found["nodes"]}
+    assert details["thumbs"] == "it waits for its items: 1/3 done, 2 open"
+    assert details["sheet/sheet"] == "it waits for thumbs (queued)"

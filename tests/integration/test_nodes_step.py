@@ -1,0 +1,181 @@
+"""Several nodes are recorded and claimed in one call with the same effect as one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import errors
+from queue_workflows.engine import claims
+from queue_workflows.types import Row
+from tests.support import factories
+
+JOB = (
+    "node_id, status, context_delta, error, seconds, vm_rss_mb_peak, resolved_inputs, progress,"
+    " worker_id, claimed_by, host_label, claim_no, generation, attempts, crash_count,"
+    " lease_expires_at IS NULL AS free, finished_at IS NULL AS open, started_at IS NULL AS new"
+)
+EVENT = "node_id, event_type, attempt, host_label, queue, model, elapsed_s, worker_id, claim_no"
+OUTBOX = "node_id, kind, claim_no, generation, processed_at IS NOT NULL AS processed"
+RUN = "status, progress_pct, error, finished_at IS NULL AS open"
+
+
+def following(*names: str) -> str:
+    """Return the rows of a plan that queues these nodes."""
+    return json.dumps(
+        [
+            {"node_id": name, "node_module": "m", "queue": "cpu", "status": "queued", "inputs": {},
+             "input_template": {}, "ref_heads": []}
+            for name in names
+        ]
+    )  # fmt: skip
+
+
+def state(conn: engine.Connection, run_id: str) -> dict[str, list[Row]]:
+    """Return what a call leaves of a run, without what differs by chance: ids and times."""
+
+    def rows(query: str) -> list[Row]:
+        return conn.execute(query.encode(), (run_id,)).fetchall()
+
+    by_name = "FROM {} WHERE run_id = %s ORDER BY node_id"
+    return {
+        "jobs": rows(f"SELECT {JOB} {by_name.format('workflow_node_jobs')}"),
+        "events": rows(f"SELECT {EVENT} {by_name.format('workflow_node_events')}, event_type"),
+        "outbox": rows(f"SELECT {OUTBOX} {by_name.format('workflow_dispatch_events')}"),
+        "run": rows(f"SELECT {RUN} FROM workflow_runs WHERE id = %s"),
+    }
+
+
+def begin(conn: engine.Connection, context: dict[str, Any] | None = None) -> tuple[str, list[Row]]:
+    """Return a new run with two claimed nodes, `a` and `b`, and four that are queued."""
+    run_id = factories.run(conn, context=context or {})
+    for node_id in "abcdef":
+        more = {"priority": 50} if node_id == "f" else {}
+        factories.node(conn, run_id, node_id, inputs={"of": node_id}, **more)
+    conn.execute("UPDATE workflow_node_jobs SET priority = 10 WHERE node_id IN ('a', 'b')")
+    return run_id, [factories.claim_node(conn) for _ in "ab"]
+
+
+def result(job: Row) -> claims.NodeResult:
+    made = factories.node_result(job, made=job["node_id"])
+    return made._replace(vm_rss_mb_peak=7, resolved_inputs=json.dumps({"got": job["node_id"]}))
+
+
+AHEAD: dict[str, tuple[claims.Ahead | None, claims.Ahead | None]] = {
+    "nothing known": (None, None),
+    "nothing follows": (claims.Ahead(0, None, False), claims.Ahead(0, None, False)),
+    "nodes follow": (claims.Ahead(0, None, False), claims.Ahead(0, following("x", "y"), False)),
+    "two plans": (claims.Ahead(0, following("x"), False), claims.Ahead(0, following("y"), False)),
+    "the run ends": (claims.Ahead(0, None, False), claims.Ahead(0, None, True)),
+    "another generation": (claims.Ahead(1, following("x"), False), claims.Ahead(1, None, True)),
+    "one of two known": (None, claims.Ahead(0, following("x"), False)),
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_several_results_leave_what_single_ones_leave(conn: engine.Connection, name: str) -> None:
+    ahead = AHEAD[name]
+    left: list[dict[str, list[Row]]] = []
+    for at_once in (False, True):
+        run_id, jobs = begin(conn)
+        done = [(result(job), one) for job, one in zip(jobs, ahead, strict=True)]
+        if at_once:
+            assert claims.nodes_step(conn, factories.who(), done=done, claim=0) == []
+        else:
+            for each, one in done:
+                claims.node_step(conn, factories.who(), done=each, ahead=one, claim=False)
+        left.append(state(conn, run_id))
+        factories.empty(conn, "workflow_runs")
+    single, several = left
+    assert several == single
+    assert [job["status"] for job in several["jobs"][:2]] == ["completed"] * 2
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_several_claims_take_what_single_ones_take(conn: engine.Connection, newest: bool) -> None:
+    who = factories.who(newest=newest)
+    taken: list[list[Row]] = []
+    for at_once in (False, True):
+        run_id, _ = begin(conn, {"key": 5})
+        conn.execute(
+            "UPDATE workflow_node_jobs SET ref_heads = '{key,a}' WHERE run_id = %s AND"
+            " node_id = 'd'",
+            (run_id,),
+        )
+        if at_once:
+            jobs = claims.nodes_step(conn, who, claim=3)
+        else:
+            jobs = [job for _ in range(3) if (job := claims.node_step(conn, who)) is not None]
+        own = ("id", "run_id", "run", "seq")
+        taken.append([{key: job[key] for key in job if key not in own} for job in jobs])
+        assert [job["run"]["id"] for job in jobs] == [run_id] * 3
+        factories.empty(conn, "workflow_runs")
+    single, several = taken
+    assert several == single
+    expected = ["f", "e", "d"] if newest else ["f", "c", "d"]
+    assert [job["node_id"] for job in several] == expected
+    assert several[2]["context"] == {"key": 5}
+    assert several[0]["context"] is None
+
+
+def test_a_run_that_another_session_has_locked_leaves_its_events_open(
+    conn: engine.Connection, db: Any
+) -> None:
+    run_id, jobs = begin(conn)
+    done = [(result(job), claims.Ahead(0, following("x"), True)) for job in jobs]
+    with db.connect() as other, other.transaction():
+        other.execute("SELECT FROM workflow_runs WHERE id = %s FOR NO KEY UPDATE", (run_id,))
+        claims.nodes_step(conn, factories.who(), done=done, claim=0)
+    left = state(conn, run_id)
+    assert [each["processed"] for each in left["outbox"]] == [False, False]
+    assert "x" not in [each["node_id"] for each in left["jobs"]]
+    assert left["run"][0]["status"] == "running"
+
+
+def test_one_lost_claim_of_several_leaves_all_as_they_were(conn: engine.Connection) -> None:
+    run_id, jobs = begin(conn)
+    before = state(conn, run_id)
+    done = [(result(job), claims.Ahead(0, following("x"), False)) for job in jobs]
+    lease = done[1][0].lease
+    done[1] = (done[1][0]._replace(lease=lease._replace(claim_no=9)), None)
+    with pytest.raises(errors.ClaimLost, match="1 of 2 claims"):
+        claims.nodes_step(conn, factories.who(), done=done, claim=2)
+    assert state(conn, run_id) == before
+
+
+def test_a_machine_that_is_off_records_several_and_claims_none(conn: engine.Connection) -> None:
+    run_id, jobs = begin(conn)
+    factories.insert(conn, "worker_controls", host_label="box", queue="cpu", desired_state="off")
+    done = [(result(job), None) for job in jobs]
+    assert claims.nodes_step(conn, factories.who(obey=True), done=done, claim=2) == []
+    assert [job["status"] for job in state(conn, run_id)["jobs"][:2]] == ["completed"] * 2
+    assert len(claims.nodes_step(conn, factories.who(obey=False), claim=2)) == 2
+
+
+def test_jobs_of_a_run_that_is_over_are_no_claims(conn: engine.Connection) -> None:
+    over, _ = begin(conn)
+    with factories.unguarded(conn, "workflow_runs"):
+        conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (over,))
+    live = factories.run(conn)
+    factories.node(conn, live, "g")
+    assert [job["node_id"] for job in claims.nodes_step(conn, factories.who(), claim=3)] == ["g"]
+
+
+def test_nodes_that_follow_are_claimed_in_the_same_call(conn: engine.Connection) -> None:
+    _, jobs = begin(conn)
+    conn.execute("UPDATE workflow_node_jobs SET status = 'cancelled' WHERE status = 'queued'")
+    done = [(result(jobs[0]), None), (result(jobs[1]), claims.Ahead(0, following("x"), False))]
+    claimed = claims.nodes_step(conn, factories.who(), done=done, claim=2)
+    assert [job["node_id"] for job in claimed] == ["x"]
+
+
+def test_due_nodes_are_admitted_first(conn: engine.Connection) -> None:
+    factories.node(
+        conn, None, "later", blocked_reason="not_due", available_at="2020-01-01 00:00+00"
+    )
+    assert claims.nodes_step(conn, factories.who(), claim=1) == []
+    (job,) = claims.nodes_step(conn, factories.who(), claim=1, promote=True)
+    assert job["node_id"] == "later"

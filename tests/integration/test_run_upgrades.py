@@ -1,0 +1,207 @@
+"""A run under way moves to today's code, or stays as it is and names the nodes that differ."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from queue_workflows import config, dispatcher, errors, runs
+from queue_workflows import db as engine
+from queue_workflows.cli import show, upgrade
+from queue_workflows.declare import node, workflow
+from queue_workflows.dispatch import drain
+from queue_workflows.engine import claims
+from tests.support import factories
+
+
+def declare(versions: dict[str, int | None], *, more: bool = False) -> None:
+    """Declare a workflow of three nodes in a row with these versions; `more`: a fourth one."""
+    config.reset_for_tests()
+
+    @node(version=versions.get("a"))
+    def a(given: int) -> dict[str, Any]:
+        return {"n": given}
+
+    @node(version=versions.get("b"))
+    def b(n: int) -> dict[str, Any]:
+        return {"n": n}
+
+    @node(version=versions.get("c"))
+    def c(n: int) -> dict[str, Any]:
+        return {"n": n}
+
+    @workflow
+    def chain(given: int) -> None:
+        last = c(b(a(given)["n"])["n"])
+        if more:
+            c.options("again")(last["n"])
+
+
+def who(*versions: str) -> claims.Claimant:
+    return factories.who("cpu", versions=[*versions] or None)
+
+
+def started(versions: dict[str, int | None]) -> str:
+    declare(versions)
+    run_id = runs.submit("chain", context={"given": 1})["id"]
+    assert dispatcher.start_run(run_id) == 1
+    return run_id
+
+
+def jobs(conn: engine.Connection, run_id: str) -> dict[str, tuple[str, str | None]]:
+    return {
+        row["node_id"]: (row["status"], row["required_version"])
+        for row in conn.execute(
+            "SELECT node_id, status, required_version FROM workflow_node_jobs WHERE run_id = %s",
+            (run_id,),
+        ).fetchall()
+    }
+
+
+def test_a_run_moves_with_its_queued_node_to_the_new_version(conn: engine.Connection) -> None:
+    run_id = started({"a": 1, "b": 1})
+    assert jobs(conn, run_id) == {"a/a": ("queued", "a@1")}
+    declare({"a": 2, "b": 1, "c": 5}, more=True)
+    found = runs.upgrade(run_id, dry_run=True)
+    assert (found["outcome"], found["added"], found["blocked"]) == ("would move", ["again/c"], [])
+    assert {each["id"]: each["version_after"] for each in found["changed"]} == {"a/a": 2, "c/c": 5}
+    assert found["edges_added"] == [["c/c", "again/c"]]
+    assert jobs(conn, run_id) == {"a/a": ("queued", "a@1")}
+    assert runs.upgrade(run_id, by="ann")["outcome"] == "moved"
+    assert jobs(conn, run_id) == {"a/a": ("queued", "a@2")}
+    run = runs.get(run_id)
+    assert run is not None
+    assert (run["revision"], run["status"], len(run["upgrades"])) == (1, "queued", 1)
+    assert (run["upgrades"][0]["actor"], run["upgrades"][0]["nodes"]) == ("ann", 3)
+    assert dispatcher.start_run(run_id) == 0
+    assert runs.upgrade(run_id)["outcome"] == "same"
+    assert claims.node_step(conn, who("a@1")) is None
+    job = factories.claim_node(conn, who("a@2"))
+    claims.node_step(conn, who(), done=factories.node_result(job, n=1), claim=False)
+    drain.drain_outbox()
+    assert jobs(conn, run_id)["b/b"] == ("queued", "b@1")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_node_that_ended_or_runs_keeps_the_run(conn: engine.Connection, ended: bool) -> None:
+    run_id = started({"a": 1})
+    job = factories.claim_node(conn, who("a@1"))
+    if ended:
+        claims.node_step(conn, who(), done=factories.node_result(job, n=1), claim=False)
+    declare({"a": 2})
+    before = runs.get(run_id)
+    assert runs.upgrade(run_id, dry_run=True)["blocked"] == ["a/a"]
+    with pytest.raises(errors.UpgradeRefused, match="a/a") as caught:
+        runs.upgrade(run_id)
+    assert caught.value.nodes == ["a/a"]
+    assert runs.get(run_id) == before
+    declare({"a": 1, "b": 7})
+    assert runs.upgrade(run_id)["outcome"] == "moved"
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_worker_that_planned_by_the_old_graph_is_fenced(
+    conn: engine.Connection, batch: bool
+) -> None:
+    run_id = started({"a": 1, "b": 1})
+    job = factories.claim_node(conn, who("a@1"))
+    assert job["run"]["revision"] == 0
+    row = {"node_id": "b/b", "node_module": "b", "queue": "cpu", "status": "queued", "inputs": {},
+           "input_template": {}, "ref_heads": [], "required_version": "b@1"}  # fmt: skip
+    ahead = claims.Ahead(0, json.dumps([row]), False, job["run"]["revision"])
+    declare({"a": 1, "b": 2})
+    assert runs.upgrade(run_id)["outcome"] == "moved"
+    dispatcher.start_run(run_id)
+    done = factories.node_result(job, n=1)
+    if batch:
+        claims.nodes_step(conn, who(), done=[(done, ahead)], claim=0)
+    else:
+        claims.node_step(conn, who(), done=done, ahead=ahead, claim=False)
+    assert "b/b" not in jobs(conn, run_id)
+    drain.drain_outbox()
+    assert jobs(conn, run_id)["b/b"] == ("queued", "b@2")
+
+
+def test_a_run_that_cannot_move_is_refused(conn: engine.Connection) -> None:
+    with pytest.raises(errors.UnknownJob, match="no run"):
+        runs.upgrade("nowhere")
+    declare({})
+    fresh = runs.submit("chain", context={"given": 1})["id"]
+    with pytest.raises(errors.InvalidConfig, match="has no frozen graph yet"):
+        runs.upgrade(fresh)
+    run_id = started({"a": 1})
+    config.get_config().workflow_map.pop("chain")
+    with pytest.raises((errors.UnknownWorkflow, errors.InvalidConfig)):
+        runs.upgrade(run_id)
+    runs.cancel(run_id)
+    with pytest.raises(errors.InvalidConfig, match="is cancelled"):
+        runs.upgrade(run_id)
+
+
+def declare_map(version: int, *, at_once: int = 2) -> None:
+    config.reset_for_tests()
+
+    @node(version=version)
+    def cut(item: str) -> dict[str, Any]:
+        return {"item": item}
+
+    @workflow
+    def cuts(clips: list[str]) -> None:
+        cut.map(clips, at_once=at_once)
+
+
+def test_items_that_have_not_started_move_with_an_open_map(conn: engine.Connection) -> None:
+    declare_map(1)
+    run_id = runs.submit("cuts", context={"clips": ["x", "y", "z"]})["id"]
+    dispatcher.start_run(run_id)
+    assert [pair for name, pair in jobs(conn, run_id).items() if "[" in name] == [
+        ("queued", "cut@1")
+    ] * 2
+    declare_map(2)
+    assert runs.upgrade(run_id)["outcome"] == "moved"
+    dispatcher.start_run(run_id)
+    job = factories.claim_node(conn, who("cut@2"))
+    claims.node_step(conn, who(), done=factories.node_result(job, item="x"), claim=False)
+    drain.drain_outbox()
+    assert [pair[1] for name, pair in jobs(conn, run_id).items() if "[" in name] == ["cut@2"] * 3
+    declare_map(3)
+    assert runs.upgrade(run_id, dry_run=True)["blocked"] == [job["node_id"]]
+    declare_map(2, at_once=3)
+    with pytest.raises(errors.UpgradeRefused, match="cut"):
+        runs.upgrade(run_id)
+
+
+def test_the_command_shows_the_difference(
+    conn: engine.Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = started({"a": 1})
+    declare({"a": 2}, more=True)
+    with pytest.raises((SystemExit, Exception)) as caught:
+        upgrade.upgrade(run_id, dry_run=True)
+    assert getattr(caught.value, "exit_code", getattr(caught.value, "code", None)) in (0, None)
+    out = capsys.readouterr().out
+    assert "+ again/c" in out
+    assert "~ a/a: version 1 to 2" in out
+    assert f"run {run_id}: can move" in out
+
+
+def test_show_prints_who_moved_a_run_and_what_differed(
+    conn: engine.Connection, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_id = started({"a": 1, "b": 1})
+    declare({"a": 2, "b": 1}, more=True)
+    runs.upgrade(run_id, by="ann\x1b[31m")
+    show.print_out(show.collect("run", run_id, logs=False), as_json=False, full=False)
+    (line,) = [each for each in capfd.readouterr().out.splitlines() if each.startswith("moved")]
+    at = factories.one(
+        conn, "SELECT to_char((upgrades -> 0 ->> 'at')::timestamptz AT TIME ZONE 'UTC',"
+        " 'YYYY-MM-DD HH24:MI:SS') FROM workflow_runs"
+    )  # fmt: skip
+    assert line == (
+        f"moved to other code at {at} UTC by ann\\x1b[31m: +again/c, a/a: version 1 to 2"
+    )
+    conn.execute('UPDATE workflow_runs SET upgrades = \'[{"at": [], "added": 3}, null, 7]\'')
+    show.print_out(show.collect("run", run_id, logs=False), as_json=False, full=False)
+    assert capfd.readouterr().out.count("moved to other code") == 3

@@ -1,0 +1,129 @@
+"""Many schedules, and many instants of one, cost short transactions and few rows a tick."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from datetime import datetime, timedelta, timezone
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import config, schedules
+from queue_workflows.engine import row_isolation, schedule_rows
+from queue_workflows.engine import schedules as engine
+from queue_workflows.scheduler import Ticker
+from tests.support.clocks import Clock
+
+TEN = datetime(2024, 5, 1, 10, tzinfo=timezone.utc)
+MINUTE = timedelta(minutes=1)
+
+SLOW = """
+CREATE TABLE test_writes (id bigint);
+CREATE FUNCTION test_slow() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_sleep(0.02);
+    INSERT INTO test_writes VALUES (pg_current_xact_id()::text::bigint);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER zz_slow BEFORE INSERT ON schedule_fires FOR EACH ROW EXECUTE FUNCTION test_slow();
+"""
+
+
+@pytest.fixture(autouse=True)
+def _tasks(clean_process: None) -> None:
+    config.register_ingest_task("prices", lambda: None)
+
+
+@contextlib.contextmanager
+def slow_fires(db: ModuleType) -> Generator[None]:
+    with db.connection() as conn:
+        conn.execute(SLOW)
+    try:
+        yield
+    finally:
+        with db.connection() as conn:
+            conn.execute("DROP FUNCTION test_slow CASCADE; DROP TABLE test_writes")
+
+
+def read(db: ModuleType, query: str) -> list[dict[str, Any]]:
+    with db.connection() as conn:
+        return conn.execute(query).fetchall()
+
+
+@pytest.mark.parametrize(("names", "overlap"), [(1, "allow"), (4, "skip"), (1, "replace")])
+def test_what_an_outage_missed_is_fired_in_short_transactions(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, names: int, overlap: Any
+):
+    clock = Clock(TEN)
+    for number in range(names):
+        schedules.add(
+            f"s{number}", "every 1m", task_name="prices", queue="fetch", overlap=overlap,
+            catch_up="all", catch_up_max=60,
+        )  # fmt: skip
+    with db.connection() as conn:
+        conn.execute("UPDATE schedules SET changed_at = %s", (TEN,))
+    ticker = Ticker(now_fn=clock)
+    ticker.run_once()
+    monkeypatch.setattr(schedule_rows, "BATCH_S", 0.2)
+    clock.now = TEN + 100 * MINUTE
+    with slow_fires(db):
+        ticker.run_once()
+        (row,) = read(db, "SELECT count(DISTINCT id) AS n, count(*) AS all FROM test_writes")
+    assert row["all"] == 60 * names
+    assert row["n"] >= 5 * names
+    for number in range(names):
+        found = read(db, f"SELECT fire_at FROM schedule_fires WHERE name = 's{number}' ORDER BY 1")
+        assert [one["fire_at"] for one in found] == [TEN + n * MINUTE for n in range(41, 101)]
+    assert ticker.run_once() == []
+    clock.now += MINUTE
+    ticker.run_once()
+    assert len(read(db, "SELECT FROM schedule_fires")) == 61 * names
+
+
+MANY = """
+INSERT INTO schedules (name, expression, task_name, queue)
+SELECT 's' || n, 'every 366d', 'prices', 'fetch' FROM generate_series(1, 10000) n
+"""
+
+
+@pytest.mark.parametrize("statistics", ["of the empty table", "none", "up to date"])
+def test_a_tick_reads_few_of_ten_thousand_schedules(db: ModuleType, statistics: str):
+    with db.connection() as conn:
+        if statistics == "of the empty table":
+            conn.execute("ANALYZE schedules, schedule_fires")
+        conn.execute(MANY)
+        conn.execute(
+            "UPDATE schedules SET next_at = now() + interval '1 day',"
+            " wake_at = now() + interval '1 day'"
+        )
+        if statistics == "up to date":
+            conn.execute("ANALYZE schedules, schedule_fires")
+        conn.execute(
+            "UPDATE schedules SET next_at = now() - interval '1 day', wake_at = now()"
+            " WHERE name IN ('s7', 's4711')"
+        )
+    scope = schedule_rows.Scope("app", ["prices"])
+    isolation = row_isolation.Isolation()
+    with db.transaction() as conn:
+        now = engine.database_now(conn)
+        read_before = rows_read(conn)
+        schedule_rows.fire_due(conn, now, scope, isolation)
+        schedule_rows.next_wake(conn, scope, isolation)
+        assert 0 < rows_read(conn) - read_before <= 60
+    with db.transaction() as conn:
+        read_before = rows_read(conn)
+        schedule_rows.fire_due(conn, engine.database_now(conn), scope, isolation)
+        found, wake_at = schedule_rows.next_wake(conn, scope, isolation)
+        assert rows_read(conn) - read_before <= 10
+    assert found and wake_at is not None
+
+
+def rows_read(conn: Any) -> int:
+    """Rows that this transaction has read from the tables of schedules."""
+    (row,) = conn.execute(
+        "SELECT sum(coalesce(idx_tup_fetch, 0) + seq_tup_read)::bigint AS n"
+        "  FROM pg_stat_xact_user_tables WHERE relname IN ('schedules', 'schedule_fires')"
+    ).fetchall()
+    return row["n"]

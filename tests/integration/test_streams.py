@@ -1,0 +1,344 @@
+"""Parts of a stream are stored under the claim, in order, within their limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import queue_workflows
+from queue_workflows import db as engine
+from queue_workflows import errors, ingest_executor, node_executor, steps, streams
+from queue_workflows.cli import parts
+from queue_workflows.engine import job_steps, job_tables
+from tests.support import factories, invariants, notifications
+
+FETCH = factories.who("fetch")
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[engine.Connection]:
+    with engine.connect() as conn:
+        yield conn
+        assert invariants.broken(conn, slack_s=5) == []
+
+
+def run(conn: engine.Connection, task: Callable[..., Any]) -> str:
+    """Claim the job of this task, which is queued if there is none; return how it ended."""
+    queue_workflows.register_ingest_task("t", task)
+    if factories.one(conn, "SELECT count(*) FROM ingest_jobs WHERE status = 'queued'") == 0:
+        factories.ingest(conn, args={}, max_attempts=9)
+    conn.execute("UPDATE ingest_jobs SET available_at = NULL WHERE status = 'queued'")
+    return ingest_executor.execute_ingest_job(factories.claim_ingest(conn, FETCH))
+
+
+def the_id(conn: engine.Connection) -> str:
+    return factories.one(conn, "SELECT id FROM ingest_jobs")
+
+
+def test_the_parts_of_the_last_attempts_are_read_with_reset_marks(conn: engine.Connection) -> None:
+    def task(reason: str) -> None:
+        claim = queue_workflows.current_job().claim
+        for number in range(2):
+            streams.stream("text", [claim, number])
+        streams.stream("log", None)
+        if claim < 4:
+            raise RuntimeError("again")
+
+    assert [run(conn, task) for _ in range(4)] == ["failed"] * 3 + ["completed"]
+    found = streams.read(the_id(conn))
+    assert [(part.id, part.name, part.value) for part in found] == [
+        each
+        for claim in (2, 3, 4)
+        for each in (
+            (f"{claim}-0", "", None), (f"{claim}-1", "text", [claim, 0]),
+            (f"{claim}-2", "text", [claim, 1]), (f"{claim}-3", "log", None),
+        )
+        if each[0] != "2-0"
+    ]  # fmt: skip
+    assert [part.id for part in streams.read(the_id(conn), "log", after="3-1")] == [
+        "3-3", "4-0", "4-3",
+    ]  # fmt: skip
+    assert [*streams.follow(the_id(conn))] == found
+
+    async def followed() -> list[streams.Part]:
+        return [part async for part in streams.follow_async(the_id(conn), after="4-1")]
+
+    assert asyncio.run(followed()) == found[-2:]
+
+
+def test_a_later_claim_without_parts_is_a_reset_mark_whether_it_runs_or_not(
+    conn: engine.Connection,
+) -> None:
+    def task(reason: str) -> None:
+        if queue_workflows.current_job().claim == 1:
+            streams.stream("text", "old")
+            raise RuntimeError("again")
+        live.extend(part.id for part in streams.read(the_id(conn), after="1-1"))
+
+    live: list[str] = []
+    assert [run(conn, task) for _ in range(2)] == ["failed", "completed"]
+    assert live == ["2-0"]
+    assert [part.id for part in streams.read(the_id(conn), "text")] == ["1-1", "2-0"]
+
+
+def test_a_name_is_chosen_by_the_database_and_other_parts_are_passed_once(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def task(reason: str) -> None:
+        for number in range(30):
+            streams.stream("text" if number % 10 == 9 else "log", number)
+
+    assert run(conn, task) == "completed"
+    pages = [streams.read_page(the_id(conn), "text", limit=2)]
+    while pages[-1].full:
+        pages.append(streams.read_page(the_id(conn), "text", after=pages[-1].after, limit=2))
+    assert [[part.id for part in page.parts] for page in pages] == [["1-10", "1-20"], ["1-30"]]
+    assert streams.read_page(the_id(conn), "none")[:2] == ([], "1-30")
+    monkeypatch.setattr(streams.step_arguments, "loaded", pytest.fail)
+    assert streams.read(the_id(conn), "none") == []
+
+
+def test_large_parts_are_read_in_pages_of_about_a_mebibyte(conn: engine.Connection) -> None:
+    def task(reason: str) -> None:
+        for number in range(40):
+            streams.stream("text", f"{number}".ljust(60_000))
+
+    assert run(conn, task) == "completed"
+    page = streams.read_page(the_id(conn))
+    assert (len(page.parts), page.full, page.over) == (18, True, False)
+    assert [part.seq for part in streams.read(the_id(conn))] == [*range(1, 41)]
+
+
+def test_a_batch_is_one_notification_of_its_transaction(conn: engine.Connection) -> None:
+    row = factories.ingest(conn, args={})
+    lease = job_tables.lease_of(job_tables.INGEST_JOBS, factories.claim_ingest(conn, FETCH))
+    request = {"op": "stream", "first": 1, "names": ["a"] * 9, "parts": ["1"] * 9}
+    with contextlib.closing(notifications.NotificationListener()) as listener:
+        with conn.transaction():
+            job_steps.answer(conn, lease, request)
+            assert listener.heard() == []
+        assert listener.heard() == [("job_parts", row["id"])]
+        job_steps.answer(conn, lease._replace(claim_no=9), request)
+        assert listener.heard() == []
+
+
+def test_a_follower_reads_at_once_when_a_batch_comes(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With pauses of a minute only the notifications wake it."""
+    monkeypatch.setattr(streams, "PAUSE_FIRST_S", 60.0)
+    monkeypatch.setattr(streams, "PAUSE_MAX_S", 60.0)
+    factories.ingest(conn, args={})
+    lease = job_tables.lease_of(job_tables.INGEST_JOBS, factories.claim_ingest(conn, FETCH))
+
+    def send(number: int) -> None:
+        request = {"op": "stream", "first": number, "names": ["a"], "parts": [str(number)]}
+        assert job_steps.answer(conn, lease, request) == {"state": "done"}
+
+    send(1)
+    reader = streams.follow(lease.job_id)
+    found = [next(reader).value]
+    for number in (2, 3, 4):
+        thread = threading.Timer(0.3, send, (number,))
+        thread.start()
+        found.append(next(reader).value)
+        thread.join()
+    reader.close()
+
+    async def followed() -> None:
+        parts = streams.follow_async(lease.job_id, after="1-4")
+        for number in (5, 6):
+            waiting = asyncio.ensure_future(anext(parts))
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(send, number)
+            found.append((await asyncio.wait_for(waiting, 20)).value)
+        await parts.aclose()
+
+    asyncio.run(followed())
+    assert found == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_follower_that_nothing_wakes_reads_after_a_pause(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
+    factories.ingest(conn, args={})
+    lease = job_tables.lease_of(job_tables.INGEST_JOBS, factories.claim_ingest(conn, FETCH))
+    reader = streams.follow(lease.job_id)
+    request = {"op": "stream", "first": 1, "names": ["a"], "parts": ["1"]}
+    thread = threading.Timer(0.5, job_steps.answer, (conn, lease, request))
+    thread.start()
+    assert next(reader).value == 1
+    thread.join()
+    reader.close()
+
+
+def test_the_job_of_a_node_is_found(conn: engine.Connection) -> None:
+    row = factories.node(conn, inputs={})
+    assert streams.job_of_node(row["run_id"], row["node_id"]) == row["id"]
+    for run_id, node_id in ((row["run_id"], "none"), ("none", row["node_id"]), ("a\0", "\ud800")):
+        with pytest.raises(errors.UnknownJob, match="has no node"):
+            streams.job_of_node(run_id, node_id)
+
+
+def test_a_part_that_cannot_be_read_hides_no_other_node(conn: engine.Connection) -> None:
+    run_id = factories.run(conn)
+    for node_id, part in (("s/bad", "9" * 5000), ("s/good", '"fine"')):
+        job_id = factories.node(conn, run_id, node_id, inputs={})["id"]
+        factories.claim_node(conn)
+        conn.execute(
+            "INSERT INTO job_parts VALUES ('workflow_node_jobs', %s, 1, 1, 'text', %s::jsonb)",
+            (job_id, part),
+        )
+    lines: list[str] = []
+    shown = parts.RunParts(run_id, lines.append)
+    shown.show()
+    shown.show(last=True)
+    assert lines[0].startswith("s/bad: its stream cannot be shown: part 1-1 of job")
+    assert lines[1:] == ["s/good: text: fine"]
+
+
+def test_async_handlers_and_nodes_stream(conn: engine.Connection, monkeypatch: Any) -> None:
+    async def task(reason: str) -> None:
+        await streams.stream_async("text", {"a": 1})
+        streams.stream("text", "b")
+
+    assert run(conn, task) == "completed"
+    assert [part.value for part in streams.read(the_id(conn))] == [{"a": 1}, "b"]
+
+    @queue_workflows.node
+    def speak() -> dict[str, Any]:
+        streams.stream("text", "from a node")
+        return {}
+
+    row = factories.node(conn, node_module=speak.name, inputs={})
+    assert node_executor.execute_node(factories.claim_node(conn)) == "completed"
+    assert [part.value for part in streams.read(row["id"])] == ["from a node"]
+
+
+def test_parts_go_with_their_job(conn: engine.Connection) -> None:
+    assert run(conn, lambda reason: streams.stream("text", 1)) == "completed"
+    job_id = the_id(conn)
+    conn.execute("DELETE FROM ingest_jobs")
+    assert factories.one(conn, "SELECT count(*) FROM job_parts") == 0
+    with pytest.raises(errors.UnknownJob, match=job_id):
+        streams.read(job_id)
+
+
+def test_a_wait_keeps_what_came_before_it_and_begins_the_stream_again(
+    conn: engine.Connection,
+) -> None:
+    def task(reason: str) -> None:
+        streams.stream("text", "before")
+        streams.stream("text", "too")
+        steps.sleep(0.01)
+        streams.stream("text", "after")
+
+    run(conn, task)
+    assert [part.value for part in streams.read(the_id(conn))] == ["before", "too"]
+    conn.execute("UPDATE job_steps SET due_at = now()")
+    assert run(conn, task) == "completed"
+    assert [part.value for part in streams.read(the_id(conn), after="1-2")] == [
+        None, "before", "too", "after",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "error", "words"),
+    [
+        ("", 1, errors.StepRefused, "name"),
+        ("n\0", 1, errors.StepRefused, "name"),
+        ("text", "a\0", errors.InvalidPayload, "part of stream 'text'"),
+        ("text", "\ud800", errors.InvalidPayload, "part of stream 'text'"),
+        ("text", float("nan"), errors.InvalidPayload, "part of stream 'text'"),
+        ("text", {1, 2}, errors.InvalidPayload, "part of stream 'text'"),
+        ("text", "x" * 65 * 1024, errors.InvalidPayload, "STREAM_PART_KB"),
+    ],
+)
+def test_a_bad_part_is_refused_and_takes_no_number(
+    conn: engine.Connection, name: str, part: Any, error: type[Exception], words: str
+) -> None:
+    def task(reason: str) -> None:
+        with pytest.raises(error, match=words):
+            streams.stream(name, part)
+        streams.stream("text", "good")
+
+    assert run(conn, task) == "completed"
+    assert [(part.id, part.value) for part in streams.read(the_id(conn))] == [("1-1", "good")]
+
+
+def test_a_deep_part_is_refused(conn: engine.Connection) -> None:
+    deep: list[Any] = []
+    for _ in range(100):
+        deep = [deep]
+
+    def task(reason: str) -> None:
+        with pytest.raises(errors.InvalidPayload, match="nested deeper than 64 levels"):
+            streams.stream("text", deep)
+
+    assert run(conn, task) == "completed"
+
+
+@pytest.mark.parametrize(
+    ("knob", "part", "most"),
+    [("STREAM_MAX_PARTS", "a", 3), ("STREAM_MAX_MB", "a" * 60 * 1024, 17)],
+)
+def test_an_attempt_streams_up_to_its_limits(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, knob: str, part: str, most: int
+) -> None:
+    monkeypatch.setenv(f"QUEUE_WORKFLOWS_{knob}", "3" if "PARTS" in knob else "1")
+
+    def task(reason: str) -> None:
+        for _ in range(most):
+            streams.stream("text", part)
+        with pytest.raises(errors.InvalidPayload, match=knob):
+            streams.stream("text", part)
+
+    assert run(conn, task) == "completed"
+    assert len(streams.read(the_id(conn))) == most
+
+
+def test_a_lost_claim_writes_nothing_and_a_repeated_batch_nothing_twice(
+    conn: engine.Connection,
+) -> None:
+    factories.ingest(conn, args={})
+    row = factories.claim_ingest(conn, FETCH)
+    lease = job_tables.lease_of(job_tables.INGEST_JOBS, row)
+    request = {"op": "stream", "first": 1, "names": ["a", "a"], "parts": ["1", "2"]}
+    assert job_steps.answer(conn, lease, request) == {"state": "done"}
+    assert job_steps.answer(conn, lease, request) == {"state": "done"}
+    lost = lease._replace(claim_no=lease.claim_no + 1)
+    assert job_steps.answer(conn, lost, request | {"first": 3}) == {"state": "lost"}
+    ahead = request | {"first": 4}
+    with pytest.raises(errors.RowRefused, match="an earlier batch"):
+        job_steps.answer(conn, lease, ahead)
+    assert [part.id for part in streams.read(row["id"])] == ["1-1", "1-2"]
+
+
+def test_streams_outside_of_a_job_and_bad_ids_are_refused(conn: engine.Connection) -> None:
+    with pytest.raises(errors.NoCurrentJob):
+        streams.stream("text", 1)
+    for job_id in ("none", "a\0"):
+        with pytest.raises(errors.UnknownJob):
+            streams.read(job_id)
+    job_id = factories.ingest(conn, args={})["id"]
+    for after in (
+        "",
+        "1",
+        "a-1",
+        "1--1",
+        "1-²",
+        "9" * 30 + "-1",
+        "1-" + "9" * 10,
+        "-",
+        "1-9999999999",
+    ):
+        with pytest.raises(errors.InvalidConfig, match="no id of a part"):
+            streams.read(job_id, after=after)
+    assert streams.read(job_id, after="999999999999999999-999999999") == []

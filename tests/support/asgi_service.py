@@ -1,0 +1,67 @@
+"""Call the HTTP service in this process, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from queue_workflows import service
+from tests.support import http_service
+
+TIMEOUT_S = 30.0
+
+
+def scope_of(path: str, query: str = "", method: str = "GET", **headers: str) -> dict[str, Any]:
+    """The scope of a request that has the token."""
+    given = {"host": "localhost", "authorization": f"Bearer {http_service.TOKEN}", **headers}
+    pairs = [(name.replace("_", "-").encode(), text.encode()) for name, text in given.items()]
+    return {
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(),
+        "headers": pairs, "query_string": query.encode(), "asgi": {"version": "3.0"},
+        "http_version": "1.1", "scheme": "http",
+    }  # fmt: skip
+
+
+def streamed(
+    query: str = "",
+    *,
+    path: str = "/api/v1/events",
+    last: str = "",
+    opened: Callable[[], object] = lambda: None,
+    until: Callable[[str], bool] = lambda text: False,
+    **settings: Any,
+) -> tuple[int, str]:
+    """Return the status and the text of a response, once it has ended or `until` holds for it.
+
+    `opened`: called once the response has begun.
+    """
+    app = service.app(token=http_service.TOKEN, workers_json="", **settings)
+    headers = {"last_event_id": last} if last else {}
+    status, text = 0, ""
+
+    async def run() -> None:
+        over = asyncio.Event()
+
+        async def receive() -> Any:
+            await over.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            nonlocal status, text
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                return
+            first = not text
+            text += message.get("body", b"").decode()
+            if first:
+                await asyncio.get_running_loop().run_in_executor(None, opened)
+            if until(text):
+                over.set()
+
+        async with app.router.lifespan_context(app):
+            scope = scope_of(path, query, **headers)
+            await asyncio.wait_for(app(scope, receive, send), TIMEOUT_S)
+
+    asyncio.run(run())
+    return status, text

@@ -1,0 +1,98 @@
+"""Start `queue-workflows serve` as a process, and speak HTTP to it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.commands import ROOT, Command, Commands
+from tests.support.wait import until
+
+APP = "tests.support.etl_app:setup"
+TOKEN = "a-token-of-the-tests-0123456789"
+POOL = '[{"queue": "load.a", "concurrency": 2}, {"queue": "load.b", "concurrency": 1}]'
+_ADDRESS = re.compile(r"serving .* on (http://[^\s\"]+)")
+
+
+class Service:
+    """A running service, and a client that has its token."""
+
+    def __init__(self, command: Command, url: str) -> None:
+        self.command = command
+        self.url = url
+        self.client = httpx.Client(
+            base_url=url,
+            headers={"authorization": f"Bearer {TOKEN}"},
+            timeout=30,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return self.client.get(path, **more)
+
+    def post(self, path: str, content: Any = None, **more: Any) -> httpx.Response:
+        return self.client.post(path, **({} if content is None else {"json": content}), **more)
+
+    def trigger(self, task: str = "load.chunks", **more: Any) -> dict[str, Any]:
+        body = {"queue": "load.a", "task": task, "lock_key": "k", **more}
+        reply = self.post("/api/v1/jobs/trigger", body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def status(self, job_id: str, **more: Any) -> dict[str, Any]:
+        reply = self.get(f"/api/v1/jobs/{job_id}/status", **more)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def ended(self, job_id: str) -> dict[str, Any]:
+        """Wait by long polls until a job is over; return its status."""
+
+        def over() -> dict[str, Any] | None:
+            found = self.status(job_id, params={"wait": 5})
+            return found if found["status"] in ("succeeded", "failed", "canceled") else None
+
+        return until(over, timeout_s=60)
+
+    def events(self, job_id: str) -> list[str]:
+        return [each["event_type"] for each in self.history(job_id)]
+
+    def history(self, job_id: str) -> list[dict[str, Any]]:
+        return self.get(f"/api/v1/jobs/{job_id}/events").json()["events"]
+
+
+@contextlib.contextmanager
+def served(
+    cli: Commands,
+    *options: str,
+    app: str = APP,
+    workers: str = POOL,
+    ready: bool = True,
+    cwd: Path = ROOT,
+    **env: str,
+) -> Generator[Service]:
+    """Yield a service on a free port, which is ready; stop it at the end."""
+    chosen = {"QUEUE_WORKFLOWS_TOKEN": TOKEN, "WORKERS_JSON": workers, **env}
+    argv = ("queue-workflows", "serve", "--port", "0", "--app", app, *options)
+    command = cli.start(*argv, cwd=cwd, **chosen)
+
+    def address() -> re.Match[str] | None:
+        assert command.process.poll() is None, command.err
+        return _ADDRESS.search(command.err)
+
+    own = Service(command, until(address, timeout_s=90)[1])
+    try:
+        if ready:
+            until(lambda: own.get("/ready").status_code == 200, timeout_s=90)
+        yield own
+    finally:
+        own.client.close()

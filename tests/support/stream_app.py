@@ -1,0 +1,55 @@
+"""Define an app whose handlers stream: `--app tests.support.stream_app:setup`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import queue_workflows
+from queue_workflows import streams
+
+QUEUE = "work"
+
+
+def _wait(folder: str, word: str) -> None:
+    while not Path(folder, word).exists():
+        time.sleep(0.01)
+
+
+def words(*, folder: str, count: int) -> dict[str, Any]:
+    """Stream half of the numbers, wait for the file `go`, and stream the others."""
+    for number in range(count // 2):
+        streams.stream("text", number)
+    _wait(folder, "go")
+    for number in range(count // 2, count):
+        streams.stream("text", number)
+    return {"count": count}
+
+
+async def words_async(*, folder: str, count: int) -> dict[str, Any]:
+    """Do as `words` does, on an event loop."""
+    for number in range(count // 2):
+        await streams.stream_async("text", number)
+    while not Path(folder, "go").exists():
+        await asyncio.sleep(0.01)
+    for number in range(count // 2, count):
+        await streams.stream_async("text", number)
+    return {"count": count}
+
+
+def flood(*, seconds: float) -> dict[str, Any]:
+    """Stream as fast as it goes for a time; return how many parts there were."""
+    end, count = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        streams.stream("text", "word")
+        count += 1
+    return {"count": count}
+
+
+def setup() -> None:
+    """Register the tasks."""
+    queue_workflows.configure(ingest_queues={QUEUE})
+    for task in (words, words_async, flood):
+        queue_workflows.register_ingest_task(task.__name__, task)
