@@ -149,7 +149,7 @@ def test_show_folds_the_rounds(host: flow.Flow, capfd: pytest.CaptureFixture[str
     assert not [line for line in opened if line.startswith("down/lower#1")]
     assert len([line for line in lines(run_id, "--full") if line.startswith("down/lower#")]) == 4
     assert main(["show", run_id, "--round", "5"]) == 2
-    assert "--round 5: no loop of run" in capfd.readouterr().err
+    assert "--round 5: run" in capfd.readouterr().err
 
 
 def test_show_names_the_round_that_failed(
