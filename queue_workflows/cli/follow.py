@@ -100,6 +100,21 @@ class RunLogs:
                 self._tails.show_jobs(shown[at : at + report.AT_ONCE], last=last)
 
 
+class RunOutput:
+    """Print what the handlers of a run print and stream; parameters as of `RunLogs`."""
+
+    def __init__(
+        self, run_id: str, print_line: Callable[[str], object], nodes: Sequence[str] | None = None
+    ) -> None:
+        self._logs = RunLogs(run_id, print_line, nodes)
+        self._streams = parts.RunParts(run_id, print_line, nodes)
+
+    def show(self, *, last: bool = False, without: Collection[str] = ()) -> None:
+        """Print what is new; `last` as for logs; no logs of the queues `without`."""
+        self._logs.show(last=last, without=without)
+        self._streams.show(last=last)
+
+
 def run(
     run_id: str, view: run_views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
 ) -> run_snapshot.RunSnapshot | None:
@@ -108,19 +123,17 @@ def run(
     Returns None if asked to stop, or if the reader of stdout is gone. `nodes`: only the logs and
     streams of these. Raises `UnknownJob` if the run is deleted meanwhile.
     """
-    reader, logs = run_snapshot.Reader(run_id), RunLogs(run_id, view.print_message, nodes)
-    streamed = parts.RunParts(run_id, view.print_message, nodes)
+    reader = run_snapshot.Reader(run_id)
+    printed = RunOutput(run_id, view.print_message, nodes)
     try:
         while not stop.requested.is_set():
             seen = reader.read()
             if seen is not None:
                 view.show(seen)
-                logs.show()
-                streamed.show()
+                printed.show()
                 if seen.over:
                     stop.requested.wait(LAST_S)
-                    logs.show(last=True)
-                    streamed.show(last=True)
+                    printed.show(last=True)
                     return seen
             stop.requested.wait(TICK_S)
     except BrokenPipeError as error:

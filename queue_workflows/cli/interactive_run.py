@@ -15,8 +15,8 @@ from queue_workflows.types import Row
 
 TICK_S = 0.2
 TICK_LARGE_S = 0.5
-LOGS_S = 0.5
-"""Seconds between two reads of the handlers' logs, at least."""
+OUTPUT_S = 0.5
+"""Seconds between two reads of what handlers print and stream, at least."""
 
 
 class Follower(NamedTuple):
@@ -27,7 +27,7 @@ class Follower(NamedTuple):
     tick: Callable[[run_snapshot.RunSnapshot], object] | None
     yes: bool = False
     printing_queues: Callable[[], Collection[str]] | None = None
-    """Queues whose handlers print to our terminal themselves; None: no print is shown."""
+    """Queues whose handlers print to our terminal themselves; None: no output is shown."""
 
     def follow(self, run_id: str) -> run_snapshot.RunSnapshot | None:
         """Follow the run and return it when it is over.
@@ -38,7 +38,7 @@ class Follower(NamedTuple):
         reader = run_snapshot.Reader(run_id)
         seen: run_snapshot.RunSnapshot | None = None
         settled: set[str] = set()
-        logs, logged_at = follow.RunLogs(run_id, self.view.print_message), -math.inf
+        printed, printed_at = follow.RunOutput(run_id, self.view.print_message), -math.inf
         try:
             while not self.stop.requested.is_set():
                 seen = reader.read()
@@ -46,12 +46,13 @@ class Follower(NamedTuple):
                 if seen is not None:
                     self.view.show(seen)
                     if self.printing_queues is not None and seen.over:
-                        self._show_last(logs, self.printing_queues())
+                        self._show_last(printed, self.printing_queues())
                     elif (
-                        self.printing_queues is not None and time.monotonic() - logged_at >= LOGS_S
+                        self.printing_queues is not None
+                        and time.monotonic() - printed_at >= OUTPUT_S
                     ):
-                        logged_at = time.monotonic()
-                        logs.show(without=self.printing_queues())
+                        printed_at = time.monotonic()
+                        printed.show(without=self.printing_queues())
                     if seen.over:
                         return seen
                     if self.tick is not None:
@@ -68,11 +69,11 @@ class Follower(NamedTuple):
             reader.close()
         return None
 
-    def _show_last(self, logs: follow.RunLogs, printing_queues: Collection[str]) -> None:
-        """Print the rest of the logs, once the workers have had time to store them."""
+    def _show_last(self, printed: follow.RunOutput, printing_queues: Collection[str]) -> None:
+        """Print the rest of the output, once the workers have had time to store the logs."""
         if not printing_queues:
             self.stop.requested.wait(follow.LAST_S)
-        logs.show(last=True, without=printing_queues)
+        printed.show(last=True, without=printing_queues)
 
     def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
         """Answer a question once; try again while the database is away."""

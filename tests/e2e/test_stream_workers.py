@@ -136,6 +136,19 @@ def test_show_follow_prints_the_parts(cli: Commands, tmp_path: Path) -> None:
     ]
 
 
+def test_run_prints_the_parts_of_its_nodes(cli: Commands, tmp_path: Path) -> None:
+    """Also of nodes whose handlers run in its own processes, which print to the terminal."""
+    command = cli.start(
+        "queue-workflows", "run", "--app", APP, "talking", "--input", f"folder={tmp_path}",
+        QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS="1",
+    )  # fmt: skip
+    until(lambda: "talk: text: 0\n" in command.err, timeout_s=40)
+    (tmp_path / "go").touch()
+    assert command.process.wait(40) == 0, command.err
+    printed = [line.partition("talk: text: ")[2] for line in command.err.splitlines()]
+    assert [word for word in printed if word] == ["0", "1"]
+
+
 def test_show_follow_of_a_run_prints_the_parts_of_its_nodes(cli: Commands) -> None:
     with db.connect() as conn:
         run_id = factories.run(conn, status="running")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import queue_workflows
-from queue_workflows import streams
+from queue_workflows import declare, streams
 
 QUEUE = "work"
 
@@ -48,8 +48,21 @@ def flood(*, seconds: float) -> dict[str, Any]:
     return {"count": count}
 
 
+@declare.node
+def talk(folder: str) -> dict[str, Any]:
+    """Stream a part, wait for the file `go`, and stream another."""
+    return {"word": words(folder=folder, count=2)["count"]}
+
+
+@declare.workflow
+def talking(folder: str) -> Any:
+    """One node that streams."""
+    return talk(folder)
+
+
 def setup() -> None:
-    """Register the tasks."""
+    """Register the tasks and the workflow."""
     queue_workflows.configure(ingest_queues={QUEUE})
+    declare.install(talk, talking)
     for task in (words, words_async, flood):
         queue_workflows.register_ingest_task(task.__name__, task)
