@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from queue_workflows.executor import channel, kernel, process, protocol, title
+from queue_workflows.executor import channel, kernel, memory_cgroups, process, protocol, title
 from queue_workflows.runtime import clock, forking
 from queue_workflows.runtime.entry_point import print_by_lines
 
@@ -59,6 +59,8 @@ class _Launcher:
         self._late = late
         self._executors: dict[int, int] = {}
         """The pidfd of each executor by pid; -1 where there are none."""
+        self._cgroups = memory_cgroups.Cgroups()
+        self._cgroup_of: dict[int, memory_cgroups.Cgroup] = {}
         self._poll = select.poll()
         self._poll.register(worker.fileno(), select.POLLIN)
         self._timer = kernel.DeathTimer()
@@ -102,11 +104,16 @@ class _Launcher:
             pid = 0
         else:
             flush()
+            cgroup = self._cgroups.make()
             parent, pid = os.getpid(), os.fork()
             if not pid:
+                if cgroup is not None:
+                    cgroup.join()
                 inherited = [self._worker.fileno(), *self._executors.values()]
                 kind = (message.concurrent, message.batched)
                 process.main(fds, inherited, self._app, parent, self._late, *kind)
+            if cgroup is not None:
+                self._cgroup_of[pid] = cgroup
         for fd in fds:
             os.close(fd)
         reply = protocol.Forked(message.number, pid, error)
@@ -134,6 +141,7 @@ class _Launcher:
                 os.close(pidfd)
             code = os.waitstatus_to_exitcode(status)
             rss_mb = usage.ru_maxrss >> (20 if sys.platform == "darwin" else 10)
+            cgroup = self._cgroup_of.pop(pid, None)
             self._worker.send(
                 protocol.Died(
                     pid,
@@ -144,6 +152,7 @@ class _Launcher:
                     usage.ru_utime,
                     usage.ru_stime,
                     pid in self._killed,
+                    None if cgroup is None else self._cgroups.end(cgroup),
                 )
             )
             self._killed.discard(pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ from queue_workflows.executor import (
     channel,
     kernel,
     launcher,
+    memory_cgroups,
     process,
     protocol,
     registry,
@@ -189,10 +191,9 @@ class Launcher:
         """End the launcher and all executors, and wait for the launcher."""
         self._channel.close()
         launcher.kill_group(self.pid, signal.SIGKILL)
-        try:
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        except ChildProcessError:
-            return
+        memory_cgroups.remove_old(memory_cgroups.parent_of_executors())
 
 
 def registered(loaded: protocol.Loaded) -> registry.Registered:

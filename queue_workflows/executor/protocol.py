@@ -231,7 +231,8 @@ class Forked(NamedTuple):
 class Died(NamedTuple):
     """The exact end of an executor. `max_rss_mb`: the peak since its last job began.
 
-    `by_deadline`: the launcher killed it since the worker was silent.
+    `by_deadline`: the launcher killed it since the worker was silent. `oom_kills`: how many of its
+    processes the kernel killed for memory, if it had a cgroup of its own.
     """
 
     pid: int
@@ -242,6 +243,7 @@ class Died(NamedTuple):
     user_s: float
     system_s: float
     by_deadline: bool
+    oom_kills: int | None = None
 
 
 Message: TypeAlias = (

@@ -9,7 +9,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors
@@ -23,6 +22,7 @@ from queue_workflows.engine import (
     recovery,
     workers,
 )
+from queue_workflows.executor import memory_cgroups
 from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards, hang_detection, note_reporter, notes, shutdown
@@ -42,8 +42,6 @@ _REASONS = {
     hang_detection.CANCELLED: "cancelled",
     hang_detection.STOPPED: "shutdown",
 }
-_CGROUP = Path("/proc/self/cgroup")
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def recover_claims(
@@ -158,13 +156,9 @@ def _carry_out(
 
 
 def oom_kills() -> int | None:
-    """Return the number of OOM kills in this cgroup (v2) so far; None if unknown."""
-    try:
-        own = _CGROUP.read_text(encoding="utf-8").partition("::")[2].splitlines()[0]
-        text = (_CGROUPS / own.lstrip("/") / "memory.events").read_text(encoding="ascii")
-        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
+    """Return the number of OOM kills in this cgroup so far; None if unknown."""
+    found = memory_cgroups.own_folder()
+    return None if found is None else memory_cgroups.oom_kills(found[0])
 
 
 def evidence(ended: supervisor.Exit) -> str:

@@ -34,7 +34,7 @@ class Deaths:
 
     def end(self, handle: executors.Handle, works: Sequence[current_job.Work]) -> None:
         """Write what was decided about the jobs, or charge them if nobody here killed it."""
-        oom_kills = self._oom.new()
+        oom_kills = self._oom_kills(handle)
         for work in works:
             decision = self._endings.decision(work)
             if decision is not None:
@@ -47,6 +47,12 @@ class Deaths:
                 self.hand_back(work, f"its executor was ended for {handle.killed_for}")
             else:
                 self._charge(handle, work, oom_kills, len(works) - 1)
+
+    def _oom_kills(self, handle: executors.Handle) -> int | None:
+        """Return the kills in the executor's own cgroup and in ours, if it was moved there."""
+        of_its_own = None if handle.died is None else handle.died.oom_kills
+        known = [each for each in (of_its_own, self._oom.new()) if each is not None]
+        return sum(known) if known else None
 
     def hand_back(self, work: current_job.Work, reason: str) -> None:
         """Hand a job back, uncounted, that runs no more."""

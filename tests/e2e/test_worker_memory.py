@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import jobs, node_queue, workers
+from queue_workflows import history, jobs, node_queue, workers
 from tests.support import commands, memory_reports, slot_app
-from tests.support.commands import Command, Commands
+from tests.support.commands import Command, Commands, script
 from tests.support.memory_cgroup import MemoryCgroup, memory_cgroup
 from tests.support.wait import until
 
@@ -250,3 +251,36 @@ def test_a_handler_that_leaks_stays_within_bounds_by_max_rss_mb(
     assert largest <= MOST_MB + LEAK_MB + 5
     # At the limit of the cgroup the kernel would have killed one.
     assert (cgroup.peak_mb or 0) < LIMIT_MB
+
+
+def test_a_handler_that_fills_its_container_is_charged_alone_and_with_the_cause(
+    cgroup: MemoryCgroup, cli: Commands, conn: Any, tmp_path: Path
+) -> None:
+    """The kernel kills it; the slot beside it goes on, and its executor's cgroup is removed."""
+    del conn
+    claim = shlex.join([script(SCRIPT), *ONE, "--app", APP, "--slots", "2"])
+    cli.env["QUEUE_WORKFLOWS_WORKER_MEMORY_THROTTLE"] = "off"
+    running = cli.start("/bin/sh", "-c", f"echo 0 >{cgroup.folder}/cgroup.procs && exec {claim}")
+    (tmp_path / "beside").mkdir()
+    beside = enqueued("waits", tmp_path / "beside")
+    until(lambda: row(beside)["status"] == "running")
+    assert len(executor_cgroups(cgroup)) == 2
+    large = enqueued("fills", tmp_path, percent=1000)
+    until(lambda: row(large)["crash_count"] >= 1, timeout_s=60)
+    shown = history.get_job(large)
+    assert shown is not None
+    events = [event for attempt in shown["attempts"] for event in attempt["events"]]
+    death = next(each for each in events if each["event_type"] == "death")
+    assert death["detail"]["signal"] == signal.SIGKILL
+    assert death["detail"]["oom_kills"] == 1
+    assert "out of memory: killed by SIGKILL, peak memory" in death["error"]
+    jobs.cancel(large)
+    slot_app.let_go(tmp_path / "beside")
+    until(lambda: ended(beside))
+    assert (row(beside)["crash_count"], row(beside)["claim_no"]) == (0, 1)
+    stopped(running)
+    assert executor_cgroups(cgroup) == []
+
+
+def executor_cgroups(cgroup: MemoryCgroup) -> list[Path]:
+    return [*cgroup.folder.glob("queue-workflows-executor-*")]

@@ -328,19 +328,6 @@ def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(
         assert said["requeued"]["detail"] == {"reason": "shutdown"}
 
 
-def test_kills_for_memory_are_those_of_the_own_cgroup(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    own = tmp_path / "proc"
-    own.write_text("1:name=x:/y\n0::/slice/me\n")
-    monkeypatch.setattr(crash_recovery, "_CGROUP", own)
-    monkeypatch.setattr(crash_recovery, "_CGROUPS", tmp_path)
-    assert crash_recovery.oom_kills() is None
-    (tmp_path / "slice" / "me").mkdir(parents=True)
-    (tmp_path / "slice" / "me" / "memory.events").write_text("oom 4\noom_kill 3\n")
-    assert crash_recovery.oom_kills() == 3
-
-
 def test_a_death_is_written_into_the_workers_row(db: ModuleType) -> None:
     worker_id = identity.process_prefix(LABEL, 4321) + "x"
     other = identity.process_prefix(LABEL, 43210) + "x"

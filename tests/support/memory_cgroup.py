@@ -89,4 +89,7 @@ def memory_cgroup(megabytes: int) -> Generator[MemoryCgroup]:
         yield made
     finally:
         until(lambda: not made.pids())
+        for below in made.folder.glob("*/"):
+            until(lambda below=below: not (below / "cgroup.procs").read_text())
+            below.rmdir()
         made.folder.rmdir()

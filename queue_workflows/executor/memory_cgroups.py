@@ -1,0 +1,148 @@
+"""Give each executor a memory cgroup of its own, where one can be made.
+
+Its count of OOM kills then is about this executor alone. A cgroup is made
+
+- under version 1: in the cgroup of the launcher, if this account may write there;
+- under version 2: beside the launcher's cgroup, if the one above was delegated to us: systemd marks
+  it so with `Delegate=yes`, and `DelegateSubgroup=` puts the worker one below. A cgroup with
+  processes of its own cannot have others with controllers below it (kernel documentation, "No
+  Internal Process Constraint").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+PREFIX: Final = "queue-workflows-executor-"
+_MOUNTED: Final = Path("/sys/fs/cgroup")
+_OWN: Final = Path("/proc/self/cgroup")
+_DELEGATED: Final = ("user.delegate", "trusted.delegate")
+
+
+class Cgroup(NamedTuple):
+    """The cgroup of one executor."""
+
+    folder: Path
+
+    def join(self) -> None:
+        """Move this process into it; leave it where it is if that fails."""
+        with contextlib.suppress(OSError):
+            (self.folder / "cgroup.procs").write_text("0", encoding="ascii")
+
+    def oom_kills(self) -> int | None:
+        """Return how many of its processes the kernel has killed for memory; None if unknown."""
+        return oom_kills(self.folder)
+
+    def remove(self) -> bool:
+        """Remove it; return False if processes are left in it."""
+        try:
+            self.folder.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+class Cgroups:
+    """Make the cgroups of a launcher's executors, and remove them when they are empty."""
+
+    def __init__(self, own: Path = _OWN, mounted: Path = _MOUNTED) -> None:
+        self._own, self._mounted = own, mounted
+        self._refused: Path | None = None
+        """Where the kernel let us make none."""
+        self._number = 0
+        self._left: list[Cgroup] = []
+        """Processes that outlive their executor are still in them."""
+        remove_old(parent_of_executors(own, mounted))
+
+    def make(self) -> Cgroup | None:
+        """Make a cgroup, which the executor joins after the fork; None if there can be none.
+
+        This process may have been moved since the last one, to a cgroup with other limits.
+        """
+        self._left = [each for each in self._left if not each.remove()]
+        parent = parent_of_executors(self._own, self._mounted)
+        if parent is None or parent == self._refused:
+            return None
+        self._number += 1
+        made = Cgroup(parent / f"{PREFIX}{os.getpid()}-{self._number}")
+        try:
+            made.folder.mkdir()
+        except OSError:
+            self._refused = parent
+            return None
+        return made
+
+    def end(self, cgroup: Cgroup) -> int | None:
+        """Return the OOM kills of an executor that has ended, and remove its cgroup."""
+        found = cgroup.oom_kills()
+        if not cgroup.remove():
+            self._left.append(cgroup)
+        return found
+
+
+def oom_kills(folder: Path) -> int | None:
+    """Return the OOM kills that a memory cgroup counts, of version 2 or 1; None if unknown."""
+    for name in ("memory.events", "memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            text = (folder / name).read_text(encoding="ascii")
+            for line in text.splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    return int(value)
+    return None
+
+
+def own_folder(own: Path = _OWN, mounted: Path = _MOUNTED) -> tuple[Path, int] | None:
+    """Return the memory cgroup of this process and its version; None if it cannot be told."""
+    with contextlib.suppress(OSError):
+        lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
+        for _, controllers, name in lines:
+            if "memory" in controllers.split(","):
+                return mounted / "memory" / name.lstrip("/"), 1
+        for _, controllers, name in lines:
+            if not controllers:
+                return mounted / name.lstrip("/"), 2
+    return None
+
+
+def parent_of_executors(own: Path = _OWN, mounted: Path = _MOUNTED) -> Path | None:
+    """Return the cgroup below which those of executors can be made; None: there is none."""
+    found = own_folder(own, mounted)
+    if found is None:
+        return None
+    folder, version = found
+    if version == 1:
+        return folder
+    parent = folder.parent
+    if folder == mounted or not _is_delegated(parent):
+        return None
+    with contextlib.suppress(OSError):
+        passed_on = parent / "cgroup.subtree_control"
+        if "memory" not in passed_on.read_text(encoding="ascii").split():
+            passed_on.write_text("+memory", encoding="ascii")
+        return parent
+    return None
+
+
+def remove_old(parent: Path | None) -> None:
+    """Remove the cgroups of launchers that have ended; one with processes in it stays."""
+    if parent is None:
+        return
+    with contextlib.suppress(OSError):
+        for folder in parent.glob(f"{PREFIX}*"):
+            pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+            if not Path("/proc", pid).exists():
+                Cgroup(folder).remove()
+
+
+def _is_delegated(folder: Path) -> bool:
+    for name in _DELEGATED:
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on Linux
+            if os.getxattr(folder, name) == b"1":
+                return True
+    return False
