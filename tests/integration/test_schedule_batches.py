@@ -111,12 +111,12 @@ def test_a_tick_reads_few_of_ten_thousand_schedules(db: ModuleType, statistics: 
         read_before = rows_read(conn)
         schedule_rows.fire_due(conn, now, scope, isolation)
         schedule_rows.next_wake(conn, scope, isolation)
-        assert 0 < rows_read(conn) - read_before <= 60
+        assert 0 < rows_read(conn) - read_before <= 60, scans(conn)
     with db.transaction() as conn:
         read_before = rows_read(conn)
         schedule_rows.fire_due(conn, engine.database_now(conn), scope, isolation)
         found, wake_at = schedule_rows.next_wake(conn, scope, isolation)
-        assert rows_read(conn) - read_before <= 10
+        assert rows_read(conn) - read_before <= 10, scans(conn)
     assert found and wake_at is not None
 
 
@@ -127,3 +127,13 @@ def rows_read(conn: Any) -> int:
         "  FROM pg_stat_xact_user_tables WHERE relname IN ('schedules', 'schedule_fires')"
     ).fetchall()
     return row["n"]
+
+
+def scans(conn: Any) -> list[dict[str, Any]]:
+    """How the rows that `rows_read` counts were read, for the message of a failure."""
+    return conn.execute(
+        "SELECT t.relname, t.seq_scan, t.seq_tup_read, t.idx_scan, t.idx_tup_fetch,"
+        " c.reltuples, c.relpages"
+        "  FROM pg_stat_xact_user_tables t JOIN pg_class c ON c.oid = t.relid"
+        " WHERE t.relname IN ('schedules', 'schedule_fires')"
+    ).fetchall()
