@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
@@ -27,9 +28,15 @@ LONGEST_WAIT_S: Final = 60.0
 """Seconds for which a long poll may wait, beside the time of a request."""
 _SUBMIT: Final = re.compile(
     r"/api/v1/(?:jobs/trigger|jobs/[^/]+/(?:cancel|retry)"
-    r"|runs|runs/[^/]+/(?:cancel|retry)|runs/[^/]+/nodes/.+/answer)"
+    r"|runs|runs/[^/]+/(?:cancel|retry)|runs/[^/]+/nodes/.+/answer)",
+    re.DOTALL,
 )
 """Paths of unsafe methods for which the scope `submit` is enough."""
+_ONCE: Final = frozenset({
+    b"authorization", b"content-length", b"content-type", b"host", b"idempotency-key",
+    b"last-event-id", b"origin", b"sec-fetch-site",
+})  # fmt: skip
+"""Headers that a request has once: a proxy and the service may choose different ones of two."""
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::[0-9]{0,5})?", re.ASCII)
 Check = Callable[["_Request"], "Response | None"]
 
@@ -292,6 +299,17 @@ def _head(request: _Request) -> Response | None:
     query = request.scope["query_string"]
     if len(raw) + len(query) > MAX_TARGET_BYTES:
         return problems.problem(414, f"a URL has at most {MAX_TARGET_BYTES} bytes")
+    if len(request.headers) < len(request.scope["headers"]):
+        names = Counter(name for name, _ in request.scope["headers"])
+        if twice := sorted(name for name in _ONCE if names[name] > 1):
+            return problems.problem(400, f"the header {twice[0].decode()} is there twice")
+    if b"content-length" in request.headers and b"transfer-encoding" in request.headers:
+        # A proxy that reads the other length would take the end of this body for a request.
+        return problems.problem(
+            400,
+            "a body has Content-Length or Transfer-Encoding, not both",
+            headers={"connection": "close"},
+        )
     return None
 
 
