@@ -18,7 +18,7 @@ from queue_workflows.runtime import signals
 from queue_workflows.service import lifespan, messages, problems, state
 from queue_workflows.service import settings as service_settings
 
-MAX_HEAD_BYTES: Final = 65_536
+MAX_INCOMPLETE_BYTES: Final = 65_536
 KEEP_ALIVE_S: Final = 5
 DRAIN_S: Final = 3
 """Seconds that requests get to end after a stop signal."""
@@ -182,7 +182,7 @@ def run(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        h11_max_incomplete_event_size=MAX_INCOMPLETE_BYTES,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
         backlog=2048,

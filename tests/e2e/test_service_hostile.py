@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
-import os
+import random
 import re
 import select
 import socket
@@ -75,7 +76,7 @@ def connections(service: http_service.Service) -> int:
 
 def _link(fd: Path) -> str:
     try:
-        return os.readlink(fd)
+        return str(fd.readlink())
     except FileNotFoundError:
         return ""
 
@@ -124,7 +125,7 @@ def test_each_endpoint_needs_the_scope_that_the_page_names(service: http_service
             continue
         got = {
             token: service.client.request(
-                method, filled(path), headers={"authorization": f"Bearer {token}" * bool(token)}
+                method, filled(path), headers=bearer(token) if token else {"authorization": ""}
             ).status_code
             for token in ("", READ, SUBMIT, http_service.TOKEN)
         }
@@ -139,7 +140,7 @@ def test_each_endpoint_needs_the_scope_that_the_page_names(service: http_service
         changes.add(path)
         assert got[READ] == 403, (path, got)
         assert (got[SUBMIT] == 403) is (path not in SUBMITS), (path, got)
-    assert SUBMITS < changes
+    assert changes > SUBMITS
 
 
 @pytest.mark.parametrize("path", ["/api/v1/runs/x/nodes/a%0Ab/answer", "/api/v1/jobs/a%0A/cancel"])
@@ -166,7 +167,7 @@ def test_no_endpoint_serves_a_method_that_is_not_its_own(
         assert reply.elapsed.total_seconds() < 1
 
 
-# --- requests that two readers may understand differently ------------------------------------------
+# --- requests that two readers may understand differently ----------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -266,8 +267,6 @@ def test_a_last_event_id_that_is_absurd(
 def test_a_forged_cursor_gives_a_page_or_is_refused(
     service: http_service.Service, place: bytes
 ) -> None:
-    import base64
-
     cursor = base64.urlsafe_b64encode(place).decode().rstrip("=")
     for path in ("/api/v1/jobs", "/api/v1/runs"):
         reply = service.get(path, params={"cursor": cursor})
@@ -277,6 +276,8 @@ def test_a_forged_cursor_gives_a_page_or_is_refused(
 
 BODY: dict[str, Any] = {"queue": "load.a", "task": "load.chunks", "lock_key": "k"}
 LONE = "\ud800"
+LONG = "".join(map(chr, random.Random(1).sample(range(0x20000, 0x2A000), 1000)))
+"""1,000 characters of 4 bytes, which an index cannot hold compressed either."""
 
 
 @pytest.mark.parametrize(
@@ -287,6 +288,8 @@ LONE = "\ud800"
         (TRIGGER, json.dumps(BODY)[:-1] + ', "args": {"x": 1e999}}', 422),
         (TRIGGER, json.dumps(BODY)[:-1] + ', "args": {"x": -1e-999}}', 200),
         (TRIGGER, json.dumps(BODY)[:-1] + ', "lock_key": "other"}', 200),
+        (TRIGGER, json.dumps(BODY | {"lock_key": LONG, "partition_key": LONG}), 422),
+        (TRIGGER, json.dumps(BODY | {"idempotency_key": LONG}), 422),
         (TRIGGER, json.dumps(BODY | {"idempotency_key": ""}), 422),
         (TRIGGER, json.dumps(BODY | {"lock_key": ""}), 422),
         (TRIGGER, json.dumps(BODY | {"queue": " "}), 422),
@@ -302,6 +305,7 @@ LONE = "\ud800"
         ("/api/v1/runs/x/nodes/n/answer", '{"value": "\\ud800"}', 404),
         ("/api/v1/runs/x/nodes/n/answer", '{"value": ' + "[" * 900 + "]" * 900 + "}", 404),
         ("/api/v1/runs/x/nodes/n/answer", '{"value": ' + "[" * 200_000 + "}", 400),
+        ("/api/v1/workers/h/load.a/on", json.dumps({"for_s": 60}), 422),
         ("/api/v1/workers/h/load.a/off", json.dumps({"reason": LONE}), 422),
         ("/api/v1/workers/h/load.a/off", json.dumps({"reason": "\0"}), 422),
         ("/api/v1/workers/h/load.a/off", json.dumps({"for_s": 1e-300}), 422),

@@ -31,6 +31,7 @@ Cursor = Annotated[
     str | None, fastapi.Query(max_length=2000, description="`next` of the page before")
 ]
 Filter = Annotated[str | None, fastapi.Query(max_length=1000)]
+LastEventId = Annotated[str | None, fastapi.Header(max_length=100)]
 Wait = Annotated[
     float | None,
     fastapi.Query(
