@@ -163,7 +163,9 @@ def test_no_endpoint_serves_a_method_that_is_not_its_own(
             wanted = 405 if stays else service.get(filled(path)).status_code
             assert (reply.status_code, reply.content) == (wanted, b""), path
         else:
-            assert reply.status_code == 405, (path, reply.text)
+            # Of a path that is also an id of a GET, as `jobs/trigger`, HEAD asks for that.
+            wanted = (404, 405) if method == "HEAD" else (405,)
+            assert reply.status_code in wanted, (path, reply.text)
         assert reply.elapsed.total_seconds() < 1
 
 
@@ -228,7 +230,7 @@ def test_a_length_that_is_none_is_refused(
         ("/api/v1/jobs?" + "status=queued&" * 11, 422), ("/api/v1/jobs?q=" + "%25_" * 60, 200),
         ("/api/v1/jobs?since=9999-12-31T23:59:59-23:59", 200),
         ("/api/v1/jobs?since=0001-01-01T00:00:00%2B23:59", 200),
-        ("/api/v1/jobs?since=1e300", 422), ("/api/v1/jobs?since=-1e11", 200),
+        ("/api/v1/jobs?since=1e300", 422), ("/api/v1/jobs?since=-1e11", 422),
         ("/api/v1/jobs/x/status?wait=1e999", 422), ("/api/v1/jobs/x/status?wait=-0.1", 422),
         ("/api/v1/jobs/x/status?wait=60&wait=61", 422), ("/api/v1/jobs/x/status?wait=", 422),
         ("/api/v1/jobs/x/status?wait=60", 404), ("/api/v1/runs/x?wait=60", 404),
@@ -302,12 +304,12 @@ LONG = "".join(map(chr, random.Random(1).sample(range(0x20000, 0x2A000), 1000)))
         ("/api/v1/runs", json.dumps({"workflow": "w", "inputs": {LONE: LONE}}), 422),
         ("/api/v1/runs", json.dumps({"workflow": LONE}), 422),
         ("/api/v1/runs", json.dumps({"workflow": "w", "idempotency_key": LONE}), 422),
-        ("/api/v1/runs/x/nodes/n/answer", '{"value": "\\ud800"}', 404),
-        ("/api/v1/runs/x/nodes/n/answer", '{"value": ' + "[" * 900 + "]" * 900 + "}", 404),
+        ("/api/v1/runs/x/nodes/n/answer", '{"value": "\\ud800"}', 422),
+        ("/api/v1/runs/x/nodes/n/answer", '{"value": ' + "[" * 900 + "]" * 900 + "}", 422),
         ("/api/v1/runs/x/nodes/n/answer", '{"value": ' + "[" * 200_000 + "}", 400),
         ("/api/v1/workers/h/load.a/on", json.dumps({"for_s": 60}), 422),
         ("/api/v1/workers/h/load.a/off", json.dumps({"reason": LONE}), 422),
-        ("/api/v1/workers/h/load.a/off", json.dumps({"reason": "\0"}), 422),
+        ("/api/v1/workers/h/load.a/off", json.dumps({"reason": "\0"}), 200),
         ("/api/v1/workers/h/load.a/off", json.dumps({"for_s": 1e-300}), 422),
         ("/api/v1/workers/h/load.a/off", '{"for_s": NaN}', 422),
         ("/api/v1/workers/h/load.a/off", '{"for_s": 1e999}', 422),
@@ -397,6 +399,7 @@ def test_a_client_that_takes_a_page_too_slowly_is_cut_off(
         sock.connect(service.address)
         for _ in range(10):
             sock.sendall(head("GET", "/api/v1/jobs?queue=load.b&limit=1000"))
+        until(lambda: connections(service) == 1)
         until(lambda: connections(service) == 0, timeout_s=15)
 
 

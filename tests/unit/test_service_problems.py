@@ -45,4 +45,4 @@ def test_a_request_is_blamed_for_its_own_values_only(error: Exception, status: i
 
 def test_a_database_without_the_schema_is_named() -> None:
     reply = problems.of_error(pg.UndefinedTable('relation "ingest_jobs" does not exist'))
-    assert "queue-workflows migrate" in json.loads(reply.body)["detail"]
+    assert "queue-workflows migrate" in json.loads(bytes(reply.body))["detail"]
