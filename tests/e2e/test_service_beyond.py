@@ -412,8 +412,9 @@ def test_a_stream_that_is_too_far_behind_is_told(
         (job_id,),
     )
     at = history.now().timestamp() - 5
-    reply = alone.get("/api/v1/events", headers={"last-event-id": f"{int(at * 1e6)}-i1"})
-    assert reply.status_code == 410
+    headers = {"last-event-id": f"{int(at * 1e6)}-i1"}
+    with alone.client.stream("GET", "/api/v1/events", headers=headers) as reply:
+        assert reply.status_code == 410
 
 
 def test_streams_end_when_the_service_stops(service: http_service.Service) -> None:
