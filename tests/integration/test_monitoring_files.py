@@ -134,7 +134,7 @@ def test_the_configuration_scrapes_the_listener_and_loads_the_rules() -> None:
 
 
 def test_the_page_scrapes_the_service_as_the_job_of_the_rules() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (text,) = re.findall(r"```text\n(scrape_configs:.*?)```", PAGE.read_text(), re.DOTALL)
     (job,) = yaml.safe_load(text)["scrape_configs"]
     (other,) = yaml.safe_load(SCRAPES.read_text())["scrape_configs"]
     assert job["job_name"] == other["job_name"]
