@@ -408,7 +408,7 @@ def test_event_streams_beyond_the_limit_are_refused_and_leave_nothing(
 ) -> None:
     with ExitStack() as stack:
         socks = [
-            stack.enter_context(socket.create_connection(service.address, 20)) for _ in range(1000)
+            stack.enter_context(socket.create_connection(service.address, 20)) for _ in range(800)
         ]
         for sock in socks:
             sock.sendall(head("GET", "/api/v1/events"))
