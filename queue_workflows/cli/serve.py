@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows import service
+from queue_workflows import config, service
 from queue_workflows.cli import command, options
+from queue_workflows.embedded import cluster
 from queue_workflows.runtime import app_loading, entry_point
 
 
@@ -66,6 +67,8 @@ def serve(
         settings.apply(found)
         settings.check_app(found)
         if check:
+            if config.database_url() is None:
+                cluster.check_installed()
             command.print_message(f"the settings are valid; {_where(found.host, found.app_port)}")
             return 0
         with command.database(create=bool(found.pool)) as words:

@@ -124,7 +124,7 @@ def _show(found: dict[str, Any], psql: str) -> None:
     version, required = found["schema_version"], found["required_version"]
     output.echo(found["database"])
     if psql:
-        output.echo(f"{psql} connects to it while `up`, `run` or `demo` runs")
+        output.echo(f"{psql} connects to it while `up`, `serve`, `run` or `demo` runs")
     if version < required:
         output.echo(
             f"schema version {version}, this code needs {required}: run "

@@ -138,6 +138,11 @@ def binaries(folder: Path, owner: commands.Account | None) -> Path:
     return copy / _WHEEL / install.name / "bin"
 
 
+def check_installed() -> None:
+    """Raise `EmbeddedUnavailable` without the extra `embedded`."""
+    _installed()
+
+
 def _installed() -> Path:
     spec = importlib.util.find_spec(_WHEEL)
     for place in (spec and spec.submodule_search_locations) or ():

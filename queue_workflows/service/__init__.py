@@ -9,7 +9,9 @@ from queue_workflows import errors
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-_EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic", "pydantic_settings", "anyio")
+_EXTRA = (
+    "anyio", "dotenv", "fastapi", "h11", "pydantic", "pydantic_settings", "starlette", "uvicorn",
+)  # fmt: skip
 
 
 def app(**settings: Any) -> FastAPI:

@@ -18,6 +18,7 @@ from queue_workflows.service import (
     lifespan,
     problems,
     request_context,
+    request_parts,
     schemas,
     state,
     tokens,
@@ -92,7 +93,7 @@ class _Application(fastapi.FastAPI):
             scheme = {"type": "http", "scheme": "bearer", "description": "a token of the service"}
             document["components"]["securitySchemes"] = {"HTTPBearer": scheme}
             document["security"] = [{"HTTPBearer": []}]
-            for path in guard.PUBLIC:
+            for path in request_parts.PUBLIC:
                 document["paths"][path]["get"]["security"] = []
         return super().openapi()
 

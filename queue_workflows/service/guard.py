@@ -2,79 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import Final, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from typing import Final
+from urllib.parse import urlsplit
 
 import anyio
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from queue_workflows.service import messages, paths, problems, state, tokens
+from queue_workflows.service import messages, paths, problems, request_parts, state, tokens
 from queue_workflows.service import settings as service_settings
 
-MAX_HEAD_BYTES: Final = 16_384
-MAX_TARGET_BYTES: Final = 4_096
-PUBLIC: Final = frozenset({"/health", "/ready", "/status"})
-"""Paths that need no token, and take any Host: probes call a machine by its address."""
-SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-STREAMS: Final = re.compile(
-    r"/api/v1/(?:events|jobs/[^/]+/stream|runs/[^/]+/nodes/.+/stream)", re.DOTALL
-)
-"""Paths of responses that stay open."""
 LONGEST_WAIT_S: Final = 60.0
 """Seconds for which a long poll may wait, beside the time of a request."""
-_SUBMIT: Final = re.compile(
-    r"/api/v1/(?:jobs/trigger|jobs/[^/]+/(?:cancel|retry)"
-    r"|runs|runs/[^/]+/(?:cancel|retry)|runs/[^/]+/nodes/.+/answer)"
-)
-"""Paths of unsafe methods for which the scope `submit` is enough."""
-_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::[0-9]{0,5})?", re.ASCII)
-Check = Callable[["_Request"], "Response | None"]
+Check = Callable[[request_parts.Request], "Response | None"]
 
 
 class _ClientGone(Exception):
     """The client has closed the connection before its request was complete."""
-
-
-class _Request(NamedTuple):
-    """The parts of a request that are checked."""
-
-    method: str
-    path: str
-    headers: dict[bytes, bytes]
-    scope: Scope
-
-    @property
-    def is_public(self) -> bool:
-        return self.path in PUBLIC and self.method in SAFE
-
-    @property
-    def is_stream(self) -> bool:
-        """Return whether it may stay open: an event stream, or a long poll."""
-        return self.method == "GET" and (self.stays_open or _waits(self.scope))
-
-    @property
-    def stays_open(self) -> bool:
-        """Return whether the path is that of an event stream, which has no time limit."""
-        return STREAMS.fullmatch(self.path) is not None
-
-
-def _waits(scope: Scope) -> bool:
-    query: bytes = scope["query_string"]
-    return bool(query) and any(
-        name == "wait" for name, _ in parse_qsl(query.decode("latin-1"), True)
-    )
-
-
-def _request(scope: Scope) -> _Request:
-    """Return the request to check and to serve; HEAD is served as GET, the server cuts the body."""
-    served = paths.with_escaped_slashes(scope)
-    path = paths.of(served)
-    if scope["method"] == "HEAD" and STREAMS.fullmatch(path) is None:
-        served = {**served, "method": "GET"}
-    return _Request(served["method"], path, dict(scope["headers"]), served)
 
 
 class Guard:
@@ -104,7 +49,7 @@ class Guard:
         if paths.holds_nul(scope):
             await problems.problem(400, "a URL holds no NUL character")(scope, receive, reply)
             return
-        request = _request(scope)
+        request = request_parts.of(scope)
         refused = self._refusal(request)
         if refused is None and request.is_public:
             await self._app(request.scope, receive, reply)
@@ -115,25 +60,31 @@ class Guard:
             return
         await self._counted(request, receive, reply)
 
-    def _refusal(self, request: _Request) -> Response | None:
-        checks: tuple[Check, ...] = (_head, self._host, self._origin, self._access, self._content)
+    def _refusal(self, request: request_parts.Request) -> Response | None:
+        checks: tuple[Check, ...] = (
+            request_parts.refused_head,
+            self._host,
+            self._origin,
+            self._access,
+            self._content,
+        )
         for check in checks:
             if (refused := check(request)) is not None:
                 return refused
         return None
 
-    def _host(self, request: _Request) -> Response | None:
+    def _host(self, request: request_parts.Request) -> Response | None:
         if request.is_public:
             return None
         given = request.headers.get(b"host", b"").decode("latin-1")
-        if _hostname(given) in self._settings.hosts:
+        if request_parts.hostname(given) in self._settings.hosts:
             return None
         return problems.problem(
             421, f"host {given!r:.80} is not served; APP_ALLOWED_HOSTS names those that are"
         )
 
-    def _origin(self, request: _Request) -> Response | None:
-        if request.method in SAFE:
+    def _origin(self, request: request_parts.Request) -> Response | None:
+        if request.method in request_parts.SAFE:
             return None
         site = request.headers.get(b"sec-fetch-site", b"none")
         origin = request.headers.get(b"origin")
@@ -149,7 +100,7 @@ class Guard:
             return None
         return problems.problem(403, "the request's Origin is another site")
 
-    def _access(self, request: _Request) -> Response | None:
+    def _access(self, request: request_parts.Request) -> Response | None:
         if request.is_public:
             return None
         kind, _, given = request.headers.get(b"authorization", b"").partition(b" ")
@@ -161,7 +112,7 @@ class Guard:
                 "the file that the service names when it starts, has it",
                 headers={"www-authenticate": 'Bearer realm="queue_workflows"'},
             )
-        needed = needed_scope(request.method, request.path)
+        needed = request_parts.needed_scope(request.method, request.path)
         if tokens.RANK[found] < tokens.RANK[needed]:
             return problems.problem(403, f"this token has scope {found}; {needed} is needed")
         if self._settings.app_read_only and needed != "read":
@@ -169,8 +120,8 @@ class Guard:
         request.scope["queue_workflows.scope"] = found
         return None
 
-    def _content(self, request: _Request) -> Response | None:
-        if request.method in SAFE:
+    def _content(self, request: request_parts.Request) -> Response | None:
+        if request.method in request_parts.SAFE:
             return None
         length = request.headers.get(b"content-length")
         if length is not None and (not length.isdigit() or len(length) > 18):
@@ -199,7 +150,7 @@ class Guard:
             headers={"connection": "close"},
         )
 
-    def _is_full(self, request: _Request) -> Response | None:
+    def _is_full(self, request: request_parts.Request) -> Response | None:
         used, most = (
             (self._streams, self._settings.app_max_streams)
             if request.is_stream
@@ -209,7 +160,9 @@ class Guard:
             return None
         return problems.problem(503, f"{used} requests are being served; try again")
 
-    async def _counted(self, request: _Request, receive: Receive, reply: messages.Reply) -> None:
+    async def _counted(
+        self, request: request_parts.Request, receive: Receive, reply: messages.Reply
+    ) -> None:
         if request.is_stream:
             self._streams += 1
             try:
@@ -227,7 +180,12 @@ class Guard:
             self._requests -= 1
 
     async def _limited(
-        self, request: _Request, receive: Receive, reply: messages.Reply, *, more_s: float = 0.0
+        self,
+        request: request_parts.Request,
+        receive: Receive,
+        reply: messages.Reply,
+        *,
+        more_s: float = 0.0,
     ) -> None:
         limit_s = self._settings.app_request_timeout_sec
         body: bytes | None = None
@@ -258,9 +216,9 @@ class Guard:
                 refused.headers["connection"] = "close"
             await refused(request.scope, receive, reply)
 
-    async def _body(self, request: _Request, receive: Receive) -> bytes | None:
+    async def _body(self, request: request_parts.Request, receive: Receive) -> bytes | None:
         """Return the body, or None if it is too large."""
-        if request.method in SAFE:
+        if request.method in request_parts.SAFE:
             return b""
         parts: list[bytes] = []
         size, most = 0, self._settings.app_max_body_kb * 1024
@@ -275,27 +233,3 @@ class Guard:
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
-
-
-def needed_scope(method: str, path: str) -> tokens.Scope:
-    """Return the scope that a request needs."""
-    if method in SAFE:
-        return "read"
-    return "submit" if _SUBMIT.fullmatch(path) else "operate"
-
-
-def _head(request: _Request) -> Response | None:
-    size = sum(len(name) + len(value) for name, value in request.scope["headers"])
-    if size > MAX_HEAD_BYTES:
-        return problems.problem(431, f"headers have at most {MAX_HEAD_BYTES} bytes")
-    raw = request.scope.get("raw_path") or b""
-    query = request.scope["query_string"]
-    if len(raw) + len(query) > MAX_TARGET_BYTES:
-        return problems.problem(414, f"a URL has at most {MAX_TARGET_BYTES} bytes")
-    return None
-
-
-def _hostname(host: str) -> str:
-    """Return the name of a Host header, without its port; "" if it is none."""
-    found = _HOST.fullmatch(host)
-    return "" if found is None else (found[1] or found[2]).lower()

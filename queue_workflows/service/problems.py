@@ -27,10 +27,16 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.DatabaseUnavailable, 503),
     (errors.DatabaseUrlMissing, 503),
     (errors.SchemaTimeout, 503),
+    (errors.SchemaTooNew, 503),
+    (errors.EmbeddedUnavailable, 503),
     (errors.DatabaseRefused, 403),
 )
 """The status of an error, by the first class that it is one of; any other is refused with 422."""
 _DENIED = "42501"
+_NO_SCHEMA: Final = frozenset({"42P01", "42703", "42883"})
+"""A table, a column or a function is missing."""
+_OF_REQUESTS: Final = frozenset({"22", "23", "54", "P0"})
+"""Classes of SQLSTATE that a request's values cause; the database's state causes all others."""
 _TITLES: Final[Mapping[int, str]] = {
     400: "The request cannot be read",
     401: "A bearer token is needed",
@@ -79,12 +85,16 @@ def of_error(error: Exception) -> Response:
     if isinstance(error, errors.QueueWorkflowsError):
         status = next((code for kind, code in STATUSES if isinstance(error, kind)), 422)
         return problem(status, str(error), kind=type(error).__name__)
-    if isinstance(error, (db.OperationalError, db.InterfaceError, TimeoutError)):
-        _log.warning("a request failed, the database is not available: %s", error)
-        return problem(503, "the database does not answer; try again", kind="DatabaseUnavailable")
     state = getattr(error, "sqlstate", None) or ""
     if state == _DENIED:
         return problem(403, "the service's database user lacks a right", kind="DatabaseRefused")
+    away = isinstance(error, (db.OperationalError, db.InterfaceError, TimeoutError))
+    if (away or state) and state[:2] not in _OF_REQUESTS:
+        _log.warning("a request failed, the database is not available: %s", error)
+        text = "the database does not answer; try again"
+        if state in _NO_SCHEMA:
+            text = "the database has no schema of this version; `queue-workflows migrate` makes it"
+        return problem(503, text, kind="DatabaseUnavailable")
     if isinstance(error, db.Error):
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return problem(422, f"the database refused it: {lines[0]}", kind="RowRefused")

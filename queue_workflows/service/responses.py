@@ -39,7 +39,7 @@ def etag(text: bytes) -> str:
 
 def matches(request: Request, tag: str) -> bool:
     """Return whether the request has this entity tag in If-None-Match."""
-    given = request.headers.get("if-none-match", "")
+    given = ",".join(request.headers.getlist("if-none-match"))
     return any(each.strip().removeprefix("W/") in (tag, "*") for each in given.split(","))
 
 

@@ -132,13 +132,18 @@ class Answer(Body):
 
 
 class Switch(Body):
-    """Why, and for how many seconds, workers are switched; null: until they are switched back."""
+    """Why workers are switched."""
 
     reason: str | None = Field(default=None, max_length=1000)
+
+
+class Drain(Switch):
+    """Also for how many seconds; null: until they are switched on."""
+
     for_s: float | None = Field(default=None, gt=0, le=366 * 86400.0)
 
 
-class SwitchOff(Switch):
+class SwitchOff(Drain):
     """A switch to OFF: `hard` returns running jobs to the queue, `pause` lets them finish."""
 
     policy: Name = "hard"

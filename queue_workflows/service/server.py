@@ -18,7 +18,7 @@ from queue_workflows.runtime import signals
 from queue_workflows.service import lifespan, messages, problems, state
 from queue_workflows.service import settings as service_settings
 
-MAX_HEAD_BYTES: Final = 65_536
+MAX_INCOMPLETE_BYTES: Final = 65_536
 KEEP_ALIVE_S: Final = 5
 DRAIN_S: Final = 3
 """Seconds that requests get to end after a stop signal."""
@@ -28,21 +28,37 @@ class _Protocol(h11_impl.H11Protocol):
     """HTTP/1.1 that closes a connection if a request's head takes longer than `head_s`.
 
     So does the rest of a body that nobody reads, since its request was answered without it. Each
-    byte of it stops the server's own timer.
+    byte of it stops the server's own timer. A client that takes no more of its responses for
+    `write_s` is cut off: else it would keep the connection, also beyond its end.
     """
 
     head_s = 10.0
+    write_s = 10.0
     _late: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time of the first head."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # to be told of everything that is not sent
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the time."""
+        """Forget the times."""
         self._unwatch()
+        self._taken()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the time in which the client has to take what was sent."""
+        super().pause_writing()
+        self._taken()
+        self._stuck = self.loop.call_later(self.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Forget that time."""
+        self._taken()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Stop the time once a head is complete, start it with the first byte of another."""
@@ -74,6 +90,11 @@ class _Protocol(h11_impl.H11Protocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def _taken(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     def _close(self) -> None:
         self._late = None
@@ -146,7 +167,14 @@ def run(
     """
     chosen = uvicorn.Config(
         app,
-        http=type("_Limited", (_Protocol,), {"head_s": settings.app_header_timeout_sec}),
+        http=type(
+            "_Limited",
+            (_Protocol,),
+            {
+                "head_s": settings.app_header_timeout_sec,
+                "write_s": settings.app_request_timeout_sec,
+            },
+        ),
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -154,7 +182,7 @@ def run(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        h11_max_incomplete_event_size=MAX_INCOMPLETE_BYTES,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
         backlog=2048,

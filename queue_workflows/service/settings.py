@@ -11,12 +11,12 @@ from urllib.parse import quote
 
 import pydantic
 import pydantic_settings
-from dotenv import parser
 from pydantic import Field
 
 from queue_workflows import config, db, errors
 from queue_workflows.event_export import settings as export_settings
 from queue_workflows.runtime import masking
+from queue_workflows.service import env_file
 from queue_workflows.worker import pool_config
 
 PREFIX: Final = "QUEUE_WORKFLOWS_"
@@ -26,7 +26,6 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not bound
 _DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+(?=://)")
 _NAMES = pydantic_settings.NoDecode
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?|[0-9a-f:]*:[0-9a-f:.]*")
-_FILE = ".env"
 _LOGS = (
     "log_path", "log_file_name", "metric_path", "metric_file_name", "audit_log_path",
     "audit_log_file_name",
@@ -42,7 +41,7 @@ class Settings(pydantic_settings.BaseSettings):
     """
 
     model_config = pydantic_settings.SettingsConfigDict(
-        env_file=_FILE,
+        env_file=env_file.NAME,
         env_file_encoding="utf-8",
         extra="ignore",
         frozen=True,
@@ -61,7 +60,10 @@ class Settings(pydantic_settings.BaseSettings):
     app_max_body_kb: int = Field(
         default=2048, ge=1, le=65_536, description="largest body of a request"
     )
-    app_request_timeout_sec: Seconds = Field(default=10.0, description="longest time of a request")
+    app_request_timeout_sec: Seconds = Field(
+        default=10.0,
+        description="longest time of a request, and in which a client takes nothing of a response",
+    )
     app_header_timeout_sec: Seconds = Field(
         default=10.0, description="longest time of a request's head"
     )
@@ -270,29 +272,14 @@ def load(**given: Any) -> Settings:
     if unknown := sorted(chosen.keys() - Settings.model_fields.keys()):
         raise errors.InvalidConfig(f"the service has no setting {unknown[0]!r:.80}")
     try:
-        _check_file()
+        env_file.check()
         found = Settings(**chosen)
         _ = found.pool
     except pydantic.ValidationError as error:
         raise errors.InvalidConfig("; ".join(map(_fault, error.errors()))) from None
     except (UnicodeDecodeError, OSError) as error:
-        raise errors.InvalidConfig(f"{_FILE} cannot be read: {error}") from None
+        raise errors.InvalidConfig(f"{env_file.NAME} cannot be read: {error}") from None
     return found
-
-
-def _check_file() -> None:
-    """Raise `InvalidConfig` for a line of `.env` that would be left out, without its text."""
-    if not Path(_FILE).is_file():
-        return
-    with Path(_FILE).open(encoding="utf-8") as file:
-        for found in parser.parse_stream(file):
-            if found.error:
-                text = found.original.string
-                blank = text[: len(text) - len(text.lstrip())].count("\n")
-                raise errors.InvalidConfig(
-                    f"{_FILE}, line {found.original.line + blank}: it must be NAME=value, with "
-                    "a quote at both ends of the value or at none"
-                )
 
 
 def _fault(fault: Any) -> str:
@@ -321,6 +308,10 @@ def apply(found: Settings) -> None:
     Called again after the app was loaded, which may name the variable of the DSN.
     """
     os.environ.update(found.environment())
+    own = {name for name, _, _ in describe()}
+    for name, text in env_file.variables(PREFIX).items():
+        if name not in own and name.removeprefix(PREFIX) not in own:
+            os.environ.setdefault(name, text)
     if found.dsn is not None:
         os.environ[config.db_url_variables()[0]] = found.dsn
     queues = [entry.queue for entry in found.pool]

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -207,8 +208,9 @@ def test_workers_are_switched(service: http_service.Service) -> None:
 
 
 def test_queues_are_paused_resumed_and_limited(service: http_service.Service) -> None:
-    paused = service.post("/api/v1/queues/load.a/pause", {"for_s": 600})
-    assert paused.status_code == 200
+    paused = service.post("/api/v1/queues/load.a/pause", {"for_s": 600}).json()
+    begun, over = map(datetime.fromisoformat, (paused["paused_at"], paused["paused_until"]))
+    assert (over - begun).total_seconds() == pytest.approx(600, abs=5)
     job_id = service.trigger(args={"n": 1})["job_id"]
     queue = service.get("/api/v1/queues/load.a").json()
     assert (queue["state"], queue["ready"]) == ("paused", 1)
@@ -222,6 +224,14 @@ def test_queues_are_paused_resumed_and_limited(service: http_service.Service) ->
     service.post("/api/v1/queues/load.a/limits", {"max_running": None})
     assert service.get("/api/v1/queues/load.a").json()["max_running"] is None
     assert service.post("/api/v1/queues/load.a/limits", {"rate": "fast"}).status_code == 422
+    for pause, ends in (({"partition": "p", "for_s": 600}, True), ({"partition": "q"}, False)):
+        row = service.post("/api/v1/queues/load.a/pause", pause).json()
+        assert row["partition_key"] == pause["partition"], row
+        assert (row["paused_until"] is not None) is ends, row
+    assert service.get("/api/v1/queues/load.a").json()["state"] == "open"
+    assert service.post("/api/v1/queues/load.a/resume", {"partition": "p"}).json()["resumed"]
+    assert not service.post("/api/v1/queues/load.a/resume", {"partition": "p"}).json()["resumed"]
+    assert service.post("/api/v1/queues/load.a/resume", {"partition": "q"}).json()["resumed"]
     assert {"load.a", "load.b"} <= {
         item["queue"] for item in service.get("/api/v1/queues").json()["items"]
     }
@@ -402,8 +412,9 @@ def test_a_stream_that_is_too_far_behind_is_told(
         (job_id,),
     )
     at = history.now().timestamp() - 5
-    reply = alone.get("/api/v1/events", headers={"last-event-id": f"{int(at * 1e6)}-i1"})
-    assert reply.status_code == 410
+    headers = {"last-event-id": f"{int(at * 1e6)}-i1"}
+    with alone.client.stream("GET", "/api/v1/events", headers=headers) as reply:
+        assert reply.status_code == 410
 
 
 def test_streams_end_when_the_service_stops(service: http_service.Service) -> None:

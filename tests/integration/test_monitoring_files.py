@@ -133,6 +133,15 @@ def test_the_configuration_scrapes_the_listener_and_loads_the_rules() -> None:
     assert f'up{{job="{job["job_name"]}"}} == 0' in {rule["expr"] for rule in rules()}
 
 
+def test_the_page_scrapes_the_service_as_the_job_of_the_rules() -> None:
+    (text,) = re.findall(r"```text\n(scrape_configs:.*?)```", PAGE.read_text(), re.DOTALL)
+    (job,) = yaml.safe_load(text)["scrape_configs"]
+    (other,) = yaml.safe_load(SCRAPES.read_text())["scrape_configs"]
+    assert job["job_name"] == other["job_name"]
+    assert job["static_configs"] == [{"targets": ["127.0.0.1:8081"]}], "APP_PORT's default"
+    assert job["authorization"]["credentials_file"].startswith("/etc/prometheus/")
+
+
 @pytest.mark.skipif(
     shutil.which("promtool") is None and "QW_TEST_PROMTOOL" not in os.environ,
     reason="promtool (prometheus) is not here",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -28,15 +29,23 @@ def place(ago_s: float = 0.0) -> str:
 
 
 def test_a_change_while_a_stream_begins_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first read of changes waits for the search: it must not come behind it."""
     found: list[str] = []
-    replay = changes.replay
+    replayed = threading.Event()
+    replay, read = changes.replay, changes.Changes.__dict__["_read"]
 
     def and_then(*args: Any) -> Any:
         missed = replay(*args)
         found.append(enqueue())
+        replayed.set()
         return missed
 
+    def late(self: changes.Changes) -> Any:
+        replayed.wait(1)
+        return read(self)
+
     monkeypatch.setattr(changes, "replay", and_then)
+    monkeypatch.setattr(changes.Changes, "_read", late)
     status, text = streamed(last=place(), until=lambda text: bool(found) and found[0] in text)
     assert (status, found[0] in text) == (200, True)
 

@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -118,6 +119,24 @@ def test_the_file_may_have_quotes_comments_exports_and_other_line_ends(folder: P
     found = settings.load()
     assert (found.app_port, found.pg_host, found.pg_user, found.log_path) == (9001, "db", "etl", "")
     assert [entry.queue for entry in found.pool] == ["load.a"]
+
+
+def test_the_file_may_have_the_variables_of_the_library_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a database that is named there would be left out, and another one used."""
+    (folder / ".env").write_text(
+        "QUEUE_WORKFLOWS_DB_URL=postgresql://file/db\nQUEUE_WORKFLOWS_MAP_WINDOW=7\n"
+        "QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S=3\nQUEUE_WORKFLOWS_PG_PORT=1\nOTHER=x\n"
+    )
+    with mock.patch.dict(os.environ, QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S="4"):
+        os.environ.pop("QUEUE_WORKFLOWS_DB_URL", None)
+        settings.apply(settings.load())
+        assert config.database_url() == "postgresql://file/db"
+        assert (config.MAP_WINDOW.read(), config.SHUTDOWN_TIMEOUT_S.read()) == (7, 4)
+        assert not {"OTHER", "QUEUE_WORKFLOWS_PG_PORT"} & os.environ.keys()
+        settings.apply(settings.load(dl_db_dsn="postgresql://given/db"))
+        assert config.database_url() == "postgresql://given/db"
 
 
 @pytest.mark.parametrize("name", ["METRIC_PATH", "AUDIT_LOG_PATH"])

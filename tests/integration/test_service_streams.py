@@ -15,7 +15,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import service, streams
 from queue_workflows.engine import job_steps, job_tables
-from queue_workflows.service import guard
+from queue_workflows.service import request_parts
 from queue_workflows.service.routes import streams as routes
 from tests.support import asgi_service, factories, http_service, wait
 from tests.support.asgi_service import streamed
@@ -312,4 +312,7 @@ def test_streams_have_their_own_limit_of_connections(writer: Writer) -> None:
     ],
 )  # fmt: skip
 def test_only_streams_may_stay_open(path: str, stays: bool) -> None:
-    assert (guard.STREAMS.fullmatch(path) is not None) is stays
+    asked = request_parts.of(asgi_service.scope_of(path))
+    assert (asked.stays_open, asked.is_stream) == (stays, stays)
+    waits = request_parts.of(asgi_service.scope_of(path, "wait=1"))
+    assert (waits.stays_open, waits.is_stream) == (stays, True)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
 import fastapi
 from starlette.responses import Response
 
 from queue_workflows import errors, jobs
 from queue_workflows.service import job_states, problems, responses, schemas, state
-from queue_workflows.service.routes import bodies, parameters
+from queue_workflows.service.routes import bodies, long_polls, parameters
 from queue_workflows.types import JobId, JsonDict, Row
 
 router = fastapi.APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
-RECHECK_S = 1.0
-"""Longest time between two reads of a state that a long poll waits for."""
 
 
 @router.post(
@@ -68,7 +62,7 @@ async def status(
     request: fastapi.Request, job_id: parameters.JobId, wait: parameters.Wait = None
 ) -> Response:
     """Return how far a job is, with an ETag; `wait`: only when that has changed, or is final."""
-    return await watched(
+    return await long_polls.watched(
         request,
         wait,
         lambda: _state(job_id),
@@ -94,10 +88,7 @@ def _cancel(job_id: str, by: str) -> JsonDict:
 
 
 def _state(job_id: str) -> JsonDict:
-    row = jobs.state(job_id)
-    if row is None:
-        raise errors.UnknownJob(f"there is no job {job_id!r:.80}")
-    return status_view(row)
+    return status_view(parameters.found(jobs.state(job_id), "job", job_id))
 
 
 def status_view(row: Row) -> JsonDict:
@@ -119,35 +110,3 @@ def content_of(row: Row) -> JsonDict:
     """Return what a job was triggered with."""
     names = ("queue", "args", "idempotency_key", "lock_key", "partition_key", "priority")
     return {"job_id": row["id"], "task": row["task_name"]} | {name: row[name] for name in names}
-
-
-async def watched(
-    request: fastapi.Request,
-    wait_s: float | None,
-    read: Callable[[], JsonDict],
-    *,
-    final: Callable[[JsonDict], bool],
-    **wanted: Any,
-) -> Response:
-    """Return what `read` returns, at once or when it has changed; `wanted`: which changes."""
-    own = state.of(request)
-    found = await own.calls.run(read)
-    if not wait_s or _is_news(request, found, final):
-        return responses.tagged(request, found)
-    deadline = time.monotonic() + wait_s
-    async with own.changes.reading(**wanted) as reader:
-        while True:
-            found = await own.calls.run(read)
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or reader.closed or _is_news(request, found, final):
-                return responses.tagged(request, found)
-            await reader.next(min(left_s, RECHECK_S))
-            if await request.is_disconnected():
-                return responses.tagged(request, found)  # nobody reads it; the slot is free
-
-
-def _is_news(request: fastapi.Request, found: JsonDict, final: Callable[[JsonDict], bool]) -> bool:
-    """Return whether a long poll ends with this state."""
-    if "if-none-match" in request.headers:
-        return not responses.matches(request, responses.etag(responses.body(found)))
-    return final(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import fastapi
 from starlette.responses import Response, StreamingResponse
@@ -32,7 +32,7 @@ async def stream(
     job_id: parameters.Filter = None,
     run_id: parameters.Filter = None,
     queue: parameters.Filter = None,
-    last_event_id: Annotated[str | None, fastapi.Header(max_length=100)] = None,
+    last_event_id: parameters.LastEventId = None,
 ) -> Response:
     """Return the changes from now on, or from those behind Last-Event-ID, which may come again.
 

@@ -31,6 +31,7 @@ Cursor = Annotated[
     str | None, fastapi.Query(max_length=2000, description="`next` of the page before")
 ]
 Filter = Annotated[str | None, fastapi.Query(max_length=1000)]
+LastEventId = Annotated[str | None, fastapi.Header(max_length=100)]
 Wait = Annotated[
     float | None,
     fastapi.Query(
@@ -55,11 +56,15 @@ KEY_LENGTH: Final = 1000
 _KEY_MEANING: Final = "the same key: the same job or run"
 IdempotencyKey = Annotated[
     str | None,
-    fastapi.Header(max_length=KEY_LENGTH, description=_KEY_MEANING),
+    fastapi.Header(min_length=1, max_length=KEY_LENGTH, description=_KEY_MEANING),
     pydantic.AfterValidator(_utf8),
 ]
 KEY: Final[pydantic.TypeAdapter[str]] = pydantic.TypeAdapter(
-    Annotated[str, pydantic.Field(max_length=KEY_LENGTH), pydantic.AfterValidator(_utf8)]
+    Annotated[
+        str,
+        pydantic.Field(min_length=1, max_length=KEY_LENGTH),
+        pydantic.AfterValidator(_utf8),
+    ]
 )
 """Checks the header Idempotency-Key where FastAPI does not."""
 KEY_HEADER: Final[dict[str, Any]] = {
@@ -67,7 +72,9 @@ KEY_HEADER: Final[dict[str, Any]] = {
     "in": "header",
     "required": False,
     "description": _KEY_MEANING,
-    "schema": {"anyOf": [{"type": "string", "maxLength": KEY_LENGTH}, {"type": "null"}]},
+    "schema": {
+        "anyOf": [{"type": "string", "minLength": 1, "maxLength": KEY_LENGTH}, {"type": "null"}]
+    },
 }
 """The same header in the OpenAPI document."""
 

@@ -11,7 +11,7 @@ from queue_workflows import check as workflow_check
 from queue_workflows import config, errors, history
 from queue_workflows import runs as api
 from queue_workflows.service import responses, schemas, state
-from queue_workflows.service.routes import etl, parameters
+from queue_workflows.service.routes import long_polls, parameters
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row, Run
 
 router = fastapi.APIRouter(prefix="/api/v1/runs", tags=["runs"])
@@ -81,7 +81,7 @@ async def show(
     request: fastapi.Request, run_id: parameters.RunId, wait: parameters.Wait = None
 ) -> Response:
     """Return a run, with an ETag; `wait`: only when it has changed, or is over."""
-    return await etl.watched(
+    return await long_polls.watched(
         request,
         wait,
         lambda: _shown(parameters.found(api.get(run_id), "run", run_id)),

@@ -32,7 +32,6 @@ Name = Annotated[str | None, fastapi.Query(max_length=400, description="only the
 Place = Annotated[
     str | None, fastapi.Query(max_length=100, description="the id of the last part that is known")
 ]
-LastId = Annotated[str | None, fastapi.Header(max_length=100)]
 
 
 @router.get("/jobs/{job_id}/parts", responses=_PAGE)
@@ -52,7 +51,7 @@ async def stream(
     request: fastapi.Request,
     job_id: parameters.JobId,
     name: Name = None,
-    last_event_id: LastId = None,
+    last_event_id: parameters.LastEventId = None,
 ) -> Response:
     """Return what the handler of a job streams, from Last-Event-ID on, until the job has ended.
 
@@ -81,7 +80,7 @@ async def node_stream(
     run_id: parameters.RunId,
     node_id: parameters.NodeId,
     name: Name = None,
-    last_event_id: LastId = None,
+    last_event_id: parameters.LastEventId = None,
 ) -> Response:
     """Return what a node of a run streams, as the stream of a job does."""
     own = state.of(request)

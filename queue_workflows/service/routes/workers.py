@@ -60,10 +60,10 @@ async def drain(
     request: fastapi.Request,
     host: parameters.HostLabel,
     queue: parameters.QueueName,
-    body: schemas.Switch | None = None,
+    body: schemas.Drain | None = None,
 ) -> Response:
     """Switch the workers of a machine and queue off once their running jobs have ended."""
-    chosen = body or schemas.Switch()
+    chosen = body or schemas.Drain()
     row = await state.of(request).calls.run(
         api.drain,
         host,

@@ -1,0 +1,110 @@
+"""Read the parts of a request that the guard checks, and the scope that it needs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from queue_workflows.service import paths, problems, tokens
+
+MAX_HEAD_BYTES: Final = 16_384
+MAX_TARGET_BYTES: Final = 4_096
+PUBLIC: Final = frozenset({"/health", "/ready", "/status"})
+"""Paths that need no token, and take any Host: probes call a machine by its address."""
+SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+STREAMS: Final = re.compile(
+    r"/api/v1/(?:events|jobs/[^/]+/stream|runs/[^/]+/nodes/.+/stream)", re.DOTALL
+)
+"""Paths of responses that stay open."""
+_SUBMIT: Final = re.compile(
+    r"/api/v1/(?:jobs/trigger|jobs/[^/]+/(?:cancel|retry)"
+    r"|runs|runs/[^/]+/(?:cancel|retry)|runs/[^/]+/nodes/.+/answer)",
+    re.DOTALL,
+)
+"""Paths of unsafe methods for which the scope `submit` is enough."""
+_ONCE: Final = frozenset({
+    b"authorization", b"content-length", b"content-type", b"host", b"idempotency-key",
+    b"last-event-id", b"origin", b"sec-fetch-site",
+})  # fmt: skip
+"""Headers that a request has once: a proxy and the service may choose different ones of two."""
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::[0-9]{0,5})?", re.ASCII)
+
+
+class Request(NamedTuple):
+    """The parts of a request that are checked."""
+
+    method: str
+    path: str
+    headers: dict[bytes, bytes]
+    scope: Scope
+
+    @property
+    def is_public(self) -> bool:
+        return self.path in PUBLIC and self.method in SAFE
+
+    @property
+    def is_stream(self) -> bool:
+        """Return whether it may stay open: an event stream, or a long poll."""
+        return self.method == "GET" and (self.stays_open or _waits(self.scope))
+
+    @property
+    def stays_open(self) -> bool:
+        """Return whether the path is that of an event stream, which has no time limit."""
+        return STREAMS.fullmatch(self.path) is not None
+
+
+def _waits(scope: Scope) -> bool:
+    query: bytes = scope["query_string"]
+    return bool(query) and any(
+        name == "wait" for name, _ in parse_qsl(query.decode("latin-1"), True)
+    )
+
+
+def of(scope: Scope) -> Request:
+    """Return the request to check and to serve; HEAD is served as GET, the server cuts the body."""
+    served = paths.with_escaped_slashes(scope)
+    path = paths.of(served)
+    if scope["method"] == "HEAD" and STREAMS.fullmatch(path) is None:
+        served = {**served, "method": "GET"}
+    return Request(served["method"], path, dict(scope["headers"]), served)
+
+
+def needed_scope(method: str, path: str) -> tokens.Scope:
+    """Return the scope that a request needs."""
+    if method in SAFE:
+        return "read"
+    return "submit" if _SUBMIT.fullmatch(path) else "operate"
+
+
+def refused_head(request: Request) -> Response | None:
+    """Return the refusal of a request whose headers or URL are too large or ambiguous."""
+    size = sum(len(name) + len(value) for name, value in request.scope["headers"])
+    if size > MAX_HEAD_BYTES:
+        return problems.problem(431, f"headers have at most {MAX_HEAD_BYTES} bytes")
+    raw = request.scope.get("raw_path") or b""
+    query = request.scope["query_string"]
+    if len(raw) + len(query) > MAX_TARGET_BYTES:
+        return problems.problem(414, f"a URL has at most {MAX_TARGET_BYTES} bytes")
+    if len(request.headers) < len(request.scope["headers"]):
+        names = Counter(name for name, _ in request.scope["headers"])
+        if twice := sorted(name for name in _ONCE if names[name] > 1):
+            return problems.problem(400, f"the header {twice[0].decode()} is there twice")
+    if b"content-length" in request.headers and b"transfer-encoding" in request.headers:
+        # A proxy that reads the other length would take the end of this body for a request.
+        return problems.problem(
+            400,
+            "a body has Content-Length or Transfer-Encoding, not both",
+            headers={"connection": "close"},
+        )
+    return None
+
+
+def hostname(host: str) -> str:
+    """Return the name of a Host header, without its port; "" if it is none."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found[1] or found[2]).lower()

@@ -1,0 +1,48 @@
+"""Which status of the HTTP service an error of the database has."""
+
+from __future__ import annotations
+
+import json
+
+import psycopg
+import pytest
+from psycopg import errors as pg
+
+from queue_workflows import errors
+from queue_workflows.service import problems
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (pg.UndefinedTable('relation "ingest_jobs" does not exist'), 503),
+        (pg.UndefinedColumn("no column"), 503),
+        (pg.UndefinedFunction("no function"), 503),
+        (pg.ReadOnlySqlTransaction("a standby"), 503),
+        (pg.AdminShutdown("the server stops"), 503),
+        (pg.SerializationFailure("concurrent update"), 503),
+        (pg.InternalError_("cache lookup failed"), 503),
+        (psycopg.OperationalError("the connection is closed"), 503),
+        (psycopg.InterfaceError("the connection is closed"), 503),
+        (TimeoutError(), 503),
+        (errors.SchemaTooNew("newer"), 503),
+        (errors.EmbeddedUnavailable("gone"), 503),
+        (pg.InsufficientPrivilege("permission denied"), 403),
+        (pg.CheckViolation("violates a check"), 422),
+        (pg.NumericValueOutOfRange("out of range"), 422),
+        (pg.ProgramLimitExceeded("index row size 4000 exceeds 2704"), 422),
+        (pg.RaiseException("refused"), 422),
+        (psycopg.DataError("a text cannot hold NUL"), 422),
+        (errors.InvalidJob("wrong"), 422),
+        (RuntimeError("a bug"), 500),
+    ],
+)
+def test_a_request_is_blamed_for_its_own_values_only(error: Exception, status: int) -> None:
+    reply = problems.of_error(error)
+    assert reply.status_code == status
+    assert ("retry-after" in reply.headers) is (status == 503)
+
+
+def test_a_database_without_the_schema_is_named() -> None:
+    reply = problems.of_error(pg.UndefinedTable('relation "ingest_jobs" does not exist'))
+    assert "queue-workflows migrate" in json.loads(bytes(reply.body))["detail"]
