@@ -90,10 +90,10 @@ class SlotLoop:
 
     def _connect_keeper(self) -> None:
         claimers = [each.claimer for each in self._queues]
-        self.keeper.may_hold_unknown_claims = lambda: any(
+        self.keeper.excuses.may_hold_unknown_claims = lambda: any(
             each.may_hold_unknown_claims() for each in claimers
         )
-        self.keeper.unanswered = lambda: {
+        self.keeper.excuses.unanswered = lambda: {
             worker: at for each in claimers for worker, at in each.unanswered().items()
         }
         self._memory.gives_back = lambda: any(each.executors.gives_back for each in self._queues)
