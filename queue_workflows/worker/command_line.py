@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+
 from queue_workflows import errors
 from queue_workflows.runtime import entry_point
 from queue_workflows.worker import cards, executor_shape

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 
 from queue_workflows.executor import protocol
 from queue_workflows.runtime import clock
-from queue_workflows.worker import current_job, executor_shape, executor_traffic, executors, multiplexer, slot_ahead
+from queue_workflows.worker import (
+    current_job,
+    executor_shape,
+    executor_traffic,
+    executors,
+    multiplexer,
+    slot_ahead,
+)
 
 _log = logging.getLogger(__name__)
 END_S = 5.0
@@ -33,7 +40,12 @@ class ExecutorSet:
     `replace`.
     """
 
-    def __init__(self, mux: multiplexer.Multiplexer, shape: executor_shape.Shape, limits: executor_shape.Limits) -> None:
+    def __init__(
+        self,
+        mux: multiplexer.Multiplexer,
+        shape: executor_shape.Shape,
+        limits: executor_shape.Limits,
+    ) -> None:
         self._mux = mux
         self.traffic = executor_traffic.Traffic(mux)
         self._shape = shape

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import NamedTuple
 
-from queue_workflows import config, errors, hw_metrics
+from queue_workflows import config, errors
 from queue_workflows.engine import claims
 from queue_workflows.executor import launcher_client, process, protocol, registry
 from queue_workflows.model_cache import RequiresModels
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, identity
-from queue_workflows.worker import executor_shape, gpu_runtime, slot, slot_models, slots
+from queue_workflows.worker import executor_shape, gpu_runtime, settings, slot, slot_models, slots
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 
@@ -127,9 +127,8 @@ class SlotWorker:
         host: str,
         newest: bool,
         lease_s: float,
-        shutdown_s: Callable[[], float],
+        shutdown_timeout_s: float | None,
         limits: executor_shape.Limits = executor_shape.NO_LIMITS,
-        metrics: Callable[[Callable[[], object]], hw_metrics.Sampler | None] = lambda _: None,
     ) -> None:
         card = next(iter(shapes.values())).card
         models = None if card is None else slot_models.ExecutorModels()
@@ -147,9 +146,9 @@ class SlotWorker:
             )  # fmt: skip
             own = slot.Slot(_claimant(who, models, known), concurrency=shape.slots, writing=writing)
             served.append((own, shape))
-        self._shutdown_s = shutdown_s
+        self._shutdown_timeout_s = shutdown_timeout_s
         self._launched = launched
-        self._metrics = metrics(lambda: self._loop.keeper.wake("metrics"))
+        self._metrics = settings.sampler(host, lambda: self._loop.keeper.wake("metrics"))
         self._loop = slots.SlotLoop(
             served, *launched, limits=limits, metrics=self._metrics, models=models
         )
@@ -171,7 +170,7 @@ class SlotWorker:
 
         Safe in a signal handler.
         """
-        self._loop.keeper.stop_by(clock.boot_s() + self._shutdown_s())
+        self._loop.keeper.stop_by(clock.boot_s() + settings.shutdown_s(self._shutdown_timeout_s))
         self._loop.stop()
 
     def stop_now(self) -> None:

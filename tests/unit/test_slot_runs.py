@@ -9,7 +9,14 @@ import pytest
 
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.executor import launcher_client, protocol
-from queue_workflows.worker import executor_set, executor_shape, executors, guards, slot_ahead, slot_runs
+from queue_workflows.worker import (
+    executor_set,
+    executor_shape,
+    executors,
+    guards,
+    slot_ahead,
+    slot_runs,
+)
 
 
 class Waiting:
