@@ -18,7 +18,7 @@ from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.cli import output
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import workers
-from queue_workflows.runtime import display, identity, service, signals, supervisor
+from queue_workflows.runtime import display, identity, restart_rule, service, signals, supervisor
 from queue_workflows.types import Row
 from queue_workflows.worker import parent, pool_config
 
@@ -188,7 +188,7 @@ class Fleet:
         """Raise `InvalidConfig` if the processes refuse to start."""
         if names := self.supervisor.gave_up:
             raise errors.InvalidConfig(
-                f"{', '.join(names)} refused to start {supervisor.GIVE_UP_AFTER} times; "
+                f"{', '.join(names)} refused to start {restart_rule.GIVE_UP_AFTER} times; "
                 "their output has the reason"
             )
 
