@@ -16,7 +16,7 @@ from queue_workflows.executor import protocol, registry
 from queue_workflows.runtime import clock, log_context, log_format
 from queue_workflows.types import Row
 from queue_workflows.worker import (
-    capture,
+    captured_streams,
     claimer,
     current_job,
     executor_set,
@@ -288,7 +288,7 @@ class Runs:
         self, handle: executors.Handle, work: current_job.Work, message: protocol.Log
     ) -> None:
         # The engine's own records are for the worker's log, as those of a plain worker are.
-        if message.name.partition(".")[0] != capture.ENGINE:
+        if message.name.partition(".")[0] != captured_streams.ENGINE:
             self._keeper.printed(work, f"{message.text}\n".encode("utf-8", "backslashreplace"))
         if message.stream:
             self._executors.traffic.print_lines(handle, message)
