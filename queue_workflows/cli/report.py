@@ -39,29 +39,10 @@ class Page:
         `read_logs` adds the logs to nodes that `shown` has without them; they are dropped once
         printed.
         """
-        counts = shown["counts"]
-        done = sum(counts.get(status, 0) for status in run_snapshot.DONE)
-        state = f"{shown['status']}, {done}/{shown['nodes_total']} nodes"
-        error = f": {shown['error']}" if shown["error"] else ""
-        self._line(
-            f"run {shown['id']} ({shown['workflow_name']}): {state},"
-            f" {output.seconds(shown['elapsed_s'])}{error}"
-        )
-        self._line(f"created {display.moment(shown['created_at'])}")
-        if shown["parent_run_id"]:
-            parent = shown["parent_run_id"]
-            self._line(f"of node {shown['parent_node_id']} of run {parent}: `{self._show(parent)}`")
-        if shown["out_dir"]:
-            self._line(f"files in {shown['out_dir']}")
-        nodes = shown["nodes"]
-        chosen = len(nodes) < shown["nodes_total"]
+        self._heading(shown)
         self._outline(shown)
-        if not chosen and not self._full:
-            nodes = [n for n in nodes if n["status"] in _DETAILED or not _is_folded(n, shown)]
-        if len(nodes) > run_snapshot.SMALL and not self._full:
-            self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
-            live = [node for node in nodes if node["status"] in _DETAILED]
-            nodes = live[: run_snapshot.SHOWN]
+        chosen = len(shown["nodes"]) < shown["nodes_total"]
+        nodes = self._nodes_of(shown, chosen=chosen)
         for at in range(0, len(nodes), AT_ONCE):
             some = nodes[at : at + AT_ONCE]
             detailed = [
@@ -80,6 +61,35 @@ class Page:
             item += ", --round N" if shown["loops"] else ""
             more = f"and {output.counted(left, 'node')} more: --node NODE{item}, --full or --json"
             self._line(more)
+
+    def _heading(self, shown: dict[str, Any]) -> None:
+        """Print the state of a run, and where it comes from."""
+        done = sum(shown["counts"].get(status, 0) for status in run_snapshot.DONE)
+        state = f"{shown['status']}, {done}/{shown['nodes_total']} nodes"
+        error = f": {shown['error']}" if shown["error"] else ""
+        self._line(
+            f"run {shown['id']} ({shown['workflow_name']}): {state},"
+            f" {output.seconds(shown['elapsed_s'])}{error}"
+        )
+        self._line(f"created {display.moment(shown['created_at'])}")
+        if shown["parent_run_id"]:
+            parent = shown["parent_run_id"]
+            self._line(f"of node {shown['parent_node_id']} of run {parent}: `{self._show(parent)}`")
+        if shown["out_dir"]:
+            self._line(f"files in {shown['out_dir']}")
+
+    def _nodes_of(self, shown: dict[str, Any], *, chosen: bool) -> list[dict[str, Any]]:
+        """Return the nodes to print; print how many there are of each state if some are left out."""
+        nodes: list[dict[str, Any]] = shown["nodes"]
+        if self._full:
+            return nodes
+        if not chosen:
+            nodes = [n for n in nodes if n["status"] in _DETAILED or not _is_folded(n, shown)]
+        if len(nodes) > run_snapshot.SMALL:
+            counts = shown["counts"].items()
+            self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts))
+            nodes = [n for n in nodes if n["status"] in _DETAILED][: run_snapshot.SHOWN]
+        return nodes
 
     def _outline(self, shown: dict[str, Any]) -> None:
         """Print the moves to other code, and a line for each map and loop."""
