@@ -12,7 +12,7 @@ import typer
 
 from queue_workflows import config, db, errors, runs
 from queue_workflows.admin import overview
-from queue_workflows.cli import command, fleet, interactive_run, options, output, run
+from queue_workflows.cli import command, fleet, interactive_run, options, output, run, run_request
 from queue_workflows.runtime import app_loading, signals
 
 APP = "queue_workflows.demo:setup"
@@ -53,10 +53,10 @@ def demo(
             if not command.prepare(stop):
                 return run.stopped_early()
             _refuse_company()
-            request = run.Request(
+            request = run_request.Request(
                 workflow=WORKFLOW,
                 context={"folder": source},
-                out_dir=run.folder(out),
+                out_dir=run_request.folder(out),
                 priority=100,
                 queues={},
             )
@@ -66,7 +66,7 @@ def demo(
 
 
 def _run(
-    request: run.Request,
+    request: run_request.Request,
     wanted: fleet.Roles,
     stop: signals.StopRequest,
     *,

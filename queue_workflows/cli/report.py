@@ -79,7 +79,7 @@ class Page:
             self._line(f"files in {shown['out_dir']}")
 
     def _nodes_of(self, shown: dict[str, Any], *, chosen: bool) -> list[dict[str, Any]]:
-        """Return the nodes to print; print how many there are of each state if some are left out."""
+        """Return the nodes to print; print the number of each state if some are left out."""
         nodes: list[dict[str, Any]] = shown["nodes"]
         if self._full:
             return nodes

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChildSpec(NamedTuple):
-    """A child to keep running; `env` is added to this process's environment, `fds` are inherited."""
+    """A child to keep running; `env` is added to the environment, only `fds` are inherited."""
 
     name: str
     argv: Sequence[str]

@@ -173,7 +173,7 @@ _streams = _Streams()
 
 @contextlib.contextmanager
 def to(source: Source, *, streams: bool) -> Generator[None]:
-    """Capture for this source on this thread and those that it starts; `streams`: what they print."""
+    """Capture for this source on this thread and those that it starts; `streams`: their output."""
     token = _source.set(source)
     if streams:
         _streams.begin(source)

@@ -25,7 +25,14 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import guards, hang_detection, note_reporter, notes, shutdown
+from queue_workflows.worker import (
+    guards,
+    hang_detection,
+    job_ending,
+    note_reporter,
+    notes,
+    shutdown,
+)
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -149,7 +156,7 @@ def _carry_out(
     def one(lease: job_tables.Lease) -> Row | None:
         concerned = lease == decision.lease or len(leases) == 1
         if failure.event not in _REASONS and lease == decision.lease:
-            return shutdown.record_failure(conn, lease, failure, decision.seconds, by="parent")
+            return job_ending.record_failure(conn, lease, failure, decision.seconds, by="parent")
         reason = _REASONS.get(failure.event, "its worker ended")
         front = failure.event == hang_detection.OFF and concerned
         return handback.hand_back(conn, lease, reason=reason, front=front)
