@@ -1,4 +1,7 @@
-"""Define `queue-workflows doctor`: find what is wrong with an installation, and the remedies."""
+"""Define `queue-workflows doctor`: find what is wrong with an installation, and the remedies.
+
+Its length is that of its list of checks: one short function each.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Claim jobs and record outcomes on a connection that survives outages and unknown commits.
 
-Its length: claims and outcomes share the connection, and a lost reply of either leaves claims
-that the other has to know.
+Its length: a lost reply of a claim or an outcome leaves claims that the other has to know.
 """
 
 from __future__ import annotations

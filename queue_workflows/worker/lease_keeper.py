@@ -1,7 +1,6 @@
 """Keep the leases of a worker's jobs, and act on cancels, stops and the verdicts of guards.
 
-Its length is that of one decision: each renewal, guard, stop and cancel may end the same job, and
-what is decided first counts.
+Its length: each renewal, guard, stop and cancel may end the same job, and one place decides which.
 """
 
 from __future__ import annotations
