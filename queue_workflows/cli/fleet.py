@@ -70,21 +70,7 @@ def roles(
     """
     cfg = config.get_config()
     nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
-    if not (nodes or tasks or cfg.workflow_loader):
-        raise errors.InvalidConfig(
-            "nothing to start: no node, ingest task or workflow provider is registered; name the "
-            "app by --app or QUEUE_WORKFLOWS_APP"
-        )
-    if not nodes and (cpu or gpu or cards):
-        raise errors.InvalidConfig(
-            "--cpu, --gpu and --cards need an app that knows nodes: set_node_module_package(), "
-            "set_node_resolver() or register_node()"
-        )
-    if pool and not tasks:
-        raise errors.InvalidConfig(
-            "--workers and WORKERS_JSON need an app that registers ingest tasks: "
-            "register_ingest_task()"
-        )
+    _check_app(cfg, for_nodes=bool(cpu or gpu or cards), for_tasks=bool(pool))
     if ingest:
         alert_settings.read()
     models = cfg.has_model_registrar() or bool(model_registry.known_ids())
@@ -98,6 +84,26 @@ def roles(
         pool=tuple(pool),
         cards=tuple(cards),
     )
+
+
+def _check_app(cfg: config.EngineConfig, *, for_nodes: bool, for_tasks: bool) -> None:
+    """Raise `InvalidConfig` for an app that lacks what was asked to be run."""
+    nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
+    if not (nodes or tasks or cfg.workflow_loader):
+        raise errors.InvalidConfig(
+            "nothing to start: no node, ingest task or workflow provider is registered; name the "
+            "app by --app or QUEUE_WORKFLOWS_APP"
+        )
+    if for_nodes and not nodes:
+        raise errors.InvalidConfig(
+            "--cpu, --gpu and --cards need an app that knows nodes: set_node_module_package(), "
+            "set_node_resolver() or register_node()"
+        )
+    if for_tasks and not tasks:
+        raise errors.InvalidConfig(
+            "--workers and WORKERS_JSON need an app that registers ingest tasks: "
+            "register_ingest_task()"
+        )
 
 
 def _alone(pool: Sequence[pool_config.Entry], beside: Collection[str]) -> tuple[str, ...]:

@@ -135,19 +135,10 @@ def _show(found: dict[str, Any], psql: str) -> None:
     output.echo(f"schema version {version}{newer}")
     output.echo(f"runs without an out_dir keep their files in {found['outputs']}")
     output.echo()
+    keys = ("queue", "workers", "queued", "running", "not_due")
     output.table(
         ("queue", "workers", "queued", "running", "not due", "oldest"),
-        [
-            (
-                q["queue"],
-                q["workers"],
-                q["queued"],
-                q["running"],
-                q["not_due"],
-                output.seconds(q["oldest_s"]),
-            )
-            for q in found["queues"]
-        ],
+        [(*(q[key] for key in keys), output.seconds(q["oldest_s"])) for q in found["queues"]],
     )
     output.echo()
     runs = ", ".join(f"{n} {name}" for name, n in sorted(found["runs"].items())) or "none"

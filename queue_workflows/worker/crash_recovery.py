@@ -87,13 +87,13 @@ def recover_claims(
         for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             leases = held_claims.held_by(conn, table, prefix)
             holders = {lease.job_id: lease.worker_id for lease in leases}
-            if decision is None:
+            if decision is not None:
+                taken = _carry_out(conn, decision, leases)
+            else:
                 if ran is not None:
                     idle = held_claims.held_by(conn, table, prefix, exclude=ran)
                     rows += handback.hand_back_all(conn, idle, reason=f"its worker {how}")
                 taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
-            else:
-                taken = _carry_out(conn, decision, leases)
             for row in taken:
                 # A requeued job has no worker any more, but its event must name one.
                 job = row | {"claimed_by": host_label}
@@ -102,12 +102,7 @@ def recover_claims(
         orderly = ended.code in shutdown.ORDERLY
         workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
         if decision is not None:
-            queue = decision.queue or next((row["queue"] for row in rows), "")
-            if decision.failure.event == hang_detection.OFF:
-                workers.clear_model(conn, decision.host, queue, mark_stale=True)
-            else:
-                live_s = config.STALE_WORKER_AFTER_S.read()
-                workers.clear_heartbeat(conn, decision.host, queue, prefix, live_s)
+            _expire_heartbeat(conn, decision, rows, prefix)
     return rows
 
 
@@ -162,6 +157,18 @@ def _carry_out(
         return handback.hand_back(conn, lease, reason=reason, front=front)
 
     return claim_isolation.change_each(conn, leases, one)
+
+
+def _expire_heartbeat(
+    conn: db.Connection, decision: hang_detection.Decision, rows: Sequence[Row], prefix: str
+) -> None:
+    """Let nobody take a process that was killed for a live one; its model is gone after OFF."""
+    queue = decision.queue or next((row["queue"] for row in rows), "")
+    if decision.failure.event == hang_detection.OFF:
+        workers.clear_model(conn, decision.host, queue, mark_stale=True)
+    else:
+        live_s = config.STALE_WORKER_AFTER_S.read()
+        workers.clear_heartbeat(conn, decision.host, queue, prefix, live_s)
 
 
 def oom_kills() -> int | None:
