@@ -23,6 +23,7 @@ from queue_workflows.cli import (
     run_snapshot,
     run_views,
     summary,
+    unserved_queues,
 )
 from queue_workflows.engine import queues
 from queue_workflows.runtime import app_loading, signals
@@ -194,7 +195,9 @@ def _ahead(run_id: str) -> str:
 def _paused(used: Collection[str]) -> list[str]:
     """Return a text for each of these queues that is paused, so that the run waits."""
     with db.transaction() as conn:
-        return [fleet.pause_text(row) for row in queues.paused(conn) if row["queue"] in used]
+        return [
+            unserved_queues.pause_text(row) for row in queues.paused(conn) if row["queue"] in used
+        ]
 
 
 def _left(run_id: str, *, ours: bool) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 from queue_workflows import config, db, schedules
 from queue_workflows import workers as worker_api
 from queue_workflows.admin import overview
-from queue_workflows.cli import command, fleet, options, output
+from queue_workflows.cli import command, options, output, unserved_queues
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import run_folder
 from queue_workflows.engine import lock_queues, queues
@@ -145,9 +145,9 @@ def _show(found: dict[str, Any], psql: str) -> None:
     output.echo(f"runs: {runs}")
     _show_orchestrator(found["orchestrator"])
     for row in found["switched_off"]:
-        output.echo(fleet.switch_text(row))
+        output.echo(unserved_queues.switch_text(row))
     for row in found["paused"]:
-        output.echo(fleet.pause_text(row))
+        output.echo(unserved_queues.pause_text(row))
     for row in found["unassignable"]:
         of = f" of model {row['model']}" if row["model"] else " without a model"
         jobs = output.counted(row["jobs"], "queued gpu job")
@@ -155,7 +155,7 @@ def _show(found: dict[str, Any], psql: str) -> None:
     for row in found["schedules"]:
         output.echo(output.line(f"schedule {row['name']}: {row['problem']}"))
     for row in found["unserved"]:
-        output.echo(fleet.unserved_text(row))
+        output.echo(unserved_queues.unserved_text(row))
     if found["workers"]:
         output.echo()
         workers_command.show(found["workers"])

@@ -9,7 +9,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors
@@ -31,6 +30,7 @@ from queue_workflows.worker import (
     job_ending,
     note_reporter,
     notes,
+    oom_kills,
     shutdown,
 )
 
@@ -49,8 +49,6 @@ _REASONS = {
     hang_detection.CANCELLED: "cancelled",
     hang_detection.STOPPED: "shutdown",
 }
-_CGROUP = Path("/proc/self/cgroup")
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def recover_claims(
@@ -171,16 +169,6 @@ def _expire_heartbeat(
         workers.clear_heartbeat(conn, decision.host, queue, prefix, live_s)
 
 
-def oom_kills() -> int | None:
-    """Return the number of OOM kills in this cgroup (v2) so far; None if unknown."""
-    try:
-        own = _CGROUP.read_text(encoding="utf-8").partition("::")[2].splitlines()[0]
-        text = (_CGROUPS / own.lstrip("/") / "memory.events").read_text(encoding="ascii")
-        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-
-
 def evidence(ended: supervisor.Exit) -> str:
     """Return how a process died, for the job's error: signal or exit code, and peak memory."""
     how = "ended for an unknown reason"
@@ -218,7 +206,7 @@ class CrashRecovery:
 
     def __init__(self, host_label: str | None = None) -> None:
         self._label = config.host_label() if host_label is None else host_label
-        self._oom_kills = oom_kills()
+        self._oom_kills = oom_kills.OomKills()
         self._dead: deque[_Death] = deque()
         self._loop = service.Loop(
             "crash-recovery", [service.Task("recover", self._pause, self._recover_due)]
@@ -292,9 +280,9 @@ class CrashRecovery:
                 ended.pid,
             )
             return death
-        before, self._oom_kills = self._oom_kills, oom_kills()
-        if death.oom_kills is None and before is not None and self._oom_kills is not None:
-            death = death._replace(oom_kills=self._oom_kills - before)
+        new = self._oom_kills.new()
+        if death.oom_kills is None:
+            death = death._replace(oom_kills=new)
         rows = recover_claims(
             conn, ended, host_label=self._label, oom_kills=death.oom_kills, ran=death.ran
         )
