@@ -1,4 +1,7 @@
-"""List workers, turn them on or off, drain them, and write or check their heartbeats."""
+"""List workers, turn them on or off, drain them, and write or check their heartbeats.
+
+One noun of the public API is one module, so it is long.
+"""
 
 from __future__ import annotations
 
