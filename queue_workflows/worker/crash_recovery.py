@@ -22,10 +22,17 @@ from queue_workflows.engine import (
     recovery,
     workers,
 )
-from queue_workflows.executor import memory_cgroups
 from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import guards, hang_detection, note_reporter, notes, shutdown
+from queue_workflows.worker import (
+    guards,
+    hang_detection,
+    job_ending,
+    note_reporter,
+    notes,
+    oom_kills,
+    shutdown,
+)
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -78,13 +85,13 @@ def recover_claims(
         for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             leases = held_claims.held_by(conn, table, prefix)
             holders = {lease.job_id: lease.worker_id for lease in leases}
-            if decision is None:
+            if decision is not None:
+                taken = _carry_out(conn, decision, leases)
+            else:
                 if ran is not None:
                     idle = held_claims.held_by(conn, table, prefix, exclude=ran)
                     rows += handback.hand_back_all(conn, idle, reason=f"its worker {how}")
                 taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
-            else:
-                taken = _carry_out(conn, decision, leases)
             for row in taken:
                 # A requeued job has no worker any more, but its event must name one.
                 job = row | {"claimed_by": host_label}
@@ -93,12 +100,7 @@ def recover_claims(
         orderly = ended.code in shutdown.ORDERLY
         workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
         if decision is not None:
-            queue = decision.queue or next((row["queue"] for row in rows), "")
-            if decision.failure.event == hang_detection.OFF:
-                workers.clear_model(conn, decision.host, queue, mark_stale=True)
-            else:
-                live_s = config.STALE_WORKER_AFTER_S.read()
-                workers.clear_heartbeat(conn, decision.host, queue, prefix, live_s)
+            _expire_heartbeat(conn, decision, rows, prefix)
     return rows
 
 
@@ -147,7 +149,7 @@ def _carry_out(
     def one(lease: job_tables.Lease) -> Row | None:
         concerned = lease == decision.lease or len(leases) == 1
         if failure.event not in _REASONS and lease == decision.lease:
-            return shutdown.record_failure(conn, lease, failure, decision.seconds, by="parent")
+            return job_ending.record_failure(conn, lease, failure, decision.seconds, by="parent")
         reason = _REASONS.get(failure.event, "its worker ended")
         front = failure.event == hang_detection.OFF and concerned
         return handback.hand_back(conn, lease, reason=reason, front=front)
@@ -155,10 +157,16 @@ def _carry_out(
     return claim_isolation.change_each(conn, leases, one)
 
 
-def oom_kills() -> int | None:
-    """Return the number of OOM kills in this cgroup so far; None if unknown."""
-    found = memory_cgroups.own_folder()
-    return None if found is None else memory_cgroups.oom_kills(found[0])
+def _expire_heartbeat(
+    conn: db.Connection, decision: hang_detection.Decision, rows: Sequence[Row], prefix: str
+) -> None:
+    """Let nobody take a process that was killed for a live one; its model is gone after OFF."""
+    queue = decision.queue or next((row["queue"] for row in rows), "")
+    if decision.failure.event == hang_detection.OFF:
+        workers.clear_model(conn, decision.host, queue, mark_stale=True)
+    else:
+        live_s = config.STALE_WORKER_AFTER_S.read()
+        workers.clear_heartbeat(conn, decision.host, queue, prefix, live_s)
 
 
 def evidence(ended: supervisor.Exit) -> str:
@@ -198,7 +206,7 @@ class CrashRecovery:
 
     def __init__(self, host_label: str | None = None) -> None:
         self._label = config.host_label() if host_label is None else host_label
-        self._oom_kills = oom_kills()
+        self._oom_kills = oom_kills.OomKills()
         self._dead: deque[_Death] = deque()
         self._loop = service.Loop(
             "crash-recovery", [service.Task("recover", self._pause, self._recover_due)]
@@ -272,9 +280,9 @@ class CrashRecovery:
                 ended.pid,
             )
             return death
-        before, self._oom_kills = self._oom_kills, oom_kills()
-        if death.oom_kills is None and before is not None and self._oom_kills is not None:
-            death = death._replace(oom_kills=self._oom_kills - before)
+        new = self._oom_kills.new()
+        if death.oom_kills is None:
+            death = death._replace(oom_kills=new)
         rows = recover_claims(
             conn, ended, host_label=self._label, oom_kills=death.oom_kills, ran=death.ran
         )

@@ -14,6 +14,7 @@ from queue_workflows.worker import (
     crash_recovery,
     current_job,
     executors,
+    oom_kills,
     slot_keeper,
     slot_records,
 )
@@ -30,11 +31,11 @@ class Deaths:
         self._host = host
         self._endings = endings
         self._records = records
-        self._oom = executors.OomKills()
+        self._oom = oom_kills.OomKills()
 
     def end(self, handle: executors.Handle, works: Sequence[current_job.Work]) -> None:
         """Write what was decided about the jobs, or charge them if nobody here killed it."""
-        oom_kills = self._oom_kills(handle)
+        kills = self._oom_kills(handle)
         for work in works:
             decision = self._endings.decision(work)
             if decision is not None:
@@ -46,7 +47,7 @@ class Deaths:
             elif handle.killed_for:
                 self.hand_back(work, f"its executor was ended for {handle.killed_for}")
             else:
-                self._charge(handle, work, oom_kills, len(works) - 1)
+                self._charge(handle, work, kills, len(works) - 1)
 
     def _oom_kills(self, handle: executors.Handle) -> int | None:
         """Return the kills in the executor's own cgroup and in ours, if it was moved there."""

@@ -11,7 +11,7 @@ import pytest
 
 from queue_workflows import config, errors, run_store, workers
 from queue_workflows import db as database
-from queue_workflows.cli import fleet, run_processes, run_snapshot
+from queue_workflows.cli import fleet, run_processes, run_snapshot, unserved_queues
 from queue_workflows.runtime import identity, signals
 from queue_workflows.scheduler import ScheduleEntry
 from queue_workflows.worker import parent, pool_config
@@ -164,7 +164,7 @@ def test_which_workers_serve_a_queue(db: ModuleType) -> None:
             "INSERT INTO worker_controls (host_label, queue, desired_state)"
             " VALUES ('other', 'a', 'off')"
         )
-    assert fleet.unserved(set("abcdefg")) == set("bdefg")
+    assert unserved_queues.unserved(set("abcdefg")) == set("bdefg")
 
 
 def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
@@ -179,8 +179,8 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
             raise answer
         return answer
 
-    monkeypatch.setattr(fleet, "unserved", unserved)
-    monkeypatch.setattr(fleet, "switched_off", lambda _: [])
+    monkeypatch.setattr(unserved_queues, "unserved", unserved)
+    monkeypatch.setattr(unserved_queues, "switched_off", lambda _: [])
     helper = run_processes.RunProcesses(
         {"cpu": 1}, None, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
     )
@@ -234,7 +234,7 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
         " `queue-worker-control --queue=all --on --host box` turns it on"
     ]
     workers.disable("box", "cpu")
-    monkeypatch.setattr(fleet, "unserved", lambda _: set())
+    monkeypatch.setattr(unserved_queues, "unserved", lambda _: set())
     now[0] += run_processes.LOOK_EVERY_S
     helper.tick(run_snapshot.RunSnapshot({"status": "running"}, [], []))
     assert capsys.readouterr().err == ""
