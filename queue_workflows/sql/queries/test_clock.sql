@@ -40,13 +40,13 @@ UPDATE worker_heartbeats SET last_seen = last_seen - %(by)s::interval;
 -- NULL: nothing waits for a later one.
 SELECT extract(epoch FROM min(at) - now())::float8 AS seconds FROM (
     SELECT min(w.at) AS at FROM workflow_node_jobs j
-     CROSS JOIN LATERAL (VALUES (CASE WHEN j.resume_until = j.available_at THEN j.resume_at
-                                      ELSE j.available_at END)) w (at)
+     CROSS JOIN LATERAL (VALUES (
+           queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until))) w (at)
      WHERE j.status = 'queued' AND w.at > %(after)s
      UNION ALL
     SELECT min(w.at) FROM ingest_jobs j
-     CROSS JOIN LATERAL (VALUES (CASE WHEN j.resume_until = j.available_at THEN j.resume_at
-                                      ELSE j.available_at END)) w (at)
+     CROSS JOIN LATERAL (VALUES (
+           queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until))) w (at)
      WHERE j.status = 'queued' AND w.at > %(after)s
      UNION ALL
     SELECT min(available_at) FROM workflow_runs
