@@ -239,7 +239,7 @@ def test_a_paused_queue_and_a_limit_hold_a_kept_job_too(conn: engine.Connection)
     queues.pause("fetch")
     assert claimed(conn, at("a"), count=5) == []
     queues.resume("fetch")
-    queues.set_limits("fetch", max_running=2)
+    queues.limit("fetch", max_running=2)
     assert set(claimed(conn, at("a"), count=5)) == set(ids[:2])
     assert claimed(conn, at("a"), count=5) == []
 
@@ -247,7 +247,7 @@ def test_a_paused_queue_and_a_limit_hold_a_kept_job_too(conn: engine.Connection)
 def test_a_job_with_a_lock_key_or_a_limited_partition_waits_for_its_turn_instead(
     conn: engine.Connection,
 ) -> None:
-    queues.set_limits("fetch", partition_max_running=1)
+    queues.limit("fetch", partition_max_running=1)
     locked = queued(conn, INGEST, lock_key="k")
     assert waits(conn, at("a"), event="go")["resume_until"] is None
     limited = queued(conn, INGEST, partition_key="p")
@@ -259,7 +259,7 @@ def test_a_job_with_a_lock_key_or_a_limited_partition_waits_for_its_turn_instead
 def test_a_limit_that_is_set_while_a_job_is_kept_does_not_lose_it(conn: engine.Connection) -> None:
     job_id = queued(conn, INGEST, partition_key="p")
     waits(conn, at("a"), event="go")
-    queues.set_limits("fetch", partition_max_running=1)
+    queues.limit("fetch", partition_max_running=1)
     events.send("go")
     assert claimed(conn, at("a"), promote=True) == []
     passes(conn, INGEST, hold=True)
