@@ -141,7 +141,7 @@ def test_a_job_goes_on_elsewhere_after_the_time_if_its_host_is_gone(
             "SELECT extract(epoch FROM max(c.created_at) - max(e.created_at))::float8"
             f" FROM {table.events} c, events e WHERE c.job_id = %s AND c.event_type = 'claimed'"
         )
-        assert 2 <= factories.one(conn, query, job_id)
+        assert factories.one(conn, query, job_id) >= 2
 
 
 @pytest.mark.parametrize("table", [INGEST, NODES], ids=["ingest", "nodes"])
