@@ -24,10 +24,12 @@ FUNCTIONS = (
     "queue_workflows_gpu_queued",
     "queue_workflows_gpu_next",
     "queue_workflows_version_heads",
+    "queue_workflows_kept_jobs",
+    "queue_workflows_kept_nodes",
     "queue_workflows_pick_version",
     "queue_workflows_ingest_step",
 )
-READING = FUNCTIONS[4:9]
+READING = FUNCTIONS[4:11]
 JOB_TABLES = ("workflow_node_jobs", "ingest_jobs")
 TABLES = (*JOB_TABLES, "workflow_runs")
 WAITING = {
@@ -269,6 +271,60 @@ def test_a_claim_among_many_reads_a_few_rows(many: Any, name: str) -> None:
     assert step(many, who, promote=True)
     cold = who.policy == "balanced" and who.model is None
     assert 0 < rows_read(many) <= (ROWS_OF_A_COLD_CHOICE if cold else ROWS_A_CLAIM)
+
+
+KEPT = 20_000
+KEEP = """
+SET session_replication_role = replica;
+INSERT INTO {table}
+       ({columns}, priority, blocked_reason, available_at, resume_host, resume_at, resume_until)
+    SELECT {values}, {priority}, 'not_due', now() + interval '1 hour', {host}, {at},
+           now() + interval '1 hour'
+      FROM generate_series(1, {count}) i;
+SET session_replication_role = origin;
+"""
+
+
+def keep(conn: Any, table: str, queue: str, **more: Any) -> None:
+    """Insert jobs that are kept for a host."""
+    columns, values = "task_name, queue", f"'t', '{queue}'"
+    if table == "workflow_node_jobs":
+        columns = "run_id, node_id, node_module, queue"
+        values = f"'r1', '{more['name']} ' || i, 'm', '{queue}'"
+    given = {"columns": columns, "values": values, "table": table, "count": KEPT} | more
+    conn.execute(KEEP.format(**given).encode())
+
+
+@pytest.mark.parametrize("due", ["elsewhere", "later", "behind", "first"])
+@pytest.mark.parametrize("count", [1, 10])
+@pytest.mark.parametrize("name", ["cpu", "cpu, overflow", "gpu, cold", "gpu, warm", "ingest"])
+def test_a_claim_beside_many_kept_jobs_reads_a_few_rows(
+    many: Any, name: str, count: int, due: str
+) -> None:
+    who = CLAIMANTS[name]
+    ingest = who.queue == "fetch"
+    given = {
+        "elsewhere": ("'other'", "now()", 10),
+        "later": ("'box'", "now() + interval '1 minute'", 10),
+        "behind": ("'box'", "now()", 200),
+        "first": ("'box'", "now() - i * interval '1 ms'", 10),
+    }
+    for at, (host, resume_at, priority) in given.items():
+        if at in ("elsewhere", "later", due):
+            table = JOB_TABLES[ingest]
+            keep(many, table, who.queue, name=at, host=host, at=resume_at, priority=priority)
+    before = rows_read(many)
+    table = job_tables.INGEST_JOBS if ingest else job_tables.NODE_JOBS
+    jobs = [job for job in claims.claim(many, table, who, count, promote=True) if job.get("id")]
+    assert len(jobs) == (1 if who.queue == "gpu" else count)
+    kept = factories.one(
+        many,
+        f"SELECT count(*) FROM {table.name} WHERE id = ANY (%s) AND resume_host IS NOT NULL",
+        [job["id"] for job in jobs],
+    )
+    assert kept == (len(jobs) if due == "first" else 0)
+    window = 100 if due in ("behind", "first") else 0
+    assert rows_read(many) - before <= ROWS_A_CLAIM * count + window
 
 
 def claimed(conn: Any, table: job_tables.JobTable, count: int) -> list[job_tables.Lease]:
