@@ -315,7 +315,9 @@ def test_a_claim_beside_many_kept_jobs_reads_a_few_rows(
             keep(many, table, who.queue, name=at, host=host, at=resume_at, priority=priority)
     before = rows_read(many)
     table = job_tables.INGEST_JOBS if ingest else job_tables.NODE_JOBS
-    jobs = [job for job in claims.claim(many, table, who, count, promote=True) if job.get("id")]
+    jobs = [
+        job for job in claims.claim(many, table, who, count=count, promote=True) if job.get("id")
+    ]
     assert len(jobs) == (1 if who.queue == "gpu" else count)
     kept = factories.one(
         many,

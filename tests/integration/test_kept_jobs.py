@@ -63,7 +63,7 @@ def _claimed(
     conn: engine.Connection, who: claims.Claimant, table: job_tables.JobTable, count: int,
     promote: bool,
 ) -> list[Row]:  # fmt: skip
-    found = claims.claim(conn, table, who, count, promote=promote)
+    found = claims.claim(conn, table, who, count=count, promote=promote)
     return [job for job in found if job.get("id")]
 
 
