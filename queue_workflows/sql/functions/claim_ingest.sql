@@ -82,10 +82,11 @@ BEGIN
         END IF;
     END IF;
     v_count := 0;
-    IF v_room > 0 AND v_past IS NULL AND EXISTS (
-        SELECT FROM ingest_jobs k
+    IF v_room > 0 AND v_past IS NULL AND (
+        SELECT true FROM ingest_jobs k
          WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
-           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at) THEN
+           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+         ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
         v_kept := queue_workflows_kept_jobs(p_host, p_queue, v_room);
         IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (k.crash_count > 0) IS TRUE) THEN
             v_room := 1;

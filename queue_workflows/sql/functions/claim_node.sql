@@ -99,10 +99,11 @@ BEGIN
         ELSIF p_versions <> '{}' THEN
             v_id := queue_workflows_pick_version(p_queue, p_versions, p_newest);
         END IF;
-        IF EXISTS (
-            SELECT FROM workflow_node_jobs k
+        IF (
+            SELECT true FROM workflow_node_jobs k
              WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
-               AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at) THEN
+               AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+             ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
             v_kept := (queue_workflows_kept_nodes(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
             IF v_kept IS NOT NULL AND v_id IS NOT NULL THEN
                 PERFORM pg_notify('node_job_ready', p_queue);  -- of the job that this transaction has locked in vain
@@ -279,10 +280,11 @@ BEGIN
         UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
          WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
     END IF;
-    IF EXISTS (
-        SELECT FROM workflow_node_jobs k
+    IF (
+        SELECT true FROM workflow_node_jobs k
          WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
-           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at) THEN
+           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+         ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
         v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
     END IF;
     RETURN QUERY
