@@ -48,7 +48,7 @@ def worker(
     cli: Commands, host: str, table: job_tables.JobTable, shape: tuple[str, ...], keep_s: float
 ) -> Command:
     queue = () if "--workers" in shape else ("--queue", queue_of(table))
-    env = {
+    env: dict[str, Any] = {
         "QUEUE_WORKFLOWS_HOST_LABEL": host, "QUEUE_WORKFLOWS_RESUME_ON_HOST_S": str(keep_s),
     }  # fmt: skip
     made = cli.start("queue-claim-worker", *queue, "--app", APP, *shape, **env)
