@@ -185,23 +185,29 @@ def test_a_better_priority_goes_first_and_the_kept_job_stays_kept(
 def test_a_claim_of_several_takes_kept_jobs_and_others(
     conn: engine.Connection, table: job_tables.JobTable
 ) -> None:
-    kept = [queued(conn, table) for _ in range(3)]
-    for _ in kept:
+    *kept, later = [queued(conn, table) for _ in range(4)]
+    for _ in (*kept, later):
         waits(conn, at("a", table), table)
     passes(conn, table)
+    not_yet = f"UPDATE {table.name} SET resume_at = now() + interval '1 minute' WHERE id = %s"
+    conn.execute(not_yet.encode(), (later,))
     others = [queued(conn, table) for _ in range(4)]
     assert set(claimed(conn, at("a", table), table, count=5)) == {*kept, *others[:2]}
     assert set(claimed(conn, at("a", table), table, count=5)) == set(others[2:])
 
 
-def test_a_job_that_may_have_killed_its_worker_is_claimed_alone(conn: engine.Connection) -> None:
+@pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
+def test_a_job_that_may_have_killed_its_worker_is_claimed_alone(
+    conn: engine.Connection, place: int
+) -> None:
     ids = [queued(conn, INGEST) for _ in range(3)]
     for _ in ids[:2]:
         waits(conn, at("a"))
     passes(conn, INGEST)
-    conn.execute(b"UPDATE ingest_jobs SET crash_count = 1 WHERE id = %s", (ids[0],))
-    assert claimed(conn, at("a"), count=5) == ids[:1]
-    assert set(claimed(conn, at("a"), count=5)) == set(ids[1:])
+    conn.execute(b"UPDATE ingest_jobs SET crash_count = 1 WHERE id = %s", (ids[place],))
+    rounds = [[ids[place]], [job_id for job_id in ids if job_id != ids[place]]]
+    for expected in rounds[:: 1 - 2 * place]:
+        assert sorted(claimed(conn, at("a"), count=5)) == sorted(expected)
 
 
 @BOTH
@@ -262,9 +268,26 @@ def test_a_limit_that_is_set_while_a_job_is_kept_does_not_lose_it(conn: engine.C
     queues.limit("fetch", partition_max_running=1)
     events.send("go")
     assert claimed(conn, at("a"), promote=True) == []
+    assert job(conn, INGEST, job_id)["blocked_reason"] == "not_due"
     passes(conn, INGEST, hold=True)
     promotion.promote_due(conn)
     assert claimed(conn, at("b"), promote=True) == [job_id]
+
+
+@BOTH
+def test_a_lock_key_that_is_set_while_a_job_is_kept_counts(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    owner = queued(conn, table, lock_key="k", priority=90)
+    assert claimed(conn, at("b", table), table) == [owner]
+    job_id = queued(conn, table)
+    waits(conn, at("a", table), table, event="go")
+    conn.execute(f"UPDATE {table.name} SET lock_key = 'k' WHERE id = %s".encode(), (job_id,))
+    events.send("go")
+    assert claimed(conn, at("a", table), table, promote=True) == []
+    passes(conn, table, hold=True)
+    promotion.promote_due(conn)
+    assert job(conn, table, job_id)["blocked_reason"] == "locked"
 
 
 @BOTH
