@@ -72,6 +72,10 @@ CREATE DOMAIN public.queue_workflows_period_s AS double precision;
 
 CREATE DOMAIN public.queue_workflows_queue_name AS text;
 
+CREATE DOMAIN public.queue_workflows_resume_host AS text;
+
+CREATE DOMAIN public.queue_workflows_resume_time AS timestamp with time zone;
+
 CREATE DOMAIN public.queue_workflows_revision AS integer
 	CONSTRAINT queue_workflows_revision_check CHECK (((VALUE >= 0) AND (VALUE <= 1000000000)));
 
@@ -386,7 +390,10 @@ CREATE TABLE public.ingest_jobs (
     headers jsonb,
     idempotency_window_s double precision,
     idempotency_released boolean DEFAULT false NOT NULL,
-    admitted_at timestamp with time zone
+    admitted_at timestamp with time zone,
+    resume_host public.queue_workflows_resume_host,
+    resume_at public.queue_workflows_resume_time,
+    resume_until public.queue_workflows_resume_time
 )
 WITH (fillfactor='70');
 
@@ -674,26 +681,30 @@ BEGIN
                    WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
         RETURN;
     END IF;
-    IF p_promote THEN
-        FOR v_id IN EXECUTE format(
-            'SELECT j.id FROM %I j WHERE j.status = ''queued'' AND j.blocked_reason IS NOT NULL'
-            ' AND j.available_at <= now() AND j.blocked_reason = ''not_due'' AND j.queue = $1'
-            ' ORDER BY j.available_at LIMIT $2 FOR UPDATE SKIP LOCKED', p_jobs) USING p_queue, c_window
-        LOOP
-            BEGIN
-                EXECUTE format('UPDATE %I SET blocked_reason = NULL, available_at = NULL WHERE id = $1', p_jobs)
-                  USING v_id;
-            EXCEPTION WHEN OTHERS THEN
-                GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_said = MESSAGE_TEXT;
-                IF queue_workflows_is_systemic(v_state) THEN
-                    RAISE;
-                END IF;
-                v_ids := v_ids || v_id;
-                v_states := v_states || v_state;
-                v_saids := v_saids || v_said;
-            END;
-        END LOOP;
-    END IF;
+    -- What is due, and what is kept for the host and may have made the claim fail: anyone may claim that from now on.
+    FOR v_id IN EXECUTE format(
+        'SELECT l.id FROM %I l WHERE l.id = ANY (ARRAY(SELECT j.id FROM %I j WHERE $1 AND j.status = ''queued'''
+        ' AND j.blocked_reason IS NOT NULL AND j.available_at <= now() AND j.blocked_reason = ''not_due'''
+        ' AND j.queue = $2 ORDER BY j.available_at LIMIT $3)'
+        ' || ARRAY(SELECT k.id FROM %I k WHERE k.resume_host = $4 AND k.queue = $2 AND k.resume_at <= now()'
+        ' AND k.status = ''queued'' AND k.blocked_reason = ''not_due'' AND k.resume_until = k.available_at'
+        ' ORDER BY k.resume_host, k.queue, k.resume_at LIMIT $3))'
+        ' AND (l.status = ''queued'' AND l.blocked_reason = ''not_due'') IS TRUE FOR UPDATE SKIP LOCKED',
+        p_jobs, p_jobs, p_jobs) USING p_promote, p_queue, c_window, p_host
+    LOOP
+        BEGIN
+            EXECUTE format('UPDATE %I SET blocked_reason = NULL, available_at = NULL WHERE id = $1', p_jobs)
+              USING v_id;
+        EXCEPTION WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_said = MESSAGE_TEXT;
+            IF queue_workflows_is_systemic(v_state) THEN
+                RAISE;
+            END IF;
+            v_ids := v_ids || v_id;
+            v_states := v_states || v_state;
+            v_saids := v_saids || v_said;
+        END;
+    END LOOP;
     IF v_limited AND (SELECT r.room < 1 FROM queue_workflows_queue_room(p_queue, 1) r) THEN
         RETURN;
     END IF;
@@ -940,6 +951,12 @@ BEGIN
     END IF;
     RETURN NEW;
 END $$;
+
+CREATE FUNCTION public.queue_workflows_due_at(p_available_at timestamp with time zone, p_resume_at timestamp with time zone, p_resume_until timestamp with time zone) RETURNS timestamp with time zone
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+    SELECT CASE WHEN p_resume_until = p_available_at THEN p_resume_at ELSE p_available_at END
+$$;
 
 CREATE FUNCTION public.queue_workflows_end_map(p_run text, p_map text, p_result text, p_path text[], p_limit bigint) RETURNS bigint
     LANGUAGE plpgsql
@@ -1866,6 +1883,7 @@ DECLARE
     v_wait_s  double precision;
     v_held    boolean;
     v_past    text;
+    v_kept    text[] := '{}';
 BEGIN
     IF p_done IS NOT NULL THEN
         WITH f AS MATERIALIZED (
@@ -1920,6 +1938,16 @@ BEGIN
         END IF;
     END IF;
     v_count := 0;
+    IF v_room > 0 AND v_past IS NULL AND (
+        SELECT true FROM ingest_jobs k
+         WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
+           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+         ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
+        v_kept := queue_workflows_kept_jobs(p_host, p_queue, v_room);
+        IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (k.crash_count > 0) IS TRUE) THEN
+            v_room := 1;
+        END IF;
+    END IF;
     -- A job that may have killed its worker is claimed alone, so that no other job dies with it.
     IF v_room = 1 OR (v_room > 1 AND (SELECT q.crash_count > 0 FROM ingest_jobs q
                         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
@@ -1927,8 +1955,8 @@ BEGIN
         UPDATE ingest_jobs j
            SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-               started_at = now(), available_at = NULL, error = NULL, progress = NULL
-         WHERE j.id = coalesce(v_past, (SELECT q.id FROM ingest_jobs q
+               started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
+         WHERE j.id = coalesce(v_past, v_kept[1], (SELECT q.id FROM ingest_jobs q
                         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE SKIP LOCKED))
         RETURNING * INTO v_row;
@@ -1950,13 +1978,13 @@ BEGIN
             SELECT j.id FROM ingest_jobs j
              WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.crash_count = 0
-             ORDER BY j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED),
+             ORDER BY j.priority, j.seq LIMIT v_room - cardinality(v_kept) FOR UPDATE SKIP LOCKED),
         changed AS (
             UPDATE ingest_jobs j
                SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                    lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-                   started_at = now(), available_at = NULL, error = NULL, progress = NULL
-             WHERE j.id = ANY (ARRAY(SELECT p.id FROM picked p))
+                   started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
+             WHERE j.id = ANY (v_kept || ARRAY(SELECT p.id FROM picked p))
             RETURNING j.id, j.task_name, j.queue::text, j.reason, j.priority, j.seq, j.args, j.claim_no,
                       j.worker_id, j.claimed_by, j.attempts, j.max_attempts, j.crash_count,
                       j.timeout_s, j.headers, j.partition_key, j.lock_key, j.status),
@@ -2345,6 +2373,115 @@ BEGIN
               HINT = 'NODE_EVENT_RETENTION_DAYS sets when they are deleted; `queue-workflows prune` deletes them now.';
 END $$;
 
+CREATE FUNCTION public.queue_workflows_kept_jobs(p_host text, p_queue text, p_most integer) RETURNS text[]
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_band smallint;
+    v_id   text;
+    v_ids  text[] := '{}';
+    v_job  record;
+BEGIN
+    SELECT j.priority INTO v_band FROM ingest_jobs j
+     WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+     ORDER BY j.priority, j.seq LIMIT 1;
+    FOR v_job IN
+        SELECT k.id, k.crash_count
+          FROM (SELECT i.id, i.priority, i.seq, i.crash_count, i.lock_key, i.partition_key FROM ingest_jobs i
+                 WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
+                   AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
+                 ORDER BY i.resume_host, i.queue, i.resume_at LIMIT 100) k
+         WHERE k.priority <= coalesce(v_band, k.priority) AND k.lock_key IS NULL
+           AND (k.partition_key IS NULL OR NOT EXISTS (
+                SELECT FROM queue_partition_limits l WHERE l.queue = p_queue OFFSET 0))
+         ORDER BY k.priority, k.seq
+    LOOP
+        CONTINUE WHEN v_job.crash_count > 0 AND v_ids <> '{}';
+        SELECT j.id INTO v_id FROM ingest_jobs j
+         WHERE j.id = v_job.id
+           AND (j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.available_at
+                AND j.resume_host = p_host AND j.queue = p_queue) IS TRUE
+           FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        v_ids := v_ids || v_id;
+        EXIT WHEN cardinality(v_ids) >= p_most OR v_job.crash_count > 0;
+    END LOOP;
+    RETURN v_ids;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_kept_nodes(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) RETURNS text[]
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_any  boolean := true;  -- whether a model matters
+    v_vram integer;
+    v_band smallint;
+    v_id   text;
+    v_ids  text[] := '{}';
+    v_job  record;
+BEGIN
+    IF p_other IS NOT NULL THEN
+        SELECT j.priority INTO v_band FROM workflow_node_jobs j WHERE j.id = p_other;
+    ELSIF p_queue <> 'gpu' THEN
+        SELECT j.priority INTO v_band FROM workflow_node_jobs j
+         WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+           AND j.required_version IS NULL
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         ORDER BY j.required_version, j.priority, j.seq LIMIT 1;
+    END IF;
+    IF p_queue = 'gpu' THEN
+        SELECT w.vram_total_mb INTO v_vram FROM workers w WHERE w.worker_id = p_worker;
+        v_any := NOT FOUND AND p_models IS NULL;
+    END IF;
+    FOR v_job IN
+        SELECT k.id, k.required_model
+          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.lock_key, i.required_model, i.required_version
+                  FROM workflow_node_jobs i
+                 WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
+                   AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
+                 ORDER BY i.resume_host, i.queue, i.resume_at LIMIT 100) k
+         WHERE k.priority <= coalesce(v_band, k.priority) AND k.lock_key IS NULL
+           AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         ORDER BY k.priority, k.seq
+    LOOP
+        CONTINUE WHEN p_queue = 'gpu' AND NOT v_any
+                  AND queue_workflows_gpu_misfit(p_host, p_models, v_vram, v_job.required_model) IS NOT NULL;
+        SELECT j.id INTO v_id FROM workflow_node_jobs j
+         WHERE j.id = v_job.id
+           AND (j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.available_at
+                AND j.resume_host = p_host AND j.queue = p_queue) IS TRUE
+           FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        v_ids := v_ids || v_id;
+        EXIT WHEN cardinality(v_ids) >= p_most;
+    END LOOP;
+    RETURN v_ids;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_kept_until(p_available_at timestamp with time zone, p_resume_at timestamp with time zone, p_resume_until timestamp with time zone) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT CASE WHEN p_resume_until = p_available_at AND p_resume_at < p_resume_until
+                THEN now() + least(p_resume_until - p_resume_at, interval '1 day') END
+$$;
+
 CREATE FUNCTION public.queue_workflows_learn(p_host text, p_model text, p_load_s double precision, p_run_s double precision) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -2632,6 +2769,9 @@ CREATE TABLE public.workflow_node_jobs (
     input_template jsonb,
     ref_heads text[],
     child_run_id text,
+    resume_host public.queue_workflows_resume_host,
+    resume_at public.queue_workflows_resume_time,
+    resume_until public.queue_workflows_resume_time,
     required_version public.queue_workflows_node_version,
     CONSTRAINT workflow_node_jobs_check CHECK ((((queue)::text = 'gpu'::text) OR (required_model IS NULL))),
     CONSTRAINT workflow_node_jobs_child_run_id_check CHECK ((octet_length(child_run_id) <= 1000))
@@ -2699,6 +2839,7 @@ DECLARE
     v_old record;
     v_new queue_workflows_claimed_node;
     v_ahead boolean := false;
+    v_kept  text;
 BEGIN
     IF p_job IS NOT NULL THEN
         UPDATE workflow_node_jobs
@@ -2757,6 +2898,17 @@ BEGIN
         ELSIF p_versions <> '{}' THEN
             v_id := queue_workflows_pick_version(p_queue, p_versions, p_newest);
         END IF;
+        IF (
+            SELECT true FROM workflow_node_jobs k
+             WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
+               AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+             ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
+            v_kept := (queue_workflows_kept_nodes(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
+            IF v_kept IS NOT NULL AND v_id IS NOT NULL THEN
+                PERFORM pg_notify('node_job_ready', p_queue);  -- of the job that this transaction has locked in vain
+            END IF;
+            v_id := coalesce(v_kept, v_id);
+        END IF;
         IF v_id IS NULL AND p_newest AND p_queue <> 'gpu' THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
@@ -2774,7 +2926,7 @@ BEGIN
            SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-               started_at = now(), available_at = NULL, error = NULL, progress = NULL,
+               started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL,
                resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
          WHERE j.id = (
                SELECT CASE WHEN p_obey AND EXISTS (
@@ -2838,6 +2990,7 @@ DECLARE
     v_runs  text[];
     v_next  record;
     v_job   json;
+    v_kept  text[] := '{}';
 BEGIN
     IF p_done IS NOT NULL THEN
         WITH f AS MATERIALIZED (
@@ -2925,6 +3078,13 @@ BEGIN
         UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
          WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
     END IF;
+    IF (
+        SELECT true FROM workflow_node_jobs k
+         WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
+           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+         ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
+        v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
+    END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT q.id FROM workflow_node_jobs q
@@ -2932,14 +3092,16 @@ BEGIN
            AND q.required_version IS NULL
            AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
                        AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
-         ORDER BY q.required_version, q.priority, q.seq LIMIT p_claim FOR UPDATE OF q SKIP LOCKED),
+         ORDER BY q.required_version, q.priority, q.seq LIMIT p_claim - cardinality(v_kept)
+           FOR UPDATE OF q SKIP LOCKED),
     claimed AS (
         UPDATE workflow_node_jobs j
            SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                host_label = p_host, lease_expires_at = now() + p_lease_s * interval '1 second',
-               heartbeat_at = now(), started_at = now(), available_at = NULL, error = NULL, progress = NULL,
+               heartbeat_at = now(), started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL,
+               progress = NULL,
                resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
-         WHERE j.id = ANY (ARRAY(SELECT p.id FROM picked p))
+         WHERE j.id = ANY (v_kept || ARRAY(SELECT p.id FROM picked p))
         RETURNING j.*),
     logged AS (
         INSERT INTO workflow_node_events
@@ -4105,15 +4267,33 @@ END $$;
 CREATE FUNCTION public.queue_workflows_wake_jobs(p_steps bigint[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
+DECLARE
+    v_queues text[];
 BEGIN
-    UPDATE ingest_jobs j SET available_at = NULL
-      FROM job_steps s
-     WHERE s.id = ANY (p_steps) AND s.job_table = 'ingest_jobs' AND j.id = s.job_id AND j.claim_no = s.claim_no
-       AND j.status = 'queued' AND j.blocked_reason = 'not_due';
-    UPDATE workflow_node_jobs j SET available_at = NULL
-      FROM job_steps s
-     WHERE s.id = ANY (p_steps) AND s.job_table = 'workflow_node_jobs' AND j.id = s.job_id
-       AND j.claim_no = s.claim_no AND j.status = 'queued' AND j.blocked_reason = 'not_due';
+    WITH woken AS (
+        UPDATE ingest_jobs j
+           SET (available_at, resume_at, resume_until) = (
+                   SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
+                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
+          FROM job_steps s
+         WHERE s.id = ANY (p_steps) AND s.job_table = 'ingest_jobs' AND j.id = s.job_id AND j.claim_no = s.claim_no
+           AND j.status = 'queued' AND j.blocked_reason = 'not_due'
+           AND (j.resume_until = j.available_at AND j.resume_at <= now()) IS NOT TRUE
+     RETURNING j.queue, j.available_at)
+    SELECT array_agg(DISTINCT w.queue) INTO v_queues FROM woken w WHERE w.available_at IS NOT NULL;
+    PERFORM pg_notify('ingest_job_ready', q) FROM unnest(v_queues) q;
+    WITH woken AS (
+        UPDATE workflow_node_jobs j
+           SET (available_at, resume_at, resume_until) = (
+                   SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
+                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
+          FROM job_steps s
+         WHERE s.id = ANY (p_steps) AND s.job_table = 'workflow_node_jobs' AND j.id = s.job_id
+           AND j.claim_no = s.claim_no AND j.status = 'queued' AND j.blocked_reason = 'not_due'
+           AND (j.resume_until = j.available_at AND j.resume_at <= now()) IS NOT TRUE
+     RETURNING j.queue, j.available_at)
+    SELECT array_agg(DISTINCT w.queue) INTO v_queues FROM woken w WHERE w.available_at IS NOT NULL;
+    PERFORM pg_notify('node_job_ready', q) FROM unnest(v_queues) q;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_wake_waiting() RETURNS integer
@@ -4893,6 +5073,12 @@ ALTER DOMAIN public.queue_workflows_period_s
 ALTER DOMAIN public.queue_workflows_queue_name
     ADD CONSTRAINT queue_workflows_queue_name_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 200))) NOT VALID;
 
+ALTER DOMAIN public.queue_workflows_resume_host
+    ADD CONSTRAINT queue_workflows_resume_host_check CHECK ((octet_length(VALUE) <= 1000)) NOT VALID;
+
+ALTER DOMAIN public.queue_workflows_resume_time
+    ADD CONSTRAINT queue_workflows_resume_time_check CHECK (((VALUE >= '2000-01-01 00:00:00+00'::timestamp with time zone) AND (VALUE <= '9999-12-31 00:00:00+00'::timestamp with time zone))) NOT VALID;
+
 ALTER DOMAIN public.queue_workflows_seconds
     ADD CONSTRAINT queue_workflows_seconds_check CHECK (((VALUE >= (0)::double precision) AND (VALUE <= (31622400)::double precision))) NOT VALID;
 
@@ -4979,6 +5165,8 @@ CREATE UNIQUE INDEX ingest_jobs_lock_idx ON public.ingest_jobs USING btree (lock
 
 CREATE INDEX ingest_jobs_partition_idx ON public.ingest_jobs USING btree (queue, partition_key, status) WHERE ((partition_key IS NOT NULL) AND (((status)::text = 'running'::text) OR (((status)::text = 'queued'::text) AND ((blocked_reason IS NULL) OR (admitted_at IS NOT NULL)))));
 
+CREATE INDEX ingest_jobs_resume_idx ON public.ingest_jobs USING btree (resume_host, queue, resume_at) WHERE (((status)::text = 'queued'::text) AND (blocked_reason = 'not_due'::text) AND ((resume_until)::timestamp with time zone = available_at));
+
 CREATE INDEX ingest_jobs_running_idx ON public.ingest_jobs USING btree (worker_id) WHERE ((status)::text = 'running'::text);
 
 CREATE INDEX ingest_jobs_unserved_idx ON public.ingest_jobs USING btree (blocked_reason, queue, lock_key) WHERE (((status)::text = 'queued'::text) AND (blocked_reason = ANY (ARRAY['locked'::text, 'unserved'::text])) AND (octet_length((queue)::text) >= 0));
@@ -5046,6 +5234,8 @@ CREATE UNIQUE INDEX workflow_node_jobs_lock_idx ON public.workflow_node_jobs USI
 CREATE INDEX workflow_node_jobs_model_idx ON public.workflow_node_jobs USING btree (required_model, priority, seq) WHERE (((queue)::text = 'gpu'::text) AND ((status)::text = 'queued'::text) AND (blocked_reason IS NULL));
 
 CREATE INDEX workflow_node_jobs_pipeline_idx ON public.workflow_node_jobs USING btree (pipeline_name);
+
+CREATE INDEX workflow_node_jobs_resume_idx ON public.workflow_node_jobs USING btree (resume_host, queue, resume_at) WHERE (((status)::text = 'queued'::text) AND (blocked_reason = 'not_due'::text) AND ((resume_until)::timestamp with time zone = available_at));
 
 CREATE INDEX workflow_node_jobs_running_idx ON public.workflow_node_jobs USING btree (worker_id) WHERE ((status)::text = 'running'::text);
 
@@ -5220,6 +5410,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_demand(p_right text, p_table text,
 
 REVOKE ALL ON FUNCTION public.queue_workflows_drop_end() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_due_at(p_available_at timestamp with time zone, p_resume_at timestamp with time zone, p_resume_until timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_end_map(p_run text, p_map text, p_result text, p_path text[], p_limit bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_end_parent_node(p_child text, p_run text, p_node text, p_status text, p_output jsonb, p_error text) FROM PUBLIC;
@@ -5311,6 +5503,12 @@ REVOKE ALL ON FUNCTION public.queue_workflows_job_changed() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.queue_workflows_jobs_gone() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_keep_events() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_kept_jobs(p_host text, p_queue text, p_most integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_kept_nodes(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_kept_until(p_available_at timestamp with time zone, p_resume_at timestamp with time zone, p_resume_until timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_learn(p_host text, p_model text, p_load_s double precision, p_run_s double precision) FROM PUBLIC;
 

@@ -198,6 +198,12 @@ MAX_CRASHES = Knob(
 CRASH_BACKOFF_S = Knob(
     "CRASH_BACKOFF_S", 30.0, "s", "wait per crash before the second and later re-runs"
 )
+RESUME_ON_HOST_S = Knob(
+    "RESUME_ON_HOST_S",
+    30.0,
+    "s",
+    "how long a job whose handler has waited is kept for its host; 0: not at all",
+)
 STALL_TIMEOUT_S = Knob(
     "STALL_TIMEOUT_S", 120.0, "s", "time without a beat after which a stall is suspected"
 )

@@ -182,6 +182,9 @@ class NodeJob(TypedDict):
     input_template: Any
     ref_heads: list[str] | None
     child_run_id: str | None
+    resume_host: str | None
+    resume_at: datetime.datetime | None
+    resume_until: datetime.datetime | None
 
 
 class IngestJob(TypedDict):
@@ -224,6 +227,9 @@ class IngestJob(TypedDict):
     idempotency_window_s: float | None
     idempotency_released: bool
     admitted_at: datetime.datetime | None
+    resume_host: str | None
+    resume_at: datetime.datetime | None
+    resume_until: datetime.datetime | None
 
 
 class NodeEvent(TypedDict):

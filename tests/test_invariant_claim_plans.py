@@ -24,10 +24,12 @@ FUNCTIONS = (
     "queue_workflows_gpu_queued",
     "queue_workflows_gpu_next",
     "queue_workflows_version_heads",
+    "queue_workflows_kept_jobs",
+    "queue_workflows_kept_nodes",
     "queue_workflows_pick_version",
     "queue_workflows_ingest_step",
 )
-READING = FUNCTIONS[4:9]
+READING = FUNCTIONS[4:11]
 JOB_TABLES = ("workflow_node_jobs", "ingest_jobs")
 TABLES = (*JOB_TABLES, "workflow_runs")
 WAITING = {
@@ -46,6 +48,25 @@ ROWS_A_CLAIM = 60
 ROWS_OF_A_COLD_CHOICE = 60 + 7 * 16
 """The balanced policy reads the first 16 jobs of each model that it compares."""
 ANALYZE = "ANALYZE workflow_runs, workflow_node_jobs, ingest_jobs, worker_controls"
+KEPT = 20_000
+
+
+def kept(table: str, queue: str, name: str, host: str, at: str, priority: int = 0) -> str:
+    """A statement that inserts jobs which are kept for a host from a time on."""
+    columns, values = "task_name", "'t'"
+    if table == "workflow_node_jobs":
+        columns, values = "run_id, node_id, node_module", f"'r1', '{name} ' || i, 'm'"
+    return f"""
+SET session_replication_role = replica;
+INSERT INTO {table} ({columns}, queue, priority, blocked_reason, available_at,
+                     resume_host, resume_at, resume_until)
+    SELECT {values}, '{queue}', {priority}, 'not_due', now() + interval '1 hour', {host}, {at},
+           now() + interval '1 hour'
+      FROM generate_series(1, {KEPT}) i;
+SET session_replication_role = origin;
+"""
+
+
 FILL = f"""
 SET session_replication_role = replica;
 INSERT INTO workflow_runs (id, workflow_name, status)
@@ -75,6 +96,10 @@ INSERT INTO ingest_jobs (task_name, queue, lock_key, blocked_reason, idempotency
     SELECT 't', 'line', 'busy', CASE WHEN i > 0 THEN 'locked' END, 'key' || i
       FROM generate_series(0, 9999) i;
 SET session_replication_role = origin;
+{kept("workflow_node_jobs", "cpu", "kept elsewhere", "'other'", "now()")}
+{kept("workflow_node_jobs", "cpu", "kept later", "'box'", "now() + interval '30 minutes'")}
+{kept("ingest_jobs", "fetch", "", "'other'", "now()")}
+{kept("ingest_jobs", "fetch", "", "'box'", "now() + interval '30 minutes'")}
 """
 EMPTIED = """
 SET session_replication_role = replica;
@@ -269,6 +294,25 @@ def test_a_claim_among_many_reads_a_few_rows(many: Any, name: str) -> None:
     assert step(many, who, promote=True)
     cold = who.policy == "balanced" and who.model is None
     assert 0 < rows_read(many) <= (ROWS_OF_A_COLD_CHOICE if cold else ROWS_A_CLAIM)
+
+
+@pytest.mark.parametrize("is_first", [False, True], ids=["behind others", "first"])
+@pytest.mark.parametrize(
+    ("name", "count"), [("cpu", 1), ("cpu", 10), ("gpu, warm", 1), ("ingest", 1), ("ingest", 10)]
+)
+def test_a_claim_beside_many_kept_jobs_reads_a_few_rows(
+    many: Any, name: str, count: int, is_first: bool
+) -> None:
+    who = CLAIMANTS[name]
+    table = job_tables.INGEST_JOBS if who.queue == "fetch" else job_tables.NODE_JOBS
+    priority = 0 if is_first else 200
+    many.execute(kept(table.name, who.queue, "due", "'box'", "now()", priority).encode())
+    before = rows_read(many)
+    jobs = [job for job in claims.claim(many, table, who, count=count) if job.get("id")]
+    assert len(jobs) == count
+    query = f"SELECT count(*) FROM {table.name} WHERE id = ANY (%s) AND resume_host IS NOT NULL"
+    assert factories.one(many, query, [job["id"] for job in jobs]) == (count if is_first else 0)
+    assert rows_read(many) - before <= ROWS_A_CLAIM * count + 100
 
 
 def claimed(conn: Any, table: job_tables.JobTable, count: int) -> list[job_tables.Lease]:

@@ -352,8 +352,9 @@ class _Events:
     is lost. The time of the first call counts. A wait that is over is only read."""
     suspend: Mapping[str, bytes]
     """Give up the claim of a job whose handler waits, counting nothing: the job is queued again until
-    the first of its waits is due, at most `longest_s`, and for a second if one has ended meanwhile. It
-    is cancelled instead if it must end. No row: the claim is lost."""
+    the first of its waits is due, at most `longest_s`, and for a second if one has ended meanwhile.
+    For `keep_s` longer only workers of its host claim it, unless it has to wait for a lock key or a
+    limit of its partition then. It is cancelled instead if it must end. No row: the claim is lost."""
 
 events: _Events
 
@@ -1344,9 +1345,11 @@ upgrades: _Upgrades
 
 class _WaitingFacts:
     node_job: bytes
-    """Return a node's job with the status of its run. No row: no such job."""
+    """Return a node's job with the status of its run, when it is due, and whether it is due for its host
+    alone (`kept`). No row: no such job."""
     ingest_job: bytes
-    """Return an ingest job. No row: no such job."""
+    """Return an ingest job, when it is due, and whether it is due for its host alone (`kept`). No row: no
+    such job."""
     run: bytes
     """Return the facts that explain why a run waits. No row: no such run."""
     run_nodes: bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queue_workflows import db
+from queue_workflows import config, db
 from queue_workflows.dag import payload, policy
 from queue_workflows.db import statements
 from queue_workflows.engine import job_tables
@@ -50,8 +50,10 @@ def wait(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> Jso
 def suspend(conn: db.Connection, lease: job_tables.Lease, *, reason: str) -> Row | None:
     """Give up the claim of a job whose handler waits, uncounted; return the row.
 
-    The job is claimable again when the first of its waits is over. None: the claim is lost.
+    The job is claimable again when the first of its waits is over, for RESUME_ON_HOST_S only by
+    workers of the host that ran it. None: the claim is lost.
     """
     detail = payload.encode({"reason": reason}, "reason")
-    given = job_tables.fence(lease, detail=detail, longest_s=policy.MAX_WAIT_S)
+    keep_s = config.RESUME_ON_HOST_S.read()
+    given = job_tables.fence(lease, detail=detail, longest_s=policy.MAX_WAIT_S, keep_s=keep_s)
     return conn.execute(statements.events.suspend[lease.table.name], given).fetchone()

@@ -26,3 +26,25 @@ CREATE TABLE job_steps (
     ended_at       queue_workflows_time,
     UNIQUE (job_id, job_table, kind, name, key)
 );
+-- The host on which the handler of a job began to wait, and from when until when only its workers claim the job. They count
+-- while the job is queued and `resume_until` is its `available_at`, so every change of that ends them.
+-- Domains, as PostgreSQL parses the text of a CHECK anew for every statement that writes the table. They get their checks
+-- after the columns: to add a column of a domain with a check writes the whole table again.
+CREATE DOMAIN queue_workflows_resume_host AS text;
+CREATE DOMAIN queue_workflows_resume_time AS timestamptz;
+ALTER TABLE workflow_node_jobs
+    ADD COLUMN resume_host  queue_workflows_resume_host,
+    ADD COLUMN resume_at    queue_workflows_resume_time,
+    ADD COLUMN resume_until queue_workflows_resume_time;
+ALTER TABLE ingest_jobs
+    ADD COLUMN resume_host  queue_workflows_resume_host,
+    ADD COLUMN resume_at    queue_workflows_resume_time,
+    ADD COLUMN resume_until queue_workflows_resume_time;
+ALTER DOMAIN queue_workflows_resume_host ADD CONSTRAINT queue_workflows_resume_host_check
+    CHECK (octet_length(VALUE) <= 1000) NOT VALID;
+ALTER DOMAIN queue_workflows_resume_time ADD CONSTRAINT queue_workflows_resume_time_check
+    CHECK (VALUE BETWEEN '2000-01-01+00' AND '9999-12-31+00') NOT VALID;
+CREATE INDEX workflow_node_jobs_resume_idx ON workflow_node_jobs (resume_host, queue, resume_at)
+    WHERE status = 'queued' AND blocked_reason = 'not_due' AND resume_until = available_at;
+CREATE INDEX ingest_jobs_resume_idx ON ingest_jobs (resume_host, queue, resume_at)
+    WHERE status = 'queued' AND blocked_reason = 'not_due' AND resume_until = available_at;

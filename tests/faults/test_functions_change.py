@@ -21,7 +21,7 @@ WORKER = ("queue-claim-worker", *APP, "--queue", dangerous_app.QUEUE)
 CHANGES = 10
 ROUND = 50
 BODY = "    -- Ranges of the columns that every claim writes."
-STEP = "    v_past    text;\nBEGIN\n"
+STEP = "    v_kept    text[] := '{}';\nBEGIN\n"
 
 
 @pytest.fixture

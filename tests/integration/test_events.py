@@ -102,7 +102,7 @@ def test_a_plain_insert_wakes_at_its_commit_and_a_rollback_does_not(
     with engine.connect() as own, own.transaction():
         events.send("approved", key="k", value=True, conn=own)
         assert is_waiting(conn)
-    assert job(conn)["blocked_reason"] is None
+    assert factories.one(conn, "SELECT resume_at <= now() FROM ingest_jobs")
     assert run(conn) == "completed"
     assert job(conn)["result"] == {"result": True}
 
@@ -164,7 +164,7 @@ def test_a_sleep_gives_the_job_back_until_its_time(conn: engine.Connection, is_a
         assert run(conn) == "failed"
         assert is_waiting(conn)
         left = factories.one(
-            conn, "SELECT extract(epoch FROM available_at - now())::float8 FROM ingest_jobs"
+            conn, "SELECT extract(epoch FROM resume_at - now())::float8 FROM ingest_jobs"
         )
         assert hours * 3600 - 60 <= left <= hours * 3600
         assert run(conn) is None
@@ -235,7 +235,7 @@ def test_an_event_sent_while_the_handler_ends_its_attempt_is_not_missed(
 
     queued(conn, task)
     run(conn)
-    soon = "SELECT available_at < now() + interval '2 seconds' FROM ingest_jobs"
+    soon = "SELECT resume_at < now() + interval '2 seconds' FROM ingest_jobs"
     assert factories.one(conn, soon)
     due_now(conn)
     assert run(conn) == "completed"
@@ -265,7 +265,7 @@ def test_a_transaction_that_is_about_to_end_the_wait_holds_no_worker_up(
     with engine.connect() as own, own.transaction():
         events.send("approved", value=1, conn=own)
         assert ingest_executor.execute_ingest_job(claimed[0]) == "failed"
-    soon = "SELECT available_at < now() + interval '2 seconds' FROM ingest_jobs"
+    soon = "SELECT resume_at < now() + interval '2 seconds' FROM ingest_jobs"
     assert factories.one(conn, soon)
     due_now(conn)
     assert run(conn) == "completed"

@@ -27,7 +27,7 @@ NODE_COLUMNS = (
     *("generation", "attempts", "max_attempts", "crash_count", "available_at", "blocked_reason"),
     *("cancel_requested_at", "heartbeat_at", "progress", "timeout_s", "policy", "lock_key"),
     *("partition_key", "input_template", "ref_heads", "celery_task_id", "child_run_id"),
-    "required_version",
+    *("required_version", "resume_host", "resume_at", "resume_until"),
 )
 INGEST_COLUMNS = (
     *("id", "task_name", "reason", "priority", "result", "error", "seconds", "claimed_by"),
@@ -36,6 +36,7 @@ INGEST_COLUMNS = (
     *("available_at", "blocked_reason", "cancel_requested_at", "heartbeat_at", "progress"),
     *("timeout_s", "policy", "lock_key", "partition_key", "idempotency_key", "headers"),
     *("idempotency_window_s", "idempotency_released", "admitted_at"),
+    *("resume_host", "resume_at", "resume_until"),
 )
 RUN_COLUMNS = (
     *("workflow_name", "priority", "context", "out_dir", "created_at", "definition"),

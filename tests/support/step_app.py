@@ -149,10 +149,15 @@ async def node_two_async(folder: str) -> dict[str, Any]:
     return await two_async(folder=folder)
 
 
+def node_waits(folder: str, key: str) -> dict[str, Any]:
+    """Do as `waits` does."""
+    return waits(folder=folder, key=key)
+
+
 TASKS = (
     two, two_async, in_threads, large, many, epochs, epochs_async, waits, waits_async, dies,
 )  # fmt: skip
-NODES = (node_two, node_two_async)
+NODES = (node_two, node_two_async, node_waits)
 
 
 def setup() -> None:

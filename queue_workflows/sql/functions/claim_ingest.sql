@@ -27,6 +27,7 @@ DECLARE
     v_wait_s  double precision;
     v_held    boolean;
     v_past    text;
+    v_kept    text[] := '{}';
 BEGIN
     IF p_done IS NOT NULL THEN
         WITH f AS MATERIALIZED (
@@ -81,6 +82,16 @@ BEGIN
         END IF;
     END IF;
     v_count := 0;
+    IF v_room > 0 AND v_past IS NULL AND (
+        SELECT true FROM ingest_jobs k
+         WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
+           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+         ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
+        v_kept := queue_workflows_kept_jobs(p_host, p_queue, v_room);
+        IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (k.crash_count > 0) IS TRUE) THEN
+            v_room := 1;
+        END IF;
+    END IF;
     -- A job that may have killed its worker is claimed alone, so that no other job dies with it.
     IF v_room = 1 OR (v_room > 1 AND (SELECT q.crash_count > 0 FROM ingest_jobs q
                         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
@@ -88,8 +99,8 @@ BEGIN
         UPDATE ingest_jobs j
            SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-               started_at = now(), available_at = NULL, error = NULL, progress = NULL
-         WHERE j.id = coalesce(v_past, (SELECT q.id FROM ingest_jobs q
+               started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
+         WHERE j.id = coalesce(v_past, v_kept[1], (SELECT q.id FROM ingest_jobs q
                         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE SKIP LOCKED))
         RETURNING * INTO v_row;
@@ -111,13 +122,13 @@ BEGIN
             SELECT j.id FROM ingest_jobs j
              WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.crash_count = 0
-             ORDER BY j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED),
+             ORDER BY j.priority, j.seq LIMIT v_room - cardinality(v_kept) FOR UPDATE SKIP LOCKED),
         changed AS (
             UPDATE ingest_jobs j
                SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                    lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-                   started_at = now(), available_at = NULL, error = NULL, progress = NULL
-             WHERE j.id = ANY (ARRAY(SELECT p.id FROM picked p))
+                   started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
+             WHERE j.id = ANY (v_kept || ARRAY(SELECT p.id FROM picked p))
             RETURNING j.id, j.task_name, j.queue::text, j.reason, j.priority, j.seq, j.args, j.claim_no,
                       j.worker_id, j.claimed_by, j.attempts, j.max_attempts, j.crash_count,
                       j.timeout_s, j.headers, j.partition_key, j.lock_key, j.status),

@@ -115,26 +115,30 @@ BEGIN
                    WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
         RETURN;
     END IF;
-    IF p_promote THEN
-        FOR v_id IN EXECUTE format(
-            'SELECT j.id FROM %I j WHERE j.status = ''queued'' AND j.blocked_reason IS NOT NULL'
-            ' AND j.available_at <= now() AND j.blocked_reason = ''not_due'' AND j.queue = $1'
-            ' ORDER BY j.available_at LIMIT $2 FOR UPDATE SKIP LOCKED', p_jobs) USING p_queue, c_window
-        LOOP
-            BEGIN
-                EXECUTE format('UPDATE %I SET blocked_reason = NULL, available_at = NULL WHERE id = $1', p_jobs)
-                  USING v_id;
-            EXCEPTION WHEN OTHERS THEN
-                GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_said = MESSAGE_TEXT;
-                IF queue_workflows_is_systemic(v_state) THEN
-                    RAISE;
-                END IF;
-                v_ids := v_ids || v_id;
-                v_states := v_states || v_state;
-                v_saids := v_saids || v_said;
-            END;
-        END LOOP;
-    END IF;
+    -- What is due, and what is kept for the host and may have made the claim fail: anyone may claim that from now on.
+    FOR v_id IN EXECUTE format(
+        'SELECT l.id FROM %I l WHERE l.id = ANY (ARRAY(SELECT j.id FROM %I j WHERE $1 AND j.status = ''queued'''
+        ' AND j.blocked_reason IS NOT NULL AND j.available_at <= now() AND j.blocked_reason = ''not_due'''
+        ' AND j.queue = $2 ORDER BY j.available_at LIMIT $3)'
+        ' || ARRAY(SELECT k.id FROM %I k WHERE k.resume_host = $4 AND k.queue = $2 AND k.resume_at <= now()'
+        ' AND k.status = ''queued'' AND k.blocked_reason = ''not_due'' AND k.resume_until = k.available_at'
+        ' ORDER BY k.resume_host, k.queue, k.resume_at LIMIT $3))'
+        ' AND (l.status = ''queued'' AND l.blocked_reason = ''not_due'') IS TRUE FOR UPDATE SKIP LOCKED',
+        p_jobs, p_jobs, p_jobs) USING p_promote, p_queue, c_window, p_host
+    LOOP
+        BEGIN
+            EXECUTE format('UPDATE %I SET blocked_reason = NULL, available_at = NULL WHERE id = $1', p_jobs)
+              USING v_id;
+        EXCEPTION WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_said = MESSAGE_TEXT;
+            IF queue_workflows_is_systemic(v_state) THEN
+                RAISE;
+            END IF;
+            v_ids := v_ids || v_id;
+            v_states := v_states || v_state;
+            v_saids := v_saids || v_said;
+        END;
+    END LOOP;
     IF v_limited AND (SELECT r.room < 1 FROM queue_workflows_queue_room(p_queue, 1) r) THEN
         RETURN;
     END IF;

@@ -40,6 +40,7 @@ DECLARE
     v_old record;
     v_new queue_workflows_claimed_node;
     v_ahead boolean := false;
+    v_kept  text;
 BEGIN
     IF p_job IS NOT NULL THEN
         UPDATE workflow_node_jobs
@@ -98,6 +99,17 @@ BEGIN
         ELSIF p_versions <> '{}' THEN
             v_id := queue_workflows_pick_version(p_queue, p_versions, p_newest);
         END IF;
+        IF (
+            SELECT true FROM workflow_node_jobs k
+             WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
+               AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+             ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
+            v_kept := (queue_workflows_kept_nodes(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
+            IF v_kept IS NOT NULL AND v_id IS NOT NULL THEN
+                PERFORM pg_notify('node_job_ready', p_queue);  -- of the job that this transaction has locked in vain
+            END IF;
+            v_id := coalesce(v_kept, v_id);
+        END IF;
         IF v_id IS NULL AND p_newest AND p_queue <> 'gpu' THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
@@ -115,7 +127,7 @@ BEGIN
            SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-               started_at = now(), available_at = NULL, error = NULL, progress = NULL,
+               started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL,
                resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
          WHERE j.id = (
                SELECT CASE WHEN p_obey AND EXISTS (
@@ -180,6 +192,7 @@ DECLARE
     v_runs  text[];
     v_next  record;
     v_job   json;
+    v_kept  text[] := '{}';
 BEGIN
     IF p_done IS NOT NULL THEN
         WITH f AS MATERIALIZED (
@@ -267,6 +280,13 @@ BEGIN
         UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
          WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
     END IF;
+    IF (
+        SELECT true FROM workflow_node_jobs k
+         WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
+           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+         ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
+        v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
+    END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT q.id FROM workflow_node_jobs q
@@ -274,14 +294,16 @@ BEGIN
            AND q.required_version IS NULL
            AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
                        AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
-         ORDER BY q.required_version, q.priority, q.seq LIMIT p_claim FOR UPDATE OF q SKIP LOCKED),
+         ORDER BY q.required_version, q.priority, q.seq LIMIT p_claim - cardinality(v_kept)
+           FOR UPDATE OF q SKIP LOCKED),
     claimed AS (
         UPDATE workflow_node_jobs j
            SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                host_label = p_host, lease_expires_at = now() + p_lease_s * interval '1 second',
-               heartbeat_at = now(), started_at = now(), available_at = NULL, error = NULL, progress = NULL,
+               heartbeat_at = now(), started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL,
+               progress = NULL,
                resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
-         WHERE j.id = ANY (ARRAY(SELECT p.id FROM picked p))
+         WHERE j.id = ANY (v_kept || ARRAY(SELECT p.id FROM picked p))
         RETURNING j.*),
     logged AS (
         INSERT INTO workflow_node_events

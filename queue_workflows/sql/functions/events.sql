@@ -18,17 +18,36 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Make the jobs of these steps claimable, if they are queued since these steps wait.
+-- Make the jobs of these steps claimable, if they are queued since these steps wait. Those that are kept for a host are
+-- so from now on, for as long as they would have been at the end of the wait, at most a day.
 CREATE OR REPLACE FUNCTION queue_workflows_wake_jobs(p_steps bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_queues text[];
 BEGIN
-    UPDATE ingest_jobs j SET available_at = NULL
-      FROM job_steps s
-     WHERE s.id = ANY (p_steps) AND s.job_table = 'ingest_jobs' AND j.id = s.job_id AND j.claim_no = s.claim_no
-       AND j.status = 'queued' AND j.blocked_reason = 'not_due';
-    UPDATE workflow_node_jobs j SET available_at = NULL
-      FROM job_steps s
-     WHERE s.id = ANY (p_steps) AND s.job_table = 'workflow_node_jobs' AND j.id = s.job_id
-       AND j.claim_no = s.claim_no AND j.status = 'queued' AND j.blocked_reason = 'not_due';
+    WITH woken AS (
+        UPDATE ingest_jobs j
+           SET (available_at, resume_at, resume_until) = (
+                   SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
+                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
+          FROM job_steps s
+         WHERE s.id = ANY (p_steps) AND s.job_table = 'ingest_jobs' AND j.id = s.job_id AND j.claim_no = s.claim_no
+           AND j.status = 'queued' AND j.blocked_reason = 'not_due'
+           AND (j.resume_until = j.available_at AND j.resume_at <= now()) IS NOT TRUE
+     RETURNING j.queue, j.available_at)
+    SELECT array_agg(DISTINCT w.queue) INTO v_queues FROM woken w WHERE w.available_at IS NOT NULL;
+    PERFORM pg_notify('ingest_job_ready', q) FROM unnest(v_queues) q;
+    WITH woken AS (
+        UPDATE workflow_node_jobs j
+           SET (available_at, resume_at, resume_until) = (
+                   SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
+                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
+          FROM job_steps s
+         WHERE s.id = ANY (p_steps) AND s.job_table = 'workflow_node_jobs' AND j.id = s.job_id
+           AND j.claim_no = s.claim_no AND j.status = 'queued' AND j.blocked_reason = 'not_due'
+           AND (j.resume_until = j.available_at AND j.resume_at <= now()) IS NOT TRUE
+     RETURNING j.queue, j.available_at)
+    SELECT array_agg(DISTINCT w.queue) INTO v_queues FROM woken w WHERE w.available_at IS NOT NULL;
+    PERFORM pg_notify('node_job_ready', q) FROM unnest(v_queues) q;
 END $$;
 
 -- Wake up to 1,000 jobs whose event is there although they wait: its transaction began to wait for them before theirs

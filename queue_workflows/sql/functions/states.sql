@@ -22,6 +22,13 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT p_status = 'queued' AND p_blocked_reason IS NULL
 $$;
 
+-- Return when a queued job is due: where it is kept for the host that ran it, from then on for that host.
+CREATE OR REPLACE FUNCTION queue_workflows_due_at(
+    p_available_at timestamptz, p_resume_at timestamptz, p_resume_until timestamptz) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN p_resume_until = p_available_at THEN p_resume_at ELSE p_available_at END
+$$;
+
 -- Return whether the claim of a job is lost: it runs, and its lease has lapsed, so that a sweep queues it again.
 CREATE OR REPLACE FUNCTION queue_workflows_is_lost(p_status text, p_lease_expires_at timestamptz) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE AS $$

@@ -83,8 +83,9 @@ SELECT CASE WHEN found.state = 'done' THEN 'done'
 -- name: suspend
 -- tables: ingest_jobs workflow_node_jobs
 -- Give up the claim of a job whose handler waits, counting nothing: the job is queued again until
--- the first of its waits is due, at most `longest_s`, and for a second if one has ended meanwhile. It
--- is cancelled instead if it must end. No row: the claim is lost.
+-- the first of its waits is due, at most `longest_s`, and for a second if one has ended meanwhile.
+-- For `keep_s` longer only workers of its host claim it, unless it has to wait for a lock key or a
+-- limit of its partition then. It is cancelled instead if it must end. No row: the claim is lost.
 WITH waits AS MATERIALIZED (
     SELECT s.due_at
       FROM job_steps s
@@ -93,17 +94,29 @@ WITH waits AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED),
 done AS (
     UPDATE ingest_jobs j
-       SET (status, finished_at, available_at) = (
+       SET (status, finished_at, available_at, resume_host, resume_at, resume_until) = (
                SELECT CASE WHEN must_end THEN 'cancelled' ELSE 'queued' END,
                       CASE WHEN must_end THEN now() END,
-                      CASE WHEN NOT must_end AND until.at > now() THEN until.at END
+                      CASE WHEN NOT must_end THEN coalesce(kept.until, due.at) END,
+                      CASE WHEN kept.until IS NOT NULL THEN j.claimed_by END,
+                      CASE WHEN kept.until IS NOT NULL THEN coalesce(due.at, now()) END,
+                      kept.until
                  FROM queue_workflows_must_end(j) AS must_end
                 CROSS JOIN (
-                      SELECT least(coalesce(
+                      SELECT nullif(greatest(least(coalesce(
                                  min(coalesce(due_at, '9999-01-01')),
                                  now() + interval '1 second'),
-                                 now() + %(longest_s)s::float8 * interval '1 second') AS at
-                        FROM waits) AS until),
+                                 now() + %(longest_s)s::float8 * interval '1 second'), now()),
+                                 now()) AS at
+                        FROM waits) AS due
+                CROSS JOIN LATERAL (
+                      SELECT CASE WHEN NOT must_end AND j.claimed_by IS NOT NULL AND j.lock_key IS NULL
+                                   AND %(keep_s)s::float8 > 0
+                                   AND (j.partition_key IS NULL OR NOT EXISTS (
+                                        SELECT FROM queue_partition_limits l WHERE l.queue = j.queue))
+                                  THEN coalesce(due.at, now())
+                                       + least(%(keep_s)s::float8, 86400) * interval '1 second'
+                             END AS until) AS kept),
            worker_id = NULL, lease_expires_at = NULL
      WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
        AND j.status = 'running'

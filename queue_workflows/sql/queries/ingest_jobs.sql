@@ -49,7 +49,8 @@ SELECT id, 'queued', false, same FROM put;
 -- name: state
 -- Return how far a job is, and whether its claim is lost.
 SELECT id, status::text, task_name, queue::text, attempts, max_attempts, claim_no, generation,
-       created_at, available_at, started_at, finished_at, heartbeat_at, cancel_requested_at, error,
+       created_at, queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at,
+       started_at, finished_at, heartbeat_at, cancel_requested_at, error,
        progress, queue_workflows_is_lost(status, lease_expires_at) AS lost
   FROM ingest_jobs WHERE id = %(job)s;
 
@@ -67,7 +68,9 @@ SELECT queue::text, status::text, count(*) AS n FROM ingest_jobs GROUP BY queue,
 -- error. `lost`: of the running jobs only those whose claim is lost, or only the others. Reads the table once: no index serves every filter.
 SELECT j.id, j.seq, j.task_name, j.queue::text, j.status::text, j.reason, j.priority, j.attempts,
        j.max_attempts, j.crash_count, j.watchdog_retries, j.claim_no, j.generation, j.claimed_by,
-       j.worker_id, j.blocked_reason, j.available_at, j.cancel_requested_at, j.lock_key,
+       j.worker_id, j.blocked_reason,
+       queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until) AS available_at,
+       j.cancel_requested_at, j.lock_key,
        j.partition_key, j.idempotency_key, j.progress, j.error, j.seconds, j.created_at,
        j.started_at, j.finished_at,
        queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost

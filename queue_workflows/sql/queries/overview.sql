@@ -31,7 +31,8 @@ SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step,
 -- Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
 -- these, and the queued ones of which an attempt failed.
 SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progress, input_spec,
-       crash_count, attempts, max_attempts, blocked_reason, available_at, error, seconds,
+       crash_count, attempts, max_attempts, blocked_reason,
+       queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at, error, seconds,
        child_run_id, extract(epoch FROM coalesce(finished_at, now()))::float8
        - extract(epoch FROM started_at)::float8 AS elapsed_s
   FROM workflow_node_jobs

@@ -4,7 +4,8 @@
 -- tables: ingest_jobs workflow_node_jobs
 -- Let `by` pass for the start times and the leases of jobs.
 UPDATE ingest_jobs
-   SET available_at = available_at - %(by)s::interval, lease_expires_at = lease_expires_at - %(by)s::interval
+   SET available_at = available_at - %(by)s::interval, lease_expires_at = lease_expires_at - %(by)s::interval,
+       resume_at = resume_at - %(by)s::interval, resume_until = resume_until - %(by)s::interval
  WHERE available_at IS NOT NULL OR lease_expires_at IS NOT NULL;
 
 -- name: move_runs
@@ -38,11 +39,15 @@ UPDATE worker_heartbeats SET last_seen = last_seen - %(by)s::interval;
 -- Return the seconds until the first instant later than `after` at which something comes due.
 -- NULL: nothing waits for a later one.
 SELECT extract(epoch FROM min(at) - now())::float8 AS seconds FROM (
-    SELECT min(available_at) AS at FROM workflow_node_jobs
-     WHERE status = 'queued' AND available_at > %(after)s
+    SELECT min(w.at) AS at FROM workflow_node_jobs j
+     CROSS JOIN LATERAL (VALUES (
+           queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until))) w (at)
+     WHERE j.status = 'queued' AND w.at > %(after)s
      UNION ALL
-    SELECT min(available_at) FROM ingest_jobs
-     WHERE status = 'queued' AND available_at > %(after)s
+    SELECT min(w.at) FROM ingest_jobs j
+     CROSS JOIN LATERAL (VALUES (
+           queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until))) w (at)
+     WHERE j.status = 'queued' AND w.at > %(after)s
      UNION ALL
     SELECT min(available_at) FROM workflow_runs
      WHERE status = 'queued' AND available_at > %(after)s

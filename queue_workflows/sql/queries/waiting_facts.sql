@@ -1,16 +1,25 @@
 -- Facts from which `queue-workflows why` explains why a job or a run waits.
 
 -- name: node_job
--- Return a node's job with the status of its run. No row: no such job.
+-- Return a node's job with the status of its run, when it is due, and whether it is due for its host
+-- alone (`kept`). No row: no such job.
 SELECT j.*, r.status AS run_status, 'node job' AS kind,
+       CASE WHEN j.status = 'queued' AND j.blocked_reason = 'not_due'
+            THEN queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until) END AS due_at,
+       (j.resume_until = j.available_at AND j.resume_at <= now() AND j.resume_host IS NOT NULL) IS TRUE AS kept,
        queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost
   FROM workflow_node_jobs j
   JOIN workflow_runs r ON r.id = j.run_id
  WHERE j.id = %(job)s;
 
 -- name: ingest_job
--- Return an ingest job. No row: no such job.
-SELECT j.*, 'ingest job' AS kind, queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost
+-- Return an ingest job, when it is due, and whether it is due for its host alone (`kept`). No row: no
+-- such job.
+SELECT j.*, 'ingest job' AS kind,
+       CASE WHEN j.status = 'queued' AND j.blocked_reason = 'not_due'
+            THEN queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until) END AS due_at,
+       (j.resume_until = j.available_at AND j.resume_at <= now() AND j.resume_host IS NOT NULL) IS TRUE AS kept,
+       queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost
   FROM ingest_jobs j WHERE j.id = %(job)s;
 
 -- name: run

@@ -1,0 +1,165 @@
+"""Workers of two hosts: a job that has waited goes on where it was, and elsewhere if it must."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import events, jobs, runs
+from queue_workflows.engine import job_tables
+from tests.support import commands, factories, invariants, step_app
+from tests.support.commands import Command, Commands
+from tests.support.wait import until
+
+APP = "tests.support.step_app:setup"
+NODES, INGEST = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
+POOL = ("--workers", '[{"queue": "work", "concurrency": 4}]')
+SHAPES = pytest.mark.parametrize(
+    ("table", "shape"),
+    [
+        pytest.param(INGEST, (), id="ingest, inline"),
+        pytest.param(INGEST, ("--slots", "2"), id="ingest, executors"),
+        pytest.param(INGEST, ("--slots", "4", "--async"), id="ingest, async executor"),
+        pytest.param(INGEST, ("--batch", "3"), id="ingest, batches"),
+        pytest.param(INGEST, POOL, id="ingest, pool"),
+        pytest.param(NODES, (), id="nodes, inline"),
+        pytest.param(NODES, ("--slots", "2"), id="nodes, executors"),
+        pytest.param(NODES, ("--slots", "2", "--batch", "3"), id="nodes, batches"),
+    ],
+)
+
+
+@pytest.fixture
+def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+    step_app.setup()
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
+        yield made
+    with engine.connect() as conn:
+        assert invariants.broken(conn, slack_s=30) == []
+
+
+def worker(
+    cli: Commands, host: str, table: job_tables.JobTable, shape: tuple[str, ...], keep_s: float
+) -> Command:
+    queue = () if "--workers" in shape else ("--queue", queue_of(table))
+    env: dict[str, Any] = {
+        "QUEUE_WORKFLOWS_HOST_LABEL": host, "QUEUE_WORKFLOWS_RESUME_ON_HOST_S": str(keep_s),
+    }  # fmt: skip
+    made = cli.start("queue-claim-worker", *queue, "--app", APP, *shape, **env)
+    until(lambda: host in live_hosts())
+    return made
+
+
+def live_hosts() -> list[str]:
+    with engine.connect() as conn:
+        return factories.column(
+            conn, "SELECT host_label FROM workers WHERE state NOT IN ('stopped', 'dead')"
+        )
+
+
+def queue_of(table: job_tables.JobTable) -> str:
+    return "cpu" if table is NODES else step_app.QUEUE
+
+
+def queued(table: job_tables.JobTable, folder: Path) -> str:
+    folder.mkdir()
+    args = {"folder": str(folder), "key": folder.name}
+    if table is INGEST:
+        return jobs.enqueue("waits", queue=step_app.QUEUE, args=args)
+    with engine.connect() as conn:
+        return factories.node(conn, node_module="node_waits", inputs=args)["id"]
+
+
+def row(table: job_tables.JobTable, job_id: str) -> dict[str, Any]:
+    with engine.connect() as conn:
+        query = f"SELECT * FROM {table.name} WHERE id = %s"
+        found = conn.execute(query.encode(), (job_id,)).fetchone()
+    assert found is not None
+    return found
+
+
+def hosts(table: job_tables.JobTable, job_id: str) -> list[str]:
+    """Return the hosts of its claims, the first one first."""
+    with engine.connect() as conn:
+        query = (
+            f"SELECT host_label FROM {table.events} WHERE job_id = %s AND event_type = 'claimed'"
+            " ORDER BY id"
+        )
+        return factories.column(conn, query, job_id)
+
+
+def waits(table: job_tables.JobTable, job_id: str) -> None:
+    until(lambda: row(table, job_id)["blocked_reason"] == "not_due")
+
+
+def is_done(table: job_tables.JobTable, job_id: str) -> bool:
+    return row(table, job_id)["status"] == "completed"
+
+
+@SHAPES
+def test_a_job_goes_on_where_it_was_although_another_host_is_idle(
+    cli: Commands, tmp_path: Path, table: job_tables.JobTable, shape: tuple[str, ...]
+) -> None:
+    first = worker(cli, "a", table, shape, 600)
+    job_id = queued(table, tmp_path / "one")
+    waits(table, job_id)
+    worker(cli, "b", table, shape, 600)
+    first.send(signal.SIGSTOP)
+    events.send("go", key="one", value=1)
+    other = queued(table, tmp_path / "two")
+    events.send("go", key="two", value=2)
+    until(lambda: is_done(table, other))  # the other host has claimed after the event
+    assert row(table, job_id)["status"] == "queued"
+    first.send(signal.SIGCONT)
+    until(lambda: is_done(table, job_id))
+    assert hosts(table, job_id) == ["a", "a"]
+    assert set(hosts(table, other)) == {"b"}
+    assert step_app.lines(tmp_path / "one") == [("before", 1), ("after", 2)]
+
+
+@SHAPES
+def test_a_job_goes_on_elsewhere_after_the_time_if_its_host_is_gone(
+    cli: Commands, tmp_path: Path, table: job_tables.JobTable, shape: tuple[str, ...]
+) -> None:
+    first = worker(cli, "a", table, shape, 2)
+    job_id = queued(table, tmp_path / "one")
+    waits(table, job_id)
+    first.send(signal.SIGTERM)
+    first.wait()
+    worker(cli, "b", table, shape, 2)
+    events.send("go", key="one", value=1)
+    until(lambda: is_done(table, job_id))
+    assert hosts(table, job_id) == ["a", "b"]
+    with engine.connect() as conn:
+        query = (
+            "SELECT extract(epoch FROM max(c.created_at) - max(e.created_at))::float8"
+            f" FROM {table.events} c, events e WHERE c.job_id = %s AND c.event_type = 'claimed'"
+        )
+        assert factories.one(conn, query, job_id) >= 2
+
+
+@pytest.mark.parametrize("table", [INGEST, NODES], ids=["ingest", "nodes"])
+def test_a_job_that_is_cancelled_while_it_is_kept_does_not_go_on(
+    cli: Commands, tmp_path: Path, table: job_tables.JobTable
+) -> None:
+    first = worker(cli, "a", table, (), 600)
+    job_id = queued(table, tmp_path / "one")
+    waits(table, job_id)
+    first.send(signal.SIGSTOP)
+    events.send("go", key="one", value=1)
+    if table is INGEST:
+        jobs.cancel(job_id)
+    else:
+        runs.cancel(row(table, job_id)["run_id"])
+    assert row(table, job_id)["status"] == "cancelled"
+    first.send(signal.SIGCONT)
+    other = queued(table, tmp_path / "two")
+    events.send("go", key="two", value=2)
+    until(lambda: is_done(table, other))
+    assert step_app.lines(tmp_path / "one") == [("before", 1)]

@@ -1,0 +1,507 @@
+"""A job that has waited goes on where it began to wait, for a bounded time, then anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import events, jobs, queues, runs, workers
+from queue_workflows.__main__ import main
+from queue_workflows.engine import (
+    attempts,
+    claim_isolation,
+    claims,
+    finish,
+    handback,
+    job_tables,
+    outcomes,
+    promotion,
+    recovery,
+)
+from queue_workflows.engine import events as engine_events
+from tests.support import factories, invariants
+
+Row = dict[str, Any]
+NODES, INGEST = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
+BOTH = pytest.mark.parametrize("table", [INGEST, NODES], ids=["ingest", "nodes"])
+WAITS_S = 600.0
+"""A setting that no test outlasts."""
+
+
+@pytest.fixture
+def conn(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Generator[engine.Connection]:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_RESUME_ON_HOST_S", str(WAITS_S))
+    with engine.connect() as conn:
+        yield conn
+        assert invariants.broken(conn, slack_s=5) == []
+
+
+def at(host: str, table: job_tables.JobTable = INGEST, **more: Any) -> claims.Claimant:
+    queue = more.pop("queue", "cpu" if table is NODES else "fetch")
+    return factories.who(queue, worker_id=f"worker of {host}", host=host, **more)
+
+
+def queued(conn: engine.Connection, table: job_tables.JobTable, **columns: Any) -> str:
+    made = factories.node if table is NODES else factories.ingest
+    return made(conn, **columns)["id"]
+
+
+def claimed(
+    conn: engine.Connection, who: claims.Claimant, table: job_tables.JobTable = INGEST,
+    *, count: int = 1, promote: bool = False,
+) -> list[str]:  # fmt: skip
+    return [job["id"] for job in _claimed(conn, who, table, count, promote)]
+
+
+def _claimed(
+    conn: engine.Connection, who: claims.Claimant, table: job_tables.JobTable, count: int,
+    promote: bool,
+) -> list[Row]:  # fmt: skip
+    found = claims.claim(conn, table, who, count=count, promote=promote)
+    return [job for job in found if job.get("id")]
+
+
+def waits(
+    conn: engine.Connection, who: claims.Claimant, table: job_tables.JobTable = INGEST,
+    *, event: str | None = None, after_s: float | None = 3600.0,
+) -> Row:  # fmt: skip
+    """Let the next job of a host wait, for an event if one is named, and return it."""
+    (job,) = _claimed(conn, who, table, 1, promote=False)
+    lease = job_tables.lease_of(table, job)
+    request = {
+        "kind": "event" if event else "sleep", "name": event or "sleep", "key": "",
+        "after_s": after_s, "default": "null",
+    }  # fmt: skip
+    assert engine_events.wait(conn, lease, request)["state"] == "waiting"
+    row = engine_events.suspend(conn, lease, reason="waits")
+    assert row is not None and row["status"] == "queued"
+    return row
+
+
+def passes(conn: engine.Connection, table: job_tables.JobTable, *, hold: bool = False) -> None:
+    """Let the time of the waits pass, and with `hold` also the time for which jobs are kept."""
+    left = "now()" if hold else f"now() + interval '{WAITS_S} seconds'"
+    conn.execute(
+        f"UPDATE {table.name} SET resume_at = now() - interval '1 second', available_at = {left},"
+        f" resume_until = {left} WHERE status = 'queued' AND blocked_reason = 'not_due'".encode()
+    )
+    conn.execute(b"UPDATE job_steps SET due_at = now() WHERE state = 'waiting'")
+
+
+def job(conn: engine.Connection, table: job_tables.JobTable, job_id: str) -> Row:
+    row = conn.execute(f"SELECT * FROM {table.name} WHERE id = %s".encode(), (job_id,)).fetchone()
+    assert row is not None
+    return row
+
+
+@BOTH
+@pytest.mark.parametrize("count", [1, 5], ids=["one", "several"])
+def test_a_job_whose_event_came_is_claimed_where_it_was(
+    conn: engine.Connection, table: job_tables.JobTable, count: int
+) -> None:
+    job_id = queued(conn, table)
+    waits(conn, at("a", table), table, event="go", after_s=None)
+    assert claimed(conn, at("a", table), table, count=count, promote=True) == []
+    events.send("go")
+    assert claimed(conn, at("b", table), table, count=count, promote=True) == []
+    assert promotion.promote_due(conn) == 0
+    assert claimed(conn, at("a", table), table, count=count) == [job_id]
+    row = job(conn, table, job_id)
+    assert (row["blocked_reason"], row["available_at"], row["claim_no"]) == (None, None, 2)
+
+
+@BOTH
+def test_a_job_that_has_slept_is_claimed_where_it_was_and_later_anywhere(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    ids = [queued(conn, table) for _ in range(2)]
+    for _ in ids:
+        waits(conn, at("a", table), table)
+    assert claimed(conn, at("a", table), table, promote=True) == []
+    passes(conn, table)
+    assert claimed(conn, at("b", table), table, promote=True) == []
+    assert claimed(conn, at("a", table), table) == ids[:1]
+    passes(conn, table, hold=True)
+    assert claimed(conn, at("b", table), table, promote=True) == ids[1:]
+
+
+@BOTH
+def test_the_time_is_as_set_and_zero_keeps_nothing(
+    conn: engine.Connection, table: job_tables.JobTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued(conn, table)
+    row = waits(conn, at("a", table), table, event="go")
+    assert (row["available_at"] - row["resume_at"]).total_seconds() == WAITS_S
+    assert row["resume_host"] == "a"
+    events.send("go")
+    row = job(conn, table, row["id"])
+    assert (row["available_at"] - row["resume_at"]).total_seconds() == WAITS_S
+    monkeypatch.setenv("QUEUE_WORKFLOWS_RESUME_ON_HOST_S", "0")
+    row = waits(conn, at("a", table), table, after_s=60.0)
+    assert (row["resume_at"], row["resume_until"]) == (None, None)
+    conn.execute(f"UPDATE {table.name} SET available_at = now()".encode())
+    assert claimed(conn, at("b", table), table, promote=True) == [row["id"]]
+
+
+@BOTH
+def test_a_second_event_keeps_the_job_no_longer(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    queued(conn, table)
+    row = waits(conn, at("a", table), table, event="go")
+    conn.execute(
+        b"INSERT INTO job_steps (job_table, job_id, kind, name, state, claim_no)"
+        b" VALUES (%s, %s, 'event', 'also', 'waiting', 1)", (table.name, row["id"])
+    )  # fmt: skip
+    events.send("go")
+    first = job(conn, table, row["id"])["available_at"]
+    events.send("also")
+    assert job(conn, table, row["id"])["available_at"] == first
+
+
+@BOTH
+@pytest.mark.parametrize("count", [1, 5], ids=["one", "several"])
+def test_a_better_priority_goes_first_and_the_kept_job_stays_kept(
+    conn: engine.Connection, table: job_tables.JobTable, count: int
+) -> None:
+    kept = queued(conn, table, priority=50)
+    waits(conn, at("a", table), table, event="go")
+    events.send("go")
+    urgent, later = queued(conn, table, priority=10), queued(conn, table, priority=90)
+    assert claimed(conn, at("a", table), table) == [urgent]
+    assert claimed(conn, at("b", table), table, count=count) == [later]
+    equal = queued(conn, table, priority=50)
+    got = claimed(conn, at("a", table), table, count=count)
+    assert got == [kept, equal][:count]
+
+
+@BOTH
+def test_a_claim_of_several_takes_kept_jobs_and_others(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    *kept, later = [queued(conn, table) for _ in range(4)]
+    for _ in (*kept, later):
+        waits(conn, at("a", table), table)
+    passes(conn, table)
+    not_yet = f"UPDATE {table.name} SET resume_at = now() + interval '1 minute' WHERE id = %s"
+    conn.execute(not_yet.encode(), (later,))
+    others = [queued(conn, table) for _ in range(4)]
+    assert set(claimed(conn, at("a", table), table, count=5)) == {*kept, *others[:2]}
+    assert set(claimed(conn, at("a", table), table, count=5)) == set(others[2:])
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
+def test_a_job_that_may_have_killed_its_worker_is_claimed_alone(
+    conn: engine.Connection, place: int
+) -> None:
+    ids = [queued(conn, INGEST) for _ in range(3)]
+    for _ in ids[:2]:
+        waits(conn, at("a"))
+    passes(conn, INGEST)
+    conn.execute(b"UPDATE ingest_jobs SET crash_count = 1 WHERE id = %s", (ids[place],))
+    rounds = [[ids[place]], [job_id for job_id in ids if job_id != ids[place]]]
+    for expected in rounds[:: 1 - 2 * place]:
+        assert sorted(claimed(conn, at("a"), count=5)) == sorted(expected)
+
+
+@BOTH
+def test_workers_of_the_host_that_claim_at_once_take_different_jobs(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    ids = [queued(conn, table) for _ in range(2)]
+    for _ in ids:
+        waits(conn, at("a", table), table)
+    passes(conn, table)
+    with engine.connect() as other, other.transaction():
+        first = claimed(other, at("a", table), table)
+        second = claimed(conn, at("a", table), table)
+    assert sorted(first + second) == sorted(ids)
+
+
+@BOTH
+def test_a_host_that_is_off_takes_nothing_and_others_do_after_the_time(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    who = at("a", table)
+    job_id = queued(conn, table)
+    waits(conn, who, table, event="go")
+    events.send("go")
+    workers.disable("a", who.queue)
+    assert claimed(conn, who, table, promote=True) == []
+    passes(conn, table, hold=True)
+    assert claimed(conn, at("b", table), table, promote=True) == [job_id]
+
+
+def test_a_paused_queue_and_a_limit_hold_a_kept_job_too(conn: engine.Connection) -> None:
+    ids = [queued(conn, INGEST) for _ in range(3)]
+    waits(conn, at("a"), event="go")
+    events.send("go")
+    queues.pause("fetch")
+    assert claimed(conn, at("a"), count=5) == []
+    queues.resume("fetch")
+    queues.limit("fetch", max_running=2)
+    assert set(claimed(conn, at("a"), count=5)) == set(ids[:2])
+    assert claimed(conn, at("a"), count=5) == []
+
+
+def test_a_job_with_a_lock_key_or_a_limited_partition_waits_for_its_turn_instead(
+    conn: engine.Connection,
+) -> None:
+    queues.limit("fetch", partition_max_running=1)
+    locked = queued(conn, INGEST, lock_key="k")
+    assert waits(conn, at("a"), event="go")["resume_until"] is None
+    limited = queued(conn, INGEST, partition_key="p")
+    assert waits(conn, at("a"), event="go")["resume_until"] is None
+    events.send("go")
+    assert sorted(claimed(conn, at("b"), count=5)) == sorted([locked, limited])
+
+
+def test_a_limit_that_is_set_while_a_job_is_kept_does_not_lose_it(conn: engine.Connection) -> None:
+    job_id = queued(conn, INGEST, partition_key="p")
+    waits(conn, at("a"), event="go")
+    queues.limit("fetch", partition_max_running=1)
+    events.send("go")
+    assert claimed(conn, at("a"), promote=True) == []
+    assert job(conn, INGEST, job_id)["blocked_reason"] == "not_due"
+    passes(conn, INGEST, hold=True)
+    promotion.promote_due(conn)
+    assert claimed(conn, at("b"), promote=True) == [job_id]
+
+
+@BOTH
+def test_a_lock_key_that_is_set_while_a_job_is_kept_counts(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    owner = queued(conn, table, lock_key="k", priority=90)
+    assert claimed(conn, at("b", table), table) == [owner]
+    job_id = queued(conn, table)
+    waits(conn, at("a", table), table, event="go")
+    conn.execute(f"UPDATE {table.name} SET lock_key = 'k' WHERE id = %s".encode(), (job_id,))
+    events.send("go")
+    assert claimed(conn, at("a", table), table, promote=True) == []
+    passes(conn, table, hold=True)
+    promotion.promote_due(conn)
+    assert job(conn, table, job_id)["blocked_reason"] == "locked"
+
+
+@BOTH
+def test_a_kept_job_is_cancelled_and_a_retry_runs_anywhere(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    job_id = queued(conn, table)
+    row = waits(conn, at("a", table), table, event="go")
+    events.send("go")
+    if table is NODES:
+        runs.cancel(row["run_id"])
+    else:
+        jobs.cancel(job_id)
+    assert job(conn, table, job_id)["status"] == "cancelled"
+    assert claimed(conn, at("a", table), table, promote=True) == []
+    if table is NODES:
+        return
+    jobs.retry(job_id)
+    assert claimed(conn, at("b"), promote=True) == [job_id]
+
+
+ENDS: dict[str, Callable[[engine.Connection, job_tables.Lease], Any]] = {
+    "retry": lambda conn, lease: attempts.fail(conn, lease, error="e", most=5, after_s=3600),
+    "snooze": lambda conn, lease: handback.hand_back(conn, lease, reason="r", after_s=3600),
+    "lost": lambda conn, lease: (
+        conn.execute(
+            f"UPDATE {lease.table.name} SET lease_expires_at = now() - interval '1 s',"
+            " crash_count = 1".encode()
+        ),
+        recovery.reclaim_lapsed(conn, lease.table),
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("end", ENDS)
+def test_an_attempt_that_ends_otherwise_is_not_resumed_early(
+    conn: engine.Connection, table: job_tables.JobTable, end: str
+) -> None:
+    job_id = queued(conn, table)
+    waits(conn, at("a", table), table, event="go")
+    events.send("go")
+    (row,) = _claimed(conn, at("a", table), table, 1, promote=False)
+    ENDS[end](conn, job_tables.lease_of(table, row))
+    assert (job(conn, table, job_id)["status"], job(conn, table, job_id)["blocked_reason"]) == (
+        "queued",
+        "not_due",
+    )
+    assert claimed(conn, at("a", table), table, promote=True) == []
+
+
+def test_a_change_of_its_time_by_hand_counts(conn: engine.Connection) -> None:
+    job_id = queued(conn, INGEST)
+    waits(conn, at("a"), event="go")
+    events.send("go")
+    conn.execute(b"UPDATE ingest_jobs SET available_at = now() + interval '1 day'")
+    assert claimed(conn, at("a"), promote=True) == []
+    conn.execute(b"UPDATE ingest_jobs SET available_at = NULL")
+    assert claimed(conn, at("b")) == [job_id]
+
+
+def test_a_node_of_a_version_or_model_that_the_worker_lacks_is_left(
+    conn: engine.Connection,
+) -> None:
+    gpu = at("a", NODES, queue="gpu", models=["m", "n"], versions=["x@1"])
+    ids = [
+        queued(conn, NODES, queue="gpu", required_model="m"),
+        queued(conn, NODES, queue="gpu", required_version="x@1"),
+    ]
+    for _ in ids:
+        waits(conn, gpu, NODES)
+    passes(conn, NODES)
+    other = queued(conn, NODES, queue="gpu", required_model="n")
+    assert claimed(conn, gpu._replace(models=["n"], versions=None), NODES) == [other]
+    assert sorted(claimed(conn, gpu, NODES) + claimed(conn, gpu, NODES)) == sorted(ids)
+
+
+def test_a_kept_gpu_job_comes_before_jobs_of_the_loaded_model(conn: engine.Connection) -> None:
+    gpu = at("a", NODES, queue="gpu", model="m", models=["m", "n"])
+    job_id = queued(conn, NODES, queue="gpu", required_model="n")
+    waits(conn, gpu, NODES, event="go")
+    queued(conn, NODES, queue="gpu", required_model="m")
+    events.send("go")
+    assert claimed(conn, gpu, NODES) == [job_id]
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_worker_with_versions_takes_a_kept_node(conn: engine.Connection, newest: bool) -> None:
+    cpu = at("a", NODES, versions=["x@1"], newest=newest)
+    job_id = queued(conn, NODES, required_version="x@1")
+    waits(conn, cpu, NODES, event="go")
+    others = [queued(conn, NODES, required_version="x@1") for _ in range(2)]
+    events.send("go")
+    assert claimed(conn, cpu, NODES, count=2)[0] == job_id
+    assert len(claimed(conn, cpu, NODES, count=2)) == len(others) - 1
+
+
+def test_a_kept_node_of_a_run_that_is_over_is_left(conn: engine.Connection) -> None:
+    queued(conn, NODES)
+    row = waits(conn, at("a", NODES), NODES, event="go")
+    events.send("go")
+    conn.execute(b"SET session_replication_role = replica")
+    conn.execute(b"UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (row["run_id"],))
+    conn.execute(b"SET session_replication_role = origin")
+    assert claimed(conn, at("a", NODES), NODES) == []
+    conn.execute(b"UPDATE workflow_node_jobs SET status = 'cancelled'")
+
+
+@BOTH
+def test_a_kept_job_that_the_database_refuses_to_run_holds_up_no_other(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    bad = queued(conn, table)
+    waits(conn, at("a", table), table, event="go")
+    events.send("go")
+    good = queued(conn, table, priority=120)
+    conn.execute(
+        f"ALTER TABLE {table.name} ADD CONSTRAINT never"
+        f" CHECK (id <> '{bad}' OR status <> 'running') NOT VALID".encode()
+    )
+    try:
+        with pytest.raises(psycopg.errors.CheckViolation):
+            claimed(conn, at("a", table), table)
+        found = claim_isolation.claim_apart(conn, table, at("a", table), promote=False)
+        assert found.job_id == good
+        assert job(conn, table, bad)["status"] == "failed"
+    finally:
+        conn.execute(f"ALTER TABLE {table.name} DROP CONSTRAINT never".encode())
+
+
+HOSTILE = (
+    {"resume_host": "x" * 100_000},
+    {"resume_at": "infinity"},
+    {"resume_at": "-infinity"},
+    {"resume_until": "infinity"},
+    {"resume_until": "0044-03-15 BC"},
+)
+
+
+@BOTH
+@pytest.mark.parametrize("values", HOSTILE, ids=str)
+def test_values_out_of_range_are_refused(
+    conn: engine.Connection, table: job_tables.JobTable, values: dict[str, Any]
+) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation):
+        queued(conn, table, **values)
+    job_id = queued(conn, table)
+    (column, value) = next(iter(values.items()))
+    with pytest.raises(psycopg.errors.CheckViolation):
+        conn.execute(
+            f"UPDATE {table.name} SET {column} = %s WHERE id = %s".encode(), (value, job_id)
+        )
+
+
+@BOTH
+def test_a_row_that_claims_to_be_kept_holds_up_nobody(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    far = "9999-12-30+00"
+    kept: dict[str, Any] = {"resume_host": "a", "resume_at": "2000-01-01+00", "resume_until": far}
+    at_once = queued(conn, table, **kept)
+    delayed = queued(conn, table, **kept, available_at=far)
+    own = queued(conn, table)
+    waits(conn, at("b", table), table)  # the first one, which counts as any other
+    assert claimed(conn, at("b", table), table, count=5, promote=True) == [own]
+    conn.execute(
+        b"INSERT INTO job_steps (job_table, job_id, kind, name, state, claim_no)"
+        b" VALUES (%s, %s, 'event', 'go', 'waiting', 1)", (table.name, at_once)
+    )  # fmt: skip
+    conn.execute(
+        f"UPDATE {table.name} SET available_at = '{far}', resume_until = '{far}',"
+        " resume_at = now() + interval '1 day' WHERE id = %s".encode(), (at_once,)
+    )  # fmt: skip
+    events.send("go")
+    row = job(conn, table, at_once)
+    assert (row["available_at"] - row["resume_at"]).total_seconds() == 86400
+    assert set(claimed(conn, at("a", table), table, count=5)) == {delayed}
+
+
+@BOTH
+def test_why_names_the_host_and_the_time(
+    conn: engine.Connection, table: job_tables.JobTable, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job_id = queued(conn, table)
+    row = waits(conn, at("a", table), table, event="go", after_s=7200.0)
+    due = row["resume_at"].strftime("%H:%M:%S")
+    main(["why", job_id])
+    assert f"waits for event 'go' until {row['resume_at']:%Y-%m-%d} {due}" in capfd.readouterr().out
+    events.send("go")
+    explained = jobs.explain(job_id)
+    assert explained is not None and explained["clause"] == "kept"
+    until = job(conn, table, job_id)["available_at"]
+    main(["why", job_id])
+    said = f"it is kept for host a until {until:%Y-%m-%d %H:%M:%S} UTC, then for any"
+    assert said in capfd.readouterr().out
+
+
+def test_lists_show_when_a_wait_ends(
+    conn: engine.Connection, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job_id = queued(conn, INGEST)
+    row = waits(conn, at("a"))
+    (listed,) = jobs.list()
+    state = jobs.state(job_id)
+    assert state is not None
+    assert listed["available_at"] == state["available_at"] == row["resume_at"]
+    main(["show", job_id])
+    assert f"not due until {row['resume_at']:%Y-%m-%d %H:%M:%S}" in capfd.readouterr().out
+
+
+def test_a_kept_job_completes(conn: engine.Connection) -> None:
+    queued(conn, INGEST)
+    waits(conn, at("a"), event="go")
+    events.send("go")
+    (row,) = _claimed(conn, at("a"), INGEST, 1, promote=False)
+    outcome = outcomes.Outcome("completed", 0.1, result=json.dumps({}))
+    assert finish.record(conn, job_tables.lease_of(INGEST, row), outcome) == "completed"
