@@ -6,11 +6,11 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from queue_workflows import config, db, errors, gpu_model_cache, hw_metrics, model_registry
+from queue_workflows import config, db, errors, gpu_model_cache, model_registry
 from queue_workflows.engine import claims
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import (
@@ -24,22 +24,21 @@ from queue_workflows.runtime import (
 )
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import (
-    cards,
     command_line,
+    executor_shape,
     gpu_runtime,
     job_guards,
     lease_keeper,
     loop,
+    settings,
     slot,
 )
 
-if TYPE_CHECKING:  # A plain worker needs none of them: what uses one imports it.
-    from queue_workflows.worker import executor_set, pool_config, slot_worker
+if TYPE_CHECKING:  # A plain worker needs no executors: `slot_start`, which has all, is late.
+    from queue_workflows.worker import slot_worker
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 budget_for = job_guards.budget_for
-MAX_LEASE_S = 30 * 86400.0
-"""A longer lease would keep a dead worker's job for a month."""
 
 
 class ClaimWorker:
@@ -68,20 +67,9 @@ class ClaimWorker:
         on_exit: ExitFn = os._exit,
     ) -> None:
         config.check_queue(queue)
-        _check_times(lease_s, shutdown_timeout_s)
-        self._shape: executor_set.Shape | None = None
-        if slots is not None:
-            from queue_workflows.worker import executor_set, slot_worker
-
-            self._shape = executor_set.Shape(slots, batch, concurrent=async_jobs)
-            slot_worker.check(queue, self._shape)
-        elif async_jobs:
-            raise errors.InvalidConfig("async_jobs: with slots, the number of jobs at once")
+        settings.check_times(lease_s, shutdown_timeout_s)
+        self._shape = _shape(queue, batch, slots, async_jobs=async_jobs)
         self._slot_worker: slot_worker.SlotWorker | None = None
-        if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES and slots is None):
-            raise errors.InvalidConfig(
-                f"batch of {batch} on queue {queue}: at least 1; more for nodes only with slots"
-            )
         self._shutdown_timeout_s = shutdown_timeout_s
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
@@ -97,7 +85,7 @@ class ClaimWorker:
         self._cache = adapted(model_cache)
         if queue == "gpu" and model_cache is None:
             self._cache = gpu_model_cache.gpu_model_cache()
-        self._metrics = _sampler(label, lambda: self._keeper.wake("metrics"))
+        self._metrics = settings.sampler(label, lambda: self._keeper.wake("metrics"))
         own = slot.Slot(self._claimant)
         self._keeper = lease_keeper.LeaseKeeper(
             [own],
@@ -140,28 +128,18 @@ class ClaimWorker:
     def run_forever(self) -> None:
         """Run jobs until `stop`; continue after an outage of the database."""
         if self._shape is not None:
-            from queue_workflows.worker import slot_worker
+            from queue_workflows.worker import slot_start
 
-            if (launched := slot_worker.launch(lambda: None)) is not None:
-                self._run_slots(launched, self._shape)
+            worker = slot_start.of_queue(self._base, self._shape, self._shutdown_timeout_s)
+            if worker is not None:
+                self._run_slots(worker)
                 return
         with self._working(), self._metrics or nullcontext():
             self._loop.run_forever()
 
-    def _run_slots(self, launched: slot_worker.Launched, shape: executor_set.Shape) -> None:
-        from queue_workflows.worker import slot_worker
-
-        who = self._base
-        self._slot_worker = worker = slot_worker.SlotWorker(
-            launched,
-            {who.queue: shape},
-            host=who.host,
-            newest=who.newest,
-            lease_s=who.lease_s,
-            shutdown_s=lambda: _shutdown_s(self._shutdown_timeout_s),
-            metrics=lambda ready: _sampler(who.host, ready),
-        )
-        self._base = who._replace(worker_id=worker.worker_ids[who.queue])
+    def _run_slots(self, worker: slot_worker.SlotWorker) -> None:
+        self._slot_worker = worker
+        self._base = self._base._replace(worker_id=worker.worker_ids[self._base.queue])
         if self._loop.stopping:
             worker.stop()
         worker.run_forever()
@@ -183,7 +161,7 @@ class ClaimWorker:
 
         Safe in a signal handler.
         """
-        self._keeper.stop_by(clock.boot_s() + _shutdown_s(self._shutdown_timeout_s))
+        self._keeper.stop_by(clock.boot_s() + settings.shutdown_s(self._shutdown_timeout_s))
         self._loop.stop()
         if self._slot_worker is not None:
             self._slot_worker.stop()
@@ -196,9 +174,21 @@ class ClaimWorker:
             self._slot_worker.stop_now()
 
 
-def _sampler(host: str, ready: Callable[[], object]) -> hw_metrics.Sampler | None:
-    """Return the sampler of the machine, or None if samples are switched off."""
-    return None if config.DISABLE_HW_METRICS.read() else hw_metrics.Sampler(host, ready=ready)
+def _shape(
+    queue: str, batch: int, slots: int | None, *, async_jobs: bool
+) -> executor_shape.Shape | None:
+    """Return how executors share the jobs, or None without slots; raise `InvalidConfig`."""
+    shape = None
+    if slots is not None:
+        shape = executor_shape.Shape(slots, batch, concurrent=async_jobs)
+        executor_shape.check(queue, shape)
+    elif async_jobs:
+        raise errors.InvalidConfig("async_jobs: with slots, the number of jobs at once")
+    if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES and slots is None):
+        raise errors.InvalidConfig(
+            f"batch of {batch} on queue {queue}: at least 1; more for nodes only with slots"
+        )
+    return shape
 
 
 class WorkerPool:
@@ -218,17 +208,10 @@ class WorkerPool:
         lease_s: float = 600,
         shutdown_timeout_s: float | None = None,
     ) -> None:
-        from queue_workflows.worker import pool_config
+        from queue_workflows.worker import slot_start
 
-        _check_times(lease_s, shutdown_timeout_s)
-        if isinstance(workers, str):
-            entries = pool_config.parse(workers, "workers")
-        elif workers is not None:
-            entries = pool_config.check([*workers], "workers")
-        else:
-            entries = pool_config.parse(config.WORKERS_JSON.read(), "WORKERS_JSON")
-        pool_config.add_queues(entries)
-        self._entries = entries
+        settings.check_times(lease_s, shutdown_timeout_s)
+        self._entries = slot_start.pool_entries(workers)
         self._host = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
         self._newest = priority < 0
@@ -242,17 +225,14 @@ class WorkerPool:
 
         Raises `InvalidConfig` where this process must not fork, as it has threads.
         """
-        from queue_workflows.worker import pool_config, slot_worker
+        from queue_workflows.worker import slot_start
 
-        launched = slot_worker.launch_or_refuse(lambda: None)
-        self._worker = worker = slot_worker.SlotWorker(
-            launched,
-            pool_config.shapes(self._entries),
+        self._worker = worker = slot_start.of_pool(
+            self._entries,
             host=self._host,
             newest=self._newest,
             lease_s=self._lease_s,
-            shutdown_s=lambda: _shutdown_s(self._shutdown_timeout_s),
-            metrics=lambda ready: _sampler(self._host, ready),
+            shutdown_timeout_s=self._shutdown_timeout_s,
         )
         if self._stopping:
             worker.stop()
@@ -274,83 +254,8 @@ class WorkerPool:
             self._worker.stop_now()
 
 
-def _check_times(lease_s: float, shutdown_timeout_s: float | None) -> None:
-    if not 0 < lease_s <= MAX_LEASE_S:
-        raise errors.InvalidConfig(
-            f"lease of {lease_s} s: it must be positive and at most {MAX_LEASE_S:g}"
-        )
-    if shutdown_timeout_s is not None and not 0 <= shutdown_timeout_s <= MAX_LEASE_S:
-        raise errors.InvalidConfig(
-            f"shutdown timeout of {shutdown_timeout_s} s: it must not be negative"
-        )
-
-
-def _shutdown_s(timeout_s: float | None) -> float:
-    return config.SHUTDOWN_TIMEOUT_S.read() if timeout_s is None else timeout_s
-
-
-def _slot_worker(options: argparse.Namespace) -> slot_worker.SlotWorker | None:
-    """Return a worker with slots, or None if its handlers have to run in this process."""
-    if command_line.is_plain(options):
-        return None
-    from queue_workflows.worker import pool_config, slot_worker
-
-    limits = command_line.limits(options)
-    if options.queue is not None and options.slots is None and options.cards is None:
-        return None
-    _check_times(options.lease_seconds, options.shutdown_timeout)
-    if options.queue is None:
-        entries = pool_config.option(options.workers)
-        shapes = pool_config.shapes(entries)
-        launched = slot_worker.launch_or_refuse(lambda: _load_for_pool(options.app, entries))
-    else:
-        shape = command_line.shape(options)
-        shapes = {options.queue: shape}
-        launched = _launch(options.app, shape)
-        if launched is None:
-            return None
-        try:
-            _check_app(options.queue, launched.registered.knows_nodes)
-        except BaseException:
-            launched.launcher.close()
-            raise
-    label = config.host_label()
-    return slot_worker.SlotWorker(
-        launched,
-        shapes,
-        host=label,
-        newest=config.host_priority() < 0,
-        lease_s=options.lease_seconds,
-        shutdown_s=lambda: _shutdown_s(options.shutdown_timeout),
-        limits=limits,
-        metrics=lambda ready: _sampler(label, ready),
-    )
-
-
-def _launch(app: str | None, shape: executor_set.Shape) -> slot_worker.Launched | None:
-    from queue_workflows.worker import slot_worker
-
-    if shape.card is None:
-        return slot_worker.launch(lambda: app_loading.load_app(app))
-    # Before the app is loaded: a library may read them only once.
-    os.environ.update(cards.environment(shape.card))
-    return slot_worker.launch(lambda: _load_with_models(app), gpu_model_cache.gpu_model_cache)
-
-
-def _load_for_pool(app: str | None, entries: Sequence[pool_config.Entry]) -> None:
-    from queue_workflows.worker import pool_config
-
-    app_loading.load_app(app)
-    pool_config.add_queues(entries)
-
-
-def _load_with_models(app: str | None) -> None:
-    app_loading.load_app(app)
-    config.get_config().builtin_model_registrar()
-
-
 def _worker(options: argparse.Namespace) -> ClaimWorker:
-    _check_app(options.queue, config.get_config().knows_nodes())
+    settings.check_nodes(options.queue, config.get_config().knows_nodes())
     if options.queue == "gpu":
         config.get_config().builtin_model_registrar()
     return ClaimWorker(
@@ -367,15 +272,6 @@ def _batch(options: argparse.Namespace) -> int:
     return 1 if of_slots else options.batch
 
 
-def _check_app(queue: str, knows_nodes: bool) -> None:
-    config.check_queue(queue)
-    if queue in config.DAG_QUEUES and not knows_nodes:
-        raise errors.InvalidConfig(
-            f"a {queue} worker that knows no node would fail every job: name the app with "
-            "--app or QUEUE_WORKFLOWS_APP; it sets a node package or resolver, or registers nodes"
-        )
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run `queue-claim-worker` until SIGTERM or SIGINT; return 2 for a worker that cannot work."""
     arguments = sys.argv[1:] if argv is None else argv
@@ -389,15 +285,14 @@ def main(argv: list[str] | None = None) -> int:
             config.configure(embedded=True)
         several = options.cards is not None and "," in options.cards
         if options.supervise or several:
-            return _supervise(options, arguments)
-        if (worker := _slot_worker(options)) is not None:
-            from queue_workflows.executor import launcher_client
+            from queue_workflows.worker import parent
 
-            try:
-                return _serve(worker)
-            except launcher_client.LauncherLost as error:
-                _log.error("%s; its jobs are handed back", error)
-                return 1
+            return parent.supervise_options(options, arguments)
+        if not command_line.is_plain(options):
+            from queue_workflows.worker import slot_start
+
+            if (code := slot_start.serve(options, _serve)) is not None:
+                return code
         printed_lines.install()
         app_loading.load_app(options.app)
         try:
@@ -406,26 +301,6 @@ def main(argv: list[str] | None = None) -> int:
             printed_lines.end()
 
     return entry_point.run_main("queue-claim-worker", body, debug=options.debug)
-
-
-def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    from queue_workflows.worker import parent
-
-    command_line.limits(options)
-    # The app may set the names of the variables for the database and the host label.
-    app_loading.load_app(options.app)
-    db.db_url()
-    own = [word for word in arguments if word != "--supervise"]
-    if options.cards is not None:
-        workers = {
-            f"gpu {card} worker": [*own, "--cards", str(card)]
-            for card in cards.parse(options.cards)
-        }
-        return parent.supervise(workers, options.shutdown_timeout)
-    if options.slots is None and options.queue not in (None, "gpu") and options.batch == 1:
-        own += ["--slots", "1"]  # an executor is replaced, and the worker continues
-    name = f"{options.queue} worker" if options.queue else "worker pool"
-    return parent.supervise({name: own}, options.shutdown_timeout)
 
 
 def _serve(worker: ClaimWorker | slot_worker.SlotWorker) -> int:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from queue_workflows import errors
 from queue_workflows.runtime import entry_point
-from queue_workflows.worker import cards
-
-if TYPE_CHECKING:  # A plain worker needs no executors: what uses them imports them.
-    from queue_workflows.worker import executor_set
+from queue_workflows.worker import cards, executor_shape
 
 
 def parser() -> argparse.ArgumentParser:
@@ -99,11 +95,9 @@ def is_plain(options: argparse.Namespace) -> bool:
     return options.queue is not None and not flags and all(each is None for each in others)
 
 
-def limits(options: argparse.Namespace) -> executor_set.Limits:
+def limits(options: argparse.Namespace) -> executor_shape.Limits:
     """Return when the processes of slots end; raise `InvalidConfig` for options that clash."""
-    from queue_workflows.worker import executor_set, slot_worker
-
-    chosen = executor_set.Limits(
+    chosen = executor_shape.Limits(
         options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst
     )
     if options.queue is None and options.batch != 1:
@@ -113,13 +107,13 @@ def limits(options: argparse.Namespace) -> executor_set.Limits:
         raise errors.InvalidConfig(
             "--burst and --idle-exit: without --supervise; a parent would start the worker again"
         )
-    slot_worker.check_limits(chosen)
+    executor_shape.check_limits(chosen)
     if options.cards is not None:
         _check_cards(options, chosen)
     elif options.slots is None:
         if options.async_jobs:
             raise errors.InvalidConfig("--async: with --slots N, the number of jobs at once")
-        if options.queue is not None and chosen != slot_worker.NO_LIMITS:
+        if options.queue is not None and chosen != executor_shape.NO_LIMITS:
             raise errors.InvalidConfig(
                 "--max-jobs, --max-rss-mb, --idle-exit and --burst: with --slots, --cards or "
                 "--workers"
@@ -127,14 +121,12 @@ def limits(options: argparse.Namespace) -> executor_set.Limits:
     elif options.queue is None:
         raise errors.InvalidConfig("--slots: with --queue; --workers has `concurrency` instead")
     else:
-        slot_worker.check(options.queue, shape(options))
+        executor_shape.check(options.queue, shape(options))
     return chosen
 
 
-def _check_cards(options: argparse.Namespace, chosen: executor_set.Limits) -> None:
+def _check_cards(options: argparse.Namespace, chosen: executor_shape.Limits) -> None:
     """Raise `InvalidConfig` for cards that cannot be, or that clash with other options."""
-    from queue_workflows.worker import executor_set, slot_worker
-
     if options.queue != "gpu":
         raise errors.InvalidConfig("--cards: with --queue gpu, the jobs that use GPUs")
     if options.slots is not None or options.async_jobs or options.batch != 1:
@@ -146,14 +138,12 @@ def _check_cards(options: argparse.Namespace, chosen: executor_set.Limits) -> No
         raise errors.InvalidConfig(
             "--burst and --idle-exit: with one GPU; a parent would start the workers again"
         )
-    slot_worker.check("gpu", executor_set.Shape(1, card=numbers[0]))
+    executor_shape.check("gpu", executor_shape.Shape(1, card=numbers[0]))
     cards.check(numbers)
 
 
-def shape(options: argparse.Namespace) -> executor_set.Shape:
+def shape(options: argparse.Namespace) -> executor_shape.Shape:
     """Return how many jobs run at once in how many processes; `--slots` or `--cards` is given."""
-    from queue_workflows.worker import executor_set
-
     if options.cards is not None:
-        return executor_set.Shape(1, card=cards.parse(options.cards)[0])
-    return executor_set.Shape(options.slots, options.batch, concurrent=options.async_jobs)
+        return executor_shape.Shape(1, card=cards.parse(options.cards)[0])
+    return executor_shape.Shape(options.slots, options.batch, concurrent=options.async_jobs)

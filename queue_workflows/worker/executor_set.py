@@ -1,4 +1,4 @@
-"""Manage the executors of one queue: fork, observe, recycle and replace them."""
+"""Manage the executors of one queue: fork, choose, recycle and replace them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import math
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
 
-from queue_workflows import errors
 from queue_workflows.executor import protocol
-from queue_workflows.runtime import clock, printed_lines
-from queue_workflows.worker import current_job, executors, multiplexer, slot_ahead
+from queue_workflows.runtime import clock
+from queue_workflows.worker import (
+    current_job,
+    executor_shape,
+    executor_traffic,
+    executors,
+    multiplexer,
+    slot_ahead,
+)
 
 _log = logging.getLogger(__name__)
 END_S = 5.0
@@ -28,56 +33,6 @@ FORK_AGAIN_S = 5.0
 """Longest pause in seconds before an executor that died without a job is replaced."""
 
 
-class Limits(NamedTuple):
-    """When executors are replaced, and when the worker ends by itself; None: never."""
-
-    max_jobs: int | None = None
-    max_rss_mb: float | None = None
-    idle_exit_s: float | None = None
-    burst: bool = False
-
-
-class Owner(Protocol):
-    """Receives the events of the executors; called on the thread of `select`."""
-
-    def forked(self, handle: executors.Handle) -> None:
-        """Note an executor that has just been forked."""
-        ...
-
-    def received(self, handle: executors.Handle, message: protocol.Message) -> None:
-        """Act on a message of an executor."""
-        ...
-
-    def printed(self, work: current_job.Work, data: bytes) -> None:
-        """Keep what the handler of a job has printed."""
-        ...
-
-    def died(self, handle: executors.Handle, works: Sequence[current_job.Work]) -> None:
-        """End the jobs, if any, whose executor has ended before them; the cause is known."""
-        ...
-
-
-class Shape(NamedTuple):
-    """How many jobs a worker runs at once, and how its executors share them."""
-
-    slots: int
-    batch: int = 1
-    """How many short jobs an executor takes at once, to run them one after the other."""
-    concurrent: bool = False
-    """Whether one executor runs all of them, on one event loop."""
-    card: int | None = None
-    """The GPU that its one executor uses. Another one is forked only once that has ended."""
-    mixed: bool = False
-    """Whether its async jobs share one executor, and each of the others has one of its own.
-
-    Then executors are forked when a job needs one."""
-
-    @property
-    def executors(self) -> int:
-        """Return how many executors there are before any job."""
-        return 0 if self.mixed else 1 if self.concurrent else self.slots
-
-
 class ExecutorSet:
     """The executors of one queue.
 
@@ -85,12 +40,18 @@ class ExecutorSet:
     `replace`.
     """
 
-    def __init__(self, mux: multiplexer.Multiplexer, shape: Shape, limits: Limits) -> None:
+    def __init__(
+        self,
+        mux: multiplexer.Multiplexer,
+        shape: executor_shape.Shape,
+        limits: executor_shape.Limits,
+    ) -> None:
         self._mux = mux
+        self.traffic = executor_traffic.Traffic(mux)
         self._shape = shape
         self._count = shape.executors
         self._limits = limits
-        self._owner: Owner
+        self._owner: executor_traffic.Owner
         self._handles: dict[int, executors.Handle] = {}
         """The executors by pid, until both their end and its cause are known."""
         self._shed: dict[int, float] = {}
@@ -98,9 +59,9 @@ class ExecutorSet:
         self._fork_at = 0.0
         self._fork_s = 0.1
 
-    def start(self, owner: Owner) -> None:
+    def start(self, owner: executor_traffic.Owner) -> None:
         """Fork the executors. Raises `ForkRefused` and `LauncherLost`."""
-        self._owner = owner
+        self._owner = self.traffic.owner = owner
         self._mux.follow(self._on_died)
         for _ in range(self._count):
             self._fork(concurrent=self._shape.concurrent)
@@ -278,104 +239,15 @@ class ExecutorSet:
         register = self._mux.selector.register
         register(handle.forked.pidfd, selectors.EVENT_READ, lambda: self._exited(handle))
         for fd in handle.forked.out.fds:
-            register(fd, selectors.EVENT_READ, lambda: self.drain(handle))
-        register(handle.forked.jobs, selectors.EVENT_READ, lambda: self._receive(handle))
+            register(fd, selectors.EVENT_READ, lambda: self.traffic.drain(handle))
+        register(handle.forked.jobs, selectors.EVENT_READ, lambda: self.traffic.receive(handle))
         return handle
 
-    # --- Messages and output.
-
     def sent(self, handle: executors.Handle) -> None:
-        """Note that a job was sent; send the rest of it as the executor takes it."""
+        """Note that a job was sent; the rest of it is sent as the executor takes it."""
         if handle.concurrent:
             self.free(handle)  # it may have had enough already, and still takes jobs
-        self.send_rest(handle)
-
-    def send_rest(self, handle: executors.Handle) -> None:
-        """Send the rest of a message as the executor takes it."""
-        if handle.lost is None and handle.forked.jobs.pending:
-            self._watch(handle, writing=True)
-
-    def _watch(self, handle: executors.Handle, *, writing: bool) -> None:
-        """Wait until the executor takes the rest of a message, as well as for messages of it."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
-        act: Callable[[executors.Handle], object] = self._exchange if writing else self._receive
-        self._mux.selector.modify(handle.forked.jobs, events, lambda: act(handle))
-
-    def _exchange(self, handle: executors.Handle) -> None:
-        try:
-            handle.forked.jobs.flush()
-        except protocol.ChannelLost as error:
-            self.lose(handle, error)
-            return
-        if not handle.forked.jobs.pending:
-            self._watch(handle, writing=False)
-        self._receive(handle)
-
-    def _receive(self, handle: executors.Handle) -> bool:
-        """Act on what an executor has sent; return False if there is nothing more to come."""
-        try:
-            messages = handle.forked.jobs.receive()
-        except errors.QueueWorkflowsError as error:
-            self.lose(handle, error)
-            return False
-        if len(messages) != 1:
-            self._mux.ready.clear()  # what was printed between them need not have been found
-        for message in messages:
-            self._owner.received(handle, message)
-        return bool(messages)
-
-    def lose(self, handle: executors.Handle, error: Exception) -> None:
-        """Stop listening to an executor whose channel is of no use any more, and end it.
-
-        If the channel was closed, the process is most likely ending, and its own end is the cause.
-        """
-        if handle.lost is None:
-            handle.lost, handle.lost_at = str(error), time.monotonic()
-        self._mux.forget(handle.forked.jobs)
-        if not handle.exited and not isinstance(error, protocol.ChannelLost):
-            handle.kill(signal.SIGKILL)
-
-    def drain_all(self, handle: executors.Handle) -> None:
-        """Keep and print all that an executor printed before the message that it sent last.
-
-        Of an executor that has printed nothing this reads nothing: if one message alone made its
-        channel readable, what was printed before it was readable at the same time.
-        """
-        forked, ready = handle.forked, self._mux.ready
-        if handle.shared:
-            return
-        if forked.jobs.fileno() not in ready or not ready.isdisjoint(forked.out.fds):
-            while self.drain(handle):
-                continue
-
-    def drain(self, handle: executors.Handle) -> bool:
-        """Keep and print what an executor has printed; return whether there was anything."""
-        before = [*handle.forked.out.fds]
-        found = handle.forked.out.drain()
-        for fd in before:
-            if fd not in handle.forked.out.fds:
-                self._mux.forget(fd)
-        for number, data in found:
-            work = handle.first
-            self._mux.print(number, handle.lines(number, data))
-            if work is not None:
-                handle.printed(data)
-                if not handle.shared:
-                    self._owner.printed(work, data)
-        return bool(found)
-
-    def print_lines(self, handle: executors.Handle, message: protocol.Log) -> None:
-        """Print as JSON what the handler of a job has printed, whose ids are bound."""
-        number = 1 if message.stream == printed_lines.STREAMS[1] else 2
-        for line in message.text.split("\n"):
-            if line.strip():
-                text = printed_lines.as_json(line, message.stream, handle.pid)
-                self._mux.print(number, text.encode())
-
-    def end_lines(self, handle: executors.Handle) -> None:
-        """Print what the job of an executor has printed without a line end."""
-        for number in self._mux.printed:
-            self._mux.print(number, handle.lines(number, None))
+        self.traffic.send_rest(handle)
 
     # --- Executors that end.
 
@@ -384,13 +256,13 @@ class ExecutorSet:
         handle.exited = True
         self._mux.ready.clear()
         self._mux.forget(handle.forked.pidfd)
-        while handle.lost is None and self._receive(handle):
+        while handle.lost is None and self.traffic.receive(handle):
             continue
         self._mux.forget(handle.forked.jobs)
         handle.kill_children()
-        while self.drain(handle):
+        while self.traffic.drain(handle):
             continue
-        self.end_lines(handle)
+        self.traffic.end_lines(handle)
         for fd in handle.forked.out.fds:
             self._mux.forget(fd)
         self._end_if_known(handle)

@@ -41,8 +41,8 @@ class WorkLoop:
         self._table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
         self._claimer = claimer.Claimer(self._table, who)
         self._claimer.on_lost = keeper.lost
-        keeper.may_hold_unknown_claims = self._claimer.may_hold_unknown_claims
-        keeper.unanswered = self._claimer.unanswered
+        keeper.excuses.may_hold_unknown_claims = self._claimer.may_hold_unknown_claims
+        keeper.excuses.unanswered = self._claimer.unanswered
         self._claimer.held_back = lambda: keeper.memory.active
         keeper.memory.on_released = lambda: self._ready.set()
         self._tasks = handlers.Runner()
@@ -123,7 +123,7 @@ class WorkLoop:
 
     def _on_wake(self, wake: db.Wake) -> None:
         if wake.reason == "connected":
-            self._keeper.locked = True
+            self._keeper.heartbeat.locked = True
             self._keeper.wake("beat")
         if wake.reason != "notify":
             # Notifications that were sent while the connection was lost are lost too.

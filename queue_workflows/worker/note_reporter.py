@@ -21,6 +21,8 @@ Meanwhile the server may still execute the last statements of the dead worker.
 """
 AGAIN_S = 2.0
 """Seconds until the notes of dead workers are reported again, while one is left."""
+SEARCH_S = 30.0
+"""Seconds between two searches of a worker for the notes of others on this machine."""
 STOP_S = 2.0
 
 
@@ -30,6 +32,11 @@ class Reporter:
     def __init__(self, dedicated: db.DedicatedConnection) -> None:
         self._dedicated = dedicated
         self._reported: dict[Path, float] = {}
+        self._are_left = False
+
+    def pause_s(self) -> float:
+        """Return how long a worker that searches for notes waits before it reports again."""
+        return AGAIN_S if self._are_left else SEARCH_S
 
     def report(self) -> bool:
         """Hand the claims of the notes back without a crash; subtract a crash already counted.
@@ -38,8 +45,10 @@ class Reporter:
         is left. Then it must be reported again, its process may still run, or another worker is
         reporting it. Raises the errors of the database.
         """
+        self._are_left = True
         left = [path for path in notes.paths() if not self._report(path)]
         self._reported = {path: at for path, at in self._reported.items() if path in left}
+        self._are_left = bool(left)
         return not left
 
     def _report(self, path: Path) -> bool:

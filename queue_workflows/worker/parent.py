@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from queue_workflows.runtime import signals, supervisor
-from queue_workflows.worker import crash_recovery, hang_detection
+from queue_workflows import db
+from queue_workflows.runtime import app_loading, signals, supervisor
+from queue_workflows.worker import cards, command_line, crash_recovery, hang_detection
 
 MODULE = "queue_workflows.claim_worker"
 
@@ -69,3 +71,22 @@ def supervise(
         deadline_s = shutdown_timeout_s + supervisor.STOP_MARGIN_S
     with signals.StopRequest() as stop, SupervisedWorkers() as workers:
         return workers.supervisor(specs).run(stop, deadline_s=deadline_s)
+
+
+def supervise_options(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Supervise the worker, or one for each GPU, of `queue-claim-worker`'s options; return 0."""
+    command_line.limits(options)
+    # The app may set the names of the variables for the database and the host label.
+    app_loading.load_app(options.app)
+    db.db_url()
+    own = [word for word in arguments if word != "--supervise"]
+    if options.cards is not None:
+        workers = {
+            f"gpu {card} worker": [*own, "--cards", str(card)]
+            for card in cards.parse(options.cards)
+        }
+        return supervise(workers, options.shutdown_timeout)
+    if options.slots is None and options.queue not in (None, "gpu") and options.batch == 1:
+        own += ["--slots", "1"]  # an executor is replaced, and the worker continues
+    name = f"{options.queue} worker" if options.queue else "worker pool"
+    return supervise({name: own}, options.shutdown_timeout)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors
 from queue_workflows.types import JsonDict
-from queue_workflows.worker import executor_set
+from queue_workflows.worker import executor_shape
 
 MOST = 500
 """The most jobs that one worker runs at once."""
@@ -42,9 +42,9 @@ def option(text: str | None) -> list[Entry]:
         ) from None
 
 
-def shapes(entries: Sequence[Entry]) -> dict[str, executor_set.Shape]:
+def shapes(entries: Sequence[Entry]) -> dict[str, executor_shape.Shape]:
     """Return how the jobs of each queue share executors."""
-    return {each.queue: executor_set.Shape(each.concurrency, mixed=True) for each in entries}
+    return {each.queue: executor_shape.Shape(each.concurrency, mixed=True) for each in entries}
 
 
 def add_queues(entries: Sequence[Entry]) -> None:

@@ -187,10 +187,10 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
             metrics=metrics,
             card=card,
             on_exit=endings.exit_with,
+            ending=endings,
             now_fn=now_fn,
         )
         self._endings = endings
-        self._shutdown = endings
         self._kill_timers = Deadline(hold, self._who().lease_s, now_fn)
         self._logs = capture.Source(lambda: None, streams=False)
         # No handler runs in this process: its death counts against none of its jobs.
@@ -200,7 +200,7 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
 
     def _status_record(self) -> Row:
         """Return what the parent needs to check for OFF and cancels in this process's place."""
-        queues = dict.fromkeys(work.job["queue"] for work in self._works)
+        queues = dict.fromkeys(work.job["queue"] for work in self._jobs.running)
         return shared_status.worker_record(self._who(), None, queues=[*queues])
 
     def follow(self, pid: int) -> None:
@@ -213,12 +213,12 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
 
     def _check_guards(self) -> None:
         super()._check_guards()
-        self._endings.escalate(self._works)
+        self._endings.escalate(self._jobs.running)
         deadline = self.stop_deadline
         if deadline is not None and self._now() >= deadline and self._exit is None:
             self._exit = kill_timer.KillTimer(0)
             self._exit.arm(kill_timers.EXIT_WITHIN_S)
-            self._leave_note()
+            self.excuses.leave_note()
 
     @contextlib.contextmanager
     def running(self) -> Generator[None]:
@@ -233,17 +233,17 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
 
     def job_ids(self) -> set[str]:
         """Return the ids of the jobs whose claims are held."""
-        return {work.job["id"] for work in self._works}
+        return {work.job["id"] for work in self._jobs.running}
 
     def begin(self, work: current_job.Work) -> None:
         """Note that a job runs in an executor."""
         with self._lock:
-            self._works = [*self._works, work]
+            self._jobs.add(work)
 
     def end(self, work: current_job.Work) -> None:
         """Note that the outcome of a job is written, or that its claim is gone."""
         with self._lock:
-            self._works = [each for each in self._works if each is not work]
+            self._jobs.remove(work)
         self._endings.forget(work)
 
     def printed(self, work: current_job.Work, data: bytes) -> None:
@@ -258,13 +258,13 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
     def leave(self, *, settled: bool) -> None:
         """Note for the next worker, unless all is `settled`, that the database was away."""
         if settled:
-            self._withdraw_note()
+            self.excuses.withdraw_note()
         elif self.stop_deadline is not None:
-            self._leave_note()
+            self.excuses.leave_note()
         else:
-            self._fence()
+            self.excuses.fence()
 
     def requeue(self, own: slot.Slot, reason: str) -> None:
         """Hand the running jobs back to the front once their executors have ended."""
-        for work in self._works_of(own):
+        for work in self._jobs.running_in(own):
             self._endings.hand_back(work, reason, front=True, now=True)

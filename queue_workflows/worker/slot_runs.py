@@ -20,6 +20,7 @@ from queue_workflows.worker import (
     claimer,
     current_job,
     executor_set,
+    executor_shape,
     executors,
     guards,
     slot_ahead,
@@ -46,7 +47,7 @@ class _Behind(NamedTuple):
 
 
 class Runs:
-    """The claimed jobs of one worker, which wait or are in executors; an `executor_set.Owner`.
+    """The claimed jobs of one worker, which wait or are in executors; an `executor_traffic.Owner`.
 
     For the thread of the executors, but for `kill`. What is to be written goes to `records`.
     """
@@ -63,7 +64,7 @@ class Runs:
         keeper: slot_keeper.SlotKeeper,
         endings: slot_keeper.Endings,
         ahead: slot_ahead.Ahead,
-        shape: executor_set.Shape,
+        shape: executor_shape.Shape,
     ) -> None:
         self._ahead = ahead
         self._shared, self._batch = shape.concurrent, shape.batch
@@ -223,7 +224,7 @@ class Runs:
             # Only now does the executor know the job that an earlier interrupt is about.
             work.when_interrupted(functools.partial(handle.interrupt, work))
         except protocol.ChannelLost as error:
-            self._executors.lose(handle, error)
+            self._executors.traffic.lose(handle, error)
             self._endings.hand_back(work, "its executor had ended")
         self._executors.sent(handle)
 
@@ -290,7 +291,7 @@ class Runs:
         if message.name.partition(".")[0] != capture.ENGINE:
             self._keeper.printed(work, f"{message.text}\n".encode("utf-8", "backslashreplace"))
         if message.stream:
-            self._executors.print_lines(handle, message)
+            self._executors.traffic.print_lines(handle, message)
         else:
             self._log_record(message)
 
@@ -302,9 +303,9 @@ class Runs:
     def _on_outcome(self, handle: executors.Handle, message: protocol.Outcome) -> None:
         if handle.get(message.key) is None:
             return
-        self._executors.drain_all(handle)
+        self._executors.traffic.drain_all(handle)
         if not handle.shared:
-            self._executors.end_lines(handle)
+            self._executors.traffic.end_lines(handle)
         work = handle.take(message.key)
         assert work is not None
         self._busy.pop(work.lease, None)
@@ -355,8 +356,8 @@ class Runs:
                 try:
                     handle.forked.jobs.send(protocol.Answer(ask.key, ask.what, value, refused))
                 except protocol.ChannelLost as error:
-                    self._executors.lose(handle, error)
-                self._executors.send_rest(handle)
+                    self._executors.traffic.lose(handle, error)
+                self._executors.traffic.send_rest(handle)
             self._asks.pop(0)
 
     def _answer(self, work: current_job.Work, ask: protocol.Ask) -> Any:

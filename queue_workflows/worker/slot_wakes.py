@@ -68,7 +68,7 @@ class Notifications:
     def on_wake(self, wake: db.Wake) -> None:
         """Act on what the listener has received, or on its new connection."""
         if wake.reason == "connected":
-            self._keeper.locked = True
+            self._keeper.heartbeat.locked = True
             self._keeper.wake("beat")
         if wake.reason != "notify":
             # Notifications that were sent while the connection was lost are lost too.

@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import NamedTuple
 
-from queue_workflows import config, errors, hw_metrics
+from queue_workflows import config, errors
 from queue_workflows.engine import claims
 from queue_workflows.executor import launcher_client, process, protocol, registry
 from queue_workflows.model_cache import RequiresModels
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, identity
-from queue_workflows.worker import executor_set, gpu_runtime, slot, slot_models, slots
+from queue_workflows.worker import executor_shape, gpu_runtime, settings, slot, slot_models, slots
 
 _log = logging.getLogger("queue_workflows.claim_worker")
-NO_LIMITS = executor_set.Limits()
 
 
 class Launched(NamedTuple):
@@ -114,30 +113,6 @@ def warn_inline(reason: str) -> None:
     )
 
 
-def check_limits(limits: executor_set.Limits) -> None:
-    """Raise `InvalidConfig` for limits that cannot work."""
-    values = (limits.max_jobs, limits.max_rss_mb, limits.idle_exit_s)
-    if any(value is not None and not value > 0 for value in values):
-        raise errors.InvalidConfig(
-            "--max-jobs, --max-rss-mb and --idle-exit: the value must be positive"
-        )
-
-
-def check(queue: str, shape: executor_set.Shape) -> None:
-    """Raise `InvalidConfig` for slots that cannot work."""
-    if queue == "gpu" and shape.card is None:
-        raise errors.InvalidConfig(
-            "slots are for cpu and ingest queues: a gpu worker has one job; --cards 0,1 starts a "
-            "worker for each of these GPUs"
-        )
-    if not (shape.slots > 0 and shape.batch > 0):
-        raise errors.InvalidConfig("the number of slots, and batch, must be positive")
-    if shape.concurrent and shape.batch > 1:
-        raise errors.InvalidConfig(
-            "--async and --batch: leave one out; --async runs jobs at once, --batch one by one"
-        )
-
-
 class SlotWorker:
     """A worker with slots of some queues, by their shapes; its jobs run in executors.
 
@@ -147,14 +122,13 @@ class SlotWorker:
     def __init__(
         self,
         launched: Launched,
-        shapes: Mapping[str, executor_set.Shape],
+        shapes: Mapping[str, executor_shape.Shape],
         *,
         host: str,
         newest: bool,
         lease_s: float,
-        shutdown_s: Callable[[], float],
-        limits: executor_set.Limits = NO_LIMITS,
-        metrics: Callable[[Callable[[], object]], hw_metrics.Sampler | None] = lambda _: None,
+        shutdown_timeout_s: float | None,
+        limits: executor_shape.Limits = executor_shape.NO_LIMITS,
     ) -> None:
         card = next(iter(shapes.values())).card
         models = None if card is None else slot_models.ExecutorModels()
@@ -162,7 +136,7 @@ class SlotWorker:
         obey = not config.DISABLE_WORKER_CONTROL.read()
         self.worker_ids: dict[str, str] = {}
         """The identity under which each queue is claimed."""
-        served: list[tuple[slot.Slot, executor_set.Shape]] = []
+        served: list[tuple[slot.Slot, executor_shape.Shape]] = []
         writing = threading.Lock()
         for queue, shape in shapes.items():
             worker_id = self.worker_ids[queue] = identity.new_worker_id(host)
@@ -172,9 +146,9 @@ class SlotWorker:
             )  # fmt: skip
             own = slot.Slot(_claimant(who, models, known), concurrency=shape.slots, writing=writing)
             served.append((own, shape))
-        self._shutdown_s = shutdown_s
+        self._shutdown_timeout_s = shutdown_timeout_s
         self._launched = launched
-        self._metrics = metrics(lambda: self._loop.keeper.wake("metrics"))
+        self._metrics = settings.sampler(host, lambda: self._loop.keeper.wake("metrics"))
         self._loop = slots.SlotLoop(
             served, *launched, limits=limits, metrics=self._metrics, models=models
         )
@@ -196,7 +170,7 @@ class SlotWorker:
 
         Safe in a signal handler.
         """
-        self._loop.keeper.stop_by(clock.boot_s() + self._shutdown_s())
+        self._loop.keeper.stop_by(clock.boot_s() + settings.shutdown_s(self._shutdown_timeout_s))
         self._loop.stop()
 
     def stop_now(self) -> None:

@@ -13,7 +13,7 @@ from queue_workflows.executor import launcher_client, registry
 from queue_workflows.runtime import clock, service
 from queue_workflows.worker import (
     current_job,
-    executor_set,
+    executor_shape,
     guards,
     loop,
     multiplexer,
@@ -41,11 +41,11 @@ class SlotLoop:
 
     def __init__(
         self,
-        served: Sequence[tuple[slot.Slot, executor_set.Shape]],
+        served: Sequence[tuple[slot.Slot, executor_shape.Shape]],
         launcher: launcher_client.Launcher,
         registered: registry.Registered,
         *,
-        limits: executor_set.Limits,
+        limits: executor_shape.Limits,
         metrics: hw_metrics.Sampler | None = None,
         models: slot_models.ExecutorModels | None = None,
     ) -> None:
@@ -90,10 +90,10 @@ class SlotLoop:
 
     def _connect_keeper(self) -> None:
         claimers = [each.claimer for each in self._queues]
-        self.keeper.may_hold_unknown_claims = lambda: any(
+        self.keeper.excuses.may_hold_unknown_claims = lambda: any(
             each.may_hold_unknown_claims() for each in claimers
         )
-        self.keeper.unanswered = lambda: {
+        self.keeper.excuses.unanswered = lambda: {
             worker: at for each in claimers for worker, at in each.unanswered().items()
         }
         self._memory.gives_back = lambda: any(each.executors.gives_back for each in self._queues)

@@ -118,7 +118,7 @@ WORKING = (
     "worker.claimer._record",
     "attempts.fail",
     "workers.stop",
-    "lease_keeper._beat",
+    "heartbeat.send",
 )
 DISPATCHING = (
     "starts._start",

@@ -408,8 +408,8 @@ def test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some(
         until(lambda: set(states(conn)) == {"completed"}, timeout_s=60)
     assert overlaps == [], "they may lock the same rows, each in its own order"
     assert (
-        first._keeper._slots[0].in_flight.claims()
-        == second._keeper._slots[0].in_flight.claims()
+        first._keeper._jobs.slots[0].in_flight.claims()
+        == second._keeper._jobs.slots[0].in_flight.claims()
         == {}
     )
     assert Counter(bodies.ran) == Counter(range(count))

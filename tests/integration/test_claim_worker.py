@@ -281,7 +281,7 @@ def test_a_guards_failure_never_ends_the_next_job(body: Body) -> None:
     thread = threading.Thread(target=subject.run_once)
     thread.start()
     assert body.started.wait(30)
-    (old,) = watcher._works
+    (old,) = watcher._jobs.running
     body.release.set()
     thread.join(15)
     watcher._shutdown.end_by_guard(old, guards.Failure(75, "budget_trip", "late"))
@@ -308,7 +308,7 @@ def test_the_goodbye_goes_along_with_the_hand_back(
     thread = threading.Thread(target=subject.run_once)
     thread.start()
     assert body.started.wait(30)
-    (held,) = subject._keeper._works
+    (held,) = subject._keeper._jobs.running
     subject._keeper._shutdown.give_back(held)
     assert seen == ["running", "0, queued"]
     body.release.set()

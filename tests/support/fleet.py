@@ -132,7 +132,7 @@ class Slot:
         )
         self.claimer._asked_at = None
         self.process = self._born()
-        self.watch.locked = self.locks
+        self.watch.heartbeat.locked = self.locks
         return dead
 
     def close(self) -> None:

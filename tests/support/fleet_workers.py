@@ -215,7 +215,7 @@ class Workers(fleet_base.Base):
     def beat_in(self, slot: fleet.Slot) -> None:
         process = slot.process
         slot.watch._works = [process.work] if process.work else []
-        slot.watch._beat()
+        slot.watch.heartbeat.send()
         slot.watch._works = []
         process.reported, process.quiet = True, False
         if process.work is not None or self.fleet.policy(slot.host, slot.queue) is None:

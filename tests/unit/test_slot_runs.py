@@ -9,7 +9,14 @@ import pytest
 
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.executor import launcher_client, protocol
-from queue_workflows.worker import executor_set, executors, guards, slot_ahead, slot_runs
+from queue_workflows.worker import (
+    executor_set,
+    executor_shape,
+    executors,
+    guards,
+    slot_ahead,
+    slot_runs,
+)
 
 
 class Waiting:
@@ -17,6 +24,7 @@ class Waiting:
 
     def __init__(self, count: int) -> None:
         self.set = mock.Mock(spec=executor_set.ExecutorSet)
+        self.set.traffic = mock.Mock()
         self.set.queued = 0
         self.set.busy.return_value = []
         self.set.has_room.return_value = True
@@ -35,7 +43,7 @@ class Waiting:
             keeper=mock.Mock(),
             endings=self.endings,
             ahead=slot_ahead.Ahead(1, count),
-            shape=executor_set.Shape(1, count),
+            shape=executor_shape.Shape(1, count),
         )
         for number in range(count):
             self.runs.add(row(number))

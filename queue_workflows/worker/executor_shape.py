@@ -1,0 +1,64 @@
+"""Say how many executors a worker has and when they end, and check what cannot work."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from queue_workflows import errors
+
+
+class Limits(NamedTuple):
+    """When executors are replaced, and when the worker ends by itself; None: never."""
+
+    max_jobs: int | None = None
+    max_rss_mb: float | None = None
+    idle_exit_s: float | None = None
+    burst: bool = False
+
+
+NO_LIMITS = Limits()
+
+
+class Shape(NamedTuple):
+    """How many jobs a worker runs at once, and how its executors share them."""
+
+    slots: int
+    batch: int = 1
+    """How many short jobs an executor takes at once, to run them one after the other."""
+    concurrent: bool = False
+    """Whether one executor runs all of them, on one event loop."""
+    card: int | None = None
+    """The GPU that its one executor uses. Another one is forked only once that has ended."""
+    mixed: bool = False
+    """Whether its async jobs share one executor, and each of the others has one of its own.
+
+    Then executors are forked when a job needs one."""
+
+    @property
+    def executors(self) -> int:
+        """Return how many executors there are before any job."""
+        return 0 if self.mixed else 1 if self.concurrent else self.slots
+
+
+def check_limits(limits: Limits) -> None:
+    """Raise `InvalidConfig` for limits that cannot work."""
+    values = (limits.max_jobs, limits.max_rss_mb, limits.idle_exit_s)
+    if any(value is not None and not value > 0 for value in values):
+        raise errors.InvalidConfig(
+            "--max-jobs, --max-rss-mb and --idle-exit: the value must be positive"
+        )
+
+
+def check(queue: str, shape: Shape) -> None:
+    """Raise `InvalidConfig` for slots that cannot work."""
+    if queue == "gpu" and shape.card is None:
+        raise errors.InvalidConfig(
+            "slots are for cpu and ingest queues: a gpu worker has one job; --cards 0,1 starts a "
+            "worker for each of these GPUs"
+        )
+    if not (shape.slots > 0 and shape.batch > 0):
+        raise errors.InvalidConfig("the number of slots, and batch, must be positive")
+    if shape.concurrent and shape.batch > 1:
+        raise errors.InvalidConfig(
+            "--async and --batch: leave one out; --async runs jobs at once, --batch one by one"
+        )
