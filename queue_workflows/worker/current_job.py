@@ -62,8 +62,6 @@ class Work:
         """Called when the handler has streamed what it does not send at once."""
         self._overdue: guards.Failure | None = None
         """The decision that the time limit has passed."""
-        self.on_activity: Callable[[float], object] = lambda _: None
-        """Called when the handler shows activity, in addition to the guards."""
 
     @property
     def ids(self) -> dict[str, str | int]:
@@ -140,7 +138,6 @@ class Work:
         for guard in self.guards:
             if guard is not self.lease_end:
                 guard.beat(now)
-        self.on_activity(now)
         if progress is not None and len(progress) <= PROGRESS_LIMIT:
             self.unsaved = progress
 

@@ -84,19 +84,9 @@ class GpuRuntime:
         self._sizes: dict[str, float] = {}
         """The models' sizes in GB as they were last published."""
 
-    @property
-    def samples(self) -> bool:
-        """Return whether guards may use samples."""
-        return self._sampler is not None
-
     def follow(self, pid: int) -> None:
         """Sample this process, which runs the handlers, from now on."""
         self._probe.follow(pid)
-
-    @property
-    def shown(self) -> bool:
-        """Return whether the GPU's tools have reported a value yet."""
-        return self._probe.shown
 
     @property
     def holds_model(self) -> bool:
