@@ -16,9 +16,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9_.\-]+")
 _MAX_LABEL = 80
-"""With pid (10), machine (8), random (12), three colons and `_EXECUTORS`: 114 of 120 characters."""
-_EXECUTORS = "x"
-"""Begins the last part of ids of workers with executors; hexadecimal digits have no x."""
+"""With pid (10), machine (8), random (12), three colons and `_EXECUTORS`: 116 of 120 characters."""
+_EXECUTORS = "ex-"
+"""Begins the last part of ids of workers with executors."""
 
 
 @functools.cache

@@ -192,10 +192,17 @@ class Work:
             if call is not None and self.interrupted is not None:
                 call()
 
-    def verdict(self) -> guards.Failure | None:
-        """Return the first failure of the guards; without a handler only the lease is checked."""
+    def verdict(self, *, stopped: bool = False) -> guards.Failure | None:
+        """Return the first failure of the guards; without a handler only the lease is checked.
+
+        `stopped`: whether its process is stopped by a signal or a debugger. Then it is idle for
+        that reason, so the guards that use samples are not checked.
+        """
         now = self._now()
         active = [self.lease_end] if self.settling or self.waiting else self.guards
+        if stopped:
+            sampled = guards.GpuHealth | guards.Stall
+            active = [guard for guard in active if not isinstance(guard, sampled)]
         return next((failure for guard in active if (failure := guard.check(now))), None)
 
     def decided(self, failure: guards.Failure) -> None:

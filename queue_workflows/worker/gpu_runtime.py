@@ -89,6 +89,11 @@ class GpuRuntime:
         self._probe.follow(pid)
 
     @property
+    def is_stopped(self) -> bool:
+        """Return whether the process that runs the handlers is stopped; see `Work.verdict`."""
+        return self._probe.is_stopped
+
+    @property
     def holds_model(self) -> bool:
         """Return whether a model is loaded or being loaded."""
         cache = self._cache
@@ -208,7 +213,7 @@ class GpuRuntime:
         now = self._now()
         every = [guard for work in self._works() for guard in work.guards]
         wanting = [guard for guard in every if guard.wants_sample(now)]
-        if wanting and self._sampler is not None:
+        if wanting and self._sampler is not None and not self.is_stopped:
             self._seen = found = self._sampler()
             for guard in wanting:
                 guard.sample(now, found)

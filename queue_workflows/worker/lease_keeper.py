@@ -388,7 +388,7 @@ class LeaseKeeper:
         self.excuses.note_lapsed()
 
     def _check_guards_of(self, work: current_job.Work, deadline: float | None) -> None:
-        failure = work.verdict()
+        failure = work.verdict(stopped=self._gpu.is_stopped)
         if failure is not None:
             work.decided(failure)
             self._logs.store_soon()

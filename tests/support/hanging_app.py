@@ -82,6 +82,15 @@ def beats_then_hogs(folder: Path, status_callback: Callable[..., object]) -> Non
     hogs(folder)
 
 
+def beats_again(folder: Path, status_callback: Callable[..., object]) -> None:
+    """Beat once, wait for the file `go`, and end after a moment without a beat."""
+    status_callback(0.1)
+    _started({"folder": folder})
+    while not (folder / "go").exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+
+
 def beats_once(folder: Path, status_callback: Callable[..., object]) -> None:
     """Beat once, then hang."""
     status_callback(0.1)
@@ -136,6 +145,7 @@ def setup() -> None:
     """Register the tasks."""
     queue_workflows.configure(ingest_queues=("work",))
     queue_workflows.register_node("beats_once", beats_once)
+    queue_workflows.register_node("beats_again", beats_again)
     queue_workflows.register_node("silent", silent)
     queue_workflows.register_node("hogs", hogs)
     queue_workflows.register_node("sticks", sticks)
