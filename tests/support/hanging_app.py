@@ -76,10 +76,10 @@ def hogs(folder: Path, seconds: float = LONG_S) -> None:
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
-def beats_then_hogs(folder: Path, status_callback: Callable[..., object]) -> None:
-    """Beat once, then keep the GIL; at the second start return at once."""
+def beats_then_sticks(folder: Path, status_callback: Callable[..., object]) -> None:
+    """Beat once, then do as `sticks` does."""
     status_callback(0.1)
-    hogs(folder)
+    sticks(folder)
 
 
 def beats_again(folder: Path, status_callback: Callable[..., object]) -> None:
@@ -149,7 +149,7 @@ def setup() -> None:
     queue_workflows.register_node("silent", silent)
     queue_workflows.register_node("hogs", hogs)
     queue_workflows.register_node("sticks", sticks)
-    queue_workflows.register_node("beats_then_hogs", beats_then_hogs)
+    queue_workflows.register_node("beats_then_sticks", beats_then_sticks)
     queue_workflows.register_ingest_task("deaf", deaf)
     queue_workflows.register_ingest_task("hog", hog)
     queue_workflows.register_ingest_task("lasts", lasts)
