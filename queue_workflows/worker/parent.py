@@ -37,7 +37,8 @@ def supervise(
 def supervise_options(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Supervise the worker, or one for each GPU, of `queue-claim-worker`'s options; return 0."""
     own = [word for word in arguments if word != "--supervise"]
-    if not (options.slots or options.cards or options.queue is None or options.async_jobs):
+    shaped = options.slots is not None or options.cards is not None or options.async_jobs
+    if options.queue is not None and not shaped:
         options.slots = 1  # an executor is replaced, and the worker continues
         own += ["--slots", "1"]
     command_line.limits(options)
