@@ -1,4 +1,8 @@
-"""Run a worker process: for one queue, or as a pool of several."""
+"""Run a worker process: for one queue, or as a pool of several.
+
+Its length: apps import both classes and the command from here. What executors need is imported
+late, by `worker.slot_start`, as a plain worker has none.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import json
 import logging
-import resource
 import tempfile
 import time
 from collections import deque
@@ -280,27 +279,3 @@ def look_back(
         times = {"sampled_at": row["sampled_at"], "every_s": row["every_s"]}
         found.append(stored_json.mapping(row["sample"]) | times)
     return found
-
-
-class Cost(NamedTuple):
-    """Measure a sample's cost: CPU seconds of this process and its tools, and elapsed ones."""
-
-    cpu_s: float
-    tools_cpu_s: float
-    wall_s: float
-
-
-def measure(probe: Probe, times: int = 10) -> Cost:
-    """Return the mean cost of a sample that reads the GPUs; block for that many samples."""
-    tools = resource.getrusage(resource.RUSAGE_CHILDREN)
-    own, began = time.thread_time(), time.monotonic()
-    for _ in range(times):
-        probe.reread()
-        probe.sample()
-    now = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = now.ru_utime + now.ru_stime - tools.ru_utime - tools.ru_stime
-    return Cost(
-        (time.thread_time() - own) / times,
-        spent / times,
-        (time.monotonic() - began) / times,
-    )

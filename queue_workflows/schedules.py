@@ -1,6 +1,7 @@
 """Declare, add, pause, resume, remove, fire, list and preview schedules.
 
-Each call is one transaction, or joins that of `conn`.
+Each call is one transaction, or joins that of `conn`. One noun of the public API is one module, so
+it is long.
 """
 
 from __future__ import annotations

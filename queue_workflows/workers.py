@@ -1,4 +1,7 @@
-"""List workers, turn them on or off, drain them, and write or check their heartbeats."""
+"""List workers, turn them on or off, drain them, and write or check their heartbeats.
+
+One noun of the public API is one module, so it is long.
+"""
 
 from __future__ import annotations
 
@@ -134,17 +137,11 @@ def set_control(
     any write `UnknownPolicy` (a ValueError) for a bad state, policy or name, `InvalidConfig` (a
     ValueError) for a bad `until`.
     """
-    if desired_state not in STATES:
-        raise errors.UnknownPolicy(f"desired_state {desired_state!r}: it is 'on' or 'off'")
-    if stop_policy not in stop_policies.BY_NAME:
-        known = ", ".join(sorted(stop_policies.BY_NAME))
-        raise errors.UnknownPolicy(f"stop policy {stop_policy!r}: registered are {known}")
+    _check_states(desired_state, stop_policy)
     if until is not None and desired_state == "on":
         raise errors.InvalidConfig("until: it is the end of OFF, and has no meaning for ON")
     at, lasts = durations.check_until(until)
-    for what, name, most in (("host", host, 400), ("queue", queue, 200)):
-        if not 1 <= len(name.encode()) <= most or "\x00" in name:
-            raise errors.UnknownPolicy(f"{what} {name[:40]!r}: its name has 1 to {most} bytes")
+    _check_names(host, queue)
     values = {
         "host": host,
         "queue": queue,
@@ -162,6 +159,20 @@ def set_control(
                 "span from now"
             )
         return cast("WorkerControl", controls.put(own, values))
+
+
+def _check_states(desired_state: str, stop_policy: str) -> None:
+    if desired_state not in STATES:
+        raise errors.UnknownPolicy(f"desired_state {desired_state!r}: it is 'on' or 'off'")
+    if stop_policy not in stop_policies.BY_NAME:
+        known = ", ".join(sorted(stop_policies.BY_NAME))
+        raise errors.UnknownPolicy(f"stop policy {stop_policy!r}: registered are {known}")
+
+
+def _check_names(host: str, queue: str) -> None:
+    for what, name, most in (("host", host, 400), ("queue", queue, 200)):
+        if not 1 <= len(name.encode()) <= most or "\x00" in name:
+            raise errors.UnknownPolicy(f"{what} {name[:40]!r}: its name has 1 to {most} bytes")
 
 
 def get_control(host: str, queue: str) -> WorkerControl | None:

@@ -1,4 +1,7 @@
-"""Define the command `queue-workflows` (extra: cli): one module per subcommand."""
+"""Define the command `queue-workflows` (extra: cli): one module per subcommand.
+
+The function of a subcommand is as long as its list of options, which typer reads from it.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,16 @@ import typer
 
 from queue_workflows import config, db, errors, runs
 from queue_workflows.admin import overview
-from queue_workflows.cli import command, fleet, interactive_run, options, output, run
+from queue_workflows.cli import (
+    command,
+    fleet,
+    interactive_run,
+    options,
+    output,
+    run,
+    run_request,
+    unserved_queues,
+)
 from queue_workflows.runtime import app_loading, signals
 
 APP = "queue_workflows.demo:setup"
@@ -53,10 +62,10 @@ def demo(
             if not command.prepare(stop):
                 return run.stopped_early()
             _refuse_company()
-            request = run.Request(
+            request = run_request.Request(
                 workflow=WORKFLOW,
                 context={"folder": source},
-                out_dir=run.folder(out),
+                out_dir=run_request.folder(out),
                 priority=100,
                 queues={},
             )
@@ -66,7 +75,7 @@ def demo(
 
 
 def _run(
-    request: run.Request,
+    request: run_request.Request,
     wanted: fleet.Roles,
     stop: signals.StopRequest,
     *,
@@ -113,7 +122,7 @@ def _refuse_company() -> None:
     cfg = config.get_config()
     with db.transaction() as conn:
         others = overview.foreign_work(conn, [WORKFLOW], cfg.ingest_task_map)
-    serving = {"cpu", "gpu"} - fleet.unserved({"cpu", "gpu"})
+    serving = {"cpu", "gpu"} - unserved_queues.unserved({"cpu", "gpu"})
     if others:
         first = others[0]
         what = f"unfinished work of another app ({first['kind']} of {first['name']!r})"

@@ -1,4 +1,7 @@
-"""Define `queue-workflows doctor`: find what is wrong with an installation, and the remedies."""
+"""Define `queue-workflows doctor`: find what is wrong with an installation, and the remedies.
+
+Its length is that of its list of checks: one short function each.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import (
     command,
     findings,
-    fleet,
     options,
     output,
     server_checks,
     table_checks,
+    unserved_queues,
 )
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
 from queue_workflows.dag import confinement, run_folder
@@ -292,7 +295,7 @@ def _lock_keys(conn: db.Connection) -> Findings:
             f"start queue-claim-worker --queue={queue}, `queue-workflows queues resume {queue}` if"
             f" it is paused, or `queue-workflows jobs cancel --queue {queue}`"
         )
-        yield Finding("lock keys", WARNING, fleet.unserved_text(row), remedy)
+        yield Finding("lock keys", WARNING, unserved_queues.unserved_text(row), remedy)
 
 
 def _schedules(conn: db.Connection) -> Findings:

@@ -1,10 +1,9 @@
-"""Start the processes that an app needs under one supervisor, and find queues without workers."""
+"""Start the processes that an app needs under one supervisor."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
 import tempfile
 import time
@@ -17,14 +16,11 @@ from queue_workflows.admin import overview
 from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.cli import output
 from queue_workflows.dispatch import hooks
-from queue_workflows.engine import workers
-from queue_workflows.runtime import display, identity, service, signals, supervisor
-from queue_workflows.types import Row
+from queue_workflows.runtime import restart_rule, service, signals, supervisor
 from queue_workflows.worker import crash_recovery, parent, pool_config
 
 _STOP_S = 60.0
 _HURRY_S = 0.2
-_SERVING = frozenset({"idle", "busy"})
 
 
 class Roles(NamedTuple):
@@ -70,21 +66,7 @@ def roles(
     """
     cfg = config.get_config()
     nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
-    if not (nodes or tasks or cfg.workflow_loader):
-        raise errors.InvalidConfig(
-            "nothing to start: no node, ingest task or workflow provider is registered; name the "
-            "app by --app or QUEUE_WORKFLOWS_APP"
-        )
-    if not nodes and (cpu or gpu or cards):
-        raise errors.InvalidConfig(
-            "--cpu, --gpu and --cards need an app that knows nodes: set_node_module_package(), "
-            "set_node_resolver() or register_node()"
-        )
-    if pool and not tasks:
-        raise errors.InvalidConfig(
-            "--workers and WORKERS_JSON need an app that registers ingest tasks: "
-            "register_ingest_task()"
-        )
+    _check_app(cfg, for_nodes=bool(cpu or gpu or cards), for_tasks=bool(pool))
     if ingest:
         alert_settings.read()
     models = cfg.has_model_registrar() or bool(model_registry.known_ids())
@@ -98,6 +80,26 @@ def roles(
         pool=tuple(pool),
         cards=tuple(cards),
     )
+
+
+def _check_app(cfg: config.EngineConfig, *, for_nodes: bool, for_tasks: bool) -> None:
+    """Raise `InvalidConfig` for an app that lacks what was asked to be run."""
+    nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
+    if not (nodes or tasks or cfg.workflow_loader):
+        raise errors.InvalidConfig(
+            "nothing to start: no node, ingest task or workflow provider is registered; name the "
+            "app by --app or QUEUE_WORKFLOWS_APP"
+        )
+    if for_nodes and not nodes:
+        raise errors.InvalidConfig(
+            "--cpu, --gpu and --cards need an app that knows nodes: set_node_module_package(), "
+            "set_node_resolver() or register_node()"
+        )
+    if for_tasks and not tasks:
+        raise errors.InvalidConfig(
+            "--workers and WORKERS_JSON need an app that registers ingest tasks: "
+            "register_ingest_task()"
+        )
 
 
 def _alone(pool: Sequence[pool_config.Entry], beside: Collection[str]) -> tuple[str, ...]:
@@ -190,69 +192,9 @@ class Fleet:
         """Raise `InvalidConfig` if the processes refuse to start."""
         if names := self.supervisor.gave_up:
             raise errors.InvalidConfig(
-                f"{', '.join(names)} refused to start {supervisor.GIVE_UP_AFTER} times; "
+                f"{', '.join(names)} refused to start {restart_rule.GIVE_UP_AFTER} times; "
                 "their output has the reason"
             )
-
-
-def unserved(queues: set[str]) -> set[str]:
-    """Return those of the queues that no live worker serves.
-
-    A worker of this machine whose process has ended counts as dead.
-    """
-    with contextlib.closing(db.connect()) as conn:
-        rows = workers.listing(conn, config.STALE_WORKER_AFTER_S.read())
-    here = identity.machine()
-    return queues - {
-        row["queue"]
-        for row in rows
-        if row["state"] in _SERVING
-        and row["desired_state"] == "on"
-        and (f":{here}:" not in row["worker_id"] or identity.process_exists(row["pid"]))
-    }
-
-
-def switched_off(queues: set[str]) -> list[Row]:
-    """Return the OFF rows in force that stop this machine's workers of these queues."""
-    if config.DISABLE_WORKER_CONTROL.read():
-        return []
-    with contextlib.closing(db.connect()) as conn:
-        rows = workers.switched_off(conn)
-    here = config.host_label()
-    return [row for row in rows if row["host_label"] == here and row["queue"] in {*queues, "all"}]
-
-
-def switch_text(row: Row) -> str:
-    """Return `gpu-1 cpu is switched off by ops (new disk), on again in 29 min: COMMAND ...`."""
-    by = f" by {row['requested_by']}" if row["requested_by"] else ""
-    reason = f" ({row['reason']})" if row["reason"] else ""
-    ends = "" if row["until_s"] is None else f", on again in {output.seconds(row['until_s'])}"
-    ours = " --embedded" if config.database_url() is None else ""
-    host, queue = (shlex.quote(row[key]) for key in ("host_label", "queue"))
-    turn_on = f"queue-worker-control --queue={queue} --on --host {host}{ours}"
-    what = f"{row['host_label']} {row['queue']} is switched off{by}{reason}{ends}"
-    return output.line(f"{what}: `{turn_on}` turns it on", 500)
-
-
-def pause_text(row: Row) -> str:
-    """Return `queue load, partition a is paused until TIME by ops: COMMAND resumes it`."""
-    key = f", partition {row['partition']}" if row["partition"] is not None else ""
-    until = f" until {display.moment(row['until'])}" if row["until"] else ""
-    by = f" by {row['by']}" if row["by"] else ""
-    resume = f"queue-workflows queues resume {shlex.quote(row['queue'])}"
-    if row["partition"] is not None:
-        resume += f" --partition {shlex.quote(row['partition'])}"
-    what = f"queue {row['queue']}{key} is paused{until}{by}"
-    return output.line(f"{what}: `{resume}` resumes it", 500)
-
-
-def unserved_text(row: Row) -> str:
-    """Return what `lock_keys.unserved` found of a queue, in one sentence."""
-    jobs = output.counted(row["n"], "job")
-    text = (
-        f"queue {row['queue']} is served by no worker, so the lock keys of {jobs} passed to others"
-    )
-    return output.line(text, 500)
 
 
 def strangers() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from queue_workflows import db, errors, history
 from queue_workflows.admin import attempt_history
-from queue_workflows.cli import output, parts, report, run_snapshot, run_views
+from queue_workflows.cli import job_texts, output, parts, report, run_snapshot, run_views
 from queue_workflows.engine import job_tables
 from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.runtime import display, entry_point, signals
@@ -174,7 +174,7 @@ class _Progress:
             if self._status not in TERMINAL_JOB_STATUSES:
                 again = run_views.again_text(shown, shown["attempts_failed"])
                 text = f"{self._status}, {again}" if again else self._status
-                self._print(f"{kind} {job_id} ({output.line(report.name_of(shown))}): {text}")
+                self._print(f"{kind} {job_id} ({output.line(job_texts.name_of(shown))}): {text}")
         by_claim = {log["claim_no"]: log for log in logs}
         for attempt in shown["attempts"]:
             self._attempt(attempt, by_claim.get(attempt["claim_no"]), last=last)
@@ -188,13 +188,13 @@ class _Progress:
         begun = [event for event in events if event[1]["event_type"] == "claimed"]
         for index, _ in begun:
             self._printed.add((number, index))
-            self._print(f"{name}: {report.place_text(attempt)}")
+            self._print(f"{name}: {job_texts.place_text(attempt)}")
         if log is not None:
             self._tails.show(name, log, last=last)
         for index, event in events:
             if (number, index) not in self._printed:
                 self._printed.add((number, index))
-                self._print(f"{name}: {entry_point.mask(report.event_text(event))}")
+                self._print(f"{name}: {entry_point.mask(job_texts.event_text(event))}")
 
 
 def job(

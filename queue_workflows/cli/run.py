@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import uuid
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from queue_workflows import config, db, errors, runs
+from queue_workflows import config, db
 from queue_workflows.admin import overview
 from queue_workflows.cli import (
     command,
     fleet,
-    input_option,
     interactive_run,
     options,
     output,
     run_processes,
+    run_request,
     run_snapshot,
     run_views,
     summary,
+    unserved_queues,
 )
-from queue_workflows.dispatch import hooks
 from queue_workflows.engine import queues
 from queue_workflows.runtime import app_loading, signals
-from queue_workflows.types import JsonDict, Run
-
-DEFAULT_OUT = Path("queue-workflows-out")
-"""Parent of the folders of runs without one; created when a node asks for its folder."""
 
 
 def run(
@@ -49,7 +43,8 @@ def run(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help=f"Folder of the run's files; default: {DEFAULT_OUT}/<run id>."
+            metavar="DIR",
+            help=f"Folder of the run's files; default: {run_request.DEFAULT_OUT}/<run id>.",
         ),
     ] = None,
     priority: Annotated[
@@ -73,12 +68,12 @@ def run(
     def run_command() -> int:
         chosen = app_loading.load_app(app)
         alone = no_up or no_wait
-        request = Request(
+        request = run_request.Request(
             workflow=workflow,
-            context=_context(workflow, given or ()),
-            out_dir=folder(out),
+            context=run_request.context_of(workflow, given or ()),
+            out_dir=run_request.folder(out),
             priority=priority,
-            queues=used_queues(workflow, app=chosen),
+            queues=run_request.used_queues(workflow, app=chosen),
         )
         joined = command.database(create=not alone, app=None if alone else chosen)
         ours = run_processes.StartedProcesses()
@@ -99,7 +94,7 @@ def run(
 
 
 def _see_through(
-    request: Request,
+    request: run_request.Request,
     stop: signals.StopRequest,
     ours: run_processes.StartedProcesses,
     *,
@@ -136,78 +131,6 @@ def _see_through(
         return row["id"], follower.follow(row["id"])
 
 
-class Request:
-    """A validated request for a run; `out_dir` None: a folder of its own, named by its id."""
-
-    def __init__(
-        self,
-        *,
-        workflow: str,
-        context: JsonDict,
-        out_dir: Path | None,
-        priority: int,
-        queues: dict[str, int],
-    ) -> None:
-        self.workflow = workflow
-        self.context = context
-        self.out_dir = out_dir
-        self.priority = priority
-        self.queues = queues
-
-    def insert(self) -> Run:
-        """Insert the run and return its row. Raises `InvalidPayload` before any write."""
-        run_id = str(uuid.uuid4())
-        return runs.submit(
-            self.workflow,
-            run_id=run_id,
-            out_dir=str(self.out_dir or DEFAULT_OUT.absolute() / run_id),
-            priority=self.priority,
-            context=self.context,
-        )
-
-
-def _context(workflow: str, given: Iterable[str]) -> JsonDict:
-    """Return the run's context, checked if the app declares the workflow in Python."""
-    declared = config.get_config().workflow_map.get(workflow)
-    if declared is None:
-        return input_option.context(given)
-    found = input_option.context(given, declared.accepts_input)
-    try:
-        declared.check_inputs(found)
-    except errors.ArgsRefused as error:
-        raise errors.ArgsRefused(f"{error}; inputs are given by --input KEY=VALUE") from None
-    return found
-
-
-def folder(out: Path | None) -> Path | None:
-    """Create the folder and return it, absolute. Raises `InvalidConfig` if it cannot be used."""
-    if out is None:
-        return None
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise errors.InvalidConfig(f"--out {out}: {error.strerror}") from None
-    return out.resolve()
-
-
-def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
-    """Return how many nodes of the workflow go to each queue; one cpu node without a provider.
-
-    Raises `UnknownWorkflow`, `InvalidWorkflow`, and `InvalidConfig` for an app without provider.
-    """
-    try:
-        made = hooks.expand({"id": workflow, "workflow_name": workflow})
-    except hooks.NoProvider:
-        if app is None:
-            return {"cpu": 1}
-        raise errors.InvalidConfig(
-            f"workflow {workflow!r}: --app {app} sets no workflow provider (set_workflow_provider)"
-        ) from None
-    except errors.UnknownWorkflow as error:
-        raise errors.UnknownWorkflow(f"{error}; is --app {app} the one that has it?") from error
-    return dict(Counter(node["queue"] for node in made["nodes"]))
-
-
 def _ready(stop: signals.StopRequest) -> bool:
     if not command.wait_for_database(stop):
         return False
@@ -215,7 +138,7 @@ def _ready(stop: signals.StopRequest) -> bool:
     return True
 
 
-def _queue_only(request: Request, *, as_json: bool) -> int:
+def _queue_only(request: run_request.Request, *, as_json: bool) -> int:
     row = request.insert()
     if as_json:
         output.dump(
@@ -272,7 +195,9 @@ def _ahead(run_id: str) -> str:
 def _paused(used: Collection[str]) -> list[str]:
     """Return a text for each of these queues that is paused, so that the run waits."""
     with db.transaction() as conn:
-        return [fleet.pause_text(row) for row in queues.paused(conn) if row["queue"] in used]
+        return [
+            unserved_queues.pause_text(row) for row in queues.paused(conn) if row["queue"] in used
+        ]
 
 
 def _left(run_id: str, *, ours: bool) -> str:

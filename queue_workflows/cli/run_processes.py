@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from queue_workflows import db, errors
-from queue_workflows.cli import command, fleet
+from queue_workflows.cli import command, fleet, unserved_queues
 from queue_workflows.cli.run_snapshot import RunSnapshot
 from queue_workflows.runtime import signals
 from queue_workflows.types import NowFn
@@ -100,11 +100,11 @@ class RunProcesses:
 
     def _missing(self) -> set[str]:
         """Return the queues that nobody serves; report once a switch that may be the reason."""
-        missing = fleet.unserved(set(self._queues))
-        for row in fleet.switched_off(missing) if missing else ():
+        missing = unserved_queues.unserved(set(self._queues))
+        for row in unserved_queues.switched_off(missing) if missing else ():
             if row["queue"] not in self._reported:
                 self._reported.add(row["queue"])
-                command.print_message(fleet.switch_text(row))
+                command.print_message(unserved_queues.switch_text(row))
         return missing
 
     def _take_over(self, missing: set[str]) -> None:

@@ -12,6 +12,7 @@ from queue_workflows import config, db, errors, history, hw_metrics
 from queue_workflows.cli import command, options, output, sample_text, show
 from queue_workflows.engine import samples as rows_of
 from queue_workflows.runtime import display
+from queue_workflows.telemetry import sample_cost
 from queue_workflows.types import JsonDict
 
 LINES = 30
@@ -137,7 +138,7 @@ def table(rows: list[JsonDict]) -> None:
 def _now(*, as_json: bool) -> int:
     probe = hw_metrics.Probe()
     try:
-        cost = hw_metrics.measure(probe)
+        cost = sample_cost.measure(probe)
         found = probe.sample()
         source = probe.source
     finally:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 from queue_workflows import config, db, schedules
 from queue_workflows import workers as worker_api
 from queue_workflows.admin import overview
-from queue_workflows.cli import command, fleet, options, output
+from queue_workflows.cli import command, options, output, unserved_queues
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import run_folder
 from queue_workflows.engine import lock_queues, queues
@@ -135,28 +135,19 @@ def _show(found: dict[str, Any], psql: str) -> None:
     output.echo(f"schema version {version}{newer}")
     output.echo(f"runs without an out_dir keep their files in {found['outputs']}")
     output.echo()
+    keys = ("queue", "workers", "queued", "running", "not_due")
     output.table(
         ("queue", "workers", "queued", "running", "not due", "oldest"),
-        [
-            (
-                q["queue"],
-                q["workers"],
-                q["queued"],
-                q["running"],
-                q["not_due"],
-                output.seconds(q["oldest_s"]),
-            )
-            for q in found["queues"]
-        ],
+        [(*(q[key] for key in keys), output.seconds(q["oldest_s"])) for q in found["queues"]],
     )
     output.echo()
     runs = ", ".join(f"{n} {name}" for name, n in sorted(found["runs"].items())) or "none"
     output.echo(f"runs: {runs}")
     _show_orchestrator(found["orchestrator"])
     for row in found["switched_off"]:
-        output.echo(fleet.switch_text(row))
+        output.echo(unserved_queues.switch_text(row))
     for row in found["paused"]:
-        output.echo(fleet.pause_text(row))
+        output.echo(unserved_queues.pause_text(row))
     for row in found["unassignable"]:
         of = f" of model {row['model']}" if row["model"] else " without a model"
         jobs = output.counted(row["jobs"], "queued gpu job")
@@ -164,7 +155,7 @@ def _show(found: dict[str, Any], psql: str) -> None:
     for row in found["schedules"]:
         output.echo(output.line(f"schedule {row['name']}: {row['problem']}"))
     for row in found["unserved"]:
-        output.echo(fleet.unserved_text(row))
+        output.echo(unserved_queues.unserved_text(row))
     if found["workers"]:
         output.echo()
         workers_command.show(found["workers"])

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from queue_workflows import db, errors, runs
-from queue_workflows.cli import command, ids, jobs, options, output, report
+from queue_workflows.cli import command, ids, job_texts, jobs, options, output
 from queue_workflows.types import Upgrade
 
 SHOWN = 30
@@ -53,7 +53,7 @@ def _text(error: Exception) -> str:
 def _print(done: Upgrade) -> None:
     for sign, names in (("+", done["added"]), ("-", done["removed"])):
         _lines([f"{sign} {name}" for name in names])
-    _lines([f"~ {report.changed_text(dict(each))}" for each in done["changed"]])
+    _lines([f"~ {job_texts.changed_text(dict(each))}" for each in done["changed"]])
     for sign, edges in (("+", done["edges_added"]), ("-", done["edges_removed"])):
         _lines([f"{sign} {before} -> {after}" for before, after in edges])
     run_id = done["run_id"]

@@ -14,7 +14,7 @@ from typing import TypeVar
 import httpx
 
 from queue_workflows import errors
-from queue_workflows.client import calls, events, problems, transport, values, verbs
+from queue_workflows.client import calls, events, problems, transport, values, verbs, waiting
 from queue_workflows.types import JsonDict
 
 T = TypeVar("T")
@@ -165,11 +165,11 @@ class AsyncJobs(verbs.AsyncGroup):
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            wait_s = _left_s(deadline)
+            wait_s = waiting.left_s(deadline)
             found = await self._client.call(calls.job_state(job_id, wait_s=wait_s))
             if found["status"] in values.FINAL:
                 return found
-            _check(deadline, f"job {job_id!r:.80} is {found['status']}")
+            waiting.check(deadline, f"job {job_id!r:.80} is {found['status']}")
 
     async def list(
         self,
@@ -228,11 +228,11 @@ class AsyncRuns(verbs.AsyncGroup):
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            wait_s = _left_s(deadline)
+            wait_s = waiting.left_s(deadline)
             found = await self._client.call(calls.run_state(run_id, wait_s=wait_s))
             if found.get("status") in values.FINAL_RUN:
                 return found
-            _check(deadline, f"run {run_id!r:.80} is {found.get('status')}")
+            waiting.check(deadline, f"run {run_id!r:.80} is {found.get('status')}")
 
     async def list(
         self, *, status: str | None = None, workflow_name: str | None = None, limit: int = 50
@@ -288,15 +288,3 @@ class AsyncSchedules(verbs.AsyncGroup):
     pause = verbs.Async(calls.pause_schedule)
     resume = verbs.Async(calls.resume_schedule)
     run_now = verbs.Async(calls.run_schedule)
-
-
-def _left_s(deadline: float | None) -> float:
-    """Return for how long the service is to wait, in seconds."""
-    if deadline is None:
-        return calls.WAIT_S
-    return round(min(calls.WAIT_S, max(0.0, deadline - time.monotonic())), 3)
-
-
-def _check(deadline: float | None, what: str) -> None:
-    if deadline is not None and time.monotonic() >= deadline:
-        raise errors.WaitTimeout(f"{what} after the time to wait")

@@ -1,4 +1,7 @@
-"""Define the verbs of both clients: what each takes, returns and sends."""
+"""Define the verbs of both clients: what each takes, returns and sends.
+
+Its length is that of the HTTP API: a function for each of its requests.
+"""
 
 from __future__ import annotations
 

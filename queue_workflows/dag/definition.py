@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from queue_workflows import config, errors
 from queue_workflows.dag import (
-    bindings,
     branches,
     document_values,
     engine_nodes,
@@ -17,6 +16,7 @@ from queue_workflows.dag import (
     map_steps,
     pipeline,
     policy,
+    step_nodes,
 )
 
 if TYPE_CHECKING:
@@ -27,32 +27,6 @@ GROWING_VERSION = 2
 """The version of definitions with constructs that code of version 1 would run wrongly."""
 MAX_DEPENDENCIES = 1_000_000
 MAX_DEFINITION_MB = 64
-
-
-class _Step(NamedTuple):
-    """A checked step: its pipeline, or its map, or `own`, an input step as written."""
-
-    id: str
-    deps: tuple[str, ...]
-    skip_if: Any
-    inputs: dict[str, Any]
-    flow: pipeline.Pipeline | None
-    own: dict[str, Any] | None
-    policy: dict[str, Any] | None = None
-    choice: branches.Choice | None = None
-    child: str | None = None
-    """The module of the node of a child run."""
-    loop: loops.Spec | None = None
-    map: dict[str, Any] | None = None
-    """`over`, a template, and the definition's entry of a map without its body."""
-    body: tuple[JsonDict, ...] = ()
-
-    @property
-    def leaves(self) -> list[str]:
-        """Return the node ids that end this step."""
-        if self.flow is None or self.choice is not None or self.loop is not None:
-            return [self.id]
-        return [f"{self.id}/{leaf}" for leaf in self.flow.leaves]
 
 
 def expand(
@@ -83,14 +57,14 @@ def _grows(node: JsonDict) -> bool:
     return any(key in node for key in own) or engine_nodes.is_engine(node["module"])
 
 
-def _nodes(steps: Mapping[str, _Step], budget: _Budget, where: str) -> list[JsonDict]:
+def _nodes(steps: Mapping[str, step_nodes.Step], budget: _Budget, where: str) -> list[JsonDict]:
     """Return the nodes of steps, each step's behind those of the steps before it."""
     pipeline.check_order({step.id: step.deps for step in steps.values()}, where, "step")
     nodes: list[JsonDict] = []
     for step in steps.values():
         before = [leaf for dep in step.deps for leaf in steps[dep].leaves]
         budget.take_step(step, before)
-        for node in _step_nodes(step, before):
+        for node in step_nodes.of_step(step, before):
             budget.take_text(node)
             nodes.append(node)
     return nodes
@@ -111,11 +85,11 @@ def _read_steps(
     where: str,
     budget: _Budget,
     depth: int = 0,
-) -> dict[str, _Step]:
+) -> dict[str, step_nodes.Step]:
     listed = document_values.items(document, "steps", where)
     if not listed:
         raise errors.InvalidWorkflow(f"{where}: it has no steps")
-    steps: dict[str, _Step] = {}
+    steps: dict[str, step_nodes.Step] = {}
     reading = _Reading(load_pipeline, {}, budget, depth)
     for index, raw in enumerate(listed):
         entry = document_values.record(raw, f"{where}: step {index + 1}")
@@ -142,7 +116,9 @@ class _Reading(NamedTuple):
         return self.flows[name]
 
 
-def _read_step(entry: Mapping[str, Any], step_id: str, reading: _Reading, where: str) -> _Step:
+def _read_step(
+    entry: Mapping[str, Any], step_id: str, reading: _Reading, where: str
+) -> step_nodes.Step:
     where = f"{where}: step {step_id!r}"
     deps = document_values.names(entry, "depends_on", where)
     skip_if = document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'")
@@ -153,11 +129,11 @@ def _read_step(entry: Mapping[str, Any], step_id: str, reading: _Reading, where:
         document_values.needed_text(entry, "widget", where, limit=100)
         document_values.text(entry, "target", where)
         own = document_values.value(entry, where)
-        return _Step(step_id, deps, skip_if, {}, None, own, policy.read_input(own, where))
+        return step_nodes.Step(step_id, deps, skip_if, {}, None, own, policy.read_input(own, where))
     if kind == "map":
         body = _body(entry, reading, where)
         found = map_steps.read(entry, body, where)
-        return _Step(step_id, deps, skip_if, {}, None, None, map=found, body=tuple(body))
+        return step_nodes.Step(step_id, deps, skip_if, {}, None, None, map=found, body=tuple(body))
     if kind in ("branch", "loop") and reading.depth:
         raise errors.InvalidWorkflow(
             f"{where}: the steps of a map are of kind 'pipeline', 'map' or 'run'; a step of kind "
@@ -165,7 +141,9 @@ def _read_step(entry: Mapping[str, Any], step_id: str, reading: _Reading, where:
         )
     inputs = _step_inputs(entry, where)
     if kind == "run":
-        return _Step(step_id, deps, skip_if, inputs, None, None, child=_child(entry, where))
+        return step_nodes.Step(
+            step_id, deps, skip_if, inputs, None, None, child=_child(entry, where)
+        )
     if kind not in ("pipeline", "branch", "loop"):
         raise errors.InvalidWorkflow(
             f"{where}: unknown kind {kind!r:.120}; a step is of kind 'pipeline', 'map', 'input', "
@@ -175,7 +153,7 @@ def _read_step(entry: Mapping[str, Any], step_id: str, reading: _Reading, where:
     known = {node.id: node.deps for node in flow.nodes}
     choice = branches.read(entry, step_id, known, where) if kind == "branch" else None
     loop = loops.read(entry, known, where) if kind == "loop" else None
-    return _Step(step_id, deps, skip_if, inputs, flow, None, choice=choice, loop=loop)
+    return step_nodes.Step(step_id, deps, skip_if, inputs, flow, None, choice=choice, loop=loop)
 
 
 def _step_inputs(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -195,20 +173,6 @@ def _child(entry: Mapping[str, Any], where: str) -> str:
     return (engine_nodes.RUN if waits else engine_nodes.START) + workflow
 
 
-def _engine_node(node_id: str, module: str, deps: list[str], inputs: dict[str, Any]) -> JsonDict:
-    return {
-        "id": node_id,
-        "module": module,
-        "queue": "cpu",
-        "model": None,
-        "deps": deps,
-        "inputs": {key: bindings.as_input(value) for key, value in inputs.items()},
-        "skip_if": None,
-        "pipeline": None,
-        "step": None,
-    }
-
-
 def _output(raw: Any, nodes: list[JsonDict], where: str) -> JsonDict:
     """Return the node with the run's output, which waits for all others."""
     where = f"{where}: 'output'"
@@ -217,22 +181,7 @@ def _output(raw: Any, nodes: list[JsonDict], where: str) -> JsonDict:
     inputs = document_values.value(document_values.record(raw, where), where)
     if any(node["id"] == engine_nodes.OUTPUT for node in nodes):
         raise errors.InvalidWorkflow(f"{where}: no step can have the id {engine_nodes.OUTPUT!r}")
-    return _engine_node(engine_nodes.OUTPUT, engine_nodes.OUTPUT, leaves, inputs)
-
-
-def _step_nodes(step: _Step, before: list[str]) -> list[JsonDict]:
-    if step.child is not None:
-        node = _engine_node(step.id, step.child, before, step.inputs)
-        return [{**node, "skip_if": step.skip_if}]
-    if step.flow is None:
-        return [_map_node(step, before) if step.map is not None else _input(step, before)]
-    nodes = _flow_nodes(step, step.flow, f"{step.id}/", before)
-    if step.loop is not None:
-        leaves = [f"{step.id}/{leaf}" for leaf in step.flow.leaves]
-        return _rounds(step.id, step.loop, nodes, leaves, before, step.skip_if)
-    if step.choice is None:
-        return nodes
-    return [*({**node, "arm": step.id} for node in nodes), _branch(step, step.choice)]
+    return step_nodes.engine_node(engine_nodes.OUTPUT, engine_nodes.OUTPUT, leaves, inputs)
 
 
 def _body(entry: Mapping[str, Any], reading: _Reading, where: str) -> list[JsonDict]:
@@ -247,111 +196,9 @@ def _body(entry: Mapping[str, Any], reading: _Reading, where: str) -> list[JsonD
         args = (reading.load_pipeline, where, reading.budget, reading.depth + 1)
         return _nodes(_read_steps(entry, *args), reading.budget, where)
     flow = reading.flow(entry, where)
-    step = _Step("", (), None, _step_inputs(entry, where), flow, None)
+    step = step_nodes.Step("", (), None, _step_inputs(entry, where), flow, None)
     reading.budget.take_step(step, [])
-    return _flow_nodes(step, flow, "", [])
-
-
-def _map_node(step: _Step, before: list[str]) -> JsonDict:
-    made = dict(step.map or {})
-    over = made.pop("over")
-    return {
-        "id": step.id,
-        "module": pipeline.MAP_MODULE,
-        "queue": "cpu",
-        "model": None,
-        "deps": before,
-        "inputs": {"over": bindings.as_input(over)},
-        "skip_if": step.skip_if,
-        "pipeline": None,
-        "step": None,
-        "map": {**made, "body": list(step.body)},
-    }
-
-
-def _flow_nodes(
-    step: _Step, flow: pipeline.Pipeline, prefix: str, before: list[str]
-) -> list[JsonDict]:
-    return [
-        {
-            "id": f"{prefix}{node.id}",
-            "module": node.module,
-            "queue": node.queue,
-            "model": node.model,
-            "deps": [f"{prefix}{dep}" for dep in node.deps] or before,
-            "inputs": _templates(step, node, prefix),
-            "skip_if": node.skip_if if node.own_skip else step.skip_if,
-            "pipeline": flow.name,
-            "step": None,
-            **_own_policy(node.policy),
-            **_own_version(node.module),
-        }
-        for node in flow.nodes
-    ]
-
-
-def _templates(step: _Step, node: pipeline.PipelineNode, prefix: str) -> dict[str, Any]:
-    """Return input templates by name; an input that the step lacks has its default."""
-    templates: dict[str, Any] = {}
-    for name, source in node.inputs:
-        if isinstance(source, bindings.Literal):
-            templates[name] = source.template
-        elif isinstance(source, bindings.FromPaths):
-            templates[name] = bindings.path_input(prefix, source)
-        elif source.key in step.inputs:
-            templates[name] = bindings.as_input(step.inputs[source.key])
-    return templates
-
-
-def _input(step: _Step, before: list[str]) -> JsonDict:
-    own = step.own or {}
-    return {
-        "id": step.id,
-        "module": pipeline.INPUT_MODULE + own["widget"],
-        "queue": "cpu",
-        "model": None,
-        "deps": before,
-        "inputs": {"widget": own["widget"], "target": own.get("target")},
-        "skip_if": step.skip_if,
-        "pipeline": None,
-        "step": own,
-        **_own_policy(step.policy),
-    }
-
-
-def _rounds(
-    step_id: str,
-    spec: loops.Spec,
-    nodes: list[JsonDict],
-    leaves: list[str],
-    before: list[str],
-    skip_if: Any,
-) -> list[JsonDict]:
-    """Return the nodes of all rounds of a loop, and the one with its output."""
-    found, loop = loops.expanded(step_id, spec, nodes, leaves, before, f"step {step_id!r}")
-    ends = list(
-        dict.fromkeys(f"{each}#{spec.at_most}" for each in [*leaves, f"{step_id}/{spec.end}"])
-    )
-    last = _engine_node(step_id, loops.MODULE, ends, {})
-    return [*found, {**last, "skip_if": skip_if, "loop": loop.document()}]
-
-
-def _branch(step: _Step, choice: branches.Choice) -> JsonDict:
-    return {
-        **_engine_node(step.id, branches.MODULE, choice.ends, {}),
-        "skip_if": step.skip_if,
-        "choice": choice.document(),
-    }
-
-
-def _own_version(module: str) -> JsonDict:
-    """Return the version of a node's code, if this process knows one."""
-    version = config.get_config().node_versions.get(module)
-    return {} if version is None else {"version": version}
-
-
-def _own_policy(found: dict[str, Any] | None) -> JsonDict:
-    return {} if found is None else {"policy": found}
+    return step_nodes.of_pipeline(step, flow, "", [])
 
 
 class _Budget:
@@ -362,7 +209,7 @@ class _Budget:
         self.where = where
         self.nodes = self.deps = self.chars = 0
 
-    def take_step(self, step: _Step, before: list[str]) -> None:
+    def take_step(self, step: step_nodes.Step, before: list[str]) -> None:
         """Count nodes and dependencies before they are built."""
         flow = step.flow.nodes if step.flow else ()
         sources = sum(1 for node in flow if not node.deps) or 1

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from queue_workflows import errors, refs
-from queue_workflows.dag import bindings, branches, engine_nodes, graph, loops, readiness
+from queue_workflows import refs
+from queue_workflows.dag import candidate, graph, readiness
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, RefResolver
@@ -108,143 +107,6 @@ def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
     return sorted(found.difference(end), key=graph_.position.__getitem__) + end
 
 
-class _Candidate:
-    """A ready node with its inputs bound to the run's folder, or why it cannot run."""
-
-    __slots__ = ("child", "choice", "inputs", "loop", "node", "reason", "result", "template")
-
-    def __init__(
-        self,
-        node: graph.Node,
-        choice: branches.Choice | None,
-        loop: loops.Loop | None,
-        out_dir: str | None,
-    ) -> None:
-        self.node = node
-        self.choice = choice
-        self.loop = loop
-        self.result: JsonDict | None = None
-        self.child: JsonDict | None = None
-        self.template: JsonDict = {}
-        self.inputs: JsonDict = {}
-        self.reason: str | None = None
-        try:
-            self.template = bindings.bind_paths(node.inputs, out_dir, node_id=node.id)
-        except errors.InvalidWorkflow as error:
-            self.reason = str(error)
-
-    def templates(self) -> list[Any]:
-        """Return all templates that the resolver gets."""
-        given = [] if self.node.step is not None else list(self.template.values())
-        if self.choice is not None:
-            given.append(self.choice.on)
-            given += [{"$from": end} for end in self.choice.ends if self.node.choice is not None]
-        if self.loop is not None:
-            at = (self.node.round or 1) - 2
-            rounds = self.loop.rounds if self.node.loop is not None else self.loop.rounds[at:][:1]
-            if self.node.loop is not None or at >= 0:
-                given += [
-                    template for one in rounds for template in (one.until, {"$from": one.end})
-                ]
-        return given if self.node.skip_if is None else [self.node.skip_if, *given]
-
-    def is_skipped(self, context: JsonDict, resolver: RefResolver) -> bool:
-        """Return whether `skip_if` holds (not if it cannot be resolved), or its branch skips it.
-
-        Sets `reason` if the branch cannot decide.
-        """
-
-        def holds(template: Any, values: Mapping[str, Any]) -> bool:
-            return bool(resolver(template, values))
-
-        condition = self.node.skip_if
-        if condition is not None and refs.attempt(condition, context, holds)[0] is True:
-            return True
-        if self.loop is not None and self.node.loop is None:
-            return not self._goes_on(self.loop, context, resolver)
-        if self.choice is None or self.node.choice is not None:
-            return False
-        end = self._decided(lambda choice, value: choice.arm_of(value), context, resolver)
-        return end is not None and self.node.id not in self.choice.members[end]
-
-    def _goes_on(self, loop: loops.Loop, context: JsonDict, resolver: RefResolver) -> bool:
-        """Return whether the node's round takes place; True with `reason` if that is unknown."""
-        try:
-            return loops.goes_on(loop, self.node.round or 1, context, _resolving(context, resolver))
-        except errors.InvalidWorkflow as error:
-            self.reason = str(error)
-            return True
-
-    def _end_loop(self, loop: loops.Loop, context: JsonDict, resolver: RefResolver) -> None:
-        try:
-            self.result, number = loops.output(loop, context, _resolving(context, resolver))
-        except errors.InvalidWorkflow as error:
-            self.reason = str(error)
-        else:
-            self.inputs = {"rounds": number}
-
-    def _decided(
-        self,
-        decide: Callable[[branches.Choice, Any], T],
-        context: JsonDict,
-        resolver: RefResolver,
-    ) -> T | None:
-        """Return the decision about the value of the branch; None with `reason` set."""
-        assert self.choice is not None
-        value, reason = refs.attempt(self.choice.on, context, resolver)
-        if reason is not None:
-            self.reason = f"branch {self.choice.id!r}: its value: {reason}"
-            return None
-        self.inputs = {"value": value} if self.node.choice is not None else self.inputs
-        try:
-            return decide(self.choice, value)
-        except errors.InvalidWorkflow as error:
-            self.reason = str(error)
-            return None
-
-    def resolve(self, context: JsonDict, resolver: RefResolver) -> None:
-        """Set `inputs`, or `reason` for the first input that does not resolve."""
-        if self.node.step is not None:
-            self.inputs = self.template
-            return
-        if self.node.loop is not None:
-            self._end_loop(self.node.loop, context, resolver)
-            return
-        if self.node.choice is not None:
-            self.result = self._decided(
-                lambda choice, value: branches.output(choice, value, context), context, resolver
-            )
-            return
-        for name, template in self.template.items():
-            self.inputs[name], reason = refs.attempt(template, context, resolver)
-            if reason is not None:
-                self.reason = f"node {self.node.id!r}: input {name!r}: {reason}"
-                return
-        self._set_result()
-
-    def _set_result(self) -> None:
-        """Set what the plan itself knows of a node that no worker runs."""
-        workflow = engine_nodes.workflow_of(self.node.module)
-        if workflow is not None:
-            self.child = {"id": str(uuid.uuid4()), "workflow": workflow}
-            if self.node.module.startswith(engine_nodes.START):
-                self.result = {"result": self.child["id"]}
-        elif self.node.module == engine_nodes.OUTPUT:
-            self.result = self.inputs
-
-
-def _resolving(context: JsonDict, resolver: RefResolver) -> Callable[[Any], Any]:
-    """Return a function that resolves a template, and raises `InvalidWorkflow` if it cannot."""
-
-    def resolved(template: Any) -> Any:
-        value, reason = refs.attempt(template, context, resolver)
-        if reason is not None:
-            raise errors.InvalidWorkflow(reason)
-        return value
-
-    return resolved
-
-
 class _Planner:
     """Compute one plan in rounds of ready nodes; each round follows from the skips of the last."""
 
@@ -283,16 +145,16 @@ class _Planner:
         complete = may_end and bool(self.round_.ready([readiness.END]))
         return Plan([*self._by_model(), *self.parked, *self.ended], complete)
 
-    def _candidate(self, node: graph.Node, out_dir: str | None) -> _Candidate:
+    def _candidate(self, node: graph.Node, out_dir: str | None) -> candidate.Candidate:
         graph_ = self.progress.graph
         choice = graph_.choices.get(node.arm or node.id)
-        return _Candidate(node, choice, graph_.nodes[node.arm or node.id].loop, out_dir)
+        return candidate.Candidate(node, choice, graph_.nodes[node.arm or node.id].loop, out_dir)
 
     def _is_open(self, node_id: str) -> bool:
         return node_id != readiness.END and node_id not in self.progress.known
 
     def _round(
-        self, candidates: list[_Candidate], resolver: RefResolver, may_exist: bool
+        self, candidates: list[candidate.Candidate], resolver: RefResolver, may_exist: bool
     ) -> tuple[list[str], tuple[str, str] | None]:
         """Return the ids done in this round, and the failure that ends the plan, if any.
 
@@ -353,7 +215,7 @@ class _Context:
         self.own: dict[str, Any] = {}
         """Outputs of nodes that the plan itself completes."""
 
-    def covering(self, candidates: Iterable[_Candidate]) -> dict[str, Any]:
+    def covering(self, candidates: Iterable[candidate.Candidate]) -> dict[str, Any]:
         """Return the values, after reading every head of these templates at most once."""
         templates = [template for each in candidates for template in each.templates()]
         if self.round_.learned:

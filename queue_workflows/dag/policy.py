@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors
-from queue_workflows.dag import document_values
+from queue_workflows.dag import document_values, key_names
 
 BASE_S = 30.0
 """Seconds per attempt made, before an ordinary failure is tried again (the contract's figure)."""
@@ -21,17 +20,6 @@ PRIORITIES = range(-32768, 32768)
 """The range of the column (smallint)."""
 KEYS = ("retries", "backoff", "timeout_s", "retry_on", "discard_on", "priority", "lock_key")
 KINDS = ("constant", "linear", "exponential")
-_RIGHT_NAMES = {
-    "attempts": "retries", "max_attempts": "retries", "max_retries": "retries",
-    "max_tries": "retries", "maximum_attempts": "retries", "retry": "retries", "tries": "retries",
-    "delay_s": "backoff", "retry_backoff": "backoff", "retry_delay": "backoff",
-    "retry_delay_s": "backoff", "default_retry_delay": "backoff",
-    "execution_timeout": "timeout_s", "time_limit": "timeout_s", "timeout_seconds": "timeout_s",
-    "autoretry_for": "retry_on", "retry_for": "retry_on",
-    "abort_on": "discard_on", "dont_retry_on": "discard_on", "no_retry_on": "discard_on",
-    "concurrency_key": "lock_key", "lock": "lock_key", "mutex": "lock_key", "prio": "priority",
-}  # fmt: skip
-"""Names of the same keys in Celery, Airflow, Temporal and others, and common guesses."""
 _BACKOFF_KEYS = ("kind", "base_s", "cap_s", "jitter")
 
 
@@ -78,21 +66,6 @@ def read(
     return checked or None
 
 
-def right_name(key: str, known: Iterable[str] = KEYS) -> str | None:
-    """Return the key of `known` that a wrong one stands for; None if none comes close."""
-    names = list(known)
-    if _RIGHT_NAMES.get(key) in names:
-        return _RIGHT_NAMES[key]
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
-    return close[0] if close else None
-
-
-def hint(key: str, known: Iterable[str] = KEYS) -> str:
-    """Return "; did you mean ...?" for a wrong key, or an empty text."""
-    meant = right_name(key, known)
-    return f"; did you mean {meant!r}?" if meant else ""
-
-
 def defaults(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the `defaults` of a pipeline; raise `InvalidWorkflow` for an unknown key."""
     raw = schema.get("defaults")
@@ -103,7 +76,7 @@ def defaults(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in given:
         if key not in KEYS:
             raise errors.InvalidWorkflow(
-                f"{where}: {key!r:.120} is none of {', '.join(KEYS)}{hint(key)}"
+                f"{where}: {key!r:.120} is none of {', '.join(KEYS)}{key_names.hint(key, KEYS)}"
             )
     read(given, {}, where)
     return dict(given)
@@ -249,7 +222,7 @@ def _backoff(raw: Any, key: str, where: str) -> Any:
         if name not in _BACKOFF_KEYS:
             raise errors.InvalidWorkflow(
                 f"{where}: {key!r}: {name!r:.120} is none of {', '.join(_BACKOFF_KEYS)}"
-                f"{hint(name, _BACKOFF_KEYS)}"
+                f"{key_names.hint(name, _BACKOFF_KEYS)}"
             )
     checked: dict[str, Any] = {}
     if given.get("kind") is not None:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from queue_workflows import config, errors
-from queue_workflows.declare import building, handles, node_functions, options
+from queue_workflows.declare import building, compiling, handles, node_functions, options
 from queue_workflows.declare.branching import branch
 from queue_workflows.declare.callables import Node, Pipeline
 from queue_workflows.declare.looping import loop
@@ -157,7 +157,7 @@ def ask(
     `keys` what it needs; `answer` is the answer's type for checkers, and not verified.
     """
     del answer
-    graph = building.needed("ask()")
+    graph = compiling.needed("ask()")
     question: dict[str, Any] = {"widget": widget}
     if prompt is not None:
         question["prompt"] = prompt
@@ -170,7 +170,7 @@ def run_input(key: str, kind: type[T] = cast("type[Any]", object)) -> T:
 
     A run may lack the key; a value that it has is checked against `kind`.
     """
-    graph = building.needed("run_input()")
+    graph = compiling.needed("run_input()")
     graph.run_inputs[key] = Any if kind is object else kind
     return cast("T", graph.of_run(key))
 

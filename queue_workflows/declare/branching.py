@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from queue_workflows import errors
 from queue_workflows.dag import branches
-from queue_workflows.declare import building, handles, node_functions
+from queue_workflows.declare import building, compiling, handles, node_functions
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -37,7 +37,7 @@ def branch(
     number, a boolean or None. `other` is the arm of every other value; without it the run fails. An
     arm that takes an argument is given what `value` was selected from: `cut` for `cut["kind"]`.
     """
-    graph = building.needed("branch()")
+    graph = compiling.needed("branch()")
     options = building.Options(id, tuple(after), skip_if)
     with graph.deciding_step("branch", value, options) as step:
         where = f"{graph.where}: step {step.entry['id']!r}"

@@ -1,18 +1,13 @@
-"""Call a workflow's function once to build its graph: steps and pipelines."""
+"""Build the graph of a workflow from calls of nodes, pipelines and other workflows."""
 
 from __future__ import annotations
 
-import contextvars
-import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.dag import arguments, map_steps, typed_values
 from queue_workflows.declare import handles, node_functions
-
-_current: contextvars.ContextVar[Graph | None] = contextvars.ContextVar("graph", default=None)
 
 
 class Options(NamedTuple):
@@ -22,16 +17,6 @@ class Options(NamedTuple):
     after: tuple[object, ...] = ()
     skip_if: object = None
     extra: Mapping[str, Any] = {}
-
-
-class Compiled(NamedTuple):
-    """A workflow as documents, as `set_workflow_provider`'s two functions would return them."""
-
-    document: dict[str, Any]
-    pipelines: dict[str, dict[str, Any]]
-    run_inputs: dict[str, Any]
-    """The keys that `run_input` names, with their types."""
-    has_output: bool = False
 
 
 class Step:
@@ -112,7 +97,7 @@ class Graph:
         where: str,
     ) -> None:
         """Set what a node waits for, by its inputs and options, and when it is skipped."""
-        found = self._found((list(given.values()), options.skip_if), where)
+        found = self.found((list(given.values()), options.skip_if), where)
         found += self._waited(options.after, where)
         step.wait_for(found)
         owner = step.entry if self.group is None else node
@@ -155,12 +140,7 @@ class Graph:
                 f"{self.where}: pipeline {name!r} is called in the pipeline of step "
                 f"{self.group.entry['id']!r}: a pipeline holds nodes; call it in the workflow"
             )
-        step = self._open(options.id, name, "pipeline")
-        where = f"{self.where}: step {step.entry['id']!r}"
-        step.wait_for(self._found((given, options.skip_if), where))
-        step.wait_for(self._waited(options.after, where))
-        if options.skip_if is not None:
-            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
+        step, where = self.begin("pipeline", name, given, options)
         self.group, self.defaults = step, options.extra
         try:
             made = build()
@@ -179,13 +159,8 @@ class Graph:
     def deciding_step(self, kind: str, value: object, options: Options) -> Generator[Step]:
         """Open a step of kind `branch` or `loop`; nodes that the block calls are its nodes."""
         if self.group is not None:
-            raise _refused(self.where, self.group, f"{kind}() is called")
-        step = self._open(options.id, kind, kind)
-        where = f"{self.where}: step {step.entry['id']!r}"
-        step.wait_for(self._found((value, options.skip_if), where))
-        step.wait_for(self._waited(options.after, where))
-        if options.skip_if is not None:
-            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
+            raise refused(self.where, self.group, f"{kind}() is called")
+        step, _ = self.begin(kind, kind, value, options)
         self.group = step
         try:
             yield step
@@ -203,93 +178,17 @@ class Graph:
     ) -> handles.Handle:
         """Add a step of kind `run`; return a handle on the run's output, or on its id."""
         if self.group is not None:
-            raise _refused(self.where, self.group, f"workflow {workflow!r} is called")
-        step = self._open(options.id, _step_name(workflow), "run")
+            raise refused(self.where, self.group, f"workflow {workflow!r} is called")
+        step, where = self.begin("run", step_name(workflow), dict(given), options)
         own = step.entry["id"]
-        where = f"{self.where}: step {own!r}"
-        step.wait_for(self._found((dict(given), options.skip_if), where))
-        step.wait_for(self._waited(options.after, where))
         step.entry["workflow"] = workflow
         if not waits:
             step.entry["wait"] = False
         for key, value in given.items():
             step.inputs[key] = handles.template(value, f"{where}: {key!r}")
-        if options.skip_if is not None:
-            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
         origin = handles.Origin(self, what=where, step=own, node=own, stores=stores)
         path = f"{own}.{node_functions.RESULT}" if stores else own
         return handles.Handle(origin, {"$from": path})
-
-    def run_each(self, workflow: str, given: Mapping[str, Any], *, stores: bool) -> handles.Handle:
-        """Run a workflow for each item of the map that is being built; return its output."""
-        step = self.group
-        assert step is not None
-        own = _step_name(workflow)
-        where = f"{self.where}: step {step.entry['id']!r}"
-        step.wait_for(self._found(dict(given), where))
-        inputs = {key: handles.template(value, f"{where}: {key!r}") for key, value in given.items()}
-        step.run = {"id": own, "kind": "run", "workflow": workflow, "inputs": inputs}
-        step.entry["steps"] = [step.run]
-        origin = handles.Origin(
-            self, body=step, what=where, step=step.entry["id"], node=own, stores=stores
-        )
-        return handles.Handle(
-            origin, {"$from": f"{own}.{node_functions.RESULT}" if stores else own}
-        )
-
-    def add_map(
-        self,
-        name: str,
-        items: object,
-        settings: Mapping[str, Any],
-        build: Callable[[handles.Handle], Any],
-        options: Options,
-    ) -> handles.Handle:
-        """Add a map: `build` is called with the placeholder of an item, and calls its nodes."""
-        if self.group is not None:
-            raise _refused(self.where, self.group, f"{name!r} is mapped")
-        step = self._open(options.id, name, "map")
-        own = step.entry["id"]
-        where = f"{self.where}: step {own!r}"
-        step.wait_for(self._found((items, options.skip_if), where))
-        step.wait_for(self._waited(options.after, where))
-        step.outer.clear()
-        step.entry["over"] = handles.template(items, f"{where}: the list")
-        step.entry |= {key: value for key, value in settings.items() if value is not None}
-        if options.skip_if is not None:
-            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
-        item = handles.Origin(self, what=f"{where}: an item", body=step)
-        self.group, self.defaults = step, options.extra
-        try:
-            made = build(handles.Handle(item, {"$from": map_steps.ITEM}))
-        finally:
-            self.group, self.defaults = None, {}
-        stores = self._end_map(step, made, where)
-        return handles.Handle(
-            handles.Origin(self, what=where, step=own, node=own, stores=stores),
-            {"$from": f"{own}.{map_steps.RESULTS}"},
-        )
-
-    def _end_map(self, step: Step, made: Any, where: str) -> bool:
-        """Set the result of a map's items; return whether they have one."""
-        body = {*step.nodes, *([] if step.run is None else [step.run["id"]])}
-        if not body:
-            raise errors.InvalidWorkflow(f"{where}: its function calls no node")
-        for head in sorted(step.outer & {*body, map_steps.ITEM}):
-            raise errors.InvalidWorkflow(
-                f"{where}: {head!r} is in it and outside of it: give one another name, a node by "
-                "options(id=...)"
-            )
-        if made is None:
-            return False
-        if not isinstance(made, handles.Handle) or handles.head(made) not in body:
-            raise errors.InvalidWorkflow(
-                f"{where}: what is mapped returns the output of one of its nodes"
-            )
-        if not handles.origin(made).stores:
-            return False
-        step.entry["result"] = handles.template(made, where)
-        return True
 
     def add_question(self, keys: Mapping[str, Any], target: str, options: Options) -> Any:
         """Add a step that asks a person; return a handle on the answer."""
@@ -298,16 +197,11 @@ class Graph:
                 f"{self.where}: step {self.group.entry['id']!r}: a pipeline cannot ask a person; "
                 "call ask() in the workflow"
             )
-        step = self._open(options.id, "ask", "input")
+        step, where = self.begin("input", "ask", dict(keys), options)
         own = step.entry["id"]
-        where = f"{self.where}: step {own!r}"
-        step.wait_for(self._found((dict(keys), options.skip_if), where))
-        step.wait_for(self._waited(options.after, where))
         for key, value in keys.items():
             step.entry[key] = handles.template(value, f"{where}: {key!r}")
         step.entry["target"] = target
-        if options.skip_if is not None:
-            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
         origin = handles.Origin(self, what=where, step=own, node=own)
         return handles.Handle(origin, {"$from": f"{own}.{target}"})
 
@@ -318,56 +212,27 @@ class Graph:
         origin = handles.Origin(self, what=f"{self.where}: the run's {key!r}")
         return handles.Handle(origin, {"$from": key})
 
-    def compiled(self, needs: Iterable[str], returned: object = None) -> Compiled:
-        """Return the documents. Raises `InvalidWorkflow` if a step hides a context key.
-
-        `returned`: what the workflow's function returned, the output of its runs.
-        """
-        for key in needs:
-            if key in self.steps and self.steps[key].entry["kind"] != "pipeline":
-                raise errors.InvalidWorkflow(
-                    f"{self.where}: the step {key!r} and the run's {key!r} have one name in refs: "
-                    "give the step another id"
-                )
-        pipelines: dict[str, dict[str, Any]] = {}
-        for step_id, step in self.steps.items():
-            if step.nodes:
-                name = f"{self.name}.{step_id}"
-                step.entry["pipeline"] = name
-                pipelines[name] = {"name": name, "nodes": list(step.nodes.values())}
-            if step.inputs:
-                step.entry["inputs"] = step.inputs
-            if step.deps:
-                step.entry["depends_on"] = list(step.deps)
-        steps = [step.entry for step in self.steps.values()]
-        for kind, entries in (("step", steps), *(("node", p["nodes"]) for p in pipelines.values())):
-            self._refuse_text(kind, entries)
-        document: dict[str, Any] = {"name": self.name, "steps": steps}
-        stores = any(handles.origin(each).stores for each in self._found(returned, self.where))
-        if stores:
-            output = handles.template(returned, f"{self.where}: what it returns")
-            document["output"] = {node_functions.RESULT: output}
-        return Compiled(document, pipelines, self.run_inputs, stores)
-
-    def _refuse_text(self, kind: str, entries: list[dict[str, Any]]) -> None:
-        for entry in entries:
-            if (text := handles.shown_in(entry)) is not None:
-                raise errors.InvalidWorkflow(
-                    f"{self.where}: {kind} {entry['id']!r}: {text!r:.200} shows an output, which "
-                    "has no value while the graph is built: make the text inside a node"
-                )
-
     @property
     def where(self) -> str:
         """Return the name of this workflow for messages."""
         return f"workflow {self.name!r}"
+
+    def begin(self, kind: str, name: str, given: object, options: Options) -> tuple[Step, str]:
+        """Return a new step that waits for the handles in `given` and `options`, and its name."""
+        step = self._open(options.id, name, kind)
+        where = f"{self.where}: step {step.entry['id']!r}"
+        step.wait_for(self.found((given, options.skip_if), where))
+        step.wait_for(self._waited(options.after, where))
+        if options.skip_if is not None:
+            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
+        return step, where
 
     def _open(self, step_id: str | None, name: str, kind: str) -> Step:
         step = Step(_free(step_id, name, self.steps, f"{self.where}: two steps"), kind)
         self.steps[step.entry["id"]] = step
         return step
 
-    def _found(self, value: object, where: str) -> list[handles.Handle]:
+    def found(self, value: object, where: str) -> list[handles.Handle]:
         """Return the handles in a value, which must belong to this graph."""
         found = list(handles.inside(value))
         for handle in found:
@@ -385,7 +250,7 @@ class Graph:
     def _waited(self, after: tuple[object, ...], where: str) -> list[handles.Handle]:
         found: list[handles.Handle] = []
         for each in after:
-            these = self._found(each, where)
+            these = self.found(each, where)
             if not any(handles.origin(handle).step for handle in these):
                 raise errors.InvalidWorkflow(
                     f"{where}: 'after' takes what calls of nodes, pipelines or ask() gave"
@@ -394,7 +259,8 @@ class Graph:
         return found
 
 
-def _step_name(workflow: str) -> str:
+def step_name(workflow: str) -> str:
+    """Return the name of a step that runs this workflow."""
     return workflow.rpartition(".")[2]
 
 
@@ -416,84 +282,7 @@ def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> st
     return f"{name}-{high}"
 
 
-def current() -> Graph | None:
-    """Return the graph that is being built here, or None."""
-    return _current.get()
-
-
-def needed(what: str) -> Graph:
-    """Return the graph that is being built; raise `InvalidConfig` outside a workflow's function."""
-    graph = _current.get()
-    if graph is None:
-        raise errors.InvalidConfig(f"{what} is called in the function of a workflow")
-    return graph
-
-
-def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """Return the parameters of a workflow's function: the required keys of a run's context."""
-    parameters = inspect.signature(function).parameters.values()
-    for each in parameters:
-        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
-            raise errors.InvalidConfig(
-                f"workflow {name!r}: {each.name!r}: its parameters are keys of the run's context, "
-                "each with a name"
-            )
-        if each.default is not each.empty:
-            raise errors.InvalidConfig(
-                f"workflow {name!r}: {each.name!r} has a default, which a ref to the run's context "
-                "cannot have: give it to the parameter of a node"
-            )
-    return tuple(each.name for each in parameters)
-
-
-def inputs_of(function: Callable[..., Any]) -> typed_values.Keywords:
-    """Return what a run's context is checked against: the parameters of a workflow's function."""
-    parameters = list(inspect.signature(function).parameters.values())
-    return typed_values.Keywords(parameters, arguments.scope_of(function))
-
-
-def build(function: Callable[..., Any], name: str) -> Compiled:
-    """Return the documents of a workflow.
-
-    Raises `InvalidWorkflow`, also for what its function raises.
-    """
-    outer: list[str] = []
-    above = _current.get()
-    while above is not None:
-        outer.append(above.name)
-        above = above.above
-    if name in outer:
-        path = [*outer[: outer.index(name) + 1][::-1], name]
-        raise errors.InvalidWorkflow(
-            f"workflow {name!r} calls itself: {' -> '.join(path)}; its runs would never end"
-        )
-    graph = Graph(name)
-    graph.above = _current.get()
-    needs = needs_of(function, name)
-    token = _current.set(graph)
-    try:
-        returned = function(**{key: graph.of_run(key) for key in needs})
-    except errors.QueueWorkflowsError:
-        raise
-    except Exception as error:
-        raise errors.InvalidWorkflow(f"{graph.where}: {_describe(error)}") from error
-    finally:
-        _current.reset(token)
-    return graph.compiled(needs, returned)
-
-
-def _describe(error: Exception) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = ""
-    if trace is not None:
-        file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-        place = f" ({file}, line {trace.tb_lineno})"
-    return f"its function raised {type(error).__name__}: {error}{place}"
-
-
-def _refused(where: str, group: Step, what: str) -> errors.InvalidWorkflow:
+def refused(where: str, group: Step, what: str) -> errors.InvalidWorkflow:
     """Return the error about a call that a group of nodes cannot contain, with the remedy."""
     step = group.entry["id"]
     if group.entry["kind"] == "map":

@@ -15,7 +15,7 @@ from typing import (
 )
 
 from queue_workflows import config, errors
-from queue_workflows.declare import building, node_functions, options
+from queue_workflows.declare import building, compiling, mapping, node_functions, options
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -49,10 +49,10 @@ class Mapped(Generic[P, R]):
         `at_once`: how many are open at most. `may_fail`: how many items may fail, a count (int) or
         a share of all (float); their results are left out, see `failures`.
         """
-        graph = building.needed(f"{self._kind}{self.name!r}.map()")
+        graph = compiling.needed(f"{self._kind}{self.name!r}.map()")
         settings = {"key": key, "at_once": at_once, "may_fail": may_fail or None}
         build = self._each(graph, dict(also or {}))
-        found = graph.add_map(self._short_name, items, settings, build, self._outer())
+        found = mapping.add_map(graph, self._short_name, items, settings, build, self._outer())
         return cast("list[R]", found)
 
     def _each(self, graph: building.Graph, also: dict[str, Any]) -> Callable[[Any], Any]:
@@ -105,7 +105,7 @@ class Node(WithPolicy[P, R]):
         return self._function.function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        graph = building.current()
+        graph = compiling.current()
         if graph is None:
             return self._function.function(*args, **kwargs)
         where = f"{graph.where}: {self._options.id or self.__name__!r}"
@@ -153,7 +153,7 @@ class Pipeline(WithPolicy[P, R]):
         self.__wrapped__ = function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        graph = building.needed(f"pipeline {self.name!r}")
+        graph = compiling.needed(f"pipeline {self.name!r}")
         given = (list(args), dict(kwargs))
         return graph.add_group(
             self.name, lambda: self._function(*args, **kwargs), given, self._options

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from queue_workflows import errors
-from queue_workflows.declare import building, handles, node_functions
+from queue_workflows.declare import building, compiling, handles, node_functions
 
 R = TypeVar("R")
 _UNTIL = (
@@ -33,7 +33,7 @@ def loop(
     `start` is the first state. `until` is called once, while the graph is built. After `at_most`
     rounds (1 to 1000) the run fails; with `must=False` the last state counts.
     """
-    graph = building.needed("loop()")
+    graph = compiling.needed("loop()")
     options = building.Options(id, tuple(after), skip_if)
     with graph.deciding_step("loop", start, options) as step:
         own = step.entry["id"]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
 from queue_workflows import errors
+from queue_workflows.dag import key_names
 from queue_workflows.dag import policy as policies
 from queue_workflows.declare import building, handles
 
@@ -63,7 +64,7 @@ def checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
         if key not in _POLICY:
             raise errors.InvalidConfig(
                 f"{name!r}: unknown option {key!r}; known are {', '.join(sorted(_POLICY))}"
-                f"{policies.hint(key)}"
+                f"{key_names.hint(key, policies.KEYS)}"
             )
     named = {"retry_on", "discard_on"} & policy.keys()
     return {**policy, **{key: policies.error_names(policy[key]) for key in sorted(named)}}

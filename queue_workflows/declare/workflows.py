@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from queue_workflows import config, errors
 from queue_workflows.dag import typed_values
-from queue_workflows.declare import building, callables, handles, options
+from queue_workflows.declare import building, callables, compiling, handles, mapping, options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,11 +29,11 @@ class Workflow(callables.Mapped[P, R]):
     def __init__(self, function: Callable[P, R], name: str) -> None:
         self.name = name
         self._short_name = name.rpartition(".")[2]
-        self.needs = building.needs_of(function, name)
+        self.needs = compiling.needs_of(function, name)
         """The keys that a run's context must have."""
-        self._inputs = building.inputs_of(function)
+        self._inputs = compiling.inputs_of(function)
         self._function = function
-        self._compiled: building.Compiled | None = None
+        self._compiled: compiling.Compiled | None = None
         self._options = building.Options()
         self.__doc__ = function.__doc__
 
@@ -58,7 +58,7 @@ class Workflow(callables.Mapped[P, R]):
         return made
 
     def _added(self, args: Any, kwargs: Any, *, waits: bool) -> handles.Handle:
-        graph = building.needed(f"workflow {self.name!r} (outside, runs.submit() runs it)")
+        graph = compiling.needed(f"workflow {self.name!r} (outside, runs.submit() runs it)")
         given = self._bound(graph, args, kwargs)
         stores = not waits or self._built().has_output
         return graph.add_run(self.name, given, self._options, waits=waits, stores=stores)
@@ -67,7 +67,9 @@ class Workflow(callables.Mapped[P, R]):
         stores = self._built().has_output
 
         def build(item: object) -> Any:
-            return graph.run_each(self.name, self._bound(graph, (item,), also), stores=stores)
+            return mapping.run_each(
+                graph, self.name, self._bound(graph, (item,), also), stores=stores
+            )
 
         return build
 
@@ -125,10 +127,10 @@ class Workflow(callables.Mapped[P, R]):
         """Return module and qualified name of the function."""
         return self._function.__module__, self._function.__qualname__
 
-    def _built(self) -> building.Compiled:
+    def _built(self) -> compiling.Compiled:
         with _compiling:
             if self._compiled is None:
-                self._compiled = building.build(self._function, self.name)
+                self._compiled = compiling.build(self._function, self.name)
             return self._compiled
 
     def __repr__(self) -> str:

@@ -22,6 +22,7 @@ from queue_workflows.executor import (
     job_output,
     log_sender,
     loop_watch,
+    node_hook,
     nodes,
     protocol,
     running,
@@ -29,7 +30,7 @@ from queue_workflows.executor import (
     sync_thread,
 )
 from queue_workflows.handlers import node_call, task_call
-from queue_workflows.runtime import forking, log_context, printed_lines, service
+from queue_workflows.runtime import forking, service
 from queue_workflows.tasks import async_handlers, attempt_steps, handlers
 from queue_workflows.types import JsonDict
 
@@ -64,9 +65,9 @@ class AsyncJobs:
         """Why jobs are to end that had not come when the request came."""
         self._requests = control.Requests(requests)
         self._requests.idle = self._flush
-        self._output = job_output.JobOutput(_key.get, self._print)
+        self._output = job_output.JobOutput(_key.get, self._jobs.send)
         self._output.install()
-        log_sender.install(self._send_log, by_job=True)
+        log_sender.install(self._jobs.send, _key.get, by_job=True)
         self._watch = loop_watch.LoopWatch(
             self._loop.inner, _key, self._warn, lambda: bool(self._running)
         )
@@ -172,16 +173,8 @@ class AsyncJobs:
         return _value_of(self._ask_for(key, what).result())
 
     def _announce(self, message: protocol.Announce) -> None:
-        hook = config.get_config().on_node_completed
-        if hook is not None and message.key in self._values:
-            try:
-                hook(message.job, message.run, self._values[message.key])
-            except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001  app code
-                _log.exception(
-                    "on_node_completed for node %s failed",
-                    message.job.get("node_id"),
-                    extra=log_context.ids_of_job(message.job),
-                )
+        if message.key in self._values:
+            node_hook.call(message, self._values[message.key])
         self._values.pop(message.key, None)
         self._jobs.send(protocol.Announced(message.key))
         self._end_if_done()
@@ -255,15 +248,6 @@ class AsyncJobs:
         if unsent:
             self._jobs.send(*unsent)
         return bool(unsent)
-
-    def _print(self, key: int, text: str, stream: str) -> None:
-        name = printed_lines.LOGGER
-        self._jobs.send(protocol.Log(key, logging.INFO, name, text, False, stream=stream))
-
-    def _send_log(
-        self, level: int, name: str, text: str, fields: JsonDict | None, *, printed: bool
-    ) -> None:
-        self._jobs.send(protocol.Log(_key.get(), level, name, text, printed, fields))
 
     def _warn(self, key: int | None, seconds: float, place: str) -> None:
         message = None if key is None else self._messages.get(key)

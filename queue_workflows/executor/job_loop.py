@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib
 import logging
-import os
 import signal
 import socket
 import threading
@@ -22,14 +21,16 @@ from queue_workflows.executor import (
     control,
     job_output,
     log_sender,
+    node_hook,
     nodes,
+    peak_memory,
     protocol,
     running,
     streams,
 )
 from queue_workflows.handlers import model_changes, node_call, task_call
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import forking, log_context, printed_lines, service
+from queue_workflows.runtime import forking, service
 from queue_workflows.tasks import attempt_steps, handlers
 from queue_workflows.types import JsonDict
 
@@ -72,13 +73,13 @@ class JobLoop:
         self._value: tuple[int, Any] | None = None
         """The value of the last completed job, for `on_node_completed`."""
         self._requests = control.Requests(requests)
-        self._peak = _PeakMemory()
+        self._peak = peak_memory.PeakMemory()
         if model_cache is not None:
             model_cache.set_publisher(lambda _: self._send_model())
-        self._output = job_output.JobOutput(self._key, self._print)
+        self._output = job_output.JobOutput(self._key, self._jobs.send)
         if by_job:
             self._output.install()
-        log_sender.install(self._send_log, by_job=by_job)
+        log_sender.install(self._jobs.send, self._key, by_job=by_job)
         thread = service.Follow("executor-control", self._requests, self._hear)
         self._requests.idle = self._flush
         thread.start()
@@ -202,16 +203,8 @@ class JobLoop:
             return attempt_steps.answered(lambda: self._ask(key, what, request))
 
     def _announce(self, message: protocol.Announce) -> None:
-        hook = config.get_config().on_node_completed
-        if hook is not None and self._value is not None and self._value[0] == message.key:
-            try:
-                hook(message.job, message.run, self._value[1])
-            except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001  app code
-                _log.exception(
-                    "on_node_completed for node %s failed",
-                    message.job.get("node_id"),
-                    extra=log_context.ids_of_job(message.job),
-                )
+        if self._value is not None and self._value[0] == message.key:
+            node_hook.call(message, self._value[1])
         self._value = None
         streams.flush()
         self._jobs.send(protocol.Announced(message.key))
@@ -240,15 +233,6 @@ class JobLoop:
         self._jobs.send(
             protocol.Model(held.id, loading, held.load_s, held.held_s, held.est_vram_gb)
         )
-
-    def _send_log(
-        self, level: int, name: str, text: str, fields: JsonDict | None, *, printed: bool
-    ) -> None:
-        self._jobs.send(protocol.Log(self._key(), level, name, text, printed, fields))
-
-    def _print(self, key: int, text: str, stream: str) -> None:
-        name = printed_lines.LOGGER
-        self._jobs.send(protocol.Log(key, logging.INFO, name, text, False, stream=stream))
 
     def _key(self) -> int | None:
         job = self.current
@@ -308,20 +292,3 @@ def _set_signal_mask(signals: Collection[int]) -> None:
         _sigmask(signal.SIG_SETMASK, signals)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the mask is set before it raises
         _log.warning("between two jobs: %s: %s", type(error).__name__, error)
-
-
-class _PeakMemory:
-    """Reset the peak RSS of this process (VmHWM), so that each job has its own."""
-
-    def __init__(self) -> None:
-        self._fd: int | None = None
-        with contextlib.suppress(OSError):
-            self._fd = channel.high(os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC))
-
-    def reset(self) -> None:
-        """Make the present RSS the peak."""
-        if self._fd is not None:
-            try:
-                os.write(self._fd, b"5")
-            except OSError:  # the handler closed it
-                self._fd = None

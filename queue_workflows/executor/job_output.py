@@ -7,11 +7,13 @@ child processes and of C code reaches the worker's own output alone.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from queue_workflows.executor import protocol
 from queue_workflows.runtime import printed_lines
 
 LINE: Final = 8000
@@ -23,12 +25,12 @@ PIECE: Final = 1 << 20
 class JobOutput:
     """The lines that handlers print, each for the job of the context in which it was printed.
 
-    `send` gets the key of the job, lines, and the stream that the worker is to print them on as
+    `send` gets messages with the lines, and with the stream that the worker is to print them on as
     JSON: empty if they were printed here.
     """
 
     def __init__(
-        self, key: Callable[[], int | None], send: Callable[[int, str, str], object]
+        self, key: Callable[[], int | None], send: Callable[[protocol.Message], object]
     ) -> None:
         self._key = key
         self._send = send
@@ -61,7 +63,7 @@ class JobOutput:
             if rest:
                 self._rest[place] = rest
         for start in range(0, len(lines), PIECE):
-            self._send(key, lines[start : start + PIECE], stream if self._as_json else "")
+            self._send_lines(key, lines[start : start + PIECE], stream)
         return self._as_json
 
     def end(self, key: int) -> None:
@@ -70,7 +72,12 @@ class JobOutput:
             with self._lock:
                 rest = self._rest.pop((key, stream), "")
             if rest:
-                self._send(key, rest, stream if self._as_json else "")
+                self._send_lines(key, rest, stream)
+
+    def _send_lines(self, key: int, text: str, stream: str) -> None:
+        on = stream if self._as_json else ""
+        name = printed_lines.LOGGER
+        self._send(protocol.Log(key, logging.INFO, name, text, printed=False, stream=on))
 
 
 class JobStream:

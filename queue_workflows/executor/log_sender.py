@@ -7,32 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from queue_workflows.executor import job_output, streams
+from queue_workflows.executor import job_output, protocol, streams
 from queue_workflows.runtime import entry_point, log_format
-from queue_workflows.types import JsonDict
 
 _FORMAT = logging.Formatter()
-
-
-class SendLog(Protocol):
-    """Sends one `protocol.Log`."""
-
-    def __call__(
-        self, level: int, name: str, text: str, fields: JsonDict | None, *, printed: bool
-    ) -> None:
-        """Send the formatted message of a record, and its `extra` fields."""
-        ...
 
 
 class LogSender(logging.Handler):
     """Stands where `process.setup_logging` put its handler: the worker prints these records."""
 
-    def __init__(self, send: SendLog, level: int) -> None:
+    def __init__(self, send: Callable[[logging.LogRecord], object], level: int) -> None:
         super().__init__(level)
         self._send = send
         self._busy = threading.local()
@@ -43,19 +33,29 @@ class LogSender(logging.Handler):
             return
         self._busy.now = True
         try:
-            self._send(record.levelno, record.name, _text(record), _fields(record), printed=True)
+            self._send(record)
         except Exception:  # noqa: BLE001  logging never raises into an app
             self.handleError(record)
         finally:
             self._busy.now = False
 
 
-def install(send: SendLog, *, by_job: bool = False) -> None:
+def install(
+    send: Callable[[protocol.Message], object],
+    key: Callable[[], int | None],
+    *,
+    by_job: bool = False,
+) -> None:
     """Send the records of this process from now on; call it once in an executor.
 
-    `by_job`: the worker learns only from messages whose output it is, so records are sent too that
-    the app prints past `job_output`.
+    `key` returns that of the job whose handler logs. `by_job`: the worker learns only from messages
+    whose output it is, so records are sent too that the app prints past `job_output`.
     """
+
+    def send_record(record: logging.LogRecord, *, printed: bool = True) -> None:
+        fields = (log_format.fields(record) or None) if printed else None
+        send(protocol.Log(key(), record.levelno, record.name, _text(record), printed, fields))
+
     root = logging.getLogger()
     own = [
         handler
@@ -65,13 +65,18 @@ def install(send: SendLog, *, by_job: bool = False) -> None:
     for handler in own:
         root.removeHandler(handler)
     if own:
-        root.addHandler(LogSender(send, min(handler.level for handler in own)))
+        root.addHandler(LogSender(send_record, min(handler.level for handler in own)))
     make = logging.getLogRecordFactory()
-    logging.setLogRecordFactory(_factory(make, send, by_job=by_job))
+    logging.setLogRecordFactory(
+        _factory(make, functools.partial(send_record, printed=False), by_job=by_job)
+    )
 
 
 def _factory(
-    make: Callable[..., logging.LogRecord], send: SendLog, *, by_job: bool
+    make: Callable[..., logging.LogRecord],
+    send: Callable[[logging.LogRecord], object],
+    *,
+    by_job: bool,
 ) -> Callable[..., logging.LogRecord]:
     """Return a record factory that sends the records which nothing prints.
 
@@ -82,7 +87,7 @@ def _factory(
         record = make(*args, **kwargs)
         with contextlib.suppress(Exception):
             if not _is_kept(record, by_job=by_job):
-                send(record.levelno, record.name, _text(record), None, printed=False)
+                send(record)
         return record
 
     return created
@@ -108,11 +113,6 @@ def _prints(handler: logging.Handler, *, by_job: bool) -> bool:
     if by_job and not isinstance(stream, job_output.JobStream):
         return False
     return streams.fileno(stream) in (1, 2)
-
-
-def _fields(record: logging.LogRecord) -> JsonDict | None:
-    """Return the `extra` fields of a record, without secrets; None if it has none."""
-    return log_format.fields(record) or None
 
 
 def _text(record: logging.LogRecord) -> str:

@@ -10,14 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import queue_workflows
 from queue_workflows import config, errors, tasks
-from queue_workflows.dag import arguments, confinement, payload
+from queue_workflows.dag import arguments, payload
 from queue_workflows.engine import outcomes
-from queue_workflows.handlers import attempt_context
+from queue_workflows.handlers import attempt_context, node_folders
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import app_loading
 from queue_workflows.tasks import attempt_steps, control, handlers
@@ -202,7 +201,7 @@ def _prepared(node: NodeCall) -> Generator[_Handler]:
     except errors.NodeNotFound as error:
         raise errors.NodeNotFound(_unknown_node(node, error)) from error
     handle, load_seconds = _model(node)
-    folders = _Folders(job, node.lookups)
+    folders = node_folders.NodeFolders(job, node.lookups.out_dir)
     folders.check()
     try:
         offers: dict[str, Callable[[], Any]] = {
@@ -293,35 +292,3 @@ def _model(node: NodeCall) -> tuple[Any, float]:
     handle = cache.require_model(model_id)
     node.lookups.note_model("model_load_done", cache.last_load_seconds)
     return handle, cache.last_load_seconds
-
-
-class _Folders:
-    """A node's folders, made when it asks for them; `close` removes what is of this attempt."""
-
-    def __init__(self, job: Row, lookups: Lookups) -> None:
-        self._job = job
-        self._lookups = lookups
-        self._scratch: confinement.Scratch | None = None
-
-    def check(self) -> None:
-        """Raise `FolderRefused` for a run whose `out_dir` OUT_ROOTS does not allow."""
-        if confinement.roots():
-            confinement.check(self._lookups.out_dir())
-
-    def out(self) -> Path:
-        """Return `<out_dir>/<node_id>`, created."""
-        node_id = self._job["node_id"]
-        return confinement.make(self._lookups.out_dir(), node_id, f"node id {node_id!r:.120}")
-
-    def scratch(self) -> Path:
-        """Return a folder of this attempt alone, under `<out_dir>/.scratch`."""
-        root, prefix = self._lookups.out_dir(), f"{self._job['claim_no']}-"
-        parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
-        with confinement.opened(root, confinement.SCRATCH, create=True) as fd:
-            self._scratch = confinement.Scratch(parent, fd, prefix)
-        return self._scratch.path
-
-    def close(self) -> None:
-        """Remove the scratch folder and its content."""
-        if self._scratch is not None:
-            self._scratch.remove()

@@ -11,7 +11,7 @@ from queue_workflows import db
 from queue_workflows.engine import handback, job_tables, outcomes
 from queue_workflows.local_queue import job_queue
 from queue_workflows.types import Row
-from queue_workflows.worker import current_job, guards, shutdown
+from queue_workflows.worker import current_job, guards, job_ending
 
 _log = logging.getLogger("queue_workflows.local_queue")
 
@@ -51,7 +51,7 @@ class Claim:
     def fail_by(self, failure: guards.Failure, seconds: float, conn: db.Connection | None) -> None:
         """Record that a guard has ended the attempt."""
         with db.transaction(conn) as own:
-            shutdown.record_failure(own, self.work.lease, failure, seconds)
+            job_ending.record_failure(own, self.work.lease, failure, seconds)
 
 
 class ClaimedJob(job_queue.Job):

@@ -1,4 +1,7 @@
-"""Keep the claims of an `IngestPlan`: leases, cancels, OFF, budgets, heartbeat, wake-ups."""
+"""Keep the claims of an `IngestPlan`: leases, cancels, OFF, budgets, heartbeat, wake-ups.
+
+Its length: the three threads that do this may each end the same claim.
+"""
 
 from __future__ import annotations
 

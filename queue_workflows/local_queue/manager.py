@@ -1,4 +1,7 @@
-"""Run an in-process queue: one thread fetches jobs, one supervises, and the others run them."""
+"""Run an in-process queue: one thread fetches jobs, one supervises, and the others run them.
+
+Its length is that of the public class: its settings, its documentation and a call of a part each.
+"""
 
 from __future__ import annotations
 

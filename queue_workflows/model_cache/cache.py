@@ -1,4 +1,7 @@
-"""Keep models loaded in a process: load them on demand, evict them for others or when idle."""
+"""Keep models loaded in a process: load them on demand, evict them for others or when idle.
+
+Its length is that of one class: every method decides under the same lock.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Control characters and invisible characters are escaped as in Python: `\\x1b`, `\\u202e`, `\\n`. A
 backslash is not escaped. So paths and JSON stay readable, and formatting twice changes nothing. The
-text `\\x1b` and the character ESC therefore look the same. JSON output distinguishes them.
+text `\\x1b` and the character ESC therefore look the same. JSON output distinguishes them. Lines
+and JSON are in one module since each shows the other inside of it, by the same limits.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import math
 import re
 import sys
 import time
@@ -153,24 +152,22 @@ def _span_of(job: Mapping[str, Any]) -> SpanContext | None:
     return of_job_attempt(given, job_id, claim_no)
 
 
-_all_jobs = [-math.inf, 0.0]
-"""When SPANS was read last, and whether it was `all`."""
-
-
 def _all_have_spans() -> bool:
-    """Return whether SPANS is `all`, read every SPANS_READ_S.
+    """Return whether SPANS is `all`; a change is noticed within SPANS_READ_S seconds.
 
     To read the environment costs as much as all else that is done for a short job's context.
     """
-    now = time.monotonic()
-    if now - _all_jobs[0] >= SPANS_READ_S:
-        _all_jobs[:] = now, config.SPANS.read().lower() == "all"
-    return bool(_all_jobs[1])
+    return _read_spans(time.monotonic() // SPANS_READ_S)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_spans(period: float) -> bool:  # noqa: ARG001  the key of the cache
+    return config.SPANS.read().lower() == "all"
 
 
 def reset_for_tests() -> None:
     """Forget what SPANS was."""
-    _all_jobs[0] = -math.inf
+    _read_spans.cache_clear()
 
 
 def _attach(span: SpanContext) -> Any:

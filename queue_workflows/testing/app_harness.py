@@ -1,4 +1,7 @@
-"""Run one app in one process: every role in turn, with a clock that tests advance."""
+"""Run one app in one process: every role in turn, with a clock that tests advance.
+
+Its length is that of the public class: a short method for each thing that a test does.
+"""
 
 from __future__ import annotations
 

@@ -1,19 +1,20 @@
-"""Claim jobs and record outcomes on a connection that survives outages and unknown commits."""
+"""Claim jobs and record outcomes on a connection that survives outages and unknown commits.
+
+Its length: a lost reply of a claim or an outcome leaves claims that the other has to know.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import random
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
-from queue_workflows.dispatch import drain, fast_path, run_cache
 from queue_workflows.engine import (
     claim_isolation,
     claimed_jobs,
@@ -26,9 +27,8 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import clock
 from queue_workflows.types import Row
-from queue_workflows.worker import current_job, renewal_failures
+from queue_workflows.worker import current_job, renewal_failures, run_dispatch
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
@@ -57,7 +57,8 @@ class Claimer:
         self._table = table
         self._who = who
         self._dedicated = dedicated or db.DedicatedConnection(self.opened)
-        self._begin = run_cache.on_connection(self._dedicated)
+        self.dispatch = run_dispatch.RunDispatch(table, self._dedicated)
+        """Dispatches what follows from recorded nodes."""
         self._was_lost = False
         self._own_jobs: set[str] = set()
         """The ids of the jobs that this worker knows to have claimed."""
@@ -279,11 +280,7 @@ class Claimer:
         reply was lost, the claim number shows whether it happened. Raises `ClaimLost` if nothing
         was written.
         """
-        ahead = None
-        if self._table.in_run and outcome.kind == "completed":
-            ahead = self._best_effort(
-                work.job["run_id"], lambda: fast_path.plan_from_result(work.job, outcome.result)
-            )
+        ahead = self.dispatch.planned_after(work.job, outcome)
         try:
             following = self._finish_with_retries(work, outcome, ahead, claim=claim)
         finally:
@@ -388,36 +385,8 @@ class Claimer:
             finish.finish(self.connection(), done)
             return None
         jobs = self._finish(done, claim=int(claim))
-        self.note(work.job)
+        self.dispatch.note(work.job)
         return jobs[0] if jobs else None
-
-    def planned(
-        self, done: Sequence[tuple[current_job.Work, outcomes.Outcome]]
-    ) -> list[finish.Done]:
-        """Return completed jobs as `finish` takes them, nodes with what follows from them.
-
-        The nodes of one run are planned together; the last of them has the plan.
-        """
-        if not self._table.in_run:
-            return [finish.Done(work.lease, outcome) for work, outcome in done]
-        runs: dict[str, list[tuple[current_job.Work, outcomes.Outcome]]] = {}
-        for each in done:
-            runs.setdefault(each[0].job["run_id"], []).append(each)
-        found: list[finish.Done] = []
-        for run_id, nodes in runs.items():
-            results = [(work.job, outcome.result) for work, outcome in nodes]
-            ahead = self._best_effort(
-                run_id, functools.partial(fast_path.plan_from_results, results)
-            )
-            before = ahead and claims.Ahead(ahead.generation, None, complete=False)
-            found += [finish.Done(work.lease, outcome, before) for work, outcome in nodes]
-            found[-1] = found[-1]._replace(ahead=ahead)
-        return found
-
-    def note(self, job: Row) -> None:
-        """Remember that a job was recorded as completed."""
-        if self._table.in_run:
-            self._best_effort(job["run_id"], lambda: fast_path.note(job))
 
     def _set_wait(self, wait_s: float) -> None:
         self.wait_s = wait_s
@@ -429,37 +398,3 @@ class Claimer:
         except db.Error:
             self.lose()
             return False
-
-    def drain(self, run_id: str) -> int:
-        """Dispatch the successors of what this worker has finished; return the number of new rows.
-
-        Best effort: after an error the orchestrator does it, since its outbox row is still open.
-        """
-        return (
-            self._best_effort(
-                run_id, lambda: drain.drain_run(run_id, begin=self._begin, nowait=True)
-            )
-            or 0
-        )
-
-    def _best_effort(self, run_id: str, dispatch: Callable[[], T]) -> T | None:
-        """Return the result of a dispatching step, or None if it raises.
-
-        A run's row may have any content. The orchestrator fails such a run with the reason.
-        """
-        try:
-            return dispatch()
-        except db.Error as error:
-            _log.debug(
-                "run %s is left to the orchestrator: %s", run_id, error, extra={"run_id": run_id}
-            )
-            self.close()
-        except errors.QueueWorkflowsError as error:
-            _log.debug(
-                "run %s is left to the orchestrator: %s", run_id, error, extra={"run_id": run_id}
-            )
-        except Exception as error:  # noqa: BLE001  best effort: a hostile run must not end the worker
-            _log.warning(
-                "run %s is left to the orchestrator: %r", run_id, error, extra={"run_id": run_id}
-            )
-        return None

@@ -1,4 +1,4 @@
-"""Define the options of `queue-claim-worker`."""
+"""Define the options of `queue-claim-worker`; `parser` is as long as their list."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import math
 import signal
 import time
 from collections import deque
-from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors
@@ -24,7 +23,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import guards, note_reporter, notes, shutdown
+from queue_workflows.worker import guards, note_reporter, notes, oom_kills, shutdown
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -36,8 +35,6 @@ The server still executes what the worker sent before it died, and a finish may 
 STATEMENT_S = 3.0
 _REPORTING = (guards.EXIT_LOST, *shutdown.ORDERLY)
 """Exit codes of a worker that may have left a note; see `notes`."""
-_CGROUP = Path("/proc/self/cgroup")
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def recover_claims(
@@ -112,16 +109,6 @@ def note_death(
         _log.warning("the death of job %r is not recorded: %s", row["id"], str(error).strip())
 
 
-def oom_kills() -> int | None:
-    """Return the number of OOM kills in this cgroup (v2) so far; None if unknown."""
-    try:
-        own = _CGROUP.read_text(encoding="utf-8").partition("::")[2].splitlines()[0]
-        text = (_CGROUPS / own.lstrip("/") / "memory.events").read_text(encoding="ascii")
-        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-
-
 def evidence(ended: supervisor.Exit) -> str:
     """Return how a process died, for the job's error: signal or exit code, and peak memory."""
     how = "ended for an unknown reason"
@@ -159,7 +146,7 @@ class CrashRecovery:
 
     def __init__(self, host_label: str | None = None) -> None:
         self._label = config.host_label() if host_label is None else host_label
-        self._oom_kills = oom_kills()
+        self._oom_kills = oom_kills.OomKills()
         self._dead: deque[_Death] = deque()
         self._loop = service.Loop(
             "crash-recovery", [service.Task("recover", self._pause, self._recover_due)]
@@ -232,9 +219,9 @@ class CrashRecovery:
                 ended.pid,
             )
             return death
-        before, self._oom_kills = self._oom_kills, oom_kills()
-        if death.oom_kills is None and before is not None and self._oom_kills is not None:
-            death = death._replace(oom_kills=self._oom_kills - before)
+        new = self._oom_kills.new()
+        if death.oom_kills is None:
+            death = death._replace(oom_kills=new)
         rows = recover_claims(
             conn,
             ended,

@@ -14,7 +14,7 @@ from queue_workflows.executor import channel, launcher_client, protocol
 from queue_workflows.runtime import log_context, printed_lines
 from queue_workflows.telemetry import memory_files
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import crash_recovery, current_job
+from queue_workflows.worker import current_job
 
 TAIL = 2000
 """Bytes of a job's last output that are kept for the record of a death."""
@@ -210,18 +210,6 @@ class Death(NamedTuple):
 
     evidence: str
     detail: JsonDict
-
-
-class OomKills:
-    """The kernel's count of OOM kills in this cgroup, and the increase since the last reading."""
-
-    def __init__(self) -> None:
-        self._count = crash_recovery.oom_kills()
-
-    def new(self) -> int | None:
-        """Return how many were counted since the last call; None if unknown."""
-        before, self._count = self._count, crash_recovery.oom_kills()
-        return None if before is None or self._count is None else self._count - before
 
 
 def death(handle: Handle, oom_kills: int | None, seconds: float, others: int = 0) -> Death:

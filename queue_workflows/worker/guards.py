@@ -1,4 +1,7 @@
-"""Decide by pure rules over a clock whether a running job must be ended."""
+"""Decide by pure rules over a clock whether a running job must be ended.
+
+Its length: all rules are here, so that one place shows what ends a job.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Keep the leases of a worker's jobs, and act on cancels, stops and the verdicts of guards.
 
-Its length is that of one decision: each renewal, guard, stop and cancel may end the same job, and
-what is decided first counts.
+Its length: each renewal, guard, stop and cancel may end the same job, and one place decides which.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from queue_workflows.worker import (
     gpu_runtime,
     guards,
     heartbeat,
+    job_ending,
     kill_timers,
     left_parts,
     memory_throttle,
@@ -70,7 +70,7 @@ class LeaseKeeper:
         model_cache: model_requests.Models | None = None,
         known_models: Callable[[], list[str] | None] = lambda: None,
         on_exit: ExitFn = os._exit,
-        ending: shutdown.Ending | None = None,
+        ending: job_ending.Ending | None = None,
         now_fn: NowFn = clock.boot_s,
         sampler: Callable[[], worker_usage.Sample] | None = None,
         metrics: hw_metrics.Sampler | None = None,
@@ -120,7 +120,7 @@ class LeaseKeeper:
         self._tasks = [*self._own_tasks(who().lease_s), *self._gpu.tasks()]
         self._loop: service.Loop | None = None
 
-    def _process_ending(self, on_exit: ExitFn) -> shutdown.Ending:
+    def _process_ending(self, on_exit: ExitFn) -> job_ending.Ending:
         return shutdown.Shutdown(
             [each.who for each in self._jobs.slots],
             self._jobs.claims_with,

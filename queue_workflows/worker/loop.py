@@ -215,7 +215,7 @@ class WorkLoop:
         if self._table.in_run:
             if outcome.kind == "completed":
                 node_executor.call_completed_hook(job, outcome)
-            claim_again |= following is None and self._claimer.drain(job["run_id"]) > 0
+            claim_again |= following is None and self._claimer.dispatch.drain(job["run_id"]) > 0
         if claim and claim_again and following is None and self._may_continue():
             following = self._claimer.claim()
         return following

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue_workflows import db, worker_control
 from queue_workflows.engine import controls, workers
 from queue_workflows.operations import stop_policies
-from queue_workflows.worker import guards, process_jobs, shutdown, slot
+from queue_workflows.worker import guards, job_ending, process_jobs, slot
 
 
 class OffSwitch:
@@ -25,7 +25,7 @@ class OffSwitch:
         *,
         holds_model: Callable[[], bool],
         requeue: Callable[[slot.Slot, str], object],
-        ending: shutdown.Ending,
+        ending: job_ending.Ending,
     ) -> None:
         self._own = own
         self._jobs = jobs

@@ -6,20 +6,23 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol
 
 from queue_workflows import config, db
-from queue_workflows.dag import payload
 from queue_workflows.engine import (
     claims,
-    finish,
     handback,
-    job_tables,
     outcomes,
     workers,
 )
-from queue_workflows.types import ExitFn, NowFn, Row
-from queue_workflows.worker import claim_writes, claims_in_flight, current_job, guards, kill_timers
+from queue_workflows.types import ExitFn, NowFn
+from queue_workflows.worker import (
+    claim_writes,
+    claims_in_flight,
+    current_job,
+    guards,
+    job_ending,
+    kill_timers,
+)
 
 _log = logging.getLogger(__name__)
 BOOKKEEPING_S = 2.0
@@ -30,38 +33,6 @@ ORDERLY = (0, guards.EXIT_CONTROL)
 """Exit codes of a worker that exited on request, so that it needs no death record."""
 RENEW_MARGIN_S = 2.5
 """A claim lost so few seconds before its lease would end is left without a record."""
-
-
-class Ending(Protocol):
-    """What a lease keeper does about a job that must not run on."""
-
-    @property
-    def decided(self) -> bool:
-        """Return whether the process is about to exit, so that nothing may be claimed."""
-        ...
-
-    left_behind: bool
-    """Whether a record or a claim to hand back could not be written."""
-
-    def announce(self, code: int) -> None:
-        """Prepare the exit with this code."""
-        ...
-
-    def give_back(self, work: current_job.Work) -> None:
-        """Hand back the job of a stopping worker that did not end in time."""
-        ...
-
-    def stop_cancelled(self, work: current_job.Work) -> None:
-        """End a cancelled job whose handler has not ended within its grace."""
-        ...
-
-    def end_by_guard(self, work: current_job.Work, failure: guards.Failure) -> None:
-        """End a job as its guard demands."""
-        ...
-
-    def exit_with(self, code: int) -> None:
-        """End without a running job."""
-        ...
 
 
 class Shutdown:
@@ -142,7 +113,7 @@ class Shutdown:
         self._end(
             work,
             failure.code,
-            lambda conn: record_failure(conn, work.lease, failure, seconds),
+            lambda conn: job_ending.record_failure(conn, work.lease, failure, seconds),
             # Another write may have ended the job meanwhile: then there is no reason to exit.
             only_if_written=True,
         )
@@ -317,19 +288,3 @@ def exit_if_forked(pid: int, outcome: outcomes.Outcome) -> None:
     """Exit if this process is a child that the handler forked: its parent has the claim."""
     if os.getpid() != pid:
         os._exit(outcome.kind != "completed")
-
-
-def record_failure(
-    conn: db.Connection,
-    lease: job_tables.Lease,
-    failure: guards.Failure,
-    seconds: float,
-) -> Row | None:
-    """Requeue or fail a job as its guard demands, with its events, in one transaction.
-
-    Returns the row, or None if the claim was lost.
-    """
-    detail = payload.encode({"guard": failure.event, "exit_code": failure.code}, "detail")
-    return finish.end_by_guard(
-        conn, lease, failure.event, error=failure.reason, seconds=seconds, detail=detail
-    )

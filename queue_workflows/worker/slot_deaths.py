@@ -14,6 +14,7 @@ from queue_workflows.worker import (
     crash_recovery,
     current_job,
     executors,
+    oom_kills,
     slot_keeper,
     slot_records,
 )
@@ -30,7 +31,7 @@ class Deaths:
         self._host = host
         self._endings = endings
         self._records = records
-        self._oom = executors.OomKills()
+        self._oom = oom_kills.OomKills()
 
     def end(self, handle: executors.Handle, works: Sequence[current_job.Work]) -> None:
         """Write what was decided about the jobs, or charge them if nobody here killed it."""

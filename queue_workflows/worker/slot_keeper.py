@@ -16,10 +16,10 @@ from queue_workflows.worker import (
     capture,
     current_job,
     guards,
+    job_ending,
     kill_timers,
     lease_keeper,
     model_requests,
-    shutdown,
     slot,
 )
 
@@ -104,7 +104,7 @@ class Endings:
         self._end(
             work,
             failure.reason,
-            lambda conn: shutdown.record_failure(conn, lease, failure, seconds),
+            lambda conn: job_ending.record_failure(conn, lease, failure, seconds),
         )
 
     def escalate(self, works: Sequence[current_job.Work]) -> None:

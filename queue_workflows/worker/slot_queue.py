@@ -100,7 +100,7 @@ class SlotQueue:
     def timeout(self, now: float, *, stopping: bool) -> float:
         """Return in how many seconds there is something to do; 0.0 or less: now."""
         may_start = self._may_claim and bool(self.executors.idle) and not stopping
-        if self.records.waiting or self.runs.asked or may_start:
+        if self.records.waiting or self.runs.answers.are_due or may_start:
             return 0.0
         replace_at = math.inf if stopping else self.executors.replace_at
         return min(min(self._due_at, replace_at) - now, self.runs.late_at - clock.boot_s())
@@ -116,7 +116,7 @@ class SlotQueue:
         if not stopping:
             self.runs.start_waiting()
         self.runs.return_waiting(stopping=stopping)
-        self.runs.answer()
+        self.runs.answers.send()
         self._change_model(stopping=stopping)
         # What follows from a completed node can be claimed in the statement that records it.
         self._may_claim |= self.table.in_run and self.records.has_outcomes

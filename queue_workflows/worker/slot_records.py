@@ -71,7 +71,7 @@ class Records:
     def dispatch(self) -> bool:
         """Queue what follows from the recorded nodes; return whether there is anything new."""
         runs, self._undispatched = self._undispatched, set()
-        return sum(map(self._claimer.drain, runs)) > 0
+        return sum(map(self._claimer.dispatch.drain, runs)) > 0
 
     def step(self, free: int, *, promote: bool) -> list[Row]:
         """Write all that waits, claim up to `free` jobs, and return them.
@@ -95,7 +95,7 @@ class Records:
     def _record_and_claim(
         self, done: Sequence[claims_in_flight.Done], free: int, *, promote: bool
     ) -> list[Row]:
-        results = self._claimer.planned(done)
+        results = self._claimer.dispatch.planned(done)
         try:
             with self._in_flight.writing():
                 jobs = self._claimer.claim_batch(free, results, promote=promote)
@@ -109,7 +109,7 @@ class Records:
             self._done = []
             open_ids = {each.lease.job_id for each in results if each.ahead is None}
             for work, _ in done:
-                self._claimer.note(work.job)
+                self._claimer.dispatch.note(work.job)
                 if self._table.in_run and work.lease.job_id in open_ids:
                     self._undispatched.add(work.job["run_id"])
                 self._ended(work, completed=True)

@@ -1,4 +1,7 @@
-"""The jobs that run in the executors of a worker: start, observe and end them."""
+"""The jobs that run in the executors of a worker: start, observe and end them.
+
+Its length: starts, messages, recalls and deaths move jobs between the same lists.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ import math
 import signal
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from queue_workflows import config, db, errors
+from queue_workflows import config
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.executor import protocol, registry
 from queue_workflows.runtime import clock, log_context, log_format
 from queue_workflows.types import Row
 from queue_workflows.worker import (
-    capture,
+    captured_streams,
     claimer,
     current_job,
     executor_set,
@@ -25,6 +28,7 @@ from queue_workflows.worker import (
     guards,
     slot_ahead,
     slot_announcer,
+    slot_answers,
     slot_deaths,
     slot_jobs,
     slot_keeper,
@@ -86,7 +90,8 @@ class Runs:
         self._announcer = slot_announcer.Announcer(claimer_.connection, executors_.free)
         self.recorded = self._announcer.recorded
         """Lets the app hear of a node that is recorded."""
-        self._asks: list[tuple[executors.Handle, current_job.Work, protocol.Ask]] = []
+        self.answers = slot_answers.Answers(claimer_, executors_.traffic)
+        """Answers what handlers ask."""
         self._deaths = slot_deaths.Deaths(who.host, endings, records)
         self.hand_back = self._deaths.hand_back
         """Hands back, uncounted, a job that runs no more."""
@@ -126,11 +131,6 @@ class Runs:
         """Return when a job has waited too long (`clock.boot_s`)."""
         at = self._waiting[0].started + slot_ahead.WAIT_S if self._waiting else math.inf
         return min((each.at for each in self._behind() if not each.is_recalled), default=at)
-
-    @property
-    def asked(self) -> bool:
-        """Return whether handlers wait for answers."""
-        return bool(self._asks)
 
     # --- Start.
 
@@ -250,7 +250,7 @@ class Runs:
             with log_context.bound(work.ids):
                 self._on_report(handle, work, message)
         elif isinstance(message, protocol.Log) and handle.shared:
-            self._log_record(message)  # of the executor itself, or of what a job has left behind
+            _log_record(message)  # of the executor itself, or of what a job has left behind
 
     def _on_model(
         self, handle: executors.Handle, message: protocol.Model | protocol.ModelDone
@@ -270,7 +270,7 @@ class Runs:
         elif isinstance(message, protocol.CursorAt):
             work.note_cursor(message.name, message.step_key, message.position)
         elif isinstance(message, protocol.Ask):
-            self._asks.append((handle, work, message))
+            self.answers.add(handle, work, message)
         elif isinstance(message, protocol.Log):
             self._print_record(handle, work, message)
         elif isinstance(message, protocol.Event) and self.models is not None:
@@ -288,17 +288,12 @@ class Runs:
         self, handle: executors.Handle, work: current_job.Work, message: protocol.Log
     ) -> None:
         # The engine's own records are for the worker's log, as those of a plain worker are.
-        if message.name.partition(".")[0] != capture.ENGINE:
+        if message.name.partition(".")[0] != captured_streams.ENGINE:
             self._keeper.printed(work, f"{message.text}\n".encode("utf-8", "backslashreplace"))
         if message.stream:
             self._executors.traffic.print_lines(handle, message)
         else:
-            self._log_record(message)
-
-    def _log_record(self, message: protocol.Log) -> None:
-        if message.printed:
-            extra = log_format.allowed(message.fields)
-            logging.getLogger(message.name).log(message.level, "%s", message.text, extra=extra)
+            _log_record(message)
 
     def _on_outcome(self, handle: executors.Handle, message: protocol.Outcome) -> None:
         if handle.get(message.key) is None:
@@ -340,33 +335,6 @@ class Runs:
             self._busy.pop(work.lease, None)
             self._waiting.appendleft(work)
 
-    def answer(self) -> None:
-        """Answer what handlers ask; the questions wait while the database is away."""
-        while self._asks:
-            handle, work, ask = self._asks[0]
-            if handle.get(ask.key) is work and handle.lost is None:
-                value, refused = None, None
-                try:
-                    value = self._answer(work, ask)
-                except errors.QueueWorkflowsError as error:
-                    refused = str(error)
-                except db.Error:
-                    self._claimer.lose()
-                    raise
-                try:
-                    handle.forked.jobs.send(protocol.Answer(ask.key, ask.what, value, refused))
-                except protocol.ChannelLost as error:
-                    self._executors.traffic.lose(handle, error)
-                self._executors.traffic.send_rest(handle)
-            self._asks.pop(0)
-
-    def _answer(self, work: current_job.Work, ask: protocol.Ask) -> Any:
-        conn = self._claimer.connection()
-        if ask.request is None:
-            return slot_jobs.answer(conn, work.job, ask.what)
-        work.beat()
-        return slot_jobs.answer_step(conn, work.lease, ask.request)
-
     # --- Ends.
 
     def died(self, handle: executors.Handle, works: Sequence[current_job.Work]) -> None:
@@ -382,3 +350,9 @@ class Runs:
             self._busy.pop(work.lease, None)
             self._keeper.handler_ended(work)
         self._deaths.end(handle, begun)
+
+
+def _log_record(message: protocol.Log) -> None:
+    if message.printed:
+        extra = log_format.allowed(message.fields)
+        logging.getLogger(message.name).log(message.level, "%s", message.text, extra=extra)

@@ -11,7 +11,7 @@ import pytest
 
 from queue_workflows import config, errors, run_store, workers
 from queue_workflows import db as database
-from queue_workflows.cli import fleet, run_processes, run_snapshot
+from queue_workflows.cli import fleet, run_processes, run_snapshot, unserved_queues
 from queue_workflows.runtime import identity, signals
 from queue_workflows.scheduler import ScheduleEntry
 from queue_workflows.worker import parent, pool_config
@@ -164,7 +164,7 @@ def test_which_workers_serve_a_queue(db: ModuleType) -> None:
             "INSERT INTO worker_controls (host_label, queue, desired_state)"
             " VALUES ('other', 'a', 'off')"
         )
-    assert fleet.unserved(set("abcdefg")) == set("bdefg")
+    assert unserved_queues.unserved(set("abcdefg")) == set("bdefg")
 
 
 def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(

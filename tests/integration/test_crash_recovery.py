@@ -17,7 +17,7 @@ from queue_workflows import config, jobs, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows.engine import claims, job_tables, recovery
 from queue_workflows.runtime import identity, supervisor
-from queue_workflows.worker import crash_recovery, guards, notes
+from queue_workflows.worker import crash_recovery, guards, notes, oom_kills
 from tests.support import factories, proxy
 from tests.support.wait import until
 
@@ -230,12 +230,12 @@ def test_kills_for_memory_are_those_of_the_own_cgroup(
 ) -> None:
     own = tmp_path / "proc"
     own.write_text("1:name=x:/y\n0::/slice/me\n")
-    monkeypatch.setattr(crash_recovery, "_CGROUP", own)
-    monkeypatch.setattr(crash_recovery, "_CGROUPS", tmp_path)
-    assert crash_recovery.oom_kills() is None
+    monkeypatch.setattr(oom_kills, "_CGROUP", own)
+    monkeypatch.setattr(oom_kills, "_CGROUPS", tmp_path)
+    assert oom_kills.count() is None
     (tmp_path / "slice" / "me").mkdir(parents=True)
     (tmp_path / "slice" / "me" / "memory.events").write_text("oom 4\noom_kill 3\n")
-    assert crash_recovery.oom_kills() == 3
+    assert oom_kills.count() == 3
 
 
 def test_a_death_is_written_into_the_workers_row(db: ModuleType) -> None:

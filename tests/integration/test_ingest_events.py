@@ -10,7 +10,7 @@ import pytest
 
 from queue_workflows import history, jobs, node_queue
 from queue_workflows.engine import attempts, handback, manual_changes, recovery
-from queue_workflows.worker import guards, shutdown
+from queue_workflows.worker import guards, job_ending
 from tests.support import factories
 
 ENDS = {
@@ -55,7 +55,7 @@ def complete(conn: Any) -> object:
 
 def trip(conn: Any) -> object:
     found = guards.Failure(75, "budget_trip", "too long")
-    return shutdown.record_failure(conn, lease(conn), found, 1.0)
+    return job_ending.record_failure(conn, lease(conn), found, 1.0)
 
 
 def lapse(conn: Any) -> object:

@@ -13,7 +13,7 @@ import pytest
 from queue_workflows import cli
 from queue_workflows import jobs as jobs_api
 from queue_workflows import workers as workers_api
-from queue_workflows.admin import waiting_reasons
+from queue_workflows.admin import worker_reasons
 from queue_workflows.engine import claims, lock_queues, models, workers
 from tests import test_invariant_gpu_claims as gpu
 from tests.support import factories
@@ -53,7 +53,7 @@ def agree(conn: Any, who: claims.Claimant, jobs: list[Row], claim: Callable[[], 
         explained = {job["id"]: clauses(conn, job).get(who.worker_id) for job in jobs}
         expected = [taken["id"]] if taken and taken["id"] in explained else []
         assert [
-            job_id for job_id, clause in explained.items() if clause == waiting_reasons.NEXT
+            job_id for job_id, clause in explained.items() if clause == worker_reasons.NEXT
         ] == expected
         if claim() is None or count == 5:
             return count

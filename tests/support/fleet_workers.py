@@ -100,7 +100,7 @@ class Workers(fleet_base.Base):
             self.take(slot, following, expected)
         elif drain and run is not None and run.status != "deleted":
             with fleet.mind(slot.mind):
-                slot.claimer.drain(run.id)
+                slot.claimer.dispatch.drain(run.id)
             run.drain(nowait=True)
 
     @precondition(lambda self: self.busy())

@@ -1,0 +1,137 @@
+"""Explain why a worker does not take a job: the first clause of its claim that excludes the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from queue_workflows import db
+from queue_workflows.admin import waiting_facts
+from queue_workflows.engine import job_tables
+from queue_workflows.runtime import display, stored_json
+from queue_workflows.types import JsonDict, Row
+
+NEXT = "next"
+CANNOT = frozenset({"off", "version", "model", "vram"})
+"""Clauses of a worker that will not take the job as things are."""
+
+
+def of_worker(
+    conn: db.Connection, table: str, row: Row, worker: Row, *, blocked: bool
+) -> tuple[str | None, str | None]:
+    """Return the clause and text that keep a worker from a job; None for neither.
+
+    `blocked`: the job waits for every worker, so its place among others does not matter.
+    """
+    claim = stored_json.mapping(worker["claim"])
+    if worker["off"] is not None and claim.get("obey", True):
+        return "off", f"switched off ({worker['off']})"
+    if (lacks := _of_version(row, claim)) is not None:
+        return "version", lacks
+    gpu = row["queue"] == "gpu"
+    if gpu:
+        fit = waiting_facts.misfit(conn, worker, row["required_model"])
+        if fit["misfit"] == "model":
+            if worker["known_models"] is None:
+                return "model", f"it registers no model, and others know {row['required_model']}"
+            return "model", f"it does not know model {row['required_model']}"
+        if fit["misfit"] == "vram":
+            gpu_gb = worker["vram_total_mb"] // 1000
+            return (
+                "vram",
+                f"the model needs {display.number(fit['needs_gb'])} GB, its GPU has {gpu_gb} GB",
+            )
+    if blocked:
+        return None, None
+    if throttle := stored_json.text(worker["throttle"]):
+        return "throttled", f"it waits for memory: {throttle}"
+    return _of_gpu(conn, row, worker) if gpu else _by_place(conn, table, row, worker)
+
+
+def _of_version(row: Row, claim: JsonDict) -> str | None:
+    """Return which version of the node the worker has instead of the needed one; None: it fits."""
+    needed = row.get("required_version")
+    if needed is None:
+        return None
+    versions = stored_json.texts(claim.get("versions"))
+    if needed in versions:
+        return None
+    name, _, number = needed.rpartition("@")
+    own = [each.rpartition("@")[2] for each in versions if each.rpartition("@")[0] == name]
+    has = f"has version {own[0]}" if own else "has no version of it"
+    return f"the job needs version {number} of node {name}, and the worker {has}"
+
+
+def _by_place(
+    conn: db.Connection, table: str, row: Row, worker: Row, models: list[str] | None = None
+) -> tuple[str, str]:
+    """Return the place among the waiting jobs of its queue."""
+    claim = stored_json.mapping(worker["claim"])
+    newest = bool(claim.get("newest")) and table == job_tables.NODE_JOBS.name
+    ahead = waiting_facts.ahead(conn, table, row, newest=newest, models=models)
+    if not ahead["every"]:
+        return NEXT, "it is next in line"
+    if ahead["better"]:
+        return "priority", f"behind {_jobs(ahead['better'])} of a better priority"
+    word = "newer" if newest else "older"
+    return "age", f"behind {_jobs(ahead['every'], word)} of its priority"
+
+
+def _jobs(number: int, word: str = "") -> str:
+    count = f"{number:,}" + (" or more" if number >= waiting_facts.COUNTED else "")
+    return " ".join(filter(None, (count, word, "job" if number == 1 else "jobs")))
+
+
+def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
+    """Return what the worker's claim policy takes before this job."""
+    can = waiting_facts.models(conn, worker)
+    choice = waiting_facts.choice(conn, worker, can)
+    own, chosen = row["required_model"] or "", choice["model"]
+    if chosen == own and _is_it(conn, row, choice):
+        return (
+            NEXT,
+            f"it is what the worker takes next ({_reason(choice)})",
+        )
+    if own and choice["why"] in ("worth", "left") and (reason := _left(conn, worker, own)):
+        return "left", reason
+    if chosen is None:
+        return "left", "the waiting jobs are left to workers that have their models loaded"
+    better = choice["band"] is not None and choice["band"] < row["priority"]
+    if choice["why"] == "first" or better:
+        return _by_place(conn, job_tables.NODE_JOBS.name, row, worker, can)
+    if chosen == own:
+        return "line", f"behind other jobs of {_line(own)}"
+    return choice["why"], f"behind {_line(chosen)}: {_reason(choice)}"
+
+
+_REASONS: dict[str, Any] = {
+    "first": "the first in line",
+    "warm": "it needs no load here",
+    "urgent": "a better priority that has waited past the grace",
+    "worth": "it ends the most waiting per second of load and work",
+    "overdue": "it has waited too much longer than the others",
+}
+
+
+def _reason(choice: Row) -> Any:
+    return _REASONS.get(choice["why"], choice["why"])
+
+
+def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
+    if choice["how"] == "newest":
+        return row["priority"] == choice["band"] and waiting_facts.is_newest(conn, row)
+    return row["seq"] == choice["seq"]
+
+
+def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
+    """Return which workers the model is left to, and why; None if it is left to nobody."""
+    line = waiting_facts.weighed(conn, worker, model)
+    if not line["is_left"]:
+        return None
+    hosts = ", ".join(line["holders"] or ())
+    reach_s, load_s = line["reach_s"], line["load_s"]
+    reach, load = display.number(reach_s, ".0f"), display.number(load_s, ".0f")
+    return f"left to {hosts}, free for it in {reach} s; a load takes {load} s here"
+
+
+def _line(model: str) -> str:
+    return f"model {model}" if model else "jobs without a model"

@@ -1,0 +1,88 @@
+"""Check what `queue-workflows run` is asked for, and insert the run."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from queue_workflows import config, errors, runs
+from queue_workflows.cli import input_option
+from queue_workflows.dispatch import hooks
+from queue_workflows.types import JsonDict, Run
+
+DEFAULT_OUT = Path("queue-workflows-out")
+"""Parent of the folders of runs without one; created when a node asks for its folder."""
+
+
+class Request:
+    """A validated request for a run; `out_dir` None: a folder of its own, named by its id."""
+
+    def __init__(
+        self,
+        *,
+        workflow: str,
+        context: JsonDict,
+        out_dir: Path | None,
+        priority: int,
+        queues: dict[str, int],
+    ) -> None:
+        self.workflow = workflow
+        self.context = context
+        self.out_dir = out_dir
+        self.priority = priority
+        self.queues = queues
+
+    def insert(self) -> Run:
+        """Insert the run and return its row. Raises `InvalidPayload` before any write."""
+        run_id = str(uuid.uuid4())
+        return runs.submit(
+            self.workflow,
+            run_id=run_id,
+            out_dir=str(self.out_dir or DEFAULT_OUT.absolute() / run_id),
+            priority=self.priority,
+            context=self.context,
+        )
+
+
+def context_of(workflow: str, given: Iterable[str]) -> JsonDict:
+    """Return the run's context, checked if the app declares the workflow in Python."""
+    declared = config.get_config().workflow_map.get(workflow)
+    if declared is None:
+        return input_option.context(given)
+    found = input_option.context(given, declared.accepts_input)
+    try:
+        declared.check_inputs(found)
+    except errors.ArgsRefused as error:
+        raise errors.ArgsRefused(f"{error}; inputs are given by --input KEY=VALUE") from None
+    return found
+
+
+def folder(out: Path | None) -> Path | None:
+    """Create the folder and return it, absolute. Raises `InvalidConfig` if it cannot be used."""
+    if out is None:
+        return None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.InvalidConfig(f"--out {out}: {error.strerror}") from None
+    return out.resolve()
+
+
+def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
+    """Return how many nodes of the workflow go to each queue; one cpu node without a provider.
+
+    Raises `UnknownWorkflow`, `InvalidWorkflow`, and `InvalidConfig` for an app without provider.
+    """
+    try:
+        made = hooks.expand({"id": workflow, "workflow_name": workflow})
+    except hooks.NoProvider:
+        if app is None:
+            return {"cpu": 1}
+        raise errors.InvalidConfig(
+            f"workflow {workflow!r}: --app {app} sets no workflow provider (set_workflow_provider)"
+        ) from None
+    except errors.UnknownWorkflow as error:
+        raise errors.UnknownWorkflow(f"{error}; is --app {app} the one that has it?") from error
+    return dict(Counter(node["queue"] for node in made["nodes"]))

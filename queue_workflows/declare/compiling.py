@@ -1,0 +1,144 @@
+"""Call a workflow's function once, and return the documents of the graph that its calls build."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from queue_workflows import errors
+from queue_workflows.dag import arguments, typed_values
+from queue_workflows.declare import building, handles, node_functions
+
+_current: contextvars.ContextVar[building.Graph | None] = contextvars.ContextVar(
+    "graph", default=None
+)
+
+
+class Compiled(NamedTuple):
+    """A workflow as documents, as `set_workflow_provider`'s two functions would return them."""
+
+    document: dict[str, Any]
+    pipelines: dict[str, dict[str, Any]]
+    run_inputs: dict[str, Any]
+    """The keys that `run_input` names, with their types."""
+    has_output: bool = False
+
+
+def current() -> building.Graph | None:
+    """Return the graph that is being built here, or None."""
+    return _current.get()
+
+
+def needed(what: str) -> building.Graph:
+    """Return the graph that is being built; raise `InvalidConfig` outside a workflow's function."""
+    graph = _current.get()
+    if graph is None:
+        raise errors.InvalidConfig(f"{what} is called in the function of a workflow")
+    return graph
+
+
+def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
+    """Return the parameters of a workflow's function: the required keys of a run's context."""
+    parameters = inspect.signature(function).parameters.values()
+    for each in parameters:
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
+            raise errors.InvalidConfig(
+                f"workflow {name!r}: {each.name!r}: its parameters are keys of the run's context, "
+                "each with a name"
+            )
+        if each.default is not each.empty:
+            raise errors.InvalidConfig(
+                f"workflow {name!r}: {each.name!r} has a default, which a ref to the run's context "
+                "cannot have: give it to the parameter of a node"
+            )
+    return tuple(each.name for each in parameters)
+
+
+def inputs_of(function: Callable[..., Any]) -> typed_values.Keywords:
+    """Return what a run's context is checked against: the parameters of a workflow's function."""
+    parameters = list(inspect.signature(function).parameters.values())
+    return typed_values.Keywords(parameters, arguments.scope_of(function))
+
+
+def build(function: Callable[..., Any], name: str) -> Compiled:
+    """Return the documents of a workflow.
+
+    Raises `InvalidWorkflow`, also for what its function raises.
+    """
+    outer: list[str] = []
+    above = _current.get()
+    while above is not None:
+        outer.append(above.name)
+        above = above.above
+    if name in outer:
+        path = [*outer[: outer.index(name) + 1][::-1], name]
+        raise errors.InvalidWorkflow(
+            f"workflow {name!r} calls itself: {' -> '.join(path)}; its runs would never end"
+        )
+    graph = building.Graph(name)
+    graph.above = _current.get()
+    needs = needs_of(function, name)
+    token = _current.set(graph)
+    try:
+        returned = function(**{key: graph.of_run(key) for key in needs})
+    except errors.QueueWorkflowsError:
+        raise
+    except Exception as error:
+        raise errors.InvalidWorkflow(f"{graph.where}: {_describe(error)}") from error
+    finally:
+        _current.reset(token)
+    return _compiled(graph, needs, returned)
+
+
+def _describe(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = ""
+    if trace is not None:
+        file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
+        place = f" ({file}, line {trace.tb_lineno})"
+    return f"its function raised {type(error).__name__}: {error}{place}"
+
+
+def _compiled(graph: building.Graph, needs: Iterable[str], returned: object = None) -> Compiled:
+    """Return the documents. Raises `InvalidWorkflow` if a step hides a context key.
+
+    `returned`: what the workflow's function returned, the output of its runs.
+    """
+    for key in needs:
+        if key in graph.steps and graph.steps[key].entry["kind"] != "pipeline":
+            raise errors.InvalidWorkflow(
+                f"{graph.where}: the step {key!r} and the run's {key!r} have one name in refs: "
+                "give the step another id"
+            )
+    pipelines: dict[str, dict[str, Any]] = {}
+    for step_id, step in graph.steps.items():
+        if step.nodes:
+            name = f"{graph.name}.{step_id}"
+            step.entry["pipeline"] = name
+            pipelines[name] = {"name": name, "nodes": list(step.nodes.values())}
+        if step.inputs:
+            step.entry["inputs"] = step.inputs
+        if step.deps:
+            step.entry["depends_on"] = list(step.deps)
+    steps = [step.entry for step in graph.steps.values()]
+    for kind, entries in (("step", steps), *(("node", p["nodes"]) for p in pipelines.values())):
+        _refuse_text(graph, kind, entries)
+    document: dict[str, Any] = {"name": graph.name, "steps": steps}
+    stores = any(handles.origin(each).stores for each in graph.found(returned, graph.where))
+    if stores:
+        output = handles.template(returned, f"{graph.where}: what it returns")
+        document["output"] = {node_functions.RESULT: output}
+    return Compiled(document, pipelines, graph.run_inputs, stores)
+
+
+def _refuse_text(graph: building.Graph, kind: str, entries: list[dict[str, Any]]) -> None:
+    for entry in entries:
+        if (text := handles.shown_in(entry)) is not None:
+            raise errors.InvalidWorkflow(
+                f"{graph.where}: {kind} {entry['id']!r}: {text!r:.200} shows an output, which "
+                "has no value while the graph is built: make the text inside a node"
+            )
