@@ -152,15 +152,16 @@ def test_an_idle_gpu_job_ends_its_executor_alone_and_runs_again(
     stopped(parent)
 
 
+@pytest.mark.parametrize("body", ["beats_and_waits", "waits_for_go"])
 def test_an_executor_that_is_stopped_is_not_idle(
-    cli: Commands, tmp_path: Path, idle_gpu: dict[str, str]
+    cli: Commands, tmp_path: Path, idle_gpu: dict[str, str], body: str
 ) -> None:
-    job_id = node(tmp_path / "job", "beats_again", "gpu")
+    job_id = node(tmp_path / "job", body, "gpu")
     parent = supervised(cli, "gpu", **idle_gpu)
     until((tmp_path / "job" / "started").exists, timeout_s=30)
     executor = int((tmp_path / "job" / "started").read_text())
     os.kill(executor, signal.SIGSTOP)
-    time.sleep(1 + CONFIRM_S + WITHIN_S)  # twice as long as a stall and its confirmation take
+    time.sleep(1 + CONFIRM_S + WITHIN_S)  # longer than either guard needs for an idle GPU
     os.kill(executor, signal.SIGCONT)
     (tmp_path / "job" / "go").touch()
     until(is_done(job_id), timeout_s=30)

@@ -82,13 +82,18 @@ def beats_then_sticks(folder: Path, status_callback: Callable[..., object]) -> N
     sticks(folder)
 
 
-def beats_again(folder: Path, status_callback: Callable[..., object]) -> None:
-    """Beat once, wait for the file `go`, and end after a moment without a beat."""
-    status_callback(0.1)
+def waits_for_go(folder: Path) -> None:
+    """Wait for the file `go`, and end a second later."""
     _started({"folder": folder})
     while not (folder / "go").exists():
         time.sleep(0.05)
-    time.sleep(0.5)
+    time.sleep(1.0)
+
+
+def beats_and_waits(folder: Path, status_callback: Callable[..., object]) -> None:
+    """Beat once, then do as `waits_for_go` does."""
+    status_callback(0.1)
+    waits_for_go(folder)
 
 
 def beats_once(folder: Path, status_callback: Callable[..., object]) -> None:
@@ -145,7 +150,8 @@ def setup() -> None:
     """Register the tasks."""
     queue_workflows.configure(ingest_queues=("work",))
     queue_workflows.register_node("beats_once", beats_once)
-    queue_workflows.register_node("beats_again", beats_again)
+    queue_workflows.register_node("waits_for_go", waits_for_go)
+    queue_workflows.register_node("beats_and_waits", beats_and_waits)
     queue_workflows.register_node("silent", silent)
     queue_workflows.register_node("hogs", hogs)
     queue_workflows.register_node("sticks", sticks)
