@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-MOST = 185
-"""Modules of this package that `import queue_workflows.claim_worker` loads: 170 do."""
+MOST = 200
+"""Modules of this package that `import queue_workflows.claim_worker` loads: 186 do."""
 UNUSED = (
     "queue_workflows.admin",
     "queue_workflows.declare",
@@ -20,6 +20,7 @@ UNUSED = (
     "queue_workflows.worker.executors",
     "queue_workflows.worker.parent",
     "queue_workflows.worker.pool_config",
+    "queue_workflows.worker.slot_start",
     "queue_workflows.worker.slot_worker",
     "queue_workflows.worker.slots",
 )
