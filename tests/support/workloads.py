@@ -29,7 +29,7 @@ class Job(NamedTuple):
     finals: int
     """How often its end was recorded."""
     handed_back: int = 0
-    """How often a parent handed it back, uncounted: its handler ran in an executor of a dead worker."""
+    """How often a parent handed it back, uncounted, as its worker with executors died."""
 
     @property
     def deaths(self) -> int:
