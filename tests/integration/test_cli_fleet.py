@@ -179,8 +179,8 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
             raise answer
         return answer
 
-    monkeypatch.setattr(fleet, "unserved", unserved)
-    monkeypatch.setattr(fleet, "switched_off", lambda _: [])
+    monkeypatch.setattr(unserved_queues, "unserved", unserved)
+    monkeypatch.setattr(unserved_queues, "switched_off", lambda _: [])
     helper = run_processes.RunProcesses(
         {"cpu": 1}, None, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
     )
@@ -234,7 +234,7 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
         " `queue-worker-control --queue=all --on --host box` turns it on"
     ]
     workers.disable("box", "cpu")
-    monkeypatch.setattr(fleet, "unserved", lambda _: set())
+    monkeypatch.setattr(unserved_queues, "unserved", lambda _: set())
     now[0] += run_processes.LOOK_EVERY_S
     helper.tick(run_snapshot.RunSnapshot({"status": "running"}, [], []))
     assert capsys.readouterr().err == ""
