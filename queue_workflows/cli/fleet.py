@@ -17,7 +17,7 @@ from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.cli import output
 from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import restart_rule, service, signals, supervisor
-from queue_workflows.worker import parent, pool_config
+from queue_workflows.worker import crash_recovery, parent, pool_config
 
 _STOP_S = 60.0
 _HURRY_S = 0.2
@@ -129,7 +129,7 @@ def specs(
     if wanted.cpu:
         commands["cpu"] = [parent.MODULE, "--queue", "cpu", "--slots", str(wanted.cpu)]
     for number in range(1, wanted.gpu + 1):
-        commands[f"gpu-{number}"] = [parent.MODULE, "--queue", "gpu"]
+        commands[f"gpu-{number}"] = [parent.MODULE, "--queue", "gpu", "--slots", "1"]
     for card in wanted.cards:
         commands[f"gpu card {card}"] = [parent.MODULE, "--queue", "gpu", "--cards", str(card)]
     for queue in wanted.ingest:
@@ -166,13 +166,15 @@ class Fleet:
 
     def __init__(self, children: list[supervisor.ChildSpec], stop: signals.StopRequest) -> None:
         self._outer = stop
-        self._guardian = parent.SupervisedWorkers()
+        self._recovery = crash_recovery.CrashRecovery()
         self._stop = signals.StopRequest()
-        self.supervisor = self._guardian.supervisor(children, fail_fast=True)
+        self.supervisor = supervisor.Supervisor(
+            children, on_exit=self._recovery.report, fail_fast=True
+        )
         self._pool = service.Pool("supervisor", 1, lambda _: self.supervisor.run(self._stop))
 
     def __enter__(self) -> Fleet:
-        self._guardian.__enter__()
+        self._recovery.__enter__()
         self._pool.start()
         return self
 
@@ -184,7 +186,7 @@ class Fleet:
             if self._outer.count > passed_on:
                 passed_on = self._outer.count
                 self._stop.request()
-        self._guardian.__exit__()
+        self._recovery.__exit__()
 
     def check(self, *_: object) -> None:
         """Raise `InvalidConfig` if the processes refuse to start."""

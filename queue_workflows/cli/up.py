@@ -8,9 +8,9 @@ import typer
 
 from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
-from queue_workflows.runtime import app_loading, entry_point
+from queue_workflows.runtime import app_loading, entry_point, supervisor
 from queue_workflows.worker import cards as gpu_cards
-from queue_workflows.worker import parent, pool_config
+from queue_workflows.worker import crash_recovery, pool_config
 
 
 def up(
@@ -83,8 +83,8 @@ def up(
                 )
             children = fleet.specs(wanted, app=chosen, log_level=log_level, log_format=log_format)
             command.print_message(f"starting {wanted.describe()}; Ctrl-C stops them")
-            with parent.SupervisedWorkers() as guardian:
-                return guardian.supervisor(children).run(stop)
+            with crash_recovery.CrashRecovery() as recovery:
+                return supervisor.Supervisor(children, on_exit=recovery.report).run(stop)
 
     command.execute("up", run_command, debug=debug)
 

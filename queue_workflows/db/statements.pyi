@@ -180,14 +180,8 @@ class _Claims:
     has_recorded_node: bytes
     """Return the same for a node job. Its events are found by run and node, which are indexed."""
     held_by: Mapping[str, bytes]
-    """Return the claims of workers whose id starts with `prefix`, without the jobs of these
-    `seq`, in the order in which the jobs were queued. The shared status has `seq` as float8,
-    exact up to 2^53."""
-    cancelled_since_ingest: bytes
-    """Return of each job that workers with this prefix hold for how many seconds its cancellation
-    has been requested; NULL: it has not. `seqs`: of these jobs alone (NULL: of all)."""
-    cancelled_since_nodes: bytes
-    """Return the same for node jobs, for which the end of the run counts as well."""
+    """Return the claims of workers whose id starts with `prefix`, in the order in which the jobs
+    were queued."""
 
 claims: _Claims
 

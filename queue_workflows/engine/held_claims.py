@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from queue_workflows import db
 from queue_workflows.db import statements
@@ -25,33 +25,7 @@ def has_recorded(conn: db.Connection, lease: job_tables.Lease, events: Sequence[
     return found.fetchone() is not None
 
 
-def held_by(
-    conn: db.Connection,
-    table: job_tables.JobTable,
-    prefix: str,
-    *,
-    exclude: Collection[int] = (),
-) -> list[job_tables.Lease]:
-    """Return the claims of workers whose id starts with `prefix`, without jobs of these `seq`."""
-    parameters = {"prefix": prefix, "seqs": [*exclude]}
-    rows = conn.execute(statements.claims.held_by[table.name], parameters).fetchall()
+def held_by(conn: db.Connection, table: job_tables.JobTable, prefix: str) -> list[job_tables.Lease]:
+    """Return the claims of workers whose id starts with `prefix`."""
+    rows = conn.execute(statements.claims.held_by[table.name], {"prefix": prefix}).fetchall()
     return [job_tables.lease_of(table, row) for row in rows]
-
-
-def cancelled_since(
-    conn: db.Connection,
-    table: job_tables.JobTable,
-    prefix: str,
-    *,
-    seqs: Collection[int] | None = None,
-) -> list[float | None]:
-    """Return for each job that such workers hold since how many seconds it is cancelled, or None.
-
-    A request to cancel it counts, and the end of its run. `seqs`: of these jobs alone.
-    """
-    of_nodes = statements.claims.cancelled_since_nodes
-    rows = conn.execute(
-        of_nodes if table.in_run else statements.claims.cancelled_since_ingest,
-        {"prefix": prefix, "seqs": None if seqs is None else [*seqs]},
-    ).fetchall()
-    return [row["since_s"] for row in rows]

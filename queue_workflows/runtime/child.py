@@ -41,16 +41,10 @@ class Child:
 
     On Linux it gets SIGTERM when the thread that created it ends. A small interpreter sets that up
     and then becomes the child by exec, since code between fork and exec is unsafe beside threads.
-    `env` is added to this process's environment; it inherits the descriptors `fds`. Raises OSError
-    if nothing could be started.
+    `env` is added to this process's environment. Raises OSError if nothing could be started.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        fds: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         command = list(argv)
         if sys.platform == "linux" and sys.executable:
             command = [sys.executable, "-ISc", _DIE_WITH_PARENT, str(os.getpid()), *command]
@@ -58,7 +52,6 @@ class Child:
             command,
             env={**os.environ, **env} if env else None,
             stdin=subprocess.DEVNULL,
-            pass_fds=fds,
             start_new_session=True,
         )
         self.pid = self._process.pid

@@ -16,7 +16,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9_.\-]+")
 _MAX_LABEL = 80
-"""With pid (10), machine (8), random (12) and three colons: 113 of the 120 characters allowed."""
+"""With pid (10), machine (8), random (12), three colons and `_EXECUTORS`: 116 of 120 characters."""
+_EXECUTORS = "ex-"
+"""Begins the last part of ids of workers with executors."""
 
 
 @functools.cache
@@ -65,9 +67,18 @@ def process_prefix(host_label: str, pid: int) -> str:
     return f"{label}:{pid}:{machine()}:"
 
 
-def new_worker_id(host_label: str) -> str:
-    """Return `label:pid:machine:random`, at most 120 characters, different on every call."""
-    return process_prefix(host_label, os.getpid()) + secrets.token_hex(6)
+def new_worker_id(host_label: str, *, executors: bool = False) -> str:
+    """Return `label:pid:machine:random`, at most 120 characters, different on every call.
+
+    `executors`: whether the handlers of its jobs run in other processes; `has_executors` knows it.
+    """
+    kind = _EXECUTORS if executors else ""
+    return f"{process_prefix(host_label, os.getpid())}{kind}{secrets.token_hex(6)}"
+
+
+def has_executors(worker_id: str) -> bool:
+    """Return whether the handlers of this worker's jobs run in other processes than its own."""
+    return worker_id.rpartition(":")[2].startswith(_EXECUTORS)
 
 
 def new_job_prefix() -> str:

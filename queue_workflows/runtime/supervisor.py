@@ -7,7 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 from queue_workflows import config, errors
 from queue_workflows.runtime import child, entry_point, restart_rule, signals
@@ -17,38 +17,25 @@ STOP_MARGIN_S = 4.0
 """Seconds beyond SHUTDOWN_TIMEOUT_S for a child to hand its job back and exit."""
 KILL_WAIT_S = 5.0
 POLL_S = 0.1
-WATCH_S = 0.5
-"""Seconds between two calls of `watch` for a child."""
 
-T = TypeVar("T")
 SpawnFn: TypeAlias = Callable[..., child.Child]
-"""Called as `child.Child`, without `fds` if there are none."""
+"""Called as `child.Child`."""
 
 logger = logging.getLogger(__name__)
 
 
 class ChildSpec(NamedTuple):
-    """A child to keep running; `env` is added to the environment, only `fds` are inherited."""
+    """A child to keep running; `env` is added to this process's environment."""
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str] | None = None
-    fds: Sequence[int] = ()
-
-
-class Verdict(NamedTuple):
-    """A decision to kill a child: the exit code that then counts as its own, and the reason."""
-
-    code: int
-    reason: str
-    more: Any = None
-    """Passed on to `on_exit`; the supervisor ignores it."""
 
 
 class Exit(NamedTuple):
     """How a child ended: an exit code, or the signal that killed it, or neither if unknown.
 
-    One that was killed by a `verdict` has its code and no signal. `max_rss_mb` is its largest
+    `overdue`: why the supervisor has killed it; then its code is 0. `max_rss_mb` is its largest
     resident size. It is never below that of the supervisor, whose image the child is until exec.
     """
 
@@ -58,7 +45,7 @@ class Exit(NamedTuple):
     signal: int | None
     max_rss_mb: int
     seconds: float
-    verdict: Verdict | None = None
+    overdue: str | None = None
 
 
 class ChildStatus(NamedTuple):
@@ -74,9 +61,7 @@ class Supervisor:
 
     Ctrl-C reaches only the supervisor. `start`, `run` and `stop` belong to one thread that lives as
     long as the children: on Linux they get SIGTERM when it ends. Any thread may read `children`.
-    `on_exit` runs right after a child was reaped. `watch(name, pid, due)` is called every WATCH_S
-    for each running child, and a `Verdict` kills the child; `due`: it got a stop signal, and its
-    time is over. Both callbacks block the supervisor.
+    `on_exit` runs right after a child was reaped, and blocks the supervisor.
     """
 
     def __init__(
@@ -84,7 +69,6 @@ class Supervisor:
         specs: Sequence[ChildSpec],
         *,
         on_exit: Callable[[Exit], object] | None = None,
-        watch: Callable[[str, int, bool], Verdict | None] | None = None,
         fail_fast: bool = False,
         backoff_max_s: float | None = None,
         now_fn: NowFn = time.monotonic,
@@ -102,8 +86,6 @@ class Supervisor:
             for spec in specs
         ]
         self._on_exit = on_exit
-        self._watch = watch
-        self._tick_s = signals.RECHECK_S if watch is None else WATCH_S
         self._fail_fast = fail_fast
         self._now = now_fn
 
@@ -133,9 +115,8 @@ class Supervisor:
                 if len(self.gave_up) >= (1 if self._fail_fast else len(self._managed)):
                     return entry_point.USAGE_ERROR
                 due = [managed.due for managed in self._managed if managed.state == "waiting"]
-                pause_s = max(0.0, min(due) - self._now()) if due else self._tick_s
-                self._wait(min(pause_s, self._tick_s), stop.requested)
-                self._check_children(due=False)
+                pause_s = max(0.0, min(due) - self._now()) if due else signals.RECHECK_S
+                self._wait(min(pause_s, signals.RECHECK_S), stop.requested)
                 self._reap()
             return 0
         finally:
@@ -147,8 +128,7 @@ class Supervisor:
         """Send SIGTERM to all, SIGKILL after the deadline; return whether all were reaped.
 
         Deadline None: SHUTDOWN_TIMEOUT_S and a margin. Each further request in `again` sends
-        SIGTERM again and ends the children's time. That SIGKILL counts as exit code 0, by a
-        verdict.
+        SIGTERM again. That SIGKILL counts as exit code 0.
         """
         if deadline_s is None:
             deadline_s = config.SHUTDOWN_TIMEOUT_S.read() + STOP_MARGIN_S
@@ -157,19 +137,15 @@ class Supervisor:
         self._send(signal.SIGTERM)
         seen = min(1, again.count) if again else 0
         deadline = self._now() + deadline_s
-        due = deadline - STOP_MARGIN_S
         while self._running() and self._now() < deadline:
             self._wait(min(POLL_S, max(0.0, deadline - self._now())))
             self._reap()
             if again and again.count > seen:
-                seen, due = again.count, self._now()
+                seen = again.count
                 self._send(signal.SIGTERM)
-            self._check_children(due=self._now() >= due)
         for managed, _ in self._running():
             logger.warning("%s did not stop within %.1f s: killed", managed.spec.name, deadline_s)
-            managed.verdict = managed.verdict or Verdict(
-                0, f"did not stop within {deadline_s:.1f} s"
-            )
+            managed.overdue = f"did not stop within {deadline_s:.1f} s"
         self._send(signal.SIGKILL)
         deadline = self._now() + KILL_WAIT_S
         while self._running() and self._now() < deadline:
@@ -196,30 +172,15 @@ class Supervisor:
                 timeout_s = min(timeout_s, POLL_S)
         poll.poll(timeout_s * 1000)
 
-    def _check_children(self, *, due: bool) -> None:
-        for managed, running in self._running():
-            if self._watch is None or managed.verdict is not None:
-                continue
-            managed.verdict = self._guard(
-                "while watching", managed, self._watch, managed.spec.name, running.pid, due
-            )
-            if managed.verdict is not None:
-                running.send(signal.SIGKILL)
-
     def _reap(self) -> None:
         for managed, _ in self._running():
             ended = managed.reap()
-            if ended is not None and self._on_exit is not None:
-                self._guard("after the exit of", managed, self._on_exit, ended)
-
-    def _guard(
-        self, when: str, managed: _ManagedChild, call: Callable[..., T], *given: object
-    ) -> T | None:
-        try:
-            return call(*given)
-        except Exception:
-            logger.exception("%s %s", when, managed.spec.name)
-            return None
+            if ended is None or self._on_exit is None:
+                continue
+            try:
+                self._on_exit(ended)
+            except Exception:
+                logger.exception("after the exit of %s", managed.spec.name)
 
 
 class _ManagedChild:
@@ -232,8 +193,8 @@ class _ManagedChild:
         self.state = "waiting"
         self.due = now_fn()
         self.child: child.Child | None = None
-        self.verdict: Verdict | None = None
-        """The verdict by which it is being killed."""
+        self.overdue: str | None = None
+        """Why it is being killed."""
         self._rule = rule
         self._spawn = spawn
         self._now = now_fn
@@ -248,8 +209,7 @@ class _ManagedChild:
         self._starts += 1
         self._started_at = self._now()
         try:
-            fds = [self.spec.fds] if self.spec.fds else []
-            self.child = self._spawn(self.spec.argv, self.spec.env, *fds)
+            self.child = self._spawn(self.spec.argv, self.spec.env)
         except OSError as error:
             never = isinstance(error, FileNotFoundError | PermissionError)
             code = entry_point.USAGE_ERROR if never else None
@@ -269,14 +229,12 @@ class _ManagedChild:
         if self.child is None or death is None:
             return None
         how = f"signal {death.signal}" if death.signal else f"exit code {death.code}"
-        verdict, self.verdict = self.verdict, None
-        if verdict is not None and death.signal == signal.SIGKILL:
-            death = death._replace(code=verdict.code, signal=None)
-            how = f"a kill that counts as exit code {verdict.code} ({verdict.reason})"
-        else:
-            verdict = None  # it exited by itself just before
+        overdue = self.overdue if death.signal == signal.SIGKILL else None
+        if overdue is not None:
+            death = death._replace(code=0, signal=None)
+            how = f"a kill that counts as exit code 0 ({overdue})"
         seconds = self._now() - self._started_at
-        ended = Exit(self.spec.name, self.child.pid, *death, seconds=seconds, verdict=verdict)
+        ended = Exit(self.spec.name, self.child.pid, *death, seconds=seconds, overdue=overdue)
         self.child = None
         what = f"pid {ended.pid} ended after {ended.seconds:.1f} s with {how}"
         self._after_end(death.code, ended.seconds, what)

@@ -19,7 +19,7 @@ from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import service, signals, supervisor
 from queue_workflows.service import settings as service_settings
 from queue_workflows.service import state
-from queue_workflows.worker import parent, pool_config
+from queue_workflows.worker import crash_recovery, parent, pool_config
 
 _log = logging.getLogger("queue_workflows.service")
 STOP_MARGIN_S: Final = 10.0
@@ -103,9 +103,10 @@ class Background:
             for loop in self._maintenance(stack):
                 self._loops.append(loop)
                 stack.enter_context(loop)
-            guardian = stack.enter_context(parent.SupervisedWorkers())
+            recovery = stack.enter_context(crash_recovery.CrashRecovery())
             self._own.problems.pop(WORKERS, None)
-            code = guardian.supervisor([self._spec()]).run(self._stop)
+            children = supervisor.Supervisor([self._spec()], on_exit=recovery.report)
+            code = children.run(self._stop)
         if code:
             self._own.problems[WORKERS] = "they refuse to start; the log has the reason"
             _log.error("the workers refuse to start, their own message says why")

@@ -74,6 +74,17 @@ class Sampler:
         """Sample this process from now on."""
         self._pid = pid
 
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether that process is stopped by a signal or a debugger; False if unknown."""
+        if self._pid is None:
+            return False
+        try:
+            stat = (self._proc / str(self._pid) / "stat").read_text("utf-8", "replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[:1] in (["T"], ["t"])
+
     def sample(self) -> Sample:
         """Return the use now. Blocks for about TIMEOUT_S at worst, raises nothing."""
         used = None

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         "--slots",
         type=int,
         metavar="N",
-        help="run up to N jobs at once, each in a process of its own (cpu and ingest queues)",
+        help="run up to N jobs at once, each in a process of its own (gpu: 1)",
     )
     found.add_argument(
         "--cards",
@@ -138,12 +138,17 @@ def _check_cards(options: argparse.Namespace, chosen: executor_shape.Limits) -> 
         raise errors.InvalidConfig(
             "--burst and --idle-exit: with one GPU; a parent would start the workers again"
         )
-    executor_shape.check("gpu", executor_shape.Shape(1, card=numbers[0]))
+    executor_shape.check("gpu", executor_shape.Shape(1, gpu=True, card=numbers[0]))
     cards.check(numbers)
 
 
 def shape(options: argparse.Namespace) -> executor_shape.Shape:
     """Return how many jobs run at once in how many processes; `--slots` or `--cards` is given."""
     if options.cards is not None:
-        return executor_shape.Shape(1, card=cards.parse(options.cards)[0])
-    return executor_shape.Shape(options.slots, options.batch, concurrent=options.async_jobs)
+        return executor_shape.Shape(1, gpu=True, card=cards.parse(options.cards)[0])
+    return executor_shape.Shape(
+        options.slots,
+        options.batch,
+        concurrent=options.async_jobs,
+        gpu=options.queue == "gpu",
+    )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from queue_workflows import db
 from queue_workflows.engine import job_tables, recovery
 from queue_workflows.types import NowFn
-from queue_workflows.worker import notes, process_jobs, renewal_failures, shared_status
+from queue_workflows.worker import notes, process_jobs, renewal_failures
 
 
 class CrashExcuses:
@@ -21,12 +21,10 @@ class CrashExcuses:
         self,
         jobs: process_jobs.ProcessJobs,
         renewals: renewal_failures.Renewals,
-        status: shared_status.SharedStatus,
         now_fn: NowFn,
     ) -> None:
         self._jobs = jobs
         self._renewals = renewals
-        self._status = status
         self._now = now_fn
         self._exit_note = notes.ExitNote()
         self._lapsed_note = notes.ExitNote()
@@ -72,19 +70,17 @@ class CrashExcuses:
             self._unwritten.popleft()
 
     def fence(self) -> None:
-        """Report to the parent and to the next worker if this exit is the database's fault."""
+        """Report to the next worker if this exit is the database's fault."""
         if self._renewals.blame_database():
             self.leave_note()
 
     def leave_note(self) -> None:
-        """Report to the parent and to the next worker that the claims left behind count nothing."""
-        self._status.fence()
+        """Report to the next worker that the claims left behind count nothing."""
         leases = dict.fromkeys([*(work.lease for work in self._jobs.running), *self._jobs.claims()])
         self._exit_note.write(self._jobs.worker_ids(), leases, self.unanswered())
 
     def withdraw_note(self) -> None:
         """Take back what `leave_note` has reported."""
-        self._status.unfence()
         self._exit_note.withdraw()
 
     def start(self) -> None:

@@ -8,7 +8,6 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors
@@ -24,15 +23,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import (
-    guards,
-    hang_detection,
-    job_ending,
-    note_reporter,
-    notes,
-    oom_kills,
-    shutdown,
-)
+from queue_workflows.worker import guards, note_reporter, notes, oom_kills, shutdown
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -44,11 +35,6 @@ The server still executes what the worker sent before it died, and a finish may 
 STATEMENT_S = 3.0
 _REPORTING = (guards.EXIT_LOST, *shutdown.ORDERLY)
 """Exit codes of a worker that may have left a note; see `notes`."""
-_REASONS = {
-    hang_detection.OFF: "turned off",
-    hang_detection.CANCELLED: "cancelled",
-    hang_detection.STOPPED: "shutdown",
-}
 
 
 def recover_claims(
@@ -57,41 +43,35 @@ def recover_claims(
     *,
     host_label: str,
     oom_kills: int | None = None,
-    ran: Collection[int] | None = None,
+    excused: bool = False,
 ) -> list[Row]:
-    """Reclaim the claims of a reaped process of this machine, with a crash each; return the rows.
+    """Reclaim the claims of a reaped process of this machine; return the rows.
 
-    Covers both job families and the `workers` rows, in one transaction. Each job gets a `death`
-    event with the exit status, the last progress, heartbeat and GPU sample. If the parent killed
-    the process, its jobs go back as the guard demands, without a crash. If `ran` is known (see
-    `Snapshot.ran`), only those jobs count a crash. A process that exited cleanly has no claims, so
-    nothing changes.
+    Covers both job families and the `workers` rows, in one transaction. No job is charged if the
+    handlers ran in executors, if the process was killed because it did not stop, or if it is
+    `excused`. The jobs of any other worker count a crash, with a `death` event that has the exit
+    status, the last progress, heartbeat and GPU sample.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
     how = evidence(ended)
-    death = {
+    death: JsonDict = {
         "exit_code": ended.code,
         "signal": ended.signal,
         "max_rss_mb": ended.max_rss_mb,
         "seconds": round(ended.seconds, 3),
         "oom_kills": oom_kills,
     }
-    decision = _decision_of(ended, host_label)
-    if decision is not None:
-        death |= {"guard": decision.failure.event, "by": "parent"}
     rows: list[Row] = []
     with conn.transaction():
         gpu = workers.last_detail(conn, prefix).get("gpu")
         for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             leases = held_claims.held_by(conn, table, prefix)
             holders = {lease.job_id: lease.worker_id for lease in leases}
-            if decision is not None:
-                taken = _carry_out(conn, decision, leases)
-            else:
-                if ran is not None:
-                    idle = held_claims.held_by(conn, table, prefix, exclude=ran)
-                    rows += handback.hand_back_all(conn, idle, reason=f"its worker {how}")
-                taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
+            if excused or ended.overdue or all(map(identity.has_executors, holders.values())):
+                reason = "shutdown" if ended.overdue else f"its worker {how}"
+                rows += handback.hand_back_all(conn, leases, reason=reason)
+                continue
+            taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
             for row in taken:
                 # A requeued job has no worker any more, but its event must name one.
                 job = row | {"claimed_by": host_label}
@@ -99,8 +79,6 @@ def recover_claims(
             rows += taken
         orderly = ended.code in shutdown.ORDERLY
         workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
-        if decision is not None:
-            _expire_heartbeat(conn, decision, rows, prefix)
     return rows
 
 
@@ -131,49 +109,11 @@ def note_death(
         _log.warning("the death of job %r is not recorded: %s", row["id"], str(error).strip())
 
 
-def _decision_of(ended: supervisor.Exit, host_label: str) -> hang_detection.Decision | None:
-    """Return why the parent killed the process, or None if it did not."""
-    verdict = ended.verdict
-    if verdict is None or verdict.more is not None:
-        return verdict and verdict.more
-    failure = guards.Failure(verdict.code, hang_detection.STOPPED, verdict.reason)
-    return hang_detection.Decision(failure, host_label, queue="")
-
-
-def _carry_out(
-    conn: db.Connection, decision: hang_detection.Decision, leases: Sequence[job_tables.Lease]
-) -> list[Row]:
-    """Change these claims as the worker's own guard would have; return the changed rows."""
-    failure = decision.failure
-
-    def one(lease: job_tables.Lease) -> Row | None:
-        concerned = lease == decision.lease or len(leases) == 1
-        if failure.event not in _REASONS and lease == decision.lease:
-            return job_ending.record_failure(conn, lease, failure, decision.seconds, by="parent")
-        reason = _REASONS.get(failure.event, "its worker ended")
-        front = failure.event == hang_detection.OFF and concerned
-        return handback.hand_back(conn, lease, reason=reason, front=front)
-
-    return claim_isolation.change_each(conn, leases, one)
-
-
-def _expire_heartbeat(
-    conn: db.Connection, decision: hang_detection.Decision, rows: Sequence[Row], prefix: str
-) -> None:
-    """Let nobody take a process that was killed for a live one; its model is gone after OFF."""
-    queue = decision.queue or next((row["queue"] for row in rows), "")
-    if decision.failure.event == hang_detection.OFF:
-        workers.clear_model(conn, decision.host, queue, mark_stale=True)
-    else:
-        live_s = config.STALE_WORKER_AFTER_S.read()
-        workers.clear_heartbeat(conn, decision.host, queue, prefix, live_s)
-
-
 def evidence(ended: supervisor.Exit) -> str:
     """Return how a process died, for the job's error: signal or exit code, and peak memory."""
     how = "ended for an unknown reason"
-    if ended.verdict is not None:
-        how = f"killed by its parent with exit code {ended.code}: {ended.verdict.reason}"
+    if ended.overdue is not None:
+        how = f"killed by its parent: it {ended.overdue}"
     elif ended.signal is not None:
         name = str(ended.signal)
         with contextlib.suppress(ValueError):
@@ -187,11 +127,11 @@ def evidence(ended: supervisor.Exit) -> str:
 class _Death(NamedTuple):
     """A reaped process whose claims are to be recovered at `due`; `last`: no further try follows.
 
-    `oom_kills`: the OOM kills counted around its death, or None. `ran`: as for `recover_claims`.
+    `oom_kills`: the OOM kills counted around its death, or None.
     """
 
     ended: supervisor.Exit
-    ran: Collection[int] | None
+    excused: bool
     due: float
     last: bool
     oom_kills: int | None = None
@@ -213,18 +153,17 @@ class CrashRecovery:
         )
         self._notes = note_reporter.ReportLoop()
 
-    def report(self, ended: supervisor.Exit, ran: Collection[int] | None = None) -> None:
+    def report(self, ended: supervisor.Exit) -> None:
         """Recover the claims of this process soon; see `recover_claims`.
 
-        A worker that blames the database for its exit counts no crash, nor does one that exited on
-        request. On platforms without shared status, such as macOS, the reason is in its note.
+        A worker that has left a note is excused: it ended for want of the database, or on request.
         """
-        if ended.code in _REPORTING and not ended.verdict:
-            prefix = identity.process_prefix(self._label, ended.pid)
-            ran = frozenset[int]() if notes.is_noted(prefix) else ran
+        excused = False
+        if ended.code in _REPORTING and not ended.overdue:
+            excused = notes.is_noted(identity.process_prefix(self._label, ended.pid))
             self._notes.wake()
-        peaceful = ended.code == 0 and ended.verdict is None
-        self._dead.append(_Death(ended, ran, time.monotonic(), last=peaceful))
+        peaceful = ended.code == 0 and ended.overdue is None
+        self._dead.append(_Death(ended, excused, time.monotonic(), last=peaceful))
         self._loop.wake("recover")
 
     def __enter__(self) -> CrashRecovery:
@@ -284,7 +223,11 @@ class CrashRecovery:
         if death.oom_kills is None:
             death = death._replace(oom_kills=new)
         rows = recover_claims(
-            conn, ended, host_label=self._label, oom_kills=death.oom_kills, ran=death.ran
+            conn,
+            ended,
+            host_label=self._label,
+            oom_kills=death.oom_kills,
+            excused=death.excused,
         )
         for row in rows:
             what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"

@@ -55,8 +55,6 @@ class Work(interruptible.Interruptible):
         """Called when the handler has streamed what it does not send at once."""
         self._overdue: guards.Failure | None = None
         """The decision that the time limit has passed."""
-        self.on_activity: Callable[[float], object] = lambda _: None
-        """Called when the handler shows activity, in addition to the guards."""
 
     @property
     def ids(self) -> dict[str, str | int]:
@@ -120,7 +118,6 @@ class Work(interruptible.Interruptible):
         for guard in self.guards:
             if guard is not self.lease_end:
                 guard.beat(now)
-        self.on_activity(now)
         if progress is not None and len(progress) <= interruptible.PROGRESS_LIMIT:
             self.unsaved = progress
 
@@ -138,10 +135,17 @@ class Work(interruptible.Interruptible):
             self.stop_at = stop_at
         self.set_cancelled()
 
-    def verdict(self) -> guards.Failure | None:
-        """Return the first failure of the guards; without a handler only the lease is checked."""
+    def verdict(self, *, stopped: bool = False) -> guards.Failure | None:
+        """Return the first failure of the guards; without a handler only the lease is checked.
+
+        `stopped`: whether its process is stopped by a signal or a debugger. Then it is idle for
+        that reason, so the guards that use samples are not checked.
+        """
         now = self._now()
         active = [self.lease_end] if self.settling or self.waiting else self.guards
+        if stopped:
+            sampled = guards.GpuHealth | guards.Stall
+            active = [guard for guard in active if not isinstance(guard, sampled)]
         return next((failure for guard in active if (failure := guard.check(now))), None)
 
     def decided(self, failure: guards.Failure) -> None:

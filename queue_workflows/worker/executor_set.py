@@ -137,7 +137,7 @@ class ExecutorSet:
     def _missing(self) -> int:
         """Return how many executors are to be forked for those that end."""
         handles = self._handles.values()
-        if self._shape.card is not None:
+        if self._shape.gpu:
             return self._count - len(handles)  # two processes may not fit into the GPU's memory
         lasting = sum(not (each.retired or each.extra) for each in handles)
         return max(0, self._count - lasting)

@@ -27,8 +27,12 @@ class Shape(NamedTuple):
     """How many short jobs an executor takes at once, to run them one after the other."""
     concurrent: bool = False
     """Whether one executor runs all of them, on one event loop."""
+    gpu: bool = False
+    """Whether its one executor has the models of a GPU.
+
+    Another one is forked only once that has ended."""
     card: int | None = None
-    """The GPU that its one executor uses. Another one is forked only once that has ended."""
+    """The one GPU that it uses; None: all that its process sees."""
     mixed: bool = False
     """Whether its async jobs share one executor, and each of the others has one of its own.
 
@@ -51,10 +55,12 @@ def check_limits(limits: Limits) -> None:
 
 def check(queue: str, shape: Shape) -> None:
     """Raise `InvalidConfig` for slots that cannot work."""
-    if queue == "gpu" and shape.card is None:
+    lone = shape.gpu and (shape.slots, shape.batch, shape.concurrent) == (1, 1, False)
+    if queue == "gpu" and not lone:
         raise errors.InvalidConfig(
-            "slots are for cpu and ingest queues: a gpu worker has one job; --cards 0,1 starts a "
-            "worker for each of these GPUs"
+            "slots are for cpu and ingest queues: a gpu worker has one job at a time, so "
+            "queue-claim-worker takes --slots 1 alone; --cards 0,1 starts a worker for each of "
+            "these GPUs"
         )
     if not (shape.slots > 0 and shape.batch > 0):
         raise errors.InvalidConfig("the number of slots, and batch, must be positive")

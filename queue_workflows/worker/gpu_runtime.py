@@ -84,19 +84,14 @@ class GpuRuntime:
         self._sizes: dict[str, float] = {}
         """The models' sizes in GB as they were last published."""
 
-    @property
-    def samples(self) -> bool:
-        """Return whether guards may use samples."""
-        return self._sampler is not None
-
     def follow(self, pid: int) -> None:
         """Sample this process, which runs the handlers, from now on."""
         self._probe.follow(pid)
 
     @property
-    def shown(self) -> bool:
-        """Return whether the GPU's tools have reported a value yet."""
-        return self._probe.shown
+    def is_stopped(self) -> bool:
+        """Return whether the process that runs the handlers is stopped; see `Work.verdict`."""
+        return self._probe.is_stopped
 
     @property
     def holds_model(self) -> bool:
@@ -218,7 +213,7 @@ class GpuRuntime:
         now = self._now()
         every = [guard for work in self._works() for guard in work.guards]
         wanting = [guard for guard in every if guard.wants_sample(now)]
-        if wanting and self._sampler is not None:
+        if wanting and self._sampler is not None and not self.is_stopped:
             self._seen = found = self._sampler()
             for guard in wanting:
                 guard.sample(now, found)

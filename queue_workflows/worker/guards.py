@@ -5,8 +5,7 @@ Its length: all rules are here, so that one place shows what ends a job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from queue_workflows import config
 
@@ -288,24 +287,6 @@ class Stall:
             and found.gpu_pct <= self._idle_pct
             and abs(found.ram_mb - self._ram_mb) <= STATIC_RAM_MB
         )
-
-
-def snapshot(guards: Iterable[Guard]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the guards that use samples as JSON values, for `revive` in another process."""
-    return [(type(g).__name__, {**vars(g)}) for g in guards if isinstance(g, GpuHealth | Stall)]
-
-
-def revive(states: Iterable[tuple[str, dict[str, Any]]]) -> list[Guard]:
-    """Return the guards of a snapshot, in the state in which they were."""
-    found: list[Guard] = []
-    for name, state in states:
-        kind = {"GpuHealth": GpuHealth, "Stall": Stall}[name]
-        guard = kind.__new__(kind)
-        vars(guard).update(state)
-        if isinstance(guard, GpuHealth):
-            vars(guard)["_idle"] = _Idle(*state["_idle"])
-        found.append(guard)
-    return found
 
 
 def _interval(window_s: float) -> float:

@@ -48,13 +48,12 @@ def record_failure(
     lease: job_tables.Lease,
     failure: guards.Failure,
     seconds: float,
-    **more: object,
 ) -> Row | None:
     """Requeue or fail a job as its guard demands, with its events, in one transaction.
 
-    `more` goes into the events' detail. Returns the row, or None if the claim was lost.
+    Returns the row, or None if the claim was lost.
     """
-    detail = payload.encode({"guard": failure.event, "exit_code": failure.code, **more}, "detail")
+    detail = payload.encode({"guard": failure.event, "exit_code": failure.code}, "detail")
     return finish.end_by_guard(
         conn, lease, failure.event, error=failure.reason, seconds=seconds, detail=detail
     )

@@ -34,7 +34,6 @@ from queue_workflows.worker import (
     off_switch,
     process_jobs,
     renewal_failures,
-    shared_status,
     shutdown,
     slot,
 )
@@ -80,13 +79,12 @@ class LeaseKeeper:
         self._now = now_fn
         self._who = who = slots[0].who
         self._lock = threading.Lock()
-        """Held while jobs are added and removed, and their ends put into timers and status."""
+        """Held while jobs are added and removed, and their ends put into timers."""
         self._jobs = process_jobs.ProcessJobs(slots)
         self._dedicated = db.DedicatedConnection()
-        self._status = shared_status.attach()
         self._kill_timers = kill_timers.KillTimers(enabled=on_exit is os._exit, now_fn=now_fn)
         self._renewals = renewal_failures.Renewals(who().lease_s, self._dedicated, now_fn)
-        self.excuses = crash_excuses.CrashExcuses(self._jobs, self._renewals, self._status, now_fn)
+        self.excuses = crash_excuses.CrashExcuses(self._jobs, self._renewals, now_fn)
         self._notes = note_reporter.Reporter(self._dedicated)
         self._parts = left_parts.LeftParts(self._jobs, self._dedicated, now_fn)
         self._logs = capture.Source(self._printing)
@@ -190,7 +188,6 @@ class LeaseKeeper:
         finally:
             self._loop = None
             self._kill_timers.release()
-            self._status.clear()
             self._close()
 
     def wake(self, *tasks: str) -> None:
@@ -221,7 +218,6 @@ class LeaseKeeper:
     def enable_batches(self) -> None:
         """Let the keeper record and hand back jobs of its slots; call it before `running`."""
         self._batches = True
-        self._status.enable_job_list()
         self._tasks.append(service.Task("batch", BATCH_S, self._write_back_due))
 
     def add_claims(
@@ -270,13 +266,6 @@ class LeaseKeeper:
             lease_ends = self._jobs.lease_ends()
             assert lease_ends is not None
             self._kill_timers.begin(lease_ends, self._jobs.budget_ends())
-            if self._batches:
-                self._status.begin(seq=work.job["seq"])
-            elif not self._gpu.samples:
-                self._status.begin()
-            else:
-                work.on_activity = self._status.set_active
-                self._status.begin(self._status_record())
 
     def handler_ended(self, work: current_job.Work) -> None:
         """Note that the handler has ended and that its outcome is about to be written."""
@@ -292,7 +281,6 @@ class LeaseKeeper:
     def end(self, work: current_job.Work) -> None:
         """Note that the job has ended; its guards are not checked any more."""
         with self._lock:
-            self._status.end(seq=work.job["seq"] if self._batches else None)
             self._jobs.remove(work)
 
     def _close(self) -> None:
@@ -389,18 +377,9 @@ class LeaseKeeper:
         with self._lock:
             self._kill_timers.keep(self._jobs.lease_ends(), self._jobs.budget_ends())
 
-    def _status_record(self) -> Row:
-        """Return what the parent needs to check the guards in this process's place."""
-        works = self._jobs.running
-        return shared_status.worker_record(
-            self._who(), works[0] if works else None, shown=self._gpu.shown
-        )
-
     def _check_guards(self) -> None:
         self._renewals.watched()
         self._keep_kill_timers()
-        with self._lock:
-            self._status.beat(self._now(), self._status_record())
         works, deadline = self._jobs.running, self.stop_deadline
         if not works and (code := self._gpu.requests_end(deadline)) is not None:
             self._shutdown.exit_with(code)
@@ -409,7 +388,7 @@ class LeaseKeeper:
         self.excuses.note_lapsed()
 
     def _check_guards_of(self, work: current_job.Work, deadline: float | None) -> None:
-        failure = work.verdict()
+        failure = work.verdict(stopped=self._gpu.is_stopped)
         if failure is not None:
             work.decided(failure)
             self._logs.store_soon()

@@ -1,8 +1,8 @@
 """Write and read notes: small files that excuse the claims which an exit has left behind.
 
 The server cannot distinguish an exit for want of the database from a crash of the handler. So the
-worker sets a flag in the shared status, for its parent, and writes a note on disk. The next worker
-of this machine reports the note to the database.
+worker writes a note on disk. Its parent, or the next worker of this machine, reports the note to
+the database.
 """
 
 from __future__ import annotations

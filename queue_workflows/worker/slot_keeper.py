@@ -11,7 +11,7 @@ from queue_workflows import db, hw_metrics
 from queue_workflows.engine import handback, job_tables
 from queue_workflows.executor import launcher_client
 from queue_workflows.runtime import clock, kill_timer
-from queue_workflows.types import NowFn, Row
+from queue_workflows.types import NowFn
 from queue_workflows.worker import (
     capture,
     current_job,
@@ -20,7 +20,6 @@ from queue_workflows.worker import (
     kill_timers,
     lease_keeper,
     model_requests,
-    shared_status,
     slot,
 )
 
@@ -193,15 +192,8 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
         self._endings = endings
         self._kill_timers = Deadline(hold, self._who().lease_s, now_fn)
         self._logs = capture.Source(lambda: None, streams=False)
-        # No handler runs in this process: its death counts against none of its jobs.
-        self._status.enable_job_list()
         self._exit: kill_timer.KillTimer | None = None
         """Ends a stopping process even if the database does not answer."""
-
-    def _status_record(self) -> Row:
-        """Return what the parent needs to check for OFF and cancels in this process's place."""
-        queues = dict.fromkeys(work.job["queue"] for work in self._jobs.running)
-        return shared_status.worker_record(self._who(), None, queues=[*queues])
 
     def follow(self, pid: int) -> None:
         """Sample this executor for the guards of its jobs from now on."""

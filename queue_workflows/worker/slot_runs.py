@@ -84,7 +84,7 @@ class Runs:
         self._endings = endings
         names = registered.isolated_nodes if table.in_run else registered.isolated_tasks
         # A fresh executor for each job would load the model for each.
-        self._isolated = frozenset(names if shape.card is None else ())
+        self._isolated = frozenset(() if shape.gpu else names)
         self._async = frozenset(registered.async_tasks if shape.mixed else ())
         self._busy: dict[job_tables.Lease, executors.Handle] = {}
         self._announcer = slot_announcer.Announcer(claimer_.connection, executors_.free)

@@ -124,10 +124,11 @@ def _of_options(options: argparse.Namespace) -> slot_worker.SlotWorker | None:
 
 
 def _launch(app: str | None, shape: executor_shape.Shape) -> slot_worker.Launched | None:
-    if shape.card is None:
+    if not shape.gpu:
         return slot_worker.launch(lambda: app_loading.load_app(app))
-    # Before the app is loaded: a library may read them only once.
-    os.environ.update(cards.environment(shape.card))
+    if shape.card is not None:
+        # Before the app is loaded: a library may read them only once.
+        os.environ.update(cards.environment(shape.card))
     return slot_worker.launch(lambda: _load_with_models(app), gpu_model_cache.gpu_model_cache)
 
 

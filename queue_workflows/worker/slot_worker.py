@@ -130,8 +130,8 @@ class SlotWorker:
         shutdown_timeout_s: float | None,
         limits: executor_shape.Limits = executor_shape.NO_LIMITS,
     ) -> None:
-        card = next(iter(shapes.values())).card
-        models = None if card is None else slot_models.ExecutorModels()
+        gpu = any(shape.gpu for shape in shapes.values())
+        models = slot_models.ExecutorModels() if gpu else None
         known = sorted(launched.registered.models) or None
         obey = not config.DISABLE_WORKER_CONTROL.read()
         self.worker_ids: dict[str, str] = {}
@@ -139,7 +139,7 @@ class SlotWorker:
         served: list[tuple[slot.Slot, executor_shape.Shape]] = []
         writing = threading.Lock()
         for queue, shape in shapes.items():
-            worker_id = self.worker_ids[queue] = identity.new_worker_id(host)
+            worker_id = self.worker_ids[queue] = identity.new_worker_id(host, executors=True)
             who = claims.Claimant(
                 worker_id, host, queue, lease_s, newest=newest, obey=obey,
                 versions=config.node_version_keys() if queue in config.DAG_QUEUES else None,

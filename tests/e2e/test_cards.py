@@ -74,6 +74,14 @@ def begun(*folders: Path, times: int = 1) -> bool:
     return all(len(slot_app.starts_of(each)) >= times for each in folders)
 
 
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie, which nobody may reap here, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def stopped(command: Command) -> None:
     command.send(signal.SIGTERM)
     assert command.wait() == 0, command.err
@@ -420,4 +428,85 @@ def test_up_starts_a_worker_for_each_gpu(cli: Commands) -> None:
     listed = cli.run("queue-workflows", "workers")
     assert "gpu 0" in listed.out
     assert "gpu 1" in listed.out
+    stopped(running)
+
+
+# --- a gpu worker below a parent, without --cards ------------------------------------------------
+
+
+SUPERVISED = (SCRIPT, "--queue", "gpu", "--supervise", "--app", APP)
+BELOW = {
+    "--supervise": SUPERVISED,
+    "--slots 1": (SCRIPT, "--queue", "gpu", "--slots", "1", "--app", APP),
+    "up": ("queue-workflows", "up", "--gpu", "1", "--cpu", "0", "--no-ingest", "--app", APP),
+}
+
+
+def alone() -> Row:
+    """The row of the one living worker, which names no GPU."""
+    found = shown()
+    assert {*found} == {None}
+    return found[None]
+
+
+@pytest.mark.parametrize("way", BELOW)
+def test_a_gpu_worker_has_one_executor_that_keeps_the_model(cli: Commands, way: str) -> None:
+    first = queued("draws", "sketch")
+    running = cli.start(*BELOW[way])
+    until(lambda: ended(first))
+    until(lambda: alone()["current_model"] == "sketch")
+    again = queued("draws", "sketch")
+    until(lambda: ended(again))
+    assert (result(first)["cold"], result(again)["cold"]) == (True, False)
+    assert result(first)["pid"] == result(again)["pid"] != alone()["pid"]
+    assert result(first)["card"] is None, "it sees all GPUs that its worker sees"
+    assert alone()["vram_total_mb"] == 24576, "it may use the larger one"
+    assert request("unload")["state"] == "done"
+    assert request("load", "photo")["state"] == "done"
+    assert models.list("box")[0]["model"] == "photo"
+    assert card_app.journal("sketch") == ["load None", "unload None"]
+    stopped(running)
+
+
+@pytest.mark.parametrize("how", ["dies", "kill", "off"])
+def test_a_model_is_lost_only_with_its_executor(cli: Commands, tmp_path: Path, how: str) -> None:
+    warm = queued("draws", "sketch")
+    running = cli.start(*SUPERVISED)
+    until(lambda: ended(warm))
+    until(lambda: alone()["current_model"] == "sketch")
+    before = alone()
+    job_id, folder = in_folder(tmp_path, "dies" if how == "dies" else "waits", None)
+    if how != "dies":
+        until(lambda: begun(folder))
+    if how == "kill":
+        os.kill(result(warm)["pid"], signal.SIGKILL)
+    elif how == "off":
+        workers.disable("box", "gpu", stop_policy="hard")
+        until(lambda: row(job_id)["status"] == "queued")
+        assert not Path(f"/proc/{result(warm)['pid']}").exists()
+        workers.enable("box", "gpu")
+    until(lambda: begun(folder, times=2))
+    slot_app.let_go(folder)
+    until(lambda: ended(job_id))
+    assert (row(job_id)["claim_no"], row(job_id)["crash_count"]) == (2, int(how != "off"))
+    assert alone()["pid"] == before["pid"], "the worker goes on"
+    until(lambda: alone()["current_model"] is None)
+    cold = queued("draws", "sketch")
+    until(lambda: ended(cold))
+    assert result(cold)["cold"]
+    stopped(running)
+
+
+def test_a_gpu_worker_that_dies_costs_its_job_nothing(cli: Commands, tmp_path: Path) -> None:
+    job_id, folder = in_folder(tmp_path, "waits")
+    running = cli.start(*SUPERVISED)
+    until(lambda: begun(folder))
+    until(shown)
+    dead, executor = alone()["pid"], slot_app.starts_of(folder)[0]
+    os.kill(dead, signal.SIGKILL)
+    until(lambda: begun(folder, times=2))
+    until(lambda: not alive(executor))
+    slot_app.let_go(folder)
+    until(lambda: ended(job_id))
+    assert (row(job_id)["claim_no"], row(job_id)["crash_count"]) == (2, 0)
     stopped(running)

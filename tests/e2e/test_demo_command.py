@@ -17,31 +17,26 @@ from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
 
-def crashed(conn: Connection, worker_id: str) -> str:
-    """Return the node that a killed worker was running; "" if it ran none any more.
-
-    The server still executes what the worker sent before it was killed. That may be a finish, and
-    with it the claim of the next node, which is then the one that is taken back.
-    """
+def crashed(conn: Connection, job_id: str) -> str:
+    """Return the node whose executor was killed; "" if its handler had ended before."""
 
     def outcome() -> dict[str, Any] | None:
         row = conn.execute(
-            "SELECT (SELECT node_id FROM workflow_node_events WHERE event_type = 'death'"
-            " AND worker_id = %(worker)s) AS crashed, EXISTS (SELECT FROM workflow_node_jobs"
-            " WHERE status = 'running' AND worker_id = %(worker)s) AS holds",
-            {"worker": worker_id},
+            "SELECT node_id, crash_count, status = 'running' AND claim_no = 1 AS holds"
+            " FROM workflow_node_jobs WHERE id = %s",
+            (job_id,),
         ).fetchone()
         assert row is not None
         return None if row["holds"] else row
 
-    return until(outcome)["crashed"] or ""
+    found = until(outcome)
+    return found["node_id"] if found["crash_count"] else ""
 
 
 def kill_one_at_work(db: ModuleType, demo: Command) -> str:
-    """Kill the gpu worker while it holds a node; return the node's id once the crash is counted.
+    """Kill the executor of the gpu worker while it runs a node, whose handlers take a while.
 
-    It runs handlers itself, and they take a while. A cpu worker has executors for its handlers, so
-    that its own death is no crash of a node.
+    Return the node's id once the crash is counted.
     """
     ours = set(demo.pids("--queue gpu"))
     with db.connect() as conn:
@@ -51,14 +46,20 @@ def kill_one_at_work(db: ModuleType, demo: Command) -> str:
             pid = int(row["worker_id"].split(":")[1])
             if pid not in ours:
                 continue
+            launchers = demo.pids(f"launcher of worker {pid}")
+            executors = [
+                each for one in launchers for each in demo.pids(f"executor of launcher {one}")
+            ]
+            if not executors:
+                continue
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+                os.kill(executors[0], signal.SIGSTOP)
                 still = conn.execute(
                     "SELECT FROM workflow_node_jobs WHERE id = %s AND worker_id = %s",
                     (row["id"], row["worker_id"]),
                 ).fetchone()
-                os.kill(pid, signal.SIGKILL if still is not None else signal.SIGCONT)
-                if still is not None and (node_id := crashed(conn, row["worker_id"])):
+                os.kill(executors[0], signal.SIGKILL if still is not None else signal.SIGCONT)
+                if still is not None and (node_id := crashed(conn, row["id"])):
                     return node_id
     return ""
 

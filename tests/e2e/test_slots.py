@@ -602,6 +602,8 @@ def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) 
     ("more", "words"),
     [
         (("--queue", "gpu", "--slots", "2"), "--cards 0,1 starts a worker for each"),
+        (("--queue", "gpu", "--slots", "1", "--batch", "2"), "takes --slots 1 alone"),
+        (("--queue", "gpu", "--supervise", "--batch", "2"), "takes --slots 1 alone"),
         (("--queue", "work", "--slots", "0"), "must be positive"),
         (("--queue", "work", "--slots", "1", "--supervise", "--burst"), "without --supervise"),
         (("--queue", "work", "--max-jobs", "2"), "with --slots"),

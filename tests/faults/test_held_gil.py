@@ -1,4 +1,4 @@
-"""A parent ends its worker in time while a handler keeps the GIL."""
+"""A worker below a parent ends the executor of a handler that keeps the GIL, and goes on."""
 
 from __future__ import annotations
 
@@ -13,18 +13,24 @@ import pytest
 
 from queue_workflows import config, jobs, node_queue, run_store, workers
 from queue_workflows import db as engine
-from queue_workflows.worker import hang_detection
-from tests.faults.test_exit_deadlines import FAKE_GPU
 from tests.support import hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
 APP = "tests.support.hanging_app:setup"
 WITHIN_S = 5.0
-"""How much later than due the worker may be gone."""
+"""How much later than due the handler may be gone."""
 BUSY_S = 1.5
 """What a busy machine takes to notice."""
 CONFIRM_S = 0.4
+FAKE_GPU = """#!/bin/sh
+case "$1" in
+pmon) printf '# gpu pid type sm mem enc dec command\n# Idx # C/G %% %% %% %% name\n' ;;
+--query-gpu=utilization.gpu) echo '0 %' ;;
+*) exit 2 ;;
+esac
+"""
+"""It shows no process of the GPU, as in a container, and the GPU as idle."""
 IDLE_GPU = {
     "QUEUE_WORKFLOWS_STALL_TIMEOUT_S": "1",
     "QUEUE_WORKFLOWS_STALL_CONFIRM_POLL_S": str(CONFIRM_S / 2),
@@ -77,14 +83,14 @@ def supervised(cli: Commands, queue: str, **env: str) -> Command:
     return cli.start("queue-claim-worker", "--supervise", "--queue", queue, "--app", APP, **env)
 
 
-def ended_by_parent(
-    seen: dict[str, dict[str, Any]], kinds: set[str], queue: str, code: int, guard: str
-) -> None:
-    """The parent has ended a worker of the gpu queue; elsewhere the worker ended its executor."""
-    assert {*seen} == kinds | ({"death"} if queue == "gpu" else set())
-    if queue == "gpu":
-        death = seen["death"]["detail"]
-        assert (death["exit_code"], death["guard"], death["by"]) == (code, guard, "parent")
+def gone(folder: Path) -> bool:
+    """Whether the process has ended in which the handler of that folder has started."""
+    return not Path("/proc", (folder / "started").read_text()).exists()
+
+
+def goes_on(parent: Command) -> bool:
+    """Whether the worker below a parent is the one that it has started first."""
+    return parent.err.count("started, pid") == 1
 
 
 def stopped(parent: Command) -> None:
@@ -111,11 +117,11 @@ def wire(dsn: str) -> Iterator[proxy.Proxy]:
 @pytest.mark.parametrize(
     ("body", "code", "guard", "due_s", "frozen"),
     [
-        ("beats_then_hogs", 76, "stall_trip", 1 + CONFIRM_S, False),
-        ("hogs", 78, "gpu_health_trip", 3, True),
+        ("beats_then_sticks", 76, "stall_trip", 1 + CONFIRM_S, False),
+        ("sticks", 78, "gpu_health_trip", 3, True),
     ],
 )
-def test_an_idle_gpu_job_is_ended_by_the_parent_and_runs_again(
+def test_an_idle_gpu_job_ends_its_executor_alone_and_runs_again(
     cli: Commands,
     tmp_path: Path,
     idle_gpu: dict[str, str],
@@ -132,26 +138,43 @@ def test_an_idle_gpu_job_is_ended_by_the_parent_and_runs_again(
     begun = time.monotonic()
     if frozen:
         wire.freeze()
-    until(lambda: f"counts as exit code {code}" in parent.err, timeout_s=due_s + WITHIN_S + 10)
+    until(lambda: gone(tmp_path / "job"), timeout_s=due_s + WITHIN_S + 10)
     assert time.monotonic() - begun <= due_s + WITHIN_S
     wire.thaw()
     until(is_done(job_id), timeout_s=30)
     ended = job(job_id)
     assert (ended["claim_no"], ended["watchdog_retries"], ended["crash_count"]) == (2, 1, 0)
     seen = events(job_id)
-    assert {"claimed", "requeued", guard, "death"} == {*seen}
+    assert {*seen} - {"stall_suspected"} == {"claimed", "requeued", guard}
     assert seen[guard]["elapsed_s"] >= due_s
-    death = seen["death"]["detail"]
-    assert (death["exit_code"], death["guard"], death["by"]) == (code, guard, "parent")
+    assert seen[guard]["detail"] == {"guard": guard, "exit_code": code}
+    assert goes_on(parent), parent.err
+    stopped(parent)
+
+
+@pytest.mark.parametrize("body", ["beats_and_waits", "waits_for_go"])
+def test_an_executor_that_is_stopped_is_not_idle(
+    cli: Commands, tmp_path: Path, idle_gpu: dict[str, str], body: str
+) -> None:
+    job_id = node(tmp_path / "job", body, "gpu")
+    parent = supervised(cli, "gpu", **idle_gpu)
+    until((tmp_path / "job" / "started").exists, timeout_s=30)
+    executor = int((tmp_path / "job" / "started").read_text())
+    os.kill(executor, signal.SIGSTOP)
+    time.sleep(1 + CONFIRM_S + WITHIN_S)  # longer than either guard needs for an idle GPU
+    os.kill(executor, signal.SIGCONT)
+    (tmp_path / "job" / "go").touch()
+    until(is_done(job_id), timeout_s=30)
+    assert job(job_id)["claim_no"] == 1
     stopped(parent)
 
 
 @pytest.mark.parametrize("queue", ["work", "gpu"])
-def test_only_the_worker_that_is_off_is_killed_not_its_neighbour_that_keeps_the_gil_too(
+def test_only_the_queue_that_is_off_loses_its_handler_not_its_neighbour_that_keeps_the_gil_too(
     cli: Commands, tmp_path: Path, queue: str
 ) -> None:
     hanging_app.setup()
-    lasts_s = hang_detection.SILENT_S + 4
+    lasts_s = 6.0
     kept = node(tmp_path / "kept", "hogs", "cpu", seconds=lasts_s)
     if queue == "gpu":
         off = node(tmp_path / "off", "hogs", "gpu")
@@ -171,7 +194,7 @@ def test_only_the_worker_that_is_off_is_killed_not_its_neighbour_that_keeps_the_
     assert (ended["watchdog_retries"], ended["crash_count"], ended["priority"]) == (0, 0, 10)
     seen = events(off)
     assert seen["requeued"]["detail"] == {"reason": "turned off"}
-    ended_by_parent(seen, {"claimed", "requeued"}, queue, 79, "control")
+    assert {*seen} == {"claimed", "requeued"}
     until(is_done(kept), timeout_s=lasts_s + 10)
     assert job(kept)["claim_no"] == 1
     assert "death" not in events(kept)
@@ -189,7 +212,8 @@ def test_a_cancelled_job_ends_after_its_grace(cli: Commands, tmp_path: Path, que
     until(is_done(job_id, "cancelled"), timeout_s=3 + WITHIN_S + 10)
     assert 3 <= time.monotonic() - asked <= 3 + WITHIN_S
     assert job(job_id)["crash_count"] == 0
-    ended_by_parent(events(job_id), {"claimed", "cancelled"}, queue, 79, "cancel")
+    assert {*events(job_id)} == {"claimed", "cancelled"}
+    assert goes_on(parent), parent.err
     stopped(parent)
 
 
@@ -199,7 +223,7 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
     cli: Commands, tmp_path: Path, hurried: bool, queue: str
 ) -> None:
     hanging_app.setup()
-    timeout_s = 60.0 if hurried else hang_detection.SILENT_S + 1
+    timeout_s = 60.0 if hurried else 3.0
     argv = ("queue-claim-worker", "--supervise", "--queue", queue, "--app", APP)
     parent = cli.start(*argv, "--shutdown-timeout", str(timeout_s))
     until(has_reported, timeout_s=30)
@@ -215,13 +239,13 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
         parent.send(signal.SIGINT)
     assert parent.wait(WITHIN_S + 10) == 0, parent.err
     took_s = time.monotonic() - asked
-    assert took_s <= (hang_detection.SILENT_S if hurried else timeout_s) + 1 + BUSY_S
+    assert took_s <= (0.0 if hurried else timeout_s) + 1 + BUSY_S
     assert hurried or took_s >= timeout_s, "it had its time"
     ended = job(job_id)
     assert (ended["status"], ended["attempts"], ended["crash_count"]) == ("queued", 0, 0)
     seen = events(job_id)
     assert seen["requeued"]["detail"] == {"reason": "shutdown"}
-    ended_by_parent(seen, {"claimed", "requeued"}, queue, 0, "shutdown")
+    assert {*seen} == {"claimed", "requeued"}
     with engine.connect() as conn:
         assert conn.execute("SELECT state FROM workers").fetchall() == [{"state": "stopped"}]
 
@@ -233,7 +257,7 @@ def batch_around_a_hog(folder: Path) -> list[str]:
     return jobs.enqueue_many(task_name="hogs_once", queue="work", args=args)
 
 
-def test_when_a_worker_dies_only_the_batch_job_whose_handler_ran_counts_a_crash(
+def test_when_an_executor_dies_only_the_batch_job_whose_handler_ran_counts_a_crash(
     cli: Commands, tmp_path: Path
 ) -> None:
     ids = batch_around_a_hog(tmp_path)
@@ -241,23 +265,15 @@ def test_when_a_worker_dies_only_the_batch_job_whose_handler_ran_counts_a_crash(
         "queue-claim-worker", "--supervise", "--queue", "work", "--batch", "4", "--app", APP
     )
     until((tmp_path / "started").exists, timeout_s=30)
-    assert [job(each)["status"] for each in ids] == ["running"] * 4
     os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
     until(lambda: all(job(each)["status"] == "completed" for each in ids), timeout_s=30)
     assert [job(each)["crash_count"] for each in ids] == [0, 1, 0, 0]
-    assert [job(each)["claim_no"] for each in ids] == [2] * 4
-    seen = [events(each) for each in ids]
-    assert [{*each} for each in seen] == [
-        {"claimed", "requeued"},
-        {"claimed", "reclaimed", "death"},
-        {"claimed", "requeued"},
-        {"claimed", "requeued"},
-    ]
-    assert "killed by SIGKILL" in seen[2]["requeued"]["detail"]["reason"]
+    assert {*events(ids[1])} == {"claimed", "reclaimed", "death"}
+    assert goes_on(parent), parent.err
     stopped(parent)
 
 
-def test_a_cancel_of_the_running_job_of_a_batch_ends_the_worker(
+def test_a_cancel_of_the_running_job_of_a_batch_ends_its_executor(
     cli: Commands, tmp_path: Path
 ) -> None:
     ids = batch_around_a_hog(tmp_path)
@@ -270,10 +286,9 @@ def test_a_cancel_of_the_running_job_of_a_batch_ends_the_worker(
     jobs.cancel(ids[1])
     asked = time.monotonic()
     until(is_done(ids[1], "cancelled"), timeout_s=1 + WITHIN_S + 10)
-    assert 1 <= time.monotonic() - asked <= hang_detection.SILENT_S + WITHIN_S
+    assert 1 <= time.monotonic() - asked <= 1 + WITHIN_S
     until(lambda: all(is_done(each)() for each in (ids[0], ids[3])), timeout_s=30)
     assert is_done(ids[2], "cancelled")()
     assert [job(each)["crash_count"] for each in ids] == [0] * 4
-    death = events(ids[1])["death"]["detail"]
-    assert (death["exit_code"], death["guard"], death["by"]) == (79, "cancel", "parent")
+    assert goes_on(parent), parent.err
     stopped(parent)

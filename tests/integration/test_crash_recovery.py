@@ -17,8 +17,8 @@ from queue_workflows import config, jobs, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows.engine import claims, job_tables, recovery
 from queue_workflows.runtime import identity, supervisor
-from queue_workflows.worker import crash_recovery, guards, hang_detection, notes
-from tests.support import factories, proxy, rows_before_checks
+from queue_workflows.worker import crash_recovery, guards, notes
+from tests.support import factories, proxy
 from tests.support.wait import until
 
 LABEL = "box"
@@ -88,28 +88,29 @@ def test_ingest_claims_come_back_too(db: ModuleType) -> None:
     assert (row["status"], row["crash_count"]) == ("queued", 1)
 
 
-@pytest.mark.parametrize("ran", ["nothing", "one", "unknown"])
-def test_only_the_job_of_a_batch_that_ran_counts_a_crash(db: ModuleType, ran: str) -> None:
+@pytest.mark.parametrize(
+    ("executors", "excused", "crashes"), [(True, False, 0), (False, False, 1), (False, True, 0)]
+)
+def test_only_a_worker_that_runs_handlers_itself_charges_what_it_has_claimed(
+    db: ModuleType, executors: bool, excused: bool, crashes: int
+) -> None:
     config.register_ingest_task("t", lambda reason: {})
     jobs.enqueue_many(task_name="t", queue="fetch", args=[{}] * 3)
-    who = claims.Claimant(identity.new_worker_id(LABEL), LABEL, "fetch")
+    who = claims.Claimant(identity.new_worker_id(LABEL, executors=executors), LABEL, "fetch")
     ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
     with db.connect() as conn:
-        held = claims.ingest_step(conn, who, claim=3)
-        seq = {"nothing": [], "one": [held[1]["seq"]], "unknown": None}[ran]
-        changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL, ran=seq)
+        assert len(claims.ingest_step(conn, who, claim=3)) == 3
+        changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL, excused=excused)
         rows = conn.execute("SELECT * FROM ingest_jobs ORDER BY seq").fetchall()
-        events = conn.execute(
-            "SELECT j.seq, e.event_type FROM ingest_job_events e JOIN ingest_jobs j"
-            " ON j.id = e.job_id WHERE e.event_type <> 'claimed' ORDER BY e.id"
-        ).fetchall()
+        events = conn.execute("SELECT event_type AS type, detail FROM ingest_job_events").fetchall()
     assert len(changed) == 3
     assert {row["status"] for row in rows} == {"queued"}
-    counted = {"nothing": [0, 0, 0], "one": [0, 1, 0], "unknown": [1, 1, 1]}[ran]
-    assert [row["crash_count"] for row in rows] == counted
-    assert [row["priority"] for row in rows] == [10 if each else 100 for each in counted]
-    deaths = [event["seq"] for event in events if event["event_type"] == "death"]
-    assert sorted(deaths) == [row["seq"] for row in rows if row["crash_count"]]
+    assert [row["crash_count"] for row in rows] == [crashes] * 3
+    assert [row["priority"] for row in rows] == [10 if crashes else 100] * 3
+    assert sum(event["type"] == "death" for event in events) == 3 * crashes
+    reasons = [event["detail"]["reason"] for event in events if event["type"] == "requeued"]
+    handed_back = "its worker killed by SIGKILL, peak memory 42 MB"
+    assert reasons == ([] if crashes else [handed_back] * 3)
 
 
 def test_the_claims_of_every_queue_of_a_pool_come_back_uncounted(db: ModuleType) -> None:
@@ -119,9 +120,9 @@ def test_the_claims_of_every_queue_of_a_pool_come_back_uncounted(db: ModuleType)
     with db.connect() as conn:
         for queue in queues:
             jobs.enqueue_many(task_name="t", queue=queue, args=[{}] * 2)
-            who = claims.Claimant(identity.new_worker_id(LABEL), LABEL, queue)
+            who = claims.Claimant(identity.new_worker_id(LABEL, executors=True), LABEL, queue)
             assert len(claims.ingest_step(conn, who, claim=2)) == 2
-        changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL, ran=[])
+        changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL)
         rows = conn.execute("SELECT * FROM ingest_jobs").fetchall()
         events = conn.execute(
             "SELECT e.worker_id = c.worker_id AS own FROM ingest_job_events e"
@@ -194,18 +195,6 @@ def test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_be
     )
 
 
-def killed_by_its_parent(
-    trip: guards.Failure, lease: job_tables.Lease | None = None
-) -> supervisor.Exit:
-    decision = hang_detection.Decision(trip, LABEL, "gpu", lease, 4.5)
-    verdict = supervisor.Verdict(trip.code, trip.reason, decision)
-    return supervisor.Exit("w", os.getpid(), trip.code, None, 42, 0.5, verdict)
-
-
-STALL = guards.Failure(guards.EXIT_STALL, "stall_trip", "no beat for 9 s")
-OFF = guards.Failure(guards.EXIT_CONTROL, hang_detection.OFF, "turned off")
-
-
 def events_of(db: ModuleType, run_id: str, node_id: str) -> dict[str, dict[str, object]]:
     with db.connect() as conn:
         rows = conn.execute(
@@ -215,103 +204,11 @@ def events_of(db: ModuleType, run_id: str, node_id: str) -> dict[str, dict[str, 
     return {row["event_type"]: row for row in rows}
 
 
-def test_a_failure_found_by_the_parent_counts_as_the_guards_and_for_its_claim_alone(
-    db: ModuleType,
-) -> None:
+def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(db: ModuleType) -> None:
     run_id = queued("a", "b")
     claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
     assert claims[0]
-    assert claims[1]
-    lease = job_tables.lease_of(job_tables.NODE_JOBS, claims[0])
-    node_queue.upsert_worker_heartbeat(host_label=LABEL, queue="gpu", concurrency=1)
-    with db.connect() as conn:
-        rows = crash_recovery.recover_claims(
-            conn, killed_by_its_parent(STALL, lease), host_label=LABEL
-        )
-        beat = conn.execute("SELECT now() - last_seen AS age FROM worker_heartbeats").fetchone()
-    assert sorted(row["node_id"] for row in rows) == ["a", "b"]
-    counted = {
-        name: [job(run_id, name)[key] for key in ("status", "watchdog_retries", "crash_count")]
-        for name in "ab"
-    }
-    assert counted == {"a": ["queued", 1, 0], "b": ["queued", 0, 0]}
-    assert job(run_id, "a")["error"] == STALL.reason
-    said = {name: events_of(db, run_id, name) for name in "ab"}
-    assert {"stall_trip", "requeued", "death"} <= {*said["a"]}
-    assert "stall_trip" not in said["b"]
-    assert said["a"]["stall_trip"]["elapsed_s"] == 4.5
-    death = said["a"]["death"]
-    assert death["error"] == (
-        "killed by its parent with exit code 76: no beat for 9 s, peak memory 42 MB"
-    )
-    detail = death["detail"]
-    assert isinstance(detail, dict)
-    assert (detail["exit_code"], detail["guard"], detail["by"]) == (76, "stall_trip", "parent")
-    assert beat["age"].total_seconds() > 3000, "the host of a gpu worker shows no model"
-
-
-def test_a_kill_by_the_parent_leaves_the_heartbeat_of_another_worker_alone(db: ModuleType) -> None:
-    queued("a")
-    claim = node_queue.claim_next_cpu_job(host=LABEL)
-    assert claim
-    node_queue.upsert_worker_heartbeat(host_label=LABEL, queue="gpu", concurrency=1)
-    with db.connect() as conn:
-        conn.execute(
-            "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, %s, 'gpu', 1)",
-            (identity.process_prefix(LABEL, 1) + "r", LABEL),
-        )
-        ended = killed_by_its_parent(STALL, job_tables.lease_of(job_tables.NODE_JOBS, claim))
-        crash_recovery.recover_claims(conn, ended, host_label=LABEL)
-        beat = conn.execute("SELECT now() - last_seen AS age FROM worker_heartbeats").fetchone()
-    assert beat["age"].total_seconds() < 300
-
-
-def test_a_kill_by_the_parent_fails_a_job_at_the_cap_with_its_event(db: ModuleType) -> None:
-    run_id = queued("a")
-    claim = node_queue.claim_next_cpu_job(host=LABEL)
-    assert claim
-    lease = job_tables.lease_of(job_tables.NODE_JOBS, claim)
-    with db.connect() as conn:
-        conn.execute("UPDATE workflow_node_jobs SET watchdog_retries = 3")
-        crash_recovery.recover_claims(conn, killed_by_its_parent(STALL, lease), host_label=LABEL)
-    assert job(run_id, "a")["status"] == "failed"
-    assert node_queue.count_unprocessed_dispatch_events() == 1
-
-
-def test_a_kill_by_the_parent_is_fenced_by_the_claim_it_was_decided_for(db: ModuleType) -> None:
-    run_id = queued("a")
-    claim = node_queue.claim_next_cpu_job(host=LABEL)
-    assert claim
-    lease = job_tables.lease_of(job_tables.NODE_JOBS, claim)._replace(
-        claim_no=claim["claim_no"] - 1
-    )
-    with db.connect() as conn:
-        crash_recovery.recover_claims(conn, killed_by_its_parent(STALL, lease), host_label=LABEL)
-    back = job(run_id, "a")
-    assert (back["status"], back["watchdog_retries"], back["crash_count"]) == ("queued", 0, 0)
-
-
-def test_a_worker_killed_for_off_gives_its_job_back_at_the_front_uncounted(db: ModuleType) -> None:
-    run_id = queued("a")
-    assert node_queue.claim_next_cpu_job(host=LABEL)
-    with db.connect() as conn:
-        crash_recovery.recover_claims(conn, killed_by_its_parent(OFF), host_label=LABEL)
-    back = job(run_id, "a")
-    assert (back["status"], back["priority"]) == ("queued", 10)
-    assert (back["watchdog_retries"], back["crash_count"]) == (0, 0)
-
-
-@pytest.mark.parametrize("silent", [True, False])
-def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(
-    db: ModuleType, silent: bool
-) -> None:
-    run_id = queued("a", "b")
-    claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
-    assert claims[0]
-    trip = guards.Failure(0, hang_detection.STOPPED, "it was requested to stop, and did not")
-    ended = killed_by_its_parent(trip, job_tables.lease_of(job_tables.NODE_JOBS, claims[0]))
-    if not silent:
-        ended = ended._replace(verdict=supervisor.Verdict(0, "did not stop within 12.0 s"))
+    ended = supervisor.Exit("w", os.getpid(), 0, None, 42, 0.5, "did not stop within 12.0 s")
     with db.connect() as conn:
         conn.execute(
             "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, %s, 'cpu', %s)",
@@ -324,7 +221,7 @@ def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(
         assert (back["status"], back["priority"]) == ("queued", 100)
         assert (back["watchdog_retries"], back["crash_count"]) == (0, 0)
         said = events_of(db, run_id, name)
-        assert {*said} == {"claimed", "requeued", "death"}
+        assert {*said} == {"claimed", "requeued"}
         assert said["requeued"]["detail"] == {"reason": "shutdown"}
 
 
@@ -381,7 +278,7 @@ def test_a_claim_executed_after_the_workers_death_is_handed_back_too(
 @pytest.mark.parametrize(
     ("code", "name", "counted"), [(77, LABEL, 0), (77, "other", 1), (1, LABEL, 1)]
 )
-def test_a_worker_that_left_a_note_is_charged_nothing_by_a_parent_that_saw_no_status(
+def test_a_worker_that_left_a_note_is_charged_nothing_by_its_parent(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, name: str,
     counted: int,
 ) -> None:  # fmt: skip
@@ -411,7 +308,7 @@ def test_a_crash_that_a_sweep_counted_while_the_parent_had_no_connection_is_subt
         notes.write_note([worker_id], [lease])
         with crash_recovery.CrashRecovery(LABEL) as subject:
             wire.freeze()
-            subject.report(ended, ran=[])
+            subject.report(ended)
             recovery.charge(conn, lease, evidence="a sweep")
             wire.thaw()
             until(lambda: crashes(conn, job_id) == 0)
@@ -507,7 +404,7 @@ def test_a_job_that_cannot_be_written_is_left_to_its_lease_and_the_others_come_b
 ) -> None:
     run_id, ended = dies_holding(db, "a", "b", "c")
     if sentenced:
-        ended = ended._replace(verdict=supervisor.Verdict(0, "did not stop in time"))
+        ended = ended._replace(overdue="did not stop in time")
     with db.connect() as conn:
         conn.execute(
             "CREATE FUNCTION app_refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -527,17 +424,6 @@ def test_a_job_that_cannot_be_written_is_left_to_its_lease_and_the_others_come_b
     assert job(run_id, "b")["status"] == "running"
     assert job(run_id, "a")["crash_count"] == (0 if sentenced else 1)
     assert "is left to its lease" in caplog.text
-
-
-def test_a_job_with_the_last_seq_is_recovered_like_any(db: ModuleType) -> None:
-    run_id, ended = dies_holding(db, "a", "b")
-    last = 2**63 - 1
-    with db.connect() as conn:
-        rows_before_checks.change(conn, "workflow_node_jobs", "a", key="node_id", seq=str(last))
-        # As in the shared status, which stores doubles.
-        rows = crash_recovery.recover_claims(conn, ended, host_label=LABEL, ran={int(float(last))})
-    assert {row["node_id"]: row["crash_count"] for row in rows} == {"a": 1, "b": 0}
-    assert job(run_id, "a")["status"] == "queued"
 
 
 def test_a_dead_worker_that_cannot_be_recovered_holds_up_no_other(

@@ -19,7 +19,8 @@ from queue_workflows import errors, worker_control
 from queue_workflows.cli import output
 from queue_workflows.dag import confinement, readiness
 from queue_workflows.engine import claims, job_tables, recovery
-from queue_workflows.worker import guards
+from queue_workflows.runtime import identity, supervisor
+from queue_workflows.worker import crash_recovery, guards
 from tests.hostile import extreme_values
 from tests.soak import mutant, mutants
 from tests.support import factories
@@ -182,16 +183,20 @@ def _renew(conn: database.Connection) -> object:
 
 
 def _recover_a_neighbour(conn: database.Connection) -> object:
-    factories.node(conn)
-    factories.claim_node(conn)
-    gone = recovery.reclaim_dead(conn, job_tables.NODE_JOBS, prefix="other:", evidence="it exited")
-    return len(gone)
+    return _recovered(conn, pid=2)
 
 
 def _recover_the_dead(conn: database.Connection) -> object:
+    return _recovered(conn, pid=1)
+
+
+def _recovered(conn: database.Connection, *, pid: int) -> int:
+    """How many jobs a parent takes back of the worker with pid 1 once this one is dead."""
     factories.node(conn)
-    factories.claim_node(conn)
-    return len(recovery.reclaim_dead(conn, job_tables.NODE_JOBS, prefix="w", evidence="it exited"))
+    worker_id = identity.process_prefix("box", 1) + "ex-0"
+    factories.claim_node(conn, factories.who()._replace(worker_id=worker_id))
+    ended = supervisor.Exit("w", pid, None, 9, 42, 0.5)
+    return len(crash_recovery.recover_claims(conn, ended, host_label="box"))
 
 
 def _reclaim_a_lease_of_3_s(conn: database.Connection) -> object:

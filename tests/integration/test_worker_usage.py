@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -333,3 +334,14 @@ def test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock(tool: Write) -
     trip = guard.check(8100.0)
     assert trip is not None
     assert trip.code == guards.EXIT_BUDGET
+
+
+def test_a_stopped_process_is_known_from_one_that_runs() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        sampler = worker_usage.Sampler(pid=child.pid)
+        assert not sampler.is_stopped
+        child.send_signal(signal.SIGSTOP)
+        until(lambda: sampler.is_stopped)
+        child.kill()
+    assert not sampler.is_stopped
+    assert not worker_usage.Sampler().is_stopped

@@ -17,7 +17,7 @@ from psycopg import conninfo
 
 from queue_workflows import config
 from queue_workflows.runtime import service, signals, supervisor
-from queue_workflows.worker import crash_recovery, hang_detection
+from queue_workflows.worker import crash_recovery
 from tests.hostile import fleet as attacked
 from tests.hostile import folders
 from tests.soak import app, journal, mutated_worker, tasks
@@ -85,20 +85,20 @@ class Seat(NamedTuple):
     @property
     def has_executors(self) -> bool:
         """Return whether its handlers run in other processes than the worker itself."""
-        alone = self.care == SUPERVISED and not self.options
-        return bool(self.slots or self.pool) or alone
+        return bool(self.slots or self.pool) or self.care == SUPERVISED
 
 
 SEATS = (
     Seat("orchestrator-1", "orchestrator"),
     Seat("orchestrator-2", "orchestrator", odd=POLLS),
-    Seat("cpu-1", "worker", "cpu", "box-a", REAPED),
+    Seat("cpu-1", "worker", "cpu", "box-a", REAPED, slots=1),
     Seat("cpu-2", "worker", "cpu", "box-a", UNSEEN, odd=OLDER),
     Seat("cpu-3", "worker", "cpu", "box-b", SUPERVISED),
     Seat("cpu-4", "worker", "cpu", "box-c", DEFAULT),
     Seat("cpu-5", "worker", "cpu", "box-d", UNSEEN, odd=STEPS),
     Seat("cpu-6", "worker", "cpu", "box-e", UNSEEN, slots=3),
-    Seat("gpu-1", "worker", "gpu", "box-g", REAPED),
+    Seat("gpu-1", "worker", "gpu", "box-g", REAPED, slots=1),
+    Seat("gpu-2", "worker", "gpu", "box-h", UNSEEN),
     Seat("notes-1", "worker", tasks.NOTES, "box-b", SUPERVISED, ("--batch", "4")),
     Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4"), odd=POLLS),
     Seat("notes-3", "worker", tasks.NOTES, "box-d", UNSEEN, slots=4),
@@ -137,8 +137,6 @@ class Fleet:
         self._crash_recoveries = {
             label: crash_recovery.CrashRecovery(label) for label in set(self._buried.values())
         }
-        self._hang_detector = hang_detection.HangDetector()
-        """What a worker under `up` shows its parent, so do those whose parent is this process."""
         self._orphans: list[int] = []
         self._env = {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
@@ -158,11 +156,9 @@ class Fleet:
                 stack.enter_context(each)
             for each in self._crash_recoveries.values():
                 stack.enter_context(each)
-            stack.enter_context(self._hang_detector)
             self._supervisor = supervisor.Supervisor(
                 [self._spec(seat) for seat in SEATS],
                 on_exit=self._reaped,
-                watch=self._hang_detector.watch,
                 backoff_max_s=KNOBS["SUPERVISOR_BACKOFF_MAX_S"],
             )
             stack.callback(self.stop)
@@ -240,9 +236,7 @@ class Fleet:
         now = time.monotonic()
         self.ended.append(Ended(now, ended.name, ended.pid, ended.code, ended.signal))
         if (label := self._buried.get(ended.name)) is not None:
-            self._crash_recoveries[label].report(
-                ended, self._hang_detector.ended(ended.name, ended.code)
-            )
+            self._crash_recoveries[label].report(ended)
 
     def _spec(self, seat: Seat) -> supervisor.ChildSpec:
         log = self.base / f"{seat.name}.log"
@@ -279,10 +273,9 @@ class Fleet:
         default = seat.care == DEFAULT
         for name, value in KNOBS.items():
             own[f"QUEUE_WORKFLOWS_{name}"] = str(config.KNOBS[name].default if default else value)
-        spec = supervisor.ChildSpec(
+        return supervisor.ChildSpec(
             seat.name, argv, self._env | own | {**self._odd.get(seat.odd, {})}
         )
-        return self._hang_detector.attach_status(spec) if seat.care == REAPED else spec
 
 
 def _children(pid: int) -> list[int]:

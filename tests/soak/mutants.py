@@ -8,9 +8,9 @@ from typing import Any
 
 from queue_workflows.dag import readiness
 from queue_workflows.db import statements
-from queue_workflows.engine import claims, recovery, schedule_fires
+from queue_workflows.engine import claims, held_claims, recovery, schedule_fires
 from queue_workflows.runtime import kill_timer
-from queue_workflows.worker import guards
+from queue_workflows.worker import crash_recovery, guards
 from tests.soak import (
     mutants_executors,
     mutants_growth,
@@ -141,16 +141,17 @@ def _no_renewal() -> None:
 
 
 def _recover_all_workers() -> None:
-    dead = recovery.reclaim_dead
+    dead, held = recovery.reclaim_dead, held_claims.held_by
 
     def everybody(conn: Conn, table: Any, *, prefix: str, evidence: str) -> Any:
         return dead(conn, table, prefix="", evidence=evidence)
 
     replace(recovery, "reclaim_dead", everybody)
+    replace(held_claims, "held_by", lambda conn, table, _: held(conn, table, ""))
 
 
 def _recover_no_worker() -> None:
-    replace(recovery, "reclaim_dead", lambda *_, **__: [])
+    replace(crash_recovery, "recover_claims", lambda *_, **__: [])
 
 
 def _ignore_ended_sessions() -> None:

@@ -76,10 +76,24 @@ def hogs(folder: Path, seconds: float = LONG_S) -> None:
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
-def beats_then_hogs(folder: Path, status_callback: Callable[..., object]) -> None:
-    """Beat once, then keep the GIL; at the second start return at once."""
+def beats_then_sticks(folder: Path, status_callback: Callable[..., object]) -> None:
+    """Beat once, then do as `sticks` does."""
     status_callback(0.1)
-    hogs(folder)
+    sticks(folder)
+
+
+def waits_for_go(folder: Path) -> None:
+    """Wait for the file `go`, and end a second later."""
+    _started({"folder": folder})
+    while not (folder / "go").exists():
+        time.sleep(0.05)
+    time.sleep(1.0)
+
+
+def beats_and_waits(folder: Path, status_callback: Callable[..., object]) -> None:
+    """Beat once, then do as `waits_for_go` does."""
+    status_callback(0.1)
+    waits_for_go(folder)
 
 
 def beats_once(folder: Path, status_callback: Callable[..., object]) -> None:
@@ -136,10 +150,12 @@ def setup() -> None:
     """Register the tasks."""
     queue_workflows.configure(ingest_queues=("work",))
     queue_workflows.register_node("beats_once", beats_once)
+    queue_workflows.register_node("waits_for_go", waits_for_go)
+    queue_workflows.register_node("beats_and_waits", beats_and_waits)
     queue_workflows.register_node("silent", silent)
     queue_workflows.register_node("hogs", hogs)
     queue_workflows.register_node("sticks", sticks)
-    queue_workflows.register_node("beats_then_hogs", beats_then_hogs)
+    queue_workflows.register_node("beats_then_sticks", beats_then_sticks)
     queue_workflows.register_ingest_task("deaf", deaf)
     queue_workflows.register_ingest_task("hog", hog)
     queue_workflows.register_ingest_task("lasts", lasts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,13 @@ def work() -> current_job.Work:
     return current_job.Work(
         job_tables.INGEST_JOBS, job, guards.LeaseEnd(0.0, 600.0), now_fn=lambda: 0.0
     )
+
+
+def watched() -> tuple[current_job.Work, list[float]]:
+    """A job, and when its guards are told of a beat."""
+    subject, beats = work(), list[float]()
+    subject.guards.append(mock.Mock(beat=beats.append))
+    return subject, beats
 
 
 @pytest.mark.parametrize(
@@ -35,15 +43,13 @@ def work() -> current_job.Work:
     ids=lambda value: str(value)[:20],
 )
 def test_what_a_task_yields_is_progress_or_a_beat(value: Any, stored: str | None) -> None:
-    subject, beats = work(), list[float]()
-    subject.on_activity = beats.append
+    subject, beats = watched()
     subject.report_progress(value)
     assert (subject.unsaved, beats) == (stored, [0.0])
 
 
 def test_a_text_of_a_nodes_status_callback_is_a_beat() -> None:
-    subject, beats = work(), list[float]()
-    subject.on_activity = beats.append
+    subject, beats = watched()
     subject.status("at work")
     subject.status(rows=3)
     assert (subject.unsaved, beats) == ('{"rows": 3}', [0.0, 0.0])
@@ -65,3 +71,15 @@ def test_a_handler_that_has_ended_is_not_interrupted() -> None:
     subject.when_interrupted(None)
     subject.cancelled_by(5.0)
     assert (subject.interrupted, calls) == ("cancelled", [])
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_stopped_process_is_idle_for_that_reason(stopped: bool) -> None:
+    subject = work()
+    stall = guards.Failure(guards.EXIT_STALL, "stall_trip", "no beat")
+    for kind in (guards.Stall, guards.GpuHealth):
+        subject.guards.append(mock.Mock(spec=kind, check=lambda _: stall))
+    assert subject.verdict(stopped=stopped) == (None if stopped else stall)
+    over = guards.Failure(guards.EXIT_BUDGET, "budget_trip", "ran too long")
+    subject.guards.insert(1, mock.Mock(spec=guards.Budget, check=lambda _: over))
+    assert subject.verdict(stopped=stopped) == over

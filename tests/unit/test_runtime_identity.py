@@ -38,6 +38,15 @@ def test_a_worker_id_names_label_pid_and_machine_and_is_never_given_twice() -> N
     assert first != second
 
 
+def test_a_worker_id_shows_whether_handlers_run_in_other_processes() -> None:
+    own, others = (identity.new_worker_id("x" * 500, executors=each) for each in (False, True))
+    assert not identity.has_executors(own)
+    assert identity.has_executors(others)
+    assert not identity.has_executors("x")
+    assert others.startswith(identity.process_prefix("x" * 500, os.getpid()))
+    assert len(others) <= 120
+
+
 def test_the_prefix_is_that_of_one_process() -> None:
     prefix = identity.process_prefix("box 1", os.getpid())
     assert identity.new_worker_id("box 1").startswith(prefix)

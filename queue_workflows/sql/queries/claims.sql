@@ -96,29 +96,9 @@ SELECT 1 AS recorded
 
 -- name: held_by
 -- tables: ingest_jobs workflow_node_jobs
--- Return the claims of workers whose id starts with `prefix`, without the jobs of these
--- `seq`, in the order in which the jobs were queued. The shared status has `seq` as float8,
--- exact up to 2^53.
+-- Return the claims of workers whose id starts with `prefix`, in the order in which the jobs
+-- were queued.
 SELECT id, worker_id, claim_no
   FROM ingest_jobs
  WHERE status = 'running' AND starts_with(worker_id, %(prefix)s::text)
-   AND seq::float8 <> ALL (%(seqs)s::float8[])
  ORDER BY seq;
-
--- name: cancelled_since_ingest
--- Return of each job that workers with this prefix hold for how many seconds its cancellation
--- has been requested; NULL: it has not. `seqs`: of these jobs alone (NULL: of all).
-SELECT extract(epoch FROM now() - j.cancel_requested_at)::float8 AS since_s
-  FROM ingest_jobs j
- WHERE j.status = 'running' AND starts_with(j.worker_id, %(prefix)s::text)
-   AND (%(seqs)s::float8[] IS NULL OR j.seq::float8 = ANY (%(seqs)s::float8[]));
-
--- name: cancelled_since_nodes
--- Return the same for node jobs, for which the end of the run counts as well.
-SELECT extract(epoch FROM now() - coalesce(j.cancel_requested_at, (
-           SELECT coalesce(r.finished_at, r.updated_at) FROM workflow_runs r
-            WHERE r.id = j.run_id AND queue_workflows_is_terminal_run(r.status))))::float8
-           AS since_s
-  FROM workflow_node_jobs j
- WHERE j.status = 'running' AND starts_with(j.worker_id, %(prefix)s::text)
-   AND (%(seqs)s::float8[] IS NULL OR j.seq::float8 = ANY (%(seqs)s::float8[]));
