@@ -20,6 +20,11 @@ from queue_workflows.types import TERMINAL_JOB_STATUSES, TERMINAL_RUN_STATUSES, 
 
 OVERLAP, SAME_KEY = "overlap", "idempotency key"
 """Why an instant queued nothing."""
+KEEP_PLAN = False
+"""Whether a connection keeps the plans of these statements on `schedules`: no.
+
+A plan that was made while the table had one page would read all of a table that has grown.
+"""
 BOOT, MANUAL = "boot", "manual"
 JOB, RUN = "job_id", "run_id"
 _TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
@@ -68,7 +73,7 @@ def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -
     if skipped is not None:
         return Fired(skipped=skipped)
     row.update(last_fire_at=at, last_job_id=made[JOB], last_run_id=made[RUN])
-    conn.execute(statements.schedule_rows.fired, {**instant, **made})
+    conn.execute(statements.schedule_rows.fired, {**instant, **made}, prepare=KEEP_PLAN)
     return Fired(made[JOB] or made[RUN])
 
 

@@ -93,7 +93,9 @@ def fire_due(
     reason in `error`, is tried again later, and does not keep the others from firing.
     """
     given = scope.given(isolation.aside(KIND)) | {"now": now, "limit": limit}
-    rows = conn.execute(statements.schedule_rows.due, given).fetchall()
+    rows = conn.execute(
+        statements.schedule_rows.due, given, prepare=schedule_fires.KEEP_PLAN
+    ).fetchall()
     batch = _Batch(scope, now)
     more = len(rows) >= limit
     for row in rows:
@@ -112,7 +114,7 @@ def fire_due(
         columns = {
             key: [row[key] for row in batch.planned] for key in ("name", "next_at", "wake_at")
         }
-        conn.execute(statements.schedule_rows.plan_many, columns, prepare=True)
+        conn.execute(statements.schedule_rows.plan_many, columns, prepare=schedule_fires.KEEP_PLAN)
     return Fired(batch.queued, batch.missed, more)
 
 
@@ -262,7 +264,7 @@ def _plan(
     if next_at is not None and wake_at is None:
         wake_at = _wake_at(row, next_at)
     values = {"name": row["name"], "next_at": next_at, "wake_at": wake_at, "missed_at": missed_at}
-    conn.execute(statements.schedule_rows.plan, values, prepare=True)
+    conn.execute(statements.schedule_rows.plan, values, prepare=schedule_fires.KEEP_PLAN)
 
 
 def _wake_at(row: Row, instant: datetime) -> datetime:
