@@ -681,7 +681,7 @@ BEGIN
                    WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
         RETURN;
     END IF;
-    -- What is due, and what is kept for the host and may have made the claim fail: anyone may claim that from now on.
+    -- Jobs that are due, or kept for the host, may have made the claim fail: anyone may claim them from now on.
     FOR v_id IN EXECUTE format(
         'SELECT l.id FROM %I l WHERE l.id = ANY (ARRAY(SELECT j.id FROM %I j WHERE $1 AND j.status = ''queued'''
         ' AND j.blocked_reason IS NOT NULL AND j.available_at <= now() AND j.blocked_reason = ''not_due'''
@@ -1949,7 +1949,7 @@ BEGIN
         END IF;
     END IF;
     -- A job that may have killed its worker is claimed alone, so that no other job dies with it.
-    IF v_room = 1 OR (v_room > 1 AND (SELECT q.crash_count > 0 FROM ingest_jobs q
+    IF v_room = 1 OR (v_room > 1 AND v_kept = '{}' AND (SELECT q.crash_count > 0 FROM ingest_jobs q
                         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1)) THEN
         UPDATE ingest_jobs j
@@ -2407,7 +2407,8 @@ BEGIN
         SELECT j.id INTO v_id FROM ingest_jobs j
          WHERE j.id = v_job.id
            AND (j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.available_at
-                AND j.resume_host = p_host AND j.queue = p_queue) IS TRUE
+                AND j.resume_host = p_host AND j.queue = p_queue AND j.resume_at <= now()
+                AND j.lock_key IS NULL) IS TRUE
            FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         v_ids := v_ids || v_id;
@@ -2466,7 +2467,8 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.id = v_job.id
            AND (j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.available_at
-                AND j.resume_host = p_host AND j.queue = p_queue) IS TRUE
+                AND j.resume_host = p_host AND j.queue = p_queue AND j.resume_at <= now()
+                AND j.lock_key IS NULL) IS TRUE
            FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         v_ids := v_ids || v_id;

@@ -105,7 +105,7 @@ class _Launcher:
         else:
             flush()
             cgroup = self._cgroups.make()
-            parent, pid = os.getpid(), os.fork()
+            parent, pid = os.getpid(), self._forked(cgroup)
             if not pid:
                 if cgroup is not None:
                     cgroup.join()
@@ -127,6 +127,15 @@ class _Launcher:
             return
         self._poll.register(pidfd, select.POLLIN)
         self._worker.send_fds(reply, pidfd)
+
+    def _forked(self, cgroup: memory_cgroups.Cgroup | None) -> int:
+        """Fork; without a process there is no cgroup either."""
+        try:
+            return os.fork()
+        except OSError:
+            if cgroup is not None:
+                self._cgroups.end(cgroup)
+            raise
 
     def _reap(self, ready: set[int]) -> None:
         for pid, pidfd in [*self._executors.items()]:

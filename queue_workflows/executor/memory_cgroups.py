@@ -28,9 +28,11 @@ class Cgroup(NamedTuple):
     folder: Path
 
     def join(self) -> None:
-        """Move this process into it; leave it where it is if that fails."""
-        with contextlib.suppress(OSError):
+        """Move this process into it; if that fails, remove the cgroup, whose count says nothing."""
+        try:
             (self.folder / "cgroup.procs").write_text("0", encoding="ascii")
+        except OSError:
+            self.remove()
 
     def oom_kills(self) -> int | None:
         """Return how many of its processes the kernel has killed for memory; None if unknown."""
@@ -98,7 +100,7 @@ def oom_kills(folder: Path) -> int | None:
 
 
 def own_folder(own: Path = _OWN, mounted: Path = _MOUNTED) -> tuple[Path, int] | None:
-    """Return the memory cgroup of this process and its version; None if it cannot be told."""
+    """Return the memory cgroup of this process and its version; None if unknown."""
     with contextlib.suppress(OSError):
         lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
         for _, controllers, name in lines:

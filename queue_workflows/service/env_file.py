@@ -11,13 +11,15 @@ from dotenv import parser
 from queue_workflows import errors
 
 NAME: Final = ".env"
+ENCODING: Final = "utf-8-sig"
+"""UTF-8, where some editors put a byte order mark before the first line."""
 
 
 def check() -> None:
     """Raise `InvalidConfig` for a line that would be left out, without its text."""
     if not Path(NAME).is_file():
         return
-    with Path(NAME).open(encoding="utf-8") as file:
+    with Path(NAME).open(encoding=ENCODING) as file:
         for found in parser.parse_stream(file):
             if found.error:
                 text = found.original.string
@@ -30,7 +32,7 @@ def check() -> None:
 
 def variables(prefix: str) -> dict[str, str]:
     """Return the values of the names that begin with `prefix`; none without the file."""
-    found = dotenv.dotenv_values(NAME, encoding="utf-8-sig")
+    found = dotenv.dotenv_values(NAME, encoding=ENCODING)
     return {
         name: text for name, text in found.items() if name.startswith(prefix) and text is not None
     }

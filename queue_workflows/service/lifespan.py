@@ -40,9 +40,10 @@ def of(
         try:
             yield
         finally:
-            own.changes.close()
             # On a thread: what still waits for an answer of the service gets it meanwhile.
-            await asyncio.get_running_loop().run_in_executor(None, background.stop)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, own.changes.close)
+            await loop.run_in_executor(None, background.stop)
             own.close()
 
     return run

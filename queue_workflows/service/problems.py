@@ -35,8 +35,8 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
 _DENIED = "42501"
 _NO_SCHEMA: Final = frozenset({"42P01", "42703", "42883"})
 """A table, a column or a function is missing."""
-_OF_REQUESTS: Final = frozenset({"22", "23", "54", "P0"})
-"""Classes of SQLSTATE that a request's values cause; the database's state causes all others."""
+_AWAY: Final = frozenset({"08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX"})
+"""Classes of SQLSTATE that the state of the database causes; requests cause all others."""
 _TITLES: Final[Mapping[int, str]] = {
     400: "The request cannot be read",
     401: "A bearer token is needed",
@@ -89,7 +89,7 @@ def of_error(error: Exception) -> Response:
     if state == _DENIED:
         return problem(403, "the service's database user lacks a right", kind="DatabaseRefused")
     away = isinstance(error, (db.OperationalError, db.InterfaceError, TimeoutError))
-    if (away or state) and state[:2] not in _OF_REQUESTS:
+    if state in _NO_SCHEMA or (state[:2] in _AWAY if state else away):
         _log.warning("a request failed, the database is not available: %s", error)
         text = "the database does not answer; try again"
         if state in _NO_SCHEMA:

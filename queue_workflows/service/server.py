@@ -28,7 +28,7 @@ class _Protocol(h11_impl.H11Protocol):
     """HTTP/1.1 that closes a connection if a request's head takes longer than `head_s`.
 
     So does the rest of a body that nobody reads, since its request was answered without it. Each
-    byte of it stops the server's own timer. A client that takes no more of its responses for
+    byte of it stops the server's own timer. A client that takes nothing of its responses for
     `write_s` is cut off: else it would keep the connection, also beyond its end.
     """
 
@@ -40,25 +40,36 @@ class _Protocol(h11_impl.H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time of the first head."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # to be told of everything that is not sent
+        transport.set_write_buffer_limits(high=0)  # `pause_writing` then reports any unsent data
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the times."""
         self._unwatch()
-        self._taken()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the time in which the client has to take what was sent."""
+        """Start the time in which the client has to take a part of what was sent."""
         super().pause_writing()
-        self._taken()
-        self._stuck = self.loop.call_later(self.write_s, self.transport.abort)
+        self._start_write_timer()
 
     def resume_writing(self) -> None:
         """Forget that time."""
-        self._taken()
+        self._stop_write_timer()
         super().resume_writing()
+
+    def _start_write_timer(self) -> None:
+        self._stop_write_timer()
+        left = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(self.write_s, self._check_taken, left)
+
+    def _check_taken(self, before: int) -> None:
+        """Cut off a client that has taken nothing since; a slow one goes on."""
+        if self.transport.get_write_buffer_size() < before:
+            self._start_write_timer()
+        else:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Stop the time once a head is complete, start it with the first byte of another."""
@@ -91,7 +102,7 @@ class _Protocol(h11_impl.H11Protocol):
             self._late.cancel()
             self._late = None
 
-    def _taken(self) -> None:
+    def _stop_write_timer(self) -> None:
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None

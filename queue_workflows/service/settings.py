@@ -42,7 +42,7 @@ class Settings(pydantic_settings.BaseSettings):
 
     model_config = pydantic_settings.SettingsConfigDict(
         env_file=env_file.NAME,
-        env_file_encoding="utf-8",
+        env_file_encoding=env_file.ENCODING,
         extra="ignore",
         frozen=True,
         populate_by_name=True,

@@ -58,9 +58,8 @@ def check(queue: str, shape: Shape) -> None:
     lone = shape.gpu and (shape.slots, shape.batch, shape.concurrent) == (1, 1, False)
     if queue == "gpu" and not lone:
         raise errors.InvalidConfig(
-            "slots are for cpu and ingest queues: a gpu worker has one job at a time, so "
-            "queue-claim-worker takes --slots 1 alone; --cards 0,1 starts a worker for each of "
-            "these GPUs"
+            "--batch, --async and several slots are for cpu and ingest queues: a gpu worker has "
+            "one job at a time; --cards 0,1 starts a worker for each of these GPUs"
         )
     if not (shape.slots > 0 and shape.batch > 0):
         raise errors.InvalidConfig("the number of slots, and batch, must be positive")

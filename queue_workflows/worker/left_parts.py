@@ -11,7 +11,7 @@ from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import process_jobs
 
 EVERY_S = 0.1
-"""Seconds between two looks at the parts that are left."""
+"""Seconds between two checks of the parts that are left."""
 AGAIN_S = 1.0
 """Seconds without a try to store them after the database was away."""
 

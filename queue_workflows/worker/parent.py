@@ -35,7 +35,7 @@ def supervise(
 
 
 def supervise_options(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Supervise the worker, or one for each GPU, of `queue-claim-worker`'s options; return 0."""
+    """Supervise the worker, or one for each GPU, of `queue-claim-worker`'s options."""
     own = [word for word in arguments if word != "--supervise"]
     shaped = options.slots is not None or options.cards is not None or options.async_jobs
     if options.queue is not None and not shaped:

@@ -50,10 +50,10 @@ class Deaths:
                 self._charge(handle, work, kills, len(works) - 1)
 
     def _oom_kills(self, handle: executors.Handle) -> int | None:
-        """Return the kills in the executor's own cgroup and in ours, if it was moved there."""
+        """Return the kills in the executor's own cgroup; without one, the new ones in ours."""
+        ours = self._oom.new()
         of_its_own = None if handle.died is None else handle.died.oom_kills
-        known = [each for each in (of_its_own, self._oom.new()) if each is not None]
-        return sum(known) if known else None
+        return ours if of_its_own is None else of_its_own
 
     def hand_back(self, work: current_job.Work, reason: str) -> None:
         """Hand a job back, uncounted, that runs no more."""

@@ -12,6 +12,12 @@ from queue_workflows import errors
 from queue_workflows.service import problems
 
 
+class StaysSo(psycopg.DatabaseError):
+    """A refusal by a trigger, with a code of its own."""
+
+    sqlstate = "QW002"
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -32,6 +38,8 @@ from queue_workflows.service import problems
         (pg.NumericValueOutOfRange("out of range"), 422),
         (pg.ProgramLimitExceeded("index row size 4000 exceeds 2704"), 422),
         (pg.RaiseException("refused"), 422),
+        (pg.FeatureNotSupported("not here"), 422),
+        (StaysSo("job j is completed, and stays so"), 422),
         (psycopg.DataError("a text cannot hold NUL"), 422),
         (errors.InvalidJob("wrong"), 422),
         (RuntimeError("a bug"), 500),

@@ -93,7 +93,7 @@ BEGIN
         END IF;
     END IF;
     -- A job that may have killed its worker is claimed alone, so that no other job dies with it.
-    IF v_room = 1 OR (v_room > 1 AND (SELECT q.crash_count > 0 FROM ingest_jobs q
+    IF v_room = 1 OR (v_room > 1 AND v_kept = '{}' AND (SELECT q.crash_count > 0 FROM ingest_jobs q
                         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1)) THEN
         UPDATE ingest_jobs j

@@ -115,7 +115,7 @@ BEGIN
                    WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
         RETURN;
     END IF;
-    -- What is due, and what is kept for the host and may have made the claim fail: anyone may claim that from now on.
+    -- Jobs that are due, or kept for the host, may have made the claim fail: anyone may claim them from now on.
     FOR v_id IN EXECUTE format(
         'SELECT l.id FROM %I l WHERE l.id = ANY (ARRAY(SELECT j.id FROM %I j WHERE $1 AND j.status = ''queued'''
         ' AND j.blocked_reason IS NOT NULL AND j.available_at <= now() AND j.blocked_reason = ''not_due'''

@@ -10,7 +10,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Lock up to `p_most` ingest jobs that are kept for a host and return their ids, the best priority first. Jobs that wait
--- behind a better priority stay where they are. A job that may have killed its worker comes first and alone, or not.
+-- behind a better priority stay where they are. A job that may have killed its worker is returned only alone.
 CREATE OR REPLACE FUNCTION queue_workflows_kept_jobs(p_host text, p_queue text, p_most integer) RETURNS text[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
@@ -40,7 +40,8 @@ BEGIN
         SELECT j.id INTO v_id FROM ingest_jobs j
          WHERE j.id = v_job.id
            AND (j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.available_at
-                AND j.resume_host = p_host AND j.queue = p_queue) IS TRUE
+                AND j.resume_host = p_host AND j.queue = p_queue AND j.resume_at <= now()
+                AND j.lock_key IS NULL) IS TRUE
            FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         v_ids := v_ids || v_id;
@@ -97,7 +98,8 @@ BEGIN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.id = v_job.id
            AND (j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.available_at
-                AND j.resume_host = p_host AND j.queue = p_queue) IS TRUE
+                AND j.resume_host = p_host AND j.queue = p_queue AND j.resume_at <= now()
+                AND j.lock_key IS NULL) IS TRUE
            FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         v_ids := v_ids || v_id;
