@@ -56,6 +56,27 @@ def worker(
     return made
 
 
+def stop_between_transactions(command: Command) -> None:
+    """Stop a worker where it holds no lock: else a cancel would wait for it."""
+
+    def stopped() -> bool:
+        command.send(signal.SIGSTOP)
+        with engine.connect() as conn:
+            if not factories.one(conn, OPEN):
+                return True
+        command.send(signal.SIGCONT)
+        return False
+
+    until(stopped)
+
+
+OPEN = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid()
+   AND backend_type = 'client backend' AND state <> 'idle'
+"""
+
+
 def live_hosts() -> list[str]:
     with engine.connect() as conn:
         return factories.column(
@@ -151,7 +172,7 @@ def test_a_job_that_is_cancelled_while_it_is_kept_does_not_go_on(
     first = worker(cli, "a", table, (), 600)
     job_id = queued(table, tmp_path / "one")
     waits(table, job_id)
-    first.send(signal.SIGSTOP)
+    stop_between_transactions(first)
     events.send("go", key="one", value=1)
     if table is INGEST:
         jobs.cancel(job_id)
