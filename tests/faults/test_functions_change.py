@@ -17,7 +17,8 @@ from tests.support.commands import Commands
 from tests.support.wait import until
 
 APP = ("--app", "tests.support.dangerous_app:setup")
-WORKER = ("queue-claim-worker", *APP, "--queue", dangerous_app.QUEUE)
+QUEUE = dangerous_app.QUEUE
+WORKER = ("queue-claim-worker", *APP, "--queue", QUEUE)
 CHANGES = 10
 ROUND = 50
 BODY = "    -- Ranges of the columns that every claim writes."
@@ -53,7 +54,7 @@ class Feeder(threading.Thread):
         with engine.connect() as conn:
             while not self._over.is_set():
                 if factories.one(conn, QUEUED) < ROUND:
-                    conn.execute(ENQUEUE.encode(), (dangerous_app.QUEUE, str(self._folder), ROUND))
+                    conn.execute(ENQUEUE.encode(), (QUEUE, str(self._folder), ROUND))
                     self.enqueued += ROUND
                 self._over.wait(0.01)
 
@@ -96,8 +97,8 @@ ENQUEUE = """
 INSERT INTO ingest_jobs (task_name, queue, args)
 SELECT 'note', %s, jsonb_build_object('folder', %s::text) FROM generate_series(1, %s)
 """
-QUEUED = "SELECT count(*) FROM ingest_jobs WHERE status = 'queued'"
-ENDED = "SELECT count(*) FROM ingest_jobs WHERE status = 'completed'"
+QUEUED = f"SELECT count(*) FROM ingest_jobs WHERE status = 'queued' AND queue = '{QUEUE}'"
+ENDED = f"SELECT count(*) FROM ingest_jobs WHERE status = 'completed' AND queue = '{QUEUE}'"
 INSTALLED = "SELECT checksum FROM queue_schema_objects WHERE part = 'functions'"
 
 

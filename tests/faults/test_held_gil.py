@@ -159,7 +159,7 @@ def test_an_executor_that_is_stopped_is_not_idle(
     job_id = node(tmp_path / "job", body, "gpu")
     parent = supervised(cli, "gpu", **idle_gpu)
     until((tmp_path / "job" / "started").exists, timeout_s=30)
-    executor = int((tmp_path / "job" / "started").read_text())
+    executor = int(until((tmp_path / "job" / "started").read_text))
     os.kill(executor, signal.SIGSTOP)
     time.sleep(1 + CONFIRM_S + WITHIN_S)  # longer than either guard needs for an idle GPU
     os.kill(executor, signal.SIGCONT)
@@ -207,8 +207,8 @@ def test_a_cancelled_job_ends_after_its_grace(cli: Commands, tmp_path: Path, que
     job_id = node(tmp_path / "job", "hogs", queue)
     parent = supervised(cli, queue, QUEUE_WORKFLOWS_CANCEL_GRACE_S="3")
     until((tmp_path / "job" / "started").exists, timeout_s=30)
-    jobs.cancel(job_id)
     asked = time.monotonic()
+    jobs.cancel(job_id)
     until(is_done(job_id, "cancelled"), timeout_s=3 + WITHIN_S + 10)
     assert 3 <= time.monotonic() - asked <= 3 + WITHIN_S
     assert job(job_id)["crash_count"] == 0

@@ -84,17 +84,22 @@ class Journal:
 
 
 def states(conn: engine.Connection) -> Counter[str]:
-    return Counter(row["status"] for row in conn.execute("SELECT status FROM ingest_jobs"))
+    """How many jobs of the local queue have each state."""
+    found = conn.execute("SELECT status FROM ingest_jobs WHERE queue = %s", (QUEUE,))
+    return Counter(row["status"] for row in found)
 
 
 def assert_each_ended_once(conn: engine.Connection, count: int) -> None:
     with contextlib.suppress(AssertionError):
         until(lambda: states(conn) == {"completed": count}, timeout_s=60)
-    left = conn.execute("SELECT * FROM ingest_jobs WHERE status <> 'completed'").fetchall()
-    assert (left, states(conn)) == ([], {"completed": count})
+    left = conn.execute(
+        "SELECT * FROM ingest_jobs WHERE status <> 'completed' AND queue = %s", (QUEUE,)
+    ).fetchall()
+    assert (left, states(conn)) == ([], {"completed": count}), left
     found = factories.column(
         conn,
-        "SELECT count(*) FROM ingest_job_events WHERE event_type = 'completed' GROUP BY job_id",
+        "SELECT count(*) FROM ingest_job_events WHERE event_type = 'completed'"
+        f" AND queue = '{QUEUE}' GROUP BY job_id",
     )
     assert found == [1] * count
 
