@@ -32,7 +32,20 @@ def deaf(reason: str, args: dict[str, Any]) -> None:
 def hog(reason: str, args: dict[str, Any]) -> None:
     """Stay in a C call that keeps the GIL: no other thread of the process runs."""
     _started(args)
-    ctypes.PyDLL(None).sleep(LONG_S)
+    _keep_the_gil(LONG_S)
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _keep_the_gil(seconds: float) -> None:
+    """Wait in a C call that no signal ends, other than sleep(): for a lock that is taken."""
+    libc, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    ends = time.time() + seconds  # noqa: TID251  the clock of pthread_mutex_timedlock
+    until = _Time(int(ends), int(ends % 1 * 1e9))
+    libc.pthread_mutex_lock(lock)
+    libc.pthread_mutex_timedlock(lock, ctypes.byref(until))
 
 
 def _wait_for_ever(libc: ctypes.CDLL) -> None:
@@ -73,7 +86,7 @@ def hogs(folder: Path, seconds: float = LONG_S) -> None:
     again = (folder / "started").exists()
     _started({"folder": folder})
     if not again:
-        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        _keep_the_gil(seconds)
 
 
 def beats_then_sticks(folder: Path, status_callback: Callable[..., object]) -> None:
