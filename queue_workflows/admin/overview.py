@@ -114,8 +114,8 @@ def runs_ahead(conn: db.Connection, run_id: str) -> Row:
 def find(conn: db.Connection, any_id: str, *, jobs_first: bool = False) -> Row | None:
     """Return what has this id, a run before a job: kind, status, run_id, name; or None.
 
-    `kind`: `run`, `node job` or `ingest job`. `name`: the workflow, node id or task. Whoever
-    submits chooses ids, so a run and a job may share one.
+    `kind`: `run`, `node job` or `ingest job`. `name`: the workflow, node id or task. Ids
+    are chosen at the insert, so a run and a job may share one.
     """
     given = {"id": any_id, "jobs_first": jobs_first}
     return conn.execute(statements.overview.find, given).fetchone()

@@ -18,9 +18,9 @@ NO_RIGHTS: Final = (
     "`queue-workflows connect --for work` prints the GRANTs"
 )
 MOST_TOTALS: Final = 30_000
-"""Rows of totals that are read; the queues and models that are told apart have fewer."""
+"""Rows of totals that are read; the queues and models with labels of their own have fewer."""
 MOST_NAMES: Final = 100
-"""Queues, hosts or schedules that are told apart."""
+"""Queues, hosts or schedules with labels of their own."""
 
 
 class Progress(NamedTuple):

@@ -12,7 +12,7 @@ CREATE TABLE metric_totals (
     metric  text NOT NULL CHECK (octet_length(metric) <= 100),
     -- The queue; of the times of loads, the model.
     name    text NOT NULL CHECK (octet_length(name) <= 800),
-    -- What the series is told apart by besides: an outcome, a cause.
+    -- A second label of the series: an outcome or a cause.
     label   text NOT NULL DEFAULT '' CHECK (octet_length(label) <= 100),
     -- The number of bounds that are below the values; 0 for a counter.
     bucket  smallint NOT NULL DEFAULT 0 CHECK (bucket BETWEEN 0 AND 100),

@@ -107,10 +107,6 @@ class ClaimsInFlight:
             self._done.append(done)
             self._running.pop(done[0].lease.job_id, None)
 
-    def has_waiting(self) -> bool:
-        """Return whether a job waits for its handler."""
-        return bool(self._waiting)
-
     def unrecorded(self) -> int:
         """Return the number of unrecorded results."""
         with self._lock:

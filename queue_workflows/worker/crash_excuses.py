@@ -1,6 +1,7 @@
 """Keep claims that were lost for want of the database from counting as crashes of their jobs.
 
-While this process lives it subtracts such a crash itself. A note on disk says so in its place.
+While this process lives it subtracts such a crash itself. When it has ended, its note on disk lets
+the next worker do it.
 """
 
 from __future__ import annotations

@@ -210,11 +210,6 @@ class LeaseKeeper:
         """Set a deadline at which running jobs are handed back; safe in a signal handler."""
         self._stops.append(deadline)
 
-    @property
-    def is_shutting_down(self) -> bool:
-        """Return whether the process is about to exit, so that nothing may be claimed."""
-        return self._shutdown.decided
-
     def enable_batches(self) -> None:
         """Let the keeper record and hand back jobs of its slots; call it before `running`."""
         self._batches = True

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-MOST = 200
-"""Modules of this package that `import queue_workflows.claim_worker` loads: 186 do."""
+MOST = 185
+"""Modules of this package that `import queue_workflows.claim_worker` loads, which are 185."""
 UNUSED = (
     "queue_workflows.admin",
     "queue_workflows.declare",

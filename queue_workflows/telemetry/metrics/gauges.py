@@ -37,7 +37,7 @@ class Names:
 
 
 def families(state: metric_rows.State, known: Iterable[str]) -> list[exposition.Family]:
-    """Return the gauges. `known`: the queues that have counters, which are told apart first."""
+    """Return the gauges. `known`: the queues that have counters, the first to get a label."""
     tables = (state.waiting, state.running, state.awaiting, state.workers, state.paused)
     found = (row["queue"] for rows in tables for row in rows)
     names = Names(known, found, metric_rows.MOST_NAMES)
