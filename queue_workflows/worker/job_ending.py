@@ -14,11 +14,6 @@ from queue_workflows.worker import current_job, guards
 class Ending(Protocol):
     """What a lease keeper does about a job that must not run on."""
 
-    @property
-    def decided(self) -> bool:
-        """Return whether the process is about to exit, so that nothing may be claimed."""
-        ...
-
     left_behind: bool
     """Whether a record or a claim to hand back could not be written."""
 

@@ -72,8 +72,6 @@ class Shutdown:
         """Whether a record or a claim to hand back could not be written."""
         self._on_exit = on_exit
         self._now = now_fn
-        self.decided = False
-        """Whether the process is about to exit, so that nothing may be claimed."""
 
     def give_back(self, work: current_job.Work) -> None:
         """Hand back the job of a stopping worker that did not end in time, uncounted; exit."""
@@ -181,7 +179,6 @@ class Shutdown:
         Enter it before `_bookkeeping_connection`, in the order of a renewal. The other order lets
         the two wait for each other while the handler of a job runs on that is handed back already.
         """
-        self.decided = True
         every = self._in_flight(None)
         with every[0].writing() if every else contextlib.nullcontext():
             yield
@@ -189,7 +186,7 @@ class Shutdown:
     def _stay(self) -> None:
         self._kill_timers.stay()
         self._withdraw_note()
-        self.decided = self.left_behind = False
+        self.left_behind = False
 
     @contextlib.contextmanager
     def _bookkeeping_connection(self) -> Generator[db.Connection | None]:

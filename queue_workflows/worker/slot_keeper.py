@@ -45,7 +45,6 @@ class Endings:
     it does nothing once the handler has ended.
     """
 
-    decided = False
     left_behind = False
 
     def __init__(
