@@ -134,8 +134,8 @@ After this page you know what the engine costs. Each figure is compared with tha
 psycopg loop, which does the same work on a plain table in the same run, on the same server, with
 the same durability: every commit is flushed to disk. The fence, the triggers, the outbox and the
 events are on in every row. The engine ("ours") and the bare loop run alternately. The ratio is the
-median over the rounds, with the smallest and the largest in brackets. Targets are those of the
-design.
+median over the rounds, with the smallest and the largest in brackets. The targets are those
+that the engine was designed for.
 """
 
 
@@ -162,11 +162,11 @@ def markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_PEERS = """The same work in the same run, each from the package index in an environment of its
-own, with default settings except for what the work requires: one job at a time, four at once, or
-batches of 100. DBOS looks for queued work every 10 ms, not every second, which would be what is
-measured. Prefect keeps SQLite, as it does by default; the others use the server of this run.
-They write less than we do: pgqueuer deletes a finished job and appends one line to a log,
-procrastinate keeps the row and an event. Drain rates are by the start times of handlers; pickup is
-from the return of their enqueue call, which ends after the commit, while ours is from the moment at
-which COMMIT is sent."""
+_PEERS = """Each of these queues does the same work in the same run. Each is installed from the
+package index into an environment of its own. It has its default settings, except for what the work
+requires: one job at a time, four at once, or batches of 100. DBOS polls every 10 ms. With its
+default of one second the benchmark would measure that poll. Prefect stores its data in SQLite, its
+default; the others use the server of this run. They write less than we do: pgqueuer deletes a
+finished job and appends one line to a log, procrastinate keeps the row and an event. Drain rates
+are by the start times of handlers. For the other queues the pickup time begins when the enqueue
+call returns, after the commit. For this engine it begins earlier: when COMMIT is sent."""

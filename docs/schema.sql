@@ -130,6 +130,9 @@ CREATE FUNCTION public.notify_node_jobs_inserted() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
 BEGIN
+    IF current_setting('queue_workflows.wakes_nobody', true) = 'on' THEN
+        RETURN NULL;
+    END IF;
     PERFORM pg_notify('node_job_ready', queue) FROM added
       WHERE status = 'queued' AND blocked_reason IS NULL;
     RETURN NULL;
@@ -666,10 +669,10 @@ DECLARE
     v_id      text;
     v_status  text;
     v_state   text;
-    v_said    text;
+    v_message text;
     v_ids     text[] := '{}';
     v_states  text[] := '{}';
-    v_saids   text[] := '{}';
+    v_messages text[] := '{}';
     v_became  text;
     v_locked  text;
 BEGIN
@@ -688,7 +691,7 @@ BEGIN
         ' AND j.queue = $2 ORDER BY j.available_at LIMIT $3)'
         ' || ARRAY(SELECT k.id FROM %I k WHERE k.resume_host = $4 AND k.queue = $2 AND k.resume_at <= now()'
         ' AND k.status = ''queued'' AND k.blocked_reason = ''not_due'' AND k.resume_until = k.available_at'
-        ' ORDER BY k.resume_host, k.queue, k.resume_at LIMIT $3))'
+        ' AND k.lock_key IS NULL ORDER BY k.resume_host, k.queue, k.resume_at LIMIT $3))'
         ' AND (l.status = ''queued'' AND l.blocked_reason = ''not_due'') IS TRUE FOR UPDATE SKIP LOCKED',
         p_jobs, p_jobs, p_jobs) USING p_promote, p_queue, c_window, p_host
     LOOP
@@ -696,13 +699,13 @@ BEGIN
             EXECUTE format('UPDATE %I SET blocked_reason = NULL, available_at = NULL WHERE id = $1', p_jobs)
               USING v_id;
         EXCEPTION WHEN OTHERS THEN
-            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_said = MESSAGE_TEXT;
+            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
             IF queue_workflows_is_systemic(v_state) THEN
                 RAISE;
             END IF;
             v_ids := v_ids || v_id;
             v_states := v_states || v_state;
-            v_saids := v_saids || v_said;
+            v_messages := v_messages || v_message;
         END;
     END LOOP;
     IF v_limited AND (SELECT r.room < 1 FROM queue_workflows_queue_room(p_queue, 1) r) THEN
@@ -755,13 +758,13 @@ BEGIN
                   FROM ingest_jobs j WHERE j.id = v_id AND v_status = 'running';
             END IF;
         EXCEPTION WHEN OTHERS THEN
-            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_said = MESSAGE_TEXT;
+            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
             IF queue_workflows_is_systemic(v_state) THEN
                 RAISE;
             END IF;
             v_ids := v_ids || v_id;
             v_states := v_states || v_state;
-            v_saids := v_saids || v_said;
+            v_messages := v_messages || v_message;
             v_status := NULL;
         END;
         IF v_status = 'running' THEN
@@ -775,7 +778,7 @@ BEGIN
     FOR v_at IN 1..cardinality(v_ids) LOOP
         IF job_id IS NOT NULL OR queue_workflows_is_about_data(v_states[v_at]) THEN
             v_became := queue_workflows_set_aside(
-                p_jobs, v_ids[v_at], left('the database refuses its claim: ' || v_saids[v_at], 8000));
+                p_jobs, v_ids[v_at], left('the database refuses its claim: ' || v_messages[v_at], 8000));
         ELSE
             BEGIN
                 EXECUTE format('UPDATE %I SET blocked_reason = ''not_due'','
@@ -787,7 +790,7 @@ BEGIN
             END;
         END IF;
         aside := aside || jsonb_build_array(jsonb_build_object(
-            'id', v_ids[v_at], 'became', coalesce(v_became, 'skipped'), 'error', left(v_saids[v_at], 1000),
+            'id', v_ids[v_at], 'became', coalesce(v_became, 'skipped'), 'error', left(v_messages[v_at], 1000),
             'run_id', CASE WHEN v_nodes THEN (
                 SELECT j.run_id FROM workflow_node_jobs j WHERE j.id = v_ids[v_at]) END));
     END LOOP;
@@ -979,9 +982,12 @@ BEGIN
                                   FILTER (WHERE i.state = 'failed'), '[]'))
       INTO v_output
       FROM workflow_map_items i
-      LEFT JOIN workflow_node_jobs d
-        ON i.state = 'done' AND d.run_id = p_run AND d.status = 'completed'
-       AND d.node_id = p_map || '[' || i.key || ']/' || p_result
+      -- LIMIT keeps this a look-up per item. Statistics from before the run say that it has hardly any node, and as a
+      -- join all of its nodes would be read for each item.
+      LEFT JOIN LATERAL (
+           SELECT n.status, n.context_delta FROM workflow_node_jobs n
+            WHERE n.run_id = p_run AND n.node_id = p_map || '[' || i.key || ']/' || p_result LIMIT 1) d
+        ON i.state = 'done' AND d.status = 'completed'
      WHERE i.run_id = p_run AND i.map_id = p_map;
     v_size := octet_length(v_output::text);
     IF v_size > p_limit THEN
@@ -1112,7 +1118,7 @@ CREATE FUNCTION public.queue_workflows_give_turns(p_jobs text, p_keys text[]) RE
 DECLARE
     v_count bigint;
 BEGIN
-    -- Once for each table: dynamic SQL for both would be planned anew at each commit that has a lock key.
+    -- Once for each table: dynamic SQL for both would be planned again at each commit that has a lock key.
     IF p_jobs = 'ingest_jobs' THEN
         WITH behind AS MATERIALIZED (
             SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
@@ -1598,7 +1604,7 @@ CREATE FUNCTION public.queue_workflows_gpu_unserved() RETURNS TABLE(model text, 
                queue_workflows_gpu_misfit(l.host_label, l.known_models, l.vram_total_mb, w.model) AS misfit,
                queue_workflows_gpu_needs(l.host_label, w.model) AS needs_gb
           FROM waiting w LEFT JOIN live l ON true),
-    told AS (
+    reported AS (
         SELECT j.model, count(j.host_label) AS alive,
                max(j.vram_total_mb) FILTER (WHERE j.misfit = 'vram') AS vram_mb,
                max(j.needs_gb) FILTER (WHERE j.misfit = 'vram') AS needs_gb,
@@ -1615,7 +1621,7 @@ CREATE FUNCTION public.queue_workflows_gpu_unserved() RETURNS TABLE(model text, 
                 WHEN t.is_large THEN format('it needs %s GB, and the largest GPU that may load it has %s GB',
                                             t.needs_gb, t.vram_mb / 1000)
                 ELSE 'no live gpu worker knows the model' END
-      FROM told t WHERE t.is_served IS NOT TRUE
+      FROM reported t WHERE t.is_served IS NOT TRUE
 $$;
 
 CREATE FUNCTION public.queue_workflows_gpu_weigh(p_fleet public.queue_workflows_gpu_holder[], p_host text, p_model text, p_versions text[], OUT jobs integer, OUT waited_s double precision, OUT load_s double precision, OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean) RETURNS record
@@ -1781,6 +1787,12 @@ BEGIN
         NEW.worker_id := NULL;
         NEW.lease_expires_at := NULL;
     END IF;
+    IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
+        -- Only a handler that waits lets a job be kept for its host.
+        NEW.resume_host := NULL;
+        NEW.resume_at := NULL;
+        NEW.resume_until := NULL;
+    END IF;
     IF coalesce(NEW.partition_key, NEW.lock_key, NEW.idempotency_key) IS NULL
        AND (NEW.available_at > now()) IS NOT TRUE THEN
         RETURN NEW;
@@ -1849,6 +1861,12 @@ BEGIN
         NEW.worker_id := NULL;
         NEW.lease_expires_at := NULL;
     END IF;
+    IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
+        -- Only a handler that waits lets a job be kept for its host.
+        NEW.resume_host := NULL;
+        NEW.resume_at := NULL;
+        NEW.resume_until := NULL;
+    END IF;
     IF NEW.required_model = '' THEN
         NEW.required_model := NULL;
     END IF;
@@ -1864,7 +1882,45 @@ BEGIN
     RETURN NEW;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_tell boolean DEFAULT false) RETURNS TABLE(id text, task_name text, queue text, reason text, priority smallint, seq bigint, args jsonb, claim_no bigint, worker_id text, claimed_by text, attempts integer, max_attempts integer, crash_count integer, timeout_s double precision, headers jsonb, partition_key text, lock_key text, wait_s double precision)
+CREATE FUNCTION public.queue_workflows_ingest_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) RETURNS double precision
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_until timestamptz := now() + greatest(0, least(p_within_s, 86400)) * interval '1 second';
+    v_at    timestamptz;
+BEGIN
+    IF p_overdue AND EXISTS (
+        SELECT FROM (SELECT j.queue, j.blocked_reason FROM ingest_jobs j
+                      WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+                      ORDER BY j.available_at LIMIT 100) d
+         WHERE d.queue = p_queue AND d.blocked_reason = 'not_due') THEN
+        RETURN 0;
+    END IF;
+    SELECT least(
+               (SELECT k.resume_at FROM ingest_jobs k
+                 WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at > now() AND k.resume_at <= v_until
+                   AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+                   AND k.lock_key IS NULL
+                 ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1),
+               (SELECT d.available_at
+                  FROM (SELECT j.queue, j.blocked_reason, j.available_at FROM ingest_jobs j
+                         WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL
+                           AND j.available_at > now() AND j.available_at <= v_until
+                         ORDER BY j.available_at LIMIT 100) d
+                 WHERE d.queue = p_queue AND d.blocked_reason = 'not_due' ORDER BY d.available_at LIMIT 1))
+      INTO v_at;
+    -- greatest() ignores NULL.
+    RETURN CASE WHEN v_at IS NOT NULL THEN greatest(0, extract(epoch FROM v_at - clock_timestamp())) END;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision DEFAULT NULL::double precision) RETURNS TABLE(id text, task_name text, queue text, reason text, priority smallint, seq bigint, args jsonb, claim_no bigint, worker_id text, claimed_by text, attempts integer, max_attempts integer, crash_count integer, timeout_s double precision, headers jsonb, partition_key text, lock_key text, wait_s double precision, due_s double precision)
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -1881,6 +1937,7 @@ DECLARE
     v_limited boolean := EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue);
     v_room    integer := p_claim;
     v_wait_s  double precision;
+    v_due_s   double precision;
     v_held    boolean;
     v_past    text;
     v_kept    text[] := '{}';
@@ -1942,6 +1999,7 @@ BEGIN
         SELECT true FROM ingest_jobs k
          WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
            AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+           AND k.lock_key IS NULL
          ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
         v_kept := queue_workflows_kept_jobs(p_host, p_queue, v_room);
         IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (k.crash_count > 0) IS TRUE) THEN
@@ -1968,7 +2026,7 @@ BEGIN
             RETURN QUERY SELECT v_row.id, v_row.task_name, v_row.queue::text, v_row.reason, v_row.priority,
                 v_row.seq, v_row.args, v_row.claim_no, v_row.worker_id, v_row.claimed_by,
                 v_row.attempts, v_row.max_attempts, v_row.crash_count, v_row.timeout_s,
-                v_row.headers, v_row.partition_key, v_row.lock_key, NULL::float8;
+                v_row.headers, v_row.partition_key, v_row.lock_key, NULL::float8, NULL::float8;
         ELSIF v_row.id IS NOT NULL THEN
             v_wait_s := 0;  -- its partition has limits by now: the trigger has blocked it
         END IF;
@@ -1995,20 +2053,30 @@ BEGIN
             SELECT d.id, d.attempts, 'claimed', d.claim_no, p_worker, p_host, d.queue FROM claimed d)
         SELECT d.id, d.task_name, d.queue, d.reason, d.priority, d.seq, d.args, d.claim_no, d.worker_id,
                d.claimed_by, d.attempts, d.max_attempts, d.crash_count, d.timeout_s, d.headers,
-               d.partition_key, d.lock_key, NULL::float8 FROM claimed d;
+               d.partition_key, d.lock_key, NULL::float8, NULL::float8 FROM claimed d;
         GET DIAGNOSTICS v_count = ROW_COUNT;
     END IF;
     IF v_limited AND v_count > 0 THEN
         PERFORM queue_workflows_note_starts(p_queue, v_count::integer);
-    ELSIF v_limited AND p_tell THEN
-        IF v_room > 0 AND v_wait_s IS NULL THEN
-            SELECT extract(epoch FROM least(d.due_at, now() + interval '366 days') - now())
-              INTO v_wait_s FROM partition_dues d
-             WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
-        END IF;
+    END IF;
+    IF p_look_ahead_s IS NULL OR v_count >= p_claim THEN
+        RETURN;
+    END IF;
+    IF v_limited AND v_count = 0 AND v_room > 0 AND v_wait_s IS NULL THEN
+        SELECT extract(epoch FROM least(d.due_at, now() + interval '366 days') - now())
+          INTO v_wait_s FROM partition_dues d
+         WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
+    END IF;
+    IF v_count < v_room THEN
+        v_due_s := queue_workflows_ingest_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+    END IF;
+    IF v_count > 0 THEN
+        v_wait_s := NULL;
+    END IF;
+    IF coalesce(v_wait_s, v_due_s) IS NOT NULL THEN
         RETURN QUERY SELECT NULL, NULL, NULL, NULL, NULL::smallint, NULL::bigint, NULL::jsonb, NULL::bigint,
             NULL, NULL, NULL::integer, NULL::integer, NULL::integer, NULL::float8, NULL::jsonb, NULL, NULL,
-            v_wait_s;
+            v_wait_s, v_due_s;
     END IF;
 END $$;
 
@@ -2394,11 +2462,12 @@ BEGIN
      ORDER BY j.priority, j.seq LIMIT 1;
     FOR v_job IN
         SELECT k.id, k.crash_count
-          FROM (SELECT i.id, i.priority, i.seq, i.crash_count, i.lock_key, i.partition_key FROM ingest_jobs i
+          FROM (SELECT i.id, i.priority, i.seq, i.crash_count, i.partition_key FROM ingest_jobs i
                  WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
                    AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
+                   AND i.lock_key IS NULL
                  ORDER BY i.resume_host, i.queue, i.resume_at LIMIT 100) k
-         WHERE k.priority <= coalesce(v_band, k.priority) AND k.lock_key IS NULL
+         WHERE k.priority <= coalesce(v_band, k.priority)
            AND (k.partition_key IS NULL OR NOT EXISTS (
                 SELECT FROM queue_partition_limits l WHERE l.queue = p_queue OFFSET 0))
          ORDER BY k.priority, k.seq
@@ -2451,12 +2520,13 @@ BEGIN
     END IF;
     FOR v_job IN
         SELECT k.id, k.required_model
-          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.lock_key, i.required_model, i.required_version
+          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version
                   FROM workflow_node_jobs i
                  WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
                    AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
+                   AND i.lock_key IS NULL
                  ORDER BY i.resume_host, i.queue, i.resume_at LIMIT 100) k
-         WHERE k.priority <= coalesce(v_band, k.priority) AND k.lock_key IS NULL
+         WHERE k.priority <= coalesce(v_band, k.priority)
            AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
@@ -2826,7 +2896,45 @@ BEGIN
     RETURN NEW;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text DEFAULT 'strict'::text, p_grace_s double precision DEFAULT 300, p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL::text[], p_revision integer DEFAULT 0) RETURNS json
+CREATE FUNCTION public.queue_workflows_node_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) RETURNS double precision
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_until timestamptz := now() + greatest(0, least(p_within_s, 86400)) * interval '1 second';
+    v_at    timestamptz;
+BEGIN
+    IF p_overdue AND EXISTS (
+        SELECT FROM (SELECT j.queue, j.blocked_reason FROM workflow_node_jobs j
+                      WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+                      ORDER BY j.available_at LIMIT 100) d
+         WHERE d.queue = p_queue AND d.blocked_reason = 'not_due') THEN
+        RETURN 0;
+    END IF;
+    SELECT least(
+               (SELECT k.resume_at FROM workflow_node_jobs k
+                 WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at > now() AND k.resume_at <= v_until
+                   AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+                   AND k.lock_key IS NULL
+                 ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1),
+               (SELECT d.available_at
+                  FROM (SELECT j.queue, j.blocked_reason, j.available_at FROM workflow_node_jobs j
+                         WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL
+                           AND j.available_at > now() AND j.available_at <= v_until
+                         ORDER BY j.available_at LIMIT 100) d
+                 WHERE d.queue = p_queue AND d.blocked_reason = 'not_due' ORDER BY d.available_at LIMIT 1))
+      INTO v_at;
+    -- greatest() ignores NULL.
+    RETURN CASE WHEN v_at IS NOT NULL THEN greatest(0, extract(epoch FROM v_at - clock_timestamp())) END;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text DEFAULT 'strict'::text, p_grace_s double precision DEFAULT 300, p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL::text[], p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL::double precision) RETURNS json
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -2842,6 +2950,8 @@ DECLARE
     v_new queue_workflows_claimed_node;
     v_ahead boolean := false;
     v_kept  text;
+    v_due_s double precision;
+    v_only  text;  -- the one node that follows, for which no other worker has to be woken if it is claimed here
 BEGIN
     IF p_job IS NOT NULL THEN
         UPDATE workflow_node_jobs
@@ -2875,7 +2985,14 @@ BEGIN
         VALUES (v_old.run_id, v_old.node_id, 'completed', p_job, p_claim_no, v_old.generation,
                 CASE WHEN v_ahead THEN now() END);
         IF v_ahead AND p_next IS NOT NULL THEN
+            IF p_claim AND jsonb_array_length(p_next) = 1 AND p_next -> 0 ->> 'queue' = p_queue THEN
+                v_only := p_next -> 0 ->> 'node_id';
+                PERFORM set_config('queue_workflows.wakes_nobody', 'on', true);
+            END IF;
             PERFORM queue_workflows_insert_nodes(v_old.run_id, p_next);
+            IF v_only IS NOT NULL THEN
+                PERFORM set_config('queue_workflows.wakes_nobody', '', true);
+            END IF;
         END IF;
         IF v_ahead AND p_end THEN
             UPDATE workflow_runs
@@ -2904,6 +3021,7 @@ BEGIN
             SELECT true FROM workflow_node_jobs k
              WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
                AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+               AND k.lock_key IS NULL
              ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
             v_kept := (queue_workflows_kept_nodes(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
             IF v_kept IS NOT NULL AND v_id IS NOT NULL THEN
@@ -2956,6 +3074,11 @@ BEGIN
                   NULL::jsonb
           INTO v_new;
     END IF;
+    IF v_only IS NOT NULL THEN
+        IF (v_new.run_id, v_new.node_id) IS DISTINCT FROM (v_old.run_id, v_only) THEN
+            PERFORM pg_notify('node_job_ready', p_queue);
+        END IF;
+    END IF;
     IF p_job IS NOT NULL THEN
         INSERT INTO workflow_node_events
                (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
@@ -2964,7 +3087,10 @@ BEGIN
                 v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no);
     END IF;
     IF v_new.id IS NULL THEN
-        RETURN NULL;
+        IF p_claim AND p_look_ahead_s IS NOT NULL THEN
+            v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+        END IF;
+        RETURN CASE WHEN v_due_s IS NOT NULL THEN json_build_object('due_s', v_due_s) END;
     END IF;
     INSERT INTO workflow_node_events
            (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
@@ -2976,7 +3102,7 @@ BEGIN
     RETURN row_to_json(v_new);
 END $$;
 
-CREATE FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb, p_versions text[] DEFAULT NULL::text[]) RETURNS SETOF json
+CREATE FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb, p_versions text[] DEFAULT NULL::text[], p_look_ahead_s double precision DEFAULT NULL::double precision) RETURNS SETOF json
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -2993,6 +3119,7 @@ DECLARE
     v_next  record;
     v_job   json;
     v_kept  text[] := '{}';
+    v_due_s double precision;
 BEGIN
     IF p_done IS NOT NULL THEN
         WITH f AS MATERIALIZED (
@@ -3060,10 +3187,16 @@ BEGIN
             v_job := queue_workflows_node_step(
                 p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                p_versions => p_versions);
+                p_versions => p_versions, p_look_ahead_s => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
         END LOOP;
+        IF v_job IS NULL AND p_claim > 0 AND p_look_ahead_s IS NOT NULL THEN
+            v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+        END IF;
+        IF v_due_s IS NOT NULL THEN
+            RETURN NEXT json_build_object('due_s', v_due_s);
+        END IF;
         RETURN;
     END IF;
     IF p_claim < 1 OR (p_obey AND EXISTS (
@@ -3084,6 +3217,7 @@ BEGIN
         SELECT true FROM workflow_node_jobs k
          WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
            AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+           AND k.lock_key IS NULL
          ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
         v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
     END IF;
@@ -3123,6 +3257,13 @@ BEGIN
                CASE WHEN c.ref_heads <> '{}' THEN queue_workflows_context_of(c.run_id, c.ref_heads) END
            )::queue_workflows_claimed_node)
       FROM claimed c ORDER BY c.priority, c.seq;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF p_look_ahead_s IS NOT NULL AND v_count < p_claim THEN
+        v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+        IF v_due_s IS NOT NULL THEN
+            RETURN NEXT json_build_object('due_s', v_due_s);
+        END IF;
+    END IF;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_note_starts(p_queue text, p_starts integer) RETURNS void
@@ -3194,7 +3335,7 @@ BEGIN
         RETURN 'sealed';
     END IF;
     UPDATE workflow_map_items SET state = 'waiting', error = NULL
-     WHERE run_id = p_run AND map_id = p_map AND state = 'failed';
+     WHERE run_id = p_run AND map_id = p_map AND (state = 'failed' OR error IS NOT NULL);
     UPDATE workflow_run_maps
        SET generation = v_generation, next_position = 0, open_items = 0, failed_items = 0,
            done_items = (SELECT count(*) FROM workflow_map_items i
@@ -3302,7 +3443,7 @@ CREATE FUNCTION public.queue_workflows_pick_gpu(p_worker text, p_host text, p_mo
     AS $$
 DECLARE
     v_vram   integer;
-    v_told   boolean;
+    v_listed   boolean;
     v_models text[];
     v_band   smallint;
     v_choice text;
@@ -3311,9 +3452,9 @@ DECLARE
     v_id     text;
 BEGIN
     SELECT w.vram_total_mb INTO v_vram FROM workers w WHERE w.worker_id = p_worker;
-    v_told := FOUND;
+    v_listed := FOUND;
     IF p_policy <> 'balanced' AND p_models IS NULL AND v_vram IS NULL
-       AND NOT (v_told AND EXISTS (SELECT FROM queue_workflows_gpu_live() l
+       AND NOT (v_listed AND EXISTS (SELECT FROM queue_workflows_gpu_live() l
                                     WHERE l.known_models IS NOT NULL)) THEN
         SELECT j.priority INTO v_band FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
@@ -3380,7 +3521,7 @@ BEGIN
     END IF;
 
     -- A caller without a row in `workers` and without models takes any model.
-    v_models := array_append(CASE WHEN p_models IS NULL AND NOT v_told
+    v_models := array_append(CASE WHEN p_models IS NULL AND NOT v_listed
                                   THEN ARRAY(SELECT queue_workflows_gpu_queued())
                                   ELSE queue_workflows_gpu_can(p_host, p_models, v_vram) END, '');
     WHILE cardinality(v_models) > 0 LOOP
@@ -3468,6 +3609,17 @@ BEGIN
         v_versions := array_remove(v_versions, v_version);
     END LOOP;
 END $$;
+
+CREATE FUNCTION public.queue_workflows_prunable_run(p_run text, p_status text, p_ended_at timestamp with time zone, p_days double precision) RETURNS SETOF boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+    SELECT true
+     WHERE queue_workflows_is_past_retention(p_status, p_ended_at, p_days)
+       AND NOT EXISTS (SELECT FROM workflow_dispatch_events e
+                        WHERE e.run_id = p_run AND e.processed_at IS NULL OFFSET 0)
+       AND NOT EXISTS (SELECT FROM workflow_node_jobs n
+                        WHERE n.run_id = p_run AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0)
+$$;
 
 CREATE FUNCTION public.queue_workflows_put_jobs(p_prefix text, p_jobs jsonb) RETURNS TABLE(place bigint, id text, same boolean)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -5167,7 +5319,7 @@ CREATE UNIQUE INDEX ingest_jobs_lock_idx ON public.ingest_jobs USING btree (lock
 
 CREATE INDEX ingest_jobs_partition_idx ON public.ingest_jobs USING btree (queue, partition_key, status) WHERE ((partition_key IS NOT NULL) AND (((status)::text = 'running'::text) OR (((status)::text = 'queued'::text) AND ((blocked_reason IS NULL) OR (admitted_at IS NOT NULL)))));
 
-CREATE INDEX ingest_jobs_resume_idx ON public.ingest_jobs USING btree (resume_host, queue, resume_at) WHERE (((status)::text = 'queued'::text) AND (blocked_reason = 'not_due'::text) AND ((resume_until)::timestamp with time zone = available_at));
+CREATE INDEX ingest_jobs_resume_idx ON public.ingest_jobs USING btree (resume_host, queue, resume_at) WHERE (((status)::text = 'queued'::text) AND (blocked_reason = 'not_due'::text) AND ((resume_until)::timestamp with time zone = available_at) AND (lock_key IS NULL));
 
 CREATE INDEX ingest_jobs_running_idx ON public.ingest_jobs USING btree (worker_id) WHERE ((status)::text = 'running'::text);
 
@@ -5237,7 +5389,7 @@ CREATE INDEX workflow_node_jobs_model_idx ON public.workflow_node_jobs USING btr
 
 CREATE INDEX workflow_node_jobs_pipeline_idx ON public.workflow_node_jobs USING btree (pipeline_name);
 
-CREATE INDEX workflow_node_jobs_resume_idx ON public.workflow_node_jobs USING btree (resume_host, queue, resume_at) WHERE (((status)::text = 'queued'::text) AND (blocked_reason = 'not_due'::text) AND ((resume_until)::timestamp with time zone = available_at));
+CREATE INDEX workflow_node_jobs_resume_idx ON public.workflow_node_jobs USING btree (resume_host, queue, resume_at) WHERE (((status)::text = 'queued'::text) AND (blocked_reason = 'not_due'::text) AND ((resume_until)::timestamp with time zone = available_at) AND (lock_key IS NULL));
 
 CREATE INDEX workflow_node_jobs_running_idx ON public.workflow_node_jobs USING btree (worker_id) WHERE ((status)::text = 'running'::text);
 
@@ -5311,9 +5463,11 @@ CREATE TRIGGER workflow_node_jobs_hold BEFORE INSERT ON public.workflow_node_job
 
 CREATE TRIGGER workflow_node_jobs_model BEFORE UPDATE OF required_model ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_no_empty_model();
 
+CREATE TRIGGER workflow_run_delayed_notify AFTER INSERT OR UPDATE OF status, available_at ON public.workflow_runs FOR EACH ROW WHEN (((new.status = 'queued'::text) AND (new.mode = 'node'::text) AND (new.available_at IS NOT NULL))) EXECUTE FUNCTION public.notify_orchestrator('delayed');
+
 CREATE TRIGGER workflow_run_ready_notify AFTER UPDATE OF status, available_at ON public.workflow_runs FOR EACH ROW WHEN (((new.status = 'queued'::text) AND (new.mode = 'node'::text) AND (new.available_at IS NULL) AND ((old.status IS DISTINCT FROM new.status) OR (old.available_at IS NOT NULL)))) EXECUTE FUNCTION public.notify_orchestrator('run');
 
-CREATE TRIGGER workflow_run_ready_notify_insert AFTER INSERT ON public.workflow_runs FOR EACH ROW WHEN (((new.status = 'queued'::text) AND (new.mode = 'node'::text))) EXECUTE FUNCTION public.notify_orchestrator('run');
+CREATE TRIGGER workflow_run_ready_notify_insert AFTER INSERT ON public.workflow_runs FOR EACH ROW WHEN (((new.status = 'queued'::text) AND (new.mode = 'node'::text) AND (new.available_at IS NULL))) EXECUTE FUNCTION public.notify_orchestrator('run');
 
 CREATE TRIGGER workflow_runs_bound BEFORE INSERT OR UPDATE OF id, workflow_name, parcel_id, out_dir, mode, generation, start_attempts, resume_count, progress_pct, created_at, updated_at, queued_at, started_at, finished_at, available_at, context ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_run();
 
@@ -5476,7 +5630,9 @@ REVOKE ALL ON FUNCTION public.queue_workflows_hold_node(p_run text, p_node text)
 
 REVOKE ALL ON FUNCTION public.queue_workflows_hold_until_due() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_tell boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_ingest_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_insert_ended(p_run text, p_rows jsonb) FROM PUBLIC;
 
@@ -5534,9 +5690,11 @@ REVOKE ALL ON FUNCTION public.queue_workflows_next_wake(p_app text, p_names text
 
 REVOKE ALL ON FUNCTION public.queue_workflows_no_empty_model() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], p_revision integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_node_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb, p_versions text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], p_revision integer, p_look_ahead_s double precision) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb, p_versions text[], p_look_ahead_s double precision) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_note_starts(p_queue text, p_starts integer) FROM PUBLIC;
 
@@ -5553,6 +5711,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_past_lines(p_queue text, OUT held 
 REVOKE ALL ON FUNCTION public.queue_workflows_pick_gpu(p_worker text, p_host text, p_model text, p_models text[], p_newest boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_pick_version(p_queue text, p_versions text[], p_newest boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_prunable_run(p_run text, p_status text, p_ended_at timestamp with time zone, p_days double precision) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_put_jobs(p_prefix text, p_jobs jsonb) FROM PUBLIC;
 

@@ -1,7 +1,7 @@
-"""Run a worker process: for one queue, or as a pool of several.
+"""Provide `ClaimWorker`, `WorkerPool` and the command `queue-claim-worker`, which run jobs.
 
 Its length: apps import both classes and the command from here. What executors need is imported
-late, by `worker.slot_start`, as a plain worker has none.
+late, by `worker.slot_start`: `run_once` and batches have none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from queue_workflows.worker import (
     slot,
 )
 
-if TYPE_CHECKING:  # A plain worker needs no executors: `slot_start`, which has all, is late.
+if TYPE_CHECKING:  # `slot_start`, which has all that executors need, is late.
     from queue_workflows.worker import slot_worker
 
 _log = logging.getLogger("queue_workflows.claim_worker")
@@ -51,9 +51,9 @@ class ClaimWorker:
     `host` and `host_priority` default to those of the environment. `lease_s`: seconds.
     `model_cache`: any object with `require_model(id)`; default: the cache of the process on the gpu
     queue. `batch`: ingest jobs per claim. `slots`: jobs at once, see docs/workers.md; `async_jobs`:
-    on one event loop. `shutdown_timeout_s` defaults to SHUTDOWN_TIMEOUT_S.
-    `on_exit` ends the process when a guard fails a job. Raises `UnknownQueue` and `InvalidConfig`
-    (both ValueErrors).
+    on one event loop. `inline`: handlers run in this process; so do those of a `batch`, and of a
+    worker with an `on_exit`, which ends the process when a guard fails a job without `slots`.
+    `shutdown_timeout_s`: default SHUTDOWN_TIMEOUT_S. Raises `UnknownQueue` and `InvalidConfig`.
     """
 
     def __init__(
@@ -67,12 +67,18 @@ class ClaimWorker:
         batch: int = 1,
         slots: int | None = None,
         async_jobs: bool = False,
+        inline: bool = False,
         shutdown_timeout_s: float | None = None,
         on_exit: ExitFn = os._exit,
     ) -> None:
+        """Wire the parts. Its length: an argument is a line, and so is each part."""
         config.check_queue(queue)
         settings.check_times(lease_s, shutdown_timeout_s)
-        self._shape = _shape(queue, batch, slots, async_jobs=async_jobs)
+        self._shape = _shape(queue, batch, slots, async_jobs=async_jobs, inline=inline)
+        self._ends_with_job, self._on_exit = slots is None, on_exit
+        if slots is None and on_exit is not os._exit:
+            self._shape = None
+        self._worker_id: str | None = None
         self._slot_worker: slot_worker.SlotWorker | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
         label = host or config.host_label()
@@ -87,8 +93,10 @@ class ClaimWorker:
             obey=not config.DISABLE_WORKER_CONTROL.read(),
         )
         self._cache = adapted(model_cache)
+        self._models: Callable[[], RequiresModels | None] = lambda: model_cache
         if queue == "gpu" and model_cache is None:
             self._cache = gpu_model_cache.gpu_model_cache()
+            self._models = gpu_model_cache.gpu_model_cache  # an executor has its own
         self._metrics = settings.sampler(label, lambda: self._keeper.wake("metrics"))
         own = slot.Slot(self._claimant)
         self._keeper = lease_keeper.LeaseKeeper(
@@ -110,8 +118,8 @@ class ClaimWorker:
 
     @property
     def worker_id(self) -> str:
-        """Return the identity under which this worker claims."""
-        return self._base.worker_id
+        """Return the identity under which this worker claims; it changes in `run_forever`."""
+        return self._worker_id or self._base.worker_id
 
     def _known_models(self) -> list[str] | None:
         return list(model_registry.known_ids()) or None if self._cache is not None else None
@@ -130,11 +138,22 @@ class ClaimWorker:
             return self._loop.run_once()
 
     def run_forever(self) -> None:
-        """Run jobs until `stop`; continue after an outage of the database."""
+        """Run jobs until `stop`; continue after an outage of the database.
+
+        Handlers run in processes that this forks, but those of batches. If this process has threads
+        already, or a GPU open, they run here, and it logs a warning. Raises `LauncherLost` and
+        `ForkRefused` (RuntimeErrors) if there are no processes for handlers any more.
+        """
         if self._shape is not None:
             from queue_workflows.worker import slot_start
 
-            worker = slot_start.of_queue(self._base, self._shape, self._shutdown_timeout_s)
+            worker = slot_start.of_queue(
+                self._base,
+                self._shape,
+                self._shutdown_timeout_s,
+                models=self._models,
+                ends_with_job=self._ends_with_job,
+            )
             if worker is not None:
                 self._run_slots(worker)
                 return
@@ -142,11 +161,15 @@ class ClaimWorker:
             self._loop.run_forever()
 
     def _run_slots(self, worker: slot_worker.SlotWorker) -> None:
-        self._slot_worker = worker
-        self._base = self._base._replace(worker_id=worker.worker_ids[self._base.queue])
+        from queue_workflows.worker import slot_start
+
+        self._slot_worker, self._worker_id = worker, worker.worker_ids[self._base.queue]
         if self._loop.stopping:
             worker.stop()
-        worker.run_forever()
+        code = slot_start.run(worker)
+        self._worker_id = None
+        if code:
+            self._on_exit(code)
 
     @contextmanager
     def _working(self) -> Generator[None]:
@@ -179,19 +202,22 @@ class ClaimWorker:
 
 
 def _shape(
-    queue: str, batch: int, slots: int | None, *, async_jobs: bool
+    queue: str, batch: int, slots: int | None, *, async_jobs: bool, inline: bool
 ) -> executor_shape.Shape | None:
-    """Return how executors share the jobs, or None without slots; raise `InvalidConfig`."""
-    shape = None
-    if slots is not None:
-        shape = executor_shape.Shape(slots, batch, concurrent=async_jobs)
-        executor_shape.check(queue, shape)
-    elif async_jobs:
+    """Return how executors share the jobs, or None for none; raise `InvalidConfig`."""
+    if inline and slots is not None:
+        raise errors.InvalidConfig("inline: without slots, whose jobs run in other processes")
+    if async_jobs and slots is None:
         raise errors.InvalidConfig("async_jobs: with slots, the number of jobs at once")
     if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES and slots is None):
         raise errors.InvalidConfig(
             f"batch of {batch} on queue {queue}: at least 1; more for nodes only with slots"
         )
+    if inline or (batch > 1 and slots is None):
+        return None
+    count = 1 if slots is None else slots
+    shape = executor_shape.Shape(count, batch, concurrent=async_jobs, gpu=queue == "gpu")
+    executor_shape.check(queue, shape)
     return shape
 
 
@@ -258,7 +284,7 @@ class WorkerPool:
             self._worker.stop_now()
 
 
-def _worker(options: argparse.Namespace) -> ClaimWorker:
+def _inline_worker(options: argparse.Namespace) -> ClaimWorker:
     settings.check_nodes(options.queue, config.get_config().knows_nodes())
     if options.queue == "gpu":
         config.get_config().builtin_model_registrar()
@@ -266,6 +292,7 @@ def _worker(options: argparse.Namespace) -> ClaimWorker:
         queue=options.queue,
         lease_s=options.lease_seconds,
         batch=_batch(options),
+        inline=True,
         shutdown_timeout_s=options.shutdown_timeout,
     )
 
@@ -292,7 +319,9 @@ def main(argv: list[str] | None = None) -> int:
             from queue_workflows.worker import parent
 
             return parent.supervise_options(options, arguments)
-        if not command_line.is_plain(options):
+        if command_line.is_inline(options):
+            command_line.limits(options)
+        else:
             from queue_workflows.worker import slot_start
 
             if (code := slot_start.serve(options, _serve)) is not None:
@@ -300,7 +329,7 @@ def main(argv: list[str] | None = None) -> int:
         printed_lines.install()
         app_loading.load_app(options.app)
         try:
-            return _serve(_worker(options))
+            return _serve(_inline_worker(options))
         finally:
             printed_lines.end()
 
@@ -319,10 +348,12 @@ def _serve(worker: ClaimWorker | slot_worker.SlotWorker) -> int:
             for name in names:
                 _log.info("worker %s works on %s", name, db.describe())
             worker.run_forever()
+    code = 0
     if not isinstance(worker, ClaimWorker):
         worker.close()
+        code = worker.exit_code
     db.close_pool()
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Hold the configuration of the process: names, hooks and knobs; import only `errors`."""
+"""Hold the configuration of the process: names, hooks and knobs; import only `errors`.
+
+Its length: the one table of all knobs, and a function for each hook that an app may set.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +143,7 @@ DB_STATEMENT_TIMEOUT_S = Knob(
     "DB_STATEMENT_TIMEOUT_S",
     5.0,
     "s",
-    "longest engine statement; connections of apps have no limit",
+    "longest time of a statement of the engine; connections of apps have no limit",
 )
 POLL_ONLY = Knob(
     "POLL_ONLY",
@@ -151,9 +154,14 @@ POLL_ONLY = Knob(
 DB_PING_INTERVAL_S = Knob(
     "DB_PING_INTERVAL_S", 10.0, "s", "how often a listening connection is pinged"
 )
-CLAIM_POLL_S = Knob("CLAIM_POLL_S", 1.0, "s", "safety poll of an idle worker behind its wake-ups")
+CLAIM_POLL_S = Knob(
+    "CLAIM_POLL_S", 1.0, "s", "how often an idle worker polls, in case a notification was lost"
+)
 DISPATCH_POLL_S = Knob(
-    "DISPATCH_POLL_S", 1.0, "s", "safety poll of the orchestrator behind its wake-ups"
+    "DISPATCH_POLL_S",
+    1.0,
+    "s",
+    "how often the orchestrator polls, in case a notification was lost",
 )
 HEARTBEAT_INTERVAL_S = Knob(
     "HEARTBEAT_INTERVAL_S", 10.0, "s", "how often a worker writes its heartbeat"
@@ -196,7 +204,10 @@ MAX_CRASHES = Knob(
     "MAX_CRASHES", 3, "crashes", "workers a job may take down before it fails as poison"
 )
 CRASH_BACKOFF_S = Knob(
-    "CRASH_BACKOFF_S", 30.0, "s", "wait per crash before the second and later re-runs"
+    "CRASH_BACKOFF_S",
+    30.0,
+    "s",
+    "wait before a job runs again after its second and each later crash, times its crashes",
 )
 RESUME_ON_HOST_S = Knob(
     "RESUME_ON_HOST_S",
@@ -205,7 +216,7 @@ RESUME_ON_HOST_S = Knob(
     "how long a job whose handler has waited is kept for its host; 0: not at all",
 )
 STALL_TIMEOUT_S = Knob(
-    "STALL_TIMEOUT_S", 120.0, "s", "time without a beat after which a stall is suspected"
+    "STALL_TIMEOUT_S", 120.0, "s", "time without a sign of life after which a stall is suspected"
 )
 STALL_CONFIRM_SAMPLES = Knob(
     "STALL_CONFIRM_SAMPLES", 3, "samples", "idle samples that confirm a stall"
@@ -243,7 +254,12 @@ GPU_MAX_WAIT_S = Knob(
 GPU_VRAM_GB = Knob(
     "GPU_VRAM_GB", 0.0, "GB", "memory of this worker's GPU; 0: read it from nvidia-smi"
 )
-WORKER_CONTROL_POLL_S = Knob("WORKER_CONTROL_POLL_S", 5.0, "s", "safety poll of the ON/OFF row")
+WORKER_CONTROL_POLL_S = Knob(
+    "WORKER_CONTROL_POLL_S",
+    5.0,
+    "s",
+    "how often a worker reads its ON/OFF row, in case a notification was lost",
+)
 RUN_RETENTION_DAYS = Knob(
     "RUN_RETENTION_DAYS",
     365.0,
@@ -257,19 +273,23 @@ JOB_RETENTION_DAYS = Knob(
     "the same for ingest jobs whose queue has no `retention_days` of its own; <= 0: never",
 )
 EVENT_RETENTION_DAYS = Knob(
-    "EVENT_RETENTION_DAYS", 30.0, "days", "age at which events of apps are deleted; <= 0: never"
+    "EVENT_RETENTION_DAYS",
+    30.0,
+    "days",
+    "age at which events that apps sent (rows of `events`) are deleted; <= 0: never",
 )
 NODE_EVENT_RETENTION_DAYS = Knob(
     "NODE_EVENT_RETENTION_DAYS",
     30,
     "days",
-    "age at which events, logs, processed outbox rows and schedule fires are deleted; <= 0: never",
+    "age at which events of jobs, logs, processed outbox rows and schedule fires are deleted; "
+    "<= 0: never",
 )
 NODE_EVENT_PRUNE_INTERVAL_S = Knob(
     "NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s", "how often rows past their retention are deleted"
 )
 NODE_POOL_RECOVERY_RETRIES = Knob(
-    "NODE_POOL_RECOVERY_RETRIES", 5, "tries", "tries of the orchestrator's recovery at boot"
+    "NODE_POOL_RECOVERY_RETRIES", 5, "tries", "tries of the orchestrator's recovery at its start"
 )
 NODE_POOL_RECOVERY_BACKOFF_S = Knob(
     "NODE_POOL_RECOVERY_BACKOFF_S", 2.0, "s", "wait between those tries"
@@ -278,16 +298,16 @@ DISPATCH_MAX_ATTEMPTS = Knob(
     "DISPATCH_MAX_ATTEMPTS",
     10,
     "tries",
-    "failed dispatches of one event, or starts of one run, before it is poison",
+    "failed dispatches of one outbox event, or starts of one run, before it is poison",
 )
 SUBMISSION_RECLAIM_S = Knob(
-    "SUBMISSION_RECLAIM_S", 60.0, "s", "age at which a submission left `processing` is taken back"
+    "SUBMISSION_RECLAIM_S", 60.0, "s", "age at which an answer left `processing` is taken again"
 )
 SUPERVISOR_BACKOFF_MAX_S = Knob(
     "SUPERVISOR_BACKOFF_MAX_S",
     30.0,
     "s",
-    "longest wait before a child is restarted; at most a quarter of its life if that was 5 s",
+    "longest wait before a process is restarted; a quarter of its life at most if it lived 5 s",
 )
 SHUTDOWN_TIMEOUT_S = Knob(
     "SHUTDOWN_TIMEOUT_S", 8.0, "s", "time a running job gets to end after SIGTERM"
@@ -315,13 +335,13 @@ MEMORY_THROTTLE_THRESHOLD = Knob(
     prefix="",
 )
 MEMORY_RESUME_THRESHOLD = Knob(
-    "MEMORY_RESUME_THRESHOLD", 80.0, "%", "RAM use below which it continues", prefix=""
+    "MEMORY_RESUME_THRESHOLD", 80.0, "%", "RAM use below which they continue", prefix=""
 )
 GPU_THROTTLE_THRESHOLD = Knob(
-    "GPU_THROTTLE_THRESHOLD", 85.0, "%", "memory use of one GPU from which it waits", prefix=""
+    "GPU_THROTTLE_THRESHOLD", 85.0, "%", "memory use of one GPU from which they wait", prefix=""
 )
 GPU_RESUME_THRESHOLD = Knob(
-    "GPU_RESUME_THRESHOLD", 75.0, "%", "GPU memory use below which it continues", prefix=""
+    "GPU_RESUME_THRESHOLD", 75.0, "%", "GPU memory use below which they continue", prefix=""
 )
 MEMORY_CHECK_INTERVAL = Knob(
     "MEMORY_CHECK_INTERVAL", 5.0, "s", "time between two readings of the memory", prefix=""
@@ -341,10 +361,18 @@ MASTER_GRACE_PERIOD_SECONDS = Knob(
     prefix="",
 )
 WORKER_STAGGER_SECONDS = Knob(
-    "WORKER_STAGGER_SECONDS", 1.0, "s", "time between the starts of its threads", prefix=""
+    "WORKER_STAGGER_SECONDS",
+    1.0,
+    "s",
+    "time between the starts of threads of the in-process queue",
+    prefix="",
 )
 WORKER_COOLDOWN_SECONDS = Knob(
-    "WORKER_COOLDOWN_SECONDS", 10.0, "s", "rest of a thread after a job", prefix=""
+    "WORKER_COOLDOWN_SECONDS",
+    10.0,
+    "s",
+    "how long a thread of the in-process queue waits after a job",
+    prefix="",
 )
 WORKFLOW_CPU_WORKERS = Knob("WORKFLOW_CPU_WORKERS", 5, "jobs", "cpu jobs at once under `up`")
 WORKFLOW_GPU_WORKERS = Knob("WORKFLOW_GPU_WORKERS", 1, "workers", "gpu workers that `up` starts")
@@ -388,7 +416,10 @@ SPANS = Knob(
     "spans for OpenTelemetry: `all`, or `traced` for jobs and runs with a trace; empty: none",
 )
 LOG_FILE_MAX_MB = Knob(
-    "LOG_FILE_MAX_MB", 50.0, "MB", "size at which a log file is renamed and begun anew; <= 0: never"
+    "LOG_FILE_MAX_MB",
+    50.0,
+    "MB",
+    "size at which a log file is renamed and a new one begins; <= 0: never",
 )
 LOG_FILES_KEPT = Knob("LOG_FILES_KEPT", 5, "files", "renamed log files that are kept of each")
 OUT_ROOTS = Knob(
@@ -408,7 +439,8 @@ STATE_DIR = Knob(
     "STATE_DIR",
     "",
     "path",
-    "folder of notes that a worker leaves for the next one; empty: systemd's, else a temporary one",
+    "folder of notes: files in which a worker that lost the database names its jobs for the next "
+    "worker; empty: systemd's, else a temporary one",
 )
 ON_FAILED = Knob(
     "ON_FAILED",
@@ -450,7 +482,7 @@ DISABLE_BOOT_KICK = Knob(
     "DISABLE_BOOT_KICK",
     False,
     "flag",
-    "set and non-empty: a scheduler that starts queues no old-style entry at once",
+    "set and non-empty: a scheduler that starts does not queue each overdue `ScheduleEntry` once",
 )
 DISABLE_WORKER_CONTROL = Knob(
     "DISABLE_WORKER_CONTROL", False, "flag", "set and non-empty: ON/OFF rows are ignored"
@@ -628,7 +660,8 @@ def configure(
 ) -> EngineConfig:
     """Change the given names; an omitted one and None change nothing.
 
-    May be called again. `app_name`: the owner of the schedules that the code names.
+    May be called again. `app_name`: the owner of the schedules that the code names. Its length:
+    each name is an argument.
 
     Raises `InvalidConfig` (a ValueError), with nothing changed, for ingest queues that reuse `cpu`
     or `gpu` or are no queue names, and for a budget that is not positive.
@@ -785,7 +818,10 @@ def set_workflow_provider(
 
 
 def set_invoke_context(factory: InvokeContext) -> None:
-    """Call each node function inside `factory(job, run)`; what it yields finalizes the result."""
+    """Call nodes inside `factory(job, run)`; it yields a function that makes the result to store.
+
+    `factory` returns a context manager. The function takes the node's result.
+    """
     _config.invoke_context = factory
 
 

@@ -245,7 +245,7 @@ class ServiceFailed(QueueWorkflowsError, RuntimeError):
 
 
 class EventsLost(QueueWorkflowsError, LookupError):
-    """A stream of events was interrupted for too long: read the state again, then follow anew."""
+    """A stream of events was interrupted for too long: read the state, then follow again."""
 
 
 class WaitTimeout(QueueWorkflowsError, TimeoutError):

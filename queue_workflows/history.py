@@ -34,7 +34,7 @@ def get_run(
     were not read, so that `log` is None, and `add_logs` reads them. A node that is not queued yet
     has `id` None and status `waiting`. `counts`: nodes by status, of `nodes_total`. `maps`: the
     maps of the graph with their items by state, and as `items_failed` the first that failed.
-    `loops`: the loops with their rounds so far, and the state of the last; [] if `nodes` are given.
+    `loops`: the loops, their rounds and last state; with `nodes`, the loops of items among these.
     """
     with db.transaction(conn) as own:
         return job_history.of_run(own, run_id, nodes=nodes, logs=logs)
@@ -127,7 +127,7 @@ def record_event(
 ) -> int | None:
     """Append an event to a node's history and return its id.
 
-    An error is logged, never raised; the id is None then.
+    An error is logged, never raised; the id is None then. Its length: a column is an argument.
     """
     try:
         values = {

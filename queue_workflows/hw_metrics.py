@@ -1,4 +1,4 @@
-"""Sample the hardware of a machine, once per host; notify channel `hw_metrics`; keep a history."""
+"""Sample a machine's hardware, once per host, for the worker to store; read stored samples."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Enqueue, read, list, cancel, retry, delete and explain jobs.
 
 `enqueue`, `list` and the functions for many jobs work on ingest jobs; the others on node jobs too.
-Each call is one transaction, or joins that of `conn`. One noun of the public API is one module, so
-it is long.
+Each call is one transaction, or joins that of `conn`. Its length: one noun of the public API
+is one module.
 """
 
 from __future__ import annotations

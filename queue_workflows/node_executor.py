@@ -1,4 +1,4 @@
-"""Run the handler of one node: resolve inputs, load its model, call it, check its result."""
+"""Run a claimed node job in this process: resolve inputs, call its handler, record the outcome."""
 
 from __future__ import annotations
 

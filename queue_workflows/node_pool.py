@@ -24,7 +24,8 @@ HEAD_START_S = 0.004
 ANSWERS_A_ROUND = 50
 STREAM_PAUSE_S = 0.04
 STREAM_WITHIN_S = 0.1
-"""Seconds to collect the events of a stream: a round costs the same for one and for many."""
+"""Seconds to collect the events of a stream, new delayed runs, or runs that become due one after
+the other: a round costs the same for one and for many."""
 
 
 class NodePool:
@@ -48,7 +49,7 @@ class NodePool:
         self._pause = pause
         self._register = register_builtins
         self._now = now_fn
-        self._check_at = self._drained_at = -math.inf
+        self._check_at = self._drained_at = self._promoted_at = -math.inf
         self._drain_at: float | None = None
         """The time at which events that were notified are drained."""
         self._kept = db.DedicatedConnection()
@@ -80,7 +81,10 @@ class NodePool:
             service.Follow("dispatch", listener, self._act),
             self._maintenance.loop(),
             # On a thread of its own: leases must not wait while a year's rows are deleted.
-            service.Loop("prune", [self._pruning()]),
+            service.Loop(
+                "prune",
+                [service.Task("prune", config.NODE_EVENT_PRUNE_INTERVAL_S.read, self._prune)],
+            ),
         ]
         for each in self._services:
             each.start()
@@ -92,9 +96,6 @@ class NodePool:
             each.stop()
         self._maintenance.close()
         self._kept.close()
-
-    def _pruning(self) -> service.Task:
-        return service.Task("prune", config.NODE_EVENT_PRUNE_INTERVAL_S.read, self._prune)
 
     def _prune(self) -> None:
         gone: Counter[str] = Counter()
@@ -117,6 +118,8 @@ class NodePool:
                 self.check()
                 return
             kinds = {text for _, text in wake.notified}
+            if "delayed" in kinds:
+                self._check_at = min(self._check_at, now + STREAM_PAUSE_S)
             if "event" in kinds and self._drain_at is None:
                 streaming = now - self._drained_at < STREAM_WITHIN_S
                 self._drain_at = now + (STREAM_PAUSE_S if streaming else HEAD_START_S)
@@ -144,10 +147,16 @@ class NodePool:
 
     def _check_once(self) -> bool:
         """Do one round of what there is to do; return whether there may be more."""
-        self._check_at = self._now() + config.DISPATCH_POLL_S.read()
+        poll_s = config.DISPATCH_POLL_S.read()
+        self._check_at = self._now() + poll_s
         self._drain_at = None
         conn = self._kept.get()
-        seen = pending.work(conn)
+        seen = pending.work(conn, within_s=poll_s)
+        if seen.due:
+            self._promoted_at = self._now()
+        if seen.run_due_s is not None:
+            due_at = max(self._now() + seen.run_due_s, self._promoted_at + STREAM_PAUSE_S)
+            self._check_at = min(self._check_at, due_at)
         more: list[bool] = []
         row_isolation.all_of(
             [

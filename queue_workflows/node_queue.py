@@ -1,4 +1,7 @@
-"""Keep the 0.3.0 functions for node jobs and ingest jobs; each calls the present API."""
+"""Keep the 0.3.0 functions for node jobs and ingest jobs; each calls the present API.
+
+Its length: apps import all of them from here.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from queue_workflows import history, jobs, queues, runs, workers
-from queue_workflows.operations import manual_claims, manual_outcomes, requeue
+from queue_workflows.dispatch import unprocessed_events
+from queue_workflows.operations import (
+    manual_claims,
+    manual_node_changes,
+    manual_outcomes,
+    requeue,
+)
 from queue_workflows.types import IngestJob, JobId, NodeJob, Row
 
 # --- node jobs ---------------------------------------------------------------------------------
@@ -124,12 +133,12 @@ def mark_awaiting_input(job_id: str) -> NodeJob | None:
 
 def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> NodeJob | None:
     """Store the resolved inputs of a node; return its row, or None if there is no such job."""
-    return manual_outcomes.set_resolved_inputs(job_id, inputs)
+    return manual_node_changes.set_resolved_inputs(job_id, inputs)
 
 
 def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:
     """Store the question of an input node; return its row, or None if there is no such node."""
-    return manual_outcomes.set_input_spec(run_id, node_id, spec)
+    return manual_node_changes.set_input_spec(run_id, node_id, spec)
 
 
 def reclaim_expired_leases() -> list[Row]:
@@ -154,17 +163,17 @@ def requeue_running_for_worker(host_label: str, queue: str) -> int:
 
 def cancel_queued_jobs_for_run(run_id: str) -> int:
     """Cancel a run's queued jobs and leave the run as it is; return how many."""
-    return manual_outcomes.cancel_queued_nodes(run_id)
+    return manual_node_changes.cancel_queued_nodes(run_id)
 
 
 def list_unprocessed_dispatch_events(*, limit: int = 50) -> list[Row]:
     """Return outbox events that no dispatcher has processed, the oldest first."""
-    return manual_outcomes.unprocessed_events(limit)
+    return unprocessed_events.listed(limit)
 
 
 def count_unprocessed_dispatch_events() -> int:
     """Return the number of outbox events that no dispatcher has processed."""
-    return manual_outcomes.count_unprocessed_events()
+    return unprocessed_events.count()
 
 
 def record_node_event(

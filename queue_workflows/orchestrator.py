@@ -1,4 +1,4 @@
-"""Run the orchestrator process: migrate, reclaim lapsed jobs, dispatch and do maintenance."""
+"""Run `queue-orchestrator`: migrate the schema, then run a `node_pool.NodePool` until a stop."""
 
 from __future__ import annotations
 

@@ -98,13 +98,11 @@ def limit(
 def list(*, used_only: bool = False, conn: db.Connection | None = None) -> Rows:  # noqa: A001
     """Return the queues that are configured, have live or recent jobs, or settings, by name.
 
-    `used_only`: those that the app uses or the database knows: by jobs, settings, workers or
-    switches. The default ingest queues of an app without tasks are left out.
-
-    `queue`, `state` (open or paused), `paused_until`, `paused_by`; jobs `running`, `ready`,
-    `limited`, `locked`, `not_due`; `oldest_s`: age of the oldest that is due; `in_per_min`,
-    `out_per_min`: over the last five minutes; `max_running`, `rate`, `partition_max_running`,
-    `partition_rate`; `partitions`: those with settings of their own, each `partition`, `state`,
+    `used_only`: without default ingest queues that neither the app nor a job, setting, worker or
+    switch uses. Keys: `queue`, `state` (open or paused), `paused_until`, `paused_by`; jobs
+    `running`, `ready`, `limited`, `locked`, `not_due`; `oldest_s`: age of the oldest due one;
+    `in_per_min`, `out_per_min`: over five minutes; `max_running`, `rate`, `partition_max_running`,
+    `partition_rate`; `partitions` with settings of their own: each `partition`, `state`,
     `paused_until`, `paused_by`, `max_running`, `rate`.
     """
     with db.transaction(conn) as own:

@@ -1,7 +1,7 @@
 """Submit, read, list, answer, cancel, retry, update, delete and explain runs and their nodes.
 
-Each call is one transaction, or joins that of `conn`. One noun of the public API is one module, so
-it is long.
+Each call is one transaction, or joins that of `conn`. Its length: one noun of the public API
+is one module.
 """
 
 from __future__ import annotations

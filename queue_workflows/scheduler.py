@@ -1,4 +1,4 @@
-"""Queue one ingest job per schedule entry and due instant, however many schedulers run."""
+"""Run `queue-scheduler`: fire each due instant of each schedule once, however many run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from queue_workflows.db import check_violations
 from queue_workflows.engine import row_isolation, schedule_rows, schedules
 from queue_workflows.operations import code_schedules
 from queue_workflows.runtime import app_loading, entry_point, signals
-from queue_workflows.schedule import definition, plan
+from queue_workflows.schedule import definition, old_style_entries
 from queue_workflows.schedule import entry as schedule_entry
 
 PROG = "queue-scheduler"
@@ -46,7 +46,7 @@ def enqueue_due(entries: Iterable[ScheduleEntry], *, reason: str = "tick") -> li
     instant is the last at or before the database's now. One transaction. Raises `UnknownQueue`,
     `UnknownTask` or `ArgsRefused` (ValueErrors) before any write.
     """
-    checked = code_schedules.check_entries(plan.check(entries))
+    checked = code_schedules.check_entries(old_style_entries.check(entries))
     with db.transaction() as conn:
         now = schedules.database_now(conn)
         return _fire(conn, [(entry, entry.previous_fire_at(now)) for entry in checked], reason)
@@ -70,10 +70,10 @@ def enqueue_boot_kick(schedule: Iterable[ScheduleEntry] | None = None) -> list[s
 
 
 def _fire(
-    conn: db.Connection, fires: Iterable[plan.Fire], reason: str, *, suffix: str = ""
+    conn: db.Connection, fires: Iterable[old_style_entries.Fire], reason: str, *, suffix: str = ""
 ) -> list[str]:
     ids: list[str] = []
-    for entry, fire_at in sorted(fires, key=plan.order):
+    for entry, fire_at in sorted(fires, key=old_style_entries.order):
         task = tasks.row_defaults(entry.task_name)
         job_id = schedules.fire(
             conn,
@@ -92,9 +92,9 @@ def _fire(
 
 def _schedule(schedule: Iterable[ScheduleEntry] | None) -> list[ScheduleEntry]:
     return (
-        plan.split(config.get_config().ingest_schedule)[0]
+        old_style_entries.split(config.get_config().ingest_schedule)[0]
         if schedule is None
-        else plan.check(schedule)
+        else old_style_entries.check(schedule)
     )
 
 
@@ -116,7 +116,7 @@ class Ticker:
         boot_kick: bool = False,
     ) -> None:
         given = None if schedule is None else [*schedule]
-        plan.split(given or ())
+        old_style_entries.split(given or ())
         self._now = now_fn
         self._code = code_schedules.CodeSchedules(given, now_fn)
         self._stopping = signals.Flag()
@@ -251,7 +251,7 @@ def _serve(args: argparse.Namespace) -> int:
     if args.embedded:
         config.configure(embedded=True)
     app_loading.load_app(args.app)
-    old, new = plan.split(config.get_config().ingest_schedule)
+    old, new = old_style_entries.split(config.get_config().ingest_schedule)
     code_schedules.check_entries(old)
     for one in new:
         api.check(one)

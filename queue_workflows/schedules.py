@@ -1,7 +1,7 @@
 """Declare, add, pause, resume, remove, fire, list and preview schedules.
 
-Each call is one transaction, or joins that of `conn`. One noun of the public API is one module, so
-it is long.
+Each call is one transaction, or joins that of `conn`. Its length: one noun of the public API
+is one module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from queue_workflows.engine import (
     schedule_rows,
     schedules,
 )
-from queue_workflows.schedule import definition, entry, expression, plan
+from queue_workflows.schedule import definition, entry, expression, old_style_entries
 from queue_workflows.tasks import args as task_args
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import Row, Rows
@@ -47,7 +47,7 @@ def set(entries: Iterable[ScheduleEntry | Schedule]) -> None:  # noqa: A001  the
     queue different jobs, and for two schedules of one name.
     """
     chosen = [*entries]
-    plan.split(chosen)
+    old_style_entries.split(chosen)
     config.set_ingest_schedule(chosen)
 
 
@@ -228,7 +228,9 @@ def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb 
     `paused`, `error`, `source`, `app`, `clash`, `gone_at`, `changes`; `minute` and `hours` of this
     process's old-style entries, which are listed even if no scheduler has stored them.
     """
-    entries = plan.named(plan.split(config.get_config().ingest_schedule)[0])
+    entries = old_style_entries.named(
+        old_style_entries.split(config.get_config().ingest_schedule)[0]
+    )
     with db.transaction(conn) as own:
         now = schedules.database_now(own)
         found = schedule_definitions.find(own)
@@ -322,7 +324,9 @@ def preview(
         now = schedules.database_now(own)
         rows = schedule_definitions.find(own, name)
     if not rows:
-        entries = plan.named(plan.split(config.get_config().ingest_schedule)[0])
+        entries = old_style_entries.named(
+            old_style_entries.split(config.get_config().ingest_schedule)[0]
+        )
         if name not in entries:
             raise _unknown(name)
         rows = [_entry_row(name, entries[name], now, None)]

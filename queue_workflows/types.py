@@ -1,6 +1,6 @@
 """Define types that every layer shares: states, rows, keywords of public functions, callables.
 
-The rows make the file long: a column is a line. A test compares them with the database.
+Its length: each column of the rows is a line. A test compares them with the database.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class JobOptions(TypedDict, total=False):
     idempotency_window_s: float | None
     """For how long after its creation a job that has ended keeps its key; None: a day."""
     lock_key: str | None
-    """Of the jobs of a key one runs at a time."""
+    """Jobs with the same key run one at a time."""
     partition_key: str | None
     """What the limits of its queue count together."""
     available_at: datetime.datetime | None

@@ -1,6 +1,6 @@
 """List workers, turn them on or off, drain them, and write or check their heartbeats.
 
-One noun of the public API is one module, so it is long.
+Its length: one noun of the public API is one module.
 """
 
 from __future__ import annotations
@@ -37,13 +37,11 @@ def list(*, absent: bool = True) -> Rows:  # noqa: A001  the verb that users loo
     """Return the worker processes seen within a day.
 
     `absent`: also a row for each host and queue that is switched off and has no live worker.
-
-    `worker_id`, `host_label`, `queue`, `pid`, `state` (idle, busy, throttled, draining, paused,
-    parked, stopped, dead, or absent for a switch without a worker), `desired_state`, `job_ids`,
-    `current_model`, `last_seen`, `age_s`; the switch's `stop_policy`, `requested_by`, `reason`,
-    `until_at`, `until_s`, `switched_at`; `death`: how a dead worker ended; `throttle`: the limit or
-    the full memory for which it waits; `card`: the number of the GPU that a worker of `--cards`
-    uses, else None.
+    Keys: `worker_id`, `host_label`, `queue`, `pid`, `state` (idle, busy, throttled, draining,
+    paused, parked, stopped, dead, absent), `desired_state`, `job_ids`, `current_model`,
+    `last_seen`, `age_s`; the switch's `stop_policy`, `requested_by`, `reason`, `until_at`,
+    `until_s`, `switched_at`; `death`: how a dead worker ended; `throttle`: the limit or the full
+    memory for which it waits; `card`: the GPU that a worker of `--cards` uses, else None.
     """
     from queue_workflows.admin import overview
 

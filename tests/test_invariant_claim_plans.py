@@ -26,16 +26,19 @@ FUNCTIONS = (
     "queue_workflows_version_heads",
     "queue_workflows_kept_jobs",
     "queue_workflows_kept_nodes",
+    "queue_workflows_ingest_due_in",
+    "queue_workflows_node_due_in",
     "queue_workflows_pick_version",
     "queue_workflows_ingest_step",
 )
-READING = FUNCTIONS[4:11]
+READING = FUNCTIONS[4:13]
 JOB_TABLES = ("workflow_node_jobs", "ingest_jobs")
 TABLES = (*JOB_TABLES, "workflow_runs")
 WAITING = {
     "workflow_node_jobs_claim_idx", "workflow_node_jobs_model_idx", "ingest_jobs_claim_idx",
     "workflow_node_jobs_age_idx", "workflow_node_jobs_gpu_idx",
     "workflow_node_jobs_blocked_idx", "ingest_jobs_blocked_idx",
+    "workflow_node_jobs_resume_idx", "ingest_jobs_resume_idx",
 }  # fmt: skip
 """Indexes of jobs that wait: partial, so that they never hold what is finished."""
 BY_KEY = {"workflow_node_jobs_pkey", "ingest_jobs_pkey", "workflow_runs_pkey"}
@@ -49,19 +52,22 @@ ROWS_OF_A_COLD_CHOICE = 60 + 7 * 16
 """The balanced policy reads the first 16 jobs of each model that it compares."""
 ANALYZE = "ANALYZE workflow_runs, workflow_node_jobs, ingest_jobs, worker_controls"
 KEPT = 20_000
+KEY = "'k' || i"
 
 
-def kept(table: str, queue: str, name: str, host: str, at: str, priority: int = 0) -> str:
+def kept(
+    table: str, queue: str, name: str, host: str, at: str, priority: int = 0, key: str = "NULL"
+) -> str:
     """A statement that inserts jobs which are kept for a host from a time on."""
     columns, values = "task_name", "'t'"
     if table == "workflow_node_jobs":
         columns, values = "run_id, node_id, node_module", f"'r1', '{name} ' || i, 'm'"
     return f"""
 SET session_replication_role = replica;
-INSERT INTO {table} ({columns}, queue, priority, blocked_reason, available_at,
+INSERT INTO {table} ({columns}, queue, priority, lock_key, blocked_reason, available_at,
                      resume_host, resume_at, resume_until)
-    SELECT {values}, '{queue}', {priority}, 'not_due', now() + interval '1 hour', {host}, {at},
-           now() + interval '1 hour'
+    SELECT {values}, '{queue}', {priority}, {key}, 'not_due', now() + interval '1 hour',
+           {host}, {at}, now() + interval '1 hour'
       FROM generate_series(1, {KEPT}) i;
 SET session_replication_role = origin;
 """
@@ -98,6 +104,8 @@ INSERT INTO ingest_jobs (task_name, queue, lock_key, blocked_reason, idempotency
 SET session_replication_role = origin;
 {kept("workflow_node_jobs", "cpu", "kept elsewhere", "'other'", "now()")}
 {kept("workflow_node_jobs", "cpu", "kept later", "'box'", "now() + interval '30 minutes'")}
+{kept("workflow_node_jobs", "cpu", "kept, locked", "'box'", "now() - interval '1 hour'", 0, KEY)}
+{kept("ingest_jobs", "fetch", "", "'box'", "now() - interval '1 hour'", 0, KEY)}
 {kept("ingest_jobs", "fetch", "", "'other'", "now()")}
 {kept("ingest_jobs", "fetch", "", "'box'", "now() + interval '30 minutes'")}
 """
@@ -313,6 +321,44 @@ def test_a_claim_beside_many_kept_jobs_reads_a_few_rows(
     query = f"SELECT count(*) FROM {table.name} WHERE id = ANY (%s) AND resume_host IS NOT NULL"
     assert factories.one(many, query, [job["id"] for job in jobs]) == (count if is_first else 0)
     assert rows_read(many) - before <= ROWS_A_CLAIM * count + 100
+
+
+DELAYED = """
+SET session_replication_role = replica;
+SET statement_timeout = 0;
+INSERT INTO {table} ({columns}, queue, blocked_reason, available_at)
+    SELECT {values}, '{queue}', 'not_due', now() + interval '1 ms' * i
+      FROM generate_series(-1000, {rows}) i;
+RESET statement_timeout;
+SET session_replication_role = origin;
+"""
+
+
+@pytest.mark.parametrize("overdue", [False, True])
+@pytest.mark.parametrize(
+    ("function", "table", "queue", "other"),
+    [
+        ("queue_workflows_node_due_in", "workflow_node_jobs", "gpu", "cpu"),
+        ("queue_workflows_ingest_due_in", "ingest_jobs", "load", "idle"),
+    ],
+    ids=JOB_TABLES,
+)
+def test_the_next_of_many_delayed_jobs_is_found_with_a_few_rows(
+    many: Any, function: str, table: str, queue: str, other: str, overdue: bool
+) -> None:
+    columns, values = "task_name", "'t'"
+    if table == "workflow_node_jobs":
+        columns, values = "run_id, node_id, node_module", "'r1', 'delayed' || i, 'm'"
+    filled = DELAYED.format(table=table, columns=columns, values=values, queue=queue, rows=ROWS)
+    many.execute(filled.encode())
+    many.execute(kept(table, other, "soon", "'box'", "now() + interval '900 seconds'").encode())
+    before = rows_read(many)
+    query = f"SELECT {function}(%s, %s, 3600, %s)"
+    assert factories.one(many, query, "box", queue, overdue) == 0
+    found = factories.one(many, query, "box", other, overdue)
+    assert found is not None and 0 < found <= 900
+    assert factories.one(many, query, "nowhere", other, overdue) is None
+    assert rows_read(many) - before <= 3 * 2 * 100 + 10
 
 
 def claimed(conn: Any, table: job_tables.JobTable, count: int) -> list[job_tables.Lease]:

@@ -41,7 +41,8 @@ def take(conn: Any, size: int = 1, waits: list[float] | None = None, **step: Any
     while True:
         waits_s: list[float] = []
         list(conn.notifies(timeout=0))
-        rows = claims.ingest_step(conn, who, claim=size, tell=waits_s.append, **step)
+        on_wait = factories.on_limit_wait(waits_s)
+        rows = claims.ingest_step(conn, who, claim=size, on_wait=on_wait, **step)
         step.pop("done", None)
         if rows or (waits_s != [0] and not list(conn.notifies(timeout=0))):
             if waits is not None:

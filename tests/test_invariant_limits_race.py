@@ -213,8 +213,8 @@ def test_a_claim_beside_many_waiters_reads_a_few_rows(crowded: str, queue: str) 
 
     with db.connect(url=crowded) as conn, conn.transaction(force_rollback=True):
         waits: list[float] = []
-        step = claims.ingest_step
-        jobs = step(conn, factories.who(queue), promote=True, tell=waits.append)
+        step, on_wait = claims.ingest_step, factories.on_limit_wait(waits)
+        jobs = step(conn, factories.who(queue), promote=True, on_wait=on_wait)
         conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if not jobs and waits == [0]:
             jobs = step(conn, factories.who(queue), promote=True)

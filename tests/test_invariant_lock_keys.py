@@ -19,9 +19,9 @@ from queue_workflows.engine import (
     claims,
     handback,
     job_tables,
-    lock_queues,
     promotion,
     recovery,
+    unserved_jobs,
 )
 from tests.support import factories, invariants
 from tests.support.wait import until
@@ -505,9 +505,9 @@ def served_by(conn: Any, queue: str, state: str = "idle", age_s: float = 0) -> N
 
 def sweep(conn: Any) -> tuple[int, int]:
     """One sweep: how many stand in line again, how many gave up their turn."""
-    queues = lock_queues.served(conn, STALE_S)
-    back = lock_queues.unblock_served(conn, queues)
-    return back, lock_queues.block_unserved(conn, queues)
+    queues = unserved_jobs.served(conn, STALE_S)
+    back = unserved_jobs.unblock_served(conn, queues)
+    return back, unserved_jobs.block_unserved(conn, queues)
 
 
 @pytest.fixture
@@ -603,7 +603,7 @@ def test_a_parked_workers_heartbeat_and_an_old_one_serve_nothing(db: ModuleType)
         served_by(conn, "fetch", "parked")
         conn.execute("INSERT INTO worker_heartbeats (host_label, queue) VALUES ('box', 'fetch')")
         beats(conn, "load", STALE_S + 1)
-        assert lock_queues.served(conn, STALE_S) == []
+        assert unserved_jobs.served(conn, STALE_S) == []
 
 
 def test_a_paused_queue_lets_others_have_the_key_until_it_is_resumed(

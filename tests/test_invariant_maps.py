@@ -19,11 +19,13 @@ from queue_workflows.engine import runs
 from tests.support import flow, invariants
 
 SETTLED = ("completed", "failed", "cancelled")
-SHAPES = ("one", "chain", "leaves", "inner", "child")
+SHAPES = ("one", "chain", "leaves", "inner", "child", "decide", "decide", "decide inside")
 ACTS = (
     "look", "work", "work", "worker", "crash", "cancel", "retry", "retry item", "retry list",
-    "resume",
+    "retry node", "resume",
 )  # fmt: skip
+ARMS = ("x", "y")
+AT_MOST = 3
 
 
 class Broken(Exception):
@@ -38,6 +40,21 @@ class Case(NamedTuple):
     at_once: int | None
     may_fail: int | float
     inner_may_fail: int
+    other: bool
+    """Whether the branch of a shape that decides has an arm for every other value."""
+    must: bool
+    """Whether its loop has to end by `until`."""
+
+
+def deciding() -> st.SearchStrategy[dict[str, Any]]:
+    """Return what an item of a shape that decides has: its arm, its rounds, and where it fails."""
+    return st.fixed_dictionaries(
+        {
+            "kind": st.sampled_from([*ARMS, *ARMS, "z"]),
+            "rounds": st.integers(1, AT_MOST + 1),
+            "breaks": st.sampled_from([None] * 6 + ["act", "arm", "side", 1, 2, 3]),
+        }
+    )
 
 
 @st.composite
@@ -45,15 +62,20 @@ def cases(draw: st.DrawFn) -> Case:
     flags = st.fixed_dictionaries({"bad": st.sampled_from([False] * 4 + [True])})
     items: list[dict[str, Any]] = []
     for number in range(draw(st.integers(0, 5))):
-        inner = [{"key": f"i.{n}", **draw(flags)} for n in range(draw(st.integers(0, 3)))]
-        item = {"key": f"k.{number}", "skip": draw(st.booleans()), "inner": inner, **draw(flags)}
-        items.append(item)
+        inner: list[dict[str, Any]] = []
+        for at in range(draw(st.integers(0, 3))):
+            own = {"key": f"i.{at}", "skip": draw(st.booleans())}
+            inner.append({**own, **draw(flags), **draw(deciding())})
+        item = {"key": f"k.{number}", "skip": draw(st.booleans()), "inner": inner}
+        items.append({**item, **draw(flags), **draw(deciding())})
     return Case(
         draw(st.sampled_from(SHAPES)),
         items,
         draw(st.sampled_from([None, 1, 2])),
         draw(st.sampled_from([0, 1, 0.5, 1.0])),
         draw(st.integers(0, 1)),
+        draw(st.booleans()),
+        draw(st.booleans()),
     )
 
 
@@ -86,9 +108,39 @@ def _result(case: Case, item: dict[str, Any]) -> list[Any]:
         if _status(case.inner_may_fail, len(item["inner"]), bad) == "failed":
             raise Broken
         return [[each["key"] for each in item["inner"] if not each["bad"]]]
+    if case.shape == "decide":
+        return [_decided(case, item)]
+    if case.shape == "decide inside":
+        found: list[Any] = []
+        lost: list[str] = []
+        for each in item["inner"]:
+            try:
+                found.append(_decided(case, each))
+            except Broken:
+                lost.append(each["key"])
+        if _status(case.inner_may_fail, len(item["inner"]), lost) == "failed":
+            raise Broken
+        return [found]
     if item["bad"]:
         raise Broken
     return [] if case.shape == "chain" and item["skip"] else [item["key"]]
+
+
+def _decided(case: Case, item: dict[str, Any]) -> str:
+    """Return the item's key, with its arm and the number of its rounds; raise `Broken`."""
+    if item["breaks"] in ("act", "side"):
+        raise Broken
+    arm = "-" if item["skip"] else item["kind"]
+    if (arm == "z" and not case.other) or (arm != "-" and item["breaks"] == "arm"):
+        raise Broken
+    for number in range(1, AT_MOST + 1):
+        if item["breaks"] == number:
+            raise Broken
+        if item["rounds"] == number:
+            return f"{item['key']} {number}"
+    if case.must:
+        raise Broken
+    return f"{item['key']} {AT_MOST}"
 
 
 # --- the engine -----------------------------------------------------------------------------------
@@ -115,6 +167,26 @@ PIPELINES: dict[str, Any] = {
         {"id": "a", "node": "act", "inputs": _takes("item")},
         {"id": "b", "node": "ok", "skip_if": {"$from": "item.skip"}},
         {"id": "c", "node": "ok"},
+    ],
+    "arms": [
+        {"id": "x1", "node": "arm", "inputs": _takes("item")},
+        {"id": "x", "node": "ok", "depends_on": ["x1"]},
+        {"id": "y", "node": "arm", "inputs": _takes("item")},
+        {"id": "rest", "node": "arm", "inputs": _takes("item")},
+    ],
+    "arms alone": [
+        {"id": "x1", "node": "arm", "inputs": _takes("item")},
+        {"id": "x", "node": "ok", "depends_on": ["x1"]},
+        {"id": "y", "node": "arm", "inputs": _takes("item")},
+    ],
+    "round": [
+        {"id": "before", "node": "ok"},
+        {
+            "id": "count",
+            "node": "count",
+            "depends_on": ["before"],
+            "inputs": _takes("item", "state"),
+        },
     ],
     "join": [{"id": "n", "node": "pass", "inputs": _takes("value")}],
     "end": [{"id": "n", "node": "end", "inputs": _takes("results", "failed")}],
@@ -151,6 +223,13 @@ def step_of(case: Case) -> dict[str, Any]:
             "result": {"$from": "join/n.value"},
         }
     inputs: dict[str, Any] = {"item": {"$from": "item"}}
+    if case.shape == "decide":
+        return made | {"steps": _deciding_steps(case), "result": {"$from": "l.value"}}
+    if case.shape == "decide inside":
+        own = {"over": {"$from": "film.inner"}, "key": "key", "may_fail": case.inner_may_fail}
+        inner = {"id": "f", "kind": "map", **own, "steps": _deciding_steps(case)}
+        inner |= {"result": {"$from": "l.value"}}
+        return made | {"as": "film", "steps": [inner], "result": {"$from": "f.results"}}
     if case.shape == "child":
         run = {"id": "c", "kind": "run", "workflow": "kid", "inputs": inputs}
         return made | {"steps": [run], "result": {"$from": "c.value"}}
@@ -162,6 +241,38 @@ def step_of(case: Case) -> dict[str, Any]:
         "inputs": inputs,
         "result": {"$from": f"{last}.value"},
     }
+
+
+def _deciding_steps(case: Case) -> list[dict[str, Any]]:
+    """Return a node, a branch and a loop one behind the other, and a node beside them."""
+    item = {"item": {"$from": "item"}}
+    arms: dict[str, Any] = {"on": {"$from": "item.kind"}, "arms": {arm: arm for arm in ARMS}}
+    if case.other:
+        arms["other"] = "rest"
+    rounds = {
+        "start": 0,
+        "until": {"$from": "l/count.over"},
+        "result": "count.n",
+        "at_most": AT_MOST,
+        "must": case.must,
+    }
+    return [
+        {"id": "a", "kind": "node", "node": "first", "inputs": item},
+        {
+            **flow.step("b", "arms" if case.other else "arms alone", inputs=item),
+            **arms,
+            "kind": "branch",
+            "depends_on": ["a"],
+            "skip_if": {"$from": "item.skip"},
+        },
+        {
+            **flow.step("l", "round", inputs={**item, "state": {"$from": "l"}}),
+            **rounds,
+            "kind": "loop",
+            "depends_on": ["b"],
+        },
+        {"id": "side", "kind": "node", "node": "side", "inputs": item},
+    ]
 
 
 @contextlib.contextmanager
@@ -184,6 +295,10 @@ class World:
         self.meddled = False
         queue_workflows.register_node("list", lambda: {"items": case.items})
         queue_workflows.register_node("act", self._act)
+        queue_workflows.register_node("first", lambda item: self._breaks(item, "act"))
+        queue_workflows.register_node("arm", lambda item: self._breaks(item, "arm"))
+        queue_workflows.register_node("side", lambda item: self._breaks(item, "side"))
+        queue_workflows.register_node("count", self._count)
         queue_workflows.register_node("pass", lambda value: {"value": value})
         queue_workflows.register_node("end", self._end)
         end = flow.step(
@@ -202,6 +317,17 @@ class World:
         if item["bad"]:
             raise Broken(item["key"])
         return {"value": item["key"]}
+
+    def _breaks(self, item: dict[str, Any], at: object) -> None:
+        self.ran[queue_workflows.current_job().id] += 1
+        if item["breaks"] == at:
+            raise Broken(item["key"])
+
+    def _count(self, item: dict[str, Any], state: int) -> dict[str, Any]:
+        number = state + 1
+        self._breaks(item, number)
+        value = f"{item['key']} {number}"
+        return {"n": number, "over": item["rounds"] == number, "value": value}
 
     def _end(self, results: list[Any], failed: list[dict[str, Any]]) -> None:
         self.ends.append((results, [each["key"] for each in failed]))
@@ -241,6 +367,8 @@ class World:
         elif act == "retry item" and status in SETTLED and items:
             node_id = items[len(items) // 2]
             queue_workflows.retry_run(self.run_id, from_node=node_id[: node_id.index("]") + 1])
+        elif act == "retry node" and status in SETTLED and items:
+            queue_workflows.retry_run(self.run_id, from_node=items[len(items) * 2 // 3])
         elif act == "retry list" and status in SETTLED and "list/n" in nodes:
             queue_workflows.retry_run(self.run_id, from_node="list/n")
         elif act == "resume" and status == "running":
@@ -275,7 +403,7 @@ class World:
 
 
 @settings(
-    max_examples=60,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

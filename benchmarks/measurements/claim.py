@@ -15,17 +15,23 @@ from queue_workflows import db
 from queue_workflows.engine import claims, job_tables, pending
 
 ABOUT = """The worker's own statement, which finishes the job it has and claims the next, on a kept
-connection: the median of 300 (`--quick`: 90). Each takes turns with one on a database with 1,000
-queued jobs, and the ratio, per 30, is to the cost there. The other database has more queued jobs,
-or 1,000 queued beside 100,000 that are not due, or behind 100,000 older ones that wait for a lock
-key which a running job has, or behind 100,000 older ones of a paused partition (of ingest jobs
-alone), or 1,000 beside 1,000,000 finished ones. Each is
-measured twice, on new connections whose plans are made again: with the statistics of the empty
-tables, then after ANALYZE (autovacuum is off for these tables, so that they stay what they are).
-Rows are loaded by INSERT … SELECT generate_series; nodes belong to a run per 1,000. Bare is the
-bare loop's step on as many rows, after ANALYZE. The orchestrator's poll is the one statement by
-which it finds out whether there is anything to do, on 40 pairs of connections one after the other,
-either made first in turn: as it takes 0.1 ms, it matters on which core a server process runs."""
+connection: the median of 300 (`--quick`: 90). It runs alternately on a database with 1,000 queued
+jobs and on one with more rows. The ratio is the median on the larger one divided by the median on
+the other one, taken for each block of 30. The larger database has one of these:
+
+- more queued jobs
+- 1,000 queued jobs, and 100,000 that are not due
+- 1,000 queued jobs behind 100,000 older ones that wait for a lock key of a running job
+- 1,000 queued jobs behind 100,000 older ones of a paused partition (ingest jobs only)
+- 1,000 queued jobs, and 1,000,000 finished ones
+
+Each is measured twice, on new connections whose plans are made again: with the statistics of the
+empty tables, then after ANALYZE (autovacuum is off for these tables, so that they stay what they
+are). Rows are loaded by INSERT … SELECT generate_series; nodes belong to a run per 1,000. Bare is
+the bare loop's step on as many rows, after ANALYZE. The orchestrator's poll is the one statement by
+which it finds out whether there is anything to do. It runs on 40 pairs of new connections, one to
+each database. The two of a pair are opened in alternating order, because the core on which a server
+process runs matters for a statement of 0.1 ms."""
 BASE = 1000
 BLOCK = 30
 _TABLES = (

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 ABOUT = """3,000 jobs whose handlers do nothing wait in the queue when one worker process sees them;
 the rate is from the first start to the last finish by the stored times (for nodes: to the end of
-the run). `queue-claim-worker` serves ingest jobs one by one; for nodes, `queue-claim-worker` and
-`queue-orchestrator` work on one run of 3,000 independent nodes. Bare is a process with one
-connection that calls one SQL function a job, which finishes the job it has and then claims the
-next: one round trip and one commit a job, no events, no fence. Ratios are to the mean of the bare
-rounds before and after."""
+the run). `queue-claim-worker`, whose handlers run in one executor, serves ingest jobs one by one;
+for nodes, it and `queue-orchestrator` work on one run of 3,000 independent nodes. Bare is a process
+with one connection that calls one SQL function a job, which finishes the job it has and then claims
+the next: one round trip and one commit a job, no events, no fence. Ratios are to the mean of the
+bare rounds before and after."""
 JOBS = 3000
 QUICK_JOBS = 1000
 TRUNCATE_TRIES = 10
@@ -132,7 +132,7 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
             ingest.append(drain_ingest(conn, "load", count, started))
             nodes.append(drain_nodes(conn, count, started))
         bare.append(drain_bare(bench, conn, dsn, count))
-    for name, rates, limit in (("ingest jobs", ingest, 0.6), ("DAG nodes", nodes, 0.4)):
+    for name, rates, limit in (("ingest jobs", ingest, 0.6), ("DAG nodes", nodes, 0.5)):
         yield results.Row(
             f"drain {name}, one by one",
             results.middle(rates),

@@ -11,14 +11,14 @@ from benchmarks import processes, results
 from benchmarks.bench import Bench, until
 
 ABOUT = """Two `queue-claim-worker`s, a `queue-orchestrator` and a bare process that LISTENs and
-polls for a job every second. Each is alone on an empty database of its own. All are measured in
-the same window, after they have settled. One worker of a machine samples the hardware: every 5 s
-it stores a sample and notifies, and its LISTEN connection receives that too. So one of the two
-workers has its sampler, and the other has none, as all further workers of a machine. Transactions a
-second are the commits and rollbacks that `pg_stat_database` counts for that database (each of their
-statements is one; the counters are read over a connection to another database, so that reading adds
-none; autovacuum's few are in). CPU is the processes' own time from the kernel, not the server's.
-Memory is VmRSS, which counts shared pages of libraries too."""
+polls for a job every second. Each is alone on an empty database of its own. All are measured in the
+same window, after they have settled. One worker of a machine samples the hardware: every 5 s it
+stores a sample and notifies, and its LISTEN connection receives that too. So one of the two workers
+has its sampler, and the other has none, as all further workers of a machine. Transactions a second
+are the commits and rollbacks that `pg_stat_database` counts for that database. Each statement of a
+process is one transaction. The benchmark reads the counters over a connection to another database,
+so it adds none. The few transactions of autovacuum are included. CPU is the processes' own time
+from the kernel, not the server's. Memory is VmRSS, which counts shared pages of libraries too."""
 WITHOUT_SAMPLES = "QUEUE_WORKFLOWS_DISABLE_HW_METRICS=1"
 _COUNT = (
     "SELECT datname, xact_commit + xact_rollback FROM pg_stat_database WHERE datname = ANY (%s)"

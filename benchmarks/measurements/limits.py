@@ -13,9 +13,10 @@ from queue_workflows import db, queues
 from queue_workflows.engine import claims, job_tables
 
 ABOUT = """A limit of one job at once for each partition is set on a queue of 100,000 (`--quick`:
-10,000) jobs, of one partition or of a hundred, while one worker's statement goes on, which finishes
-the job it has and claims the next: the longest of the 300 that follow, until it has the next. The
-note has what setting the limit took. There is no bare figure: the bare loop has no limits."""
+10,000) jobs, of one partition or of a hundred. After that a worker's statement, which finishes the
+job it has and claims the next, runs 300 times. The figure is the longest time until it has the next
+job. The note has the time for setting the limit. There is no bare figure: the bare loop has no
+limits."""
 STEPS = 300
 
 

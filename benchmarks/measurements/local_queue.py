@@ -116,5 +116,5 @@ def run(bench: Bench) -> Iterator[results.Row]:
         results.middle(times),
         "ms",
         target=results.own_at_most(1.0),
-        note="without GPUs, which a driver is asked for",
+        note="without GPUs, because reading them calls the driver",
     )

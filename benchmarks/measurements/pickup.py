@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from typing_extensions import LiteralString
 
 ABOUT = """One job at a time into an idle system, with a random pause of 10 to 30 ms (`--quick`: 5
-to 15) after each. The time is from the moment at which COMMIT is sent to the first line of the
-handler, by the monotonic clock, which the handler returns. Ours is a `queue-claim-worker` on
-an ingest queue; bare is a process that LISTENs, claims on a notification and notes the time. Then
-the same for a whole run: from the COMMIT of `insert_run` to the handler of its first node, with
-`queue-orchestrator` and a cpu worker, against the bare pickup's median. The samples of all take
-turns."""
+to 15) after each. The time begins when COMMIT is sent, and ends at the first line of the handler.
+The handler reads the monotonic clock there, and returns the value. Ours is a `queue-claim-worker`
+on an ingest queue; bare is a process that LISTENs, claims on a notification and notes the time.
+Then the same for a whole run: from the COMMIT of `insert_run` to the handler of its first node,
+with `queue-orchestrator` and a cpu worker, against the bare pickup's median. The samples of all
+take turns."""
 WARM = 15
 _INGEST = "SELECT result ->> 'ns' AS ns FROM ingest_jobs WHERE id = %s AND status = 'completed'"
 _NODE = (

@@ -1,4 +1,4 @@
-"""Measure how fast one worker with executors drains ingest jobs, and the nodes of one run."""
+"""Measure how fast a worker with slots, and one without executors, drains jobs and nodes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from benchmarks.measurements import drain
 from queue_workflows import db
 
 ABOUT = """As `drain`, with `queue-claim-worker --slots N`: N executors run the handlers, one
-process claims and records. Bare is the loop of `drain`, one job at a time."""
+process claims and records. With `--inline` the worker runs the handlers itself. Bare is the loop of
+`drain`, one job at a time."""
 JOBS = 3000
 QUICK_JOBS = 1000
 MANY = 4
-LIMITS = {1: (0.6, 0.5), MANY: (1.0, 1.0)}
-"""The least ratio of ingest jobs and of nodes, by the number of slots."""
+LIMITS = {("--inline",): (0.68, 0.58), ("--slots", str(MANY)): (1.0, 1.0)}
+"""The least ratio of ingest jobs and of nodes, by the options of the worker."""
 
 
 def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
-    """Yield a row for ingest jobs and one for nodes per number of slots, then those of peers."""
+    """Yield a row for ingest jobs and one for nodes per kind of worker, then those of peers."""
     ingest = 0.0
-    for slots in LIMITS:
-        rows = [*_rows(bench, slots)]
+    for options in LIMITS:
+        rows = [*_rows(bench, options)]
         ingest = rows[0].ours
         yield from rows
     for peer in bench.peers("slots"):
@@ -30,17 +31,17 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
         yield results.PeerRow(f"drain, {MANY} at once", peer.title, value, "/s", ingest)
 
 
-def _rows(bench: Bench, slots: int) -> Iterator[results.Row]:
+def _rows(bench: Bench, options: tuple[str, ...]) -> Iterator[results.Row]:
     commands = (
         ("orchestrator", processes.orchestrator()),
-        ("cpu", processes.worker("cpu", "--slots", str(slots))),
-        ("load", processes.worker("load", "--slots", str(slots))),
+        ("cpu", processes.worker("cpu", *options)),
+        ("load", processes.worker("load", *options)),
     )
     bare: list[float] = []
     ingest: list[float] = []
     nodes: list[float] = []
     with (
-        bench.server.database(f"slots{slots}") as dsn,
+        bench.server.database(f"slots_{options[-1].lstrip('-')}") as dsn,
         db.connect(limited=False) as conn,
         bench.running(dsn, *commands) as started,
     ):
@@ -53,8 +54,9 @@ def _rows(bench: Bench, slots: int) -> Iterator[results.Row]:
             ingest.append(drain.drain_ingest(conn, "load", count, started))
             nodes.append(drain.drain_nodes(conn, count, started))
         bare.append(drain.drain_bare(bench, conn, dsn, count))
-    name = "one worker, 1 slot" if slots == 1 else f"one worker, {slots} slots"
-    for what, rates, limit in zip(("ingest", "nodes"), (ingest, nodes), LIMITS[slots], strict=True):
+    name = f"one worker, {' '.join(options)}"
+    limits = LIMITS[options]
+    for what, rates, limit in zip(("ingest", "nodes"), (ingest, nodes), limits, strict=True):
         yield results.Row(
             f"{name}: {what}",
             results.middle(rates),

@@ -24,7 +24,7 @@ def build(
     """Return one entry for each claim, the oldest first; `events` are in this order too.
 
     An event without a claim's number (a model load, an app's own) belongs to the claim before it.
-    `reopened`: when the job's run started last, from which a reopened node has waited. A claim
+    `reopened`: when the job's run was queued last, since which a reopened node has waited. A claim
     without events (pruned, or made by 0.3.0) is built from the row.
     """
     made: dict[int, JsonDict] = {}

@@ -1,4 +1,4 @@
-"""Check the invariants: each has a statement that returns what breaks it."""
+"""List the invariants, and check by SQL statements which jobs, runs or schedules break them."""
 
 from __future__ import annotations
 

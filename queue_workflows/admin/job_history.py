@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.admin import attempt_history, overview
+from queue_workflows.admin import attempt_history, item_nodes, overview
 from queue_workflows.engine import history_rows, job_tables, samples
 from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.runtime import stored_json
@@ -31,18 +31,21 @@ def of_run(
         return None
     counts = history_rows.node_counts(conn, run_id)
     of_items = history_rows.count_item_nodes(conn, run_id)
-    maps = [_map(conn, run_id, found) for found in overview.maps(conn, run_id)]
     jobs = history_rows.nodes(conn, run_id, nodes)
     events = history_rows.node_events(conn, run_id, nodes)
     wanted_logs = len(jobs) <= LOGS_MAX if logs is None else logs
     ids = [job["id"] for job in jobs] if wanted_logs else []
     stored = attempt_logs.of_jobs(conn, job_tables.NODE_JOBS, ids)
-    graph = _graph(row.pop("definition"))
+    definition = row.pop("definition")
+    graph = _graph(definition)
     read_at = row.pop("read_at")
     records = _by(events, "node_id"), _by(stored, "job_id")
     made = [_node(job, graph.get(job["node_id"]), row, records) for job in jobs]
     found = {node["node_id"]: node for node in _with_machine_samples(conn, made)}
-    wanted = [*graph, *(name for name in found if name not in graph)]
+    rest = [name for name in nodes or () if name not in graph and name not in found]
+    later = item_nodes.waiting(conn, run_id, definition, rest)
+    wanted = [*graph, *(name for name in found if name not in graph), *later]
+    of_loops = graph if nodes is None else item_nodes.loops(definition, [*found, *later])
     waiting = max(0, len(graph) - sum(counts.values()) + of_items)
     return {
         "kind": "run",
@@ -50,21 +53,24 @@ def of_run(
         "read_at": read_at,
         "nodes_total": waiting + sum(counts.values()),
         "counts": counts | ({"waiting": waiting} if waiting else {}),
-        "maps": maps,
-        "loops": _loops(graph, found) if nodes is None else [],
+        "maps": maps(conn, run_id),
+        "loops": _loops(of_loops, found),
         "logs_left_out": not wanted_logs,
         "nodes": [
-            found.get(name) or _waiting(graph[name], run_id)
+            found.get(name) or _waiting(graph.get(name) or later[name], run_id)
             for name in wanted
             if nodes is None or name in nodes
         ],
     }
 
 
-def _map(conn: db.Connection, run_id: str, row: Row) -> JsonDict:
-    """Return a map with the first items that failed."""
-    failed = overview.failed_items(conn, run_id, row["node_id"], limit=FAILED_ITEMS)
-    return {**row, "items_failed": failed}
+def maps(conn: db.Connection, run_id: str) -> list[JsonDict]:
+    """Return the maps of a run's graph with their items by state; `items_failed`: the first."""
+    found: list[JsonDict] = []
+    for row in overview.maps(conn, run_id):
+        failed = overview.failed_items(conn, run_id, row["node_id"], limit=FAILED_ITEMS)
+        found.append({**row, "items_failed": failed})
+    return found
 
 
 def _loops(graph: Mapping[str, Row], found: Mapping[str, JsonDict]) -> list[JsonDict]:
@@ -91,7 +97,7 @@ def _loops(graph: Mapping[str, Row], found: Mapping[str, JsonDict]) -> list[Json
         loops.append(
             {
                 "node_id": name,
-                "at_most": max(by_number),
+                "at_most": _at_most(graph.get(name)) or max(by_number),
                 "rounds": max(begun, default=0),
                 "last": last,
             }
@@ -99,12 +105,18 @@ def _loops(graph: Mapping[str, Row], found: Mapping[str, JsonDict]) -> list[Json
     return loops
 
 
+def _at_most(entry: Row | None) -> int:
+    """Return how many rounds a loop has at most; 0 for an entry that is none of a loop."""
+    loop = stored_json.mapping(entry.get("loop")) if entry else {}
+    return len(stored_json.sequence(loop.get("rounds")))
+
+
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     """Return what `history.get_job` documents; None if there is no such job."""
     job = history_rows.node(conn, job_id)
     if job is None:
         return _ingest_job(conn, job_id)
-    run = history_rows.run(conn, job["run_id"]) or {"definition": None, "started_at": None}
+    run = history_rows.run(conn, job["run_id"]) or {"definition": None, "queued_at": None}
     names = [job["node_id"]]
     events = _by(history_rows.node_events(conn, job["run_id"], names), "node_id")
     logs = _by(attempt_logs.of_jobs(conn, job_tables.NODE_JOBS, [job_id]), "job_id")
@@ -170,7 +182,7 @@ def _node(
     """Return a node as it is shown; `records`: the events by node id and the logs by job id."""
     node = {"kind": "node job"} | job | {"depends_on": list(entry["deps"]) if entry else []}
     events, logs = records[0].get(job["node_id"], []), records[1].get(job["id"], [])
-    return _with_attempts(node, events, logs, run["started_at"])
+    return _with_attempts(node, events, logs, run["queued_at"])
 
 
 def _waiting(entry: Row, run_id: str) -> JsonDict:

@@ -53,10 +53,16 @@ def failed_items(conn: db.Connection, run_id: str, map_id: str, *, limit: int) -
     return conn.execute(statements.overview.failed_items, given).fetchall()
 
 
-def nodes_of_item(conn: db.Connection, run_id: str, key: str) -> list[str]:
-    """Return the ids of the nodes that the items with this key have."""
+def nodes_of_item(conn: db.Connection, run_id: str, key: str) -> dict[str, str]:
+    """Return the states of the nodes that the items with this key have, by node id."""
     rows = conn.execute(statements.overview.nodes_of_item, {"run": run_id, "key": key}).fetchall()
-    return [row["node_id"] for row in rows]
+    return {row["node_id"]: row["status"] for row in rows}
+
+
+def items(conn: db.Connection, run_id: str, keys: Iterable[str]) -> list[Row]:
+    """Return the items with these keys: map_id, key, goes_on (whether more nodes may follow)."""
+    given = {"run": run_id, "keys": list(keys)}
+    return conn.execute(statements.overview.items, given).fetchall()
 
 
 def nodes_of_round(conn: db.Connection, run_id: str, number: int) -> list[str]:

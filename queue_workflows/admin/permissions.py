@@ -1,4 +1,4 @@
-"""Find what a role may not do with the engine's tables and functions, and the GRANTs it needs."""
+"""Find which rights a role lacks or has in excess, and the GRANTs and REVOKEs that correct them."""
 
 from __future__ import annotations
 

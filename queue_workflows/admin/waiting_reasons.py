@@ -1,4 +1,4 @@
-"""Explain why jobs and runs wait: what keeps every worker from them, and each live worker."""
+"""Explain why jobs and runs wait: one reason for all workers, and one for each live worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from queue_workflows import config, db
 from queue_workflows.admin import overview, waiting_facts, worker_reasons
-from queue_workflows.engine import job_tables, lock_queues
+from queue_workflows.engine import job_tables, unserved_jobs
 from queue_workflows.runtime import display, durations, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
@@ -202,17 +202,25 @@ def _of_items(conn: db.Connection, row: Row) -> str:
 
 
 def _of_status(conn: db.Connection, row: Row) -> str:
-    if row["status"] == "skipped" and (branch := _branch_of(conn, row)):
-        return f"it is skipped: branch {branch} has chosen another arm"
+    if row["status"] == "skipped" and (reason := _skipped_by(conn, row)):
+        return f"it is skipped: {reason}"
     by = f" by {row['claimed_by']}" if row["status"] == "running" and row["claimed_by"] else ""
     return f"it is {row['status'].replace('_', ' ')}{by}"
 
 
-def _branch_of(conn: db.Connection, row: Row) -> str | None:
-    """Return the branch that decides about a node; None for a node of no branch."""
+def _skipped_by(conn: db.Connection, row: Row) -> str | None:
+    """Return which branch or loop has left a node out; None for a node of neither."""
     run = waiting_facts.run(conn, row["run_id"])
-    entry = stored_json.graph_nodes(run["definition"]).get(row["node_id"]) if run else None
-    return stored_json.text(entry.get("arm")) if entry else None
+    entries = stored_json.all_entries(run["definition"]) if run else {}
+    entry = stored_json.entry_of(entries, row["node_id"])
+    arm = stored_json.text(entry.get("arm")) if entry else None
+    if entry is None or arm is None:
+        return None
+    # The ids of a map's body are relative to the item.
+    name = row["node_id"].removesuffix(str(entry["id"])) + arm
+    if entry.get("round") is not None:
+        return f"loop {name} has ended before this round"
+    return f"branch {name} has chosen another arm"
 
 
 def unserved_text(queue: str) -> str:
@@ -223,7 +231,7 @@ def unserved_text(queue: str) -> str:
 def _of_unserved(conn: db.Connection, row: Row) -> str:
     """Return why other jobs got its lock key, and whether it may wait for the key again."""
     stale_s = config.STALE_WORKER_AFTER_S.read()
-    if row["queue"] in lock_queues.served(conn, stale_s):
+    if row["queue"] in unserved_jobs.served(conn, stale_s):
         return "its queue has a worker again: it is about to wait for its lock key again"
     clause, detail = _of_queue(conn, row["queue"])
     if clause == "paused":

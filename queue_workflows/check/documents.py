@@ -59,6 +59,9 @@ def check(
             yield from _unread_keys(step, _RUN, at)
             yield from _unread_policy(step, at)
             continue
+        if step["kind"] == "node":
+            yield from _node(step, at)
+            continue
         known = {"branch": _BRANCH, "loop": _LOOP, "map": _MAP}.get(step["kind"], _STEP)
         yield from _unread_keys(step, known, at)
         yield from _unread_policy(step, at)

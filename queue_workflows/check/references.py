@@ -62,7 +62,8 @@ class References:
         if node.map is not None:
             body = References(node.map.body, self._outputs, around=(self, node))
             for inner in node.map.body.nodes.values():
-                yield from body.check(inner)
+                # The rounds of a loop are alike; the second one has the state of a round.
+                yield from body.check(inner) if (inner.round or 1) <= 2 else ()
 
     def _named(self, node_id: str) -> str:
         if self._around is None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from queue_workflows import db, jobs, runs
 from queue_workflows.admin import overview
@@ -13,9 +11,7 @@ from queue_workflows.types import Row
 
 
 def cancel(
-    what: Annotated[
-        str, typer.Argument(metavar="RUN|JOB", help=f"The id of a run or a job. {ids.PREFIX_HELP}")
-    ],
+    what: ids.RunOrJob,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,

@@ -1,4 +1,4 @@
-"""Run the part that every command shares: exit codes, loading the app, choosing the database."""
+"""Provide what every command shares: exit codes, messages, stops and the choice of the database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from queue_workflows.runtime import app_loading, entry_point, printed_lines, sig
 
 PROG = "queue-workflows"
 _log = logging.getLogger(__name__)
-asked_database = ""
+requested_database = ""
 """The database that `--db` of the running command names."""
 PERMISSION_DENIED = "42501"
 PATIENCE_S = 10.0
@@ -81,9 +81,9 @@ def database(*, create: bool, app: str | None = None, up: bool = False) -> Gener
     with contextlib.ExitStack() as stack:
         if config.database_url() is None:
             words = stack.enter_context(_embedded(create=create, app=app, up=up))
-        elif asked_database:
+        elif requested_database:
             raise errors.InvalidConfig(
-                f"--db {asked_database} names a database of the embedded server, and "
+                f"--db {requested_database} names a database of the embedded server, and "
                 f"{' or '.join(config.db_url_variables())} is set to a server of yours: leave one "
                 "of them out"
             )
@@ -95,20 +95,20 @@ def database(*, create: bool, app: str | None = None, up: bool = False) -> Gener
 
 @contextlib.contextmanager
 def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
-    asked = asked_database or config.EMBEDDED_DB.read()
-    joined = databases.join(create=create, asked=asked)
+    requested = requested_database or config.EMBEDDED_DB.read()
+    joined = databases.join(create=create, requested=requested)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(joined.server)
         config.configure(embedded=True)
         # The processes that this command starts must use the same database.
         stack.enter_context(_variable(config.EMBEDDED_DB.variables[0], joined.project.name))
-        if joined.made and not asked and databases.has_earlier(server):
+        if joined.made and not requested and databases.has_earlier(server):
             print_message(
                 f"the database of earlier versions is still there: --db {databases.EARLIER}; "
                 f"{PROG} databases lists all"
             )
         if app is not None:
-            check = UpCheck(app, joined.project.name, shared=bool(asked))
+            check = UpCheck(app, joined.project.name, shared=bool(requested))
             if up:
                 stack.enter_context(
                     running_apps.registered(

@@ -1,4 +1,4 @@
-"""Add the option --db to every command that uses a database."""
+"""Add --db NAME, a database of the embedded server, to every command that uses one database."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _with_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapper(*args: Any, db: str | None = None, **kwargs: Any) -> Any:
-        command.asked_database = db or ""
+        command.requested_database = db or ""
         return function(*args, **kwargs)
 
     parameters = [*signature.parameters.values(), option]

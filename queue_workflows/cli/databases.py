@@ -1,4 +1,4 @@
-"""Define `queue-workflows databases`: list the embedded server's databases and their users."""
+"""Define `queue-workflows databases`: list the embedded server's databases, one per project."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from queue_workflows.cli import (
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
 from queue_workflows.dag import confinement, run_folder
 from queue_workflows.db import development_chain, functions
-from queue_workflows.engine import lock_queues
+from queue_workflows.engine import unserved_jobs
 from queue_workflows.runtime import app_loading, display, entry_point
 
 OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
@@ -286,7 +286,7 @@ def _versions(conn: db.Connection) -> Findings:
 
 
 def _lock_keys(conn: db.Connection) -> Findings:
-    rows = lock_queues.unserved(conn)
+    rows = unserved_jobs.count_by_queue(conn)
     if not rows:
         yield Finding("lock keys", OK, "none passed over a queue that no worker serves")
     for row in rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from queue_workflows.check import findings
@@ -43,19 +43,32 @@ def mermaid(definition: Mapping[str, Any]) -> Iterator[str]:
     yield "flowchart TD"
     shown = _folded(definition["nodes"])
     keys = {node["id"]: f"n{index}" for index, node in enumerate(shown)}
-    for number, (step, nodes) in enumerate(_groups(shown).items()):
-        alone = len(nodes) == 1
-        if not alone:
-            yield f"    subgraph s{number} [{_quoted(step)}]"
-        for node in nodes:
-            name = node["id"] if alone else _short(node)
-            if "map" in node:
-                yield from _map_flowchart(node, keys[node["id"]], "    ")
-                continue
-            yield f"    {'' if alone else '    '}{keys[node['id']]}{_shape(node, name)}"
-        if not alone:
-            yield "    end"
+    groups = _groups(shown)
+    boxes = {step for step, nodes in groups.items() if len(nodes) > 1}
+    yield from _flowchart(groups, boxes, keys, "s", "    ")
     yield from _edges(shown, keys)
+
+
+def _flowchart(
+    groups: Mapping[str, Nodes],
+    boxes: Collection[str],
+    keys: Mapping[str, str],
+    start: str,
+    indent: str,
+) -> Iterator[str]:
+    """Return the nodes, those of the steps `boxes` in a subgraph each, named from `start` on."""
+    for number, (step, nodes) in enumerate(groups.items()):
+        boxed = step in boxes
+        if boxed:
+            yield f"{indent}subgraph {start}{number} [{_quoted(step)}]"
+        for node in nodes:
+            name = _short(node) if boxed else node["id"]
+            if "map" in node:
+                yield from _map_flowchart(node, keys[node["id"]], indent)
+                continue
+            yield f"{indent}{'    ' if boxed else ''}{keys[node['id']]}{_shape(node, name)}"
+        if boxed:
+            yield f"{indent}end"
 
 
 def _edges(nodes: Nodes, keys: Mapping[str, str]) -> Iterator[str]:
@@ -111,13 +124,11 @@ def _choosing(nodes: Nodes) -> dict[str, str]:
 def _map_flowchart(node: Mapping[str, Any], key: str, indent: str) -> Iterator[str]:
     """Return a map as a subgraph with the nodes of one item."""
     yield f"{indent}subgraph {key} [{_quoted(node['id'] + ', each item')}]"
-    body: Nodes = node["map"]["body"]
+    body = _folded(node["map"]["body"])
     keys = {inner["id"]: f"{key}_{index}" for index, inner in enumerate(body)}
-    for inner in body:
-        if "map" in inner:
-            yield from _map_flowchart(inner, keys[inner["id"]], f"{indent}    ")
-        else:
-            yield f"{indent}    {keys[inner['id']]}{_shape(inner, inner['id'])}"
+    groups = _groups(body)
+    deciding = {each["arm"] for each in body if each.get("arm")}
+    yield from _flowchart(groups, deciding, keys, f"{key}_s", f"{indent}    ")
     yield from (f"{indent}{line}" for line in _edges(body, keys))
     yield f"{indent}end"
 
@@ -190,7 +201,7 @@ def _details(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
 def _of_items(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
     if "map" in node:
         inner = ids | {node["map"]["item"], *(each["id"] for each in node["map"]["body"])}
-        for each in node["map"]["body"]:
+        for each in _folded(node["map"]["body"]):
             yield f"each: {_node_line(each, each['id'])}"
             yield from (f"      {line}" for line in _details(each, inner))
 

@@ -1,6 +1,10 @@
-"""Find a run or job by its id: as it is stored, as a command printed it, or by a prefix."""
+"""Find a run or job by its id as stored, as printed with escapes, or by a unique prefix of it."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+import typer
 
 from queue_workflows import db, errors
 from queue_workflows.admin import overview
@@ -11,6 +15,9 @@ from queue_workflows.types import Row
 
 HELP = "Put -- before an id that begins with a dash. Escapes such as \\x1b are understood."
 PREFIX_HELP = f"A unique prefix of a generated id is accepted. {HELP}"
+RunOrJob = Annotated[
+    str, typer.Argument(metavar="RUN|JOB", help=f"The id of a run or a job. {PREFIX_HELP}")
+]
 CANDIDATES = 5
 """The most ids that are listed for an ambiguous prefix."""
 

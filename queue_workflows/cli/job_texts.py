@@ -86,6 +86,20 @@ def event_text(event: dict[str, Any]) -> str:
     return output.line(f"{text}: {output.line(error, 500)}" if error else text, 500)
 
 
+def map_texts(found: dict[str, Any]) -> list[str]:
+    """Return how many items of a map are done, and a line for each of the first that failed."""
+    words = f"{found['done']}/{found['total']} done"
+    words += f", {found['failed']} failed" if found["failed"] else ""
+    words += f", {found['open']} open" if found["open"] else ""
+    texts = [f"items of {output.line(found['node_id'])}: {words}"]
+    for item in found["items_failed"]:
+        error = output.line(item["error"] or "no error was given")
+        texts.append(f"  {output.line(item['key'])}: {error}")
+    if found["failed"] > len(found["items_failed"]):
+        texts.append(f"  and {found['failed'] - len(found['items_failed'])} more")
+    return texts
+
+
 def loop_text(loop: dict[str, Any]) -> str:
     """Return how many rounds a loop has begun, and how the last one is."""
     begun = output.counted(loop["rounds"], "round")

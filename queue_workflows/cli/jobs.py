@@ -60,9 +60,7 @@ def list_(
     status: Status = None,
     since: Since = None,
     key: Key = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=100_000, metavar="N", help="How many at most.")
-    ] = 20,
+    limit: options.Limit = 20,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,

@@ -1,4 +1,4 @@
-"""Define the options that several commands share."""
+"""Define the options that commands share: --app, --json, --debug, --out and those about logs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ App = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show whole tracebacks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, ISO times.")]
+Limit = Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="How many at most.")]
 Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of the run's files; nodes write below it."),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from queue_workflows.cli import job_texts, output, run_snapshot, run_views, sample_text, summary
+from queue_workflows.dag import item_ids
 from queue_workflows.runtime import display, entry_point, stored_json
 
 UNCUT = 100_000
@@ -41,7 +42,9 @@ class Page:
         """
         self._heading(shown)
         self._outline(shown)
-        chosen = len(shown["nodes"]) < shown["nodes_total"]
+        # The total has no nodes of items that have no job yet.
+        counted = [n for n in shown["nodes"] if n["id"] or not item_ids.of_item(n["node_id"])]
+        chosen = len(counted) < shown["nodes_total"]
         nodes = self._nodes_of(shown, chosen=chosen)
         for at in range(0, len(nodes), AT_ONCE):
             some = nodes[at : at + AT_ONCE]
@@ -96,7 +99,8 @@ class Page:
         for each in map(stored_json.mapping, stored_json.sequence(shown["upgrades"])):
             self._upgrade(each)
         for each in shown["maps"]:
-            self._map(each)
+            for text in job_texts.map_texts(each):
+                self._line(text)
         for each in shown["loops"]:
             self._line(job_texts.loop_text(each))
 
@@ -105,18 +109,6 @@ class Page:
         at = job_texts.stored_moment(move.get("at"))
         actor = f" by {output.line(str(move['actor']))}" if move.get("actor") else ""
         self._line(f"moved to other code at {at}{actor}: {job_texts.moved(move)}")
-
-    def _map(self, found: dict[str, Any]) -> None:
-        """Print how many items of a map are done, and the first that failed."""
-        words = f"{found['done']}/{found['total']} done"
-        words += f", {found['failed']} failed" if found["failed"] else ""
-        words += f", {found['open']} open" if found["open"] else ""
-        self._line(f"items of {output.line(found['node_id'])}: {words}")
-        for item in found["items_failed"]:
-            error = output.line(item["error"] or "no error was given")
-            self._line(f"  {output.line(item['key'])}: {error}")
-        if found["failed"] > len(found["items_failed"]):
-            self._line(f"  and {found['failed'] - len(found['items_failed'])} more")
 
     def job(self, shown: dict[str, Any]) -> None:
         """Print a job of either family."""

@@ -12,9 +12,7 @@ from queue_workflows.cli import changed_work, command, ids, options, output
 
 
 def retry(
-    what: Annotated[
-        str, typer.Argument(metavar="RUN|JOB", help=f"The id of a run or a job. {ids.PREFIX_HELP}")
-    ],
+    what: ids.RunOrJob,
     from_node: Annotated[
         str | None,
         typer.Option(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import resource
+import time
 from datetime import datetime, timedelta, timezone
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -12,7 +14,6 @@ from queue_workflows import config, db, errors, history, hw_metrics
 from queue_workflows.cli import command, options, output, sample_text, show
 from queue_workflows.engine import samples as rows_of
 from queue_workflows.runtime import display
-from queue_workflows.telemetry import sample_cost
 from queue_workflows.types import JsonDict
 
 LINES = 30
@@ -135,10 +136,34 @@ def table(rows: list[JsonDict]) -> None:
     )
 
 
+class Cost(NamedTuple):
+    """A sample's cost: CPU seconds of this process and of its tools, and elapsed ones."""
+
+    cpu_s: float
+    tools_cpu_s: float
+    wall_s: float
+
+
+def measure(probe: hw_metrics.Probe, times: int = 10) -> Cost:
+    """Return the mean cost of a sample that reads the GPUs; block for that many samples."""
+    tools = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, began = time.thread_time(), time.monotonic()
+    for _ in range(times):
+        probe.reread()
+        probe.sample()
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = now.ru_utime + now.ru_stime - tools.ru_utime - tools.ru_stime
+    return Cost(
+        (time.thread_time() - own) / times,
+        spent / times,
+        (time.monotonic() - began) / times,
+    )
+
+
 def _now(*, as_json: bool) -> int:
     probe = hw_metrics.Probe()
     try:
-        cost = sample_cost.measure(probe)
+        cost = measure(probe)
         found = probe.sample()
         source = probe.source
     finally:

@@ -1,4 +1,4 @@
-"""Define `queue-workflows serve`: the HTTP service."""
+"""Define `queue-workflows serve`: run the HTTP service."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def serve(
 
     def run_command() -> int:
         _load()
-        from queue_workflows.service import application, server, settings
+        from queue_workflows.service import application, process_environment, server, settings
 
         found = settings.load(**given)
         if log_format:
             os.environ["QUEUE_WORKFLOWS_LOG_FORMAT"] = log_format  # also of the workers
-        settings.apply(found)
+        process_environment.apply(found)
         entry_point.setup_logging("debug" if found.debug else log_level, log_format)
         app_loading.load_app(app)
-        settings.apply(found)
-        settings.check_app(found)
+        process_environment.apply(found)
+        process_environment.check_app(found)
         if check:
             if config.database_url() is None:
                 cluster.check_installed()
@@ -77,12 +77,8 @@ def serve(
             address = _where(found.host, bound.getsockname()[1])
             if made.state.token_path is not None:
                 command.print_message(f"the token is in {made.state.token_path}")
-            return server.run(
-                made,
-                found,
-                bound,
-                lambda: command.print_message(f"serving {words} on {address}"),
-            )
+            serving = f"serving {words} on {address}"
+            return server.run(made, found, bound, lambda: command.print_message(serving))
 
     command.execute("serve", run_command, debug=debug)
 

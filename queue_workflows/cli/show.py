@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from queue_workflows import db, errors, history
-from queue_workflows.admin import overview
+from queue_workflows.admin import item_nodes, overview
 from queue_workflows.cli import (
     command,
     follow,
@@ -77,7 +77,7 @@ def show(
                 raise errors.InvalidConfig(f"--node: {kind} {any_id} has no nodes of its own")
             if steps:
                 return step_report.show(kind, any_id, as_json=as_json, full=full)
-            of_item = _chosen(any_id, "--item", item, overview.nodes_of_item)
+            of_item = _chosen(any_id, "--item", item, item_nodes.listed)
             of_round = _chosen(any_id, "--round", round_no, overview.nodes_of_round)
             wanted = [*(node or ()), *of_item, *of_round] or None
             if follow:
@@ -86,7 +86,10 @@ def show(
                     return _follow(kind, any_id, stop, wanted, as_json=as_json, full=full or debug)
             # The page reads the logs of the nodes that it prints.
             logs = (True if full else None) if as_json else False
-            print_out(collect(kind, any_id, wanted, logs=logs), as_json=as_json, full=full)
+            shown = collect(kind, any_id, wanted, logs=logs)
+            if not as_json and wanted and not of_item:
+                shown["loops"] = []  # Of single nodes, a line about their loop would be wrong.
+            print_out(shown, as_json=as_json, full=full)
         return 0
 
     command.execute("show", run_command, debug=debug)

@@ -12,8 +12,8 @@ from queue_workflows.admin import overview
 from queue_workflows.cli import command, options, output, unserved_queues
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import run_folder
-from queue_workflows.engine import lock_queues, queues
 from queue_workflows.engine import models as fleet_rows
+from queue_workflows.engine import queues, unserved_jobs
 from queue_workflows.engine import workers as workers_rows
 from queue_workflows.runtime import app_loading
 from queue_workflows.types import Row
@@ -71,7 +71,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
         found["switched_off"] = workers_rows.switched_off(conn)
         found["unassignable"] = fleet_rows.flagged(conn)
-        found["unserved"] = lock_queues.unserved(conn)
+        found["unserved"] = unserved_jobs.count_by_queue(conn)
         found["paused"] = queues.paused(conn)
         troubled = schedules.troubled(conn=conn)
     found["schedules"] = [

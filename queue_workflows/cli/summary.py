@@ -1,4 +1,4 @@
-"""Summarize a finished run: which workers ran its nodes, and its longest chain."""
+"""Summarize a finished run: its workers, maps, longest chain, and where failed nodes raised."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import db, errors
-from queue_workflows.admin import overview
-from queue_workflows.cli import output, run_views
+from queue_workflows.admin import item_nodes, job_history, overview
+from queue_workflows.cli import job_texts, output, run_views
 from queue_workflows.cli.run_snapshot import RunSnapshot
-from queue_workflows.dag import graph
+from queue_workflows.dag import graph, item_ids
 from queue_workflows.engine import runs
-from queue_workflows.runtime import display, entry_point, stored_json
+from queue_workflows.runtime import display, entry_point
 
 FAILURES = 20
 TRACES = 3
@@ -30,6 +30,7 @@ def collect(seen: RunSnapshot) -> dict[str, Any]:
     """Return the run with `workers` (host_label, queue, pid, nodes, seconds) and `longest_chain`.
 
     `failed`: the first nodes that failed, each with its error and traceback, which may be None.
+    `maps`: as `history.get_run` returns them.
     """
     run_id = seen.run["id"]
     with db.transaction() as conn:
@@ -38,6 +39,7 @@ def collect(seen: RunSnapshot) -> dict[str, Any]:
         frozen = runs.definition(conn, run_id)
         crashes = overview.crashes(conn, run_id)
         failed = overview.failures(conn, run_id, limit=FAILURES)
+        maps = job_history.maps(conn, run_id)
     chain = _chain(frozen, seconds) if seconds else []
     return {
         "id": run_id,
@@ -50,6 +52,7 @@ def collect(seen: RunSnapshot) -> dict[str, Any]:
         "nodes": _by_status(seen),
         "workers": [_place(row) for row in places],
         "longest_chain": {"nodes": chain, "seconds": sum(seconds.get(name, 0.0) for name in chain)},
+        "maps": maps,
         "taken_back": crashes,
         "failed": failed,
     }
@@ -70,17 +73,24 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chain(frozen: Any, seconds: Mapping[str, float]) -> list[str]:
-    """Return the longest chain of a stored definition; [] if it is not a graph."""
-    nodes = stored_json.graph_nodes(frozen)
+    """Return the longest chain of a stored definition and its items; [] if it is not a graph."""
     fields = dict.fromkeys(graph.Node._fields)
-    entries = [fields | {"id": name, "deps": node["deps"]} for name, node in nodes.items()]
+    deps = item_nodes.dependencies(frozen, seconds)
+    entries = [fields | {"id": name, "deps": before} for name, before in deps.items()]
     with contextlib.suppress(errors.InvalidWorkflow):
         return longest_chain(graph.Graph({"version": 1, "nodes": entries}), seconds)
     return []
 
 
 def longest_chain(walk: graph.Graph, seconds: Mapping[str, float]) -> list[str]:
-    """Return the node ids of the path with the longest total handler time, in order."""
+    """Return the node ids of the path with the longest total handler time, in order.
+
+    Nodes of items that have not completed, as a skipped round, are left out.
+    """
+
+    def counts(node_id: str) -> bool:
+        return node_id in seconds or not item_ids.of_item(node_id)
+
     reached: dict[str, tuple[float, int]] = {}
     before: dict[str, str] = {}
     open_deps = {node.id: len(node.deps) for node in walk.nodes.values()}
@@ -97,7 +107,7 @@ def longest_chain(walk: graph.Graph, seconds: Mapping[str, float]) -> list[str]:
     chain = [max(reached, key=reached.__getitem__)] if reached else []
     while chain and chain[-1] in before:
         chain.append(before[chain[-1]])
-    return chain[::-1]
+    return [node_id for node_id in reversed(chain) if counts(node_id)]
 
 
 def show(found: Mapping[str, Any]) -> None:
@@ -112,6 +122,9 @@ def show(found: Mapping[str, Any]) -> None:
         where = run_views.place(place["worker_id"])
         did = output.counted(place["nodes"], "node")
         output.echo(f"  {place['queue']} {where}: {did}, {output.seconds(place['seconds'])}")
+    for each in found["maps"]:
+        for text in job_texts.map_texts(each):
+            output.echo(entry_point.mask(text))
     if found["taken_back"]:
         output.echo(f"taken back from dead workers: {output.counted(found['taken_back'], 'time')}")
     chain = found["longest_chain"]

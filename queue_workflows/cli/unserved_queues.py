@@ -1,4 +1,4 @@
-"""Find queues that no worker serves, and say in a line why jobs of a queue wait."""
+"""Find queues that no worker serves or that are OFF; describe these, and pauses, in one line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def pause_text(row: Row) -> str:
 
 
 def unserved_text(row: Row) -> str:
-    """Return what `lock_keys.unserved` found of a queue, in one sentence."""
+    """Return what `unserved_jobs.count_by_queue` found of a queue, in one sentence."""
     jobs = output.counted(row["n"], "job")
     text = (
         f"queue {row['queue']} is served by no worker, so the lock keys of {jobs} passed to others"

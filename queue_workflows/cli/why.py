@@ -1,4 +1,4 @@
-"""Define `queue-workflows why RUN|JOB`: explain why no live worker takes a queued job."""
+"""Define `queue-workflows why RUN|JOB`: explain why a job waits, or each waiting node of a run."""
 
 from __future__ import annotations
 

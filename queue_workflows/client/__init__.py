@@ -16,8 +16,8 @@ except ImportError as missing:
 
 from queue_workflows.client.asynchronous import AsyncClient
 from queue_workflows.client.events import Event, Part
+from queue_workflows.client.job_states import JobStatus
 from queue_workflows.client.sync import Client
-from queue_workflows.client.values import JobStatus
 
 del _httpx
 

@@ -1,20 +1,26 @@
-"""Call the service from an event loop."""
+"""Define `AsyncClient`, which calls the HTTP service from an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
 import functools
-import time
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import TypeVar
 
 import httpx
 
 from queue_workflows import errors
-from queue_workflows.client import calls, events, problems, transport, values, verbs, waiting
+from queue_workflows.client import (
+    calls,
+    events,
+    job_states,
+    problems,
+    request_loops,
+    transport,
+    verbs,
+)
 from queue_workflows.types import JsonDict
 
 T = TypeVar("T")
@@ -55,12 +61,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -90,16 +91,14 @@ class AsyncClient:
 
     async def stream(self, follow: events.Follower) -> AsyncIterator[events.Event]:
         """Yield the events of a stream, which is resumed when it is interrupted."""
-        tries = 0
         while True:
             try:
                 async for event in self._stream(follow):
-                    tries = 0
                     yield event
-                tries = 0
+                follow.failures = 0
             except errors.ServiceUnavailable:
-                tries += 1
-                if tries > self._conn.retries:
+                follow.failures += 1
+                if follow.failures > self._conn.retries:
                     raise
             if follow.over:
                 return
@@ -133,17 +132,12 @@ class AsyncClient:
             tries += 1
             try:
                 request = transport.request(self._conn, self._http, call)
-                response = await self._http.send(request, follow_redirects=False)
-            except httpx.HTTPError as error:
-                after_s = transport.pause_s(self._conn, call, tries, error)
-                if after_s is None:
-                    raise problems.of_transport(error) from None
-            except httpx.InvalidURL as error:
-                raise problems.of_transport(error) from None
-            else:
-                after_s = transport.pause_s(self._conn, call, tries, response)
-                if after_s is None:
-                    return transport.read(call, response)
+                got = await self._http.send(request, follow_redirects=False)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                got = error
+            after_s = transport.pause_s(self._conn, call, tries, got)
+            if after_s is None:
+                return transport.read(call, got)
             await asyncio.sleep(after_s)
 
 
@@ -158,18 +152,12 @@ class AsyncJobs(verbs.AsyncGroup):
     events = verbs.Async(calls.job_events)
     explain = verbs.Async(calls.explain_job)
 
-    async def wait(self, job_id: str, *, timeout_s: float | None = None) -> values.JobStatus:
+    async def wait(self, job_id: str, *, timeout_s: float | None = None) -> job_states.JobStatus:
         """Return how far a job is once it is succeeded, failed or canceled.
 
         Raises `WaitTimeout` (a TimeoutError) after `timeout_s`; None: waits for ever.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            wait_s = waiting.left_s(deadline)
-            found = await self._client.call(calls.job_state(job_id, wait_s=wait_s))
-            if found["status"] in values.FINAL:
-                return found
-            waiting.check(deadline, f"job {job_id!r:.80} is {found['status']}")
+        return await self.end_of(request_loops.job_end(job_id, timeout_s))
 
     async def list(
         self,
@@ -226,13 +214,7 @@ class AsyncRuns(verbs.AsyncGroup):
         Raises `UnknownJob`, and `WaitTimeout` (a TimeoutError) after `timeout_s`; None: waits for
         ever.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            wait_s = waiting.left_s(deadline)
-            found = await self._client.call(calls.run_state(run_id, wait_s=wait_s))
-            if found.get("status") in values.FINAL_RUN:
-                return found
-            waiting.check(deadline, f"run {run_id!r:.80} is {found.get('status')}")
+        return await self.end_of(request_loops.run_end(run_id, timeout_s))
 
     async def list(
         self, *, status: str | None = None, workflow_name: str | None = None, limit: int = 50

@@ -1,4 +1,4 @@
-"""Define the verbs of both clients: what each takes, returns and sends.
+"""Define the methods of both clients as functions: what each takes, sends and returns.
 
 Its length is that of the HTTP API: a function for each of its requests.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple, cast
 
-from queue_workflows.client import events, values
+from queue_workflows.client import events, job_states
 from queue_workflows.client.transport import Call, path
 from queue_workflows.types import JsonDict
 
@@ -50,8 +50,8 @@ def _page(found: Any) -> Page:
     return Page(_items(found), _row(found).get("next"))
 
 
-def _status(found: Any) -> values.JobStatus:
-    return cast("values.JobStatus", _row(found))
+def _status(found: Any) -> job_states.JobStatus:
+    return cast("job_states.JobStatus", _row(found))
 
 
 def _text(name: str) -> Callable[[Any], str]:
@@ -140,14 +140,14 @@ def get_job(job_id: str) -> Call[JsonDict | None]:
     return Call("GET", path("jobs", job_id), _row_or_none, missing=True)
 
 
-def job_status(job_id: str) -> Call[values.JobStatus]:
+def job_status(job_id: str) -> Call[job_states.JobStatus]:
     """Return how far a job is; raise `UnknownJob` if there is none."""
     return job_state(job_id)
 
 
 def job_state(
     job_id: str, *, wait_s: float = 0.0, etag: str | None = None
-) -> Call[values.JobStatus]:
+) -> Call[job_states.JobStatus]:
     """Return how far a job is; `wait_s`: at the latest then, else when it is final."""
     headers = {} if etag is None else {"if-none-match": etag}
     query = {"wait": wait_s or None}
@@ -155,12 +155,12 @@ def job_state(
     return Call("GET", where, _status, query=query, headers=headers, wait_s=wait_s)
 
 
-def cancel_job(job_id: str) -> Call[values.JobStatus]:
+def cancel_job(job_id: str) -> Call[job_states.JobStatus]:
     """Cancel a queued job, or request that a running one ends; return how far it is."""
     return Call("POST", path("jobs", job_id, "cancel"), _status)
 
 
-def retry_job(job_id: str) -> Call[values.JobStatus]:
+def retry_job(job_id: str) -> Call[job_states.JobStatus]:
     """Queue a failed or canceled job again; raise `InvalidConfig` for another one."""
     return Call("POST", path("jobs", job_id, "retry"), _status, repeatable=False)
 

@@ -134,6 +134,8 @@ class Follower:
         """Whether the last event has come."""
         self.query = {name: value for name, value in wanted.items() if value is not None}
         self.last_id = last_event_id
+        self.failures = 0
+        """How often in a row it ended in an error before an event came."""
         self.parser = Parser()
         self._seen = OrderedDict[str, None]()
 
@@ -162,4 +164,5 @@ class Follower:
             self._seen[key] = None
             if len(self._seen) > REMEMBERED:
                 self._seen.popitem(last=False)
+            self.failures = 0
             yield event

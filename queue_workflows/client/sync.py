@@ -1,4 +1,4 @@
-"""Call the service and wait for each reply."""
+"""Define `Client`, which calls the HTTP service and waits for each reply."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import functools
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import TypeVar
 
 import httpx
 
 from queue_workflows import errors
-from queue_workflows.client import calls, events, problems, transport, values, verbs, waiting
+from queue_workflows.client import (
+    calls,
+    events,
+    job_states,
+    problems,
+    request_loops,
+    transport,
+    verbs,
+)
 from queue_workflows.types import JsonDict
 
 T = TypeVar("T")
@@ -54,12 +61,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -87,16 +89,13 @@ class Client:
 
     def stream(self, follow: events.Follower) -> Iterator[events.Event]:
         """Yield the events of a stream, which is resumed when it is interrupted."""
-        tries = 0
         while True:
             try:
-                for event in self._stream(follow):
-                    tries = 0
-                    yield event
-                tries = 0
+                yield from self._stream(follow)
+                follow.failures = 0
             except errors.ServiceUnavailable:
-                tries += 1
-                if tries > self._conn.retries:
+                follow.failures += 1
+                if follow.failures > self._conn.retries:
                     raise
             if follow.over:
                 return
@@ -129,17 +128,12 @@ class Client:
             tries += 1
             try:
                 request = transport.request(self._conn, self._http, call)
-                response = self._http.send(request, follow_redirects=False)
-            except httpx.HTTPError as error:
-                after_s = transport.pause_s(self._conn, call, tries, error)
-                if after_s is None:
-                    raise problems.of_transport(error) from None
-            except httpx.InvalidURL as error:
-                raise problems.of_transport(error) from None
-            else:
-                after_s = transport.pause_s(self._conn, call, tries, response)
-                if after_s is None:
-                    return transport.read(call, response)
+                got = self._http.send(request, follow_redirects=False)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                got = error
+            after_s = transport.pause_s(self._conn, call, tries, got)
+            if after_s is None:
+                return transport.read(call, got)
             time.sleep(after_s)
 
 
@@ -154,18 +148,12 @@ class Jobs(verbs.SyncGroup):
     events = verbs.Sync(calls.job_events)
     explain = verbs.Sync(calls.explain_job)
 
-    def wait(self, job_id: str, *, timeout_s: float | None = None) -> values.JobStatus:
+    def wait(self, job_id: str, *, timeout_s: float | None = None) -> job_states.JobStatus:
         """Return how far a job is once it is succeeded, failed or canceled.
 
         Raises `WaitTimeout` (a TimeoutError) after `timeout_s`; None: waits for ever.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            wait_s = waiting.left_s(deadline)
-            found = self._client.call(calls.job_state(job_id, wait_s=wait_s))
-            if found["status"] in values.FINAL:
-                return found
-            waiting.check(deadline, f"job {job_id!r:.80} is {found['status']}")
+        return self.end_of(request_loops.job_end(job_id, timeout_s))
 
     def list(
         self,
@@ -222,13 +210,7 @@ class Runs(verbs.SyncGroup):
         Raises `UnknownJob`, and `WaitTimeout` (a TimeoutError) after `timeout_s`; None: waits for
         ever.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            wait_s = waiting.left_s(deadline)
-            found = self._client.call(calls.run_state(run_id, wait_s=wait_s))
-            if found.get("status") in values.FINAL_RUN:
-                return found
-            waiting.check(deadline, f"run {run_id!r:.80} is {found.get('status')}")
+        return self.end_of(request_loops.run_end(run_id, timeout_s))
 
     def list(
         self, *, status: str | None = None, workflow_name: str | None = None, limit: int = 50

@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -17,6 +17,8 @@ from queue_workflows.client import problems
 from queue_workflows.runtime import trace_context
 
 T = TypeVar("T")
+Got: TypeAlias = "httpx.Response | httpx.HTTPError | httpx.InvalidURL"
+"""A response, or why there is none."""
 TOKEN: Final = "QUEUE_WORKFLOWS_TOKEN"  # noqa: S105  the name of a variable
 TIMEOUT_S: Final = 10.0
 RETRIES: Final = 3
@@ -75,17 +77,14 @@ def connection(url: str, token: str | None, timeout_s: float, retries: int) -> C
     """
     if timeout_s <= 0 or retries < 0:
         raise errors.InvalidConfig("timeout_s must be above 0, and retries at least 0")
-    headers = {"accept": "application/json", "user-agent": _agent()}
+    agent = f"queue_workflows/{queue_workflows.__version__}"
+    headers = {"accept": "application/json", "user-agent": agent}
     chosen = os.environ.get(TOKEN) if token is None else token
     if chosen:
         if not chosen.isascii() or not chosen.isprintable() or " " in chosen:
             raise errors.InvalidConfig("the token has characters that no token has")
         headers["authorization"] = f"Bearer {chosen}"
     return Connection(url.rstrip("/"), headers, timeout_s, retries)
-
-
-def _agent() -> str:
-    return f"queue_workflows/{queue_workflows.__version__}"
 
 
 def request(conn: Connection, client: Any, call: Call[Any]) -> httpx.Request:
@@ -111,15 +110,17 @@ def request(conn: Connection, client: Any, call: Call[Any]) -> httpx.Request:
     )
 
 
-def read(call: Call[T], response: httpx.Response) -> T:
-    """Return what a response holds; raise the error that it reports."""
-    if not response.is_success:
-        error = problems.of_response(response)
+def read(call: Call[T], got: Got) -> T:
+    """Return what a response holds; raise the error that it reports, or why there is none."""
+    if not isinstance(got, httpx.Response):
+        raise problems.of_transport(got)
+    if not got.is_success:
+        error = problems.of_response(got)
         if call.missing and isinstance(error, errors.UnknownJob):
             return call.read(None)
         raise error
     try:
-        return call.read(json.loads(response.content))
+        return call.read(json.loads(got.content))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.ServiceFailed(
             f"{call.method} {call.path}: the response is not that of the service: "
@@ -127,9 +128,7 @@ def read(call: Call[T], response: httpx.Response) -> T:
         ) from None
 
 
-def pause_s(
-    conn: Connection, call: Call[Any], tries: int, got: httpx.Response | httpx.HTTPError
-) -> float | None:
+def pause_s(conn: Connection, call: Call[Any], tries: int, got: Got) -> float | None:
     """Return after how many seconds a call is repeated; None: its result counts.
 
     A request that the service may have carried out is repeated only if it is `repeatable`.
@@ -142,7 +141,7 @@ def pause_s(
         given = got.headers.get("retry-after", "")
         if given.isascii() and given.isdigit() and len(given) < 6:
             return min(float(given), PAUSE_MAX_S)
-    elif isinstance(got, httpx.UnsupportedProtocol) or (
+    elif isinstance(got, (httpx.UnsupportedProtocol, httpx.InvalidURL)) or (
         not call.repeatable and not isinstance(got, _UNSENT)
     ):
         return None

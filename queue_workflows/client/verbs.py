@@ -1,17 +1,18 @@
-"""Turn the verbs of `calls` into methods of the clients, with their types."""
+"""Turn the functions of `calls` into methods of the two clients, with the same types."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from queue_workflows.client import calls, events, transport
+from queue_workflows.client import calls, events, request_loops, transport
 from queue_workflows.types import JsonDict
 
 P = ParamSpec("P")
 T = TypeVar("T")
+W = TypeVar("W", bound=Mapping[str, Any])
 
 
 class _SyncCaller(Protocol):
@@ -40,14 +41,15 @@ class SyncGroup:
         self, limit: int, page: Callable[[int, str | None], transport.Call[calls.Page]]
     ) -> list[JsonDict]:
         """Return up to `limit` items of a list; `page`: the call of its size and cursor."""
-        found: list[JsonDict] = []
-        cursor: str | None = None
-        while len(found) < limit:
-            part = self.call(page(min(limit - len(found), calls.PAGE), cursor))
-            found += part.items
-            cursor = part.cursor
-            if cursor is None:
-                break
+        pages = request_loops.Pages(limit, page)
+        while (request := pages.next()) is not None:
+            pages.add(self.call(request))
+        return pages.items
+
+    def end_of(self, wait: request_loops.Wait[W]) -> W:
+        """Return a run or job once it has ended. Raises `WaitTimeout`."""
+        while not wait.is_over(found := self.call(wait.next())):
+            pass
         return found
 
     def parts_of(
@@ -80,14 +82,15 @@ class AsyncGroup:
         self, limit: int, page: Callable[[int, str | None], transport.Call[calls.Page]]
     ) -> list[JsonDict]:
         """Return up to `limit` items of a list; `page`: the call of its size and cursor."""
-        found: list[JsonDict] = []
-        cursor: str | None = None
-        while len(found) < limit:
-            part = await self.call(page(min(limit - len(found), calls.PAGE), cursor))
-            found += part.items
-            cursor = part.cursor
-            if cursor is None:
-                break
+        pages = request_loops.Pages(limit, page)
+        while (request := pages.next()) is not None:
+            pages.add(await self.call(request))
+        return pages.items
+
+    async def end_of(self, wait: request_loops.Wait[W]) -> W:
+        """Return a run or job once it has ended. Raises `WaitTimeout`."""
+        while not wait.is_over(found := await self.call(wait.next())):
+            pass
         return found
 
     async def parts_of(

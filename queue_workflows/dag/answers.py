@@ -1,4 +1,4 @@
-"""Check whether an answer fits the question of an input node; pure functions."""
+"""Check an answer against an input node's question, and turn a typed label into its option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bind a node's inputs and the values that the engine offers to a handler's parameters."""
+"""Bind inputs, converted by annotation, and what the engine offers to a handler's parameters."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ T = TypeVar("T")
 class Candidate:
     """A ready node with its inputs bound to the run's folder, or why it cannot run."""
 
-    __slots__ = ("child", "choice", "inputs", "loop", "node", "reason", "result", "template")
+    __slots__ = (
+        "child", "choice", "inputs", "loop", "node", "reason", "result", "template", "undecided",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -35,6 +37,8 @@ class Candidate:
         self.template: JsonDict = {}
         self.inputs: JsonDict = {}
         self.reason: str | None = None
+        self.undecided = False
+        """Whether its branch or loop cannot decide, which is `reason`."""
         try:
             self.template = bindings.bind_paths(node.inputs, out_dir, node_id=node.id)
         except errors.InvalidWorkflow as error:
@@ -48,11 +52,10 @@ class Candidate:
             given += [{"$from": end} for end in self.choice.ends if self.node.choice is not None]
         if self.loop is not None:
             at = (self.node.round or 1) - 2
-            rounds = self.loop.rounds if self.node.loop is not None else self.loop.rounds[at:][:1]
-            if self.node.loop is not None or at >= 0:
-                given += [
-                    template for one in rounds for template in (one.until, {"$from": one.end})
-                ]
+            rounds = self.loop.rounds
+            if self.node.loop is None:
+                rounds = rounds[at : at + 1] if at >= 0 else ()
+            given += [template for one in rounds for template in (one.until, {"$from": one.end})]
         return given if self.node.skip_if is None else [self.node.skip_if, *given]
 
     def is_skipped(self, context: JsonDict, resolver: RefResolver) -> bool:
@@ -79,14 +82,17 @@ class Candidate:
         try:
             return loops.goes_on(loop, self.node.round or 1, context, _resolving(context, resolver))
         except errors.InvalidWorkflow as error:
-            self.reason = str(error)
+            self._doubt(str(error))
             return True
+
+    def _doubt(self, reason: str) -> None:
+        self.reason, self.undecided = reason, True
 
     def _end_loop(self, loop: loops.Loop, context: JsonDict, resolver: RefResolver) -> None:
         try:
             self.result, number = loops.output(loop, context, _resolving(context, resolver))
         except errors.InvalidWorkflow as error:
-            self.reason = str(error)
+            self._doubt(str(error))
         else:
             self.inputs = {"rounds": number}
 
@@ -100,13 +106,13 @@ class Candidate:
         assert self.choice is not None
         value, reason = refs.attempt(self.choice.on, context, resolver)
         if reason is not None:
-            self.reason = f"branch {self.choice.id!r}: its value: {reason}"
+            self._doubt(f"branch {self.choice.id!r}: its value: {reason}")
             return None
         self.inputs = {"value": value} if self.node.choice is not None else self.inputs
         try:
             return decide(self.choice, value)
         except errors.InvalidWorkflow as error:
-            self.reason = str(error)
+            self._doubt(str(error))
             return None
 
     def resolve(self, context: JsonDict, resolver: RefResolver) -> None:

@@ -134,20 +134,18 @@ def _read_step(
         body = _body(entry, reading, where)
         found = map_steps.read(entry, body, where)
         return step_nodes.Step(step_id, deps, skip_if, {}, None, None, map=found, body=tuple(body))
-    if kind in ("branch", "loop") and reading.depth:
-        raise errors.InvalidWorkflow(
-            f"{where}: the steps of a map are of kind 'pipeline', 'map' or 'run'; a step of kind "
-            "'run' may run a workflow with branches and loops"
-        )
     inputs = _step_inputs(entry, where)
     if kind == "run":
         return step_nodes.Step(
             step_id, deps, skip_if, inputs, None, None, child=_child(entry, where)
         )
+    if kind == "node" and reading.depth:
+        flow = pipeline.of_one(step_id, entry, inputs, where)
+        return step_nodes.Step(step_id, deps, skip_if, inputs, flow, None, alone=True)
     if kind not in ("pipeline", "branch", "loop"):
         raise errors.InvalidWorkflow(
             f"{where}: unknown kind {kind!r:.120}; a step is of kind 'pipeline', 'map', 'input', "
-            "'branch', 'loop' or 'run'"
+            "'branch', 'loop' or 'run', and in a map also of kind 'node'"
         )
     flow = reading.flow(entry, where)
     known = {node.id: node.deps for node in flow.nodes}
@@ -198,7 +196,10 @@ def _body(entry: Mapping[str, Any], reading: _Reading, where: str) -> list[JsonD
     flow = reading.flow(entry, where)
     step = step_nodes.Step("", (), None, _step_inputs(entry, where), flow, None)
     reading.budget.take_step(step, [])
-    return step_nodes.of_pipeline(step, flow, "", [])
+    nodes = step_nodes.of_pipeline(step, flow, "", [])
+    for node in nodes:
+        reading.budget.take_text(node)
+    return nodes
 
 
 class _Budget:
@@ -230,9 +231,10 @@ class _Budget:
             )
 
     def take_text(self, node: JsonDict) -> None:
-        """Count the text of a node."""
-        keys = ("inputs", "skip_if", "step", "map", "choice", "loop")
-        chars = len(_canonical([node.get(key) for key in keys]))
+        """Count the text of a node, without those of the body of a map, which were counted."""
+        keys = ("inputs", "skip_if", "step", "choice", "loop")
+        settings: dict[str, Any] = {**(node.get("map") or {}), "body": None}
+        chars = len(_canonical([settings, *(node.get(key) for key in keys)]))
         limit_kb = config.MAX_PAYLOAD_KB.read()
         if chars > limit_kb * 1024:
             raise errors.InvalidWorkflow(

@@ -1,4 +1,4 @@
-"""Name the nodes that no worker runs: those of child runs, and the output of a run."""
+"""Define and recognize the `node_module` of child runs, and of the node with a run's output."""
 
 from __future__ import annotations
 

@@ -75,7 +75,16 @@ class Graph:
     Raises `InvalidWorkflow` for a definition of another version or with an unknown dependency.
     """
 
-    __slots__ = ("_downstream", "choices", "leaves", "nodes", "position", "sources")
+    __slots__ = (
+        "_downstream", "choices", "leaves", "nodes", "once", "position", "sources",
+    )  # fmt: skip
+    nodes: Mapping[str, Node]
+    choices: Mapping[str, branches.Choice]
+    position: Mapping[str, int]
+    sources: tuple[str, ...]
+    leaves: tuple[str, ...]
+    once: tuple[str, ...]
+    """The nodes that no loop repeats."""
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
         if definition.get("version") not in VERSIONS:
@@ -100,6 +109,7 @@ class Graph:
         self._downstream = _downstream(self.nodes.values())
         self.sources = tuple(node.id for node in self.nodes.values() if not node.deps)
         self.leaves = tuple(node_id for node_id in self.nodes if not self.downstream(node_id))
+        self.once = tuple(node.id for node in self.nodes.values() if node.round is None)
 
     def downstream(self, node_id: str) -> tuple[str, ...]:
         """Return the nodes that depend on this one, in declaration order; () if it is unknown."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import bindings, graph, item_ids
+from queue_workflows.dag import bindings, branches, graph, item_ids, loops
 
 
 class Scope(NamedTuple):
@@ -23,17 +23,150 @@ class Scope(NamedTuple):
         return item_ids.folder(self.map_id, self.key)
 
 
-def instance(scopes: Sequence[Scope]) -> graph.Graph:
-    """Return the nodes of the last of these items, which the others enclose, the outermost first.
+def instance(scopes: Sequence[Scope]) -> Instance:
+    """Return the nodes of an item that is opened, after making all but those of later rounds.
 
-    Refs to an item become its value, refs to nodes of the body get their full ids. Raises
-    `InvalidPayload` that names the node and the ref for a ref into an item that lacks it, and for
-    an id that is too long.
+    Raises `InvalidPayload` that names the node and the ref for a ref into an item that lacks it,
+    and for an id that is too long.
     """
-    own = scopes[-1]
-    return graph.Graph.of(
-        {made.id: made for made in (_node(node, scopes) for node in own.of.body.nodes.values())}
-    )
+    made = Instance(scopes)
+    made.check()
+    return made
+
+
+class Instance(graph.Graph):
+    """The nodes of the last of these items, which the others enclose, the outermost first.
+
+    Refs to an item become its value, refs to nodes of the body get their full ids. A node is made
+    when it is looked up, since an event of a loop concerns a few of its many rounds.
+    """
+
+    __slots__ = ("_body", "_prefix", "_scopes")
+
+    def __init__(self, scopes: Sequence[Scope]) -> None:
+        body, prefix = scopes[-1].of.body, f"{scopes[-1].id}/"
+        self._body, self._prefix, self._scopes = body, prefix, scopes
+        self.nodes = _Named(body.nodes, prefix, self._node)
+        self.choices = _Named(body.choices, prefix, self._choice)
+        self.position = _Named(body.position, prefix, lambda position: position)
+        self.sources = tuple(prefix + node_id for node_id in body.sources)
+        self.leaves = tuple(prefix + node_id for node_id in body.leaves)
+        self.once = tuple(prefix + node_id for node_id in body.once)
+
+    def downstream(self, node_id: str) -> tuple[str, ...]:
+        inner = node_id.removeprefix(self._prefix)
+        return tuple(self._prefix + each for each in self._body.downstream(inner))
+
+    def check(self) -> None:
+        """Make all nodes but those of later rounds, which differ from the first by id and state.
+
+        Raises `InvalidPayload` for an item of which a node cannot be made.
+        """
+        for node in self._body.nodes.values():
+            self._full_id(node.id)
+            loop = self.nodes[self._prefix + node.id].loop if (node.round or 1) == 1 else None
+            _ = None if loop is None else loop.rounds[0]  # its `until`
+
+    def _full_id(self, inner: str) -> str:
+        node_id = self._prefix + inner
+        if len(node_id.encode(errors="replace")) > item_ids.MAX_ID_BYTES:
+            raise errors.InvalidPayload(
+                f"node {node_id!r:.120} ...: an id of more than {item_ids.MAX_ID_BYTES} bytes"
+            )
+        return node_id
+
+    def _node(self, node: graph.Node) -> graph.Node:
+        prefix = self._prefix
+        node_id = self._full_id(node.id)
+        where = f"node {node_id!r}"
+        inputs = {
+            name: _input(value, self._scopes, f"{where}: input {name!r}")
+            for name, value in node.inputs.items()
+        }
+        return node._replace(
+            id=node_id,
+            deps=tuple(prefix + dep for dep in node.deps),
+            inputs=inputs,
+            skip_if=_bound(node.skip_if, self._scopes, f"{where}: skip_if"),
+            arm=None if node.arm is None else prefix + node.arm,
+            choice=None if node.choice is None else self.choices[node_id],
+            loop=None if node.loop is None else self._loop(node.loop),
+        )
+
+    def _choice(self, choice: branches.Choice) -> branches.Choice:
+        prefix = self._prefix
+        return branches.Choice(
+            prefix + choice.id,
+            _bound(choice.on, self._scopes, f"branch {prefix + choice.id!r}: its value"),
+            {key: prefix + end for key, end in choice.arms.items()},
+            None if choice.other is None else prefix + choice.other,
+            {
+                prefix + end: frozenset(prefix + member for member in members)
+                for end, members in choice.members.items()
+            },
+        )
+
+    def _loop(self, loop: loops.Loop) -> loops.Loop:
+        where = f"loop {self._prefix + loop.id!r}: 'until'"
+
+        def named(of: loops.Round) -> loops.Round:
+            return loops.Round(self._prefix + of.end, _bound(of.until, self._scopes, where))
+
+        return loop._replace(id=self._prefix + loop.id, rounds=_Rounds(loop.rounds, named))
+
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class _Named(Mapping[str, V]):
+    """Values by the names of an item's nodes, each made from that of the body at its first use."""
+
+    def __init__(self, of: Mapping[str, T], prefix: str, make: Callable[[T], V]) -> None:
+        self._of = of
+        self._prefix = prefix
+        self._make: Callable[[str], V] = lambda name: make(of[name])
+        self._made: dict[str, V] = {}
+
+    def __getitem__(self, name: str) -> V:
+        if name not in self._made:
+            if not name.startswith(self._prefix):
+                raise KeyError(name)
+            self._made[name] = self._make(name[len(self._prefix) :])
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str) or not name.startswith(self._prefix):
+            return False
+        return name[len(self._prefix) :] in self._of
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._prefix + name for name in self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+
+class _Rounds(Sequence[loops.Round]):
+    """The rounds of a loop in an item, each made when it is looked up."""
+
+    def __init__(
+        self, of: Sequence[loops.Round], make: Callable[[loops.Round], loops.Round]
+    ) -> None:
+        self._of = of
+        self._make = make
+
+    @overload
+    def __getitem__(self, at: int) -> loops.Round: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[loops.Round]: ...
+    def __getitem__(self, at: int | slice) -> loops.Round | Sequence[loops.Round]:
+        if isinstance(at, slice):
+            return [self._make(each) for each in self._of[at]]
+        return self._make(self._of[at])
+
+    def __len__(self) -> int:
+        return len(self._of)
 
 
 def ids(scope: Scope) -> list[str]:
@@ -41,24 +174,20 @@ def ids(scope: Scope) -> list[str]:
     return [f"{scope.id}/{node_id}" for node_id in scope.of.body.nodes]
 
 
-def _node(node: graph.Node, scopes: Sequence[Scope]) -> graph.Node:
-    prefix = f"{scopes[-1].id}/"
-    node_id = prefix + node.id
-    if len(node_id.encode(errors="replace")) > item_ids.MAX_ID_BYTES:
-        raise errors.InvalidPayload(
-            f"node {node_id!r:.120} ...: an id of more than {item_ids.MAX_ID_BYTES} bytes"
-        )
-    where = f"node {node_id!r}"
-    inputs = {
-        name: _input(value, scopes, f"{where}: input {name!r}")
-        for name, value in node.inputs.items()
-    }
-    return node._replace(
-        id=node_id,
-        deps=tuple(prefix + dep for dep in node.deps),
-        inputs=inputs,
-        skip_if=_bound(node.skip_if, scopes, f"{where}: skip_if"),
-    )
+def near(scope: Scope, node_ids: Iterable[str]) -> list[str]:
+    """Return the full ids of the nodes that what follows from these (full ids) depends on.
+
+    Of a loop these are the rounds around them, with the given nodes, as each node of a round leads
+    to another one. A node that no loop repeats is always among them.
+    """
+    body, prefix = scope.of.body, f"{scope.id}/"
+    found = dict.fromkeys(body.once)
+    if len(found) < len(body.nodes):
+        for node_id in node_ids:
+            inner = node_id.removeprefix(prefix)
+            for follower in body.downstream(inner):
+                found |= dict.fromkeys([follower, *body.nodes[follower].deps])
+    return [prefix + node_id for node_id in found]
 
 
 def _input(value: Any, scopes: Sequence[Scope], where: str) -> Any:

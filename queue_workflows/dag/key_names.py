@@ -1,4 +1,4 @@
-"""Find the key of a policy that a wrong one stands for."""
+"""Suggest the right key of a policy for a wrong one, such as `retries` for `max_attempts`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Repeat the nodes of a loop: its rounds in a definition, and whether another round follows."""
+"""Read a loop, expand it into the nodes of its rounds, and decide whether a round follows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors, refs
@@ -24,7 +24,7 @@ class Loop(NamedTuple):
     """The rounds of a loop; `must`: the run fails if `until` never holds."""
 
     id: str
-    rounds: tuple[Round, ...]
+    rounds: Sequence[Round]
     must: bool
 
     def document(self) -> dict[str, Any]:

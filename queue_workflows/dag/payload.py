@@ -105,7 +105,7 @@ def encode_errors(failed: Mapping[str, str]) -> str:
 
 
 def encode_plan(rows: Iterable[plan.NewNode]) -> Iterator[str]:
-    """Yield the rows of a plan as JSON arrays for `nodes.insert_many`, of about PART_BYTES each.
+    """Yield the rows of a plan as JSON arrays for `nodes.insert_planned`, of about PART_BYTES each.
 
     An array with large inputs is small enough for one statement. Raises `InvalidPayload`, which
     names the node whose resolved inputs cannot be stored.

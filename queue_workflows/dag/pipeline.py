@@ -1,8 +1,8 @@
-"""Read and check one pipeline of a schema."""
+"""Check the JSON object of one pipeline, as the app defines it, and turn it into a `Pipeline`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
@@ -31,7 +31,7 @@ class PipelineNode(NamedTuple):
 class Pipeline(NamedTuple):
     """The nodes in declaration order, and the ids of those that no node depends on."""
 
-    name: str
+    name: str | None
     nodes: tuple[PipelineNode, ...]
     leaves: tuple[str, ...]
 
@@ -58,6 +58,16 @@ def read(name: str, schema: Any, where: str) -> Pipeline:
     check_order({node.id: node.deps for node in nodes}, where, "node")
     followed = {dep for node in nodes for dep in node.deps}
     return Pipeline(name, nodes, tuple(node.id for node in nodes if node.id not in followed))
+
+
+def of_one(node_id: str, entry: Mapping[str, Any], inputs: Iterable[str], where: str) -> Pipeline:
+    """Return the pipeline of a step of kind `node`: the step is its node, and has its inputs."""
+    alone = {key: value for key, value in entry.items() if key not in ("depends_on", "inputs")}
+    node = _node(node_id, alone, (), {}, where)
+    sources = tuple((name, bindings.FromStep(name)) for name in inputs)
+    for name, _ in sources:
+        _check_input(name, where)
+    return Pipeline(None, (node._replace(inputs=sources),), (node_id,))
 
 
 def check_order(deps: Mapping[str, tuple[str, ...]], where: str, noun: str) -> None:
@@ -111,11 +121,15 @@ def _inputs(
     for raw in document_values.items(entry, "inputs", where):
         given = document_values.record(raw, f"{where}: an entry of 'inputs'")
         name = document_values.needed_text(given, "name", f"{where}: an entry of 'inputs'")
-        if name.startswith("$"):
-            raise errors.InvalidWorkflow(f"{where}: no input can be named {name!r}: '$' marks refs")
+        _check_input(name, where)
         if name in sources:
             raise errors.InvalidWorkflow(f"{where}: two inputs have the name {name!r}")
         at = f"{where}: input {name!r}"
         text = document_values.needed_text(given, "from", at, limit=MAX_FROM_CHARS)
         sources[name] = bindings.parse(text, siblings, at)
     return tuple(sources.items())
+
+
+def _check_input(name: str, where: str) -> None:
+    if name.startswith("$"):
+        raise errors.InvalidWorkflow(f"{where}: no input can be named {name!r}: '$' marks refs")

@@ -54,11 +54,13 @@ class Plan(NamedTuple):
 
     Rows may exist already: another process, or an earlier event, may have planned the same.
     `complete`: every node is done or skipped here. `failure`: the node that cannot run, and why.
+    `undecided`: the failure is that of a branch or loop, which cannot decide.
     """
 
     rows: list[NewNode]
     complete: bool = False
     failure: tuple[str, str] | None = None
+    undecided: bool = False
 
 
 def plan(
@@ -95,7 +97,10 @@ def plan_start(
     """Return every unfinished node whose dependencies are done: a run's start or resume."""
     progress.known |= reader.done_all()
     planner = _Planner(progress, reader, readiness.Round(progress, None), custom_resolver)
-    return planner.run([*progress.graph.nodes, readiness.END], resolver, out_dir)
+    # If nothing is done, only the nodes that wait for none are ready: a graph of many rounds is
+    # not walked. Those that the plan ends lead to the others, and to the end.
+    start = [*progress.graph.nodes, readiness.END] if progress.known else progress.graph.sources
+    return planner.run(list(start), resolver, out_dir)
 
 
 def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
@@ -139,7 +144,8 @@ class _Planner:
                 may_exist,
             )
             if failure is not None:
-                return Plan([], failure=failure)
+                why = (failure.node.id, failure.reason or "")
+                return Plan([], failure=why, undecided=failure.undecided)
             candidates = _followers(self.progress.graph, done)
             may_exist = False  # a node that waited for a row of this plan has no row yet
         complete = may_end and bool(self.round_.ready([readiness.END]))
@@ -155,8 +161,8 @@ class _Planner:
 
     def _round(
         self, candidates: list[candidate.Candidate], resolver: RefResolver, may_exist: bool
-    ) -> tuple[list[str], tuple[str, str] | None]:
-        """Return the ids done in this round, and the failure that ends the plan, if any.
+    ) -> tuple[list[str], candidate.Candidate | None]:
+        """Return the ids done in this round, and the node whose failure ends the plan, if any.
 
         A node whose row exists was decided when that was written: it is neither skipped nor failed.
         """
@@ -186,7 +192,7 @@ class _Planner:
             elif each.reason is None:
                 self.queued.append(NewNode(each.node, "queued", each.inputs, each.template))
             elif each.node.id not in present:
-                return [], (each.node.id, each.reason)
+                return [], each
         new = [row for row in ended if row.node.id not in present]
         self.ended += new
         self.round_.skipped.update(row.node.id for row in new)

@@ -1,4 +1,4 @@
-"""Parse a job's policy for failures, waits and priorities, and decide by it."""
+"""Parse a job's policy for failures, waits and priority, and decide whether it is tried again."""
 
 from __future__ import annotations
 

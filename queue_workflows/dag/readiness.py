@@ -21,9 +21,9 @@ class Truth(Protocol):
 class Progress:
     """What one process knows of a run's generation: a cache of facts that never become false.
 
-    Each waiting node has one witness, its last dependency not known to be done. Only when the
-    witness is done, the next one is searched, from there backwards. So each process may keep its
-    own cache, and learns of each node once. Drop it if a transaction that used it rolls back. `END`
+    Of each waiting node only the last dependency not known to be done is queried. When that one is
+    done, the next one is searched, from there backwards. So each process may keep its own cache,
+    and learns of each node once. Drop it if a transaction that used it rolls back. `END`
     stands for the run's end, which waits for the leaves.
     """
 
@@ -38,7 +38,7 @@ class Progress:
         """Return the dependencies of a node, or of `END`."""
         return self.graph.leaves if node_id == END else self.graph.nodes[node_id].deps
 
-    def witness(self, node_id: str) -> int:
+    def last_open(self, node_id: str) -> int:
         """Return the position of the last dependency not known to be done; -1 if there is none."""
         deps, known = self.deps(node_id), self.known
         at = self._at.get(node_id, len(deps) - 1)
@@ -56,7 +56,7 @@ class Progress:
         )
 
     def _waits_besides(self, follower: str, node_ids: tuple[str, ...]) -> bool:
-        deps, at = self.deps(follower), self.witness(follower)
+        deps, at = self.deps(follower), self.last_open(follower)
         while at >= 0 and (deps[at] in node_ids or deps[at] in self.known):
             at -= 1
         return at >= 0
@@ -76,8 +76,8 @@ class Round:
     def ready(self, candidates: Iterable[str]) -> list[str]:
         """Return those whose every dependency is done or skipped here, in the given order.
 
-        One `done_among` queries all witnesses at once. If a witness is done, the next call
-        queries twice as many dependencies of that node.
+        One `done_among` queries the last open dependency of each node at once. If it is done, the
+        next call queries twice as many dependencies of that node.
         """
         candidates = list(candidates)
         blocked: set[str] = set()
@@ -97,12 +97,12 @@ class Round:
         return [node_id for node_id in candidates if node_id not in blocked]
 
     def _window(self, node_id: str, width: int) -> list[str]:
-        """Return the dependencies from the witness backwards that may be open.
+        """Return the dependencies from the last open one backwards that may be open.
 
         [] if it is ready.
         """
         progress, deps = self.progress, self.progress.deps(node_id)
-        at = progress.witness(node_id)
+        at = progress.last_open(node_id)
         if self.skipped:
             at = min(at, self._at.get(node_id, at))
             while at >= 0 and (deps[at] in progress.known or deps[at] in self.skipped):

@@ -1,4 +1,4 @@
-"""Check the names and keys of steps, and tell whether the arguments of one have changed."""
+"""Check the names, keys and waiting times of steps, and hash their arguments for comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the nodes of one step of a workflow, as the frozen definition has them."""
+"""Expand one step of a workflow into the nodes of the definition: ids, inputs, dependencies."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ class Step(NamedTuple):
     map: dict[str, Any] | None = None
     """`over`, a template, and the definition's entry of a map without its body."""
     body: tuple[JsonDict, ...] = ()
+    alone: bool = False
+    """Whether it is one node, which has the step's id."""
 
     @property
     def leaves(self) -> list[str]:
         """Return the node ids that end this step."""
-        if self.flow is None or self.choice is not None or self.loop is not None:
+        decides = self.choice is not None or self.loop is not None
+        if self.flow is None or self.alone or decides:
             return [self.id]
         return [f"{self.id}/{leaf}" for leaf in self.flow.leaves]
 
@@ -44,7 +47,7 @@ def of_step(step: Step, before: list[str]) -> list[JsonDict]:
         return [{**node, "skip_if": step.skip_if}]
     if step.flow is None:
         return [_map_node(step, before) if step.map is not None else _input(step, before)]
-    nodes = of_pipeline(step, step.flow, f"{step.id}/", before)
+    nodes = of_pipeline(step, step.flow, "" if step.alone else f"{step.id}/", before)
     if step.loop is not None:
         leaves = [f"{step.id}/{leaf}" for leaf in step.flow.leaves]
         return _rounds(step.id, step.loop, nodes, leaves, before, step.skip_if)

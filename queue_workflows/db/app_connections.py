@@ -2,8 +2,8 @@
 
 Takes connections of psycopg, SQLAlchemy (with any driver) and Django, and asynchronous ones of
 psycopg and SQLAlchemy. A connection is recognised by the name of its class. This module imports no
-framework: it reaches each through the modules that the app has imported. It is long since both
-kinds share the adapters, and each refuses a connection of the other by name.
+framework: it reaches each through the modules that the app has imported. Its length: both kinds
+share the adapters, and each refuses a connection of the other by name.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Database(NamedTuple):
     unfinished: int | None
 
 
-def join(*, create: bool, asked: str = "") -> Joined:
+def join(*, create: bool, requested: str = "") -> Joined:
     """Join the embedded server and choose the database: the requested one, else the project's.
 
     The setting EMBEDDED_DB requests one too. The project is that of the loaded app, else of the
@@ -54,7 +54,7 @@ def join(*, create: bool, asked: str = "") -> Joined:
     """
     server = embedded.ensure(create=create)
     try:
-        return _choose(server, asked or config.EMBEDDED_DB.read(), create=create)
+        return _choose(server, requested or config.EMBEDDED_DB.read(), create=create)
     except BaseException:
         server.release()
         raise
@@ -63,10 +63,10 @@ def join(*, create: bool, asked: str = "") -> Joined:
 def url() -> str:
     """Return the DSN of this process's database on the embedded server, created if missing."""
     server = embedded.ensure()
-    app, asked = config.get_config().app, config.EMBEDDED_DB.read()
-    key = (app, asked, project.here())
+    app, requested = config.get_config().app, config.EMBEDDED_DB.read()
+    key = (app, requested, project.here())
     if key not in server.chosen:
-        server.chosen[key] = _choose(server, asked, create=True).project.name
+        server.chosen[key] = _choose(server, requested, create=True).project.name
     return server.dsn_of(server.chosen[key])
 
 
@@ -90,24 +90,24 @@ def has_earlier(server: embedded.Server) -> bool:
     return False
 
 
-def _choose(server: embedded.Server, asked: str, *, create: bool) -> Joined:
+def _choose(server: embedded.Server, requested: str, *, create: bool) -> Joined:
     existing = {
         row["name"]: row["folder"]
         for row in _rows(server, "postgres", statements.databases.projects)
     }
-    chosen = _wanted(asked, existing)
+    chosen = _wanted(requested, existing)
     if chosen.name in existing:
         if create:
             _note_folder(server, chosen, existing[chosen.name])
         return Joined(server, chosen, made=False)
     if not create:
-        raise errors.EmbeddedUnavailable(_missing(chosen, asked, existing))
+        raise errors.EmbeddedUnavailable(_missing(chosen, requested, existing))
     return Joined(server, chosen, made=_make(server, chosen))
 
 
-def _wanted(asked: str, existing: dict[str, Any]) -> project.Project:
-    if asked:
-        return project.named(asked)
+def _wanted(requested: str, existing: dict[str, Any]) -> project.Project:
+    if requested:
+        return project.named(requested)
     if app := config.get_config().app:
         return project.of_module(app.partition(":")[0])
     if (script := project.of_script()) is not None:
@@ -116,11 +116,11 @@ def _wanted(asked: str, existing: dict[str, Any]) -> project.Project:
     return next((each for each in around if each.name in existing), around[0])
 
 
-def _missing(wanted: project.Project, asked: str, existing: dict[str, Any]) -> str:
+def _missing(wanted: project.Project, requested: str, existing: dict[str, Any]) -> str:
     others = ", ".join(name for name, folder in existing.items() if folder or name != EARLIER)
     there = f"name one of {others} by --db" if others else "none has been made yet"
-    if asked:
-        return f"the embedded server has no database {asked!r}: {there}"
+    if requested:
+        return f"the embedded server has no database {requested!r}: {there}"
     return (
         f"the embedded server has no database of the project in {wanted.folder}, and this command "
         f"makes none: go to the folder of an app or name it by --app, {there} "

@@ -14,6 +14,10 @@ from psycopg.pq import TransactionStatus
 from queue_workflows.db import pool, socket_io
 
 
+class StatementRuns(RuntimeError):
+    """The connection awaits the reply to a statement, so that no other one can be sent on it."""
+
+
 class DedicatedConnection:
     """One autocommit engine connection, opened on first use and reopened after it was closed.
 
@@ -23,7 +27,9 @@ class DedicatedConnection:
 
     def __init__(self, opened: Callable[[pool.Connection], object] = lambda _: None) -> None:
         self._opened = opened
-        self._conn: pool.Connection | None = None
+        self._conn: pool.Dedicated | None = None
+        self._serves = False
+        """Whether a statement runs, and `meanwhile` is called."""
         self._pid = os.getpid()
         self._parents: pool.Connection | None = None
         """References that prevent collection, which warns of an open connection."""
@@ -38,14 +44,19 @@ class DedicatedConnection:
         since = self._used_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def _start_anew_in_child(self) -> None:
+    def _reset_in_child(self) -> None:
         if self._pid != os.getpid():
             self._pid, self._parents, self._conn = os.getpid(), self._conn, None
             self._in_use = threading.RLock()
 
-    def get(self) -> pool.Connection:
-        """Return the connection; open it if there is none."""
-        self._start_anew_in_child()
+    def get(self) -> pool.Dedicated:
+        """Return the connection; open it if there is none.
+
+        Raises `StatementRuns` in a function that `serving` calls while a statement runs.
+        """
+        if self._serves:
+            raise StatementRuns("a statement runs on this connection")
+        self._reset_in_child()
         if self._conn is None or self._conn.closed:
             self._conn = pool.connect()
             try:
@@ -54,6 +65,28 @@ class DedicatedConnection:
                 self.close()
                 raise
         return self._conn
+
+    @contextmanager
+    def serving(self, meanwhile: Callable[[int], object]) -> Generator[None]:
+        """Call `meanwhile` with the socket while a statement of the block waits for its reply.
+
+        It is called again if it returns before the socket is readable, and must not raise: psycopg
+        would lose track of the statement.
+        """
+        conn = self.get()
+
+        def call() -> None:
+            self._serves = True
+            try:
+                meanwhile(conn.fileno())
+            finally:
+                self._serves = False
+
+        conn.meanwhile = call
+        try:
+            yield
+        finally:
+            conn.meanwhile = None
 
     @property
     def current(self) -> pool.Connection | None:
@@ -69,7 +102,7 @@ class DedicatedConnection:
     @contextmanager
     def using(self) -> Generator[pool.Connection]:
         """Yield the connection; after a database error close it and raise the error."""
-        self._start_anew_in_child()
+        self._reset_in_child()
         with self._in_use:
             outer, self._used_since = self._used_since, time.monotonic()
             try:
@@ -89,7 +122,7 @@ class DedicatedConnection:
         Its statements have the timeout `statement_s`. Afterwards it is closed. For an owner that
         only calls `using`.
         """
-        self._start_anew_in_child()
+        self._reset_in_child()
         deadline = time.monotonic() + within_s
         if not self._in_use.acquire(timeout=within_s):
             yield None

@@ -1,4 +1,4 @@
-"""Count under locks what a change of the schema would drop: tables, columns and rows."""
+"""Make a change of the schema, and return which tables, values and rows it has dropped."""
 
 from __future__ import annotations
 

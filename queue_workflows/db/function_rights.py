@@ -1,6 +1,7 @@
-"""Name the SQL functions that a role for `submit` may call, and those that no role may.
+"""List the SQL functions that a submitter's role may call, and those that no role may call.
 
-Of the others, a role for `work` may call all, and every role those that only read.
+Of the others, a role for `work` may call all, and every role those that only read. `filled` puts
+both lists into `sql/privileges.sql`, which grants and revokes the rights.
 """
 
 from __future__ import annotations

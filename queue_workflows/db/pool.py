@@ -1,4 +1,4 @@
-"""Open connections: the pool of apps, the pool of the engine, and single connections."""
+"""Open connections, pooled or single, and transactions on them, for the engine and for apps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import select
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import psycopg
 from psycopg.rows import dict_row
+from psycopg.waiting import Wait
 
 from queue_workflows import config
 from queue_workflows.db import database_url, loading, statements
@@ -20,6 +21,7 @@ from queue_workflows.runtime import forking
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
+    from psycopg.abc import RV, PQGen
     from psycopg_pool import ConnectionPool
 
 Connection: TypeAlias = "psycopg.Connection[Row]"
@@ -70,7 +72,7 @@ def connect(
     limited: bool = True,
     timeout_s: float | None = None,
     connect_s: float | None = None,
-) -> Connection:
+) -> Dedicated:
     """Return a dedicated connection of the engine, outside every pool; the caller closes it.
 
     `limited`: with the engine's timeouts. `timeout_s` replaces that of a statement, `connect_s`
@@ -78,8 +80,7 @@ def connect(
     """
     forced = {} if connect_s is None else {"connect_timeout": math.ceil(connect_s)}
     info = database_url.conninfo(url or database_url.db_url(), **forced)
-    conn = cast("Connection", psycopg.connect(info, autocommit=autocommit))
-    conn.row_factory = dict_row
+    conn = Dedicated.connect(info, autocommit=autocommit, row_factory=dict_row)
     if limited:
         try:
             _limit(conn, timeout_s)
@@ -87,6 +88,32 @@ def connect(
             conn.close()
             raise
     return conn
+
+
+class Dedicated(psycopg.Connection[Row]):
+    """A connection outside every pool, whose thread may do something while it awaits a reply."""
+
+    meanwhile: Callable[[], object] | None = None
+    """Called before each wait for the server's socket; it may return before that is readable."""
+
+    def wait(self, gen: PQGen[RV], *arguments: Any, **more: Any) -> RV:
+        """Run a generator of psycopg that waits for the server."""
+        meanwhile = self.meanwhile
+        found = gen if meanwhile is None else _calling(gen, meanwhile)
+        return super().wait(found, *arguments, **more)
+
+
+def _calling(gen: PQGen[RV], meanwhile: Callable[[], object]) -> PQGen[RV]:
+    """Do as `gen` does, and call `meanwhile` before each wait for something to read."""
+    try:
+        wanted = next(gen)
+        while True:
+            if wanted == Wait.R:
+                meanwhile()
+            ready = yield wanted
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return end.value
 
 
 class _Pooled(psycopg.Connection[Row]):

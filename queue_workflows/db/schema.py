@@ -1,10 +1,10 @@
-"""Migrate the schema: apply, revert, wait for, and refuse migrations."""
+"""Migrate the schema: apply, revert and list migrations, and refuse a schema of newer code."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -226,19 +226,14 @@ def downgrade(
     """
     from queue_workflows.db import downgrade_check
 
-    steps = {step.version: step for step in migration_files.chain(migrations_dir)}
-    ours = _is_ours(list(steps.values()), version_table)
+    steps = migration_files.chain(migrations_dir)
+    ours = _is_ours(steps, version_table)
     with migration_lock.exclusive(version_table) as conn:
         if not ledger.exists(conn, version_table):
             return []
-        targets = sorted(
-            (v for v in ledger.read(conn, version_table) if v > to_version), reverse=True
-        )
-        for version in targets:
-            step = steps.get(version)
-            if step is None or step.down is None:
-                raise errors.MigrationFailed(f"no down migration for version {version}")
-        down = [steps[version] for version in targets]
+        applied = ledger.read(conn, version_table)
+        down = _down_steps(steps, (version for version in applied if version > to_version))
+        own_tables = {version_table, functions.TABLE}
 
         def change() -> None:
             if ours and down:
@@ -249,16 +244,26 @@ def downgrade(
             with conn.transaction():
                 if allow_data_loss:
                     change()
-                elif lost := downgrade_check.of(
-                    conn, change, besides={version_table, functions.TABLE}
-                ):
+                elif lost := downgrade_check.of(conn, change, besides=own_tables):
                     raise errors.DataLossRefused(
                         f"downgrade to version {to_version} would drop {'; '.join(lost)}. "
                         "Pass allow_data_loss=True to do it all the same"
                     )
 
         _despite_deadlocks(once)
-    return targets
+    return [step.version for step in down]
+
+
+def _down_steps(
+    steps: list[migration_files.Migration], versions: Iterable[int]
+) -> list[migration_files.Migration]:
+    """Return the migrations to revert, highest first; raise `MigrationFailed` if one cannot be."""
+    known = {step.version: step for step in steps if step.down is not None}
+    targets = sorted(versions, reverse=True)
+    for version in targets:
+        if version not in known:
+            raise errors.MigrationFailed(f"no down migration for version {version}")
+    return [known[version] for version in targets]
 
 
 def _revert(

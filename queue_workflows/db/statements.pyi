@@ -156,16 +156,18 @@ claimed_jobs: _ClaimedJobs
 class _Claims:
     node_step: bytes
     """Record a completed node, if `job` is given, and claim the next node job, if `claim` is
-    true. The job is one JSON document; NULL: nothing was claimed. Raises QW001 if the claim to
-    record is lost."""
+    true. The job is one JSON document; NULL: nothing was claimed. A document with `due_s` alone:
+    nothing was claimed, and that many seconds later, at most `look_ahead_s`, a delayed job is due.
+    Raises QW001 if the claim to record is lost."""
     nodes_step: bytes
     """Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim`
-    more, one JSON document for each. Raises QW001 if one of the claims to record is lost."""
+    more, one JSON document for each. If fewer are claimed, the last may be one with `due_s`, as
+    of `node_step`. Raises QW001 if one of the claims to record is lost."""
     ingest_step: bytes
     """Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
-    `claim` more. A row without an id: nothing was claimed, and `wait_s` is the number of
-    seconds after which a limit admits the next job. Raises QW001 if one of the claims to
-    record is lost."""
+    `claim` more. If fewer are claimed, the last row may be one without an id: a limit admits the
+    next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most `look_ahead_s`. Raises
+    QW001 if one of the claims to record is lost."""
     renew_ingest: bytes
     """Extend the leases of claims, one element of each array a claim, and store their progress
     (NULL: as it was). A claim without a row is lost. `cancel`: the cancellation of the job was
@@ -588,22 +590,6 @@ class _JobSteps:
 
 job_steps: _JobSteps
 
-class _LockQueues:
-    served: bytes
-    """Return the queues that are not paused and have a live worker that takes jobs, as one array.
-    A worker that was not seen for `stale_s` seconds is not live."""
-    block_unserved: bytes
-    """Block up to `batch` jobs of a table that keep a lock key from jobs in these served queues
-    and are in none of these queues themselves; return how many."""
-    unblock_served: bytes
-    """Let up to `batch` blocked jobs of a table that are in these served queues wait for their
-    lock keys again; return how many."""
-    unserved: Mapping[str, bytes]
-    """Return up to 100 queues with jobs that are blocked as unserved, by name, and how many jobs
-    of each there are, up to `most`. Walks an index from queue to queue."""
-
-lock_queues: _LockQueues
-
 class _Logs:
     write: Mapping[str, bytes]
     """Store the logs of several attempts, one element of each array an attempt. Jobs that are gone, or
@@ -663,6 +649,8 @@ class _Maps:
     """Return the items of a map that were opened and have not ended."""
     items: bytes
     """Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map."""
+    note_errors: bytes
+    """Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map."""
     first_failure: bytes
     """Return the first item of a map that failed, and its error."""
     states: bytes
@@ -795,17 +783,18 @@ class _Nodes:
     of_run: bytes
     """Return all jobs of a run, the oldest first."""
     done_among: bytes
-    """Return which of these nodes are completed or skipped."""
+    """Return which of these nodes are completed or skipped. LIMIT 1 keeps it a look-up per node: without
+    statistics, PostgreSQL 15 reads all rows of the run instead."""
     running_among: bytes
-    """Return which of these nodes run now."""
+    """Return which of these nodes run now, by a look-up per node."""
     present_among: bytes
-    """Return which of these nodes have a job that is neither failed nor cancelled."""
+    """Return which of these nodes have a job that is neither failed nor cancelled, by a look-up per node."""
     all_done: bytes
     """Return every completed or skipped node of a run."""
     context: bytes
     """Return a run's context with the `context_delta` of each completed node under the node's id, and
-    the JSON type of the context. `heads` NULL: all members, else those that it names. The context
-    is NULL if it is no object."""
+    the JSON type of the context. `heads` NULL: all members, else those that it names, by a look-up
+    per node. The context is NULL if it is no object."""
     set_resolved_inputs: bytes
     """Store what a node received and return its row."""
     set_input_spec: bytes
@@ -847,7 +836,9 @@ class _Overview:
     failed_items: bytes
     """Return the first items of a map that failed, with their errors."""
     nodes_of_item: bytes
-    """Return the ids of the nodes that the items with a key have, in all maps of a run."""
+    """Return the nodes that the items with a key have, in all maps of a run, with their states."""
+    items: bytes
+    """Return the items with these keys, in all maps of a run, and whether more of their nodes may follow."""
     map_state: bytes
     """Return how many items of a map have ended. No row: it has none yet."""
     node_seconds: bytes
@@ -902,7 +893,9 @@ overview: _Overview
 class _Pending:
     work: bytes
     """Return which work waits for an orchestrator: runs to start, events to dispatch, answers to take,
-    and delayed jobs or runs whose time has come."""
+    and delayed jobs or runs whose time has come. `run_due_s`: in how many seconds the next delayed
+    run is due, if that is within `within_s` seconds, at most a day. A run that was due before and
+    could not be promoted, as its row is locked or raises, is left to the poll."""
     sweeps: bytes
     """Return which sweeps have work: leases that lapsed, input nodes that waited too long, waiters in
     lock queues or jobs that no worker serves, and partitions with limits or waiters. Each part
@@ -1086,8 +1079,7 @@ class _Retention:
     delete_runs: bytes
     """Delete up to `limit` runs past their retention that lie in the pages from `first` to before
     `end`; their nodes, answers and outbox rows go with them. A run stays while it has an open
-    outbox row or a node that has not ended. OFFSET 0 keeps each EXISTS a look-up per row
-    (decision 0019)."""
+    outbox row or a node that has not ended."""
     find_runs: bytes
     """Return the ids of the runs that delete_runs would delete, without those set aside."""
     delete_runs_by_id: bytes
@@ -1184,8 +1176,9 @@ class _Runs:
     """Queue every running run again, at the front, and count a resume of each."""
     newest: bytes
     """Return the newest runs, each with `nodes`, the number of its nodes by status, and
-    `nodes_total`. `status` and `workflow` NULL: every one. `before`, `before_id`: only runs after
-    this one in the order of the list, for the next page."""
+    `nodes_total`, that of the nodes of its definition and of the items of its maps. `status` and
+    `workflow` NULL: every one. `before`, `before_id`: only runs after this one in the order of the
+    list, for the next page."""
 
 runs: _Runs
 
@@ -1319,6 +1312,22 @@ class _TestClock:
     """Let the lease of a claim lapse, as if its worker had died a lease ago."""
 
 test_clock: _TestClock
+
+class _UnservedJobs:
+    served: bytes
+    """Return the queues that are not paused and have a live worker that takes jobs, as one array.
+    A worker that was not seen for `stale_s` seconds is not live."""
+    block_unserved: bytes
+    """Block up to `batch` jobs of a table that keep a lock key from jobs in these served queues
+    and are in none of these queues themselves; return how many."""
+    unblock_served: bytes
+    """Let up to `batch` blocked jobs of a table that are in these served queues wait for their
+    lock keys again; return how many."""
+    count_by_queue: Mapping[str, bytes]
+    """Return up to 100 queues with jobs that are blocked as unserved, by name, and how many jobs
+    of each there are, up to `most`. Walks an index from queue to queue."""
+
+unserved_jobs: _UnservedJobs
 
 class _Upgrades:
     hold_queued: bytes

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from queue_workflows import errors
 from queue_workflows.dag import branches
-from queue_workflows.declare import building, compiling, handles, node_functions
+from queue_workflows.declare import building, compiling, graph_steps, handles, node_functions
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -72,7 +72,7 @@ def _given(value: object, where: str) -> handles.Handle:
 
 
 def _end(
-    step: building.Step,
+    step: graph_steps.Step,
     arm: Callable[..., Any],
     given: handles.Handle,
     made: dict[Callable[..., Any], _End],
@@ -105,7 +105,7 @@ def _end(
 
 
 def _output(
-    graph: building.Graph, step: building.Step, ends: list[_End], where: str
+    graph: building.Graph, step: graph_steps.Step, ends: list[_End], where: str
 ) -> handles.Handle:
     stored = [end for end in ends if end.origin.stores]
     if len({end.is_value for end in stored}) > 1:
@@ -117,5 +117,5 @@ def _output(
     known = None if None in keys else frozenset[str]().union(*(key or () for key in keys))
     own = step.entry["id"]
     is_value = bool(stored) and stored[0].is_value
-    origin = handles.Origin(graph, what=where, step=own, node=own, keys=known, stores=bool(stored))
+    origin = step.output(graph, what=where, keys=known, stores=bool(stored))
     return handles.Handle(origin, {"$from": f"{own}.{node_functions.RESULT}" if is_value else own})

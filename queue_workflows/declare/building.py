@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.declare import handles, node_functions
+from queue_workflows.declare import graph_steps, handles, node_functions
 
 
 class Options(NamedTuple):
@@ -19,39 +19,13 @@ class Options(NamedTuple):
     extra: Mapping[str, Any] = {}
 
 
-class Step:
-    """A step while it is built: `entry` becomes the document, `nodes` are its pipeline's."""
-
-    def __init__(self, step_id: str, kind: str) -> None:
-        self.entry: dict[str, Any] = {"id": step_id, "kind": kind}
-        self.inputs: dict[str, Any] = {}
-        self.nodes: dict[str, dict[str, Any]] = {}
-        self.deps: dict[str, None] = {}
-        self.prefix = "" if kind == "map" else f"{step_id}/"
-        """The start of its nodes' ids in refs; those of a map's body are relative to the item."""
-        self.outer: set[str] = set()
-        """Heads of refs from a map's body to what is outside of it."""
-        self.run: dict[str, Any] | None = None
-        """The step in a map that runs a workflow for each item."""
-
-    def wait_for(self, found: Iterable[handles.Handle]) -> None:
-        """Make this step depend on the steps of these handles."""
-        own = self.entry["id"]
-        for handle in found:
-            if handles.origin(handle).body is None:
-                self.outer.add(handles.head(handle))
-            step = handles.origin(handle).step
-            if step is not None and step != own:
-                self.deps[step] = None
-
-
 class Graph:
     """The steps of one workflow in the order of their calls."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.steps: dict[str, Step] = {}
-        self.group: Step | None = None
+        self.steps: dict[str, graph_steps.Step] = {}
+        self.group: graph_steps.Step | None = None
         self.defaults: Mapping[str, Any] = {}
         self.run_inputs: dict[str, Any] = {}
         self.above: Graph | None = None
@@ -71,7 +45,9 @@ class Graph:
             node_id, prefix, where = name, "", f"{self.where}: step {step.entry['id']!r}"
         else:
             step = self.group
-            node_id = _free(options.id, name, step.nodes, f"{self.where}: two nodes")
+            taken = step.members if step.entry["kind"] == "map" else step.nodes
+            node_id = _free(options.id, name, taken, f"{self.where}: two nodes")
+            step.members[node_id] = None
             prefix = f"{node_id}."
             where = f"{self.where}: step {step.entry['id']!r}: node {node_id!r}"
         node: dict[str, Any] = {"id": node_id}
@@ -90,7 +66,7 @@ class Graph:
 
     def _wire(
         self,
-        step: Step,
+        step: graph_steps.Step,
         node: dict[str, Any],
         options: Options,
         given: dict[str, Any],
@@ -105,17 +81,23 @@ class Graph:
             owner["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
         if self.group is None:
             return
-        origins = [handles.origin(handle) for handle in found]
-        inner = [origin.node for origin in origins if origin.step == step.entry["id"]]
+        if step.entry["kind"] == "map":
+            of_item = [handle for handle in found if handles.origin(handle).body is step]
+            inner = [step.member_of(handle) for handle in of_item]
+        else:
+            origins = [handles.origin(handle) for handle in found]
+            inner = [origin.node for origin in origins if origin.step == step.entry["id"]]
         deps = dict.fromkeys(node_id.removeprefix(step.prefix) for node_id in inner if node_id)
         if deps:
             node["depends_on"] = list(deps)
 
-    def _made(self, step: Step, node_id: str, result: node_functions.Result) -> handles.Handle:
+    def _made(
+        self, step: graph_steps.Step, node_id: str, result: node_functions.Result
+    ) -> handles.Handle:
         full = f"{step.prefix}{node_id}"
         origin = handles.Origin(
             self,
-            body=None if step.prefix else step,
+            body=step.around if step.prefix else step,
             what=f"{self.where}: {full!r}",
             step=step.entry["id"],
             node=full,
@@ -156,16 +138,22 @@ class Graph:
         return handles.Handle(origin, {"$from": step.entry["id"]})
 
     @contextmanager
-    def deciding_step(self, kind: str, value: object, options: Options) -> Generator[Step]:
-        """Open a step of kind `branch` or `loop`; nodes that the block calls are its nodes."""
-        if self.group is not None:
-            raise refused(self.where, self.group, f"{kind}() is called")
+    def deciding_step(
+        self, kind: str, value: object, options: Options
+    ) -> Generator[graph_steps.Step]:
+        """Open a step of kind `branch` or `loop`; nodes that the block calls are its nodes.
+
+        In a mapped pipeline it is a step of the map's body.
+        """
+        around = self.group
+        if around is not None and around.entry["kind"] != "map":
+            raise refused(self.where, around, f"{kind}() is called")
         step, _ = self.begin(kind, kind, value, options)
         self.group = step
         try:
             yield step
         finally:
-            self.group = None
+            self.group = around
 
     def add_run(
         self,
@@ -217,7 +205,9 @@ class Graph:
         """Return the name of this workflow for messages."""
         return f"workflow {self.name!r}"
 
-    def begin(self, kind: str, name: str, given: object, options: Options) -> tuple[Step, str]:
+    def begin(
+        self, kind: str, name: str, given: object, options: Options
+    ) -> tuple[graph_steps.Step, str]:
         """Return a new step that waits for the handles in `given` and `options`, and its name."""
         step = self._open(options.id, name, kind)
         where = f"{self.where}: step {step.entry['id']!r}"
@@ -227,8 +217,17 @@ class Graph:
             step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
         return step, where
 
-    def _open(self, step_id: str | None, name: str, kind: str) -> Step:
-        step = Step(_free(step_id, name, self.steps, f"{self.where}: two steps"), kind)
+    def _open(self, step_id: str | None, name: str, kind: str) -> graph_steps.Step:
+        if self.group is not None:
+            around = self.group
+            # The map's own id counts as taken: origins tell its nodes from those of its members.
+            taken = {**around.members, around.entry["id"]: None}
+            inner = graph_steps.Step(
+                _free(step_id, name, taken, f"{self.where}: two steps"), kind, around
+            )
+            around.members[inner.entry["id"]] = inner
+            return inner
+        step = graph_steps.Step(_free(step_id, name, self.steps, f"{self.where}: two steps"), kind)
         self.steps[step.entry["id"]] = step
         return step
 
@@ -240,7 +239,8 @@ class Graph:
                 raise errors.InvalidWorkflow(
                     f"{where}: {handles.origin(handle).what} belongs to another graph"
                 )
-            if handles.origin(handle).body not in (None, self.group):
+            around = None if self.group is None else self.group.around
+            if handles.origin(handle).body not in (None, self.group, around):
                 raise errors.InvalidWorkflow(
                     f"{where}: {handles.origin(handle).what} exists for each item of a map: use "
                     "what map() gave"
@@ -282,14 +282,14 @@ def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> st
     return f"{name}-{high}"
 
 
-def refused(where: str, group: Step, what: str) -> errors.InvalidWorkflow:
+def refused(where: str, group: graph_steps.Step, what: str) -> errors.InvalidWorkflow:
     """Return the error about a call that a group of nodes cannot contain, with the remedy."""
     step = group.entry["id"]
     if group.entry["kind"] == "map":
         return errors.InvalidWorkflow(
-            f"{where}: step {step!r}: {what} in a mapped pipeline, which contains nodes alone; "
-            "make it a @workflow and map that, as in `publish.map(items)`: each item is a run of "
-            "its own"
+            f"{where}: step {step!r}: {what} in a mapped pipeline, which contains nodes, branches "
+            "and loops; make it a @workflow and map that, as in `publish.map(items)`: each item is "
+            "a run of its own"
         )
     return errors.InvalidWorkflow(
         f"{where}: step {step!r}: {what} in a pipeline, an arm or a loop; call it in the workflow"

@@ -1,4 +1,4 @@
-"""Declared functions that a workflow calls, once or for each item of a list: nodes, pipelines."""
+"""Define the declared functions that a workflow calls, once or per item: nodes and pipelines."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from queue_workflows import errors
 from queue_workflows.dag import arguments, typed_values
-from queue_workflows.declare import building, handles, node_functions
+from queue_workflows.declare import building, graph_steps, handles, node_functions
 
 _current: contextvars.ContextVar[building.Graph | None] = contextvars.ContextVar(
     "graph", default=None
@@ -116,14 +116,7 @@ def _compiled(graph: building.Graph, needs: Iterable[str], returned: object = No
             )
     pipelines: dict[str, dict[str, Any]] = {}
     for step_id, step in graph.steps.items():
-        if step.nodes:
-            name = f"{graph.name}.{step_id}"
-            step.entry["pipeline"] = name
-            pipelines[name] = {"name": name, "nodes": list(step.nodes.values())}
-        if step.inputs:
-            step.entry["inputs"] = step.inputs
-        if step.deps:
-            step.entry["depends_on"] = list(step.deps)
+        _complete(step, f"{graph.name}.{step_id}", pipelines)
     steps = [step.entry for step in graph.steps.values()]
     for kind, entries in (("step", steps), *(("node", p["nodes"]) for p in pipelines.values())):
         _refuse_text(graph, kind, entries)
@@ -133,6 +126,42 @@ def _compiled(graph: building.Graph, needs: Iterable[str], returned: object = No
         output = handles.template(returned, f"{graph.where}: what it returns")
         document["output"] = {node_functions.RESULT: output}
     return Compiled(document, pipelines, graph.run_inputs, stores)
+
+
+def _complete(step: graph_steps.Step, name: str, pipelines: dict[str, dict[str, Any]]) -> None:
+    """Complete the entry of a step; `name` is that of its pipeline, which is added."""
+    decides = any(member is not None for member in step.members.values())
+    if decides:
+        step.entry["steps"] = [
+            _node_step(step, key) if member is None else _member(member, name, pipelines)
+            for key, member in step.members.items()
+        ]
+    elif step.nodes:
+        step.entry["pipeline"] = name
+        pipelines[name] = {"name": name, "nodes": list(step.nodes.values())}
+    if step.inputs and not decides:
+        step.entry["inputs"] = step.inputs
+    if step.deps:
+        step.entry["depends_on"] = list(step.deps)
+
+
+def _member(
+    member: graph_steps.Step, name: str, pipelines: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the complete entry of a branch or loop in the body of a map."""
+    _complete(member, f"{name}/{member.entry['id']}", pipelines)
+    return member.entry
+
+
+def _node_step(step: graph_steps.Step, node_id: str) -> dict[str, Any]:
+    """Return a node of a map's body as a step of kind `node`."""
+    entry: dict[str, Any] = {"id": node_id, "kind": "node", **step.nodes[node_id]}
+    listed: list[dict[str, str]] = entry.pop("inputs", [])
+    if listed:
+        entry["inputs"] = {
+            each["name"]: step.inputs[each["from"].removeprefix("pipeline.")] for each in listed
+        }
+    return entry
 
 
 def _refuse_text(graph: building.Graph, kind: str, entries: list[dict[str, Any]]) -> None:

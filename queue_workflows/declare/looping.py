@@ -14,6 +14,9 @@ _UNTIL = (
     "until takes the state and returns a part of it (r['ok']), a comparison by == or != "
     "(r['left'] == 0), or what a node returns (until=is_good)"
 )
+_RETURNS = (
+    "the repeated function returns the output of a node that it calls, which is the next state"
+)
 
 
 def loop(
@@ -38,29 +41,22 @@ def loop(
     with graph.deciding_step("loop", start, options) as step:
         own = step.entry["id"]
         where = f"{graph.where}: step {own!r}"
-        takes = [
-            name for name in inspect.signature(body).parameters if name not in node_functions.OFFERS
-        ]
-        if not takes:
+        if not inspect.signature(body).parameters.keys() - set(node_functions.OFFERS):
             raise errors.InvalidWorkflow(f"{where}: the repeated function takes the state")
-        state = handles.Handle(handles.Origin(graph, what=where, step=own), {"$from": own})
+        place = handles.Origin(graph, what=where, step=own, body=step.around)
+        state = handles.Handle(place, {"$from": own})
         found = body(state)
         origin = handles.origin(found) if isinstance(found, handles.Handle) else None
         if origin is None or origin.node is None or origin.step != own or not origin.stores:
-            raise errors.InvalidWorkflow(
-                f"{where}: the repeated function returns the output of a node that it calls, which "
-                "is the next state"
-            )
+            raise errors.InvalidWorkflow(f"{where}: {_RETURNS}")
         result = handles.template(found, where)["$from"]
         step.entry["until"] = _condition(until, found, where)
-    step.entry["start"] = handles.template(start, f"{where}: start")
-    step.entry["result"] = result.removeprefix(f"{own}/")
-    step.entry["at_most"] = at_most
+    first = handles.template(start, f"{where}: start")
+    step.entry.update(start=first, result=result.removeprefix(f"{own}/"), at_most=at_most)
     if not must:
         step.entry["must"] = False
-    path = result.removeprefix(origin.node)
-    made = handles.Origin(graph, what=where, step=own, node=own, keys=origin.keys)
-    return cast("R", handles.Handle(made, {"$from": own + path}))
+    made = step.output(graph, what=where, keys=origin.keys)
+    return cast("R", handles.Handle(made, {"$from": own + result.removeprefix(origin.node)}))
 
 
 def _condition(until: Callable[[R], object], state: R, where: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from queue_workflows import errors
 from queue_workflows.dag import map_steps
-from queue_workflows.declare import building, handles, node_functions
+from queue_workflows.declare import building, graph_steps, handles, node_functions
 
 
 def add_map(
@@ -39,12 +39,12 @@ def add_map(
     )
 
 
-def _end_map(step: building.Step, made: Any, where: str) -> bool:
+def _end_map(step: graph_steps.Step, made: Any, where: str) -> bool:
     """Set the result of a map's items; return whether they have one."""
-    body = {*step.nodes, *([] if step.run is None else [step.run["id"]])}
+    body = {*step.members, *([] if step.run is None else [step.run["id"]])}
     if not body:
         raise errors.InvalidWorkflow(f"{where}: its function calls no node")
-    for head in sorted(step.outer & {*body, map_steps.ITEM}):
+    for head in sorted(step.outer & {*body, *step.node_ids(), map_steps.ITEM}):
         raise errors.InvalidWorkflow(
             f"{where}: {head!r} is in it and outside of it: give one another name, a node by "
             "options(id=...)"

@@ -1,4 +1,4 @@
-"""The options of declared functions: id, dependencies, condition and policy."""
+"""Define the options of declared functions: id, dependencies, condition and policy."""
 
 from __future__ import annotations
 

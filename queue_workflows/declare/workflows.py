@@ -1,4 +1,4 @@
-"""Workflows that are declared as functions: compile them, check their inputs, call them."""
+"""Define workflows that are declared as functions: compile them, check inputs, call them."""
 
 from __future__ import annotations
 

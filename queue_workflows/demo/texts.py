@@ -1,4 +1,4 @@
-"""Read the texts of a folder for the book, and count them in an ingest task."""
+"""Read the texts of a folder for the picture book, and count texts and characters in a task."""
 
 from __future__ import annotations
 

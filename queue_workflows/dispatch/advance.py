@@ -141,7 +141,8 @@ def advance(
     Return the new rows. Returns None and writes nothing if the run is no longer as `expected`, if
     its generation has changed, or if it is locked and `nowait` is set. With the built-in resolver
     all of it happens under the run's lock. An app's resolver runs before the lock is taken. `head`
-    saves reading the run. `events`: of items of maps.
+    saves reading the run. `events`: of items of maps. Its length: on each way out the cached
+    progress must be that of the rows.
     """
     with run_cache.reading(begin) as conn:
         run = head or runs.head(conn, run_id)

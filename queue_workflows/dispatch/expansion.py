@@ -1,7 +1,11 @@
-"""Expand maps under the run's lock: seal their items, open them, and count those that ended."""
+"""Expand maps under the run's lock: store their items, open them, and count those that ended.
+
+Its length: all steps of a map use the rows and values that one transaction has read of its run.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -69,11 +73,7 @@ class Expansion:
             }
         else:
             found = maps.items(self._conn, self._run_id, map_id, by_key)
-            finished = {
-                key: [event["node_id"] for event in by_key[key] if event["node_status"] in _DONE]
-                for key in found
-            }
-            done, failed = self._go_on(of, map_id, found.items(), finished)
+            done, failed = self._go_on(of, map_id, found, by_key)
         self._step(of, map_id, done, failed)
 
     def _open(self, row: plan.NewNode, of: graph.Map, *, resumed: bool) -> None:
@@ -82,8 +82,7 @@ class Expansion:
         if maps.generation(self._conn, self._run_id, map_id) == self._run["generation"]:
             if resumed:
                 found = maps.opened(self._conn, self._run_id, map_id)
-                done, failed = self._go_on(of, map_id, found, None)
-                self._step(of, map_id, done, failed)
+                self._step(of, map_id, *self._go_on(of, map_id, found, None))
             return
         over = (row.inputs or {})["over"]
         keys = item_ids.keys(over, of.key, map_id)
@@ -118,8 +117,8 @@ class Expansion:
             if counted is None or self._end(of, map_id, counted) or not counted.items:
                 return
             opened = [(each["key"], each["item"]) for each in counted.items]
-            done, failed = self._start(of, map_id, opened), {}
-            if not done:
+            done, failed = self._start(of, map_id, opened)
+            if not done and not failed:
                 return
 
     def _end(self, of: graph.Map, map_id: str, counted: maps.Step) -> bool:
@@ -148,73 +147,84 @@ class Expansion:
         self.ended = True
         return True
 
-    def _start(self, of: graph.Map, map_id: str, opened: Sequence[tuple[str, Any]]) -> list[str]:
-        """Queue the first nodes of opened items; return the keys of those that end with it."""
+    def _start(
+        self, of: graph.Map, map_id: str, opened: Sequence[tuple[str, Any]]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Queue the first nodes of opened items; return the keys of those that end with it.
+
+        Also return the errors of those that fail because a branch or loop cannot decide.
+        """
         outer = self._outer(map_id)
         scopes = [items.Scope(of, map_id, key, item) for key, item in opened]
         done = set[str]()
         if self._run["generation"]:
             wanted = [node_id for scope in scopes for node_id in items.ids(scope)]
             done = nodes.done_among(self._conn, self._run_id, wanted)
-        rows: list[plan.NewNode] = []
-        ended: list[str] = []
+        planned = _Planned()
         for scope in scopes:
-            made = self._plan([*outer, scope], dict.fromkeys(done, ("completed", None)), None)
-            rows += made.rows
-            ended += [scope.key] if made.complete else []
-        self.write(rows)
-        return ended
+            own = done.intersection(items.ids(scope)) if done else done
+            made = self._plan(items.instance([*outer, scope]), _Reader(self, own), None)
+            planned.add(scope.key, made)
+        self.write(planned.rows)
+        return planned.done, self._failed(of, map_id, planned.failing)
 
     def _go_on(
         self,
         of: graph.Map,
         map_id: str,
-        found: Iterable[tuple[str, Any]],
-        finished: Mapping[str, list[str]] | None,
+        found: Mapping[str, maps.Item],
+        events: Mapping[str, list[Row]] | None,
     ) -> tuple[list[str], dict[str, str]]:
         """Queue what follows in open items; return the keys of those done, and errors of failed.
 
-        `finished`: the nodes that have ended in each; None: any may have. An item with a node that
-        failed starts no other node, and has failed once none of its nodes is open.
+        `events`: those of each item's nodes that have ended; None: any may have. An item in which a
+        node failed starts no other node, and has failed once none of its nodes is open.
         """
-        scopes = [items.Scope(of, map_id, key, item) for key, item in found]
-        wanted = [node_id for scope in scopes for node_id in items.ids(scope)]
-        states = maps.states(self._conn, self._run_id, wanted)
         outer = self._outer(map_id)
-        rows: list[plan.NewNode] = []
-        done: list[str] = []
-        failed: dict[str, str] = {}
+        scopes = [items.Scope(of, map_id, key, each.value) for key, each in found.items()]
+        asked: dict[str, list[str]] = {}
         for scope in scopes:
-            own = {node_id: states[node_id] for node_id in items.ids(scope) if node_id in states}
-            broken = [
-                (node_id, error) for node_id, (status, error) in own.items() if status == "failed"
-            ]
-            if broken:
-                if not any(status in _OPEN for status, _ in own.values()):
-                    node_id, error = broken[0]
-                    why = error or "no error was given"
-                    failed[scope.key] = f"node {node_id} failed: {why}"
+            ended = None if events is None else [each["node_id"] for each in events[scope.key]]
+            asked[scope.key] = items.ids(scope) if ended is None else items.near(scope, ended)
+        states = maps.states(self._conn, self._run_id, itertools.chain(*asked.values()))
+        planned = _Planned()
+        for scope in scopes:
+            key = scope.key
+            own = {node_id: states[node_id] for node_id in asked[key] if node_id in states}
+            error = found[key].error or _error(own)
+            if error is not None:
+                planned.failing[key] = error
                 continue
-            ends = None if finished is None else finished[scope.key]
-            made = self._plan([*outer, scope], own, ends)
-            rows += made.rows
-            done += [scope.key] if made.complete else []
-        self.write(rows, resumed=finished is None)
-        return done, failed
+            done = {node_id for node_id, (status, _) in own.items() if status in _DONE}
+            reader = _Reader(self, done, None if events is None else {*asked[key]})
+            finished = None if events is None else _finished(events[key])
+            planned.add(key, self._plan(items.Instance([*outer, scope]), reader, finished))
+        self.write(planned.rows, resumed=events is None)
+        return planned.done, self._failed(of, map_id, planned.failing)
 
-    def _plan(
-        self, scopes: Sequence[items.Scope], states: _States, finished: list[str] | None
-    ) -> plan.Plan:
+    def _failed(self, of: graph.Map, map_id: str, failing: Mapping[str, str]) -> dict[str, str]:
+        """Return those of these errors, by key, whose items have no open node; store the others."""
+        if not failing:
+            return {}
+        own = {key: items.ids(items.Scope(of, map_id, key, None)) for key in failing}
+        states = maps.states(self._conn, self._run_id, itertools.chain(*own.values()))
+        is_open = {node_id for node_id, (status, _) in states.items() if status in _OPEN}
+        waiting = {key: failing[key] for key, ids in own.items() if not is_open.isdisjoint(ids)}
+        if waiting:
+            noted = payload.encode_errors(waiting)
+            maps.note_errors(self._conn, self._run_id, map_id, noted)
+        return {key: error for key, error in failing.items() if key not in waiting}
+
+    def _plan(self, of: items.Instance, reader: _Reader, finished: list[str] | None) -> plan.Plan:
         """Return what follows in an item; None: from all of its nodes that are done."""
-        progress = readiness.Progress(items.instance(scopes))
-        reader = _Reader(self, {n for n, (status, _) in states.items() if status in _DONE})
+        progress = readiness.Progress(of)
         out_dir = self._run["out_dir"]
         made = (
             plan.plan_start(progress, reader, refs.resolve_ref, out_dir=out_dir)
             if finished is None
             else plan.plan(progress, finished, reader, refs.resolve_ref, out_dir=out_dir)
         )
-        if made.failure is not None:
+        if made.failure is not None and not made.undecided:
             raise errors.InvalidPayload(made.failure[1])
         return made
 
@@ -226,7 +236,8 @@ class Expansion:
         place = parts.map_id, parts.key
         if place not in self._values:
             found = maps.items(self._conn, self._run_id, parts.map_id, [parts.key])
-            self._values[place] = found.get(parts.key)
+            item = found.get(parts.key)
+            self._values[place] = None if item is None else item.value
         owner = item_ids.node(self._graph, parts.map_id)
         assert owner is not None
         assert owner.map is not None
@@ -245,15 +256,42 @@ class Expansion:
         """Return those of these nodes that have a row which is neither failed nor cancelled."""
         return nodes.present_among(self._conn, self._run_id, ids)
 
+    def done_among(self, ids: Collection[str]) -> set[str]:
+        """Return those of these nodes that are completed or skipped."""
+        return nodes.done_among(self._conn, self._run_id, ids)
+
+
+class _Planned:
+    """What follows in several items of a map: rows, the keys of those done, errors by key."""
+
+    def __init__(self) -> None:
+        self.rows: list[plan.NewNode] = []
+        self.done: list[str] = []
+        self.failing: dict[str, str] = {}
+
+    def add(self, key: str, made: plan.Plan) -> None:
+        """Add the plan of an item, whose failure is that of a branch or loop."""
+        self.rows += made.rows
+        if made.failure is not None:
+            self.failing[key] = made.failure[1]
+        elif made.complete:
+            self.done.append(key)
+
 
 class _Reader:
-    """The knowledge of an item's nodes for a plan: which are done was read before."""
+    """The knowledge of an item's nodes for a plan: `done` was read before, of the nodes `asked`."""
 
-    def __init__(self, of: Expansion, done: set[str]) -> None:
+    def __init__(self, of: Expansion, done: set[str], asked: set[str] | None = None) -> None:
         self._of = of
         self._done = done
+        self._asked = asked
+        """None: all nodes of the item."""
 
     def done_among(self, ids: Collection[str]) -> set[str]:
+        unknown = set[str]() if self._asked is None else set(ids) - self._asked
+        if self._asked is not None and unknown:
+            self._done |= self._of.done_among(unknown)
+            self._asked |= unknown
         return self._done.intersection(ids)
 
     def done_all(self) -> set[str]:
@@ -264,6 +302,18 @@ class _Reader:
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
         return self._of.context(heads or set())
+
+
+def _finished(events: Iterable[Row]) -> list[str]:
+    return [each["node_id"] for each in events if each["node_status"] in _DONE]
+
+
+def _error(states: _States) -> str | None:
+    """Return the error of an item, that of its first node that failed; None if none did."""
+    for node_id, (status, error) in states.items():
+        if status == "failed":
+            return f"node {node_id} failed: {error or 'no error was given'}"
+    return None
 
 
 def _limits(of: graph.Map, total: int) -> maps.Limits:

@@ -1,4 +1,4 @@
-"""Call app code for the dispatcher, never inside an engine transaction."""
+"""Call the app's provider for definitions and its builders for questions, outside transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build the question of an input node, and the context change of its answer."""
+"""Build and store an input node's question, and compute what its answer adds to the context."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import quote
 
 from queue_workflows import errors
@@ -83,12 +82,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

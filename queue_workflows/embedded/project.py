@@ -1,4 +1,4 @@
-"""Choose the database of an app on the embedded server: one per project, named after its folder."""
+"""Find the project that an app, script or folder belongs to, and name its embedded database."""
 
 from __future__ import annotations
 

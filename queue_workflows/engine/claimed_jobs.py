@@ -1,4 +1,4 @@
-"""Read a claimed job column by column, and refuse one with columns that a handler cannot get."""
+"""Read a claimed job column by column, and refuse it if one is unreadable or of a wrong type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Claim jobs, renew their leases, and complete them in the statement that claims the next ones."""
+"""Claim jobs, renew their leases, and complete them in the statement that claims the next ones.
+
+Its length: the statements of both families, for one job and for many, share their parameters.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,22 @@ class Claimant(NamedTuple):
     """The versions of nodes that the worker has, `<module>@<version>`; None: of none."""
 
 
+class Wait(NamedTuple):
+    """When to claim again, if a claim returned fewer jobs than it may. None: unknown."""
+
+    limit_s: float | None = None
+    """Seconds until a limit of an ingest queue admits the next job; None too if one was claimed."""
+    due_s: float | None = None
+    """Seconds until the next delayed job of the queue is due."""
+
+
+class OnWait(NamedTuple):
+    """What to call with a `Wait`, and how many seconds ahead a claim looks for delayed jobs."""
+
+    call: Callable[[Wait], object]
+    within_s: float
+
+
 class NodeResult(NamedTuple):
     """The result of a completed node: JSON texts, seconds, peak RSS in MB."""
 
@@ -77,18 +96,18 @@ def claim(
     *,
     count: int = 1,
     promote: bool = False,
-    tell: Callable[[float], None] | None = None,
+    on_wait: OnWait | None = None,
 ) -> list[Row]:
     """Claim up to `count` jobs of a queue, and return what a worker needs.
 
-    `promote`: first admit jobs that have become due. `tell`: called with the seconds until a limit
-    of an ingest queue admits the next job, if nothing was claimed and that time is known.
+    `promote`: first admit jobs that have become due. `on_wait`: called if fewer jobs were claimed
+    and it is known when to claim again.
     """
     if not table.in_run:
-        return ingest_step(conn, who, claim=count, promote=promote, tell=tell)
+        return ingest_step(conn, who, claim=count, promote=promote, on_wait=on_wait)
     if count > 1:
-        return nodes_step(conn, who, claim=count, promote=promote)
-    job = node_step(conn, who, promote=promote)
+        return nodes_step(conn, who, claim=count, promote=promote, on_wait=on_wait)
+    job = node_step(conn, who, promote=promote, on_wait=on_wait)
     return [job] if job else []
 
 
@@ -106,6 +125,7 @@ def node_step(
     ahead: Ahead | None = None,
     claim: bool = True,
     promote: bool = False,
+    on_wait: OnWait | None = None,
 ) -> Row | None:
     """Complete `done`, then claim the next node job; one transaction when `conn` is autocommit.
 
@@ -113,7 +133,7 @@ def node_step(
     generation, born) and, if its template has refs, `context`; None when nothing was claimed.
     `promote`: first admit jobs that have become due. If the JSON of a job cannot be loaded as a
     whole, a second statement loads each column by itself. Raises `ClaimLost` with nothing written
-    or claimed.
+    or claimed. `on_wait`: as in `claim`.
     """
     parameters = {
         **_claimant(who),
@@ -126,6 +146,7 @@ def node_step(
         "bound_s": who.bound_s,
         "claim": claim,
         "promote": promote,
+        "look_ahead_s": on_wait and on_wait.within_s,
         **_completed(done, ahead),
     }
     try:
@@ -135,7 +156,15 @@ def node_step(
     job = row["job"] if row else None
     if isinstance(job, Unreadable):
         return claimed_jobs.read(conn, job_tables.NODE_JOBS, claimed_jobs.id_of(job), who.worker_id)
-    return job
+    return None if on_wait is not None and _reports_wait(job, on_wait) else job
+
+
+def _reports_wait(job: Row | None, on_wait: OnWait) -> bool:
+    """Return whether this is no job but the time at which one is due; report that time."""
+    if job is None or "due_s" not in job:
+        return False
+    on_wait.call(Wait(due_s=job["due_s"]))
+    return True
 
 
 def nodes_step(
@@ -145,17 +174,19 @@ def nodes_step(
     done: Sequence[tuple[NodeResult, Ahead | None]] = (),
     claim: int = 1,
     promote: bool = False,
+    on_wait: OnWait | None = None,
 ) -> list[Row]:
     """Complete all of `done`, then claim up to `claim` nodes of a cpu queue, as `node_step` does.
 
     Returns the jobs. This is one transaction when `conn` is autocommit. Raises `ClaimLost`, with
-    nothing written or claimed, when a claim of `done` is lost.
+    nothing written or claimed, when a claim of `done` is lost. `on_wait`: as in `claim`.
     """
     parameters = {
         **_claimant(who),
         "newest": who.newest,
         "claim": claim,
         "promote": promote,
+        "look_ahead_s": on_wait and on_wait.within_s,
         "done": f"[{','.join(_node_json(*each) for each in done)}]" if done else None,
     }
     try:
@@ -168,7 +199,7 @@ def nodes_step(
         if isinstance(job, Unreadable):
             own = claimed_jobs.id_of(job)
             job = claimed_jobs.read(conn, job_tables.NODE_JOBS, own, who.worker_id)
-        if job is not None:
+        if job is not None and not (on_wait is not None and _reports_wait(job, on_wait)):
             jobs.append(job)
     return jobs
 
@@ -236,28 +267,27 @@ def ingest_step(
     done: Sequence[IngestResult] = (),
     claim: int = 1,
     promote: bool = False,
-    tell: Callable[[float], None] | None = None,
+    on_wait: OnWait | None = None,
 ) -> list[Row]:
     """Complete all of `done`, then claim up to `claim` ingest jobs; return them in claim order.
 
     This is one transaction when `conn` is autocommit. Raises `ClaimLost`, with nothing written or
-    claimed, when a claim of `done` is lost. `tell`: as in `claim`.
+    claimed, when a claim of `done` is lost. `on_wait`: as in `claim`.
     """
     parameters = {
         **_claimant(who),
         "claim": claim,
         "promote": promote,
         "done": f"[{','.join(_as_json(d) for d in done)}]" if done else None,
-        "tell": tell is not None,
+        "look_ahead_s": on_wait and on_wait.within_s,
     }
     try:
         rows = conn.execute(statements.claims.ingest_step, parameters, prepare=True).fetchall()
     except psycopg.Error as error:
         raise _lost(error) or error from None
-    if rows and rows[0]["id"] is None:
-        if tell is not None and rows[0]["wait_s"] is not None:
-            tell(max(0.0, rows[0]["wait_s"]))
-        return []
+    if on_wait is not None and rows and rows[-1]["id"] is None:
+        last = rows.pop()
+        on_wait.call(Wait(last["wait_s"], last["due_s"]))
     if len(rows) > 1:
         rows.sort(key=lambda row: (row["priority"], row["seq"]))
     return rows

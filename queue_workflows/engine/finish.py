@@ -1,9 +1,9 @@
-"""Record how the handlers of claimed jobs ended. Nothing else stores an outcome."""
+"""Record how the handlers of claimed jobs ended, and retry or fail the jobs by their policies."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from queue_workflows import db, errors
@@ -63,14 +63,15 @@ def finish(
     who: claims.Claimant | None = None,
     claim: int = 0,
     promote: bool = False,
-    tell: Callable[[float], None] | None = None,
+    on_wait: claims.OnWait | None = None,
 ) -> list[Row]:
     """Record the outcomes of jobs of one table, and return up to `claim` jobs claimed by `who`.
 
     Completed jobs and the claim share one statement, which is one transaction when `conn` is
     autocommit; each other outcome has a statement of its own before it.
     Raises `ClaimLost` when a claim is lost: its statement has written and claimed nothing. A lost
-    claim of a job that was cancelled is no error. `promote`, `tell`: as in `claims.claim`.
+    claim of a job that was cancelled is no error. `promote`, `on_wait`: as in `claims.claim`. Its
+    length: one job, several nodes and ingest jobs each have a statement.
     """
     completed = [each for each in done if each.outcome.kind == "completed"]
     for each in done:
@@ -83,9 +84,12 @@ def finish(
             job_events.note_logged_error(conn, each.lease, each.outcome.error)
     claimant = who or claims.Claimant(completed[0].lease.worker_id, "", "")
     if not completed[0].lease.table.in_run:
-        results = [_ingest_result(*each) for each in completed]
+        results = [
+            claims.IngestResult(one.lease, one.outcome.result, one.outcome.seconds)
+            for one in completed
+        ]
         return claims.ingest_step(
-            conn, claimant, done=results, claim=claim, promote=promote, tell=tell
+            conn, claimant, done=results, claim=claim, promote=promote, on_wait=on_wait
         )
     if len(completed) == 1 and claim <= 1:
         job = claims.node_step(
@@ -95,10 +99,13 @@ def finish(
             ahead=completed[0].ahead,
             claim=claim > 0,
             promote=promote,
+            on_wait=on_wait,
         )
         return [job] if job else []
     nodes = [(_node_result(*each), each.ahead) for each in completed]
-    return claims.nodes_step(conn, claimant, done=nodes, claim=claim, promote=promote)
+    return claims.nodes_step(
+        conn, claimant, done=nodes, claim=claim, promote=promote, on_wait=on_wait
+    )
 
 
 def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:
@@ -117,12 +124,6 @@ def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> st
 def is_recorded(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
     """Return whether this outcome was recorded: its commit happened although the reply was lost."""
     return held_claims.has_recorded(conn, lease, _EVENTS[outcome.kind])
-
-
-def _ingest_result(
-    lease: job_tables.Lease, outcome: Outcome, _: claims.Ahead | None
-) -> claims.IngestResult:
-    return claims.IngestResult(lease, outcome.result, outcome.seconds)
 
 
 def _node_result(

@@ -1,4 +1,4 @@
-"""Seal the items of maps, count them and open the next ones, and end the nodes of maps.
+"""Store the items of maps, count those that ended, open the next ones, and end the maps' nodes.
 
 Each function takes part in the transaction of its connection, which holds the lock on the run.
 """
@@ -19,6 +19,13 @@ class Limits(NamedTuple):
     at_once: int
     refill: int
     may_fail: int
+
+
+class Item(NamedTuple):
+    """The value of an item; `error`: why it fails or has failed, None if nothing of it has."""
+
+    value: Any
+    error: str | None
 
 
 class Step(NamedTuple):
@@ -102,17 +109,26 @@ def generation(conn: db.Connection, run_id: str, map_id: str) -> int | None:
     return row["generation"] if row else None
 
 
-def opened(conn: db.Connection, run_id: str, map_id: str) -> list[tuple[str, Any]]:
-    """Return key and value of the items that were opened and have not ended."""
+def opened(conn: db.Connection, run_id: str, map_id: str) -> dict[str, Item]:
+    """Return the items that were opened and have not ended, by key."""
     rows = conn.execute(statements.maps.opened, {"run_id": run_id, "map": map_id}).fetchall()
-    return [(row["key"], row["item"]) for row in rows]
+    return {row["key"]: Item(row["item"], row["error"]) for row in rows}
 
 
-def items(conn: db.Connection, run_id: str, map_id: str, keys: Iterable[str]) -> dict[str, Any]:
-    """Return the values of the items with these keys, by key."""
+def items(conn: db.Connection, run_id: str, map_id: str, keys: Iterable[str]) -> dict[str, Item]:
+    """Return the items with these keys, by key."""
     parameters = {"run_id": run_id, "map": map_id, "keys": list(keys)}
     rows = conn.execute(statements.maps.items, parameters, prepare=True).fetchall()
-    return {row["key"]: row["item"] for row in rows}
+    return {row["key"]: Item(row["item"], row["error"]) for row in rows}
+
+
+def note_errors(conn: db.Connection, run_id: str, map_id: str, errors_json: str) -> None:
+    """Store why items fail (`errors_json`: errors by key) that still have open nodes.
+
+    An item that has such an error already keeps it. One that has ended is left alone.
+    """
+    parameters = {"run_id": run_id, "map": map_id, "errors": errors_json}
+    conn.execute(statements.maps.note_errors, parameters)
 
 
 def first_failure(conn: db.Connection, run_id: str, map_id: str) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Record what is known of GPU models, flag those without a worker, and request loads."""
+"""Record GPU models' sizes and load times, flag unserved ones, store load and unload requests."""
 
 from __future__ import annotations
 

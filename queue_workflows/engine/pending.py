@@ -19,6 +19,8 @@ class Work(NamedTuple):
     """Answers of people to take."""
     due: bool
     """Delayed jobs or runs to promote."""
+    run_due_s: float | None
+    """Seconds until the next delayed run is due. None: none is within the time asked for."""
 
 
 class Sweeps(NamedTuple):
@@ -34,9 +36,12 @@ class Sweeps(NamedTuple):
     """A partition has a limit, waiters, or waiters that are due."""
 
 
-def work(conn: db.Connection) -> Work:
-    """Return which work waits for an orchestrator."""
-    row = conn.execute(statements.pending.work, prepare=True).fetchone()
+def work(conn: db.Connection, *, within_s: float = 0.0) -> Work:
+    """Return which work waits for an orchestrator.
+
+    `within_s`: how far to look ahead for a delayed run, at most a day.
+    """
+    row = conn.execute(statements.pending.work, {"within_s": within_s}, prepare=True).fetchone()
     assert row is not None
     return Work(**row)
 

@@ -37,17 +37,21 @@ def _add(of: graph.Graph, node_id: str, again: Again) -> bool:
     if parts is None:
         if node_id not in of.nodes:
             return False
-        # From the node of a branch or loop, its own nodes decide again.
-        own = [node.id for node in of.nodes.values() if node.arm == node_id]
-        _add_following(of, "", [node_id, *own], again)
+        _add_following(of, "", _with_own(of, node_id), again)
         return True
     body = _body(of, parts.map_id)
     if body is None or (parts.inner and parts.inner not in body.nodes):
         return False
     prefix = f"{item_ids.folder(parts.map_id, parts.key)}/"
-    _add_following(body, prefix, [parts.inner] if parts.inner else body.nodes, again)
+    start = _with_own(body, parts.inner) if parts.inner else body.nodes
+    _add_following(body, prefix, start, again)
     _add_around(of, parts, again)
     return True
+
+
+def _with_own(of: graph.Graph, node_id: str) -> list[str]:
+    """Return a node, and the nodes of the branch or loop that it ends: they decide again."""
+    return [node_id, *(node.id for node in of.nodes.values() if node.arm == node_id)]
 
 
 def _add_around(of: graph.Graph, item: item_ids.ItemNode, again: Again) -> None:

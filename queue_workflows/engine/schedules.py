@@ -1,4 +1,4 @@
-"""Fire schedules: one row for each entry and instant, written by the first to claim it."""
+"""Claim an instant of a schedule and queue its job; read and delete claimed instants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Move a run to another definition, in the caller's transaction, which holds the run's lock."""
+"""Lock, change and drop a run's queued nodes, and store its new definition, for an upgrade."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record what workers report, how they end, and the heartbeats of their hosts."""
+"""Record workers' reports and ends and their hosts' heartbeats; list workers, flag stale hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build one record for each attempt and each run of the history, for spans and the metric log."""
+"""Turn an attempt's events, or the row of a run, into a record for spans and the metric log."""
 
 from __future__ import annotations
 

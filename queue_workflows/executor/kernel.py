@@ -35,7 +35,13 @@ class _SigEvent(ctypes.Structure):
 
 @functools.cache
 def _libc() -> ctypes.CDLL | None:
-    return ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return None
+    try:
+        # By its name: a preloaded library that fakes the wall clock changes absolute timers, too.
+        return ctypes.CDLL("libc.so.6", use_errno=True)
+    except OSError:
+        return ctypes.CDLL(None, use_errno=True)
 
 
 @functools.cache

@@ -22,8 +22,12 @@ from queue_workflows.executor import channel, kernel, memory_cgroups, process, p
 from queue_workflows.runtime import clock, forking
 from queue_workflows.runtime.entry_point import print_by_lines
 
-GRACE_S: Final = 0.25
-"""Seconds after the deadline at which the kernel kills a launcher that is stopped itself."""
+GRACE_S: Final = 0.15
+"""Seconds after the deadline at which the kernel kills a launcher that is stopped itself.
+
+Its executors die with it. The worker sets the deadline 0.25 s before a lease ends (`kill_timers`),
+so that 0.1 s are left for that.
+"""
 CHECK_S: Final = 0.1
 """Seconds between two checks for ended executors where there are no pidfds."""
 
@@ -43,6 +47,7 @@ def main(end: socket.socket, app: process.App, parent: int, *, late: bool) -> No
         # What was registered so far is for the worker. multiprocessing does this too.
         atexit._clear()  # pyright: ignore[reportPrivateUsage]
         print_by_lines()
+        process.loops()
         _Launcher(channel.FdChannel(end, blocking=True), app, late=late).serve()
     except protocol.ChannelLost:
         os._exit(0)

@@ -15,10 +15,10 @@ from queue_workflows.executor import (
     channel,
     kernel,
     launcher,
+    loaded_app,
     memory_cgroups,
     process,
     protocol,
-    registry,
     streams,
 )
 
@@ -98,7 +98,7 @@ class Launcher:
         """Return a descriptor that is readable when `receive` has something."""
         return self._channel.fileno()
 
-    def wait_loaded(self, timeout_s: float | None = None) -> registry.Registered:
+    def wait_loaded(self, timeout_s: float | None = None) -> loaded_app.Registered:
         """Return what the app registered. Raises its error, `LauncherLost`, or TimeoutError."""
         loaded = self._wait(protocol.Loaded, timeout_s)
         return registered(loaded)
@@ -196,8 +196,8 @@ class Launcher:
         memory_cgroups.remove_old(memory_cgroups.parent_of_executors())
 
 
-def registered(loaded: protocol.Loaded) -> registry.Registered:
+def registered(loaded: protocol.Loaded) -> loaded_app.Registered:
     """Return what the app registered; raise the error that it raised instead."""
     if loaded.registered is None:
-        raise registry.rebuilt_error(loaded.error or {})
-    return registry.Registered(**loaded.registered)
+        raise loaded_app.rebuilt_error(loaded.error or {})
+    return loaded_app.Registered(**loaded.registered)

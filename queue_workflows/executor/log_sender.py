@@ -20,7 +20,7 @@ _FORMAT = logging.Formatter()
 
 
 class LogSender(logging.Handler):
-    """Stands where `process.setup_logging` put its handler: the worker prints these records."""
+    """Take the place of the handler of `entry_point.setup_logging`: the worker prints instead."""
 
     def __init__(self, send: Callable[[logging.LogRecord], object], level: int) -> None:
         super().__init__(level)

@@ -1,4 +1,4 @@
-"""Name the handler that blocks the event loop of an executor, and with it all other jobs."""
+"""Report which handler blocks the event loop of an executor, and with it all other jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a node in this executor: resolve its inputs, and request what its row lacks by an `Ask`."""
+"""Run a node's handler in this executor; ask its worker for a missing context, folder or row."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _needs_context(row: Row) -> bool:
 
 
 def _inputs(row: Row, context: Callable[[], Any]) -> JsonDict:
-    """Return the inputs of a node, as `dispatch.inputs.resolve_inputs_for_job` does."""
+    """Return the inputs of a node, as `dispatch.job_inputs.resolve_inputs_for_job` does."""
     inputs = cast("JsonDict", row["inputs"] or {})
     template: Any = inputs if row["input_template"] is None else row["input_template"]
     custom = config.get_config().resolve_ref is not None

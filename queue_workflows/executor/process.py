@@ -13,19 +13,20 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from queue_workflows.executor import (
-    async_jobs,
     channel,
-    job_loop,
     kernel,
+    loaded_app,
     protocol,
-    registry,
     streams,
     title,
 )
 from queue_workflows.model_cache import RequiresModels, adapted
+
+if TYPE_CHECKING:
+    from queue_workflows.executor import async_jobs, job_loop
 
 FDS: Final = 4
 """Descriptors of an executor: jobs, control, stdout, stderr."""
@@ -46,6 +47,17 @@ def ignore(_signum: int, _frame: object) -> None:
     """Ignore a signal; other than SIG_IGN it is not inherited by what a handler executes."""
 
 
+def loops() -> tuple[type[async_jobs.AsyncJobs], type[job_loop.JobLoop]]:
+    """Return what runs many jobs at once, and one at a time.
+
+    The launcher imports both, so that each executor has them when it is forked. The worker, which
+    imports this module too, needs neither.
+    """
+    from queue_workflows.executor import async_jobs, job_loop
+
+    return async_jobs.AsyncJobs, job_loop.JobLoop
+
+
 def main(
     fds: Sequence[int],
     inherited: Sequence[int],
@@ -58,7 +70,7 @@ def main(
     """Run handlers in this forked process and never return.
 
     `fds`: the descriptors that the worker sent. `inherited`: those to close. `late`: load the app.
-    `concurrent`: run many async handlers at once. `batched`: take several jobs at once.
+    `concurrent`: run many async handlers at once. `batched`: take several at once.
     """
     code = 1
     try:
@@ -69,11 +81,8 @@ def main(
             os.close(fd)
         ends = _prepared(fds)
         message = loaded(app) if late else None
-        loop = (
-            async_jobs.AsyncJobs(*ends)
-            if concurrent
-            else job_loop.JobLoop(*ends, adapted(app.model_cache()), by_job=batched)
-        )
+        many, one = loops()
+        loop = many(*ends) if concurrent else one(*ends, adapted(app.model_cache()), by_job=batched)
         if message is not None:
             loop.send(message)
         if message is None or message.registered is not None:
@@ -132,5 +141,5 @@ def loaded(app: App) -> protocol.Loaded:
     try:
         app.load()
     except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
-        return protocol.Loaded(None, registry.describe_error(error))
-    return protocol.Loaded(registry.collect(before, app.stop_policies())._asdict(), None)
+        return protocol.Loaded(None, loaded_app.describe_error(error))
+    return protocol.Loaded(loaded_app.collect(before, app.stop_policies())._asdict(), None)

@@ -22,8 +22,8 @@ class ChannelLost(errors.QueueWorkflowsError, ConnectionError):
 class Run(NamedTuple):
     """Run a job; several wait in the executor, and run in this order.
 
-    `run` is the run's row if the app's hooks take it (`Registered.needs_rows`), else None; then
-    `job` is the whole row. `key` names the job in every message about it.
+    `run` is the run's row if the app's hooks take it (`loaded_app.Registered.needs_rows`), else
+    None; then `job` is the whole row. `key` names the job in every message about it.
     """
 
     key: int

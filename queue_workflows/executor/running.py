@@ -1,4 +1,4 @@
-"""Represent the job whose handler runs in this executor: reports and requests to the worker."""
+"""Send a running handler's reports and requests from its executor to the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread of an executor for async jobs on which handlers run that are not async."""
+"""Run handlers that are not async one by one, on one thread of an executor for async jobs."""
 
 from __future__ import annotations
 

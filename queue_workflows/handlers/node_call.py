@@ -1,4 +1,4 @@
-"""Call the handler of one claimed node; whatever it does is an outcome."""
+"""Call the handler of one claimed node, and return whatever it does as an outcome."""
 
 from __future__ import annotations
 

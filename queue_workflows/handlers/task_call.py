@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -9,7 +10,8 @@ from queue_workflows import config, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import attempt_context
-from queue_workflows.tasks import args, attempt_steps, control, handlers, logged_errors
+from queue_workflows.runtime import masking
+from queue_workflows.tasks import args, attempt_steps, control, handlers
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row
 
@@ -77,7 +79,7 @@ class _Attempt:
 
     def call(self) -> Any:
         """Call the task; return its result, or a generator or coroutine that must be run."""
-        logged_errors.collect()
+        _collect_errors()
         task = config.get_config().ingest_task_map.get(self._name)
         if task is None:
             raise errors.UnknownTask(
@@ -115,3 +117,34 @@ class _Attempt:
 
     def _interrupted(self, reason: str) -> outcomes.Outcome:
         return outcomes.Outcome("cancelled", self._seconds, error=reason)
+
+
+class _Collector(logging.Handler):
+    """Note the first error that the handler of each job logs, for the history of the job."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        job = jobs.current.get(None)
+        if job is None or job.logged_error:
+            return
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001  the boundary around app code: arguments of an app
+            text = str(record.msg)
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            text = f"{text}: {type(error).__name__}: {error}"
+        job.logged_error = masking.mask(payload.error_text(text))
+
+
+_collector = _Collector(logging.ERROR)
+
+
+def _collect_errors() -> None:
+    """Collect errors from now on, if this process has logging set up.
+
+    A handler on a root logger that has none would end Python's own output of warnings to stderr,
+    and make a later `logging.basicConfig()` of the app do nothing.
+    """
+    root = logging.root
+    if root.handlers and _collector not in root.handlers:
+        root.addHandler(_collector)

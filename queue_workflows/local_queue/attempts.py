@@ -1,4 +1,4 @@
-"""Describe one attempt at a job, and the place of the thread that runs it."""
+"""Describe one attempt at a job, and the slot of a thread that runs one job at a time."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Attempt:
         """Whether the plan gets, or has got, its outcome from the thread that ran it."""
 
 
-class Place:
-    """One place for a thread, which runs one job at a time."""
+class Slot:
+    """One slot for a thread, which runs one job at a time."""
 
     def __init__(self, number: int, start_at: float, counts: statistics.Cell) -> None:
         self.name = f"Worker-{number}"

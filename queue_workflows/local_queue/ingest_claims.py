@@ -1,4 +1,4 @@
-"""The claims of an `IngestPlan`: jobs of the ingest table that this process holds."""
+"""Track the claims of an `IngestPlan`: jobs of the ingest table that this process holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report what a process with an `IngestPlan` does, as workers report it."""
+"""Write the row in `workers` of a process whose in-process queue runs ingest jobs."""
 
 from __future__ import annotations
 

@@ -48,7 +48,6 @@ class Keeper:
         owner: plan.Owner,
         *,
         claim_soon: Callable[[bool], object],
-        wait_s: Callable[[], float],
         limit: int,
         on_exit: ExitFn | None,
     ) -> None:
@@ -69,7 +68,7 @@ class Keeper:
             "ingest_job_ready",
             "worker_control",
             "job_cancel",
-            poll_s=lambda: min(config.CLAIM_POLL_S.read(), max(0.05, wait_s())),
+            poll_s=config.CLAIM_POLL_S.read,
             locks=[recovery.LIFE_LOCK + who.worker_id],
         )
         self._follow = service.Follow("local-queue-listen", listener, self._on_wake)

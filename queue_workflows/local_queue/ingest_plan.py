@@ -67,6 +67,8 @@ class IngestPlan(plan.ClaimingPlan):
         self._promote = True
         self._more = False
         """Whether there may be a job to claim as soon as a thread is free."""
+        self._claimed = False
+        """Whether the last `fetch_ready` has sent a claim and has its reply."""
         self._owner: plan.Owner | None = None
         self._keeper: ingest_keeper.Keeper | None = None
         self._closed = False
@@ -93,7 +95,6 @@ class IngestPlan(plan.ClaimingPlan):
             self._held,
             owner,
             claim_soon=self._claim_soon,
-            wait_s=lambda: self._claimer.wait_s,
             limit=self._limit or owner.workers,
             on_exit=self._on_exit,
         )
@@ -118,8 +119,14 @@ class IngestPlan(plan.ClaimingPlan):
 
     # --- The thread of the master.
 
+    @property
+    def wait_s(self) -> float:
+        """Return the seconds until a limit admits a job or a delayed one is due; inf: unknown."""
+        return self._claimer.wait_s if self._claimed else math.inf
+
     def fetch_ready(self) -> list[job_queue.Job]:
         """Claim jobs for the threads that are free."""
+        self._claimed = False
         if self._owner is None or self._closed:
             return []
         if (alone := self._held.next_alone()) is not None:
@@ -134,6 +141,7 @@ class IngestPlan(plan.ClaimingPlan):
         except db.Error:
             self._promote |= promote
             raise
+        self._claimed = True
         self._more = len(rows) == free or (bool(rows) and self._claimer.isolated)
         jobs = [job for row in rows if (job := self._hold(row)) is not None]
         return [*jobs] if jobs or (alone := self._held.next_alone()) is None else [alone]

@@ -58,23 +58,23 @@ class JobRunner:
         if self._claims is None:
             self._outcomes.failed(job, number, STOPPED, final=False, counted=False)
 
-    def work(self, place: attempts.Place, stop: threading.Event) -> None:
-        """Run jobs of the queue at this place, until it is time to end."""
+    def work(self, slot: attempts.Slot, stop: threading.Event) -> None:
+        """Run jobs of the queue in this slot, until it is time to end."""
         settings_, queue = self._settings, self._queue
         done: str | None = None
         while not stop.is_set():
-            place.job = job = queue.get(done=done)
+            slot.job = job = queue.get(done=done)
             done = None
             if job is None:
                 break
             log = _log.isEnabledFor(logging.INFO)
             if log:
-                _log.info("👷 %s pulled job '%s' from queue (%s)", place.name, job.label, job.id)
+                _log.info("👷 %s pulled job '%s' from queue (%s)", slot.name, job.label, job.id)
             if self._mark_running(job, stop):
-                stored = self._run(place, job, log)
+                stored = self._run(slot, job, log)
                 if stored is None:
-                    return  # the attempt was ended, and another thread has this place
-                place.attempt = None
+                    return  # the attempt was ended, and another thread has this slot
+                slot.attempt = None
                 done = job.id if stored else None
             if settings_.single_job:
                 break
@@ -85,7 +85,7 @@ class JobRunner:
                 stop.wait(settings_.cooldown_s)
         if done is not None:
             queue.done(done)
-        place.job, place.ended_at = None, self._now()
+        slot.job, slot.ended_at = None, self._now()
         self._wake()
 
     def _mark_running(self, job: job_queue.Job, stop: threading.Event) -> bool:
@@ -103,35 +103,35 @@ class JobRunner:
         self._queue.release(job.id)
         return False
 
-    def _run(self, place: attempts.Place, job: job_queue.Job, log: bool) -> bool | None:
+    def _run(self, slot: attempts.Slot, job: job_queue.Job, log: bool) -> bool | None:
         """Run a job and store its outcome; return whether the plan has taken its result.
 
         None: its attempt was ended meanwhile. `log`: log what is usual.
         """
-        attempt, forks = self._new_attempt(place, job), attempts.forks
+        attempt, forks = self._new_attempt(slot, job), attempts.forks
         try:
-            result, error = self._call(place, attempt), None
+            result, error = self._call(slot, attempt), None
         except BaseException as raised:  # noqa: BLE001  the boundary around app code: a task may exit
             result, error = None, raised
         if attempts.forks != forks:  # a child of the handler would run the other jobs, too
             os._exit(attempts.exit_code(error))
         if not attempt.ending.acquire(False):  # by keyword it takes three times as long
             self._counts.add(late_results=1)
-            _log.warning("%s: the late result of job %s is dropped", place.name, job.id)
+            _log.warning("%s: the late result of job %s is dropped", slot.name, job.id)
             return None
-        seconds, counts = self._now() - attempt.began, place.counts
+        seconds, counts = self._now() - attempt.began, slot.counts
         counts.ended(job.task, seconds, error is not None)
         if error is not None:
-            self._failed(place, attempt, error)
+            self._failed(slot, attempt, error)
             return False
         if log:
-            _log.info("✅ %s finished job '%s' in %.1f s", place.name, job.label, seconds)
+            _log.info("✅ %s finished job '%s' in %.1f s", slot.name, job.label, seconds)
         attempt.stored = True
         stored = self._outcomes.completed(job, result)
         counts.finished += 1
         return stored
 
-    def _new_attempt(self, place: attempts.Place, job: job_queue.Job) -> attempts.Attempt:
+    def _new_attempt(self, slot: attempts.Slot, job: job_queue.Job) -> attempts.Attempt:
         began, deadline, wrong = self._now(), math.inf, None
         if job.timeout_s is not None or self._settings.timeout_s is not None:
             try:
@@ -139,12 +139,12 @@ class JobRunner:
             except errors.InvalidConfig as error:
                 wrong = error
         made = attempts.Attempt(job, self._outcomes.attempt(job.id), began, deadline, wrong)
-        place.attempt = made
+        slot.attempt = made
         if deadline < math.inf:
             self._wake()
         return made
 
-    def _call(self, place: attempts.Place, attempt: attempts.Attempt) -> Any:
+    def _call(self, slot: attempts.Slot, attempt: attempts.Attempt) -> Any:
         if attempt.wrong is not None:
             raise attempt.wrong
         execute = self._execute
@@ -156,17 +156,15 @@ class JobRunner:
                 raise result
             return result
         attempt.control = control = tasks.Control()
-        return tasks.run(attempt.job, control, attempt=attempt.number, worker=place.name)
+        return tasks.run(attempt.job, control, attempt=attempt.number, worker=slot.name)
 
-    def _failed(
-        self, place: attempts.Place, attempt: attempts.Attempt, error: BaseException
-    ) -> None:
+    def _failed(self, slot: attempts.Slot, attempt: attempts.Attempt, error: BaseException) -> None:
         job, text = attempt.job, attempts.described(error)
-        self._counts.note_error(place.name, text)
+        self._counts.note_error(slot.name, text)
         if isinstance(error, plan.NotCompleted):
-            _log.error("❌ %s: job '%s' (%s): %s", place.name, job.label, job.id, text)
+            _log.error("❌ %s: job '%s' (%s): %s", slot.name, job.label, job.id, text)
         else:
-            _log.error("❌ %s failed job '%s' (%s)", place.name, job.label, job.id, exc_info=error)
+            _log.error("❌ %s failed job '%s' (%s)", slot.name, job.label, job.id, exc_info=error)
         final = isinstance(error, errors.Discard) or error is attempt.wrong
         attempt.stored = True
         self._outcomes.failed(job, attempt.number, text, final=final)

@@ -29,6 +29,8 @@ from queue_workflows.types import JsonDict, NowFn
 
 _log = logging.getLogger("queue_workflows.local_queue")
 _CLAIMING, _USABLE = plan.ClaimingPlan, plan.usable  # `plan` is an argument where they are used
+LEAST_FETCH_S = 0.05
+"""Seconds until the next fetch, if a plan that claims may find more at once."""
 LOOP_END_S = 3.0
 """Seconds that a call of the plan, which the master or supervisor makes, may take at the end."""
 
@@ -60,6 +62,7 @@ class JobQueueManager:
         queue: job_queue.JobQueue | None = None,
         now_fn: NowFn = time.monotonic,
     ) -> None:
+        """Wire the parts. Its length: an argument is a line, and so is each part."""
         settings.check_function(execute)
         self.settings = settings.read(
             workers=workers,
@@ -201,7 +204,11 @@ class JobQueueManager:
 
     def _fetch_pause_s(self) -> float:
         rest_s = self._fetch_at - self._now()
-        return rest_s if rest_s > 0 else self.settings.fetch_every_s
+        if rest_s > 0:
+            return rest_s
+        if self._claims is None or self.throttle.active:
+            return self.settings.fetch_every_s
+        return min(self.settings.fetch_every_s, max(LEAST_FETCH_S, self._claims.wait_s))
 
     def _fetch(self) -> None:
         if self._now() < self._fetch_at or self._stopping or self.throttle.active:

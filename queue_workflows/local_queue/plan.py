@@ -1,4 +1,4 @@
-"""Define where the jobs of an in-process queue come from, and where their outcomes go."""
+"""Define the plans that give an in-process queue its jobs and take outcomes; one is in memory."""
 
 from __future__ import annotations
 
@@ -122,6 +122,11 @@ class ClaimingPlan(abc.ABC):
     @abc.abstractmethod
     def fetch_ready(self) -> Iterable[job_queue.Job]:
         """Claim jobs and return them."""
+
+    @property
+    def wait_s(self) -> float:
+        """Return the seconds until `fetch_ready` may find more than it did; inf: unknown."""
+        return math.inf
 
     @abc.abstractmethod
     def mark_running(self, job: job_queue.Job, /) -> bool:

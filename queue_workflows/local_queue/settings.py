@@ -1,4 +1,4 @@
-"""Read how many threads an in-process queue has, and its delays."""
+"""Read the settings of an in-process queue: its threads, delays, time limit and attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count what an in-process queue does."""
+"""Count the attempts of an in-process queue by task, and keep each worker's latest error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Count:
 
 
 class Cell:
-    """The counts of one place for a thread; one thread at a time writes them, without a lock."""
+    """The counts of one slot of a thread; one thread at a time writes them, without a lock."""
 
     __slots__ = ("finished", "tasks")
 
@@ -75,7 +75,7 @@ class Statistics:
                 setattr(self, name, getattr(self, name) + count)
 
     def new_cell(self) -> Cell:
-        """Return the counts of one place for a thread."""
+        """Return the counts of one slot of a thread."""
         cell = Cell()
         with self._lock:
             self._cells.append(cell)

@@ -1,4 +1,4 @@
-"""Run the jobs of an in-process queue in threads, and replace the threads that have ended."""
+"""Start and replace the threads of an in-process queue, and end attempts that time out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPEAT_S = 1.0
 
 
 class WorkerThreads:
-    """The places for threads, and what runs in them.
+    """The slots for threads, and what runs in them.
 
     One thread calls `start`, `check` and `pause_s`; the others come from any. `wake` makes that
     thread call `check` soon.
@@ -49,7 +49,7 @@ class WorkerThreads:
         self._wake = wake
         self._now = now_fn
         self._lock = threading.Lock()
-        self._places: list[attempts.Place] = []
+        self._slots: list[attempts.Slot] = []
         self._left: list[service.Pool] = []
         """Threads that were abandoned."""
         self._stopping = False
@@ -57,25 +57,25 @@ class WorkerThreads:
     # --- For the supervisor.
 
     def start(self) -> None:
-        """Make the places, whose threads start one after the other."""
+        """Make the slots, whose threads start one after the other."""
         now, stagger_s = self._now(), self._settings.stagger_s
-        self._places = [
-            attempts.Place(number + 1, now + number * stagger_s, self._counts.new_cell())
+        self._slots = [
+            attempts.Slot(number + 1, now + number * stagger_s, self._counts.new_cell())
             for number in range(self._settings.workers)
         ]
 
     @property
     def started(self) -> bool:
         """Return whether `start` was called."""
-        return bool(self._places)
+        return bool(self._slots)
 
     def pause_s(self) -> float:
         """Return the seconds until a thread is to be started, or a job reaches its time-out."""
         times: list[float] = []
-        for place in self._places:
-            attempt = place.attempt
-            if place.thread is None:
-                times.append(place.start_at)
+        for slot in self._slots:
+            attempt = slot.attempt
+            if slot.thread is None:
+                times.append(slot.start_at)
             elif attempt is not None:
                 times.append(attempt.deadline)
         return max(0.0, min([REPEAT_S, *(at - self._now() for at in times)]))
@@ -83,55 +83,55 @@ class WorkerThreads:
     def check(self) -> None:
         """Start and replace threads, and end the attempts that take too long."""
         now = self._now()
-        for place in self._places:
-            attempt, thread = place.attempt, place.thread
+        for slot in self._slots:
+            attempt, thread = slot.attempt, slot.thread
             if attempt is not None and now >= attempt.deadline:
-                self._time_out(place, attempt)
+                self._time_out(slot, attempt)
             if thread is not None:
-                self._replace(place, thread, now)
-            if place.thread is None and now >= place.start_at and not self._stopping:
-                self._start(place)
+                self._replace(slot, thread, now)
+            if slot.thread is None and now >= slot.start_at and not self._stopping:
+                self._start(slot)
         self._left = [each for each in self._left if each.alive]
 
-    def _replace(self, place: attempts.Place, thread: service.Pool, now: float) -> None:
+    def _replace(self, slot: attempts.Slot, thread: service.Pool, now: float) -> None:
         ended = not thread.alive
         with (
             self._lock
         ):  # after `alive`: a thread whose attempt was ended by another ends by itself
-            abandoned, place.abandoned = place.abandoned, False
+            abandoned, slot.abandoned = slot.abandoned, False
         if abandoned:
             self._left.append(thread)
-            place.thread, place.start_at = None, now
+            slot.thread, slot.start_at = None, now
         elif ended:
-            self._end_thread(place, now)
+            self._end_thread(slot, now)
 
-    def _start(self, place: attempts.Place) -> None:
-        place.ended_at = None
-        name = f"local-queue-{place.name.lower()}"
-        thread = service.Pool(name, 1, lambda stop: self._runner.work(place, stop))
+    def _start(self, slot: attempts.Slot) -> None:
+        slot.ended_at = None
+        name = f"local-queue-{slot.name.lower()}"
+        thread = service.Pool(name, 1, lambda stop: self._runner.work(slot, stop))
         try:
             thread.start()
         except RuntimeError as error:  # as many threads as this account may have
-            place.start_at = self._now() + REPEAT_S
-            _log.error("%s does not start: %s; repeated", place.name, error)
+            slot.start_at = self._now() + REPEAT_S
+            _log.error("%s does not start: %s; repeated", slot.name, error)
         else:
-            place.thread = thread
+            slot.thread = thread
 
-    def _end_thread(self, place: attempts.Place, now: float) -> None:
-        place.thread = None
-        if place.ended_at is not None:
-            place.start_at = place.ended_at + self._settings.cooldown_s
+    def _end_thread(self, slot: attempts.Slot, now: float) -> None:
+        slot.thread = None
+        if slot.ended_at is not None:
+            slot.start_at = slot.ended_at + self._settings.cooldown_s
             return
-        _log.critical("FATAL: %s has died; another thread is started", place.name)
+        _log.critical("FATAL: %s has died; another thread is started", slot.name)
         self._counts.add(dead_threads=1)
-        place.start_at = now
-        if (job := place.job) is not None:
-            self._end_job_of_dead(place, job)
+        slot.start_at = now
+        if (job := slot.job) is not None:
+            self._end_job_of_dead(slot, job)
 
-    def _end_job_of_dead(self, place: attempts.Place, job: job_queue.Job) -> None:
+    def _end_job_of_dead(self, slot: attempts.Slot, job: job_queue.Job) -> None:
         """End the job that a dead thread had taken, wherever the thread was."""
-        attempt, text = place.attempt, "its thread has died"
-        place.job = place.attempt = None
+        attempt, text = slot.attempt, "its thread has died"
+        slot.job = slot.attempt = None
         if attempt is None:
             number = self._outcomes.attempt(job.id)
         elif attempt.stored:
@@ -140,14 +140,14 @@ class WorkerThreads:
         else:
             number = attempt.number
             seconds = self._now() - attempt.began
-            self._counts.lost(job.task, seconds, worker=place.name, error=text)
+            self._counts.lost(job.task, seconds, worker=slot.name, error=text)
         self._outcomes.failed(job, number, text, final=False)
 
-    def _time_out(self, place: attempts.Place, attempt: attempts.Attempt) -> None:
+    def _time_out(self, slot: attempts.Slot, attempt: attempts.Attempt) -> None:
         job, text = attempt.job, f"timed out after {attempt.deadline - attempt.began:g} s"
-        if self._end_attempt(place, attempt, text):
+        if self._end_attempt(slot, attempt, text):
             self._outcomes.failed(job, attempt.number, text, final=False)
-            _log.error("⏰ %s: job '%s' (%s) %s", place.name, job.label, job.id, text)
+            _log.error("⏰ %s: job '%s' (%s) %s", slot.name, job.label, job.id, text)
             self._counts.add(timed_out=1)
 
     def stop(self, timeout_s: float) -> bool:
@@ -158,21 +158,21 @@ class WorkerThreads:
         """
         self._stopping = True
         deadline = time.monotonic() + timeout_s
-        threads = [each.thread for each in self._places if each.thread is not None]
+        threads = [each.thread for each in self._slots if each.thread is not None]
         for thread in threads:
             thread.stop(0.0)  # all of them first: one that rests must not wait for one that works
         for thread in threads:
             thread.stop(max(0.0, deadline - time.monotonic()))
-        busy = [(place, place.attempt) for place in self._places]
-        left = [each for place, each in busy if each is not None and self._give_up(place, each)]
-        return not left and not any(each.alive for each in self._places)
+        busy = [(slot, slot.attempt) for slot in self._slots]
+        left = [each for slot, each in busy if each is not None and self._give_up(slot, each)]
+        return not left and not any(each.alive for each in self._slots)
 
     # --- For any thread.
 
     @property
     def alive(self) -> int:
         """Return how many threads run, without the abandoned ones."""
-        return sum(each.alive for each in self._places)
+        return sum(each.alive for each in self._slots)
 
     @property
     def abandoned(self) -> int:
@@ -182,27 +182,27 @@ class WorkerThreads:
     @property
     def working(self) -> bool:
         """Return whether a job runs."""
-        return any(each.attempt is not None for each in self._places)
+        return any(each.attempt is not None for each in self._slots)
 
     def abandon(self, job_id: str, reason: str) -> bool:
         """End the attempt of a job without an outcome; return False if it does not run."""
-        for place in self._places:
-            attempt = place.attempt
+        for slot in self._slots:
+            attempt = slot.attempt
             if attempt is None or attempt.job.id != job_id:
                 continue
-            if self._end_attempt(place, attempt, reason):
+            if self._end_attempt(slot, attempt, reason):
                 self._queue.release(job_id)
                 self._wake()
                 return True
         return False
 
-    def _give_up(self, place: attempts.Place, attempt: attempts.Attempt) -> bool:
-        if not self._end_attempt(place, attempt, job_runner.STOPPED):
+    def _give_up(self, slot: attempts.Slot, attempt: attempts.Attempt) -> bool:
+        if not self._end_attempt(slot, attempt, job_runner.STOPPED):
             return False
         self._runner.give_back(attempt.job, attempt.number)
         return True
 
-    def _end_attempt(self, place: attempts.Place, attempt: attempts.Attempt, text: str) -> bool:
+    def _end_attempt(self, slot: attempts.Slot, attempt: attempts.Attempt, text: str) -> bool:
         """Drop the result of a job whose thread still runs it; return False if it has just ended.
 
         The thread is replaced by the next `check`.
@@ -210,9 +210,9 @@ class WorkerThreads:
         with self._lock:
             if not attempt.ending.acquire(blocking=False):
                 return False
-            place.attempt, place.abandoned = None, True
+            slot.attempt, slot.abandoned = None, True
         if attempt.control is not None:
             attempt.control.interrupt(text)
         seconds = self._now() - attempt.began
-        self._counts.lost(attempt.job.task, seconds, worker=place.name, error=text)
+        self._counts.lost(attempt.job.task, seconds, worker=slot.name, error=text)
         return True

@@ -11,13 +11,13 @@ from typing import Final
 from queue_workflows import config, db, workers
 from queue_workflows.engine import (
     events,
-    lock_queues,
     metric_rows,
     models,
     pending,
     promotion,
     queues,
     row_isolation,
+    unserved_jobs,
 )
 from queue_workflows.maintenance import availability, input_timeouts, recovery
 from queue_workflows.runtime import service
@@ -152,10 +152,10 @@ class PeriodicTasks:
         """
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
         with self._dedicated.using() as conn:
-            served = lock_queues.served(conn, stale_after_s)
-            lock_queues.unblock_served(conn, served)
+            served = unserved_jobs.served(conn, stale_after_s)
+            unserved_jobs.unblock_served(conn, served)
             if self._database.lasts(stale_after_s) and (
-                count := lock_queues.block_unserved(conn, served)
+                count := unserved_jobs.block_unserved(conn, served)
             ):
                 _log.warning(
                     "%d jobs gave up their lock key: no worker serves their queue; "

@@ -44,7 +44,8 @@ ALTER DOMAIN queue_workflows_resume_host ADD CONSTRAINT queue_workflows_resume_h
     CHECK (octet_length(VALUE) <= 1000) NOT VALID;
 ALTER DOMAIN queue_workflows_resume_time ADD CONSTRAINT queue_workflows_resume_time_check
     CHECK (VALUE BETWEEN '2000-01-01+00' AND '9999-12-31+00') NOT VALID;
+-- A job with a lock key is never kept.
 CREATE INDEX workflow_node_jobs_resume_idx ON workflow_node_jobs (resume_host, queue, resume_at)
-    WHERE status = 'queued' AND blocked_reason = 'not_due' AND resume_until = available_at;
+    WHERE status = 'queued' AND blocked_reason = 'not_due' AND resume_until = available_at AND lock_key IS NULL;
 CREATE INDEX ingest_jobs_resume_idx ON ingest_jobs (resume_host, queue, resume_at)
-    WHERE status = 'queued' AND blocked_reason = 'not_due' AND resume_until = available_at;
+    WHERE status = 'queued' AND blocked_reason = 'not_due' AND resume_until = available_at AND lock_key IS NULL;

@@ -122,7 +122,7 @@ class ModelCache:
         Another thread may evict the model afterwards: threads that share models call `using`.
         Raises `UnknownModel` for an unknown id and `ModelLoadFailed` for a failed registrar; both
         keep the resident models. A failed unload or load raises `ModelLoadFailed` from its cause;
-        then the model is not loaded, and the next call loads it anew.
+        then the model is not loaded, and the next call loads it again.
         """
         with self._changed:
             return self._required(model_id).handle

@@ -1,4 +1,4 @@
-"""Call loaders and unloaders of models, and let go of the memory that they have left."""
+"""Call the loaders and unloaders of models, and release the memory that unloaded models used."""
 
 from __future__ import annotations
 

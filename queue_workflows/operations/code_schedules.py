@@ -17,7 +17,7 @@ from queue_workflows.engine import (
     schedules,
 )
 from queue_workflows.runtime import app_loading
-from queue_workflows.schedule import definition, entry, plan
+from queue_workflows.schedule import definition, entry, old_style_entries
 
 T = TypeVar("T")
 STORED_AT_ONCE = 50
@@ -96,7 +96,7 @@ class CodeSchedules:
         self._seen = seen
 
     def _split(self, chosen: list[Any]) -> None:
-        old, new = plan.split(chosen)
+        old, new = old_style_entries.split(chosen)
         usable: list[entry.ScheduleEntry] = []
         self._left_out, self._new = set(), []
         for one in old:
@@ -105,7 +105,7 @@ class CodeSchedules:
             except (errors.UnknownQueue, errors.UnknownTask) as error:
                 self._left_out.add(one.name)
                 self._log_once(f"schedule entry {one.name!r} is left out: {error}")
-        self._old = plan.converted(usable)
+        self._old = old_style_entries.converted(usable)
         for one in new:
             try:
                 schedule_definitions.encoded(one)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from queue_workflows import db
 from queue_workflows.dag import payload
-from queue_workflows.engine import cancellation, job_tables, manual_changes, nodes, outbox
+from queue_workflows.engine import job_tables, manual_changes, nodes
 from queue_workflows.types import IngestJob, NodeJob, Row
 
 
@@ -66,36 +66,3 @@ def park_node(job_id: str) -> NodeJob | None:
         if row is None and (job := nodes.get(conn, job_id)) and job["status"] == "awaiting_input":
             return cast("NodeJob", job)
         return cast("NodeJob | None", row)
-
-
-def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> NodeJob | None:
-    """Store what a node received; return its row, or None. Raises `InvalidPayload`."""
-    text = payload.encode(inputs, "resolved_inputs")
-    with db.transaction() as conn:
-        return cast("NodeJob | None", nodes.set_resolved_inputs(conn, job_id, text))
-
-
-def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:
-    """Store the question of an input node; return its row, or None. Raises `InvalidPayload`."""
-    text = payload.encode(spec, "input_spec")
-    with db.transaction() as conn:
-        job = nodes.get_by_node(conn, run_id, node_id)
-        return cast("NodeJob | None", nodes.set_input_spec(conn, job["id"], text) if job else None)
-
-
-def cancel_queued_nodes(run_id: str) -> int:
-    """Cancel the queued nodes of a run and leave the run as it is; return how many."""
-    with db.transaction() as conn:
-        return cancellation.cancel_queued_nodes(conn, run_id)
-
-
-def unprocessed_events(limit: int) -> list[Row]:
-    """Return outbox events that no dispatcher has processed, the oldest first."""
-    with db.transaction() as conn:
-        return outbox.unprocessed(conn, limit)
-
-
-def count_unprocessed_events() -> int:
-    """Return the number of outbox events that no dispatcher has processed."""
-    with db.statement() as conn:
-        return outbox.count_unprocessed(conn)

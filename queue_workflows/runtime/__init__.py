@@ -1,1 +1,4 @@
-"""Start and supervise threads and processes, and handle signals; nothing else starts either."""
+"""Provide what every process needs: threads, child processes, signals, logs and printed text.
+
+Nothing else starts a thread.
+"""

@@ -2,8 +2,8 @@
 
 Control characters and invisible characters are escaped as in Python: `\\x1b`, `\\u202e`, `\\n`. A
 backslash is not escaped. So paths and JSON stay readable, and formatting twice changes nothing. The
-text `\\x1b` and the character ESC therefore look the same. JSON output distinguishes them. Lines
-and JSON are in one module since each shows the other inside of it, by the same limits.
+text `\\x1b` and the character ESC therefore look the same. JSON output distinguishes them. Its
+length: lines and JSON show each other, by the same limits.
 """
 
 from __future__ import annotations
@@ -239,10 +239,8 @@ def _escape(found: re.Match[str]) -> str:
     code = ord(char)
     if char in _SHORT:
         return _SHORT[char]
-    return f"\\x{code:02x}" if code < 0x100 else _wide(code)
-
-
-def _wide(code: int) -> str:
+    if code < 0x100:
+        return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 

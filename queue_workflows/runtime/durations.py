@@ -1,4 +1,4 @@
-"""Parse and check time spans, ends of pauses (`until`), and rates as text: `100/m`, `5/30s`."""
+"""Parse times, time spans and ends of pauses (`until`), and write rates as text: `100/m`."""
 
 from __future__ import annotations
 

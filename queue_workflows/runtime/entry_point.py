@@ -1,4 +1,4 @@
-"""Run the main function of a command with logging, exit codes, and masked secrets in both."""
+"""Run a command's main function: set up logs, turn errors into exit codes, and mask secrets."""
 
 from __future__ import annotations
 

@@ -70,18 +70,24 @@ class Tool:
             raise TimeoutError from None
         finally:
             if process.returncode is None:
-                self._kill(process)
+                self._left = kill_group(process)
         if code != 0:
             return Answer(None, f"{self.name} ended with {code}")
         return Answer(printed.decode("utf-8", "replace"))
 
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        try:
-            process.wait(REAP_S)
-        except subprocess.TimeoutExpired:
-            self._left = process
+
+def kill_group(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes] | None:
+    """Kill a process and its group; return it if it has not ended REAP_S seconds later, else None.
+
+    The process leads its group.
+    """
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(REAP_S)
+    except subprocess.TimeoutExpired:
+        return process
+    return None
 
 
 def _read(fd: int, deadline: float) -> bytes:

@@ -52,12 +52,12 @@ _process = _Process()
 _warned = False
 
 
-def _start_anew_in_child() -> None:
+def _reset_in_child() -> None:
     global _process
     _process = _Process()
 
 
-os.register_at_fork(after_in_child=_start_anew_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
 class KillTimer:

@@ -1,4 +1,4 @@
-"""Hold the ids that log lines carry: of the job, run or request that the current code works on."""
+"""Hold the ids of the current job, run or request, which log formatters add to each line."""
 
 from __future__ import annotations
 

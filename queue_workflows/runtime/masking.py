@@ -1,4 +1,4 @@
-"""Replace secrets in text that people read: logs, errors, events and tracebacks."""
+"""Find secrets in text by their names and form, and replace them: in logs, errors and events."""
 
 from __future__ import annotations
 

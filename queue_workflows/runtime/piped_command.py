@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-REAP_S = 0.2
+from queue_workflows.runtime import external_tool
+
 STEP_S = 0.1
 """Seconds between two checks whether the caller has to stop."""
 
@@ -51,7 +50,7 @@ class PipedCommand:
             return self._wait(process, timeout_s, ends_early)
         finally:
             if process.returncode is None:
-                self._kill(process)
+                self._left = external_tool.kill_group(process)
 
     def _wait(
         self,
@@ -67,11 +66,3 @@ class PipedCommand:
                 code = process.wait(min(STEP_S, left_s))
                 return None if code == 0 else f"{self._argv[0]} ended with {code}"
         return f"{self._argv[0]} did not end within {timeout_s:g} s, and was killed"
-
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        try:
-            process.wait(REAP_S)
-        except subprocess.TimeoutExpired:
-            self._left = process

@@ -1,4 +1,4 @@
-"""Decide after which pause a child process that has ended is started again."""
+"""Decide whether, and after which pause, a child process that has ended is started again."""
 
 from __future__ import annotations
 

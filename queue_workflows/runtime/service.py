@@ -1,4 +1,4 @@
-"""Run threads: every thread belongs to a `Service`, a `Loop`, a `Follow` or a `Pool`."""
+"""Run threads as services: `Loop` repeats tasks, `Follow` acts on items, `Pool` runs a function."""
 
 from __future__ import annotations
 

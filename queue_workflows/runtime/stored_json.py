@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 from queue_workflows.types import Row
+
+_KEY = re.compile(r"\[[^\]]*\]")
+"""The key of an item in the id of a node."""
 
 
 def mapping(value: Any) -> Row:
@@ -48,4 +52,27 @@ def graph_nodes(definition: Any) -> dict[str, Row]:
         if node_id is not None:
             deps = [dep for dep in sequence(entry.get("deps")) if isinstance(dep, str)]
             found[node_id] = entry | {"deps": deps}
+    return found
+
+
+def entry_of(entries: Row, node_id: str) -> Row | None:
+    """Return the entry of a node, or of a node of an item, out of what `all_entries` returned."""
+    return entries.get(_KEY.sub("[]", node_id))
+
+
+def all_entries(definition: Any) -> dict[str, Row]:
+    """Return the entries of a stored definition, with those in the bodies of maps.
+
+    The key is the node's id, in a body that of a node of any item: `cut[]/encode`. The ids in an
+    entry of a body are relative to the item.
+    """
+    found: dict[str, Row] = {}
+    todo = [("", definition, "nodes")]
+    while todo:
+        prefix, owner, key = todo.pop()
+        for entry in map(mapping, sequence(mapping(owner).get(key))):
+            place = f"{prefix}{entry.get('id')}"
+            found[place] = entry
+            if "map" in entry:
+                todo.append((f"{place}[]/", entry["map"], "body"))
     return found

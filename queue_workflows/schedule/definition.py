@@ -1,4 +1,4 @@
-"""Define one schedule: an expression in a zone, what it queues, and its policies."""
+"""Define `Schedule`, check its fields, and compute the instants at which its row fires."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Check each request before the application sees it: size, host, origin, token, time and number."""
+"""Check a request's size, host, origin and token before it is served; limit number and time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
@@ -198,12 +199,12 @@ class Guard:
                     refused = self._too_large()
                 else:
                     scope.deadline = anyio.current_time() + limit_s + more_s
+                    # A client that takes responses too slowly is cut off by the server.
+                    reply.on_start = lambda: setattr(scope, "deadline", math.inf)
                     await self._app(request.scope, messages.Replay(body, receive), reply)
         except _ClientGone:
             return
         except TimeoutError:
-            if reply.started:
-                raise
             if body is None:
                 refused = problems.problem(408, f"the body did not arrive within {limit_s:g} s")
             else:

@@ -17,8 +17,7 @@ from queue_workflows import config, db, errors, history
 from queue_workflows.event_export import settings as export_settings
 from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import service, signals, supervisor
-from queue_workflows.service import settings as service_settings
-from queue_workflows.service import state
+from queue_workflows.service import process_environment, state
 from queue_workflows.worker import crash_recovery, parent, pool_config
 
 _log = logging.getLogger("queue_workflows.service")
@@ -67,7 +66,7 @@ class Background:
         """
         exports = export_settings.wanted()
         if self._entries:
-            service_settings.check_app(self._own.settings)
+            process_environment.check_app(self._own.settings)
         self._exports.enter_context(export_settings.running(exports))
         if not self._entries:
             return

@@ -16,15 +16,15 @@ SECURITY: Final = (
 
 
 class Reply:
-    """Sends the response with the security headers, and knows whether it has begun."""
+    """Sends the response with the security headers; calls `on_start` before its first part."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.started = False
+        self.on_start: Callable[[], object] = lambda: None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
+            self.on_start()
             message["headers"] = [*message.get("headers", []), *SECURITY]
         await self._send(message)
 

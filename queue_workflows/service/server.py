@@ -166,26 +166,14 @@ def bind(settings: service_settings.Settings) -> socket.socket:
     return found
 
 
-def run(
-    app: fastapi.FastAPI,
-    settings: service_settings.Settings,
-    bound: socket.socket,
-    listening: Callable[[], object],
-) -> int:
-    """Serve until SIGTERM or SIGINT; return 0, or 1 if the application did not start.
-
-    The first signal stops the listener and the workers at once, a second one hurries them.
-    """
-    chosen = uvicorn.Config(
+def _uvicorn_config(app: fastapi.FastAPI, settings: service_settings.Settings) -> uvicorn.Config:
+    limits = {
+        "head_s": settings.app_header_timeout_sec,
+        "write_s": settings.app_request_timeout_sec,
+    }
+    return uvicorn.Config(
         app,
-        http=type(
-            "_Limited",
-            (_Protocol,),
-            {
-                "head_s": settings.app_header_timeout_sec,
-                "write_s": settings.app_request_timeout_sec,
-            },
-        ),
+        http=type("_Limited", (_Protocol,), limits),
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -198,7 +186,19 @@ def run(
         timeout_graceful_shutdown=DRAIN_S,
         backlog=2048,
     )
-    server = _Server(chosen, listening, state.ending(app))
+
+
+def run(
+    app: fastapi.FastAPI,
+    settings: service_settings.Settings,
+    bound: socket.socket,
+    listening: Callable[[], object],
+) -> int:
+    """Serve until SIGTERM or SIGINT; return 0, or 1 if the application did not start.
+
+    The first signal stops the listener and the workers at once, a second one hurries them.
+    """
+    server = _Server(_uvicorn_config(app, settings), listening, state.ending(app))
     # Not by `limit_concurrency`: its answer is plain text, and /health gets it too.
     state.count_connections(app, lambda: len(server.server_state.connections))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,8 +12,7 @@ import pydantic
 import pydantic_settings
 from pydantic import Field
 
-from queue_workflows import config, db, errors
-from queue_workflows.event_export import settings as export_settings
+from queue_workflows import db, errors
 from queue_workflows.runtime import masking
 from queue_workflows.service import env_file
 from queue_workflows.worker import pool_config
@@ -26,10 +24,6 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not bound
 _DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+(?=://)")
 _NAMES = pydantic_settings.NoDecode
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?|[0-9a-f:]*:[0-9a-f:.]*")
-_LOGS = (
-    "log_path", "log_file_name", "metric_path", "metric_file_name", "audit_log_path",
-    "audit_log_file_name",
-)  # fmt: skip
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
@@ -62,7 +56,8 @@ class Settings(pydantic_settings.BaseSettings):
     )
     app_request_timeout_sec: Seconds = Field(
         default=10.0,
-        description="longest time of a request, and in which a client takes nothing of a response",
+        description="longest time of a request; also the longest time in which a client may read "
+        "nothing of a response",
     )
     app_header_timeout_sec: Seconds = Field(
         default=10.0, description="longest time of a request's head"
@@ -112,7 +107,7 @@ class Settings(pydantic_settings.BaseSettings):
     )
     dl_default_lease_ttl_sec: Seconds = Field(default=60.0, description="lease of a claim")
     dl_reaper_period_sec: Seconds = Field(
-        default=10.0, description="time between two searches for lapsed"
+        default=10.0, description="time between two searches for lapsed leases"
     )
     dl_claim_backoff_sec: Seconds = Field(
         default=15.0, description="time between checks of lock keys"
@@ -237,22 +232,6 @@ class Settings(pydantic_settings.BaseSettings):
         text = self.workers_json.strip()
         return pool_config.parse(text, "WORKERS_JSON") if text and text != "[]" else []
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables that this process and its workers need."""
-        size = self.pg_pool_size + self.pg_max_overflow
-        recycle = self.pg_pool_recycle if self.pg_pool_recycle > 0 else 366 * 86_400
-        found = {
-            "DL_HEARTBEAT_SEC": str(self.dl_heartbeat_sec),
-            "DB_ENGINE_POOL_MAX": str(size),
-            "DB_POOL_RECYCLE_S": str(recycle),
-        }
-        if (dsn := self.dsn) is not None:
-            found["DB_URL"] = dsn
-        for name in _LOGS:
-            if text := getattr(self, name):
-                found[name.upper()] = text
-        return {PREFIX + name: text for name, text in found.items()}
-
 
 def _is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
@@ -300,40 +279,3 @@ def describe() -> list[tuple[str, str, str]]:
         )
         for name, field in Settings.model_fields.items()
     ]
-
-
-def apply(found: Settings) -> None:
-    """Set the variables and the queues that this process and its workers need.
-
-    Called again after the app was loaded, which may name the variable of the DSN.
-    """
-    os.environ.update(found.environment())
-    own = {name for name, _, _ in describe()}
-    for name, text in env_file.variables(PREFIX).items():
-        if name not in own and name.removeprefix(PREFIX) not in own:
-            os.environ.setdefault(name, text)
-    if found.dsn is not None:
-        os.environ[config.db_url_variables()[0]] = found.dsn
-    queues = [entry.queue for entry in found.pool]
-    if queues:
-        config.configure(ingest_queues=config.get_config().ingest_queues.union(queues))
-
-
-def check_app(found: Settings) -> None:
-    """Raise `InvalidConfig` for queues without an app whose tasks their workers could run.
-
-    Also for an audit or metric log that cannot be written.
-    """
-    export_settings.wanted()
-    if not found.pool:
-        return
-    if config.get_config().app is None:
-        raise errors.InvalidConfig(
-            "WORKERS_JSON needs the app that registers the tasks, which each worker process "
-            "loads: --app or QUEUE_WORKFLOWS_APP"
-        )
-    if not config.get_config().ingest_task_map:
-        raise errors.InvalidConfig(
-            f"app {config.get_config().app} registers no ingest task, and WORKERS_JSON names "
-            "queues: register_ingest_task()"
-        )

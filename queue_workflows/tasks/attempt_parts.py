@@ -29,15 +29,15 @@ class SendsLater(Protocol):
         ...
 
 
-StoreLeft: TypeAlias = Callable[[Callable[[JsonDict], object]], bool]
-"""`AttemptParts.store_left`."""
+StoreUnsent: TypeAlias = Callable[[Callable[[JsonDict], object]], bool]
+"""`AttemptParts.store_unsent`."""
 
 
 class StoresLater(Protocol):
     """A `control.Control` that stores what is left after a while, on a thread of its own."""
 
-    def store_later(self, store_left: StoreLeft) -> None:
-        """Call `store_left` soon, again and again until nothing is left; thread-safe."""
+    def store_later(self, store_unsent: StoreUnsent) -> None:
+        """Call `store_unsent` soon, again and again until it returns False; thread-safe."""
         ...
 
 
@@ -85,7 +85,7 @@ class AttemptParts:
         if first and hasattr(self._control, "send_later"):
             cast("SendsLater", self._control).send_later(self.take_later)
         elif first and hasattr(self._control, "store_later"):
-            cast("StoresLater", self._control).store_later(self.store_left)
+            cast("StoresLater", self._control).store_later(self.store_unsent)
         return None
 
     def _check(self, name: str, size: int) -> None:
@@ -124,11 +124,11 @@ class AttemptParts:
         finally:
             self._lock.release()
 
-    def store_left(self, store: Callable[[JsonDict], object]) -> bool:
-        """Store what is left if a call of the handler would; return whether something is left.
+    def store_unsent(self, store: Callable[[JsonDict], object]) -> bool:
+        """Store the unsent parts if a call of the handler would; return whether some are left.
 
         The handler's next batch waits meanwhile, so that parts stay in order. It never waits for
-        the handler. If `store` raises, the parts are left.
+        the handler. If `store` raises, the parts stay unsent.
         """
         if not self._lock.acquire(blocking=False):
             return True  # a batch is sent at this moment

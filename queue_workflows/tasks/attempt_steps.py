@@ -1,4 +1,4 @@
-"""Connect the steps of a running handler with what records them."""
+"""Hold an attempt's steps: how to reach their recorder, the names used, and loop positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold the requests to end that reach a running handler, and read its reports of progress."""
+"""Pass requests to end to a running handler, and turn its reports of progress into JSON text."""
 
 from __future__ import annotations
 

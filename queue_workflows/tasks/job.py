@@ -168,7 +168,7 @@ class Job:
 
     @property
     def lock_key(self) -> str | None:
-        """Return the lock key; of the jobs with one key only one runs at a time."""
+        """Return the lock key; jobs with the same key run one at a time."""
         return self._row.get("lock_key")
 
     @property

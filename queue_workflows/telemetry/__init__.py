@@ -1,1 +1,1 @@
-"""Measure a worker's own use of the machine."""
+"""Measure the use of GPUs and memory, throttle by it, and describe metrics for Prometheus."""

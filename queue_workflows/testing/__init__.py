@@ -1,7 +1,9 @@
-"""Test apps: runs to their end in this process, no sleep, no thread. PYTEST_DONT_REWRITE
+"""Test an app in this process: run its workflows to their end, without threads or sleeps.
 
 With pytest, in conftest.py: `pytest_plugins = ["queue_workflows.testing"]`, which brings the
 fixtures of `testing.plugin`. Without it: `with testing.harness(app="letters:setup") as flows`.
+
+PYTEST_DONT_REWRITE: an app may have imported this before pytest loads it.
 """
 
 from __future__ import annotations

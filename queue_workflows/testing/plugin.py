@@ -1,4 +1,7 @@
-"""Define the pytest fixtures. PYTEST_DONT_REWRITE: an app may have imported this before."""
+"""Define the pytest fixtures for the tests of an app.
+
+PYTEST_DONT_REWRITE: an app may have imported this before pytest loads it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capture what a handler prints and logs, for the history of its job."""
+"""Assign what a worker's handlers print and log to their claims, and store it in the background."""
 
 from __future__ import annotations
 

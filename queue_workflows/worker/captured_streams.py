@@ -1,4 +1,4 @@
-"""Show what the process prints and logs to the recording of the handler that runs."""
+"""Pass what the process prints and logs to the recording of the handler that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choose the GPUs of a machine that workers use, and show a process one of them alone."""
+"""Parse and check `--cards`, and return the variables by which a process sees one GPU alone."""
 
 from __future__ import annotations
 

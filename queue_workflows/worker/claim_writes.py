@@ -1,4 +1,4 @@
-"""Write about the claims in flight: renew their leases, record results, hand jobs back."""
+"""Renew the leases of claims in flight, record their results, and hand jobs back."""
 
 from __future__ import annotations
 

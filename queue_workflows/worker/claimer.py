@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import random
 import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import NoReturn
 
-from queue_workflows import db, errors
+from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import (
     claim_isolation,
@@ -27,7 +26,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import clock
 from queue_workflows.types import Row
-from queue_workflows.worker import current_job, renewal_failures, run_dispatch
+from queue_workflows.worker import claim_times, current_job, renewal_failures, run_dispatch
 
 _log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.1
@@ -76,15 +75,30 @@ class Claimer:
         """Time (`clock.boot_s`) of the first claim without a reply; None: each has its reply."""
         self.isolated = False
         """Whether a row made the last claim fail, so that the rows were tried one by one."""
-        self.wait_s = math.inf
-        """Seconds until a limit admits the next job, after a claim that returned no job."""
+        self._times = claim_times.ClaimTimes()
+        self._last_on_wait: claims.OnWait | None = None
         self.held_back: Callable[[], bool] = lambda: False
         """Returns whether nothing may be claimed, whatever this worker records meanwhile."""
         self._pause = threading.Event()
 
+    @property
+    def wait_s(self) -> float:
+        """Return the seconds until a claim may find more than the last one; inf: unknown.
+
+        A limit admits a job then, or a delayed job is due. Those of more than CLAIM_POLL_S ahead
+        are left to the poll.
+        """
+        return self._times.wait_s
+
     def connection(self) -> db.Connection:
         """Return the connection, and open it if there is none."""
         return self._dedicated.get()
+
+    def serving(
+        self, meanwhile: Callable[[int], object]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Call `meanwhile` while a statement of the block waits for its reply."""
+        return self._dedicated.serving(meanwhile)
 
     def opened(self, conn: db.Connection) -> None:
         """Release unknown claims and subtract crashes after a reconnect."""
@@ -142,7 +156,7 @@ class Claimer:
         try:
             self._release_strays_again()
             if self.held_back():
-                self.wait_s = math.inf
+                self._times.forget()
                 return None
             try:
                 job = next(iter(self._claim(1, promote=promote)), None)
@@ -194,7 +208,7 @@ class Claimer:
     @contextlib.contextmanager
     def _asking(self, conn: db.Connection) -> Generator[None]:
         """Note when a claim is sent, and whether it has its reply, which may be an error."""
-        self.sent_at, self.wait_s = clock.boot_s(), math.inf
+        self.sent_at = clock.boot_s()
         if self._asked_at is None:
             self._asked_at = self.sent_at
         try:
@@ -214,7 +228,8 @@ class Claimer:
         """
         self.isolated = False
         if self.held_back():
-            size, self.wait_s = 0, math.inf
+            size = 0
+            self._times.forget()
         try:
             self._release_strays_again()
             try:
@@ -235,29 +250,36 @@ class Claimer:
 
     def _claim(self, count: int, *, promote: bool) -> list[Row]:
         conn = self.connection()
+        promote |= self._times.is_due
+        self._times.begin()
         with self._asking(conn):
-            return claims.claim(
+            jobs = claims.claim(
                 conn,
                 self._table,
                 self._who(),
                 count=count,
                 promote=promote,
-                tell=self._set_wait,
+                on_wait=self._on_wait(promote),
             )
+        self._times.end(claimed=bool(jobs))
+        return jobs
 
     def _finish(
         self, done: Sequence[finish.Done], *, claim: int, promote: bool = False
     ) -> list[Row]:
         conn = self.connection()
+        on_wait = None
+        if claim:
+            promote |= self._times.is_due
+            on_wait = self._on_wait(promote)
+            self._times.begin()
         with self._asking(conn):
-            return finish.finish(
-                conn,
-                done,
-                who=self._who(),
-                claim=claim,
-                promote=promote,
-                tell=self._set_wait,
+            jobs = finish.finish(
+                conn, done, who=self._who(), claim=claim, promote=promote, on_wait=on_wait
             )
+        if claim:
+            self._times.end(claimed=bool(jobs))
+        return jobs
 
     def _claim_one_apart(self, *, promote: bool, recorded: bool) -> list[Row]:
         try:
@@ -388,8 +410,11 @@ class Claimer:
         self.dispatch.note(work.job)
         return jobs[0] if jobs else None
 
-    def _set_wait(self, wait_s: float) -> None:
-        self.wait_s = wait_s
+    def _on_wait(self, promote: bool) -> claims.OnWait:
+        """Return what a claim reports to. Reads the setting at each poll, not for each job."""
+        if promote or self._last_on_wait is None:
+            self._last_on_wait = claims.OnWait(self._times.note, config.CLAIM_POLL_S.read())
+        return self._last_on_wait
 
     def _recorded(self, work: current_job.Work, outcome: outcomes.Outcome) -> bool:
         """Return whether a commit whose reply was lost did happen; False if that is unknown."""

@@ -1,4 +1,4 @@
-"""Track the claims of one slot for the threads that run its jobs and the lease keeper."""
+"""Track the jobs of one slot: waiting, running, ended but unrecorded, and to be handed back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Define the options of `queue-claim-worker`; `parser` is as long as their list."""
+"""Define the options of `queue-claim-worker`, and refuse those that clash.
+
+`parser` is long because it lists every option.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from queue_workflows.worker import cards, executor_shape
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's options."""
+    """Return the parser of the command's options. Its length: a call for each option."""
     found = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="queue-claim-worker",
@@ -59,12 +62,18 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --slots: run the N jobs in one process, on one event loop, for async functions",
     )
-    recycling = found.add_argument_group("with --slots, --cards or --workers")
+    found.add_argument(
+        "--inline",
+        action="store_true",
+        help="run handlers in the worker's process, one at a time, as for a debugger; one that "
+        "crashes or holds the GIL then stops the worker too",
+    )
+    recycling = found.add_argument_group("processes", "Not with --inline, nor with --batch alone.")
     recycling.add_argument(
-        "--max-jobs", type=int, metavar="N", help="replace a process after so many jobs"
+        "--max-jobs", type=int, metavar="N", help="replace the process of a handler after N jobs"
     )
     recycling.add_argument(
-        "--max-rss-mb", type=float, metavar="M", help="replace a process that is larger after a job"
+        "--max-rss-mb", type=float, metavar="M", help="replace one that is larger after a job"
     )
     recycling.add_argument(
         "--idle-exit", type=float, metavar="S", help="end after so many seconds without a job"
@@ -87,12 +96,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def is_plain(options: argparse.Namespace) -> bool:
-    """Return whether the worker runs one job at a time in its own process, and is free to."""
-    others = (
-        options.slots, options.cards, options.max_jobs, options.max_rss_mb, options.idle_exit,
-    )  # fmt: skip
-    flags = options.async_jobs or options.burst
-    return options.queue is not None and not flags and all(each is None for each in others)
+    """Return whether the worker has neither slots nor cards: it ends with a job that it ends."""
+    return options.queue is not None and options.slots is None and options.cards is None
+
+
+def is_inline(options: argparse.Namespace) -> bool:
+    """Return whether handlers run in the worker's process: batches do, for their speed."""
+    return options.inline or (is_plain(options) and options.batch != 1)
 
 
 def limits(options: argparse.Namespace) -> executor_shape.Limits:
@@ -108,15 +118,17 @@ def limits(options: argparse.Namespace) -> executor_shape.Limits:
             "--burst and --idle-exit: without --supervise; a parent would start the worker again"
         )
     executor_shape.check_limits(chosen)
+    if options.inline and not (is_plain(options) and not options.async_jobs):
+        raise errors.InvalidConfig("--inline: one queue; without --slots, --cards and --async")
     if options.cards is not None:
         _check_cards(options, chosen)
     elif options.slots is None:
         if options.async_jobs:
             raise errors.InvalidConfig("--async: with --slots N, the number of jobs at once")
-        if options.queue is not None and chosen != executor_shape.NO_LIMITS:
+        if is_inline(options) and chosen != executor_shape.NO_LIMITS:
             raise errors.InvalidConfig(
-                "--max-jobs, --max-rss-mb, --idle-exit and --burst: with --slots, --cards or "
-                "--workers"
+                "--max-jobs, --max-rss-mb, --idle-exit and --burst: not with --inline, nor with "
+                "--batch alone, whose jobs run in the worker's process; add --slots N"
             )
     elif options.queue is None:
         raise errors.InvalidConfig("--slots: with --queue; --workers has `concurrency` instead")
@@ -143,11 +155,11 @@ def _check_cards(options: argparse.Namespace, chosen: executor_shape.Limits) -> 
 
 
 def shape(options: argparse.Namespace) -> executor_shape.Shape:
-    """Return how many jobs run at once in how many processes; `--slots` or `--cards` is given."""
+    """Return how many jobs run at once in how many processes."""
     if options.cards is not None:
         return executor_shape.Shape(1, gpu=True, card=cards.parse(options.cards)[0])
     return executor_shape.Shape(
-        options.slots,
+        1 if options.slots is None else options.slots,
         options.batch,
         concurrent=options.async_jobs,
         gpu=options.queue == "gpu",

@@ -1,4 +1,4 @@
-"""Hand back the claims of a dead worker process, as soon as its parent has reaped it."""
+"""Reclaim the jobs of a dead worker once its parent has reaped it, and record how it died."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from queue_workflows import config, db, errors
+from queue_workflows import config, db
 from queue_workflows.dag import payload
 from queue_workflows.engine import (
     claim_isolation,
     handback,
     held_claims,
-    job_events,
     job_tables,
     recovery,
     workers,
 )
 from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import guards, note_reporter, notes, oom_kills, shutdown
+from queue_workflows.worker import death_events, guards, note_reporter, notes, oom_kills, shutdown
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -54,13 +53,7 @@ def recover_claims(
     """
     prefix = identity.process_prefix(host_label, ended.pid)
     how = evidence(ended)
-    death: JsonDict = {
-        "exit_code": ended.code,
-        "signal": ended.signal,
-        "max_rss_mb": ended.max_rss_mb,
-        "seconds": round(ended.seconds, 3),
-        "oom_kills": oom_kills,
-    }
+    death = _detail(ended, oom_kills)
     rows: list[Row] = []
     with conn.transaction():
         gpu = workers.last_detail(conn, prefix).get("gpu")
@@ -75,38 +68,23 @@ def recover_claims(
             for row in taken:
                 # A requeued job has no worker any more, but its event must name one.
                 job = row | {"claimed_by": host_label}
-                note_death(conn, table, job, holders.get(row["id"]), death | {"gpu": gpu}, how)
+                death_events.note(
+                    conn, table, job, holders.get(row["id"]), death | {"gpu": gpu}, how
+                )
             rows += taken
         orderly = ended.code in shutdown.ORDERLY
         workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
     return rows
 
 
-def note_death(
-    conn: db.Connection,
-    table: job_tables.JobTable,
-    row: Row,
-    worker_id: str | None,
-    death: JsonDict,
-    how: str,
-) -> None:
-    """Record a job's `death` event; if the database refuses it, log that and continue."""
-    beat = row["heartbeat_at"]
-    more = {"progress": row["progress"], "last_beat": beat and beat.isoformat()}
-    try:
-        detail = payload.encode(death | more, "detail")
-    except errors.InvalidPayload:
-        # Plain SQL may write progress that is too long for an event's detail.
-        more["progress"] = payload.error_text(repr(row["progress"]))[:1000]
-        detail = payload.encode(death | more | {"gpu": None}, "detail")
-    try:
-        with conn.transaction():
-            job = row | {"worker_id": worker_id}
-            job_events.note(conn, table, job, "death", detail=detail, error=how)
-    except db.Error as error:
-        if not claim_isolation.is_about_rows(error):
-            raise
-        _log.warning("the death of job %r is not recorded: %s", row["id"], str(error).strip())
+def _detail(ended: supervisor.Exit, oom_kills: int | None) -> JsonDict:
+    return {
+        "exit_code": ended.code,
+        "signal": ended.signal,
+        "max_rss_mb": ended.max_rss_mb,
+        "seconds": round(ended.seconds, 3),
+        "oom_kills": oom_kills,
+    }
 
 
 def evidence(ended: supervisor.Exit) -> str:

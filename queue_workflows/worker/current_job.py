@@ -50,8 +50,8 @@ class Work(interruptible.Interruptible):
         """Progress as JSON text that no renewal has stored yet."""
         self._cursors: dict[tuple[str, str], int] = {}
         """How far cursors of the handler are, as no renewal has stored yet."""
-        self._store_left: attempt_parts.StoreLeft | None = None
-        self.on_left: Callable[[], object] = lambda: None
+        self._store_unsent: attempt_parts.StoreUnsent | None = None
+        self.on_unsent_parts: Callable[[], object] = lambda: None
         """Called when the handler has streamed what it does not send at once."""
         self._overdue: guards.Failure | None = None
         """The decision that the time limit has passed."""
@@ -83,16 +83,16 @@ class Work(interruptible.Interruptible):
         found, self._cursors = self._cursors, {}
         return [(*identity, position) for identity, position in found.items()]
 
-    def store_later(self, store_left: attempt_parts.StoreLeft) -> None:
+    def store_later(self, store_unsent: attempt_parts.StoreUnsent) -> None:
         """Let the lease keeper store soon what the handler has streamed."""
-        first, self._store_left = self._store_left is None, store_left
+        first, self._store_unsent = self._store_unsent is None, store_unsent
         if first:
-            self.on_left()
+            self.on_unsent_parts()
 
     @property
-    def has_left_parts(self) -> bool:
+    def has_unsent_parts(self) -> bool:
         """Return whether the handler has streamed what may not be stored."""
-        return self._store_left is not None
+        return self._store_unsent is not None
 
     def store_parts(self, store: Callable[[JsonDict], object]) -> None:
         """Store what the handler has streamed and would send by now at a call.
@@ -101,16 +101,16 @@ class Work(interruptible.Interruptible):
         other error comes again at the handler's next call.
         """
         # Forgotten before it is looked at: what the handler adds meanwhile is noted again.
-        store_left, self._store_left = self._store_left, None
-        if store_left is None:
+        store_unsent, self._store_unsent = self._store_unsent, None
+        if store_unsent is None:
             return
         try:
-            is_left = store_left(store)
+            some_are_left = store_unsent(store)
         except (db.OperationalError, db.InterfaceError):
-            self._store_left = store_left
+            self._store_unsent = store_unsent
             raise
-        if is_left:
-            self._store_left = store_left
+        if some_are_left:
+            self._store_unsent = store_unsent
 
     def beat(self, progress: str | None = None) -> None:
         """Note that the handler is active, with its progress as JSON text if it reported any."""

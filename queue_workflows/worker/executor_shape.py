@@ -1,4 +1,4 @@
-"""Say how many executors a worker has and when they end, and check what cannot work."""
+"""Describe how many executors a worker has and when they end, and refuse what cannot work."""
 
 from __future__ import annotations
 

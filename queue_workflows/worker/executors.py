@@ -27,7 +27,10 @@ class Handle:
     def __init__(
         self, forked: launcher_client.Executor, *, concurrent: bool = False, batched: bool = False
     ) -> None:
-        """`concurrent`: it runs all its jobs at once. `batched`: one after the other."""
+        """`concurrent`: it runs all its jobs at once. `batched`: one after the other.
+
+        Its length: the members are documented here.
+        """
         self.forked = forked
         self.pid = forked.pid
         self.concurrent = concurrent

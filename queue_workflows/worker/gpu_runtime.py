@@ -75,7 +75,7 @@ class GpuRuntime:
         self._metrics = metrics
         self._now = now_fn
         self._seen: worker_usage.Sample | None = None
-        self._said_blind = False
+        self._logged_blind = False
         self._memory = gpu_memory.GpuMemory()
         self.published = threading.Event()
         """Set once the database has the size of the GPU memory, or cannot have it."""
@@ -180,8 +180,12 @@ class GpuRuntime:
         """Record what a guard of this job suspects; warn once if no tool shows the GPU."""
         now = self._now()
         for guard in work.guards:
-            if isinstance(guard, guards.GpuHealth) and guard.is_blind(now) and not self._said_blind:
-                self._said_blind = True
+            if (
+                isinstance(guard, guards.GpuHealth)
+                and guard.is_blind(now)
+                and not self._logged_blind
+            ):
+                self._logged_blind = True
                 _log.warning(
                     "neither nvidia-smi nor rocm-smi reports the GPU's use: gpu jobs are limited "
                     "by their wall-clock budget"

@@ -222,7 +222,7 @@ class Stall:
         self._idle_pct = config.GPU_IDLE_PCT.read()
         self._beaten: float | None = None
         self._looked = self._resumed = self._denied = started
-        self._told: float | None = None
+        self._reported: float | None = None
         self._confirmed_for: float | None = None
         self._confirmed = 0
         self._tried = float("-inf")
@@ -264,12 +264,12 @@ class Stall:
     def suspicion(self, now: float) -> str | None:
         """Return the reason for a suspected stall, once per period without a beat; else None."""
         beaten = self._beaten
-        if beaten is None or beaten == self._told:
+        if beaten is None or beaten == self._reported:
             return None
         silent_s = now - max(beaten, self._resumed)
         if silent_s < self._timeout_s:
             return None
-        self._told = beaten
+        self._reported = beaten
         return f"no beat for {silent_s:.0f} s"
 
     def _silent_since(self, now: float) -> float | None:

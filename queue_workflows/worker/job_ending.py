@@ -1,4 +1,4 @@
-"""Say what a lease keeper does about a job that must not run on, and record why it ended."""
+"""Define how a lease keeper ends a job that must not run on, and record a guard's failure."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ from queue_workflows.worker import (
     heartbeat,
     job_ending,
     kill_timers,
-    left_parts,
     memory_throttle,
     model_requests,
     note_reporter,
@@ -36,6 +35,7 @@ from queue_workflows.worker import (
     renewal_failures,
     shutdown,
     slot,
+    unsent_parts,
 )
 
 _log = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class LeaseKeeper:
         metrics: hw_metrics.Sampler | None = None,
         card: int | None = None,
     ) -> None:
+        """Wire the parts. Its length: an argument is a line, and so is each part."""
         self._now = now_fn
         self._who = who = slots[0].who
         self._lock = threading.Lock()
@@ -86,7 +87,7 @@ class LeaseKeeper:
         self._renewals = renewal_failures.Renewals(who().lease_s, self._dedicated, now_fn)
         self.excuses = crash_excuses.CrashExcuses(self._jobs, self._renewals, now_fn)
         self._notes = note_reporter.Reporter(self._dedicated)
-        self._parts = left_parts.LeftParts(self._jobs, self._dedicated, now_fn)
+        self._parts = unsent_parts.UnsentParts(self._jobs, self._dedicated, now_fn)
         self._logs = capture.Source(self._printing)
         self._notified_at = 0.0
         """When it last received a notification of a cancel or a switch."""
@@ -253,7 +254,7 @@ class LeaseKeeper:
     def begin(self, work: current_job.Work) -> None:
         """Note that a job runs, and arm its kernel timers."""
         self._logs.begin()
-        work.on_left = self._wake_parts
+        work.on_unsent_parts = self._wake_parts
         if not self._batches:
             self._renewals.renewed()  # its claim was one
         with self._lock:

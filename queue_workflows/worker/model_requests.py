@@ -1,4 +1,4 @@
-"""Poll requests to load or unload a model, and carry them out between jobs."""
+"""Poll requests to load or unload a model, and track the newest one until it has ended."""
 
 from __future__ import annotations
 

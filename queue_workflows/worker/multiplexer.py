@@ -1,9 +1,10 @@
-"""Wait for the executors of a worker process, whichever queue they serve."""
+"""Wait for messages and deaths of a worker's executors, for all of its queues at once."""
 
 from __future__ import annotations
 
+import contextlib
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from queue_workflows.executor import launcher_client, protocol, streams
 
@@ -42,6 +43,16 @@ class Multiplexer:
             self._on_launcher()
         for each in self.printed.values():
             each.flush()
+
+    @contextlib.contextmanager
+    def watching(self, fd: int) -> Generator[list[int]]:
+        """Let `select` wait for this descriptor too; yield a list that gets it once readable."""
+        readable: list[int] = []
+        self.selector.register(fd, selectors.EVENT_READ, lambda: readable.append(fd))
+        try:
+            yield readable
+        finally:
+            self.selector.unregister(fd)
 
     def print(self, number: int, data: bytes) -> None:
         """Print on the worker's own stdout (1) or stderr (2)."""

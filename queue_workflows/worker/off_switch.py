@@ -1,4 +1,4 @@
-"""Stop the jobs of a worker that is switched OFF, by its stop policy."""
+"""Check whether a worker is switched OFF, and if so, stop its jobs by the stop policy."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def supervise_options(options: argparse.Namespace, arguments: Sequence[str]) -> 
     """Supervise the worker, or one for each GPU, of `queue-claim-worker`'s options."""
     own = [word for word in arguments if word != "--supervise"]
     shaped = options.slots is not None or options.cards is not None or options.async_jobs
-    if options.queue is not None and not shaped:
+    if options.queue is not None and not (shaped or options.inline):
         options.slots = 1  # an executor is replaced, and the worker continues
         own += ["--slots", "1"]
     command_line.limits(options)

@@ -1,4 +1,4 @@
-"""Dispatch what follows from the nodes that a worker has completed, as far as it can.
+"""Plan and dispatch what follows from a worker's completed nodes; leave errors to orchestrators.
 
 Best effort: what fails is left to the orchestrator, since the outbox row is still open.
 """

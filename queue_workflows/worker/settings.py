@@ -1,4 +1,4 @@
-"""Check and default what every claim worker is given: lease, shutdown timeout, samples, nodes."""
+"""Check the lease, the shutdown timeout and the queue of a claim worker; apply the defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answer what handlers in executors ask about their jobs, runs and steps."""
+"""Queue what handlers in executors ask, and send them the answers of `slot_jobs`."""
 
 from __future__ import annotations
 

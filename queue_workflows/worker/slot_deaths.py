@@ -11,9 +11,10 @@ from queue_workflows.dag import payload
 from queue_workflows.engine import handback, job_tables, recovery
 from queue_workflows.runtime import clock, log_context
 from queue_workflows.worker import (
-    crash_recovery,
     current_job,
+    death_events,
     executors,
+    guards,
     oom_kills,
     slot_keeper,
     slot_records,
@@ -40,10 +41,12 @@ class Deaths:
             decision = self._endings.decision(work)
             if decision is not None:
                 self._records.add_ending(work, decision.write)
+                self._endings.ended(work)
                 continue
             assert handle.died is not None
             if handle.died.by_deadline:
                 self.hand_back(work, "its worker was silent")
+                self._endings.on_ended(guards.EXIT_LOST)
             elif handle.killed_for:
                 self.hand_back(work, f"its executor was ended for {handle.killed_for}")
             else:
@@ -79,9 +82,7 @@ def _charge(
         row = recovery.charge(conn, lease, evidence=payload.error_text(found.evidence))
         if row is not None:
             job = row | {"claimed_by": host}
-            crash_recovery.note_death(
-                conn, lease.table, job, lease.worker_id, found.detail, found.evidence
-            )
+            death_events.note(conn, lease.table, job, lease.worker_id, found.detail, found.evidence)
     if row is not None:
         what = f"node {row['node_id']}" if lease.table.in_run else f"ingest job {row['id']}"
         ids = log_context.ids_of_job(row)

@@ -1,4 +1,4 @@
-"""What an executor needs of the database to run a job: its row, and answers while it runs."""
+"""Build the request that sends a job to an executor, and compute answers for its handler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from queue_workflows.engine import (
     outcomes,
     runs,
 )
-from queue_workflows.executor import registry
+from queue_workflows.executor import loaded_app
 from queue_workflows.handlers import node_call
 from queue_workflows.types import JsonDict, Row
 
@@ -33,7 +33,7 @@ def request(
     connection: Callable[[], db.Connection],
     table: job_tables.JobTable,
     job: Row,
-    known: registry.Registered,
+    known: loaded_app.Registered,
 ) -> Request | outcomes.Outcome:
     """Return what to send for a claimed job, or the outcome of one whose handler cannot run."""
     if not table.in_run:

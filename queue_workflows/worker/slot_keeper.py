@@ -1,9 +1,13 @@
-"""The lease keeper of a worker whose handlers run in executors: it ends those, never itself."""
+"""Keep the leases of jobs that run in executors, and end those executors.
+
+Its length: a decision is carried out after the end of an executor, or with that of the worker.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
@@ -20,12 +24,15 @@ from queue_workflows.worker import (
     kill_timers,
     lease_keeper,
     model_requests,
+    shutdown,
     slot,
 )
 
 _log = logging.getLogger(__name__)
 TERM_S = 1.0
 """Seconds between SIGTERM and SIGKILL for an executor whose job must not run on."""
+LOST_WITHIN_S = 0.5
+"""Seconds that a worker whose claim is lost has for its records before it exits."""
 HOLD_AGAIN = 1 / 8
 """Share of the lease by which the launcher's deadline may lag behind the leases."""
 
@@ -36,6 +43,8 @@ class Decision(NamedTuple):
     why: str
     write: Callable[[db.Connection], object]
     at: float
+    code: int
+    """The exit code of a worker that ends with its job."""
 
 
 class Endings:
@@ -63,6 +72,22 @@ class Endings:
         self._decisions: dict[job_tables.Lease, Decision] = {}
         self.on_exit: Callable[[int], object] = lambda _: None
         """Called instead of an exit, after the executors of jobs were killed."""
+        self._abrupt = False
+        """Whether executors get no SIGTERM first, as the worker ends with them."""
+        self._on_announce: Callable[[int], object] = lambda _: None
+        self.on_ended: Callable[[int], object] = lambda _: None
+        """Called with the exit code of a decision that has ended a job."""
+
+    def end_worker_by(
+        self, leave: Callable[[int], object], announce: Callable[[int], object]
+    ) -> None:
+        """End the worker with its job, by this function of the exit code.
+
+        `announce` is called before, if the database is used first.
+        """
+        self._abrupt = True
+        self.on_exit = self.on_ended = leave
+        self._on_announce = announce
 
     def decision(self, work: current_job.Work) -> Decision | None:
         """Return what was decided about a job, or None."""
@@ -78,10 +103,16 @@ class Endings:
 
     def stop_cancelled(self, work: current_job.Work) -> None:
         """Cancel the job once its executor has ended."""
-        self.hand_back(work, "cancelled")
+        self.hand_back(work, "cancelled", code=guards.EXIT_CONTROL)
 
     def hand_back(
-        self, work: current_job.Work, reason: str, *, front: bool = False, now: bool = False
+        self,
+        work: current_job.Work,
+        reason: str,
+        *,
+        front: bool = False,
+        now: bool = False,
+        code: int = 0,
     ) -> None:
         """Hand a job back for this reason once its executor has ended; kill that `now`, or soon."""
         lease = work.lease
@@ -89,6 +120,7 @@ class Endings:
             work,
             f"its job must end: {reason}",
             lambda conn: handback.hand_back(conn, lease, reason=reason, front=front),
+            code,
             at_once=now,
         )
 
@@ -97,35 +129,50 @@ class Endings:
         if failure.code == guards.EXIT_LOST:
             # If the claim is held even so, after the end of its handler another worker may have it.
             lapses = work.lease_end.check(self._now()) is not None
-            self.hand_back(work, failure.reason, now=lapses or not self._gentle(work))
+            at_once = lapses or not self._gentle(work)
+            self.hand_back(work, failure.reason, now=at_once, code=failure.code)
             return
         seconds, lease = self._now() - work.started, work.lease
         self._end(
             work,
             failure.reason,
             lambda conn: job_ending.record_failure(conn, lease, failure, seconds),
+            failure.code,
         )
 
     def escalate(self, works: Sequence[current_job.Work]) -> None:
-        """Kill the executors that SIGTERM has not ended in TERM_S."""
+        """Kill the executors that SIGTERM has not ended in TERM_S.
+
+        A worker that ends with its job ends without the record if SIGKILL has not ended it either:
+        then the kernel does not let it go, and its lease has to lapse.
+        """
         for work in works:
             known = self._decisions.get(work.lease)
-            if known is not None and self._now() - known.at >= TERM_S:
-                self._kill(work, True)
+            if known is None or work.settling or self._now() - known.at < TERM_S:
+                continue
+            self._kill(work, True)
+            if self._abrupt:
+                self.on_exit(known.code)
 
     def announce(self, code: int) -> None:
-        """Do nothing: this process does not exit."""
+        """Prepare an exit after the end of the executors, if the worker ends with its job."""
+        self._on_announce(code)
 
     def exit_with(self, code: int) -> None:
         """Free what an exit would free: this worker holds nothing but its executors."""
-        _log.debug("exit with code %d is not needed: executors are killed", code)
         self.on_exit(code)
+
+    def ended(self, work: current_job.Work) -> None:
+        """Note that what was decided about a job has ended it."""
+        if (known := self.decision(work)) is not None:
+            self.on_ended(known.code)
 
     def _end(
         self,
         work: current_job.Work,
         why: str,
         write: Callable[[db.Connection], object],
+        code: int,
         *,
         at_once: bool = False,
     ) -> None:
@@ -133,8 +180,8 @@ class Endings:
         known = self._decisions.get(work.lease)
         if known is None:
             _log.warning("job %s: %s; killing its executor", work.job["id"], why, extra=work.ids)
-            self._decisions[work.lease] = known = Decision(why, write, now)
-        self._kill(work, at_once or now - known.at >= TERM_S)
+            self._decisions[work.lease] = known = Decision(why, write, now, code)
+        self._kill(work, at_once or self._abrupt or now - known.at >= TERM_S)
         self._wake()
 
 
@@ -193,6 +240,9 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
         self._logs = capture.Source(lambda: None, streams=False)
         self._exit: kill_timer.KillTimer | None = None
         """Ends a stopping process even if the database does not answer."""
+        self._exit_lock = threading.Lock()
+        self.exit_code = 0
+        """The exit code of the process, if the worker has ended with a job."""
 
     def follow(self, pid: int) -> None:
         """Sample this executor for the guards of its jobs from now on."""
@@ -202,14 +252,28 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
         """Set the deadline of the executors before the first claim."""
         self._keep_kill_timers()
 
+    def end_with(self, code: int) -> None:
+        """Let the process end with this code soon, even if the database does not answer."""
+        self.exit_code = self.exit_code or code
+        self.arm_exit(self.exit_code)
+        self.stop_by(self._now())
+
+    def arm_exit(self, code: int) -> None:
+        """Exit with this code soon, whatever delays it, and leave the note for the next worker."""
+        with self._exit_lock:
+            if self._exit is not None:
+                return
+            self._exit = kill_timer.KillTimer(code)
+            within_s = LOST_WITHIN_S if code == guards.EXIT_LOST else kill_timers.EXIT_WITHIN_S
+            self._exit.arm(within_s)
+        self._leave_note(code)
+
     def _check_guards(self) -> None:
         super()._check_guards()
         self._endings.escalate(self._jobs.running)
         deadline = self.stop_deadline
-        if deadline is not None and self._now() >= deadline and self._exit is None:
-            self._exit = kill_timer.KillTimer(0)
-            self._exit.arm(kill_timers.EXIT_WITHIN_S)
-            self.excuses.leave_note()
+        if deadline is not None and self._now() >= deadline:
+            self.arm_exit(self.exit_code)
 
     @contextlib.contextmanager
     def running(self) -> Generator[None]:
@@ -218,7 +282,7 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
             with super().running():
                 yield
         finally:
-            if self._exit is not None:
+            if self._exit is not None and not self.exit_code:
                 self._exit.close()
                 self._exit = None
 
@@ -250,10 +314,17 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
         """Note for the next worker, unless all is `settled`, that the database was away."""
         if settled:
             self.excuses.withdraw_note()
-        elif self.stop_deadline is not None:
-            self.excuses.leave_note()
-        else:
+        elif self.stop_deadline is None:
             self.excuses.fence()
+        else:
+            self._leave_note(self.exit_code)
+
+    def _leave_note(self, code: int) -> None:
+        """Excuse the claims that are left behind, as a worker does that runs handlers itself."""
+        if code == guards.EXIT_LOST:
+            self.excuses.fence()
+        elif code in shutdown.ORDERLY:
+            self.excuses.leave_note()
 
     def requeue(self, own: slot.Slot, reason: str) -> None:
         """Hand the running jobs back to the front once their executors have ended."""

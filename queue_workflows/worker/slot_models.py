@@ -1,4 +1,4 @@
-"""The models of a GPU's executor: what the worker knows of them, and what it requests."""
+"""Track the model of a GPU's executor, and send it requests to load or unload one."""
 
 from __future__ import annotations
 

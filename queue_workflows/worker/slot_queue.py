@@ -1,4 +1,4 @@
-"""One queue of a worker with slots: its executors, its jobs, and what it claims and records."""
+"""Run one queue of a worker with slots: claim jobs, send them to executors, record the results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 from queue_workflows import config, db
 from queue_workflows.engine import job_tables
-from queue_workflows.executor import registry
+from queue_workflows.executor import loaded_app
 from queue_workflows.runtime import clock
 from queue_workflows.worker import (
     claimer,
@@ -41,15 +41,18 @@ class SlotQueue:
         *,
         limits: executor_shape.Limits,
         mux: multiplexer.Multiplexer,
-        registered: registry.Registered,
+        registered: loaded_app.Registered,
         keeper: slot_keeper.SlotKeeper,
         endings: slot_keeper.Endings,
         dedicated: db.DedicatedConnection,
     ) -> None:
+        """Wire the parts. Its length: an argument is a line, and so is each part."""
         self.who = who = own.who()
         in_run = who.queue in config.DAG_QUEUES
-        if in_run and registered.announces:
-            # The app's hook gets a node's value, which its executor has until its next node.
+        announces = in_run and registered.announces
+        if announces:
+            # The app's hook gets a node's value, which its executor has until its next node. The
+            # executor waits until the node is recorded.
             shape = shape._replace(batch=1)
         self.table = job_tables.NODE_JOBS if in_run else job_tables.INGEST_JOBS
         self.executors = executor_set.ExecutorSet(mux, shape, limits)
@@ -61,7 +64,9 @@ class SlotQueue:
         self.records = slot_records.Records(self.table, self.claimer, keeper, own.in_flight)
         # An executor that runs many jobs at once never has one wait.
         lone = shape.concurrent or who.queue == "gpu"
-        self._ahead = slot_ahead.Ahead(0 if lone else shape.slots, shape.batch)
+        self.ahead = slot_ahead.Ahead(
+            0 if lone else shape.slots, shape.batch, collects=not (announces or lone)
+        )
         self.runs = slot_runs.Runs(
             self.table,
             who,
@@ -71,7 +76,7 @@ class SlotQueue:
             records=self.records,
             keeper=keeper,
             endings=endings,
-            ahead=self._ahead,
+            ahead=self.ahead,
             shape=shape,
         )
         self.records.on_ended = self.runs.recorded
@@ -79,7 +84,7 @@ class SlotQueue:
         """What changes the model of a gpu worker's executor."""
         self._may_claim = self._promote = True
         self._due_at = 0.0
-        """When a limit of the queue admits the next job."""
+        """When a limit of the queue admits the next job, or a delayed one is due."""
 
     def mark(self, *, promote: bool = False) -> None:
         """Note that there may be a job to claim; any thread may call it without `promote`."""
@@ -100,13 +105,23 @@ class SlotQueue:
     def timeout(self, now: float, *, stopping: bool) -> float:
         """Return in how many seconds there is something to do; 0.0 or less: now."""
         may_start = self._may_claim and bool(self.executors.idle) and not stopping
-        if self.records.waiting or self.runs.answers.are_due or may_start:
+        collects_until = 0.0 if stopping else self._collects_until
+        if self.runs.answers.are_due or may_start or (self.records.waiting and not collects_until):
             return 0.0
         replace_at = math.inf if stopping else self.executors.replace_at
-        return min(min(self._due_at, replace_at) - now, self.runs.late_at - clock.boot_s())
+        late_at = min(self.runs.late_at, collects_until or math.inf)
+        return min(min(self._due_at, replace_at) - now, late_at - clock.boot_s())
+
+    @property
+    def _collects_until(self) -> float:
+        """Return until when results wait for those of jobs that need no claim; 0.0: they do not."""
+        if not self.ahead.suffice(self.runs.unsent):
+            return 0.0
+        until = self.records.outcomes_since + slot_ahead.COLLECT_S
+        return until if self.records.has_only_outcomes and clock.boot_s() < until else 0.0
 
     def replace(self, now: float, *, fork: bool) -> None:
-        """Replace executors that have ended, and note the time at which a limit admits a job."""
+        """Replace executors that have ended, and note whether it is time for a further claim."""
         if now >= self._due_at:
             self._may_claim, self._promote, self._due_at = True, True, math.inf
         self.executors.replace(now, fork=fork)
@@ -118,13 +133,25 @@ class SlotQueue:
         self.runs.return_waiting(stopping=stopping)
         self.runs.answers.send()
         self._change_model(stopping=stopping)
-        # What follows from a completed node can be claimed in the statement that records it.
-        self._may_claim |= self.table.in_run and self.records.has_outcomes
+        if not stopping and self._collects_until:
+            return
+        # What follows from a completed node can be claimed in the statement that records it. A job
+        # that is queued again with a time may be due before the next poll.
+        self._may_claim |= self.records.has_delays or (
+            self.table.in_run and self.records.has_outcomes
+        )
         count = self._claimable(stopping=stopping)
         if count or self.records.waiting:
             self._record_and_claim(count)
             if not stopping:
                 self.runs.start_waiting()
+
+    def start_meanwhile(self) -> None:
+        """Start claimed jobs on free executors, while a statement runs."""
+        try:
+            self.runs.start_waiting(fork=False)
+        except db.StatementRuns:
+            return  # what its executor needs is read after the statement
 
     def _change_model(self, *, stopping: bool) -> None:
         """Write what was reported of models, and change the model if that is due."""
@@ -138,18 +165,20 @@ class SlotQueue:
         if not self._may_claim or stopping:
             return 0
         # Results that are recorded anyway are the time to claim for executors that are not free.
-        ahead = self._ahead.room(self.runs.waiting) if self.records.has_outcomes else 0
+        ahead = self.ahead.room(self.runs.waiting) if self.records.has_outcomes else 0
         return self.executors.idle + ahead
 
     def _record_and_claim(self, count: int) -> None:
         if count:
             self._may_claim = False  # before the claim, so that a notification during it counts
+        ahead = count > self.executors.idle
         jobs = self.records.step(count, promote=self._promote and count > 0)
         if len(jobs) < count and self.records.dispatch():
             self._may_claim = True
         if not count:
             return
         self._promote = False
+        self.ahead.claimed(len(jobs), count, ahead=ahead)
         self._due_at = time.monotonic() + self.claimer.wait_s
         # A job that may have crashed a worker is claimed alone; others may wait behind it.
         partial = self.claimer.isolated or any(job["crash_count"] for job in jobs)

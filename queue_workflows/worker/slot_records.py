@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from queue_workflows import db, errors
 from queue_workflows.engine import finish, job_tables, outcomes
+from queue_workflows.runtime import clock
 from queue_workflows.types import Row
 from queue_workflows.worker import (
     claimer,
@@ -39,7 +40,11 @@ class Records:
         self._in_flight = writing
         self.on_ended: Callable[[current_job.Work, bool], object] = lambda _, __: None
         """Called with a job of which nothing more is written, and whether it has completed."""
+        self.meanwhile: Callable[[int], object] = lambda _: None
+        """Runs executors while a statement waits for its reply on this descriptor."""
         self._done: list[claims_in_flight.Done] = []
+        self.outcomes_since = 0.0
+        """When the first of the outcomes that wait was added (`clock.boot_s`)."""
         self._endings: list[tuple[current_job.Work, Callable[[db.Connection], object]]] = []
         self._undispatched: set[str] = set()
         """The runs of recorded nodes of which nothing was planned."""
@@ -48,6 +53,8 @@ class Records:
 
     def add(self, work: current_job.Work, outcome: outcomes.Outcome) -> None:
         """Record the outcome of a handler at the next step."""
+        if not self._done:
+            self.outcomes_since = clock.boot_s()
         self._done.append((work, outcome))
 
     def add_ending(self, work: current_job.Work, write: Callable[[db.Connection], object]) -> None:
@@ -68,6 +75,16 @@ class Records:
         """Return whether outcomes of handlers wait."""
         return bool(self._done)
 
+    @property
+    def has_delays(self) -> bool:
+        """Return whether outcomes wait that may queue their jobs again with a time."""
+        return any(outcome.kind != "completed" for _, outcome in self._done)
+
+    @property
+    def has_only_outcomes(self) -> bool:
+        """Return whether outcomes of handlers wait, and nothing else."""
+        return bool(self._done) and not self._endings
+
     def dispatch(self) -> bool:
         """Queue what follows from the recorded nodes; return whether there is anything new."""
         runs, self._undispatched = self._undispatched, set()
@@ -87,7 +104,7 @@ class Records:
         except db.Error:
             self._claimer.lose()
             raise
-        done, jobs = self._done, list[Row]()
+        done, jobs = [*self._done], list[Row]()
         if done or free:
             jobs = self._record_and_claim(done, free, promote=promote)
         return jobs
@@ -97,7 +114,7 @@ class Records:
     ) -> list[Row]:
         results = self._claimer.dispatch.planned(done)
         try:
-            with self._in_flight.writing():
+            with self._in_flight.writing(), self._claimer.serving(self.meanwhile):
                 jobs = self._claimer.claim_batch(free, results, promote=promote)
         except errors.ClaimLost as error:
             _log.debug("results are recorded job by job: %s", error)
@@ -106,7 +123,7 @@ class Records:
             if not done or renewal_failures.may_pass(error):
                 raise
         else:
-            self._done = []
+            self._forget(done)
             open_ids = {each.lease.job_id for each in results if each.ahead is None}
             for work, _ in done:
                 self._claimer.dispatch.note(work.job)
@@ -114,10 +131,15 @@ class Records:
                     self._undispatched.add(work.job["run_id"])
                 self._ended(work, completed=True)
             return jobs
-        self._done = []
+        self._forget(done)
         for work, outcome in done:
             self._record_alone(work, outcome)
         return []
+
+    def _forget(self, done: Sequence[claims_in_flight.Done]) -> None:
+        """Keep the outcomes alone that came while a statement about these ran."""
+        del self._done[: len(done)]
+        self.outcomes_since = clock.boot_s()
 
     def _record_alone(self, work: current_job.Work, outcome: outcomes.Outcome) -> None:
         """Record one outcome, as a failure if the database refuses its data."""

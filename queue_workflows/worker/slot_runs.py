@@ -1,4 +1,4 @@
-"""The jobs that run in the executors of a worker: start, observe and end them.
+"""Start, observe and end the jobs that run in the executors of a worker.
 
 Its length: starts, messages, recalls and deaths move jobs between the same lists.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from queue_workflows import config
 from queue_workflows.engine import claims, job_tables
-from queue_workflows.executor import protocol, registry
+from queue_workflows.executor import loaded_app, protocol
 from queue_workflows.runtime import clock, log_context, log_format
 from queue_workflows.types import Row
 from queue_workflows.worker import (
@@ -61,7 +61,7 @@ class Runs:
         table: job_tables.JobTable,
         who: claims.Claimant,
         claimer_: claimer.Claimer,
-        registered: registry.Registered,
+        registered: loaded_app.Registered,
         *,
         executors_: executor_set.ExecutorSet,
         records: slot_records.Records,
@@ -70,8 +70,9 @@ class Runs:
         ahead: slot_ahead.Ahead,
         shape: executor_shape.Shape,
     ) -> None:
+        """Wire the parts. Its length: an argument is a line, and so is each part."""
         self._ahead = ahead
-        self._shared, self._batch = shape.concurrent, shape.batch
+        self._shared, self._batch, self._mixed = shape.concurrent, shape.batch, shape.mixed
         self._waiting: deque[current_job.Work] = deque()
         """Claimed jobs for which no executor is free yet, in the order of their claims."""
         self._table = table
@@ -122,6 +123,11 @@ class Runs:
         return bool(self._busy or self._waiting)
 
     @property
+    def unsent(self) -> int:
+        """Return how many claimed jobs wait for an executor."""
+        return len(self._waiting)
+
+    @property
     def waiting(self) -> int:
         """Return how many claimed jobs wait for an executor, or in one behind others."""
         return len(self._waiting) + self._executors.queued
@@ -142,12 +148,17 @@ class Runs:
         self._keeper.begin(work)
         self._waiting.append(work)
 
-    def start_waiting(self) -> None:
-        """Send jobs to executors that have room. After a database error the rest still waits."""
+    def start_waiting(self, *, fork: bool = True) -> None:
+        """Send jobs to executors that have room. After a database error the rest still waits.
+
+        Without `fork` a job for which one may have to be forked waits, and all behind it.
+        """
         while self._waiting:
             work = self._waiting[0]
             isolated = self._is_isolated(work)
             if not self._executors.has_room(self._ahead.each, isolated=isolated):
+                return
+            if not fork and (isolated or self._mixed):
                 return
             decision = self._endings.decision(work)
             if decision is not None:
@@ -319,6 +330,8 @@ class Runs:
             self._records.add_ending(work, decision.write)
         else:
             self._records.add(work, outcome)
+        if outcome.kind == "timed_out":
+            self._endings.on_ended(guards.EXIT_BUDGET)
         self._executors.free(handle)
 
     def _on_recalled(self, handle: executors.Handle, message: protocol.Recalled) -> None:

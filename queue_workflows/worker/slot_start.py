@@ -1,6 +1,6 @@
 """Start workers whose handlers run in executors: for Python callers and for the command's options.
 
-A plain worker needs none of what this imports, so `claim_worker` imports it where it starts one.
+`run_once` and batches need none of what this imports, so `claim_worker` imports it late.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from queue_workflows import config, gpu_model_cache
+from queue_workflows import config, errors, gpu_model_cache, model_cache
 from queue_workflows.engine import claims
 from queue_workflows.executor import launcher_client
 from queue_workflows.runtime import app_loading
@@ -28,10 +28,15 @@ _log = logging.getLogger("queue_workflows.claim_worker")
 
 
 def of_queue(
-    who: claims.Claimant, shape: executor_shape.Shape, shutdown_timeout_s: float | None
+    who: claims.Claimant,
+    shape: executor_shape.Shape,
+    shutdown_timeout_s: float | None,
+    *,
+    models: Callable[[], model_cache.RequiresModels | None],
+    ends_with_job: bool,
 ) -> slot_worker.SlotWorker | None:
     """Return a worker of one queue, or None, with a warning, where this process must not fork."""
-    launched = slot_worker.launch(lambda: None)
+    launched = slot_worker.launch(lambda: None, models)
     if launched is None:
         return None
     return slot_worker.SlotWorker(
@@ -41,7 +46,18 @@ def of_queue(
         newest=who.newest,
         lease_s=who.lease_s,
         shutdown_timeout_s=shutdown_timeout_s,
+        ends_with_job=ends_with_job,
     )
+
+
+def run(worker: slot_worker.SlotWorker) -> int:
+    """Run a worker to its end; return its exit code. Raises `LauncherLost` if there is none."""
+    try:
+        worker.run_forever()
+    except launcher_client.LauncherLost:
+        if not worker.exit_code:
+            raise
+    return worker.exit_code
 
 
 def pool_entries(workers: str | Sequence[Mapping[str, Any]] | None) -> list[pool_config.Entry]:
@@ -82,20 +98,25 @@ def serve(
 
     Returns None if the handlers have to run in this process.
     """
-    worker = _of_options(options)
+    limits = command_line.limits(options)
+    worker = _of_options(options, limits)
     if worker is None:
+        if limits != executor_shape.NO_LIMITS:
+            raise errors.InvalidConfig(
+                "--max-jobs, --max-rss-mb, --idle-exit and --burst: handlers run in this process, "
+                "which cannot fork; start queue-claim-worker by itself, with --app"
+            )
         return None
     try:
         return serve_(worker)
     except launcher_client.LauncherLost as error:
         _log.error("%s; its jobs are handed back", error)
-        return 1
+        return worker.exit_code or 1
 
 
-def _of_options(options: argparse.Namespace) -> slot_worker.SlotWorker | None:
-    limits = command_line.limits(options)
-    if options.queue is not None and options.slots is None and options.cards is None:
-        return None
+def _of_options(
+    options: argparse.Namespace, limits: executor_shape.Limits
+) -> slot_worker.SlotWorker | None:
     settings.check_times(options.lease_seconds, options.shutdown_timeout)
     if options.queue is None:
         entries = pool_config.option(options.workers)
@@ -120,6 +141,7 @@ def _of_options(options: argparse.Namespace) -> slot_worker.SlotWorker | None:
         lease_s=options.lease_seconds,
         shutdown_timeout_s=options.shutdown_timeout,
         limits=limits,
+        ends_with_job=command_line.is_plain(options),
     )
 
 

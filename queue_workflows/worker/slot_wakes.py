@@ -1,4 +1,4 @@
-"""What wakes the loop of a worker with slots: other threads, and notifications of the database."""
+"""Wake the loop of a worker with slots: from other threads, and on database notifications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker process whose handlers run in executors: its identity, its launcher, its loop."""
+"""Start and stop a worker process whose handlers run in executors, with its launcher and loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from queue_workflows import config, errors
 from queue_workflows.engine import claims
-from queue_workflows.executor import launcher_client, process, protocol, registry
+from queue_workflows.executor import launcher_client, loaded_app, process, protocol
 from queue_workflows.model_cache import RequiresModels
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, identity
@@ -24,7 +24,7 @@ class Launched(NamedTuple):
     """A process that has loaded the app and forks executors, and what the app registered."""
 
     launcher: launcher_client.Launcher
-    registered: registry.Registered
+    registered: loaded_app.Registered
 
 
 def launch(
@@ -83,11 +83,11 @@ def _launch_late(app: process.App) -> Launched:
 
 def _launched(
     launcher: launcher_client.Launcher,
-    registered: registry.Registered,
+    registered: loaded_app.Registered,
     load: Callable[[], object],
 ) -> Launched:
     """Take over the app's settings; load the app here too if it has stop policies of its own."""
-    registry.apply(registered)
+    loaded_app.apply(registered)
     if not stop_policies.BY_NAME.keys() >= {*registered.stop_policies}:
         load()
     return Launched(launcher, registered)
@@ -129,7 +129,13 @@ class SlotWorker:
         lease_s: float,
         shutdown_timeout_s: float | None,
         limits: executor_shape.Limits = executor_shape.NO_LIMITS,
+        ends_with_job: bool = False,
     ) -> None:
+        """Take over the launcher. Its length: an argument is a line, and so is each part.
+
+        `ends_with_job`: a job that its worker ends before its handler does, also by OFF, ends the
+        worker, as the plain command promises. Else only its executor is replaced.
+        """
         gpu = any(shape.gpu for shape in shapes.values())
         models = slot_models.ExecutorModels() if gpu else None
         known = sorted(launched.registered.models) or None
@@ -150,7 +156,12 @@ class SlotWorker:
         self._launched = launched
         self._metrics = settings.sampler(host, lambda: self._loop.keeper.wake("metrics"))
         self._loop = slots.SlotLoop(
-            served, *launched, limits=limits, metrics=self._metrics, models=models
+            served,
+            *launched,
+            limits=limits,
+            metrics=self._metrics,
+            models=models,
+            ends_with_job=ends_with_job,
         )
 
     def run_forever(self) -> None:
@@ -160,6 +171,11 @@ class SlotWorker:
                 self._loop.run_forever()
         finally:
             self.close()
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of a worker that has ended with its job, else 0."""
+        return self._loop.keeper.exit_code
 
     def close(self) -> None:
         """End the launcher and the executors."""

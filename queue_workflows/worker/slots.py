@@ -1,4 +1,7 @@
-"""The main loop of a worker with slots: one thread over the sockets of its executors."""
+"""Run the main loop of a worker with slots: one thread over the sockets of its executors.
+
+Its length: what happens while a statement runs, and while none does, changes the same state.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import random
 import time
 from collections.abc import Sequence
 
-from queue_workflows import config, db, hw_metrics
+from queue_workflows import config, db, errors, hw_metrics
 from queue_workflows.engine import recovery
-from queue_workflows.executor import launcher_client, registry
+from queue_workflows.executor import launcher_client, loaded_app
 from queue_workflows.runtime import clock, service
 from queue_workflows.worker import (
     current_job,
@@ -27,6 +30,8 @@ from queue_workflows.worker import (
 _log = logging.getLogger(__name__)
 TURN_S = 1.0
 """Longest wait in seconds: a signal handler sets no event."""
+SERVE_S = 0.1
+"""Longest wait in seconds beside a statement: psycopg checks its socket as often."""
 PRINT_AGAIN_S = 0.05
 """Seconds until a reader that is too slow is tried again."""
 
@@ -43,13 +48,17 @@ class SlotLoop:
         self,
         served: Sequence[tuple[slot.Slot, executor_shape.Shape]],
         launcher: launcher_client.Launcher,
-        registered: registry.Registered,
+        registered: loaded_app.Registered,
         *,
         limits: executor_shape.Limits,
         metrics: hw_metrics.Sampler | None = None,
         models: slot_models.ExecutorModels | None = None,
+        ends_with_job: bool = False,
     ) -> None:
-        """`models`: the model of the one executor of a gpu worker, which uses its shape's card."""
+        """Wire the parts. Its length: an argument is a line, and so is each part.
+
+        `models`: the model of the one executor of a gpu worker, which uses its shape's card.
+        """
         self._limits = limits
         self._wakes = slot_wakes.Wakes()
         self._mux = multiplexer.Multiplexer(launcher)
@@ -79,9 +88,21 @@ class SlotLoop:
                     dedicated=self._dedicated,
                 )
             )
+        for each in self._queues:
+            each.records.meanwhile = self._serve
+        self._serves = True
+        """Whether executors get jobs while a statement runs."""
+        self._waits = False
+        """Whether it waits for sockets, or is about to, after what there is to do was found."""
+        self._served = False
+        """Whether executors got jobs so, and wake-ups were read that must still be acted on."""
+        self._failed: Exception | None = None
+        """What made that fail; it is raised after the statement."""
         self._connect_keeper()
         if models is not None:
             self._add_models(models, endings)
+        if ends_with_job:
+            endings.end_worker_by(self._leave, self.keeper.arm_exit)
         self._poll_at = self._retry_at = 0.0
         self._retry_s = 0.1
         self._logged = ""
@@ -129,6 +150,13 @@ class SlotLoop:
         """Claim no further job; safe in a signal handler."""
         self._stopping = True
 
+    def _leave(self, code: int) -> None:
+        """Let the worker end with this exit code, as soon as what has ended is recorded."""
+        if code:
+            self.keeper.end_with(code)
+            self.stop()
+            self._wakes.wake()
+
     def _kill(self, work: current_job.Work, now: bool) -> None:
         for each in self._queues:
             each.kill(work, now)
@@ -140,7 +168,7 @@ class SlotLoop:
         for each in self._queues:
             if queue in (None, each.who.queue):
                 each.mark()
-                if each.executors.idle:
+                if each.executors.idle and self._waits:
                     self._wakes.wake()
 
     def _on_full(self) -> None:
@@ -177,7 +205,9 @@ class SlotLoop:
             self._worked_at = time.monotonic()
             with service.Follow("worker-listen", listener, notified.on_wake):
                 while not self._is_over():
+                    self._waits = True
                     self._mux.select(self._timeout())
+                    self._waits = False
                     self._step()
         finally:
             self._close()
@@ -206,7 +236,8 @@ class SlotLoop:
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        if self._mux.unheard:
+        if self._mux.unheard or self._served:
+            self._served = False
             return 0.0
         if self._mux.unprinted:
             return PRINT_AGAIN_S
@@ -236,6 +267,24 @@ class SlotLoop:
             self._retry_s, self._logged = 0.1, ""
         except db.Error as error:
             self._retry_after(error, now)
+        if self._failed is not None:
+            raise self._failed
+
+    def _serve(self, fd: int) -> None:
+        """Run executors until a statement has its reply, which comes on this descriptor."""
+        if not self._serves or not any(each.runs.busy for each in self._queues):
+            return
+        self._served = True
+        try:
+            with self._mux.watching(fd) as readable:
+                began = time.monotonic()
+                while not readable and time.monotonic() - began < SERVE_S:
+                    self._mux.select(SERVE_S)
+                    if not self._stopping:
+                        for each in self._queues:
+                            each.start_meanwhile()
+        except (errors.QueueWorkflowsError, OSError) as error:
+            self._serves, self._failed = False, error
 
     def _retry_after(self, error: db.Error, now: float) -> None:
         # The message changes during one outage, from "closed" to "starting up".
@@ -249,6 +298,7 @@ class SlotLoop:
 
     def _close(self) -> None:
         """End the executors, and write what can still be written."""
+        self._serves = False
         self._mux.launcher.close()
         settled = [each.end() for each in self._queues]
         self.keeper.leave(settled=all(settled))

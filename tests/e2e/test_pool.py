@@ -17,6 +17,7 @@ import pytest
 
 from queue_workflows import claim_worker, config, errors, history, jobs, node_queue, workers
 from queue_workflows import db as engine
+from queue_workflows.worker import slot_ahead
 from tests.support import commands, invariants, rows_before_checks, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -197,7 +198,7 @@ def test_short_jobs_are_claimed_ahead_so_that_their_results_share_statements(
     until(lambda: ended(*ids))
     stopped(running)
     found = held(ONE)
-    assert LENGTHS[ONE] < found.most <= 2 * LENGTHS[ONE]
+    assert LENGTHS[ONE] < found.most <= (1 + slot_ahead.SEVERAL) * LENGTHS[ONE]
     assert found.transactions < len(ids) / 2
 
 

@@ -95,6 +95,22 @@ def test_a_failed_run_shows_the_apps_frames(cli: Commands, tmp_path: Path) -> No
     assert "in fail" in found["failed"][0]["traceback"]
 
 
+def test_the_end_counts_the_items_of_a_map_that_could_not_decide(
+    cli: Commands, tmp_path: Path
+) -> None:
+    done = cli.run(*RUN, "each", "--input", folder_of(tmp_path), **ONE)
+    assert done.process.returncode == 0, done.err
+    no_arm = "branch 'each[{0}]/arm': no arm for '{0}'; its arms are good: add one"
+    lines = done.out.splitlines()
+    at = lines.index("items of each: 1/3 done, 2 failed")
+    assert lines[at + 1].startswith(f"  bad: {no_arm.format('bad')}"), done.out
+    assert lines[at + 2].startswith(f"  worse: {no_arm.format('worse')}"), done.out
+    given = ("--json", "--input", folder_of(tmp_path))
+    (found,) = json.loads(cli.run(*RUN, "each", *given, **ONE).out)["maps"]
+    assert (found["node_id"], found["total"], found["done"], found["failed"]) == ("each", 3, 1, 2)
+    assert [item["key"] for item in found["items_failed"]] == ["bad", "worse"]
+
+
 def test_a_run_that_was_given_no_folder_has_one_of_its_own(cli: Commands, tmp_path: Path) -> None:
     run = ("queue-workflows", "run", "chain", "--app", TOYHOST, "--no-wait")
     run_id = cli.run(*run, "--input", folder_of(tmp_path)).out.strip()

@@ -27,7 +27,7 @@ PASSWORD = "canary77"
 NOWHERE = f"postgresql://someone:{PASSWORD}@127.0.0.1:1/none"
 
 
-class Box(NamedTuple):
+class Machine(NamedTuple):
     """Another machine: the words before a command there, its address, and the server's from it."""
 
     prefix: list[str]
@@ -43,13 +43,13 @@ def _ip(*words: str) -> bool:
         return False
 
 
-def _loopback() -> Box:
+def _loopback() -> Machine:
     assert "QW_TEST_NAMESPACES" not in os.environ, "no network namespace can be made"
-    return Box([], "127.0.0.1", "127.0.0.1", "")
+    return Machine([], "127.0.0.1", "127.0.0.1", "")
 
 
 @pytest.fixture
-def box() -> Generator[Box]:
+def machine() -> Generator[Machine]:
     """A network namespace with its own address; who may not make one is on the loopback.
 
     With QW_TEST_NAMESPACES set that is an error.
@@ -70,7 +70,7 @@ def box() -> Generator[Box]:
             and _ip(*inside, "link", "set", there, "up")
         )
         if made:
-            yield Box(["ip", "netns", "exec", name], f"{net}.2", f"{net}.1", name)
+            yield Machine(["ip", "netns", "exec", name], f"{net}.2", f"{net}.1", name)
         else:
             yield _loopback()
     finally:
@@ -84,11 +84,11 @@ def _which(program: str) -> str:
 
 
 @pytest.fixture
-def shared(reachable: Server, box: Box, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+def shared(reachable: Server, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
     """The DSN of a database with the schema, as the second machine writes it."""
     reachable.sql(f"CREATE ROLE letters LOGIN PASSWORD '{PASSWORD}'")
     reachable.sql("CREATE DATABASE fleet_test OWNER letters")
-    dsn = reachable.dsn("letters", PASSWORD, "fleet_test", box.server)
+    dsn = reachable.dsn("letters", PASSWORD, "fleet_test", machine.server)
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", dsn)
     engine.bootstrap()
     yield dsn
@@ -96,24 +96,24 @@ def shared(reachable: Server, box: Box, monkeypatch: pytest.MonkeyPatch) -> Gene
     reachable.sql("DROP DATABASE fleet_test WITH (FORCE)", "DROP ROLE letters")
 
 
-def at(box: Box, *words: str) -> list[str]:
+def at(machine: Machine, *words: str) -> list[str]:
     """A console script as the second machine runs it."""
-    if not box.prefix:
+    if not machine.prefix:
         return list(words)
-    return [_which(box.prefix[0]), *box.prefix[1:], commands.script(words[0]), *words[1:]]
+    return [_which(machine.prefix[0]), *machine.prefix[1:], commands.script(words[0]), *words[1:]]
 
 
 def test_a_worker_on_a_second_machine_works_over_tcp_with_a_password(
-    shared: str, box: Box, tmp_path: Path
+    shared: str, machine: Machine, tmp_path: Path
 ) -> None:
     toy_app.setup()
     env = {"QUEUE_WORKFLOWS_DB_URL": shared, "QUEUE_WORKFLOWS_HOST_LABEL": "box-2"}
     with commands.commands(**env) as cli:
-        looked = cli.run(*at(box, "queue-workflows", "connect", "--json"))
+        looked = cli.run(*at(machine, "queue-workflows", "connect", "--json"))
         assert looked.process.returncode == 0, looked.out
         assert "is an address" in json.loads(looked.out)["steps"][0]["text"]
         orchestrator = cli.start("queue-orchestrator", "--app", TOYHOST)
-        worker = cli.start(*at(box, "queue-claim-worker", "--queue=cpu", "--app", TOYHOST))
+        worker = cli.start(*at(machine, "queue-claim-worker", "--queue=cpu", "--app", TOYHOST))
         context = {"folder": str(tmp_path)}
         run = run_store.insert_run(workflow_name="chain", context=context)["id"]
         until(lambda: flow.status(run) == "completed", timeout_s=60)
@@ -123,7 +123,7 @@ def test_a_worker_on_a_second_machine_works_over_tcp_with_a_password(
                 "SELECT client_addr::text FROM pg_stat_activity WHERE client_addr IS NOT NULL"
                 " AND datname = current_database()"
             ).fetchall()
-        assert any(str(address).startswith(box.address) for (address,) in rows)
+        assert any(str(address).startswith(machine.address) for (address,) in rows)
         listed = cli.run("queue-workflows", "workers", "--json")
         seen = {(row["host_label"], row["queue"]): row["state"] for row in json.loads(listed.out)}
         assert seen[("box-2", "cpu")] in {"idle", "busy"}
@@ -134,35 +134,35 @@ def test_a_worker_on_a_second_machine_works_over_tcp_with_a_password(
             assert command.wait() == 0
 
 
-def test_connect_reports_that_its_machine_is_cut_off(shared: str, box: Box) -> None:
-    if box.namespace:
-        (device,) = [name for name in _devices(box) if name.startswith("qwb")]
-        assert _ip("netns", "exec", box.namespace, "ip", "link", "set", device, "down")
+def test_connect_reports_that_its_machine_is_cut_off(shared: str, machine: Machine) -> None:
+    if machine.namespace:
+        (device,) = [name for name in _devices(machine) if name.startswith("qwb")]
+        assert _ip("netns", "exec", machine.namespace, "ip", "link", "set", device, "down")
         dsn = shared
     else:
         with socket.create_server(("127.0.0.1", 0)) as closed:
             dsn = f"postgresql://u:{PASSWORD}@127.0.0.1:{closed.getsockname()[1]}/x"
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as cli:
-        done = cli.run(*at(box, "queue-workflows", "connect", "--timeout", "1", "--json"))
+        done = cli.run(*at(machine, "queue-workflows", "connect", "--timeout", "1", "--json"))
         assert done.process.returncode == 1
         assert json.loads(done.out)["failed"] == "port"
         assert PASSWORD not in done.out + done.err
 
 
-def _devices(box: Box) -> list[str]:
+def _devices(machine: Machine) -> list[str]:
     done = subprocess.run(
-        ["ip", "netns", "exec", box.namespace, "ip", "-json", "link"],
+        ["ip", "netns", "exec", machine.namespace, "ip", "-json", "link"],
         capture_output=True, check=True,
     )  # fmt: skip
     return [link["ifname"] for link in json.loads(done.stdout)]
 
 
-def test_a_wrong_password_gets_no_worker_in(shared: str, box: Box) -> None:
+def test_a_wrong_password_gets_no_worker_in(shared: str, machine: Machine) -> None:
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=shared.replace(PASSWORD, "wrong")) as cli:
-        done = cli.run(*at(box, "queue-workflows", "connect"))
+        done = cli.run(*at(machine, "queue-workflows", "connect"))
         assert done.process.returncode == 1
         assert "password authentication failed" in done.out
-        refused(cli.run(*at(box, "queue-workflows", "workers")))
+        refused(cli.run(*at(machine, "queue-workflows", "workers")))
 
 
 # --- health ------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def row(queue: str, age_s: float, **more: Any) -> dict[str, Any]:
     state = "idle" if age_s < 30 else "dead"
     death = "no heartbeat" if state == "dead" else None
     return {
-        "host_label": "box",
+        "host_label": "machine",
         "queue": queue,
         "age_s": age_s,
         "state": state,
@@ -200,15 +200,15 @@ def row(queue: str, age_s: float, **more: Any) -> dict[str, Any]:
 def test_health_reads_heartbeats(
     rows: list[dict[str, Any]], queues: list[str], expected: dict[str, str]
 ) -> None:
-    assert health.judge(rows, "box", queues, 60.0) == expected
+    assert health.judge(rows, "machine", queues, 60.0) == expected
 
 
 def test_health_is_an_exit_code(cli: Commands, db: Any) -> None:
-    probe = ("queue-workflows", "health", "--host", "box", "--queue", "cpu")
+    probe = ("queue-workflows", "health", "--host", "machine", "--queue", "cpu")
     none = cli.run(*probe)
     assert (none.process.returncode, none.out) == (1, "silent: cpu silent\n")
     with engine.connect() as conn:
-        values = {"worker_id": "w", "host_label": "box", "queue": "cpu", "pid": 1}
+        values = {"worker_id": "w", "host_label": "machine", "queue": "cpu", "pid": 1}
         factories.insert(conn, "workers", **values)
     alive = cli.run(*probe, "--json")
     assert alive.process.returncode == 0

@@ -606,7 +606,7 @@ def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) 
         (("--queue", "gpu", "--supervise", "--batch", "2"), "--batch, --async and several slots"),
         (("--queue", "work", "--slots", "0"), "must be positive"),
         (("--queue", "work", "--slots", "1", "--supervise", "--burst"), "without --supervise"),
-        (("--queue", "work", "--max-jobs", "2"), "with --slots"),
+        (("--queue", "work", "--batch", "2", "--max-jobs", "2"), "nor with --batch alone"),
         (("--queue", "cpu", "--batch", "5"), "more for nodes only with slots"),
         (("--queue", "work", "--slots", "2", "--batch", "0"), "must be positive"),
         (("--queue", "work", "--slots", "2", "--batch", "5", "--async"), "leave one out"),

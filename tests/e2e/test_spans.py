@@ -77,7 +77,7 @@ def test_a_worker_that_was_killed_with_its_job_leaves_a_span(
     spans, _ = received
     exporting(cli)
     cli.start("queue-orchestrator", "--app", APP)
-    doomed = worker(cli)
+    doomed = worker(cli, "--inline")
     job_id = jobs.enqueue("dies", queue=collector.QUEUE, args={"token": "x"})
     assert doomed.wait() == -signal.SIGKILL
     until(lambda: spans.of(job_id), timeout_s=60.0)

@@ -23,7 +23,7 @@ APP = "tests.support.stream_app:setup"
 POOL = ("--workers", '[{"queue": "work", "concurrency": 4}]')
 EXECUTORS = {
     "executors": ("--slots", "2"), "async executor": ("--slots", "4", "--async"),
-    "pool": POOL, "inline": (), "batch": ("--batch", "4"),
+    "pool": POOL, "inline": ("--inline",), "batch": ("--batch", "4"),
 }  # fmt: skip
 COUNT = 2500
 """More parts than a batch has."""
@@ -85,7 +85,7 @@ def test_a_handler_in_the_process_of_its_worker_streams(cli: Commands, tmp_path:
         assert [part.value for part in streams.follow(job_id)] == [*range(COUNT)]
 
 
-@pytest.mark.parametrize("shape", [("--slots", "1"), ()], ids=["executor", "inline"])
+@pytest.mark.parametrize("shape", [("--slots", "1"), ("--inline",)], ids=["executor", "inline"])
 def test_a_reader_sees_a_reset_mark_and_the_second_attempt_after_a_kill(
     cli: Commands, tmp_path: Path, shape: tuple[str, ...]
 ) -> None:

@@ -27,12 +27,15 @@ POOL = ("--workers", '[{"queue": "work", "concurrency": 2}]')
 BATCH = (*QUEUE, "--batch", "3")
 WAYS = {
     "plain": (*SERVE, *QUEUE),
+    "inline": (*SERVE, *QUEUE, "--inline"),
     "batch": (*SERVE, *BATCH),
     "pool": (*SERVE, *POOL),
     "supervised": (*SERVE, *QUEUE, "--supervise"),
 }
 GOES_ON = ("pool", "supervised")
 """Their executor is killed, and the worker goes on."""
+INLINE = ("inline", "batch")
+"""Their handlers run in the worker's process."""
 SHORT_EXIT = ("--app", "tests.support.hanging_app:setup_with_short_exit")
 STOPS_AT_ONCE = ("--shutdown-timeout", "0.2", "--lease-seconds", "60")
 """So that the stop comes before the end of the lease, which would end the worker too."""
@@ -165,7 +168,7 @@ def test_three_outages_longer_than_the_lease_charge_a_job_no_crash(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("way", ["plain", "batch", "pool"])
+@pytest.mark.parametrize("way", ["plain", "inline", "batch", "pool"])
 def test_a_result_that_a_stall_kept_from_being_written_costs_no_crash(
     cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str
 ) -> None:
@@ -212,7 +215,7 @@ def test_a_result_of_a_batch_that_a_stall_held_up_costs_no_crash_if_the_worker_i
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("way", ["plain", "batch", "pool", "supervised"])
+@pytest.mark.parametrize("way", ["plain", "inline", "batch", "pool", "supervised"])
 def test_a_claim_that_was_under_way_during_a_stall_is_handed_back_and_made_again(
     cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str
 ) -> None:
@@ -249,7 +252,7 @@ def test_a_worker_that_goes_on_needs_no_note(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("app", [APP, SHORT_EXIT], ids=["in time", "ended by the kill timer"])
-@pytest.mark.parametrize("way", ["plain", "batch", "pool"])
+@pytest.mark.parametrize("way", ["plain", "inline", "batch", "pool"])
 def test_a_stop_while_the_database_is_away_charges_nothing(
     cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str,
     app: tuple[str, ...],
@@ -267,7 +270,7 @@ def test_a_stop_while_the_database_is_away_charges_nothing(
     worker.runs[-1].send(signal.SIGTERM)
     assert worker.runs[-1].wait(30) == 0, worker.err
     wire.thaw()
-    if way != "pool":  # what it sent to hand the job back arrives now
+    if way in INLINE:  # what it sent to hand the job back arrives now
         until(lambda: row_of(job_id)["crash_count"] == 1)
     worker.start()
     until(lambda: len(starts(folder)) == 2, timeout_s=30)
@@ -275,7 +278,7 @@ def test_a_stop_while_the_database_is_away_charges_nothing(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("way", ["plain", "batch", "pool"])
+@pytest.mark.parametrize("way", ["plain", "inline", "batch", "pool"])
 def test_a_stop_that_handed_its_jobs_back_leaves_no_note(
     cli: Commands, db: object, state: dict[str, str], tmp_path: Path, way: str
 ) -> None:
@@ -290,7 +293,7 @@ def test_a_stop_that_handed_its_jobs_back_leaves_no_note(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("way", ["plain", "batch", "pool"])
+@pytest.mark.parametrize("way", ["plain", "inline", "batch", "pool"])
 def test_a_claim_without_a_reply_is_handed_back_after_a_stop(
     cli: Commands, wire: proxy.Proxy, state: dict[str, str], way: str
 ) -> None:
@@ -333,7 +336,7 @@ def test_a_parent_charges_nothing_for_a_child_stopped_while_the_database_is_away
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("way", ["plain", "supervised"])
+@pytest.mark.parametrize("way", ["plain", "inline", "supervised"])
 def test_a_handler_that_kills_its_worker_is_poison_at_the_bound(
     cli: Commands, db: object, state: dict[str, str], tmp_path: Path, way: str
 ) -> None:
@@ -344,7 +347,7 @@ def test_a_handler_that_kills_its_worker_is_poison_at_the_bound(
     worker = Worker(cli, WAYS[way], **state)
     for start in range(1, STALLS + 1):
         until(lambda: len(starts(folder)) == start, timeout_s=30)  # noqa: B023  waited for
-        if way == "plain":
+        if way == "inline":
             assert worker.runs[-1].wait(20) == -signal.SIGKILL, worker.err
             worker.start()
     until(lambda: row_of(job_id)["status"] == "failed", timeout_s=30)
@@ -361,7 +364,7 @@ def test_a_handler_that_keeps_the_gil_past_its_lease_is_charged(
     until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
     folder = tmp_path / "job"
     job_id = enqueued(folder, "hog")
-    worker = Worker(cli, WAYS["plain"], **state)
+    worker = Worker(cli, WAYS["inline"], **state)
     assert worker.runs[-1].wait(30) == 77, worker.err
     until(lambda: row_of(job_id)["crash_count"] == 1)
     (folder / "started").unlink()
@@ -379,7 +382,7 @@ def test_a_worker_killed_while_the_database_is_away_has_left_no_excuse(
     folder = tmp_path / "job"
     job_id = enqueued(folder, "lingers_thrice")
     behind = {**state, "QUEUE_WORKFLOWS_DB_URL": wire.dsn}
-    worker = Worker(cli, WAYS["plain"], **behind)
+    worker = Worker(cli, WAYS["inline"], **behind)
     until(lambda: len(starts(folder)) == 1, timeout_s=30)
     wire.freeze()
     os.kill(starts(folder)[0], signal.SIGKILL)

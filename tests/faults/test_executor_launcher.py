@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, errors, model_cache, model_registry
-from queue_workflows.executor import launcher_client, protocol, registry
+from queue_workflows.executor import launcher_client, loaded_app, protocol
 from queue_workflows.runtime import clock
 from tests.support import executor_app, executors
 from tests.support.wait import until
@@ -61,7 +61,7 @@ def test_the_worker_learns_what_the_app_registered(monkeypatch: pytest.MonkeyPat
     assert (found.knows_nodes, found.needs_rows, found.announces) == (True, True, True)
     assert found.models == {"m": 2.0}
     assert not config.get_config().ingest_task_map
-    registry.apply(found)
+    loaded_app.apply(found)
     assert os.environ["OWN_URL"] == "postgresql:///x"
     assert "GIVEN_BEFORE" not in os.environ
     assert config.database_url() == "postgresql:///x"
@@ -70,7 +70,7 @@ def test_the_worker_learns_what_the_app_registered(monkeypatch: pytest.MonkeyPat
     os.environ.pop("OWN_URL")
 
 
-def loaded(launcher: launcher_client.Launcher, *, late: bool) -> registry.Registered:
+def loaded(launcher: launcher_client.Launcher, *, late: bool) -> loaded_app.Registered:
     if not late:
         return launcher.wait_loaded(60)
     with executors.forked(launcher) as worker:

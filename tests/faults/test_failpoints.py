@@ -37,6 +37,7 @@ QUICK = {
 }
 WORKER = ("queue-claim-worker", "--queue", "cpu")
 NOTES = ("queue-claim-worker", "--queue", failpoints.QUEUE)
+INLINE = ("--inline",)
 SIDE_BY_SIDE = 3
 POOL = (
     "queue-claim-worker",
@@ -132,9 +133,15 @@ BEFORE = ("before",)
 state of the rows. What a handler does between the two is tried by the sweeps of plain runs."""
 SWEEPS = {
     "worker": Sweep(
-        WORKER, MAIN, workloads.Runs, ORCHESTRATOR, places=(*WORKING, "park", "drain._batch")
+        (*WORKER, *INLINE),
+        MAIN,
+        workloads.Runs,
+        ORCHESTRATOR,
+        places=(*WORKING, "park", "drain._batch"),
     ),
-    "hooked-worker": Sweep(WORKER, "", workloads.ShortRuns, ORCHESTRATOR, HOOKS, WORKING),
+    "hooked-worker": Sweep(
+        (*WORKER, *INLINE), "", workloads.ShortRuns, ORCHESTRATOR, HOOKS, WORKING
+    ),
     "orchestrator": Sweep(
         ORCHESTRATOR, "dispatch", workloads.Runs, WORKER, {}, DISPATCHING, BEFORE
     ),
@@ -142,7 +149,13 @@ SWEEPS = {
         ORCHESTRATOR, "", workloads.ShortRuns, WORKER, HOOKS, (*DISPATCHING, "_learn_without_lock")
     ),
     "growing-worker": Sweep(
-        WORKER, MAIN, growing_runs.Growing, ORCHESTRATOR, {}, ("worker.claimer.claim",), BEFORE
+        WORKER,
+        MAIN,
+        growing_runs.Growing,
+        ORCHESTRATOR,
+        {},
+        ("slot_records._record_and_claim",),
+        BEFORE,
     ),
     "growing-orchestrator": Sweep(
         ORCHESTRATOR, "dispatch", growing_runs.Growing, WORKER, {}, ("starts._start",), BEFORE
@@ -154,12 +167,30 @@ SWEEPS = {
         ORCHESTRATOR, "dispatch", workloads.MapRuns, WORKER, HOOKS, ("advance.advance",), BEFORE
     ),
     "mapped-runs-worker": Sweep(
-        WORKER, MAIN, growing_runs.MappedRuns, ORCHESTRATOR, {}, ("worker.claimer.claim",), BEFORE
+        WORKER,
+        MAIN,
+        growing_runs.MappedRuns,
+        ORCHESTRATOR,
+        {},
+        ("slot_records._record_and_claim",),
+        BEFORE,
     ),
     "mapped-runs-orchestrator": Sweep(
         ORCHESTRATOR, "dispatch", growing_runs.MappedRuns, WORKER, {}, ("starts._start",), BEFORE
     ),
-    "ingest": Sweep(NOTES, MAIN, workloads.Notes, places=WORKING),
+    "deciding-map-worker": Sweep(
+        WORKER,
+        MAIN,
+        growing_runs.Deciding,
+        ORCHESTRATOR,
+        {},
+        ("slot_records._record_and_claim",),
+        BEFORE,
+    ),
+    "deciding-map-orchestrator": Sweep(
+        ORCHESTRATOR, "dispatch", growing_runs.Deciding, WORKER, HOOKS, ("advance.advance",), BEFORE
+    ),
+    "ingest": Sweep((*NOTES, *INLINE), MAIN, workloads.Notes, places=WORKING),
     "steps": Sweep(
         NOTES, MAIN, workloads.Stepped, places=("job_steps.answer", "events.suspend", WORKING[0])
     ),
@@ -204,8 +235,8 @@ def past(world: World, sweep: Sweep, point: Point) -> list[Role]:
         roles.append(world.start(*sweep.role, **env))
         until(work.is_over, timeout_s=60, every_s=LOOK_S)
         assert roles[-1].stop() in ENDED_WELL, roles[-1].log
-    # One batch that runs, and one that is being recorded. A pool runs no handler itself.
-    held = 2 * workloads.BATCH if "--batch" in sweep.role else int("--queue" in sweep.role)
+    # One batch that runs, and one that is being recorded. Only such handlers die with their worker.
+    held = 2 * workloads.BATCH if "--batch" in sweep.role else int("--inline" in sweep.role)
     crashes = sum(job.crash_count for job in work.judge(world.folder))
     assert crashes <= (held if died else 0)
     return roles
@@ -256,7 +287,7 @@ def test_the_installed_script_dies_there_too(cli: Commands, world: World) -> Non
     point = Point(2, "before", MAIN)
     env = work.submit() | QUICK
     env |= {failpoints.AT: point.text, failpoints.FOLDER: str(world.folder)}
-    script = cli.start(*NOTES, "--app", failpoints.APP, **env)
+    script = cli.start(*NOTES, *INLINE, "--app", failpoints.APP, **env)
     assert script.wait() == -SIGKILL, script.err
     recover_claims(script.process.pid)
     world.start(*NOTES)

@@ -15,6 +15,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import run_store
+from queue_workflows.worker import renewal_failures
 from tests.support import dangerous_app, factories, flow, proxy, toy_app
 from tests.support.commands import Command, Commands
 from tests.support.dangerous_app import enqueue, job
@@ -79,9 +80,10 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
     stopped = worker(cli, *short, **label)
     held = enqueue("note", tmp_path, wait=True)
     until(lambda: toy_app.pids(tmp_path, "note"), timeout_s=30)
-    sibling = worker(cli, *short, **label)
+    worker(cli, *short, **label)
     lost = job(held)
     stopped.send(signal.SIGSTOP)
+    since = time.monotonic()
     try:
         # The sibling beats under the same label all the while, and that keeps no lease alive.
         until(lambda: len(toy_app.pids(tmp_path, "note")) == 2, timeout_s=30)
@@ -89,6 +91,8 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
         assert (taken["status"], taken["claim_no"]) == ("running", lost["claim_no"] + 1)
         assert taken["claimed_by"] == lost["claimed_by"] == "box"
         assert taken["worker_id"] != lost["worker_id"]
+        # A shorter stall is no reason to charge the job.
+        until(lambda: time.monotonic() - since > renewal_failures.STARVED_S + 0.5)
     finally:
         stopped.send(signal.SIGCONT)
     assert stopped.wait(30) == 77, stopped.err
@@ -100,7 +104,7 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
         conn, "SELECT worker_id FROM ingest_job_events WHERE event_type = 'completed'"
     )
     assert finished == [taken["worker_id"]]
-    assert toy_app.pids(tmp_path, "note") == [stopped.process.pid, sibling.process.pid]
+    assert len({*toy_app.pids(tmp_path, "note")}) == 2
 
 
 # --- O7 -----------------------------------------------------------------------------------------

@@ -62,8 +62,8 @@ def test_both_commands_read_the_row_and_name_it(
     owner = put(conn, table, column, value)
     checks = (doctor._outbox, doctor._runs, doctor._bad_rows, doctor._leases, doctor._queues)
     found = [finding for check in checks for finding in check(conn)]
-    assert {law["state"] for law in audit.collect(conn, None)} <= {"ok", "broken", "elsewhere"}
-    assert {law["state"] for law in audit.collect(conn, 3600.0)} <= {"ok", "broken", "elsewhere"}
+    assert {each["state"] for each in audit.collect(conn, None)} <= {"ok", "broken", "elsewhere"}
+    assert {each["state"] for each in audit.collect(conn, 3600.0)} <= {"ok", "broken", "elsewhere"}
     named = [each for each in found if each.check == "bad rows" and owner in each.text]
     wrong_shape = column == "definition" and value != DEEP
     if column not in HARMLESS and not wrong_shape:

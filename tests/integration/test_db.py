@@ -508,3 +508,42 @@ def test_only_a_definite_answer_ends_the_wait_early(
 
 def test_a_server_that_is_there_is_reachable_at_once(db: ModuleType) -> None:
     assert db.wait_until_reachable(pause=lambda _: pytest.fail("it waited")) is True
+
+
+# --- something else while a statement runs ------------------------------------------------------
+
+
+def test_a_thread_may_do_something_else_while_a_statement_runs(db: ModuleType) -> None:
+    kept = db.DedicatedConnection()
+    found: list[int] = []
+
+    def meanwhile(fd: int) -> None:
+        found.append(fd)
+        with pytest.raises(db.StatementRuns):
+            kept.get()
+
+    with kept.serving(meanwhile):
+        row = kept.get().execute("SELECT pg_sleep(0.05), 7 AS n").fetchone()
+        assert row["n"] == 7
+        assert set(found) == {kept.get().fileno()}
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            kept.get().execute("SELECT 1 / 0 FROM pg_sleep(0.05)")
+        assert kept.get().execute("SELECT 8 AS n").fetchone() == {"n": 8}
+    calls = len(found)
+    kept.get().execute("SELECT pg_sleep(0.05)")
+    assert len(found) == calls
+    kept.close()
+
+
+def test_a_connection_that_is_lost_meanwhile_is_an_error(db: ModuleType) -> None:
+    kept = db.DedicatedConnection()
+    pid = kept.get().info.backend_pid
+
+    def meanwhile(_: int) -> None:
+        with db.connect() as other:
+            other.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+    with kept.serving(meanwhile), pytest.raises(db.OperationalError):
+        kept.get().execute("SELECT pg_sleep(10)")
+    assert kept.get().execute("SELECT 1 AS n").fetchone() == {"n": 1}
+    kept.close()

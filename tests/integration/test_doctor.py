@@ -15,7 +15,7 @@ from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
 from queue_workflows.cli import doctor, server_checks, table_checks
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding
-from queue_workflows.engine import failure_alerts, lock_queues
+from queue_workflows.engine import failure_alerts, unserved_jobs
 from tests.support import database, factories, reused_backends
 from tests.support.proxy import Proxy
 from tests.support.wait import until
@@ -426,7 +426,7 @@ def test_lock_keys_that_passed_over_a_queue_without_a_worker(db: ModuleType) -> 
     with engine.connect() as conn:
         for queue in ("bin", "mail"):
             factories.ingest(conn, queue=queue, lock_key="k")
-        lock_queues.block_unserved(conn, lock_queues.served(conn, 30))
+        unserved_jobs.block_unserved(conn, unserved_jobs.served(conn, 30))
     (row,) = [finding for finding in doctor.examine() if finding.check == "lock keys"]
     assert row.level == WARNING
     assert row.text == (

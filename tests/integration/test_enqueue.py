@@ -84,8 +84,8 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_an_option_reaches_the_row(conn: Any, name: str) -> None:
     given, expected = OPTIONS[name]
-    for door in (enqueue, lambda **one: enqueue_many([one, {}])[0]):
-        row = get(door(**{name: given}))
+    for call in (enqueue, lambda **one: enqueue_many([one, {}])[0]):
+        row = get(call(**{name: given}))
         assert {column: row[column] for column in expected} == expected
         conn.execute("DELETE FROM ingest_jobs")
 
@@ -146,9 +146,9 @@ def test_what_cannot_be_is_refused_before_any_write(conn: Any, name: str) -> Non
     if name not in WRONG:
         wrong += [{"idempotency_key": "k", name: bad} for bad in (-1, float("nan"), 4e7, "1", True)]
     for each in wrong:
-        for door in (enqueue, lambda **one: enqueue_many([{}, one])):
+        for call in (enqueue, lambda **one: enqueue_many([{}, one])):
             with pytest.raises(ValueError) as caught:
-                door(**each)
+                call(**each)
             assert isinstance(caught.value, (errors.InvalidJob, errors.InvalidPayload)), each
     assert count(conn) == 0
 
@@ -455,13 +455,13 @@ def test_options_missing_in_the_call_are_those_of_the_task(conn: Any) -> None:
     queue_workflows.register_ingest_task(
         "named", lambda: None, queue="fetch", priority=7, lock_key="one"
     )
-    doors: list[JobId] = [
+    job_ids: list[JobId] = [
         jobs_api.enqueue(task_name="named"),
         *jobs_api.enqueue_many(task_name="named", args=[{}]),
         *jobs_api.enqueue_many([{"task_name": "named"}]),
         asyncio.run(jobs_api.enqueue_async(task_name="named")),
     ]
-    for job_id in doors:
+    for job_id in job_ids:
         row = get(job_id)
         assert (row["queue"], row["priority"], row["lock_key"]) == ("fetch", 7, "one")
     other = jobs_api.enqueue(task_name="named", queue="maintenance", priority=1, lock_key="two")
@@ -479,13 +479,13 @@ def test_a_list_of_what_are_no_jobs_is_refused(conn: Any) -> None:
 
 
 def test_a_job_of_no_queue_is_refused(conn: Any) -> None:
-    for door in (
+    for call in (
         lambda: jobs_api.enqueue(task_name="t"),
         lambda: jobs_api.enqueue_many(task_name="t", args=[{}]),
         lambda: jobs_api.enqueue_many([{"task_name": "t"}]),
     ):
         with pytest.raises(errors.InvalidJob, match="no queue is named"):
-            door()
+            call()
     with pytest.raises(errors.UnknownTask):
         jobs_api.enqueue(task_name="nobody knows it")
     assert count(conn) == 0
@@ -495,7 +495,7 @@ def test_args_that_a_task_does_not_take_are_refused_before_any_write(conn: Any) 
     def typed(*, day: datetime.date) -> None: ...
 
     queue_workflows.register_ingest_task("typed", typed, queue="fetch")
-    for door in (
+    for call in (
         lambda: jobs_api.enqueue(task_name="typed", args={"day": "soon"}),
         lambda: jobs_api.enqueue(task_name="typed"),
         lambda: jobs_api.enqueue_many(
@@ -505,7 +505,7 @@ def test_args_that_a_task_does_not_take_are_refused_before_any_write(conn: Any) 
         lambda: asyncio.run(jobs_api.enqueue_async(task_name="typed", args={"day": "soon"})),
     ):
         with pytest.raises(errors.ArgsRefused, match="day"):
-            door()
+            call()
     assert count(conn) == 0
     job_id = jobs_api.enqueue(task_name="typed", args={"day": "2026-03-01"})
     assert get(job_id)["args"] == {"day": "2026-03-01"}
@@ -521,12 +521,12 @@ def test_each_of_many_args_is_checked_and_named(conn: Any) -> None:
     assert jobs_api.enqueue_many(task_name="typed", args=[]) == []
     bad: list[dict[str, Any]] = [good[0], {"day": "soon"}]
     many: list[Any] = [{"args": args} for args in bad]
-    for door in (
+    for call in (
         lambda: jobs_api.enqueue_many(task_name="typed", args=bad),
         lambda: jobs_api.enqueue_many(many, task_name="typed"),
     ):
         with pytest.raises(errors.ArgsRefused, match="job 1: args of task 'typed': 'day': date"):
-            door()
+            call()
     assert count(conn) == 2
 
 

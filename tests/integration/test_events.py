@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Generator
@@ -134,6 +135,20 @@ def test_an_event_after_the_time_limit_still_counts_if_the_job_has_not_run(
     events.send("approved", value=7)
     due_now(conn)
     run(conn)
+    assert job(conn)["result"] == {"result": 7}
+
+
+def test_an_event_is_sent_from_an_event_loop(conn: engine.Connection, dsn: str) -> None:
+    async def sent() -> list[bool]:
+        async with await psycopg.AsyncConnection.connect(dsn) as own:
+            mine = [await events.send_async("approved", key="own", value=1, conn=own)]
+        return [*mine, *[await events.send_async("approved", value=7) for _ in range(2)]]
+
+    assert asyncio.run(sent()) == [True, True, False]
+    found = {(row["key"], row["value"]) for row in events.list("approved")}
+    assert found == {("own", "1"), ("", "7")}
+    queued(conn, lambda reason: steps.wait_for_event("approved"))
+    assert run(conn) == "completed"
     assert job(conn)["result"] == {"result": 7}
 
 

@@ -46,7 +46,7 @@ def setup():
     }))
     sys.exit(7)
 """
-ARGV = ("queue-claim-worker", "--queue", "a b", "--app", "probe:setup")
+ARGV = ("queue-claim-worker", "--queue", "a b", "--inline", "--app", "probe:setup")
 NEW = {"PYTHONUTF8": "0"}
 """What a process reads when it starts, and so cannot be forked."""
 

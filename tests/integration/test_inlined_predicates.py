@@ -1,4 +1,4 @@
-"""The SQL functions that name a rule, `queue_workflows_is_...`, cost no call: they are inlined."""
+"""The SQL functions that name a rule, such as `queue_workflows_is_...`, cost no call: inlined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from queue_workflows import sql
 from queue_workflows.db import statements
 
-_CALL = b"queue_workflows_is_"
+_CALLS = (b"queue_workflows_is_", b"queue_workflows_prunable_run")
 # Values that no condition becomes false of, which would take the rule out of the plan.
 _GIVEN: dict[str, Any] = {
     "days": 1.0, "first": "(0,0)", "end": "(1,0)", "ids": ["x"], "aside": ["x"], "limit": 1,
@@ -27,6 +27,7 @@ _SIGNS = {
     "is_past_retention": "now()",
     "is_terminal_job": "'{completed,failed,cancelled,skipped}'",
     "is_terminal_run": "'{completed,failed,cancelled}'",
+    "prunable_run": "workflow_dispatch_events e",
 }
 """What the plan shows of a rule. An index on claimable jobs leaves nothing of `is_claimable`."""
 _SELECTS = {
@@ -37,6 +38,7 @@ _SELECTS = {
     "is_paused": "queue_settings s WHERE {}(s.paused_at, s.paused_until)",
     "is_terminal_job": "workflow_node_jobs j WHERE {}(j.status)",
     "is_terminal_run": "workflow_runs r WHERE {}(r.status)",
+    "prunable_run": "workflow_runs r CROSS JOIN {}(r.id, r.status, r.finished_at, 1.0)",
 }
 
 
@@ -50,9 +52,13 @@ def _texts() -> dict[str, bytes]:
     for path in sorted(sql.QUERIES.glob("*.sql")):
         for name, one in statements.parse(path.read_text("utf-8"), path.name).items():
             for text in [one.text] if one.text else (one.texts or {}).values():
-                if _CALL in text:
+                if any(call in text for call in _CALLS):
                     found[f"{path.stem}.{name}"] = text
     return found
+
+
+def _called(plan: str) -> list[str]:
+    return [call.decode() for call in _CALLS if call.decode() in plan]
 
 
 def _plan(db: ModuleType, text: bytes) -> str:
@@ -66,7 +72,7 @@ def _plan(db: ModuleType, text: bytes) -> str:
 def test_no_plan_of_a_statement_calls_one(db: ModuleType, name: str) -> None:
     text = _texts()[name]
     plan = _plan(db, text)
-    assert _CALL.decode() not in plan
+    assert _called(plan) == []
     if name.startswith("queues.pause_"):  # EXPLAIN does not show what ON CONFLICT sets.
         return
     signs = [sign for rule, sign in _SIGNS.items() if f"queue_workflows_{rule}(".encode() in text]
@@ -81,8 +87,22 @@ def test_each_is_inlined_where_it_selects_rows(db: ModuleType) -> None:
             " AND starts_with(proname, 'queue_workflows_is_')"
         ).fetchall()
     named = {row["rule"] for row in rules} - {"is_systemic", "is_about_data"}
-    assert named == set(_SELECTS)
+    assert named | {"prunable_run"} == set(_SELECTS)
     for rule, rest in _SELECTS.items():
         plan = _plan(db, f"SELECT FROM {rest.format('queue_workflows_' + rule)}".encode())
-        assert _CALL.decode() not in plan, rule
+        assert _called(plan) == [], rule
         assert _SIGNS.get(rule, "Index") in plan, (rule, plan)
+
+
+def test_one_function_names_the_runs_that_retention_may_delete(db: ModuleType) -> None:
+    parsed = statements.parse((sql.QUERIES / "retention.sql").read_text("utf-8"), "retention.sql")
+    of_runs = {
+        name: one.text for name, one in parsed.items() if b" workflow_runs r" in (one.text or b"")
+    }
+    assert set(of_runs) == {"delete_runs", "find_runs", "delete_runs_by_id", "count_runs"}
+    for name, text in of_runs.items():
+        assert text is not None
+        assert (text.count(b"queue_workflows_prunable_run("), text.count(b"EXISTS")) == (1, 0), name
+        plan = _plan(db, text)
+        assert ("Function Scan" in plan, "Join" in plan) == (False, False), name
+        assert "workflow_node_jobs n" in plan, name

@@ -175,12 +175,12 @@ def test_one_id_is_an_id_and_not_its_letters(conn: Any, some: None) -> None:
     assert [each["id"] for each in jobs.delete_many("later")] == ["later"]
 
 
-@pytest.mark.parametrize("door", [jobs.retry_many, jobs.cancel_many, jobs.delete_many])
-def test_an_invalid_id_is_unknown_or_refused(conn: Any, some: None, door: Any) -> None:
-    assert [each["outcome"] for each in door(["a\x00", "\ud800"])] == ["unknown"] * 2
+@pytest.mark.parametrize("change", [jobs.retry_many, jobs.cancel_many, jobs.delete_many])
+def test_an_invalid_id_is_unknown_or_refused(conn: Any, some: None, change: Any) -> None:
+    assert [each["outcome"] for each in change(["a\x00", "\ud800"])] == ["unknown"] * 2
     assert jobs.list(queue="a\x00") == jobs.list(key="\ud800") == []
     with pytest.raises(errors.InvalidConfig, match="an id is a text"):
-        door([5])
+        change([5])
 
 
 @pytest.mark.parametrize("far", ["infinity", "-infinity"])

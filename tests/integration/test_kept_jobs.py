@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Generator
 from types import ModuleType
 from typing import Any
@@ -447,9 +448,11 @@ def test_a_row_that_claims_to_be_kept_holds_up_nobody(
     conn: engine.Connection, table: job_tables.JobTable
 ) -> None:
     far = "9999-12-30+00"
-    kept: dict[str, Any] = {"resume_host": "a", "resume_at": "2000-01-01+00", "resume_until": far}
-    at_once = queued(conn, table, **kept)
-    delayed = queued(conn, table, **kept, available_at=far)
+    at_once, delayed = queued(conn, table), queued(conn, table, available_at=far)
+    conn.execute(
+        f"UPDATE {table.name} SET resume_host = 'a', resume_at = '2000-01-01+00',"
+        f" resume_until = '{far}'".encode()
+    )
     own = queued(conn, table)
     waits(conn, at("b", table), table)  # the first one, which counts as any other
     assert claimed(conn, at("b", table), table, count=5, promote=True) == [own]
@@ -465,6 +468,62 @@ def test_a_row_that_claims_to_be_kept_holds_up_nobody(
     row = job(conn, table, at_once)
     assert (row["available_at"] - row["resume_at"]).total_seconds() == 86400
     assert set(claimed(conn, at("a", table), table, count=5)) == {delayed}
+
+
+INSERTS = """
+SET ROLE {role};
+INSERT INTO {table} ({columns}, queue, lock_key, priority, available_at, resume_host, resume_at,
+                     resume_until)
+SELECT {values}, '{queue}', CASE WHEN i % 2 = 0 THEN 'k' || i END, 32767,
+       now() + interval '1 hour', 'a', '2000-01-01+00', now() + interval '1 hour'
+  FROM generate_series(1, 300) i;
+RESET ROLE
+"""
+
+
+@BOTH
+def test_who_may_insert_jobs_keeps_none_of_a_host_from_resuming(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    job_id = queued(conn, table)
+    row = waits(conn, at("a", table), table)
+    passes(conn, table)
+    columns, values = "task_name", "'t'"
+    if table is NODES:
+        columns, values = "run_id, node_id, node_module", f"'{row['run_id']}', 'n' || i, 'm'"
+    role, queue = f"kept_guest_{secrets.token_hex(4)}", at("a", table).queue
+    with conn.transaction(force_rollback=True):
+        conn.execute(
+            f"CREATE ROLE {role}; GRANT INSERT ON {table.name} TO {role};"
+            f" GRANT USAGE ON SEQUENCE {table.name}_seq_seq TO {role}".encode()
+        )
+        conn.execute(
+            INSERTS.format(
+                role=role, table=table.name, columns=columns, values=values, queue=queue
+            ).encode()
+        )
+        stored = (
+            f"SELECT count(*) FROM {table.name}"
+            " WHERE num_nonnulls(resume_host, resume_at, resume_until) > 0"
+        )
+        assert factories.one(conn, stored) == 1
+        assert claimed(conn, at("a", table), table, promote=True) == [job_id]
+
+
+@BOTH
+def test_jobs_that_get_a_lock_key_while_kept_hide_no_other(
+    conn: engine.Connection, table: job_tables.JobTable
+) -> None:
+    ids = [queued(conn, table) for _ in range(101)]
+    for _ in ids:
+        waits(conn, at("a", table), table)
+    passes(conn, table)
+    conn.execute(
+        f"UPDATE {table.name} SET lock_key = 'k', resume_at = resume_at - interval '1 hour'"
+        " WHERE id <> %s".encode(),
+        (ids[-1],),
+    )
+    assert claimed(conn, at("a", table), table, promote=True) == [ids[-1]]
 
 
 @BOTH

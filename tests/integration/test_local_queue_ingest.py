@@ -136,6 +136,17 @@ def test_a_job_that_comes_later_starts_at_once(
     until(lambda: row_of(conn, job_id)["status"] == "completed")
 
 
+def test_a_delayed_job_starts_when_it_is_due(
+    conn: engine.Connection, started: Any, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "600")
+    handlers.go.set()
+    (job_id,) = enqueue()
+    conn.execute(b"UPDATE ingest_jobs SET available_at = now() + interval '2 seconds'")
+    started(fetch_every_s=1000.0)
+    until(lambda: row_of(conn, job_id)["status"] == "completed")
+
+
 def engine_listens(conn: engine.Connection) -> bool:
     return bool(conn.execute("SELECT 1 FROM workers WHERE state = 'idle'").fetchone())
 
@@ -347,12 +358,19 @@ def test_stop_hands_back_what_waits_and_what_does_not_end(
 
 
 def test_stop_waits_for_a_job_that_ends_in_time(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: engine.Connection, started: Any, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job_id,) = enqueue()
     manager = started(workers=1)
     until(lambda: handlers.began == [job_id])
-    threading.Timer(0.2, handlers.go.set).start()
+    close = manager.queue.close
+
+    def close_and_let_it_end() -> Any:
+        left = close()
+        handlers.go.set()
+        return left
+
+    monkeypatch.setattr(manager.queue, "close", close_and_let_it_end)
     assert manager.stop(30) is True
     assert row_of(conn, job_id)["status"] == "completed"
 

@@ -10,6 +10,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import node_queue, runs
+from queue_workflows.dag import items
 from queue_workflows.dispatch import drain, run_cache
 from queue_workflows.engine import maps
 from tests.support import factories, flow, invariants
@@ -34,7 +35,8 @@ def host(db: ModuleType) -> Iterator[flow.Flow]:
 def opened(host: flow.Flow, body: list[Any], count: int, **more: Any) -> str:
     """Return a run whose map `m` over 0, 1, 2 ... has opened its first two items."""
     mapped = {"id": "m", "kind": "map", "over": {"$from": "list/n.items"}, "at_once": 2}
-    mapped |= {"depends_on": ["list"], **({"pipeline": "body"} if body else {}), **more}
+    own = {"pipeline": "body"} if body and "steps" not in more else {}
+    mapped |= {"depends_on": ["list"], **own, **more}
     host.define(
         flow.step("list", "one"),
         mapped,
@@ -47,10 +49,10 @@ def opened(host: flow.Flow, body: list[Any], count: int, **more: Any) -> str:
     return run_id
 
 
-def settle(run_id: str, *node_ids: str) -> int:
+def settle(run_id: str, *node_ids: str, **delta: Any) -> int:
     """Complete nodes, dispatch all their events at once, and return how many rows that reads."""
     for node_id in node_ids:
-        flow.complete(run_id, node_id)
+        flow.complete(run_id, node_id, **delta)
     with engine.connect(autocommit=False) as conn:
         # Of a table that has one page, the planner rightly reads all.
         conn.execute("SET LOCAL enable_seqscan = off")
@@ -85,6 +87,26 @@ def test_an_event_reads_as_much_in_a_large_map_as_in_a_small_one(
     assert max(many) <= max(few) + 10
 
 
+def rows_to_end(host: flow.Flow, count: int) -> int:
+    """Return how many rows the dispatch reads that ends a map of so many items."""
+    run_id = opened(host, BODIES["one node"], count, at_once=count)
+    read = settle(run_id, *(f"m[{key}]/n" for key in range(count)), value=1)
+    assert flow.states(run_id)["m"] == "completed"
+    return read
+
+
+@pytest.mark.parametrize("statistics", ["none", "of another run"])
+def test_the_end_of_a_map_reads_as_much_for_each_item_of_a_large_one(
+    host: flow.Flow, statistics: str
+) -> None:
+    few = rows_to_end(host, 40)
+    if statistics != "none":
+        with engine.connect() as conn:
+            conn.execute("ANALYZE")
+    many = rows_to_end(host, 400)
+    assert many / 400 <= few / 40 * 1.2
+
+
 def rows_of_runs(host: flow.Flow, count: int) -> list[int]:
     """Return how many rows are read to end the runs of two items, and to open two others."""
     run = {"id": "c", "kind": "run", "workflow": "kid"}
@@ -115,6 +137,56 @@ def test_the_end_of_an_items_run_reads_as_much_in_a_large_map(host: flow.Flow) -
     # Nor does it grow with the items that have runs by now, though one round may read a row again.
     assert min(few[1:]) <= few[0]
     assert min(many[1:]) <= many[0]
+
+
+# --- branches and loops in items
+
+
+def rows_of_rounds(host: flow.Flow, at_most: int) -> list[int]:
+    """Return how many rows are read when a round ends, for each of a few rounds of two items."""
+    step = flow.step("l", "body") | {
+        "kind": "loop",
+        "start": {"$from": "item"},
+        "until": {"$from": "l.over"},
+        "result": "n",
+        "at_most": at_most,
+    }
+    beside = {"id": "o", "kind": "node", "node": "ok"}
+    steps = [step, beside, beside | {"id": "end", "depends_on": ["l"]}]
+    run_id = opened(host, flow.nodes(m="", n="m"), 4, steps=steps, result={"$from": "o"})
+    found: list[int] = []
+    for number in range(1, 6):
+        for name in ("m", "n"):
+            ids = [f"m[{key}]/l/{name}#{number}" for key in (0, 1)]
+            found.append(settle(run_id, *ids, over=False))
+    return found
+
+
+def test_the_end_of_a_round_reads_as_much_in_a_long_loop_as_in_a_short_one(
+    host: flow.Flow,
+) -> None:
+    short = rows_of_rounds(host, 10)
+    long = rows_of_rounds(host, 400)
+    assert min(short) > 0
+    assert max(long) <= max(short) + 10
+    # Nor does it grow with the rounds that have ended by now.
+    assert max(long[2:]) <= max(long[:2]) + 10
+
+
+def test_an_event_of_an_item_makes_the_nodes_of_the_rounds_around_it(
+    host: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    plain = items._bound
+
+    def counted(value: Any, scopes: Any, where: str) -> Any:
+        made.append(where)
+        return plain(value, scopes, where)
+
+    monkeypatch.setattr(items, "_bound", counted)
+    rows_of_rounds(host, 400)
+    # Two items are opened. Each event binds what follows from it, not the 801 nodes of the loop.
+    assert 0 < len(made) < 400
 
 
 # --- an item that has ended is counted no more

@@ -253,13 +253,6 @@ def test_a_workflow_that_maps_itself_ends_by_the_depth(host: flow.Flow) -> None:
     assert "node 'm[...]/c': a cycle of child runs: w -> w" in str(found)
 
 
-def test_branch_and_loop_in_a_map_are_refused_with_what_to_do(host: flow.Flow) -> None:
-    step = flow.step("b", "p") | {"kind": "branch", "on": {"$from": "item"}, "arms": {"x": "x"}}
-    host.define({"id": "m", "kind": "map", "over": ["x"], "steps": [step]}, p=flow.nodes(x=""))
-    (found,) = check.workflow("w").findings
-    assert "of kind 'pipeline', 'map' or 'run'; a step of kind 'run' may run" in str(found)
-
-
 def test_check_draws_the_run_of_an_item_and_knows_its_workflow(host: flow.Flow) -> None:
     report = check.workflow("album")
     assert (report.ok, report.findings, report.needs) == (True, (), ("names",))

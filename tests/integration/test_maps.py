@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import cli, config
+from queue_workflows import cli, config, runs
 from queue_workflows.cli import run_snapshot
 from tests.support import flow, invariants
 
@@ -80,6 +80,8 @@ def test_each_item_has_a_node_and_the_join_gets_the_results_in_order(host: flow.
         "completed",
     )
     assert flow.job(run_id, "thumbs[a.png]/thumb")["inputs"] == {"photo": {"name": "a.png"}}
+    (listed,) = runs.list()
+    assert (listed["nodes"], listed["nodes_total"]) == ({"completed": 5}, 5)
 
 
 def test_an_empty_list_runs_the_join_with_an_empty_list(host: flow.Flow) -> None:
@@ -452,6 +454,43 @@ def test_show_collapses_a_map_and_opens_an_item(
     assert picture is not None
     steps = [(step.name, step.done, step.total) for step in picture.steps]
     assert steps == [("scan", 1, 1), ("thumbs", 71, 72), ("sheet", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "line"),
+    [
+        # scan, draw, frames, join, films, end
+        (None, "longest chain: 6 nodes, 5.0 s (scan/scan ... end/end)"),
+        # scan, draw, films, end; no other node of the item has completed
+        (2, "longest chain: 4 nodes, 5.0 s (scan/scan ... end/end)"),
+    ],
+)
+def test_the_longest_chain_goes_through_the_items_of_inner_maps(
+    host: flow.Flow,
+    db: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    bad: int | None,
+    line: str,
+) -> None:
+    nested(host)
+
+    def draw(inputs: dict[str, Any]) -> dict[str, Any]:
+        if inputs["frame"] == bad:
+            raise ValueError("dark")
+        return {"at": inputs["frame"]}
+
+    flow.body(draw, "draw")
+    run_id = host.submit()
+    host.go()
+    with db.connect() as conn:
+        conn.execute(
+            "UPDATE workflow_node_jobs SET seconds ="
+            " CASE node_id WHEN 'films[f]/frames[1]/draw' THEN 5 WHEN 'films[h]/join/join' THEN 4"
+            " ELSE 0 END"
+        )
+    capsys.readouterr()
+    assert cli.main(["show", run_id, "--follow"]) == (1 if bad else 0)
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_why_says_which_items_a_map_waits_for(host: flow.Flow) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from types import ModuleType
@@ -161,6 +162,41 @@ def test_the_wake_up_leaves_with_the_writers_transaction(
     with conn.transaction(force_rollback=True):
         factories.node(conn, run, "other")
     assert heard() == []
+
+
+def follows(name: str, queue: str = "cpu", **more: Any) -> dict[str, Any]:
+    """A row of a plan that queues this node."""
+    return {
+        "node_id": name, "node_module": "m", "queue": queue, "status": "queued", "inputs": {},
+        "input_template": {}, "ref_heads": [], **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", ["it is claimed", "another is claimed", "none is", "other queue", "two follow"]
+)
+def test_a_node_wakes_its_workers_unless_it_is_claimed_as_it_is_queued(
+    run: str, conn: Any, heard: Callable[[], Any], case: str
+) -> None:
+    if case == "another is claimed":
+        factories.node(conn, run, "better", priority=2)
+    rows = [follows("next", queue="gpu" if case == "other queue" else "cpu")]
+    if case == "two follow":
+        rows.append(follows("too"))
+    factories.node(conn, run, "first", priority=1)
+    job = factories.claim_node(conn)
+    heard()
+    done, ahead = factories.node_result(job), claims.Ahead(0, json.dumps(rows), False)
+    taken = claims.node_step(conn, factories.who(), done=done, ahead=ahead, claim=case != "none is")
+    assert (taken and taken["node_id"]) == {
+        "it is claimed": "next", "another is claimed": "better", "none is": None,
+        "other queue": None, "two follow": "next",
+    }[case]  # fmt: skip
+    queue = "gpu" if case == "other queue" else "cpu"
+    assert heard() == ([] if case == "it is claimed" else [("node_job_ready", queue)])
+    # The next INSERT of the connection is heard again.
+    factories.node(conn, run, "later")
+    assert heard() == [("node_job_ready", "cpu")]
 
 
 # --- claim, cpu --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, errors, schedules
-from queue_workflows.schedule import plan
+from queue_workflows.schedule import old_style_entries
 from queue_workflows.scheduler import ScheduleEntry, Ticker
 from tests.support import frequent_schedule, wait
 from tests.support.clocks import Clock
@@ -81,7 +81,9 @@ def test_an_entry_is_paused_resumed_fired_listed_and_previewed_by_its_name(db: M
 
 def test_entries_keep_their_catch_up_of_an_hour_and_never_wait_for_each_other(db: ModuleType):
     clock = Clock(TEN)
-    ticker = follow(clock, entry(), entry("daily", 30, hours={11}))
+    daily = entry("daily", 30, hours={11})
+    too_old = entry("too old", 30, hours={14})  # the outage ends 1.7 hours after its instant
+    ticker = follow(clock, entry(), daily, too_old)
     ticker.run_once()
     for hours in (1.2, 2.2, 6.2):
         clock.now = TEN + hours * HOUR
@@ -110,8 +112,8 @@ def test_an_entry_whose_instants_only_python_knows_is_refused():
             return now + MINUTE
 
     with pytest.raises(errors.InvalidConfig, match="override the property `expression`"):
-        plan.converted([Odd("odd", 5, "prices", "fetch")])
-    (found,) = plan.converted([frequent_schedule.Every("e", 0, "prices", "fetch")])
+        old_style_entries.converted([Odd("odd", 5, "prices", "fetch")])
+    (found,) = old_style_entries.converted([frequent_schedule.Every("e", 0, "prices", "fetch")])
     assert found.expression == "every 2s"
 
 

@@ -148,9 +148,9 @@ def test_a_rate_that_cannot_be_is_refused(db: ModuleType, rate: Any) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_is_refused_before_any_write(db: ModuleType, name: str) -> None:
-    kind, door = REFUSED[name]
+    kind, call = REFUSED[name]
     with pytest.raises(kind) as refused:
-        door()
+        call()
     assert isinstance(refused.value, ValueError)
     with db.connect() as conn:
         assert factories.one(conn, "SELECT count(*) FROM queue_settings") == 0
@@ -200,7 +200,9 @@ def test_why_names_the_limit(db: ModuleType) -> None:
         queues.limit("fetch", partition="a", max_running=1)
         _, second = (factories.ingest(conn, partition_key="a", priority=1) for _ in range(2))
         for _ in range(2):
-            claims.ingest_step(conn, factories.who("fetch"), tell=lambda _: None)
+            claims.ingest_step(
+                conn, factories.who("fetch"), on_wait=claims.OnWait(lambda _: None, 1.0)
+            )
         assert reason_of(second)[1] == "it waits for partition a, of which 1 of 1 jobs run"
         queues.limit("fetch", partition="a", max_running=None, rate="1/h")
         conn.execute("SELECT queue_workflows_mend_lines()")

@@ -10,7 +10,7 @@ import pytest
 from queue_workflows import config, dispatcher, errors, runs
 from queue_workflows import db as engine
 from queue_workflows.cli import show, upgrade
-from queue_workflows.declare import node, workflow
+from queue_workflows.declare import branch, loop, node, pipeline, workflow
 from queue_workflows.dispatch import drain
 from queue_workflows.engine import claims
 from tests.support import factories
@@ -170,6 +170,56 @@ def test_items_that_have_not_started_move_with_an_open_map(conn: engine.Connecti
     assert runs.upgrade(run_id, dry_run=True)["blocked"] == [job["node_id"]]
     declare_map(2, at_once=3)
     with pytest.raises(errors.UpgradeRefused, match="cut"):
+        runs.upgrade(run_id)
+
+
+def declare_deciding_map(cutting: int, improving: int, *, at_most: int = 2) -> None:
+    config.reset_for_tests()
+
+    @node(version=cutting)
+    def cut(item: str) -> dict[str, Any]:
+        return {"kind": item, "good": False}
+
+    @node
+    def keep_it(item: str) -> dict[str, Any]:
+        return {"kind": item, "good": False}
+
+    @node(version=improving)
+    def improve(state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    @pipeline
+    def treat(item: str) -> dict[str, Any]:
+        made = branch(item, {"x": lambda: cut(item)}, other=lambda: keep_it(item), id="made")
+        more: Any = {"until": lambda state: state["good"], "at_most": at_most, "must": False}
+        return loop(improve, start=made, id="best", **more)
+
+    @workflow
+    def treated(items: list[str]) -> None:
+        treat.map(items, at_once=1)
+
+
+def test_the_arms_and_rounds_of_items_move_with_an_open_map(conn: engine.Connection) -> None:
+    declare_deciding_map(1, 1)
+    run_id = runs.submit("treated", context={"items": ["x", "y"]})["id"]
+    dispatcher.start_run(run_id)
+    declare_deciding_map(2, 1)
+    assert runs.upgrade(run_id)["outcome"] == "moved"
+    dispatcher.start_run(run_id)
+    assert jobs(conn, run_id)["treat[x]/made/cut"] == ("queued", "cut@2")
+    job = factories.claim_node(conn, who("cut@2"))
+    done = factories.node_result(job, kind="x", good=False)
+    claims.node_step(conn, who(), done=done, claim=False)
+    drain.drain_outbox()
+    assert jobs(conn, run_id)["treat[x]/best/improve#1"] == ("queued", "improve@1")
+    declare_deciding_map(2, 2)
+    assert runs.upgrade(run_id)["outcome"] == "moved"
+    dispatcher.start_run(run_id)
+    assert jobs(conn, run_id)["treat[x]/best/improve#1"] == ("queued", "improve@2")
+    declare_deciding_map(3, 2)
+    assert runs.upgrade(run_id, dry_run=True)["blocked"] == [job["node_id"]]
+    declare_deciding_map(2, 2, at_most=3)
+    with pytest.raises(errors.UpgradeRefused, match="treat"):
         runs.upgrade(run_id)
 
 

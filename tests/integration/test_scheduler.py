@@ -22,9 +22,8 @@ import pytest
 import queue_workflows
 from queue_workflows import config, scheduler, tasks
 from queue_workflows.engine import schedules
-from queue_workflows.schedule import plan
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from tests.support import wait
+from tests.support import entry_instants, wait
 from tests.support.clocks import Clock
 
 UTC = timezone.utc
@@ -401,7 +400,7 @@ def test_tickers_beside_each_other_fire_each_instant_once(db: ModuleType):
         thread.join(60)
     expected = [
         (due.name, fire_at)
-        for due, fire_at in plan.due_between(schedule, TEN - MINUTE, TEN + 119 * MINUTE)
+        for due, fire_at in entry_instants.between(schedule, TEN - MINUTE, TEN + 119 * MINUTE)
     ]
     assert fires(db) == expected
     assert len(jobs(db)) == len(expected) == 12
@@ -462,7 +461,7 @@ def test_three_schedulers_under_kill_and_restart_fire_each_instant_once(db: Modu
     assert "".join(said).strip() == ""
     fired = fires(db)[60:]
     schedule = [entry(f"m{minute}", minute) for minute in range(60)]
-    due = plan.due_between(schedule, fired[0][1] - MINUTE, fired[-1][1])
+    due = entry_instants.between(schedule, fired[0][1] - MINUTE, fired[-1][1])
     expected = [(one.name, fire_at) for one, fire_at in due]
     # The last kill may have undone a batch of earlier instants than another had fired.
     ticker = Ticker(schedule=schedule, now_fn=lambda: fired[-1][1])

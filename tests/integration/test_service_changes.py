@@ -10,7 +10,7 @@ import pytest
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import history, jobs
-from queue_workflows.service import changes
+from queue_workflows.service import change_reader, changes
 from tests.support.asgi_service import streamed
 
 
@@ -81,7 +81,7 @@ def test_changes_of_others_do_not_put_a_reader_too_far_behind(
     conn.execute(
         "INSERT INTO ingest_job_events (job_id, event_type, queue)"
         " SELECT 'other', 'note', 'load.a' FROM generate_series(1, %s)",
-        (2 * changes.BACKLOG,),
+        (2 * change_reader.BACKLOG,),
     )
     status, text = streamed(f"job_id={mine}", last=last, until=lambda text: mine in text)
     assert (status, mine in text, "other" in text) == (200, True, False)

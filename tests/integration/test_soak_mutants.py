@@ -243,7 +243,7 @@ class _Waiting:
     def deps(self, _: str) -> tuple[str, ...]:
         return ("a", "b")
 
-    def witness(self, _: str) -> int:
+    def last_open(self, _: str) -> int:
         return 1
 
 

@@ -14,6 +14,7 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import errors, ingest_executor, jobs, node_executor, runs, steps
 from queue_workflows.engine import job_steps, job_tables, recovery
+from queue_workflows.tasks import step_requests
 from tests.support import factories, invariants, step_app
 
 Row = dict[str, Any]
@@ -208,7 +209,7 @@ def test_a_result_that_cannot_be_stored_fails_the_step_without_another_call(
 def test_retries_call_again_within_the_attempt(
     conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "RETRY_FIRST_S", 0.0)
+    monkeypatch.setattr(step_requests, "RETRY_FIRST_S", 0.0)
     calls: list[int] = []
 
     def flaky() -> str:

@@ -128,8 +128,23 @@ def test_a_batch_is_one_notification_of_its_transaction(conn: engine.Connection)
         assert listener.heard() == []
 
 
+@pytest.fixture
+def empty_reads(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released at each read of a follower that has found no part."""
+    found, read_page = threading.Semaphore(0), streams.read_page
+
+    def counted(*args: Any, **options: Any) -> streams.Page:
+        page = read_page(*args, **options)
+        if not page.parts:
+            found.release()
+        return page
+
+    monkeypatch.setattr(streams, "read_page", counted)
+    return found
+
+
 def test_a_follower_reads_at_once_when_a_batch_comes(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, empty_reads: threading.Semaphore
 ) -> None:
     """With pauses of a minute only the notifications wake it."""
     monkeypatch.setattr(streams, "PAUSE_FIRST_S", 60.0)
@@ -137,15 +152,18 @@ def test_a_follower_reads_at_once_when_a_batch_comes(
     factories.ingest(conn, args={})
     lease = job_tables.lease_of(job_tables.INGEST_JOBS, factories.claim_ingest(conn, FETCH))
 
-    def send(number: int) -> None:
+    def send(number: int, *, after_reads: int = 0) -> None:
+        for _ in range(after_reads):
+            assert empty_reads.acquire(timeout=20)
         request = {"op": "stream", "first": number, "names": ["a"], "parts": [str(number)]}
         assert job_steps.answer(conn, lease, request) == {"state": "done"}
 
     send(1)
     reader = streams.follow(lease.job_id)
     found = [next(reader).value]
-    for number in (2, 3, 4):
-        thread = threading.Timer(0.3, send, (number,))
+    # It listens, reads once more, and from then on reads only when it is woken.
+    for number, reads in ((2, 1), (3, 0), (4, 0)):
+        thread = threading.Thread(target=send, args=(number,), kwargs={"after_reads": reads})
         thread.start()
         found.append(next(reader).value)
         thread.join()
@@ -153,10 +171,9 @@ def test_a_follower_reads_at_once_when_a_batch_comes(
 
     async def followed() -> None:
         parts = streams.follow_async(lease.job_id, after="1-4")
-        for number in (5, 6):
+        for number, reads in ((5, 2), (6, 0)):
             waiting = asyncio.ensure_future(anext(parts))
-            await asyncio.sleep(0.3)
-            await asyncio.to_thread(send, number)
+            await asyncio.to_thread(send, number, after_reads=reads)
             found.append((await asyncio.wait_for(waiting, 20)).value)
         await parts.aclose()
 
@@ -165,14 +182,20 @@ def test_a_follower_reads_at_once_when_a_batch_comes(
 
 
 def test_a_follower_that_nothing_wakes_reads_after_a_pause(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, empty_reads: threading.Semaphore
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
     factories.ingest(conn, args={})
     lease = job_tables.lease_of(job_tables.INGEST_JOBS, factories.claim_ingest(conn, FETCH))
     reader = streams.follow(lease.job_id)
     request = {"op": "stream", "first": 1, "names": ["a"], "parts": ["1"]}
-    thread = threading.Timer(0.5, job_steps.answer, (conn, lease, request))
+
+    def send() -> None:
+        for _ in range(3):
+            assert empty_reads.acquire(timeout=20)
+        job_steps.answer(conn, lease, request)
+
+    thread = threading.Thread(target=send)
     thread.start()
     assert next(reader).value == 1
     thread.join()

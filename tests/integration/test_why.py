@@ -14,7 +14,7 @@ from queue_workflows import cli
 from queue_workflows import jobs as jobs_api
 from queue_workflows import workers as workers_api
 from queue_workflows.admin import worker_reasons
-from queue_workflows.engine import claims, lock_queues, models, workers
+from queue_workflows.engine import claims, models, unserved_jobs, workers
 from tests import test_invariant_gpu_claims as gpu
 from tests.support import factories
 
@@ -138,8 +138,8 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(
     factories.ingest(conn, lock_key="k")
     factories.node(conn, lock_key="k")
     report(conn, factories.who("cpu", "other"))
-    queues = lock_queues.served(conn, 30)
-    assert (queues, lock_queues.block_unserved(conn, queues)) == (["cpu", "fetch"], 2)
+    queues = unserved_jobs.served(conn, 30)
+    assert (queues, unserved_jobs.block_unserved(conn, queues)) == (["cpu", "fetch"], 2)
     said = "its queue {} is served by no worker, so its lock key passed to others"
     for job, text in ((ghost, said.format("my_ghost")), (node, said.format("gpu"))):
         explained = jobs_api.explain(job["id"]) or {}

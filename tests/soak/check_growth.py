@@ -41,10 +41,18 @@ def grown(seen: Seen) -> Found:
 
 def _mapped(seen: Seen, nodes: Nodes, run: dict[str, Any], _: list[str]) -> Found:
     keys = growing_workflows.ITEMS
-    own = {f"each[{key}]/{node}" for key in keys for node in "ab"}
-    yield from _others(nodes, {"list/n", "each", "join/n", *own}, set())
+    done, skipped = {"list/n", "each", "join/n"}, set[str]()
+    for key in keys:
+        ran = [node for node, _ in growing_workflows.handlers_of(key)]
+        done |= {f"each[{key}]/{node}" for node in (*ran, "ready", "again")}
+        skipped |= {f"each[{key}]/{node}" for node in growing_workflows.skipped_of(key)}
+        yield from _item(seen, nodes, key)
+    yield from _others(nodes, done, skipped)
+    for node in sorted(skipped & nodes.keys()):
+        if seen.by_job.get(nodes[node]["id"]):
+            yield f"{node} ran, and is skipped"
     got = (nodes["join/n"]["result"] or {}).get("got") if "join/n" in nodes else None
-    wanted = [[*keys], [key + key for key in keys]]
+    wanted = [[*keys], [growing_workflows.value_of(key) for key in keys]]
     if got != wanted:
         yield f"the join got {got}, not {wanted}"
     spans = [span for key in keys if (span := _open(seen, nodes, key))]
@@ -59,16 +67,33 @@ def _mapped(seen: Seen, nodes: Nodes, run: dict[str, Any], _: list[str]) -> Foun
 
 def _open(seen: Seen, nodes: Nodes, key: str) -> tuple[float, float] | None:
     """Return from when to when an item was open: its first line, and the end of its last node."""
-    first, last = nodes.get(f"each[{key}]/a"), nodes.get(f"each[{key}]/b")
-    if first is None or last is None:
+    first, last = _span(seen, nodes, f"each[{key}]/a"), _span(seen, nodes, f"each[{key}]/b")
+    return (first[0], last[1]) if first and last else None
+
+
+def _span(seen: Seen, nodes: Nodes, name: str) -> tuple[float, float] | None:
+    """Return when a node's handler began first, and when that of its last claim ended."""
+    if name not in nodes:
         return None
-    begun = [line.at for line in seen.by_job.get(first["id"], [])]
-    ends = [
-        line.at
-        for line in seen.by_job.get(last["id"], [])
-        if line.word == "end" and line.claim == last["claim_no"]
-    ]
-    return (min(begun), max(ends)) if begun and ends else None
+    lines, claim = seen.by_job.get(nodes[name]["id"], []), nodes[name]["claim_no"]
+    ends = [line.at for line in lines if line.word == "end" and line.claim == claim]
+    return (min(line.at for line in lines), max(ends)) if ends else None
+
+
+def _item(seen: Seen, nodes: Nodes, key: str) -> Found:
+    """Find a node of an item that began too early, or whose result is not that of its round."""
+    before, ended = "", 0.0
+    for node, wanted in growing_workflows.handlers_of(key):
+        name = f"each[{key}]/{node}"
+        result = (nodes[name]["result"] or {}) if name in nodes else {}
+        for field, value in wanted.items():
+            if result.get(field) != value:
+                yield f"{name} has the {field} {result.get(field)}, not {value}"
+        span = _span(seen, nodes, name)
+        if span is not None:
+            if before and span[0] < ended:
+                yield f"{name} began before {before} had ended"
+            before, ended = name, span[1]
 
 
 def _grew(seen: Seen, nodes: Nodes, run: dict[str, Any], children: list[str]) -> Found:

@@ -88,10 +88,10 @@ def _death(seen: Seen, held: Holdings, job: str, claim_no: int, at: float) -> De
 
 def _since(seen: Seen, care: str, own: list[faults.Fault], at: float, taken: float) -> float:
     everybody = [f for f in seen.faults if not f.pids]
-    buried = care in (fleet.SUPERVISED, fleet.REAPED)
-    held_up = [f.until for f in everybody + own * buried if f.at <= taken and f.until >= at]
+    reaped = care in (fleet.SUPERVISED, fleet.REAPED)
+    held_up = [f.until for f in everybody + own * reaped if f.at <= taken and f.until >= at]
     since = max([at, *held_up])
-    return since if buried else max(since, _swept_from(seen, at, taken))
+    return since if reaped else max(since, _swept_from(seen, at, taken))
 
 
 def _swept_from(seen: Seen, at: float, taken: float) -> float:

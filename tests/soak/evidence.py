@@ -27,7 +27,8 @@ SELECT 'node' AS family, j.id, j.run_id, j.node_id, j.node_module AS what, j.sta
 UNION ALL
 SELECT 'ingest', id, NULL, NULL, task_name, status::text, claim_no, crash_count,
        watchdog_retries, attempts, max_attempts, error, result, reason, queue, seq,
-       idempotency_key, lock_key, partition_key, extract(epoch FROM created_at)::float8
+       CASE WHEN idempotency_released IS NOT TRUE THEN idempotency_key END, lock_key, partition_key,
+       extract(epoch FROM created_at)::float8
   FROM ingest_jobs
 """
 _EVENTS = """

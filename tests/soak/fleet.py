@@ -85,7 +85,9 @@ class Seat(NamedTuple):
     @property
     def has_executors(self) -> bool:
         """Return whether its handlers run in other processes than the worker itself."""
-        return bool(self.slots or self.pool) or self.care == SUPERVISED
+        batch = "--batch" in self.options and self.care != SUPERVISED
+        inline = batch or "--inline" in self.options or self.odd == OLDER
+        return self.role == "worker" and not inline
 
 
 SEATS = (
@@ -94,11 +96,11 @@ SEATS = (
     Seat("cpu-1", "worker", "cpu", "box-a", REAPED, slots=1),
     Seat("cpu-2", "worker", "cpu", "box-a", UNSEEN, odd=OLDER),
     Seat("cpu-3", "worker", "cpu", "box-b", SUPERVISED),
-    Seat("cpu-4", "worker", "cpu", "box-c", DEFAULT),
+    Seat("cpu-4", "worker", "cpu", "box-c", DEFAULT, ("--inline",)),
     Seat("cpu-5", "worker", "cpu", "box-d", UNSEEN, odd=STEPS),
     Seat("cpu-6", "worker", "cpu", "box-e", UNSEEN, slots=3),
     Seat("gpu-1", "worker", "gpu", "box-g", REAPED, slots=1),
-    Seat("gpu-2", "worker", "gpu", "box-h", UNSEEN),
+    Seat("gpu-2", "worker", "gpu", "box-h", UNSEEN, ("--inline",)),
     Seat("notes-1", "worker", tasks.NOTES, "box-b", SUPERVISED, ("--batch", "4")),
     Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4"), odd=POLLS),
     Seat("notes-3", "worker", tasks.NOTES, "box-d", UNSEEN, slots=4),
@@ -133,9 +135,9 @@ class Fleet:
         self.journal = base / "journal"
         self.ended: list[Ended] = []
         self.proxies = {seat.name: proxy.Proxy(_named(dsn, seat.name)) for seat in SEATS}
-        self._buried = {seat.name: seat.label for seat in SEATS if seat.care == REAPED}
+        self._reaped_label = {seat.name: seat.label for seat in SEATS if seat.care == REAPED}
         self._crash_recoveries = {
-            label: crash_recovery.CrashRecovery(label) for label in set(self._buried.values())
+            label: crash_recovery.CrashRecovery(label) for label in set(self._reaped_label.values())
         }
         self._orphans: list[int] = []
         self._env = {
@@ -235,7 +237,7 @@ class Fleet:
     def _reaped(self, ended: supervisor.Exit) -> None:
         now = time.monotonic()
         self.ended.append(Ended(now, ended.name, ended.pid, ended.code, ended.signal))
-        if (label := self._buried.get(ended.name)) is not None:
+        if (label := self._reaped_label.get(ended.name)) is not None:
             self._crash_recoveries[label].report(ended)
 
     def _spec(self, seat: Seat) -> supervisor.ChildSpec:

@@ -1,4 +1,4 @@
-"""Define the soak's workflows whose graphs grow: a map, a branch, a loop, a child run."""
+"""Define the soak's workflows whose graphs grow: maps, branches and loops, a child run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ AT_ONCE = 2
 ROUNDS = 3
 KINDS = {"film": "film", "still": "still", "sound": "still"}
 """Values of the branch, and the arm of each."""
+COUNTS = {"c": 0, "a": 1, "e": 2, "b": 0, "d": 1}
+"""Where the loop of each item begins to count."""
+KINDS_OF = {"c": "film", "a": "still", "e": "sound", "b": "still", "d": "film"}
+"""The value of each item's branch."""
+AT_MOST = ROUNDS + 1
+"""Rounds of the loop of an item, at most."""
 Doc = dict[str, Any]
 
 
@@ -23,8 +29,43 @@ def lists() -> Doc:
 
 
 def part(key: str) -> Doc:
-    """Work on one item, in both of its nodes; the value of the second one is the item's result."""
-    return handler_wrapper.last(random.uniform(0, 0.1), "part") | {"value": key + key}
+    """Work on one item; return the value of its branch and the start of its loop."""
+    done = handler_wrapper.last(random.uniform(0, 0.1), "part")
+    return done | {"kind": KINDS_OF[key], "count": COUNTS[key]}
+
+
+def whole(key: str, arm: str, count: int) -> Doc:
+    """Return what an item got from its branch and from its loop: its result."""
+    return handler_wrapper.last(random.uniform(0, 0.1), "whole") | {"value": f"{key} {arm} {count}"}
+
+
+def arm_of(key: str) -> str:
+    """Return the arm that an item has to choose."""
+    return KINDS[KINDS_OF[key]]
+
+
+def rounds_of(key: str) -> int:
+    """Return how many rounds an item has to run."""
+    return ROUNDS - COUNTS[key]
+
+
+def value_of(key: str) -> str:
+    """Return the right result of an item."""
+    return f"{key} {arm_of(key)} {ROUNDS}"
+
+
+def handlers_of(key: str) -> list[tuple[str, Doc]]:
+    """Return the nodes of an item whose handlers have to run, in order, with what they return."""
+    first, last = COUNTS[key], rounds_of(key)
+    rounds = [(f"again/turn#{n}", {"count": first + n}) for n in range(1, last + 1)]
+    arm = f"ready/{arm_of(key)}", {"arm": arm_of(key)}
+    return [("a", {"count": first}), arm, *rounds, ("b", {"value": value_of(key)})]
+
+
+def skipped_of(key: str) -> list[str]:
+    """Return the nodes of an item that have to be skipped."""
+    arms = [f"ready/{arm}" for arm in {*KINDS.values()} - {arm_of(key)}]
+    return [*arms, *(f"again/turn#{n}" for n in range(rounds_of(key) + 1, AT_MOST + 1))]
 
 
 def gathers(values: list[str], keys: list[str]) -> Doc:
@@ -56,7 +97,7 @@ def tells(seen: Any, count: int) -> Doc:
     return handler_wrapper.last(0.0, "tells") | {"seen": seen, "count": count}
 
 
-HANDLERS = (lists, part, gathers, film, still, turn, passes, tells)
+HANDLERS = (lists, part, whole, gathers, film, still, turn, passes, tells)
 
 
 def _node(name: str, body: str, *deps: str, **inputs: str) -> Doc:
@@ -66,10 +107,6 @@ def _node(name: str, body: str, *deps: str, **inputs: str) -> Doc:
 
 PIPELINES: dict[str, list[Doc]] = {
     "lists": [_node("n", "lists")],
-    "item": [
-        _node("a", "part", key="pipeline.key"),
-        _node("b", "part", "a", key="pipeline.key"),
-    ],
     "gathers": [_node("n", "gathers", values="pipeline.values", keys="pipeline.keys")],
     "arms": [_node("film", "film"), _node("still", "still")],
     "rounds": [_node("turn", "turn", count="pipeline.count")],
@@ -83,12 +120,28 @@ def _step(name: str, kind: str, *after: str, **more: Any) -> Doc:
     return {"id": name, "kind": kind, "depends_on": list(after), "inputs": inputs, **more}
 
 
+ITEM = [
+    _step("a", "node", node="part", inputs={"key": "item.key"}),
+    _step(
+        "ready", "branch", "a", on={"$from": "a.kind"}, arms={"film": "film"}, other="still",
+        pipeline="arms",
+    ),
+    _step(
+        "again", "loop", "ready", pipeline="rounds", result="turn", start={"$from": "a"},
+        inputs={"count": "again.count"}, until={"$from": "again.full"}, at_most=AT_MOST,
+    ),
+    _step(
+        "b", "node", "again", node="whole",
+        inputs={"key": "item.key", "arm": "ready.arm", "count": "again.count"},
+    ),
+]  # fmt: skip
+"""The nodes of each item of the map."""
 WORKFLOWS: dict[str, list[Doc]] = {
     MAPS: [
         _step("list", "pipeline", pipeline="lists"),
         _step(
             "each", "map", "list", over={"$from": "list/n.items"}, key="key", at_once=AT_ONCE,
-            pipeline="item", inputs={"key": "item.key"}, result={"$from": "b.value"},
+            steps=ITEM, result={"$from": "b.value"},
         ),
         _step(
             "join", "pipeline", "each", pipeline="gathers",

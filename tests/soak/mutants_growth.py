@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from queue_workflows.dag import loops
+from queue_workflows.dag import branches, loops
 from queue_workflows.db import statements
 from tests.soak import fault_plan, growing_workflows
 from tests.soak.mutant import Conn, Mutant, edit, replace, rewrite
@@ -37,6 +37,16 @@ def _never_until() -> None:
     replace(loops, "_holds", lambda *_: False)
 
 
+def _one_round() -> None:
+    """End a loop after its first round, whatever its condition says."""
+    replace(loops, "_holds", lambda *_: True)
+
+
+def _last_arm() -> None:
+    """Choose the last arm of a branch, whatever its value is."""
+    replace(branches.Choice, "arm_of", lambda choice, _: choice.ends[-1])
+
+
 def _lose_outputs(conn: Conn) -> None:
     """Complete the node of a child run without the child's output."""
     edit(conn, "queue_workflows_child_ended", (re.escape("coalesce(v_output, '{}')"), "'{}'"))
@@ -65,6 +75,10 @@ MUTANTS = {
     ),
     "map-ends": Mutant(
         "a map counts its first item twice", GROWN, None, _forget_an_item, load=MAPS
+    ),
+    "item-arms": Mutant("the branch of an item chooses its last arm", GROWN, _last_arm, load=MAPS),
+    "item-rounds": Mutant(
+        "the loop of an item ends after its first round", GROWN, _one_round, load=MAPS
     ),
     "loops": Mutant("a loop ignores its condition", GROWN, _never_until, load=GROWS),
     "children": Mutant(

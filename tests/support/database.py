@@ -112,7 +112,7 @@ def forced(dsn: str, part: str = "") -> str:
 
 
 class Database:
-    """A database that this test run owns, its name ends in `_test`; made anew when entered."""
+    """A database that this test run owns, its name ends in `_test`; recreated when entered."""
 
     def __init__(self, dsn: str) -> None:
         self.parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
@@ -273,7 +273,7 @@ def environment(**values: str) -> Generator[None]:
                 os.environ[name] = value
 
 
-def _room() -> Path:
+def _temporary_folder() -> Path:
     """Return the folder for servers: memory if there is plenty, as they make thousands of files."""
     if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
         return Path(tempfile.gettempdir())
@@ -285,7 +285,7 @@ def _room() -> Path:
 def throw_away_server() -> Generator[str]:
     """Yield the DSN of a test database on an embedded server that is removed at the end."""
     _sweep()
-    base = Path(tempfile.mkdtemp(prefix=_FOLDERS, dir=_room()))
+    base = Path(tempfile.mkdtemp(prefix=_FOLDERS, dir=_temporary_folder()))
     # As root the server runs under another account, which has to pass.
     base.chmod(0o711)
     lock = _hold(base)
@@ -310,8 +310,8 @@ def _hold(base: Path) -> int:
 
 def _sweep() -> None:
     """Remove what test runs that were killed have left behind, running servers too."""
-    rooms = {Path(tempfile.gettempdir()), _room()}
-    for base in (folder for room in rooms for folder in room.glob(f"{_FOLDERS}*")):
+    folders = {Path(tempfile.gettempdir()), _temporary_folder()}
+    for base in (found for folder in folders for found in folder.glob(f"{_FOLDERS}*")):
         try:
             fd = os.open(base / "run.lock", os.O_RDWR)
         except (FileNotFoundError, PermissionError):

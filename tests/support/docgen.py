@@ -34,13 +34,17 @@ _VARYING = re.compile(r"--|SET |SELECT pg_catalog|\\|CREATE SCHEMA|COMMENT ON SC
 ARGUMENTS = {
     "db_url_env": "the variable with the DSN; if set, no other variable is read",
     "video_model_ids": "models whose nodes get the short gpu budget (1800 s)",
-    "node_module_package": "`node_module` is imported as `<package>.<node_module>`",
+    "node_module_package": "the package of node modules: a job's column `node_module` names one of"
+    " them",
     "host_label_env": "the variable with the host label of this machine's workers",
-    "host_priority_env": "the variable with this machine's claim direction; below 0: newest first",
-    "container_prefix": "prefix of the names of containers that count as ours",
+    "host_priority_env": "the variable with this machine's host priority; below 0 its workers claim"
+    " the newest job first",
+    "container_prefix": "prefix of the names of the app's containers; telemetry reports their use"
+    " separately",
     "ingest_queues": "the queues of ingest jobs; `cpu` and `gpu` belong to nodes",
     "ingest_default_budget_s": "budget of ingest queues other than `fetch` and `load`, s",
-    "app_name": "whose the schedules of the code are; default: `--app`, else the main program",
+    "app_name": "the name of the app that owns the schedules declared in code; default: `--app`,"
+    " else the main program",
     "embedded": "whether the embedded server may be used when no DSN is set",
 }
 VARIABLES = (
@@ -51,11 +55,11 @@ VARIABLES = (
         lambda: ("QUEUE_WORKFLOWS_HOST_LABEL", config.EngineConfig().host_label_env),
     ),
     (
-        "this machine's claim direction, a whole number; default: 0",
+        "this machine's host priority, a whole number; default: 0",
         lambda: ("QUEUE_WORKFLOWS_GPU_CONSUMER_PRIORITY", config.EngineConfig().host_priority_env),
     ),
     (
-        "the server for tests of apps (`queue_workflows.testing`), by a database named `*_test`",
+        "the DSN of a database named `*_test`; `queue_workflows.testing` uses its server for tests",
         lambda: (servers.VARIABLE,),
     ),
 )
@@ -145,8 +149,9 @@ The first variable that is set and not empty counts.
 ## Settings
 
 Each setting is read from its first variable, then from its second; otherwise its default applies. A
-value that does not parse gives the default and one warning that names the variable. Only those of
-[alerts](alerts.md) are refused then. A flag is on if its variable is set and not empty.
+value that does not parse gives the default and one warning that names the variable. A wrong value
+of a setting of [alerts](alerts.md) stops a scheduler or `up` from starting instead. A flag is on if
+its variable is set and not empty.
 
 {_table(("variable", "else", "default", "unit", "meaning"), knobs)}
 """
@@ -188,7 +193,7 @@ index, trigger, channel and function at version {found.version}, from the databa
 read and write these tables by plain SQL ([app guide](app-guide.md#operations)). Tables come from
 the migrations in `queue_workflows/migrations/`; `queue_schema_version` lists the applied ones.
 Functions and triggers come from `queue_workflows/sql/`; `queue_schema_objects` has the version of
-the package that installed them. The same as one file of SQL: [schema.sql](schema.sql).
+the package that installed them. [schema.sql](schema.sql) has the same schema as SQL.
 
 ## Tables
 

@@ -55,6 +55,16 @@ def who(queue: str = "cpu", worker_id: str = "w1", **more: Any) -> claims.Claima
     return claims.Claimant(worker_id, more.pop("host", "box"), queue, **more)
 
 
+def on_limit_wait(waits_s: list[float]) -> claims.OnWait:
+    """Return what lets a claim append the seconds until a limit admits the next job."""
+
+    def call(wait: claims.Wait) -> None:
+        if wait.limit_s is not None:
+            waits_s.append(max(0.0, wait.limit_s))
+
+    return claims.OnWait(call, 0.0)
+
+
 def claim_node(conn: db.Connection, claimant: claims.Claimant | None = None) -> Row:
     """Claim the next node job; there must be one."""
     job = claims.node_step(conn, claimant or who())

@@ -283,6 +283,7 @@ def _step(me: str, *after: str, body: str = "work", sees: str | None = None, **m
 
 
 ITEMS = ("c", "a", "b")
+DECIDING = ("a", "b")
 _PAIR = [
     _NODE | {"node": "work"},
     _NODE
@@ -307,6 +308,18 @@ def _arm(name: str, body: str = "work") -> Any:
 PIPELINES: dict[str, list[Any]] = {
     # Each round has a name of its own: the token of the round before.
     "rounds": [_NODE | {"id": "round", "node": "fails_once", "inputs": _NODE["inputs"][:2]}],
+    # So have the arms of an item: the token of the node before.
+    "item-arms": [
+        _NODE | {"id": "film", "node": "work", "inputs": _NODE["inputs"][:2]},
+        _NODE
+        | {
+            "id": "again",
+            "node": "fails_once",
+            "depends_on": ["film"],
+            "inputs": [_NODE["inputs"][0], {"name": "me", "from": "pipeline.film"}],
+        },
+        _NODE | {"id": "other", "node": "work", "inputs": _NODE["inputs"][:2]},
+    ],
     "pair": _PAIR,
     "arms": [
         _arm("film"),
@@ -336,6 +349,32 @@ _RUN_EACH = {
     "workflow": "treat",
     "inputs": {"tag": {"$from": "tag"}, "me": {"$from": "item.me"}},
 }
+_TAG = {"tag": {"$from": "tag"}}
+_DECIDE = [
+    {"id": "n", "kind": "node", "node": "work", "inputs": {**_TAG, "me": {"$from": "item.me"}}},
+    {
+        "id": "done",
+        "kind": "branch",
+        "depends_on": ["n"],
+        "on": {"$from": "item.key"},
+        "arms": {"a": "again"},
+        "other": "other",
+        "pipeline": "item-arms",
+        "inputs": {**_TAG, "me": {"$from": "n.token"}, "film": {"$from": "done/film.token"}},
+    },
+    {
+        "id": "again",
+        "kind": "loop",
+        "depends_on": ["done"],
+        "pipeline": "rounds",
+        "inputs": {**_TAG, "me": {"$from": "again.token"}},
+        "start": {"$from": "done"},
+        "until": {"$from": "again.token", "$eq": "never"},
+        "result": "round",
+        "at_most": 2,
+        "must": False,
+    },
+]
 OUTPUTS = {
     "inside": {"token": {"$from": "made/n.token"}},
     "treat": {"token": {"$from": "only/n.token"}},
@@ -387,6 +426,17 @@ WORKFLOWS: dict[str, list[Any]] = {
     "mapped": [
         _step("list", body="lists"),
         _MAP,
+        _step("join", "each", sees="each.results"),
+    ],
+    "deciding": [
+        {
+            "id": "each",
+            "kind": "map",
+            "over": [{"key": key, "me": f"of-{key}"} for key in DECIDING],
+            "key": "key",
+            "steps": _DECIDE,
+            "result": {"$from": "again.token"},
+        },
         _step("join", "each", sees="each.results"),
     ],
     "treated": [

@@ -124,7 +124,7 @@ class Base(RuleBasedStateMachine):
     def claimable(self) -> bool:
         return any(job.status == "queued" and not job.waits for job in self.fleet.jobs)
 
-    def buried(self) -> set[str]:
+    def dead_ids(self) -> set[str]:
         return {process.worker_id for process in self.dead}
 
     def busy(self) -> list[fleet.Slot]:

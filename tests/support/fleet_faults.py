@@ -27,7 +27,7 @@ class Faults(fleet_base.Base):
             if how == "reaped" or times > 1:
                 self.recover_claims(dead)
             elif how == "silent" and job.worker == dead.worker_id:
-                self.silence(job)
+                self.age_heartbeat(job)
         if after_s is not None:
             self.sweep(0, after_s, "gone")
 
@@ -36,7 +36,7 @@ class Faults(fleet_base.Base):
         self.dead.append(dead)
         return dead
 
-    @precondition(lambda self: any(job.worker in self.buried() for job in self.fleet.running))
+    @precondition(lambda self: any(job.worker in self.dead_ids() for job in self.fleet.running))
     @rule(pick=PICK)
     def reap(self, pick: int) -> None:
         self.recover_claims(self.dead[pick % len(self.dead)])
@@ -58,11 +58,11 @@ class Faults(fleet_base.Base):
     @precondition(lambda self: self.fleet.running)
     @rule(pick=PICK, noticed=st.booleans())
     def falls_silent(self, pick: int, noticed: bool) -> None:
-        self.silence(self.fleet.running[pick % len(self.fleet.running)])
+        self.age_heartbeat(self.fleet.running[pick % len(self.fleet.running)])
         if noticed:
             self.sweep(0, 40, "gone")
 
-    def silence(self, job: model.Job) -> None:
+    def age_heartbeat(self, job: model.Job) -> None:
         self.change(job, f"heartbeat_at = now() - {FAR}")
         self.conn.execute(
             f"UPDATE workers SET last_seen = now() - {FAR} WHERE worker_id = %s", (job.worker,)
@@ -166,6 +166,10 @@ class Faults(fleet_base.Base):
                 if job.quiet and job.worker in gone:
                     job.crash()
         else:
+            self.conn.execute(  # the clock of the rows goes on by itself
+                "UPDATE worker_heartbeats SET last_seen = now()"
+                f" WHERE last_seen > now() - {FAR} / 2"
+            )
             one.sweeps.flag_dead_workers()
             owners = {(job.worker.partition(":")[0], job.queue) for job in self.fleet.running}
             for key in owners & {*self.stale} if one.trusts(30) else ():

@@ -49,6 +49,8 @@ class Job:
     quiet: bool = False
     """It has not been renewed for long."""
     gone: bool = False
+    charged: set[int] = field(default_factory=set[int])
+    """The claims that counted a crash and queued the job again."""
 
     def facts(self) -> tuple[object, ...]:
         """Return what the row must contain."""
@@ -111,9 +113,18 @@ class Job:
         self.crashes += not self.over
         poison = self.crashes >= MAX_CRASHES
         self.become("cancelled" if self.over else "failed" if poison else "queued")
+        if self.status == "queued":
+            self.charged.add(self.claim_no)
         if first:
             self.priority = min(self.priority, FRONT)
         self.waits = self.status == "queued" and not first
+
+    def excuse(self, claim_no: int) -> None:
+        """Take back the crash of a claim, once: its worker lives, and finds that it was lost."""
+        poisoned = self.status == "failed" and self.crashes >= MAX_CRASHES
+        if claim_no in self.charged and self.crashes and not poisoned:
+            self.charged.remove(claim_no)
+            self.crashes -= 1
 
     def reopen(self, generation: int, priority: int) -> None:
         self.become("queued")

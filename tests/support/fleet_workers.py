@@ -13,7 +13,7 @@ from queue_workflows.engine import claims, job_tables
 from queue_workflows.worker import guards
 from tests.support import factories, fleet, fleet_base
 from tests.support import fleet_model as model
-from tests.support.fleet_base import ENDS, PICK
+from tests.support.fleet_base import ENDS, FAR, PICK
 
 
 class Workers(fleet_base.Base):
@@ -54,6 +54,7 @@ class Workers(fleet_base.Base):
             slot.claimer.lose()
             slot.claimer.connection()
             return False
+        slot.forget_times()
         row = slot.claimer.claim(promote=promote)
         assert (row and row["id"]) == (expected and expected.id)
         if row is not None and expected is not None:
@@ -82,6 +83,7 @@ class Workers(fleet_base.Base):
         if how == "completed" and job.asks:
             how = "parked"
         work.settling = True
+        slot.forget_times()
         following = None
         with fleet.mind(slot.mind), fleet.Cut(slot.claimer, cut):
             try:
@@ -161,19 +163,36 @@ class Workers(fleet_base.Base):
                 assert process.work.cancel.is_set() or not job.over
             if held and hard:
                 job.back(front=True)
-                self.model_cleared(slot)
+                self.heartbeat_expired(slot, surely=False)
+            elif not held:
+                job.excuse(process.work.lease.claim_no)
+                self.heartbeat_expired(slot)
         else:
             assert code == {"stop": 0, "late": 77, "cancelled": 79}[act]
             if held and act != "late":
                 job.back()
-            if slot.queue == "gpu":
-                self.model_cleared(slot)
+            self.heartbeat_expired(slot, surely=held or act == "late")
         if code is not None:
             self.replace(slot)
 
-    def model_cleared(self, slot: fleet.Slot) -> None:
-        if (slot.host, slot.queue) in self.stale:
-            self.stale[slot.host, slot.queue] = True
+    def heartbeat_expired(self, slot: fleet.Slot, *, surely: bool = True) -> None:
+        """Learn whether the end of a worker has set the heartbeat of its queue back.
+
+        It does unless others of that queue were seen just now. How long ago is a matter of the real
+        time; so it is demanded, if `surely`, only where there are none.
+        """
+        key = slot.host, slot.queue
+        if key not in self.stale:
+            return
+        place = "host_label = %s AND queue = %s"
+        old, alone = self.conn.execute(
+            f"SELECT last_seen < now() - {FAR} / 2 AS old, NOT EXISTS (SELECT FROM workers"
+            f" WHERE {place} AND worker_id <> %s AND state NOT IN ('stopped', 'dead')) AS alone"
+            f" FROM worker_heartbeats WHERE {place}",
+            (*key, slot.process.worker_id, *key),
+        ).fetchall()[0].values()  # fmt: skip
+        assert old or not (alone and surely)
+        self.stale[key] = old
 
     @precondition(lambda self: self.busy())
     @rule(pick=PICK, code=st.sampled_from([75, 76, 78]), times=st.sampled_from([1, 1, 4]))
@@ -190,8 +209,7 @@ class Workers(fleet_base.Base):
         left = slot.judge(lambda watch, work: watch._shutdown.end_by_guard(work, verdict))
         # What another write has settled is nobody's fault, and nobody leaves for it.
         assert left == (code if held else None)
-        if slot.queue == "gpu":
-            self.model_cleared(slot)
+        self.heartbeat_expired(slot, surely=held)
         if held:
             job.trip()
             self.replace(slot)
@@ -214,9 +232,11 @@ class Workers(fleet_base.Base):
 
     def beat_in(self, slot: fleet.Slot) -> None:
         process = slot.process
-        slot.watch._works = [process.work] if process.work else []
+        if process.work is not None:
+            slot.watch.begin(process.work)
         slot.watch.heartbeat.send()
-        slot.watch._works = []
+        if process.work is not None:
+            slot.watch.end(process.work)
         process.reported, process.quiet = True, False
         if process.work is not None or self.fleet.policy(slot.host, slot.queue) is None:
             self.stale[slot.host, slot.queue] = self.flagged[slot.host, slot.queue] = False

@@ -8,17 +8,17 @@ from queue_workflows import db as engine
 from queue_workflows import node_queue, run_store
 from tests.support import failpoints, workloads
 
-_NODES = """
+_NODES = f"""
 SELECT j.node_id AS me, j.status, j.attempts, j.crash_count, j.context_delta AS left,
        (SELECT count(*) FROM workflow_dispatch_events e WHERE e.job_id = j.id
-           AND e.kind = 'completed') AS finals
+           AND e.kind = 'completed') AS finals, {workloads.HANDED_BACK}
   FROM workflow_node_jobs j WHERE j.run_id = ANY (%s)
 """
 
-_WORKED = """
+_WORKED = f"""
 SELECT j.resolved_inputs ->> 'me' AS me, j.status, j.attempts, j.crash_count,
        j.context_delta AS left, (SELECT count(*) FROM workflow_node_events e WHERE e.job_id = j.id
-       AND e.event_type IN ('completed', 'failed', 'cancelled')) AS finals
+       AND e.event_type IN ('completed', 'failed', 'cancelled')) AS finals, {workloads.HANDED_BACK}
   FROM workflow_node_jobs j
  WHERE j.run_id = ANY (%s) AND NOT starts_with(j.node_module, '__')
 """
@@ -103,4 +103,40 @@ class MappedRuns(workloads.Runs):
         assert {waited[node_id].finals for node_id in (*items, "each")} == {1}
         results = [(found[f"of-{key}"].left or {})["token"] for key in failpoints.ITEMS]
         assert (found["join"].left or {})["seen"] == results
+        return [*found.values()]
+
+
+class Deciding(workloads.Runs):
+    """A run with a map of two items, each with a node, a branch and a loop, and a join."""
+
+    names = ("deciding",)
+
+    def judge(self, folder: Path) -> list[workloads.Job]:
+        (run_id,) = self.ids
+        run = run_store.get_run(run_id) or {}
+        assert (run["status"], run["error"]) == ("completed", None)
+        found = workloads.jobs(_NODES, [run_id])
+        tokens = failpoints.executions(folder, self.tag)
+        ran, results = {"join/n": "join"}, list[str]()
+        for key in failpoints.DECIDING:
+            at = f"each[{key}]/"
+            chosen = ["done/film", "done/again"] if key == "a" else ["done/other"]
+            others = {"done/film", "done/again", "done/other"} - {*chosen}
+            assert {found[at + name].status for name in others} == {"skipped"}
+            me = f"of-{key}"
+            for name in ("n", *chosen, "again/round#1", "again/round#2"):
+                ran[at + name] = me
+                me = (found[at + name].left or {})["token"]
+            results.append(me)
+            ends = {"done": chosen[-1], "again": "again/round#2"}
+            for name, end in ends.items():
+                assert (found[at + name].left, found[at + name].finals) == (found[at + end].left, 1)
+            for name in (*others, *ends):
+                found.pop(at + name)
+        assert found.pop("each").finals == 1
+        assert found.keys() == ran.keys()
+        assert tokens.keys() == {*ran.values()}
+        for place, me in ran.items():
+            workloads.judge(found[place], tokens[me])
+        assert (found["join/n"].left or {})["seen"] == results
         return [*found.values()]

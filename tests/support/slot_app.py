@@ -64,10 +64,26 @@ def waits(*, folder: str) -> dict[str, Any]:
     return {"pid": os.getpid()}
 
 
+def starts(*, folder: str) -> dict[str, Any]:
+    """Ends at once."""
+    begins(folder)
+    return {}
+
+
 def waits_once(*, folder: str) -> dict[str, Any]:
     """Does not end at its first start, and ends at once later."""
     if begins(folder):
         time.sleep(LONG_S)
+    return {"pid": os.getpid()}
+
+
+def ticks_once(*, folder: str) -> dict[str, Any]:
+    """Touches the file `tick` for as long as it lives; ends at once when started again."""
+    if begins(folder):
+        ends = time.monotonic() + LONG_S
+        while time.monotonic() < ends:
+            Path(folder, "tick").touch()
+            time.sleep(0.002)
     return {"pid": os.getpid()}
 
 
@@ -349,7 +365,8 @@ async def node_streams(folder: str) -> AsyncGenerator[Any, None]:
 
 
 TASKS: tuple[Callable[..., Any], ...] = (
-    quick, waits, waits_once, says, fails, holds_gil, segfaults, exits_at_once, exits, interrupts,
+    quick, starts, waits, waits_once, ticks_once, says, fails, holds_gil, segfaults, exits_at_once,
+    exits, interrupts,
     closes_all, kills_itself, leaves_child, ignores_sigterm, ends_at_sigterm, breaks_json,
     floods, grows,
     async_quick, meets, async_waits, async_waits_once, async_deaf, async_blocks, async_dies,

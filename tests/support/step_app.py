@@ -133,6 +133,20 @@ async def waits_async(*, folder: str, key: str) -> dict[str, Any]:
     return {"found": found, "after": await steps.step_async("after", write_async, folder, "after")}
 
 
+def naps(*, folder: str, seconds: float = 0.5) -> dict[str, Any]:
+    """Sleep between two steps."""
+    steps.step("before", write, folder, "before")
+    steps.sleep(seconds)
+    return {"after": steps.step("after", write, folder, "after")}
+
+
+async def naps_async(*, folder: str, seconds: float = 0.5) -> dict[str, Any]:
+    """Do as `naps` does."""
+    await steps.step_async("before", write_async, folder, "before")
+    await steps.sleep_async(seconds)
+    return {"after": await steps.step_async("after", write_async, folder, "after")}
+
+
 def dies(*, folder: str) -> None:
     """End the process inside of a step."""
     steps.step("fine", write, folder, "fine")
@@ -154,10 +168,16 @@ def node_waits(folder: str, key: str) -> dict[str, Any]:
     return waits(folder=folder, key=key)
 
 
+def node_naps(folder: str, seconds: float = 0.5) -> dict[str, Any]:
+    """Do as `naps` does."""
+    return naps(folder=folder, seconds=seconds)
+
+
 TASKS = (
-    two, two_async, in_threads, large, many, epochs, epochs_async, waits, waits_async, dies,
+    two, two_async, in_threads, large, many, epochs, epochs_async, waits, waits_async, naps,
+    naps_async, dies,
 )  # fmt: skip
-NODES = (node_two, node_two_async, node_waits)
+NODES = (node_two, node_two_async, node_waits, node_naps)
 
 
 def setup() -> None:

@@ -109,6 +109,7 @@ PIPELINES: dict[str, list[dict[str, Any]]] = {
     "fail": _nodes(
         {"id": "bad", "node": "fail"}, {"id": "after", "node": "quick", "depends_on": ["bad"]}
     ),
+    "arms": _nodes({"id": "known", "node": "quick"}),
     "cyclic": _nodes(
         {"id": "a", "node": "quick", "depends_on": ["b"]},
         {"id": "b", "node": "quick", "depends_on": ["a"]},
@@ -135,6 +136,17 @@ ASK = {
     "target": "way",
     "depends_on": ["work"],
 }
+EACH = {
+    "id": "each",
+    "kind": "map",
+    "over": ["good", "bad", "worse"],
+    "may_fail": 2,
+    "steps": [
+        _step("arm", "arms")
+        | {"kind": "branch", "on": {"$from": "item"}, "arms": {"good": "known"}},
+    ],
+}
+"""A map with two items whose branch cannot decide."""
 WORKFLOWS: dict[str, list[dict[str, Any]]] = {
     "chain": [_step("work", "chain")],
     "full": [
@@ -148,6 +160,7 @@ WORKFLOWS: dict[str, list[dict[str, Any]]] = {
     "progress": [_step("work", "progress")],
     "fail": [_step("work", "fail")],
     "cyclic": [_step("work", "cyclic")],
+    "each": [EACH],
 }
 
 

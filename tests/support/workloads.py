@@ -37,16 +37,20 @@ class Job(NamedTuple):
         return self.crash_count + self.handed_back
 
 
-_NODES = """
+HANDED_BACK = """
+       (SELECT count(*) FROM workflow_node_events e WHERE e.job_id = j.id AND
+       e.event_type = 'requeued' AND e.detail ->> 'reason' LIKE 'its worker %%') AS handed_back"""
+"""How often a parent handed a node back."""
+_NODES = f"""
 SELECT split_part(j.node_id, '/', 1) AS me, j.status, j.attempts, j.crash_count,
        j.context_delta AS left, (SELECT count(*) FROM workflow_node_events e WHERE e.job_id = j.id
-       AND e.event_type IN ('completed', 'failed', 'cancelled')) AS finals
+       AND e.event_type IN ('completed', 'failed', 'cancelled')) AS finals, {HANDED_BACK}
   FROM workflow_node_jobs j WHERE j.run_id = ANY (%s)
 """
-_OF_MAPS = """
+_OF_MAPS = f"""
 SELECT j.resolved_inputs ->> 'me' AS me, j.status, j.attempts, j.crash_count,
        j.context_delta AS left, (SELECT count(*) FROM workflow_node_events e WHERE e.job_id = j.id
-       AND e.event_type IN ('completed', 'failed', 'cancelled')) AS finals
+       AND e.event_type IN ('completed', 'failed', 'cancelled')) AS finals, {HANDED_BACK}
   FROM workflow_node_jobs j WHERE j.run_id = ANY (%s) AND j.node_module <> '__map__'
 """
 _NOTES = """

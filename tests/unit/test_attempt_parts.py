@@ -16,11 +16,11 @@ class Storing:
 
     def __init__(self) -> None:
         self.stored: list[Any] = []
-        self.later: list[attempt_parts.StoreLeft] = []
+        self.later: list[attempt_parts.StoreUnsent] = []
         self.parts = attempt_parts.AttemptParts(self.ask, self)
 
-    def store_later(self, store_left: attempt_parts.StoreLeft) -> None:
-        self.later.append(store_left)
+    def store_later(self, store_unsent: attempt_parts.StoreUnsent) -> None:
+        self.later.append(store_unsent)
 
     def ask(self, request: JsonDict) -> attempt_steps.Answered:
         return attempt_steps.answered(lambda: self.store(request))
@@ -85,7 +85,7 @@ def test_the_handler_waits_for_a_batch_under_way_but_is_never_waited_for(own: St
     assert begun.wait(10)
     handler = threading.Thread(target=own.parts.add, args=("text", 4))
     handler.start()
-    assert own.parts.store_left(own.store) is True, "it returns at once"
+    assert own.parts.store_unsent(own.store) is True, "it returns at once"
     handler.join(0.1)
     assert handler.is_alive() and own.stored == [(1, "1")]
     go.set()

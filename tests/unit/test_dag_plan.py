@@ -404,7 +404,7 @@ def test_a_chain_of_4000_skipped_nodes_is_one_plan() -> None:
     assert len(run.rows) == 4001
 
 
-def test_an_open_witness_is_queried_once_a_plan() -> None:
+def test_an_open_dependency_is_queried_once_a_plan() -> None:
     chain = [node(f"n{i}", f"n{i - 1}" if i else "a", skip_if=True) for i in range(100)]
     first = node("j", *(f"n{i}" for i in range(100)), "z")
     second = node("k", *(f"n{i}" for i in range(50, 100)), "y")

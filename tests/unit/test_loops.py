@@ -147,10 +147,17 @@ def test_a_wrong_loop_is_refused_with_its_step(more: dict[str, Any], words: str)
     assert "step 'l'" in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", ["loop", "branch"])
-def test_a_step_of_a_map_decides_nothing(kind: str) -> None:
-    over = {"id": "m", "kind": "map", "over": [1], "steps": [step(kind=kind)], "result": "l"}
-    with pytest.raises(errors.InvalidWorkflow, match="the steps of a map are of kind 'pipeline'"):
+def test_a_loop_in_a_map_has_its_rounds_in_the_body() -> None:
+    inner = {"result": {"$from": "l"}, "steps": [step(start={"$from": "item"}, at_most=2)]}
+    made = expanded({"id": "m", "kind": "map", "over": [1], **inner})
+    (node,) = made["nodes"]
+    assert [each["id"] for each in node["map"]["body"]] == ["l/f#1", "l/f#2", "l"]
+    assert frozen_definition.check(made).nodes["m"].map is not None
+
+
+def test_a_wrong_loop_in_a_map_is_refused_with_its_step() -> None:
+    over = {"id": "m", "kind": "map", "over": [1], "steps": [step(at_most=0)]}
+    with pytest.raises(errors.InvalidWorkflow, match="step 'm': step 'l': 'at_most' must be 1 to"):
         expanded(over)
 
 

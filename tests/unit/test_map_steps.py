@@ -275,11 +275,12 @@ def test_map_compiles_to_a_step_of_kind_map() -> None:
         (lambda found: inner_leak(found), "exists for each item of a map"),
         (lambda found: failures(found), "failures.. takes what a call of map.. gave"),
         (lambda found: nested_map.map(found), "is mapped in a mapped pipeline.*`publish.map"),
-        (
-            lambda found: with_branch.map(found),
-            "branch.. is called in a mapped pipeline",
-        ),
-        (lambda found: with_loop.map(found), "loop.. is called in a mapped pipeline.*@workflow"),
+        (lambda found: branch_in_loop.map(found), "step 'loop': branch.. is called in a pipeline"),
+        (lambda found: leaking_arm.map(found), "returns the output of one of its nodes"),
+        (lambda found: same_id.map(found), "two steps have the id 'same_id'"),
+        (lambda found: twice.map(found), "two steps have the id 'draw'"),
+        (lambda found: twice_again.map(found), "two nodes have the id 'made'"),
+        (lambda found: shadow(found), "'inner/draw' is in it and outside of it"),
         (lambda found: with_run.map(found), "workflow 'scans' is called in a mapped pipeline"),
         (lambda found: no_result.map(found), "returns the output of one of its nodes"),
         (lambda found: empty.map(found), "its function calls no node"),
@@ -294,6 +295,42 @@ def test_a_wrong_map_is_refused_with_its_place(body: Any, reason: str) -> None:
         workflow(name="maps-wrong")(made).document()
 
 
+def test_branches_and_loops_of_a_mapped_pipeline_compile_to_its_steps() -> None:
+    @pipeline
+    def both(number: int) -> Any:
+        made = draw.options(retries=1)(number)
+        chosen = with_branch_of(made, number)
+        return loop(lambda s: frame(s), start=chosen, until=lambda s: s == "a", at_most=3)
+
+    @workflow(name="maps-decides")
+    def made(count: int) -> None:
+        join(both.map(scan(count)), [])
+
+    _, mapped, _ = made.document()["steps"]
+    assert "pipeline" not in mapped
+    assert "inputs" not in mapped
+    assert mapped["result"] == {"$from": "loop.result"}
+    plain, chosen, repeated = mapped["steps"]
+    assert plain == {
+        "id": "draw",
+        "kind": "node",
+        "node": "maps-draw",
+        "retries": 1,
+        "inputs": {"number": {"$from": "item"}},
+    }
+    assert (chosen["kind"], chosen["depends_on"]) == ("branch", ["draw"])
+    assert (repeated["kind"], repeated["depends_on"]) == ("loop", ["branch"])
+    report = check.workflow("maps-decides")
+    assert (report.ok, report.findings, report.needs) == (True, (), ("count",))
+    assert report.definition is not None
+    body = report.definition["nodes"][1]["map"]["body"]
+    assert [each["id"] for each in body] == [
+        "draw", "branch/draw", "branch/draw-2", "branch",
+        "loop/frame#1", "loop/frame#2", "loop/frame#3", "loop",
+    ]  # fmt: skip
+    assert frozen_definition.check(report.definition).nodes["both"].map is not None
+
+
 LEAKED: list[Any] = []
 
 
@@ -302,15 +339,56 @@ def scans(count: int) -> Any:
     return scan(count)
 
 
-@pipeline
-def with_branch(number: int) -> Any:
-    made = draw(number, 1)
+def with_branch_of(made: str, number: int) -> str:
     return branch(made, {"a": lambda: draw(number, 2)}, other=lambda: draw(number, 3))
 
 
 @pipeline
-def with_loop(number: int) -> Any:
-    return loop(lambda state: draw(state, 1), start=number, until=lambda s: s, at_most=2)
+def branch_in_loop(number: int) -> Any:
+    def body(state: Any) -> Any:
+        return branch(state, {"a": lambda: draw(number, 2)})
+
+    return loop(body, start=number, until=lambda s: s, at_most=2)
+
+
+@pipeline
+def leaking_arm(number: int) -> Any:
+    def arm() -> str:
+        LEAKED.append(draw(number))
+        return LEAKED[-1]
+
+    branch(number, {1: arm})
+    return LEAKED.pop()
+
+
+@pipeline
+def same_id(number: int) -> Any:
+    return branch(number, {1: lambda: draw(number)}, id="same_id")
+
+
+@pipeline
+def twice(number: int) -> Any:
+    return branch(draw(number), {"a": lambda: draw(number)}, id="draw")
+
+
+@pipeline
+def twice_again(number: int) -> Any:
+    branch(number, {1: lambda: draw(number)}, id="made")
+    return draw.options("made")(number)
+
+
+@pipeline
+def shadowing(number: int, outer: str) -> Any:
+    frame(outer)
+    return branch(number, {1: lambda: draw(number)}, id="inner")
+
+
+def shadow(found: list[int]) -> None:
+    @pipeline(name="inner")
+    def inner() -> str:
+        return draw(1)
+
+    shadowing.map(found, also={"outer": inner()})
 
 
 @pipeline

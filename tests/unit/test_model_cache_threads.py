@@ -182,7 +182,7 @@ def test_all_who_wait_for_a_model_get_one_load() -> None:
     assert (threads.found, models.loads["a"]) == (["A"] * 10, 1)
 
 
-def test_a_failed_load_fails_all_who_wait_and_the_next_one_loads_anew() -> None:
+def test_a_failed_load_fails_all_who_wait_and_the_next_one_loads_again() -> None:
     go, fails = threading.Event(), [True]
     models = Models()
 

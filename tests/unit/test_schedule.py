@@ -1,4 +1,4 @@
-"""Schedules: instants in UTC, what is due, and what an outage leaves."""
+"""Old-style schedule entries: their instants in UTC, their order and their checks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import errors
-from queue_workflows.schedule import plan
+from queue_workflows.schedule import old_style_entries
 from queue_workflows.schedule.entry import ScheduleEntry
+from tests.support import entry_instants
 
 UTC = timezone.utc
 HOUR = timedelta(hours=1)
@@ -106,10 +107,6 @@ def test_the_zone_of_now_changes_nothing(entry: ScheduleEntry, now: datetime, zo
     local = now.astimezone(zone)
     assert entry.next_fire_at(local) == entry.next_fire_at(now)
     assert entry.previous_fire_at(local) == entry.previous_fire_at(now)
-    earlier = now - HOUR  # in UTC: local arithmetic moves the wall clock, not the instant
-    assert plan.missed([entry], earlier.astimezone(zone), local) == plan.missed(
-        [entry], earlier, now
-    )
 
 
 @pytest.mark.parametrize("change", DST_DATES)
@@ -117,7 +114,7 @@ def test_the_zone_of_now_changes_nothing(entry: ScheduleEntry, now: datetime, zo
 def test_a_dst_change_neither_skips_nor_repeats_an_hour(change: datetime, zone: str):
     start = (change - 24 * HOUR).astimezone(ZoneInfo(zone))
     end = (change + 24 * HOUR).astimezone(ZoneInfo(zone))
-    fired = [fire_at for _, fire_at in plan.due_between([hourly(30)], start, end)]
+    fired = [fire_at for _, fire_at in entry_instants.between([hourly(30)], start, end)]
     assert len(fired) == 48
     assert all(later - sooner == HOUR for sooner, later in itertools.pairwise(fired))
 
@@ -130,89 +127,12 @@ def test_a_local_time_that_exists_twice_is_two_instants():
     assert hourly(30).next_fire_at(second) == at("2024-10-27T01:30:00")
 
 
-@given(st.lists(entries, max_size=4), moments, st.timedeltas(timedelta(0), 60 * HOUR))
-@settings(max_examples=40, deadline=None)
-def test_due_between_is_sorted_and_splits_at_any_point(
-    schedule: list[ScheduleEntry], start: datetime, length: timedelta
-):
-    middle, end = start + length / 3, start + length
-    whole = plan.due_between(schedule, start, end)
-    assert whole == sorted(whole, key=plan.order)
-    assert all(start < fire_at <= end for _, fire_at in whole)
-    parts = plan.due_between(schedule, start, middle) + plan.due_between(schedule, middle, end)
-    assert sorted(parts, key=repr) == sorted(whole, key=repr)
-
-
-@given(st.lists(entries, max_size=4), moments, st.timedeltas(timedelta(0), 30 * HOUR))
-@settings(max_examples=50, deadline=None)
-def test_missed_is_the_latest_instant_of_each_entry_and_recent(
-    schedule: list[ScheduleEntry], last_seen: datetime, away: timedelta
-):
-    now = last_seen + away
-    latest: dict[int, datetime] = {}
-    for number, entry in enumerate(schedule):
-        for _, fire_at in plan.due_between([entry], last_seen, now):
-            latest[number] = fire_at
-    expected = [
-        (schedule[number], fire_at)
-        for number, fire_at in latest.items()
-        if now - fire_at <= timedelta(seconds=plan.CATCH_UP_S)
-    ]
-    got = plan.missed(schedule, last_seen, now)
-    assert sorted(got, key=repr) == sorted(expected, key=repr)
-    assert got == sorted(got, key=plan.order)
-
-
-@given(entries, moments, st.lists(st.timedeltas(timedelta(seconds=1), HOUR), max_size=30))
-@settings(max_examples=40, deadline=None)
-def test_polling_often_enough_fires_every_instant_once(
-    entry: ScheduleEntry, start: datetime, steps: list[timedelta]
-):
-    fired: list[datetime] = []
-    seen = start
-    for step in steps:
-        now = seen + step
-        fired += [fire_at for _, fire_at in plan.missed([entry], seen, now)]
-        seen = now
-    assert fired == [fire_at for _, fire_at in plan.due_between([entry], start, seen)]
-
-
-def test_an_hours_outage_fires_an_hourly_entry_once():
-    fires = plan.missed([hourly(5)], at("2024-05-01T10:00:00"), at("2024-05-01T13:02:00"))
-    assert [fire_at for _, fire_at in fires] == [at("2024-05-01T12:05:00")]
-
-
-def test_a_daily_instant_older_than_the_catch_up_is_skipped():
-    daily = hourly(0, hours={6})
-    seen = at("2024-05-01T05:00:00")
-    assert plan.missed([daily], seen, at("2024-05-01T07:00:00")) == [
-        (daily, at("2024-05-01T06:00:00"))
-    ]
-    assert plan.missed([daily], seen, at("2024-05-01T07:00:01")) == []
-    assert plan.missed([daily], seen, at("2024-05-01T09:00:00"), catch_up_s=4 * 3600.0) != []
-
-
-def test_missed_by_name_leaves_out_names_without_a_history():
-    known, new = hourly(5, "known"), hourly(5, "new")
-    seen = {"known": at("2024-05-01T09:05:00")}
-    fires = plan.missed([known, new], seen, at("2024-05-01T10:10:00"))
-    assert fires == [(known, at("2024-05-01T10:05:00"))]
-
-
-def test_a_clock_that_went_back_misses_nothing():
-    assert plan.missed([hourly(5)], at("2024-05-01T11:10:00"), at("2024-05-01T10:10:00")) == []
-
-
-def test_next_wake_is_the_soonest_instant():
-    schedule = [hourly(50), hourly(20), hourly(10, hours={3})]
-    assert plan.next_wake(schedule, at("2024-05-01T10:15:00")) == at("2024-05-01T10:20:00")
-    assert plan.next_wake([], at("2024-05-01T10:15:00")) is None
-
-
 def test_fires_come_in_one_order_whatever_order_the_schedule_has():
-    schedule = [hourly(5, "b"), hourly(5, "a"), hourly(4, "c")]
-    fires = plan.missed(schedule, at("2024-05-01T10:00:00"), at("2024-05-01T10:10:00"))
-    assert [entry.name for entry, _ in fires] == ["c", "a", "b"]
+    five, four = at("2024-05-01T10:05:00"), at("2024-05-01T10:04:00")
+    fires = [(hourly(5, "b"), five), (hourly(5, "a"), five), (hourly(4, "c"), four)]
+    for given_order in itertools.permutations(fires):
+        ordered = sorted(given_order, key=old_style_entries.order)
+        assert [entry.name for entry, _ in ordered] == ["c", "a", "b"]
 
 
 def test_an_entry_is_a_value_and_takes_any_iterable_of_hours():
@@ -255,9 +175,9 @@ def test_a_bad_entry_is_refused_by_field(changes: dict[str, object], said: str):
 
 def test_one_name_at_one_instant_is_one_job():
     same = ScheduleEntry("x", 5, "one", "fetch")
-    assert plan.check([same, same]) == [same, same]
-    plan.check([same, ScheduleEntry("x", 35, "two", "fetch")])
-    plan.check(
+    assert old_style_entries.check([same, same]) == [same, same]
+    old_style_entries.check([same, ScheduleEntry("x", 35, "two", "fetch")])
+    old_style_entries.check(
         [
             ScheduleEntry("x", 5, "one", "fetch", hours={1}),
             ScheduleEntry("x", 5, "two", "fetch", hours={2}),
@@ -268,9 +188,9 @@ def test_one_name_at_one_instant_is_one_job():
         ScheduleEntry("x", 5, "one", "load", hours={7}),
     ):
         with pytest.raises(errors.InvalidConfig, match="'x'"):
-            plan.check([same, other])
+            old_style_entries.check([same, other])
 
 
 def test_a_schedule_holds_entries_only():
     with pytest.raises(errors.InvalidConfig, match="dict"):
-        plan.check([{"name": "x"}])
+        old_style_entries.check([{"name": "x"}])

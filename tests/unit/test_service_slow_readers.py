@@ -6,9 +6,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
+from starlette.responses import PlainTextResponse
 
-from queue_workflows.service import server
+from queue_workflows.service import guard, server
 
 
 @pytest.fixture
@@ -60,3 +62,28 @@ def test_a_client_that_takes_nothing_is_cut_off(connection: Any) -> None:
     made.transport.left = 60
     assert not pass_time()
     assert pass_time()
+
+
+def test_the_time_of_a_request_is_not_that_of_taking_its_response() -> None:
+    """What a client takes slowly delays the next response, also beyond the time for a result."""
+    settings: Any = SimpleNamespace(
+        app_request_timeout_sec=0.05, app_max_connections=9, app_max_requests=9, app_max_body_kb=1,
+        app_read_only=False, hosts=["localhost"],
+    )  # fmt: skip
+    known: Any = SimpleNamespace(scope_of=lambda _: "read")
+    own: Any = SimpleNamespace(open_connections=lambda: 1)
+    guarded = guard.Guard(PlainTextResponse("x" * 9), settings=settings, known=known, own=own)
+    sent: list[str] = []
+
+    async def send(message: Any) -> None:
+        await anyio.sleep(0.2)  # four times what a result may take
+        sent.append(message["type"])
+
+    async def receive() -> Any:
+        raise AssertionError("a GET has no body that is read")
+
+    headers = [(b"host", b"localhost"), (b"authorization", b"Bearer t")]
+    scope = {"type": "http", "method": "GET", "path": "/api/v1/jobs", "headers": headers,
+             "query_string": b"", "raw_path": b"/api/v1/jobs"}  # fmt: skip
+    anyio.run(guarded, scope, receive, send)
+    assert sent == ["http.response.start", "http.response.body"]

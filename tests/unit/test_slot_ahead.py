@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from queue_workflows.worker import slot_ahead
 
 
@@ -37,3 +39,52 @@ def test_jobs_that_waited_too_long_end_it() -> None:
     ahead = proved(2)
     ahead.reset()
     assert ahead.room(0) == 0
+
+
+def test_several_tiny_jobs_wait_for_each_slot() -> None:
+    ahead = slot_ahead.Ahead(2)
+    for number in range(slot_ahead.ROUNDS * 2):
+        assert not ahead.are_tiny, number
+        ahead.ended(slot_ahead.TINY_S / 2)
+    assert ahead.are_tiny
+    assert ahead.room(3) == 2 * slot_ahead.SEVERAL - 3
+    assert ahead.each == 1
+
+
+def test_a_handler_that_is_short_but_not_tiny_leaves_one_job_for_each_slot() -> None:
+    ahead = slot_ahead.Ahead(2)
+    for _ in range(slot_ahead.ROUNDS * 2):
+        ahead.ended(slot_ahead.TINY_S / 2)
+    ahead.ended(slot_ahead.TINY_S)
+    assert (ahead.are_tiny, ahead.room(0)) == (False, 2)
+
+
+def test_where_results_must_not_wait_one_job_waits_for_each_slot() -> None:
+    ahead = slot_ahead.Ahead(2, collects=False)
+    for _ in range(slot_ahead.ROUNDS * 2):
+        ahead.ended(slot_ahead.TINY_S / 2)
+    assert (ahead.room(0), ahead.suffice(2)) == (2, False)
+
+
+def test_a_large_batch_is_not_reduced_for_tiny_jobs() -> None:
+    ahead = slot_ahead.Ahead(2, batch=50)
+    for _ in range(slot_ahead.ROUNDS * 2):
+        ahead.ended(slot_ahead.TINY_S / 2)
+    assert (ahead.room(0), ahead.each) == (100, 50)
+
+
+def test_after_the_queue_was_empty_jobs_are_claimed_ahead_only_once_claims_find_enough() -> None:
+    """A chain of nodes: each claim finds the one that follows, and no more."""
+    ahead = proved(1)
+    looked = 0
+    for _ in range(100):
+        room = ahead.room(0)
+        looked += room > 0
+        ahead.claimed(1, 1 + room, ahead=room > 0)
+    assert looked == pytest.approx(100 / (1 + slot_ahead.LONGEST_PAUSE), abs=3)
+    for _ in range(slot_ahead.LONGEST_PAUSE):
+        ahead.claimed(1, 1, ahead=False)
+    for _ in range(10):
+        room = ahead.room(0)
+        assert room > 0, "the queue has enough again"
+        ahead.claimed(1 + room, 1 + room, ahead=True)

@@ -1,4 +1,4 @@
-"""What a plain worker imports: its start-up costs as much as its modules."""
+"""What a worker imports: its start-up costs as much as its modules."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 
 MOST = 185
 """Modules of this package that `import queue_workflows.claim_worker` loads, which are 185."""
+MOST_WITH_EXECUTORS = 219
+"""Those that a worker with executors loads, which are 219."""
+HEAVY = ("email", "http", "multiprocessing", "unittest", "urllib.request")
 UNUSED = (
     "queue_workflows.admin",
     "queue_workflows.declare",
@@ -24,36 +27,49 @@ UNUSED = (
     "queue_workflows.worker.slot_worker",
     "queue_workflows.worker.slots",
 )
-"""A worker needs them with slots, under a parent, or for what apps call."""
+"""A worker needs them for executors, under a parent, or for what apps call."""
 _CODE = """
 import sys
 import psycopg
 known = set(sys.modules)
 from queue_workflows import claim_worker
 from queue_workflows.worker import command_line
-assert command_line.is_plain(command_line.parser().parse_args(["--queue", "load"]))
+options = command_line.parser().parse_args(sys.argv[1:])
+if not command_line.is_inline(options):
+    from queue_workflows.worker import slot_start
 print(*(set(sys.modules) - known))
 """
 
 
-@pytest.fixture(scope="module")
-def loaded() -> set[str]:
-    done = subprocess.run([sys.executable, "-c", _CODE], check=True, capture_output=True, text=True)
+def loaded_by(*options: str) -> set[str]:
+    command = [sys.executable, "-c", _CODE, "--queue", "load", *options]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return set(done.stdout.split())
 
 
+@pytest.fixture(scope="module")
+def loaded() -> set[str]:
+    return loaded_by("--batch", "5")
+
+
+@pytest.fixture(scope="module")
+def with_executors() -> set[str]:
+    return loaded_by()
+
+
 @pytest.mark.parametrize("module", UNUSED)
-def test_a_plain_worker_does_not_import(module: str, loaded: set[str]) -> None:
+def test_an_inline_worker_does_not_import(module: str, loaded: set[str]) -> None:
     assert module not in loaded
 
 
-@pytest.mark.parametrize(
-    "module", ["email", "http", "multiprocessing", "unittest", "urllib.request"]
-)
-def test_a_plain_worker_imports_no_heavy_library(module: str, loaded: set[str]) -> None:
-    assert module not in loaded
+@pytest.mark.parametrize("module", HEAVY)
+def test_a_worker_imports_no_heavy_library(
+    module: str, loaded: set[str], with_executors: set[str]
+) -> None:
+    assert module not in loaded | with_executors
 
 
-def test_a_plain_worker_imports_few_modules(loaded: set[str]) -> None:
-    own = [name for name in loaded if name.split(".")[0] == "queue_workflows"]
-    assert len(own) <= MOST, sorted(own)
+def test_a_worker_imports_few_modules(loaded: set[str], with_executors: set[str]) -> None:
+    for found, most in ((loaded, MOST), (with_executors, MOST_WITH_EXECUTORS)):
+        own = [name for name in found if name.split(".")[0] == "queue_workflows"]
+        assert len(own) <= most, sorted(own)

@@ -1,1 +1,1 @@
-"""The endpoints of the service, a module for each noun."""
+"""Group the endpoints' modules, one for each noun; `service.application` includes their routers."""

@@ -9,7 +9,7 @@ import fastapi
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from queue_workflows.service import changes, problems, responses, state
+from queue_workflows.service import change_reader, changes, problems, responses, state
 from queue_workflows.service.routes import parameters
 
 router = fastapi.APIRouter(prefix="/api/v1/events", tags=["events"])
@@ -63,8 +63,8 @@ class _Stream(Response):
             response = await self._response(reader)
             await response(scope, receive, send)
 
-    async def _response(self, reader: changes.Reader) -> Response:
-        missed: list[changes.Change] = []
+    async def _response(self, reader: change_reader.Reader) -> Response:
+        missed: list[change_reader.Change] = []
         if self._last_id:
             try:
                 missed = await self._own.calls.run(changes.replay, self._last_id, self._wanted)
@@ -77,7 +77,9 @@ class _Stream(Response):
         return StreamingResponse(_events(reader, missed), media_type=self.media_type)
 
 
-async def _events(reader: changes.Reader, missed: list[changes.Change]) -> AsyncIterator[bytes]:
+async def _events(
+    reader: change_reader.Reader, missed: list[change_reader.Change]
+) -> AsyncIterator[bytes]:
     yield f"retry: {RETRY_MS}\n\n".encode()
     for change in missed:
         yield _text(change)
@@ -89,6 +91,6 @@ async def _events(reader: changes.Reader, missed: list[changes.Change]) -> Async
             yield b": alive\n\n"
 
 
-def _text(change: changes.Change) -> bytes:
+def _text(change: change_reader.Change) -> bytes:
     head = f"id: {change.id}\nevent: {change.kind}\ndata: ".encode()
     return head + responses.body(change.data) + b"\n\n"

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from queue_workflows import db, errors
 from queue_workflows import streams as api
-from queue_workflows.service import changes, job_states, responses, schemas, state
+from queue_workflows.service import change_reader, job_states, responses, schemas, state
 from queue_workflows.service.routes import events, parameters
 from queue_workflows.types import JsonDict
 
@@ -129,7 +129,7 @@ class _Stream(Response):
     async def _read(self, after: str | None) -> api.Page:
         return await self._own.calls.run(api.read_page, self._job_id, self._name, after=after)
 
-    async def _events(self, reader: changes.Reader, page: api.Page) -> AsyncIterator[bytes]:
+    async def _events(self, reader: change_reader.Reader, page: api.Page) -> AsyncIterator[bytes]:
         yield f"retry: {events.RETRY_MS}\n\n".encode()
         sent_at = time.monotonic()
         while not reader.closed:

@@ -4,16 +4,17 @@
 -- Record the completed jobs `p_done`, then claim up to `p_claim` jobs of a queue; return the claimed jobs. The
 -- jobs are finished first: one statement for both could keep rows locked that its claim rejected. SQLSTATE
 -- QW001: a claim was lost, and nothing was written. The queue's pause and limits come before the claim. If
--- `p_tell`, and nothing was claimed of a queue that has settings, return one row without an id, whose `wait_s`
--- is the number of seconds after which a limit admits the next job, or NULL.
+-- `p_look_ahead_s` is given and fewer than `p_claim` jobs were claimed, the last row has no id. Its `wait_s` is the
+-- number of seconds after which a limit admits the next job, if nothing was claimed. Its `due_s` is the number of
+-- seconds after which the next delayed job is due, if that is within `p_look_ahead_s`. NULL: unknown.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
-    p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_tell boolean DEFAULT false)
+    p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision DEFAULT NULL)
 RETURNS TABLE (
     id text, task_name text, queue text, reason text, priority smallint, seq bigint, args jsonb,
     claim_no bigint, worker_id text, claimed_by text, attempts integer, max_attempts integer,
     crash_count integer, timeout_s double precision, headers jsonb, partition_key text, lock_key text,
-    wait_s double precision)
+    wait_s double precision, due_s double precision)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off
@@ -25,6 +26,7 @@ DECLARE
     v_limited boolean := EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue);
     v_room    integer := p_claim;
     v_wait_s  double precision;
+    v_due_s   double precision;
     v_held    boolean;
     v_past    text;
     v_kept    text[] := '{}';
@@ -86,6 +88,7 @@ BEGIN
         SELECT true FROM ingest_jobs k
          WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
            AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+           AND k.lock_key IS NULL
          ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
         v_kept := queue_workflows_kept_jobs(p_host, p_queue, v_room);
         IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (k.crash_count > 0) IS TRUE) THEN
@@ -112,7 +115,7 @@ BEGIN
             RETURN QUERY SELECT v_row.id, v_row.task_name, v_row.queue::text, v_row.reason, v_row.priority,
                 v_row.seq, v_row.args, v_row.claim_no, v_row.worker_id, v_row.claimed_by,
                 v_row.attempts, v_row.max_attempts, v_row.crash_count, v_row.timeout_s,
-                v_row.headers, v_row.partition_key, v_row.lock_key, NULL::float8;
+                v_row.headers, v_row.partition_key, v_row.lock_key, NULL::float8, NULL::float8;
         ELSIF v_row.id IS NOT NULL THEN
             v_wait_s := 0;  -- its partition has limits by now: the trigger has blocked it
         END IF;
@@ -139,19 +142,29 @@ BEGIN
             SELECT d.id, d.attempts, 'claimed', d.claim_no, p_worker, p_host, d.queue FROM claimed d)
         SELECT d.id, d.task_name, d.queue, d.reason, d.priority, d.seq, d.args, d.claim_no, d.worker_id,
                d.claimed_by, d.attempts, d.max_attempts, d.crash_count, d.timeout_s, d.headers,
-               d.partition_key, d.lock_key, NULL::float8 FROM claimed d;
+               d.partition_key, d.lock_key, NULL::float8, NULL::float8 FROM claimed d;
         GET DIAGNOSTICS v_count = ROW_COUNT;
     END IF;
     IF v_limited AND v_count > 0 THEN
         PERFORM queue_workflows_note_starts(p_queue, v_count::integer);
-    ELSIF v_limited AND p_tell THEN
-        IF v_room > 0 AND v_wait_s IS NULL THEN
-            SELECT extract(epoch FROM least(d.due_at, now() + interval '366 days') - now())
-              INTO v_wait_s FROM partition_dues d
-             WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
-        END IF;
+    END IF;
+    IF p_look_ahead_s IS NULL OR v_count >= p_claim THEN
+        RETURN;
+    END IF;
+    IF v_limited AND v_count = 0 AND v_room > 0 AND v_wait_s IS NULL THEN
+        SELECT extract(epoch FROM least(d.due_at, now() + interval '366 days') - now())
+          INTO v_wait_s FROM partition_dues d
+         WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
+    END IF;
+    IF v_count < v_room THEN
+        v_due_s := queue_workflows_ingest_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+    END IF;
+    IF v_count > 0 THEN
+        v_wait_s := NULL;
+    END IF;
+    IF coalesce(v_wait_s, v_due_s) IS NOT NULL THEN
         RETURN QUERY SELECT NULL, NULL, NULL, NULL, NULL::smallint, NULL::bigint, NULL::jsonb, NULL::bigint,
             NULL, NULL, NULL::integer, NULL::integer, NULL::integer, NULL::float8, NULL::jsonb, NULL, NULL,
-            v_wait_s;
+            v_wait_s, v_due_s;
     END IF;
 END $$;

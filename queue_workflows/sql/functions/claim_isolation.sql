@@ -100,10 +100,10 @@ DECLARE
     v_id      text;
     v_status  text;
     v_state   text;
-    v_said    text;
+    v_message text;
     v_ids     text[] := '{}';
     v_states  text[] := '{}';
-    v_saids   text[] := '{}';
+    v_messages text[] := '{}';
     v_became  text;
     v_locked  text;
 BEGIN
@@ -122,7 +122,7 @@ BEGIN
         ' AND j.queue = $2 ORDER BY j.available_at LIMIT $3)'
         ' || ARRAY(SELECT k.id FROM %I k WHERE k.resume_host = $4 AND k.queue = $2 AND k.resume_at <= now()'
         ' AND k.status = ''queued'' AND k.blocked_reason = ''not_due'' AND k.resume_until = k.available_at'
-        ' ORDER BY k.resume_host, k.queue, k.resume_at LIMIT $3))'
+        ' AND k.lock_key IS NULL ORDER BY k.resume_host, k.queue, k.resume_at LIMIT $3))'
         ' AND (l.status = ''queued'' AND l.blocked_reason = ''not_due'') IS TRUE FOR UPDATE SKIP LOCKED',
         p_jobs, p_jobs, p_jobs) USING p_promote, p_queue, c_window, p_host
     LOOP
@@ -130,13 +130,13 @@ BEGIN
             EXECUTE format('UPDATE %I SET blocked_reason = NULL, available_at = NULL WHERE id = $1', p_jobs)
               USING v_id;
         EXCEPTION WHEN OTHERS THEN
-            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_said = MESSAGE_TEXT;
+            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
             IF queue_workflows_is_systemic(v_state) THEN
                 RAISE;
             END IF;
             v_ids := v_ids || v_id;
             v_states := v_states || v_state;
-            v_saids := v_saids || v_said;
+            v_messages := v_messages || v_message;
         END;
     END LOOP;
     IF v_limited AND (SELECT r.room < 1 FROM queue_workflows_queue_room(p_queue, 1) r) THEN
@@ -189,13 +189,13 @@ BEGIN
                   FROM ingest_jobs j WHERE j.id = v_id AND v_status = 'running';
             END IF;
         EXCEPTION WHEN OTHERS THEN
-            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_said = MESSAGE_TEXT;
+            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
             IF queue_workflows_is_systemic(v_state) THEN
                 RAISE;
             END IF;
             v_ids := v_ids || v_id;
             v_states := v_states || v_state;
-            v_saids := v_saids || v_said;
+            v_messages := v_messages || v_message;
             v_status := NULL;
         END;
         IF v_status = 'running' THEN
@@ -209,7 +209,7 @@ BEGIN
     FOR v_at IN 1..cardinality(v_ids) LOOP
         IF job_id IS NOT NULL OR queue_workflows_is_about_data(v_states[v_at]) THEN
             v_became := queue_workflows_set_aside(
-                p_jobs, v_ids[v_at], left('the database refuses its claim: ' || v_saids[v_at], 8000));
+                p_jobs, v_ids[v_at], left('the database refuses its claim: ' || v_messages[v_at], 8000));
         ELSE
             BEGIN
                 EXECUTE format('UPDATE %I SET blocked_reason = ''not_due'','
@@ -221,7 +221,7 @@ BEGIN
             END;
         END IF;
         aside := aside || jsonb_build_array(jsonb_build_object(
-            'id', v_ids[v_at], 'became', coalesce(v_became, 'skipped'), 'error', left(v_saids[v_at], 1000),
+            'id', v_ids[v_at], 'became', coalesce(v_became, 'skipped'), 'error', left(v_messages[v_at], 1000),
             'run_id', CASE WHEN v_nodes THEN (
                 SELECT j.run_id FROM workflow_node_jobs j WHERE j.id = v_ids[v_at]) END));
     END LOOP;

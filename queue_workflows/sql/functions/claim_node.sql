@@ -21,7 +21,8 @@ END $$;
 -- lost, and nothing was written. `p_next` and `p_end` are what the worker knows to follow from its node: rows of
 -- a plan, the end of the run. They are applied only if the run is live, in generation `p_generation`, and not
 -- locked by another transaction; then the outbox event is inserted as processed. A completed gpu node also
--- updates the average run time of its model. The run must also be in `p_revision`: an upgrade changes the graph.
+-- updates the average run time of its model. The run must also be in `p_revision`: an upgrade changes the graph. If nothing
+-- is claimed, and a delayed job is due within `p_look_ahead_s` seconds, the JSON has only `due_s`: in how many seconds.
 CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean,
@@ -30,7 +31,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean,
     p_policy text DEFAULT 'strict', p_grace_s double precision DEFAULT 300,
     p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL,
-    p_revision integer DEFAULT 0)
+    p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL)
 RETURNS json LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off
@@ -41,6 +42,8 @@ DECLARE
     v_new queue_workflows_claimed_node;
     v_ahead boolean := false;
     v_kept  text;
+    v_due_s double precision;
+    v_only  text;  -- the one node that follows, for which no other worker has to be woken if it is claimed here
 BEGIN
     IF p_job IS NOT NULL THEN
         UPDATE workflow_node_jobs
@@ -74,7 +77,14 @@ BEGIN
         VALUES (v_old.run_id, v_old.node_id, 'completed', p_job, p_claim_no, v_old.generation,
                 CASE WHEN v_ahead THEN now() END);
         IF v_ahead AND p_next IS NOT NULL THEN
+            IF p_claim AND jsonb_array_length(p_next) = 1 AND p_next -> 0 ->> 'queue' = p_queue THEN
+                v_only := p_next -> 0 ->> 'node_id';
+                PERFORM set_config('queue_workflows.wakes_nobody', 'on', true);
+            END IF;
             PERFORM queue_workflows_insert_nodes(v_old.run_id, p_next);
+            IF v_only IS NOT NULL THEN
+                PERFORM set_config('queue_workflows.wakes_nobody', '', true);
+            END IF;
         END IF;
         IF v_ahead AND p_end THEN
             UPDATE workflow_runs
@@ -103,6 +113,7 @@ BEGIN
             SELECT true FROM workflow_node_jobs k
              WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
                AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+               AND k.lock_key IS NULL
              ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
             v_kept := (queue_workflows_kept_nodes(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
             IF v_kept IS NOT NULL AND v_id IS NOT NULL THEN
@@ -155,6 +166,11 @@ BEGIN
                   NULL::jsonb
           INTO v_new;
     END IF;
+    IF v_only IS NOT NULL THEN
+        IF (v_new.run_id, v_new.node_id) IS DISTINCT FROM (v_old.run_id, v_only) THEN
+            PERFORM pg_notify('node_job_ready', p_queue);
+        END IF;
+    END IF;
     IF p_job IS NOT NULL THEN
         INSERT INTO workflow_node_events
                (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
@@ -163,7 +179,10 @@ BEGIN
                 v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no);
     END IF;
     IF v_new.id IS NULL THEN
-        RETURN NULL;
+        IF p_claim AND p_look_ahead_s IS NOT NULL THEN
+            v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+        END IF;
+        RETURN CASE WHEN v_due_s IS NOT NULL THEN json_build_object('due_s', v_due_s) END;
     END IF;
     INSERT INTO workflow_node_events
            (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
@@ -177,11 +196,11 @@ END $$;
 
 -- Do for several nodes of one worker what queue_workflows_node_step() does for one, in statements that each
 -- concern all of them: record the completed nodes `p_done`, then claim up to `p_claim` nodes of a cpu queue;
--- return one JSON document for each of these.
+-- return one JSON document for each of these, and `due_s`, as it does, if fewer were claimed.
 CREATE OR REPLACE FUNCTION queue_workflows_nodes_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb,
-    p_versions text[] DEFAULT NULL)
+    p_versions text[] DEFAULT NULL, p_look_ahead_s double precision DEFAULT NULL)
 RETURNS SETOF json LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off
@@ -193,6 +212,7 @@ DECLARE
     v_next  record;
     v_job   json;
     v_kept  text[] := '{}';
+    v_due_s double precision;
 BEGIN
     IF p_done IS NOT NULL THEN
         WITH f AS MATERIALIZED (
@@ -260,10 +280,16 @@ BEGIN
             v_job := queue_workflows_node_step(
                 p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                p_versions => p_versions);
+                p_versions => p_versions, p_look_ahead_s => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
         END LOOP;
+        IF v_job IS NULL AND p_claim > 0 AND p_look_ahead_s IS NOT NULL THEN
+            v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+        END IF;
+        IF v_due_s IS NOT NULL THEN
+            RETURN NEXT json_build_object('due_s', v_due_s);
+        END IF;
         RETURN;
     END IF;
     IF p_claim < 1 OR (p_obey AND EXISTS (
@@ -284,6 +310,7 @@ BEGIN
         SELECT true FROM workflow_node_jobs k
          WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
            AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
+           AND k.lock_key IS NULL
          ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
         v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
     END IF;
@@ -323,4 +350,11 @@ BEGIN
                CASE WHEN c.ref_heads <> '{}' THEN queue_workflows_context_of(c.run_id, c.ref_heads) END
            )::queue_workflows_claimed_node)
       FROM claimed c ORDER BY c.priority, c.seq;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF p_look_ahead_s IS NOT NULL AND v_count < p_claim THEN
+        v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+        IF v_due_s IS NOT NULL THEN
+            RETURN NEXT json_build_object('due_s', v_due_s);
+        END IF;
+    END IF;
 END $$;

@@ -76,7 +76,7 @@ SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_vram   integer;
-    v_told   boolean;
+    v_listed   boolean;
     v_models text[];
     v_band   smallint;
     v_choice text;
@@ -85,9 +85,9 @@ DECLARE
     v_id     text;
 BEGIN
     SELECT w.vram_total_mb INTO v_vram FROM workers w WHERE w.worker_id = p_worker;
-    v_told := FOUND;
+    v_listed := FOUND;
     IF p_policy <> 'balanced' AND p_models IS NULL AND v_vram IS NULL
-       AND NOT (v_told AND EXISTS (SELECT FROM queue_workflows_gpu_live() l
+       AND NOT (v_listed AND EXISTS (SELECT FROM queue_workflows_gpu_live() l
                                     WHERE l.known_models IS NOT NULL)) THEN
         SELECT j.priority INTO v_band FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
@@ -154,7 +154,7 @@ BEGIN
     END IF;
 
     -- A caller without a row in `workers` and without models takes any model.
-    v_models := array_append(CASE WHEN p_models IS NULL AND NOT v_told
+    v_models := array_append(CASE WHEN p_models IS NULL AND NOT v_listed
                                   THEN ARRAY(SELECT queue_workflows_gpu_queued())
                                   ELSE queue_workflows_gpu_can(p_host, p_models, v_vram) END, '');
     WHILE cardinality(v_models) > 0 LOOP

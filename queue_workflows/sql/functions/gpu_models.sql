@@ -151,7 +151,7 @@ RETURNS TABLE (model text, reason text, detail text) LANGUAGE sql STABLE AS $$
                queue_workflows_gpu_misfit(l.host_label, l.known_models, l.vram_total_mb, w.model) AS misfit,
                queue_workflows_gpu_needs(l.host_label, w.model) AS needs_gb
           FROM waiting w LEFT JOIN live l ON true),
-    told AS (
+    reported AS (
         SELECT j.model, count(j.host_label) AS alive,
                max(j.vram_total_mb) FILTER (WHERE j.misfit = 'vram') AS vram_mb,
                max(j.needs_gb) FILTER (WHERE j.misfit = 'vram') AS needs_gb,
@@ -168,5 +168,5 @@ RETURNS TABLE (model text, reason text, detail text) LANGUAGE sql STABLE AS $$
                 WHEN t.is_large THEN format('it needs %s GB, and the largest GPU that may load it has %s GB',
                                             t.needs_gb, t.vram_mb / 1000)
                 ELSE 'no live gpu worker knows the model' END
-      FROM told t WHERE t.is_served IS NOT TRUE
+      FROM reported t WHERE t.is_served IS NOT TRUE
 $$;

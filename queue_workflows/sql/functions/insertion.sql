@@ -33,6 +33,12 @@ BEGIN
         NEW.worker_id := NULL;
         NEW.lease_expires_at := NULL;
     END IF;
+    IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
+        -- Only a handler that waits lets a job be kept for its host.
+        NEW.resume_host := NULL;
+        NEW.resume_at := NULL;
+        NEW.resume_until := NULL;
+    END IF;
     IF NEW.required_model = '' THEN
         NEW.required_model := NULL;
     END IF;
@@ -100,6 +106,12 @@ BEGIN
     ELSIF coalesce(NEW.worker_id, NEW.lease_expires_at::text) IS NOT NULL THEN
         NEW.worker_id := NULL;
         NEW.lease_expires_at := NULL;
+    END IF;
+    IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
+        -- Only a handler that waits lets a job be kept for its host.
+        NEW.resume_host := NULL;
+        NEW.resume_at := NULL;
+        NEW.resume_until := NULL;
     END IF;
     IF coalesce(NEW.partition_key, NEW.lock_key, NEW.idempotency_key) IS NULL
        AND (NEW.available_at > now()) IS NOT TRUE THEN

@@ -27,11 +27,12 @@ BEGIN
      ORDER BY j.priority, j.seq LIMIT 1;
     FOR v_job IN
         SELECT k.id, k.crash_count
-          FROM (SELECT i.id, i.priority, i.seq, i.crash_count, i.lock_key, i.partition_key FROM ingest_jobs i
+          FROM (SELECT i.id, i.priority, i.seq, i.crash_count, i.partition_key FROM ingest_jobs i
                  WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
                    AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
+                   AND i.lock_key IS NULL
                  ORDER BY i.resume_host, i.queue, i.resume_at LIMIT 100) k
-         WHERE k.priority <= coalesce(v_band, k.priority) AND k.lock_key IS NULL
+         WHERE k.priority <= coalesce(v_band, k.priority)
            AND (k.partition_key IS NULL OR NOT EXISTS (
                 SELECT FROM queue_partition_limits l WHERE l.queue = p_queue OFFSET 0))
          ORDER BY k.priority, k.seq
@@ -82,12 +83,13 @@ BEGIN
     END IF;
     FOR v_job IN
         SELECT k.id, k.required_model
-          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.lock_key, i.required_model, i.required_version
+          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version
                   FROM workflow_node_jobs i
                  WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
                    AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
+                   AND i.lock_key IS NULL
                  ORDER BY i.resume_host, i.queue, i.resume_at LIMIT 100) k
-         WHERE k.priority <= coalesce(v_band, k.priority) AND k.lock_key IS NULL
+         WHERE k.priority <= coalesce(v_band, k.priority)
            AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)

@@ -1,4 +1,4 @@
--- Lock keys: of the jobs of a key one is admitted, which runs or is claimable. The others wait with
+-- Admit one job of each lock key at a time: it runs or is claimable. The others wait with
 -- blocked_reason 'locked', outside of the claim's index. The admission runs when a transaction commits, in
 -- queue_workflows_take_turns and nowhere else. While it runs, the noted keys and partitions are marked as `admits`:
 -- so the triggers of the jobs recognise its UPDATEs, and only the tables' owner can write that mark (decision 0024).
@@ -39,7 +39,7 @@ SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force
 DECLARE
     v_count bigint;
 BEGIN
-    -- Once for each table: dynamic SQL for both would be planned anew at each commit that has a lock key.
+    -- Once for each table: dynamic SQL for both would be planned again at each commit that has a lock key.
     IF p_jobs = 'ingest_jobs' THEN
         WITH behind AS MATERIALIZED (
             SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (

@@ -28,7 +28,7 @@ BEGIN
         RETURN 'sealed';
     END IF;
     UPDATE workflow_map_items SET state = 'waiting', error = NULL
-     WHERE run_id = p_run AND map_id = p_map AND state = 'failed';
+     WHERE run_id = p_run AND map_id = p_map AND (state = 'failed' OR error IS NOT NULL);
     UPDATE workflow_run_maps
        SET generation = v_generation, next_position = 0, open_items = 0, failed_items = 0,
            done_items = (SELECT count(*) FROM workflow_map_items i
@@ -123,9 +123,12 @@ BEGIN
                                   FILTER (WHERE i.state = 'failed'), '[]'))
       INTO v_output
       FROM workflow_map_items i
-      LEFT JOIN workflow_node_jobs d
-        ON i.state = 'done' AND d.run_id = p_run AND d.status = 'completed'
-       AND d.node_id = p_map || '[' || i.key || ']/' || p_result
+      -- LIMIT keeps this a look-up per item. Statistics from before the run say that it has hardly any node, and as a
+      -- join all of its nodes would be read for each item.
+      LEFT JOIN LATERAL (
+           SELECT n.status, n.context_delta FROM workflow_node_jobs n
+            WHERE n.run_id = p_run AND n.node_id = p_map || '[' || i.key || ']/' || p_result LIMIT 1) d
+        ON i.state = 'done' AND d.status = 'completed'
      WHERE i.run_id = p_run AND i.map_id = p_map;
     v_size := octet_length(v_output::text);
     IF v_size > p_limit THEN

@@ -2,9 +2,12 @@
 
 -- Wake the workers of every queue that an INSERT gave a claimable node job. PostgreSQL sends equal notifications of
 -- one transaction once; a GROUP BY here would cost every INSERT of one job more than the repeated calls cost a bulk
--- INSERT.
+-- INSERT. queue_workflows_node_step() wakes nobody for the node that it claims itself, which nobody else can.
 CREATE OR REPLACE FUNCTION notify_node_jobs_inserted() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    IF current_setting('queue_workflows.wakes_nobody', true) = 'on' THEN
+        RETURN NULL;
+    END IF;
     PERFORM pg_notify('node_job_ready', queue) FROM added
       WHERE status = 'queued' AND blocked_reason IS NULL;
     RETURN NULL;
@@ -18,7 +21,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Wake the orchestrator. The trigger's argument names the kind of work: 'run' or 'input'.
+-- Wake the orchestrator. The trigger's argument names the kind of work: 'run', 'delayed' (a run that starts later) or
+-- 'input'.
 CREATE OR REPLACE FUNCTION notify_orchestrator() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('orchestrator_work', TG_ARGV[0]);

@@ -2,8 +2,9 @@
 
 -- name: node_step
 -- Record a completed node, if `job` is given, and claim the next node job, if `claim` is
--- true. The job is one JSON document; NULL: nothing was claimed. Raises QW001 if the claim to
--- record is lost.
+-- true. The job is one JSON document; NULL: nothing was claimed. A document with `due_s` alone:
+-- nothing was claimed, and that many seconds later, at most `look_ahead_s`, a delayed job is due.
+-- Raises QW001 if the claim to record is lost.
 SELECT queue_workflows_node_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
            %(claim)s::boolean AND NOT EXISTS (
@@ -15,11 +16,12 @@ SELECT queue_workflows_node_step(
            %(result)s::jsonb, %(seconds)s::float8, %(rss_mb)s::integer, %(received)s::jsonb,
            %(generation)s::integer, %(rows)s::jsonb, %(complete)s::boolean, %(policy)s::text,
            %(grace_s)s::float8, %(bound_s)s::float8, %(versions)s::text[],
-           %(revision)s::integer) AS job;
+           %(revision)s::integer, %(look_ahead_s)s::float8) AS job;
 
 -- name: nodes_step
 -- Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim`
--- more, one JSON document for each. Raises QW001 if one of the claims to record is lost.
+-- more, one JSON document for each. If fewer are claimed, the last may be one with `due_s`, as
+-- of `node_step`. Raises QW001 if one of the claims to record is lost.
 SELECT job
   FROM queue_workflows_nodes_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
@@ -29,18 +31,18 @@ SELECT job
                   AND queue_workflows_is_paused(s.paused_at, s.paused_until))
                THEN %(claim)s::integer ELSE 0 END,
            %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(done)s::jsonb,
-           %(versions)s::text[]) AS job;
+           %(versions)s::text[], %(look_ahead_s)s::float8) AS job;
 
 -- name: ingest_step
 -- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
--- `claim` more. A row without an id: nothing was claimed, and `wait_s` is the number of
--- seconds after which a limit admits the next job. Raises QW001 if one of the claims to
--- record is lost.
+-- `claim` more. If fewer are claimed, the last row may be one without an id: a limit admits the
+-- next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most `look_ahead_s`. Raises
+-- QW001 if one of the claims to record is lost.
 SELECT *
   FROM queue_workflows_ingest_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
            %(claim)s::integer, %(obey)s::boolean, %(promote)s::boolean, %(done)s::jsonb,
-           %(tell)s::boolean);
+           %(look_ahead_s)s::float8);
 
 -- name: renew_ingest
 -- Extend the leases of claims, one element of each array a claim, and store their progress

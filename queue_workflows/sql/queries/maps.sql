@@ -31,7 +31,7 @@ SELECT generation FROM workflow_run_maps WHERE run_id = %(run_id)s AND node_id =
 
 -- name: opened
 -- Return the items of a map that were opened and have not ended.
-SELECT i.key, i.item
+SELECT i.key, i.item, i.error
   FROM workflow_run_maps m
   JOIN workflow_map_items i ON i.run_id = m.run_id AND i.map_id = m.node_id
  WHERE m.run_id = %(run_id)s AND m.node_id = %(map)s
@@ -40,10 +40,20 @@ SELECT i.key, i.item
 
 -- name: items
 -- Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map.
-SELECT i.key, i.item
+SELECT i.key, i.item, i.error
   FROM unnest(%(keys)s::text[]) AS k (key)
- CROSS JOIN LATERAL (SELECT key, item FROM workflow_map_items
+ CROSS JOIN LATERAL (SELECT key, item, error FROM workflow_map_items
                       WHERE run_id = %(run_id)s AND map_id = %(map)s AND key = k.key LIMIT 1) i;
+
+-- name: note_errors
+-- Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map.
+UPDATE workflow_map_items i SET error = left(%(errors)s::jsonb ->> i.key, 8000)
+ WHERE i.state = 'waiting' AND i.error IS NULL AND i.ctid = ANY (ARRAY(
+       SELECT f.place
+         FROM jsonb_object_keys(%(errors)s::jsonb) AS e (key)
+        CROSS JOIN LATERAL (
+              SELECT o.ctid AS place FROM workflow_map_items o
+               WHERE o.run_id = %(run_id)s AND o.map_id = %(map)s AND o.key = e.key LIMIT 1) f));
 
 -- name: first_failure
 -- Return the first item of a map that failed, and its error.

@@ -28,21 +28,29 @@ SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node_
 SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s ORDER BY created_at, seq;
 
 -- name: done_among
--- Return which of these nodes are completed or skipped.
-SELECT node_id FROM workflow_node_jobs
- WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[])
-   AND status IN ('completed', 'skipped');
+-- Return which of these nodes are completed or skipped. LIMIT 1 keeps it a look-up per node: without
+-- statistics, PostgreSQL 15 reads all rows of the run instead.
+SELECT j.node_id
+  FROM unnest(%(nodes)s::text[]) AS n (id)
+ CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
+                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
+ WHERE j.status IN ('completed', 'skipped');
 
 -- name: running_among
--- Return which of these nodes run now.
-SELECT node_id FROM workflow_node_jobs
- WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[]) AND status = 'running';
+-- Return which of these nodes run now, by a look-up per node.
+SELECT j.node_id
+  FROM unnest(%(nodes)s::text[]) AS n (id)
+ CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
+                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
+ WHERE j.status = 'running';
 
 -- name: present_among
--- Return which of these nodes have a job that is neither failed nor cancelled.
-SELECT node_id FROM workflow_node_jobs
- WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[])
-   AND status NOT IN ('failed', 'cancelled');
+-- Return which of these nodes have a job that is neither failed nor cancelled, by a look-up per node.
+SELECT j.node_id
+  FROM unnest(%(nodes)s::text[]) AS n (id)
+ CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
+                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
+ WHERE j.status NOT IN ('failed', 'cancelled');
 
 -- name: all_done
 -- Return every completed or skipped node of a run.
@@ -51,17 +59,22 @@ SELECT node_id FROM workflow_node_jobs
 
 -- name: context
 -- Return a run's context with the `context_delta` of each completed node under the node's id, and
--- the JSON type of the context. `heads` NULL: all members, else those that it names. The context
--- is NULL if it is no object.
+-- the JSON type of the context. `heads` NULL: all members, else those that it names, by a look-up
+-- per node. The context is NULL if it is no object.
 SELECT jsonb_typeof(r.context) AS kind,
        CASE jsonb_typeof(r.context) WHEN 'object' THEN
            coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(r.context)
                       WHERE %(heads)s::text[] IS NULL OR key = ANY (%(heads)s::text[])), '{}')
-           || coalesce((SELECT jsonb_object_agg(j.node_id, j.context_delta)
+           || coalesce(CASE WHEN %(heads)s::text[] IS NULL
+                  THEN (SELECT jsonb_object_agg(j.node_id, j.context_delta)
                           FROM workflow_node_jobs j
-                         WHERE j.run_id = r.id AND j.status = 'completed'
-                           AND (%(heads)s::text[] IS NULL
-                                OR j.node_id = ANY (%(heads)s::text[]))), '{}')
+                         WHERE j.run_id = r.id AND j.status = 'completed')
+                  ELSE (SELECT jsonb_object_agg(j.node_id, j.context_delta)
+                          FROM unnest(%(heads)s::text[]) AS h (id)
+                         CROSS JOIN LATERAL (
+                               SELECT node_id, status, context_delta FROM workflow_node_jobs
+                                WHERE run_id = r.id AND node_id = h.id LIMIT 1) j
+                         WHERE j.status = 'completed') END, '{}')
        END AS context
   FROM workflow_runs r WHERE r.id = %(run_id)s;
 

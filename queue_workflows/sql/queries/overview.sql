@@ -56,10 +56,17 @@ SELECT key, error FROM workflow_map_items
  ORDER BY position LIMIT %(limit)s;
 
 -- name: nodes_of_item
--- Return the ids of the nodes that the items with a key have, in all maps of a run.
-SELECT node_id FROM workflow_node_jobs
+-- Return the nodes that the items with a key have, in all maps of a run, with their states.
+SELECT node_id, status::text FROM workflow_node_jobs
  WHERE run_id = %(run)s AND strpos(node_id, '[' || %(key)s::text || ']') > 0
  ORDER BY seq;
+
+-- name: items
+-- Return the items with these keys, in all maps of a run, and whether more of their nodes may follow.
+SELECT map_id, key, state = 'waiting' AND error IS NULL AS goes_on
+  FROM workflow_map_items
+ WHERE run_id = %(run)s AND key = ANY (%(keys)s::text[]) AND position >= 0
+ ORDER BY map_id, position;
 
 -- name: map_state
 -- Return how many items of a map have ended. No row: it has none yet.

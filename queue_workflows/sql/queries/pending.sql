@@ -2,7 +2,9 @@
 
 -- name: work
 -- Return which work waits for an orchestrator: runs to start, events to dispatch, answers to take,
--- and delayed jobs or runs whose time has come.
+-- and delayed jobs or runs whose time has come. `run_due_s`: in how many seconds the next delayed
+-- run is due, if that is within `within_s` seconds, at most a day. A run that was due before and
+-- could not be promoted, as its row is locked or raises, is left to the poll.
 SELECT EXISTS (SELECT FROM workflow_runs
                 WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL) AS runs,
        EXISTS (SELECT FROM workflow_dispatch_events
@@ -17,7 +19,13 @@ SELECT EXISTS (SELECT FROM workflow_runs
                    WHERE status = 'queued' AND blocked_reason IS NOT NULL
                      AND available_at <= now())
        OR EXISTS (SELECT FROM workflow_runs
-                   WHERE status = 'queued' AND mode = 'node' AND available_at <= now()) AS due;
+                   WHERE status = 'queued' AND mode = 'node' AND available_at <= now()) AS due,
+       (SELECT greatest(0, extract(epoch FROM available_at - clock_timestamp()))::float8
+          FROM workflow_runs
+         WHERE status = 'queued' AND mode = 'node' AND available_at > now()
+           AND available_at <= now() + greatest(0, least(%(within_s)s::float8, 86400))
+                                       * interval '1 second'
+         ORDER BY available_at LIMIT 1) AS run_due_s;
 
 -- name: sweeps
 -- Return which sweeps have work: leases that lapsed, input nodes that waited too long, waiters in

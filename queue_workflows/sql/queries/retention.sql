@@ -61,19 +61,13 @@ SELECT count(*) AS n
 -- name: delete_runs
 -- Delete up to `limit` runs past their retention that lie in the pages from `first` to before
 -- `end`; their nodes, answers and outbox rows go with them. A run stays while it has an open
--- outbox row or a node that has not ended. OFFSET 0 keeps each EXISTS a look-up per row
--- (decision 0019).
+-- outbox row or a node that has not ended.
 WITH old AS MATERIALIZED (
     SELECT r.ctid AS at
       FROM workflow_runs r
-     WHERE queue_workflows_is_past_retention(r.status, coalesce(r.finished_at, r.updated_at),
-               %(days)s::float8)
-       AND NOT EXISTS (SELECT FROM workflow_dispatch_events e
-                        WHERE e.run_id = r.id AND e.processed_at IS NULL OFFSET 0)
-       AND NOT EXISTS (SELECT FROM workflow_node_jobs n
-                        WHERE n.run_id = r.id
-                          AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0)
-       AND r.ctid >= %(first)s::tid AND r.ctid < %(end)s::tid
+     CROSS JOIN queue_workflows_prunable_run(
+               r.id, r.status, coalesce(r.finished_at, r.updated_at), %(days)s::float8)
+     WHERE r.ctid >= %(first)s::tid AND r.ctid < %(end)s::tid
      LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED)
 DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at RETURNING r.id;
 
@@ -81,14 +75,9 @@ DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at RETURNING r.id;
 -- Return the ids of the runs that delete_runs would delete, without those set aside.
 SELECT r.id
   FROM workflow_runs r
- WHERE queue_workflows_is_past_retention(r.status, coalesce(r.finished_at, r.updated_at),
-           %(days)s::float8)
-   AND NOT EXISTS (SELECT FROM workflow_dispatch_events e
-                    WHERE e.run_id = r.id AND e.processed_at IS NULL OFFSET 0)
-   AND NOT EXISTS (SELECT FROM workflow_node_jobs n
-                    WHERE n.run_id = r.id
-                      AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0)
-   AND r.ctid >= %(first)s::tid AND r.ctid < %(end)s::tid
+ CROSS JOIN queue_workflows_prunable_run(
+           r.id, r.status, coalesce(r.finished_at, r.updated_at), %(days)s::float8)
+ WHERE r.ctid >= %(first)s::tid AND r.ctid < %(end)s::tid
    AND r.id <> ALL (%(aside)s::text[])
  LIMIT %(limit)s;
 
@@ -97,14 +86,9 @@ SELECT r.id
 WITH old AS MATERIALIZED (
     SELECT r.ctid AS at
       FROM workflow_runs r
-     WHERE queue_workflows_is_past_retention(r.status, coalesce(r.finished_at, r.updated_at),
-               %(days)s::float8)
-       AND NOT EXISTS (SELECT FROM workflow_dispatch_events e
-                        WHERE e.run_id = r.id AND e.processed_at IS NULL OFFSET 0)
-       AND NOT EXISTS (SELECT FROM workflow_node_jobs n
-                        WHERE n.run_id = r.id
-                          AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0)
-       AND r.id = ANY (%(ids)s::text[])
+     CROSS JOIN queue_workflows_prunable_run(
+               r.id, r.status, coalesce(r.finished_at, r.updated_at), %(days)s::float8)
+     WHERE r.id = ANY (%(ids)s::text[])
        FOR UPDATE OF r SKIP LOCKED)
 DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at RETURNING r.id;
 
@@ -112,13 +96,8 @@ DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at RETURNING r.id;
 -- Count the runs that are past their retention and that delete_runs would not keep.
 SELECT count(*) AS n
   FROM workflow_runs r
- WHERE queue_workflows_is_past_retention(r.status, coalesce(r.finished_at, r.updated_at),
-           %(days)s::float8)
-   AND NOT EXISTS (SELECT FROM workflow_dispatch_events e
-                    WHERE e.run_id = r.id AND e.processed_at IS NULL OFFSET 0)
-   AND NOT EXISTS (SELECT FROM workflow_node_jobs n
-                    WHERE n.run_id = r.id
-                      AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0);
+ CROSS JOIN queue_workflows_prunable_run(
+           r.id, r.status, coalesce(r.finished_at, r.updated_at), %(days)s::float8);
 
 -- name: delete_outbox
 -- Delete up to `limit` outbox rows that were processed over `days` days ago.

@@ -221,15 +221,18 @@ UPDATE workflow_runs
 
 -- name: newest
 -- Return the newest runs, each with `nodes`, the number of its nodes by status, and
--- `nodes_total`. `status` and `workflow` NULL: every one. `before`, `before_id`: only runs after
--- this one in the order of the list, for the next page.
+-- `nodes_total`, that of the nodes of its definition and of the items of its maps. `status` and
+-- `workflow` NULL: every one. `before`, `before_id`: only runs after this one in the order of the
+-- list, for the next page.
 SELECT r.id, r.workflow_name, r.status, r.priority, r.error, r.out_dir, r.mode, r.created_at,
        r.started_at, r.finished_at, r.generation,
        coalesce((SELECT jsonb_object_agg(c.status, c.n)
                    FROM (SELECT j.status, count(*) AS n FROM workflow_node_jobs j
                           WHERE j.run_id = r.id GROUP BY 1) c), '{}') AS nodes,
        CASE jsonb_typeof(r.definition -> 'nodes')
-       WHEN 'array' THEN jsonb_array_length(r.definition -> 'nodes') END AS nodes_total
+       WHEN 'array' THEN jsonb_array_length(r.definition -> 'nodes')
+                         + (SELECT count(*) FROM workflow_node_jobs j
+                             WHERE j.run_id = r.id AND strpos(j.node_id, '[') > 0) END AS nodes_total
   FROM workflow_runs r
  WHERE (%(status)s::text IS NULL OR r.status = %(status)s::text)
    AND (%(workflow)s::text IS NULL OR r.workflow_name = %(workflow)s::text)

@@ -41,4 +41,9 @@ CREATE OR REPLACE TRIGGER workflow_run_ready_notify AFTER UPDATE OF status, avai
     EXECUTE FUNCTION notify_orchestrator('run');
 
 CREATE OR REPLACE TRIGGER workflow_run_ready_notify_insert AFTER INSERT ON workflow_runs FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND NEW.mode = 'node') EXECUTE FUNCTION notify_orchestrator('run');
+    WHEN (NEW.status = 'queued' AND NEW.mode = 'node' AND NEW.available_at IS NULL)
+    EXECUTE FUNCTION notify_orchestrator('run');
+
+CREATE OR REPLACE TRIGGER workflow_run_delayed_notify AFTER INSERT OR UPDATE OF status, available_at ON workflow_runs
+    FOR EACH ROW WHEN (NEW.status = 'queued' AND NEW.mode = 'node' AND NEW.available_at IS NOT NULL)
+    EXECUTE FUNCTION notify_orchestrator('delayed');

@@ -1,4 +1,4 @@
-"""Count what has happened, and describe it and what is now for Prometheus."""
+"""Return the metrics page for Prometheus, and count the events of the history for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Store what handlers in this process have streamed and do not send themselves."""
+"""Store streamed parts that a handler of this process would only send with its next call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import process_jobs
 
 EVERY_S = 0.1
-"""Seconds between two checks of the parts that are left."""
+"""Seconds between two checks of the unsent parts."""
 AGAIN_S = 1.0
 """Seconds without a try to store them after the database was away."""
 
 
-class LeftParts:
+class UnsentParts:
     """A task of the lease keeper, on its connection."""
 
     def __init__(
@@ -28,8 +28,8 @@ class LeftParts:
         self._may_store_at = 0.0
 
     def pause_s(self) -> float:
-        """Return how long the task may wait: for ever while nothing is left."""
-        return EVERY_S if any(work.has_left_parts for work in self._jobs.running) else math.inf
+        """Return how long the task may wait: for ever while there are no unsent parts."""
+        return EVERY_S if any(work.has_unsent_parts for work in self._jobs.running) else math.inf
 
     def store(self) -> None:
         """Store the parts; raises the errors of the database."""

@@ -15,7 +15,7 @@ SELECT queue_workflows_block_unserved(%(table)s, %(queues)s::text[], %(batch)s) 
 -- lock keys again; return how many.
 SELECT queue_workflows_unblock_served(%(table)s, %(queues)s::text[], %(batch)s) AS n;
 
--- name: unserved
+-- name: count_by_queue
 -- tables: ingest_jobs workflow_node_jobs
 -- Return up to 100 queues with jobs that are blocked as unserved, by name, and how many jobs
 -- of each there are, up to `most`. Walks an index from queue to queue.

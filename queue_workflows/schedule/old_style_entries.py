@@ -1,10 +1,10 @@
-"""Plan a schedule: due instants, the next wake-up, and what an outage missed."""
+"""Check old-style schedule entries, give each a unique name, and convert them to schedules."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from datetime import datetime
 
 from queue_workflows import errors
 from queue_workflows.schedule import definition
@@ -15,46 +15,6 @@ Fire = tuple[Entry, datetime]
 
 CATCH_UP_S = 3600.0
 """Seconds after which an instant does not fire any more: one period of an hourly entry."""
-
-
-def due_between(entries: Iterable[Entry], after: datetime, until: datetime) -> list[Fire]:
-    """Return every (entry, fire_at) with after < fire_at <= until, by instant, then name."""
-    last = schedule_entry.as_utc(until)
-    due: list[Fire] = []
-    for entry in entries:
-        fire_at = entry.next_fire_at(after)
-        while fire_at <= last:
-            due.append((entry, fire_at))
-            fire_at = entry.next_fire_at(fire_at)
-    return sorted(due, key=order)
-
-
-def next_wake(entries: Iterable[Entry], now: datetime) -> datetime | None:
-    """Return the next instant of any entry strictly after `now`; None for an empty schedule."""
-    return min((entry.next_fire_at(now) for entry in entries), default=None)
-
-
-def missed(
-    entries: Iterable[Entry],
-    last_seen: datetime | Mapping[str, datetime],
-    now: datetime,
-    *,
-    catch_up_s: float = CATCH_UP_S,
-) -> list[Fire]:
-    """Return what to fire now if the schedule was last checked at `last_seen`.
-
-    By instant, then name. At most one fire per entry: its latest instant <= `now`, if that is after
-    `last_seen` and no older than `catch_up_s`. Earlier instants are skipped for good. `last_seen`
-    may be given per entry name; a name without one missed nothing.
-    """
-    oldest = schedule_entry.as_utc(now) - timedelta(seconds=catch_up_s)
-    fires: list[Fire] = []
-    for entry in entries:
-        seen = last_seen.get(entry.name) if isinstance(last_seen, Mapping) else last_seen
-        fire_at = entry.previous_fire_at(now)
-        if seen is not None and fire_at > schedule_entry.as_utc(seen) and fire_at >= oldest:
-            fires.append((entry, fire_at))
-    return sorted(fires, key=order)
 
 
 def order(fire: Fire) -> tuple[datetime, str]:

@@ -1,4 +1,4 @@
-"""Describe what the service returns, where it is no row of a table."""
+"""Define `JobStatus`, the service's job states, and the final states of jobs and runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describe what the loaded app registered, as JSON for the worker, which does not load the app."""
+"""Describe as JSON what the loaded app registered, and apply its settings in the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pass lock keys on from jobs whose queue has no worker to jobs in served queues."""
+"""Block jobs in queues without a worker, so that others get their lock keys; unblock them later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def served(conn: db.Connection, stale_s: float) -> list[str]:
 
     `stale_s`: a worker that was not seen for so many seconds is not live.
     """
-    text = statements.lock_queues.served
+    text = statements.unserved_jobs.served
     row = conn.execute(text, {"stale_s": stale_s}, prepare=True).fetchone()
     return row["queues"] if row else []
 
@@ -29,7 +29,7 @@ def block_unserved(conn: db.Connection, queues: list[str]) -> int:
     Return how many; 0 if nobody waits for such a key in one of `queues`. Opens one transaction a
     batch. Their commits admit the next jobs that wait.
     """
-    return _in_batches(conn, statements.lock_queues.block_unserved, queues)
+    return _in_batches(conn, statements.unserved_jobs.block_unserved, queues)
 
 
 def unblock_served(conn: db.Connection, queues: list[str]) -> int:
@@ -37,7 +37,7 @@ def unblock_served(conn: db.Connection, queues: list[str]) -> int:
 
     Opens one transaction a batch. Their commits admit whichever job is first.
     """
-    return _in_batches(conn, statements.lock_queues.unblock_served, queues)
+    return _in_batches(conn, statements.unserved_jobs.unblock_served, queues)
 
 
 def _in_batches(conn: db.Connection, statement: bytes, queues: list[str]) -> int:
@@ -52,13 +52,13 @@ def _in_batches(conn: db.Connection, statement: bytes, queues: list[str]) -> int
     return count
 
 
-def unserved(conn: db.Connection) -> list[Row]:
+def count_by_queue(conn: db.Connection) -> list[Row]:
     """Return the queues with jobs that are blocked as unserved: queue, n (at most 10,000 each).
 
     At most 100 queues of each table, by name.
     """
     found: dict[str, int] = {}
-    for text in statements.lock_queues.unserved.values():
+    for text in statements.unserved_jobs.count_by_queue.values():
         for row in conn.execute(text, {"most": _MOST_COUNTED}).fetchall():
             found[row["queue"]] = found.get(row["queue"], 0) + row["n"]
     return [{"queue": queue, "n": count} for queue, count in sorted(found.items())]

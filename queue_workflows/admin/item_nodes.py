@@ -1,0 +1,113 @@
+"""Find the nodes of a map's items: those that have a job, and those that wait to get one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from queue_workflows import db
+from queue_workflows.admin import overview
+from queue_workflows.dag import item_ids
+from queue_workflows.engine import runs
+from queue_workflows.runtime import stored_json
+from queue_workflows.types import Row
+
+
+def listed(conn: db.Connection, run_id: str, key: str) -> list[str]:
+    """Return the ids of the nodes of the items with this key, of a loop the first and begun rounds.
+
+    Of an item that goes on, the nodes that have no job yet come last.
+    """
+    entries = stored_json.all_entries(runs.definition(conn, run_id))
+    states = overview.nodes_of_item(conn, run_id, key)
+    parts = map(item_ids.split, list(states))
+    own = {part.map_id for part in parts if part is not None and part.key == key}
+    for item in overview.items(conn, run_id, [key]):
+        if item["map_id"] in own and item["goes_on"]:
+            for node_id in _body(entries, item["map_id"]):
+                name = f"{item_ids.folder(item['map_id'], key)}/{node_id}"
+                states.setdefault(name, "waiting")
+    rounds = {name: each for name in states if (each := _round(entries, name)) is not None}
+    begun: dict[str, int] = {}
+    for name, (loop, number) in rounds.items():
+        if states[name] not in ("waiting", "skipped"):
+            begun[loop] = max(begun.get(loop, 1), number)
+    later = {name for name, (loop, number) in rounds.items() if number > begun.get(loop, 1)}
+    return [name for name in states if name not in later]
+
+
+def waiting(
+    conn: db.Connection, run_id: str, definition: Any, names: Collection[str]
+) -> dict[str, Row]:
+    """Return the entries of those of these nodes that items have; none of them has a job."""
+    found: dict[str, Row] = {}
+    split = {name: parts for name in names if (parts := item_ids.split(name)) is not None}
+    if not split:
+        return found
+    keys = {parts.key for parts in split.values()}
+    items = {(row["map_id"], row["key"]) for row in overview.items(conn, run_id, keys)}
+    entries = stored_json.all_entries(definition)
+    for name, parts in split.items():
+        entry = stored_json.entry_of(entries, name)
+        if entry is not None and (parts.map_id, parts.key) in items:
+            found[name] = {**entry, "id": name, "deps": []}
+    return found
+
+
+def loops(definition: Any, names: Iterable[str]) -> dict[str, Row]:
+    """Return the entries of those of these nodes that are rounds in items, and of their loops."""
+    found: dict[str, Row] = {}
+    names = [name for name in names if item_ids.of_item(name) and "#" in name]
+    entries = stored_json.all_entries(definition) if names else {}
+    for name in names:
+        of_round = _round(entries, name)
+        if of_round is not None:
+            loop, number = of_round
+            found[name] = {"arm": loop, "round": number}
+            found[loop] = stored_json.entry_of(entries, loop) or {}
+    return found
+
+
+def dependencies(definition: Any, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return what each node of a graph waits for, also the nodes of the items of these nodes.
+
+    An item's first nodes wait for what its map waits for, and the map waits for its items' last.
+    """
+    entries = stored_json.all_entries(definition)
+    deps = {name: node["deps"] for name, node in stored_json.graph_nodes(definition).items()}
+    items: set[tuple[str, str]] = set()
+    for name in names:
+        while (parts := item_ids.split(name)) is not None:
+            items.add((parts.map_id, parts.key))
+            name = parts.map_id
+    before: dict[str, list[str]] = {}
+    for map_id, key in sorted(items, key=lambda item: item[0].count("[")):
+        if map_id not in before:
+            before[map_id] = deps.get(map_id, [])
+            deps[map_id] = [*before[map_id]]
+        first = before[map_id]
+        start = f"{item_ids.folder(map_id, key)}/"
+        own = {
+            start + name: [start + dep for dep in d] for name, d in _body(entries, map_id).items()
+        }
+        inner = {dep for d in own.values() for dep in d}
+        deps |= {name: d or first for name, d in own.items()}
+        deps[map_id].extend(name for name in own if name not in inner)
+    return deps
+
+
+def _body(entries: Row, map_id: str) -> dict[str, list[str]]:
+    """Return the ids that the nodes of a map have in each item, and what each waits for there."""
+    of_map = stored_json.mapping((stored_json.entry_of(entries, map_id) or {}).get("map"))
+    nodes = stored_json.graph_nodes({"nodes": of_map.get("body")})
+    return {name: node["deps"] for name, node in nodes.items()}
+
+
+def _round(entries: Row, name: str) -> tuple[str, int] | None:
+    """Return the loop that a node is a round of, and the round's number; None for any other."""
+    entry = stored_json.entry_of(entries, name) or {}
+    arm, number = stored_json.text(entry.get("arm")), entry.get("round")
+    if arm is None or not isinstance(number, int):
+        return None
+    # The ids of a map's body are relative to the item.
+    return name.removesuffix(str(entry["id"])) + arm, number

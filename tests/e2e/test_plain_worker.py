@@ -1,0 +1,283 @@
+"""A worker without slots: one job at a time in an executor; it ends with a job that it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import config, jobs, node_queue, run_store, workers
+from tests.support import card_app, commands, slot_app
+from tests.support.commands import Command, Commands
+from tests.support.wait import until
+
+SCRIPT = "queue-claim-worker"
+APP = ("--app", "tests.support.slot_app:setup")
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+    """Starts workers on the test database; none outlives the test."""
+    env = {"QUEUE_WORKFLOWS_HOST_LABEL": "box", "QUEUE_WORKFLOWS_CRASH_BACKOFF_S": "0.1"}
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn, **env) as made:
+        slot_app.setup()
+        yield made
+
+
+def worker(cli: Commands, *more: str) -> Command:
+    return cli.start(SCRIPT, "--queue", slot_app.QUEUE, *APP, *more)
+
+
+def enqueued(task: str, **args: Any) -> str:
+    return jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=args)
+
+
+def in_folder(task: str, folder: Path) -> str:
+    folder.mkdir()
+    return enqueued(task, folder=str(folder))
+
+
+def row(job_id: str) -> Row:
+    found = node_queue.get_ingest_job(job_id)
+    assert found is not None
+    return found
+
+
+def gpu_node(module: str) -> str:
+    """A node of a run of its own that needs a model."""
+    run_id = run_store.insert_run(workflow_name="single", status="running")["id"]
+    return node_queue.enqueue_node_job(
+        run_id=run_id, node_id="n", node_module=module, queue="gpu", required_model="sketch",
+        inputs={},
+    )  # fmt: skip
+
+
+def stopped(command: Command) -> None:
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0, command.err
+
+
+@pytest.mark.parametrize("task", ["segfaults", "exits_at_once", "kills_itself", "closes_all"])
+def test_a_handler_that_crashes_is_charged_and_its_worker_goes_on(
+    cli: Commands, tmp_path: Path, task: str
+) -> None:
+    crashed = in_folder(task, tmp_path / "job")
+    running = worker(cli)
+    until(lambda: row(crashed)["crash_count"] == 1)
+    after = enqueued("quick", number=1)
+    until(lambda: row(after)["status"] == "completed")
+    assert row(after)["result"]["pid"] != running.process.pid
+    stopped(running)
+
+
+def test_a_lease_is_renewed_while_a_handler_keeps_the_gil(cli: Commands, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    held = enqueued("holds_gil", folder=str(tmp_path / "job"), seconds=6)
+    running = worker(cli, "--lease-seconds", "3")
+    until(lambda: row(held)["status"] == "completed")
+    assert row(held)["claim_no"] == 1
+    stopped(running)
+
+
+def test_off_hard_hands_its_job_back_and_ends_the_worker(cli: Commands, tmp_path: Path) -> None:
+    held = in_folder("waits", tmp_path / "job")
+    running = worker(cli)
+    until(lambda: slot_app.starts_of(tmp_path / "job"))
+    workers.disable("box", slot_app.QUEUE, stop_policy="hard")
+    assert running.wait() == 79, running.err
+    assert (row(held)["status"], row(held)["attempts"], row(held)["crash_count"]) == (
+        "queued", 0, 0,
+    )  # fmt: skip
+
+
+def test_an_idle_worker_that_is_off_parks_and_goes_on(cli: Commands) -> None:
+    running = worker(cli)
+    first = enqueued("quick", number=1)
+    until(lambda: row(first)["status"] == "completed")
+    workers.disable("box", slot_app.QUEUE, stop_policy="hard")
+    until(lambda: [each["state"] for each in workers.list()] == ["parked"])
+    second = enqueued("quick", number=2)
+    workers.enable("box", slot_app.QUEUE)
+    until(lambda: row(second)["status"] == "completed")
+    stopped(running)
+
+
+@pytest.mark.parametrize("how", [(), ("--inline",)], ids=["executor", "inline"])
+def test_off_hard_ends_a_gpu_worker_that_holds_a_model_and_no_job(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv(card_app.FOLDER, str(tmp_path))
+    card_app.install_nvidia_smi(tmp_path / "tools")
+    path = f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}"
+    drawn = gpu_node("draws")
+    running = cli.start(
+        SCRIPT, "--queue", "gpu", "--app", "tests.support.card_app:setup", *how,
+        PATH=path, QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S="0.5",
+    )  # fmt: skip
+    until(lambda: (node_queue.get_node_job(drawn) or {})["status"] == "completed")
+    until(lambda: any(each["current_model"] for each in workers.list()))
+    workers.disable("box", "gpu", stop_policy="hard")
+    assert running.wait() == 79, running.err
+    assert not any(each["current_model"] for each in workers.list())
+
+
+def test_its_process_is_replaced_and_it_ends_when_nothing_is_left(cli: Commands) -> None:
+    ids = [enqueued("quick", number=number) for number in range(6)]
+    running = worker(cli, "--max-jobs", "2", "--burst")
+    assert running.wait() == 0, running.err
+    assert len({row(each)["result"]["pid"] for each in ids}) == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--inline", "--slots", "2"), "--inline: one queue"),
+        (("--inline", "--async"), "--inline: one queue"),
+        (("--inline", "--burst"), "not with --inline"),
+        (("--batch", "3", "--idle-exit", "1"), "not with --inline, nor with --batch alone"),
+    ],
+)
+def test_what_cannot_be_inline_is_refused(cli: Commands, more: tuple[str, ...], words: str) -> None:
+    refused = worker(cli, *more)
+    assert refused.wait() == 2
+    assert words in refused.err
+
+
+@pytest.mark.parametrize("more", [(), ("--supervise",)], ids=["alone", "below a parent"])
+def test_inline_a_handler_runs_in_the_process_of_the_worker(
+    cli: Commands, more: tuple[str, ...]
+) -> None:
+    job_id = enqueued("quick", number=1)
+    running = worker(cli, "--inline", *more)
+    until(lambda: row(job_id)["status"] == "completed")
+    pid = row(job_id)["result"]["pid"]
+    assert [each["pid"] for each in workers.list()] == [pid]
+    assert (pid == running.process.pid) is not bool(more)
+    stopped(running)
+
+
+IN_PROCESS = """
+import os, sys, threading
+import queue_workflows
+from queue_workflows.claim_worker import ClaimWorker, main
+
+queue_workflows.configure(ingest_queues=("work",))
+seen = []
+def mine(*, number):
+    seen.append(number)
+    worker.stop()
+    return {"pid": os.getpid()}
+queue_workflows.register_ingest_task("mine", mine)
+more = {"inline": True} if sys.argv[1] == "inline" else {"on_exit": print}
+worker = ClaimWorker(queue="work", **more)
+worker.run_forever()
+assert seen == [1], seen
+"""
+
+
+@pytest.mark.parametrize("way", ["inline", "on_exit"])
+def test_an_app_can_keep_its_handlers_in_its_own_process(
+    cli: Commands, tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "own.py").write_text(IN_PROCESS)
+    config.register_ingest_task("mine", print)
+    job_id = enqueued("mine", number=1)
+    running = cli.start("python", str(tmp_path / "own.py"), way)
+    assert running.wait() == 0, running.err
+    assert row(job_id)["result"]["pid"] == running.process.pid
+
+
+IN_THREADS = """
+import sys, threading
+from queue_workflows.claim_worker import main
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+sys.exit(main(["--queue", "work", "--burst", "--app", "tests.support.slot_app:setup"]))
+"""
+
+
+def test_what_needs_executors_is_refused_where_nothing_can_be_forked(
+    cli: Commands, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(IN_THREADS)
+    refused = cli.start("python", str(tmp_path / "own.py"))
+    assert refused.wait() == 2
+    assert "--burst: handlers run in this process" in refused.err
+
+
+OWN_GPU = """
+from queue_workflows import config, gpu_model_cache
+from queue_workflows.claim_worker import ClaimWorker
+from tests.support import card_app
+
+card_app.setup()
+config.get_config().builtin_model_registrar()
+def looks(model_handle):
+    return {"same": gpu_model_cache.gpu_model_cache().current_model == "sketch"}
+config.register_node("looks", looks)
+ClaimWorker(queue="gpu").run_forever()
+"""
+
+
+def test_the_model_cache_of_a_handler_is_that_of_its_worker(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(card_app.FOLDER, str(tmp_path))
+    card_app.install_nvidia_smi(tmp_path / "tools")
+    (tmp_path / "own.py").write_text(OWN_GPU)
+    path = f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}"
+    looked = gpu_node("looks")
+    cli.start(
+        "python", str(tmp_path / "own.py"),
+        PATH=path, PYTHONPATH=str(Path.cwd()),
+    )  # fmt: skip
+    until(lambda: (node_queue.get_node_job(looked) or {})["status"] == "completed")
+    assert (node_queue.get_node_job(looked) or {})["context_delta"] == {"same": True}
+
+
+OWN_LAUNCHER = """
+import logging, os, sys, threading, time
+import queue_workflows
+from queue_workflows.claim_worker import ClaimWorker, main
+
+def too_long(*, number):
+    time.sleep(60)
+
+logging.basicConfig(level="INFO")
+queue_workflows.configure(ingest_queues=("work",))
+queue_workflows.register_ingest_task("mine", lambda *, number: {"word": WORD, "pid": os.getpid()})
+queue_workflows.register_ingest_task("too_long", too_long)
+WORD = sys.argv[2]
+print("pid", os.getpid(), flush=True)
+if "threads" in sys.argv[1]:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+if "main" in sys.argv[1]:
+    sys.exit(main(["--queue", "work"]))
+ClaimWorker(queue="work").run_forever()
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("way", ["main", "class", "main, threads", "class, threads"])
+def test_an_app_with_a_launcher_of_its_own_keeps_its_configuration_and_exit_codes(
+    cli: Commands, tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_LAUNCHER)
+    for task in ("mine", "too_long"):
+        config.register_ingest_task(task, print)
+    first = enqueued("mine", number=1)
+    running = cli.start("python", str(tmp_path / "own.py"), way, "hello")
+    until(lambda: row(first)["status"] == "completed")
+    assert row(first)["result"]["word"] == "hello"
+    inline = row(first)["result"]["pid"] == running.process.pid
+    assert inline == ("threads" in way)
+    assert running.err.count("cannot fork executors") == int(inline)
+    late = jobs.enqueue(task_name="too_long", queue="work", args={"number": 1}, timeout_s=1)
+    assert running.wait() == 75, running.err
+    assert row(late)["status"] == "failed"
+    assert "went on" not in running.out

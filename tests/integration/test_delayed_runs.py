@@ -1,0 +1,266 @@
+"""A delayed run starts when it is due, and not at the orchestrator's next poll."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import queue_workflows
+from queue_workflows import config, node_pool
+from queue_workflows import db as engine
+from queue_workflows.db import statements
+from queue_workflows.engine import pending
+from tests.support import counting_cursor, database, factories, flow, wait
+
+DUE = "now() + interval '1 second'"
+LATE = timedelta(seconds=1)
+HOSTILE = {"-infinity": True, "4713-01-01 BC": True, "infinity": False, "294276-12-31": False}
+"""What a row may say that was written without the checks of the engine; whether its run starts."""
+
+
+@pytest.fixture
+def host(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[flow.Flow]:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "30")
+    made = flow.Flow()
+    made.dag(a="")
+    yield made
+    made.close()
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """A started pool that is past its first polls, so that only what is due wakes it."""
+    pool = node_pool.NodePool()
+    pool.start()
+    try:
+        with engine.connect() as conn:
+            listening = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%%'"
+            wait.until(lambda: factories.column(conn, listening))
+        yield
+    finally:
+        pool.stop()
+
+
+def delayed(conn: Any, at: str, **columns: Any) -> tuple[str, datetime]:
+    """A queued run that is due then: its id, and when that is."""
+    row = conn.execute(f"SELECT ({at})::timestamptz AS at").fetchone()
+    given = {"status": "queued", "available_at": row["at"]} | columns
+    return factories.run(conn, **given), row["at"]
+
+
+def starts_in_time(run_id: str, due: datetime) -> None:
+    wait.until(lambda: flow.status(run_id) == "running", timeout_s=10)
+    assert due <= flow.run(run_id)["started_at"] < due + LATE
+
+
+# --- the run starts ---
+
+
+def test_a_run_from_before_the_start_of_the_orchestrator(host: flow.Flow, conn: Any) -> None:
+    run_id, due = delayed(conn, "now() + interval '2 seconds'")
+    with running():
+        starts_in_time(run_id, due)
+
+
+def test_a_run_that_is_inserted_while_the_orchestrator_waits(host: flow.Flow, conn: Any) -> None:
+    with running():
+        first, due = delayed(conn, DUE)
+        later, due_later = delayed(conn, "now() + interval '1.5 seconds'")
+        starts_in_time(first, due)
+        starts_in_time(later, due_later)
+
+
+def test_a_run_that_is_brought_forward(host: flow.Flow, conn: Any) -> None:
+    with running():
+        run_id, _ = delayed(conn, "now() + interval '1 hour'")
+        update = f"UPDATE workflow_runs SET available_at = {DUE} WHERE id = %s RETURNING *"
+        starts_in_time(run_id, conn.execute(update, (run_id,)).fetchone()["available_at"])
+
+
+def test_a_run_that_is_queued_by_an_update(host: flow.Flow, conn: Any) -> None:
+    with running():
+        run_id, due = delayed(conn, DUE, status="draft")
+        conn.execute("UPDATE workflow_runs SET status = 'queued' WHERE id = %s", (run_id,))
+        starts_in_time(run_id, due)
+
+
+def test_a_run_that_is_overdue_when_it_is_inserted(host: flow.Flow, conn: Any) -> None:
+    with running():
+        run_id, _ = delayed(conn, "now() - interval '1 minute'")
+        wait.until(lambda: flow.status(run_id) == "running", timeout_s=10)
+
+
+def test_a_start_that_failed_is_tried_again_when_its_back_off_ends(
+    host: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def provide(name: str) -> Any:
+        calls.append(name)
+        if len(calls) == 1:
+            raise OSError("the disk with the workflows is away")
+        return host.workflows[name]
+
+    queue_workflows.set_workflow_provider(provide, host.pipelines.__getitem__)
+    with running():
+        run_id = host.submit()
+        wait.until(lambda: flow.status(run_id) == "running", timeout_s=10)
+    assert len(calls) > 1
+
+
+# --- and nothing else happens ---
+
+
+def test_hostile_times_stop_no_other_run(
+    host: flow.Flow, conn: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    ids = {at: factories.run(conn, status="queued") for at in HOSTILE}
+    with factories.unguarded(conn, "workflow_runs"):
+        for at, run_id in ids.items():
+            update = "UPDATE workflow_runs SET available_at = %s::timestamptz WHERE id = %s"
+            conn.execute(update, (at, run_id))
+    with running():
+        run_id, due = delayed(conn, DUE)
+        starts_in_time(run_id, due)
+        query = "SELECT status <> 'queued' FROM workflow_runs WHERE id = %s"
+        wait.until(lambda: {at: factories.one(conn, query, ids[at]) for at in ids} == HOSTILE)
+    assert caplog.records == []
+
+
+def test_only_a_run_that_is_due_before_the_next_poll_shortens_the_wait(
+    host: flow.Flow, conn: Any
+) -> None:
+    def run_due_s() -> float | None:
+        return pending.work(conn, within_s=30).run_due_s
+
+    assert run_due_s() is None
+    delayed(conn, "now() + interval '1 hour'")
+    delayed(conn, "now() - interval '1 hour'")
+    delayed(conn, DUE, mode="step")
+    delayed(conn, DUE, status="draft")
+    assert run_due_s() is None
+    delayed(conn, "now() + interval '25 seconds'")
+    delayed(conn, "now() + interval '20 seconds'")
+    due_s = run_due_s()
+    assert due_s is not None and 10 < due_s <= 20
+    host.look()
+    assert 10 < host.pool._poll_s() <= 20
+
+
+@pytest.mark.parametrize("within_s", [0.0, -1.0, 1e300, math.inf, -math.inf, math.nan])
+def test_no_setting_of_the_poll_makes_the_check_fail(
+    db: ModuleType, conn: Any, within_s: float
+) -> None:
+    delayed(conn, "now() + interval '30 seconds'")
+    due_s = pending.work(conn, within_s=within_s).run_due_s
+    assert (due_s is None) == (within_s <= 0)
+
+
+def test_a_run_whose_row_is_locked_when_it_is_due_is_left_to_the_next_poll(
+    host: flow.Flow, conn: Any
+) -> None:
+    run_id, _ = delayed(conn, "now() - interval '1 second'")
+    with conn.transaction():
+        conn.execute("SELECT FROM workflow_runs WHERE id = %s FOR UPDATE", (run_id,))
+        host.look()
+        assert host.pool._poll_s() > 20  # else it would check again and again
+    assert flow.status(run_id) == "queued"
+    host.look()
+    assert flow.status(run_id) == "running"
+
+
+def test_a_stream_of_delayed_runs_costs_one_check_for_many(host: flow.Flow) -> None:
+    now = [0.0]
+    pool = node_pool.NodePool(now_fn=lambda: now[0])
+    wake = engine.Wake("notify", frozenset({("orchestrator_work", "delayed")}))
+    try:
+        pool.check()
+        asked = counting_cursor.Counter(pool._kept.get())
+        for _ in range(100):
+            pool._act(wake)
+            now[0] += 0.0001
+        assert asked.statements == 0
+        assert 0 < pool._poll_s() <= node_pool.STREAM_PAUSE_S
+        now[0] += node_pool.STREAM_PAUSE_S
+        pool._act(wake)
+        assert asked.statements == 1
+        assert pool._poll_s() == config.DISPATCH_POLL_S.read()
+    finally:
+        pool.stop()
+
+
+def test_runs_that_are_due_one_after_the_other_are_collected(
+    host: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_pool, "STREAM_PAUSE_S", 25.0)
+    now = [100.0]
+    pool = node_pool.NodePool(now_fn=lambda: now[0])
+    try:
+        delayed(conn, "now() + interval '20 seconds'")
+        pool.check()
+        assert 10 < pool._poll_s() <= 20
+        run_id, _ = delayed(conn, "now() - interval '1 second'")
+        pool.check()
+        assert flow.status(run_id) == "running"
+        assert pool._poll_s() == 25
+        now[0] += 25
+        pool.check()
+        assert 10 < pool._poll_s() <= 20
+    finally:
+        pool.stop()
+
+
+def test_a_delayed_run_sends_a_wake_up_of_its_own(
+    db: ModuleType, conn: Any, heard: Callable[[], Any]
+) -> None:
+    run_id, _ = delayed(conn, DUE)
+    assert heard() == [("orchestrator_work", "delayed")]
+    conn.execute("UPDATE workflow_runs SET progress_pct = 1 WHERE id = %s", (run_id,))
+    delayed(conn, DUE, mode="step")
+    delayed(conn, DUE, status="draft")
+    assert heard() == []
+    conn.execute("UPDATE workflow_runs SET available_at = NULL WHERE id = %s", (run_id,))
+    assert heard() == [("orchestrator_work", "run")]
+
+
+# --- what it costs ---
+
+FILL = """
+SET session_replication_role = replica;
+INSERT INTO workflow_runs (workflow_name, status, available_at)
+    SELECT 'w', CASE WHEN i % 2 = 0 THEN 'queued' ELSE 'completed' END, now() + i * interval '1 s'
+      FROM generate_series(1, 20000) i;
+SET session_replication_role = origin;
+"""
+
+
+@pytest.mark.parametrize("fill", [[FILL], [FILL, "ANALYZE workflow_runs"]], ids=["new", "known"])
+def test_the_check_reads_one_entry_of_the_index_of_delayed_runs(
+    own_database: database.Database, fill: list[str]
+) -> None:
+    # In a database of its own: the other one may have statistics of a time when it was empty.
+    name = own_database.fresh_name()
+    dsn = own_database.create_migrated(name)
+    explain = b"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) " + statements.pending.work
+    with (
+        database.environment(QUEUE_WORKFLOWS_DB_URL=dsn),
+        engine.connect(limited=False) as conn,
+    ):
+        conn.execute("ALTER TABLE workflow_runs SET (autovacuum_enabled = off)")
+        for statement in fill:
+            conn.execute(statement.encode())
+        plan = [row["QUERY PLAN"] for row in conn.execute(explain, {"within_s": 30.0})]
+    own_database.drop(name)
+    assert not [line for line in plan if "Seq Scan on workflow_runs" in line]
+    (limit,) = [n for n, line in enumerate(plan) if "Limit" in line]
+    assert "rows=1" in plan[limit]
+    (scan,) = [line for line in plan[limit + 1 :] if "workflow_runs_delayed_idx" in line]
+    assert "rows=1" in scan

@@ -1,0 +1,728 @@
+"""Branches and loops in a mapped pipeline decide for each item, and its end counts the outcome."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, TypedDict
+
+import pytest
+
+from queue_workflows import (
+    branch,
+    check,
+    cli,
+    declare,
+    errors,
+    history,
+    jobs,
+    loop,
+    node,
+    pipeline,
+    runs,
+    workflow,
+)
+from queue_workflows import db as engine
+from queue_workflows.cli import graph_text, retry
+from queue_workflows.dag import item_ids
+from queue_workflows.declare import FailedItem, failures
+from queue_workflows.dispatch import drain, run_cache
+from queue_workflows.engine import runs as run_rows
+from tests.support import flow, invariants
+
+
+class Clip(TypedDict):
+    name: str
+    kind: str
+    left: int
+
+
+CALLS: list[str] = []
+BAD: set[str] = set()
+ENDS: list[tuple[list[str], dict[str, str]]] = []
+
+
+def called(what: str) -> None:
+    CALLS.append(what)
+    if what in BAD:
+        raise ValueError(f"{what} is bad")
+
+
+@node(name="decide-probe")
+def probe(name: str) -> Clip:
+    """Return the clip `film-2`: of kind `film`, good after two rounds."""
+    called(f"probe {name}")
+    kind, _, left = name.partition("-")
+    return {"name": name, "kind": kind, "left": int(left)}
+
+
+@node(name="decide-encode")
+def encode(clip: Clip) -> Clip:
+    called(f"encode {clip['name']}")
+    return {**clip, "kind": "encoded"}
+
+
+@node(name="decide-resize")
+def resize(clip: Clip) -> Clip:
+    called(f"resize {clip['name']}")
+    return {**clip, "kind": "resized"}
+
+
+@node(name="decide-improve")
+def improve(clip: Clip, by: int) -> Clip:
+    left = clip["left"] - by
+    called(f"improve {clip['name']} to {left}")
+    return {**clip, "left": left}
+
+
+@node(name="decide-note")
+def note(clip: Clip) -> str:
+    called(f"note {clip['name']}")
+    return f"{clip['name']} {clip['kind']} {clip['left']}"
+
+
+@node(name="decide-watch")
+def watch(name: str) -> None:
+    called(f"watch {name}")
+
+
+@node(name="decide-join")
+def join(made: list[str], failed: list[FailedItem]) -> None:
+    ENDS.append((made, {each["key"]: each["error"] for each in failed}))
+
+
+@pipeline
+def produce(name: str, by: int) -> str:
+    watch(name)
+    clip = probe(name)
+    done = branch(clip["kind"], {"film": encode, "still": resize}, id="done")
+    best = loop(
+        lambda clip: improve(clip, by),
+        start=done,
+        until=lambda clip: clip["left"] == 0,
+        at_most=3,
+        id="best",
+    )
+    return note(best)
+
+
+@workflow(name="decide-clips")
+def clips(names: list[str]) -> None:
+    made = produce.map(names, at_once=2, may_fail=2, also={"by": 1})
+    join(made, failures(made))
+
+
+@pipeline
+def tens(name: str) -> Clip:
+    return loop(
+        lambda clip: improve(clip, 1),
+        start=probe(name),
+        until=lambda clip: clip["left"] == 0,
+        at_most=10,
+        id="best",
+    )
+
+
+@workflow(name="decide-tens")
+def ten_rounds(names: list[str]) -> None:
+    tens.map(names)
+
+
+@workflow(name="decide-strict")
+def strict(names: list[str]) -> None:
+    made = produce.map(names, also={"by": 1})
+    join(made, failures(made))
+
+
+@pytest.fixture
+def host(db: ModuleType) -> Iterator[flow.Flow]:
+    made = flow.Flow()
+    for each in (CALLS, BAD, ENDS):
+        each.clear()
+    declare.install(probe, encode, resize, improve, note, watch, join, clips, strict, ten_rounds)
+    yield made
+    made.close()
+    with engine.connect() as conn:
+        assert invariants.broken(conn, slack_s=5) == []
+
+
+def submit(*names: str, workflow: str = "decide-clips") -> str:
+    return runs.submit(workflow, context={"names": list(names)})["id"]
+
+
+def ended(host: flow.Flow, *names: str, workflow: str = "decide-clips") -> str:
+    run_id = submit(*names, workflow=workflow)
+    host.go()
+    return run_id
+
+
+def of_item(run_id: str, key: str) -> dict[str, str]:
+    """Return the states of an item's nodes by their ids in it, but for what is always there."""
+    start = f"produce[{key}]/"
+    found = flow.states(run_id).items()
+    return {name.removeprefix(start): state for name, state in found if name.startswith(start)}
+
+
+def errors_of_last() -> dict[str, str]:
+    return ENDS[-1][1]
+
+
+def test_each_item_runs_its_arm_and_its_rounds(host: flow.Flow) -> None:
+    run_id = ended(host, "film-2", "still-1", "film-3")
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert ENDS == [(["film-2 encoded 0", "still-1 resized 0", "film-3 encoded 0"], {})]
+    assert of_item(run_id, "film-2") == {
+        "watch": "completed",
+        "probe": "completed",
+        "done/encode": "completed",
+        "done/resize": "skipped",
+        "done": "completed",
+        "best/improve#1": "completed",
+        "best/improve#2": "completed",
+        "best/improve#3": "skipped",
+        "best": "completed",
+        "note": "completed",
+    }
+    assert of_item(run_id, "still-1")["done/encode"] == "skipped"
+    assert flow.job(run_id, "produce[film-2]/done")["inputs"] == {"value": "film"}
+    assert flow.job(run_id, "produce[film-2]/best")["inputs"] == {"rounds": 2}
+    # probe, encode or resize, watch and note for each item; two, one and three rounds
+    assert len(CALLS) == len({*CALLS}) == 4 * 3 + 6
+
+
+def test_what_cannot_be_decided_fails_its_item_alone(host: flow.Flow) -> None:
+    run_id = ended(host, "film-9", "book-1", "still-1")
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert ENDS[-1][0] == ["still-1 resized 0"]
+    assert errors_of_last() == {
+        "film-9": "loop 'produce[film-9]/best': 'until' does not hold after round 3, and at_most is"
+        " 3: raise it, or take the last state by must=False",
+        "book-1": "branch 'produce[book-1]/done': no arm for 'book'; its arms are film, still: add"
+        " one, or 'other' for every other value",
+    }
+    assert "note" not in of_item(run_id, "film-9")
+    assert not [name for name in of_item(run_id, "book-1") if name.startswith(("done", "best"))]
+
+
+def test_more_items_than_may_fail_fail_the_run(host: flow.Flow) -> None:
+    run_id = ended(host, "still-1", "book-1", workflow="decide-strict")
+    assert flow.status(run_id) == "failed"
+    found = flow.run(run_id)["error"]
+    assert found.startswith("node produce failed: 1 of 2 items failed, 0 may; the first: book-1: ")
+    assert "no arm for 'book'" in found
+
+
+def test_an_item_that_cannot_decide_waits_for_its_open_nodes(host: flow.Flow) -> None:
+    run_id = submit("book-1", "film-1", "film-2")
+    host.look()
+    flow.finish(run_id, "produce[book-1]/probe", name="book-1", kind="book", left=1)
+    assert of_item(run_id, "book-1") == {"watch": "queued", "probe": "completed"}
+    assert of_item(run_id, "film-2") == {}  # The place is taken until the item has ended.
+    flow.finish(run_id, "produce[book-1]/watch")
+    assert [*of_item(run_id, "film-2")] == ["watch", "probe"]
+    host.go()
+    assert "no arm for 'book'" in errors_of_last()["book-1"]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_failed_round_stops_the_rest_of_its_item(host: flow.Flow, resumed: bool) -> None:
+    run_id = submit("film-2", "film-1")
+    host.look()
+    flow.finish(run_id, "produce[film-2]/probe", name="film-2", kind="film", left=2)
+    flow.finish(run_id, "produce[film-2]/done/encode", name="film-2", kind="film", left=2)
+    flow.fail(run_id, "produce[film-2]/best/improve#1", "no")
+    assert of_item(run_id, "film-2")["watch"] == "queued"
+    if resumed:
+        with engine.connection() as conn:
+            run_rows.requeue_running(conn)
+    host.go()
+    assert errors_of_last() == {"film-2": "node produce[film-2]/best/improve#1 failed: no"}
+    assert "best/improve#2" not in of_item(run_id, "film-2")
+    assert "watch film-2" in CALLS
+
+
+def test_an_event_that_is_dispatched_again_changes_nothing(host: flow.Flow) -> None:
+    run_id = ended(host, "film-2", "book-1")
+    before = flow.states(run_id), list(ENDS)
+    for _ in range(2):
+        with engine.connect() as conn:
+            conn.execute("UPDATE workflow_dispatch_events SET processed_at = NULL")
+        drain.drain_run(run_id)
+    assert (flow.states(run_id), ENDS) == before
+
+
+# --- retry
+
+
+def test_retry_goes_on_in_the_round_that_failed(host: flow.Flow) -> None:
+    BAD.add("improve film-3 to 1")
+    run_id = ended(host, "film-3", "still-1", workflow="decide-strict")
+    assert flow.status(run_id) == "failed"
+    assert of_item(run_id, "film-3")["best/improve#2"] == "failed"
+    BAD.clear()
+    CALLS.clear()
+    assert retry.retried(run_id)["outcome"] == "queued"
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    again = [call for call in CALLS if "film-3" in call]
+    assert again == ["improve film-3 to 1", "improve film-3 to 0", "note film-3"]
+    assert ENDS[-1] == (["film-3 encoded 0", "still-1 resized 0"], {})
+
+
+def test_retry_counts_an_item_again_that_could_not_decide(host: flow.Flow) -> None:
+    run_id = ended(host, "film-9", "still-1", workflow="decide-strict")
+    assert flow.status(run_id) == "failed"
+    assert retry.retried(run_id)["outcome"] == "queued"
+    host.go()
+    assert "'until' does not hold after round 3" in flow.run(run_id)["error"]
+    assert sum(call.startswith("improve film-9") for call in CALLS) == 3
+
+
+FROM = {
+    "produce[film-2]": ["probe", "watch", "encode", "improve", "improve", "note"],
+    "produce[film-2]/probe": ["probe", "encode", "improve", "improve", "note"],
+    "produce[film-2]/done": ["encode", "improve", "improve", "note"],
+    "produce[film-2]/done/encode": ["encode", "improve", "improve", "note"],
+    "produce[film-2]/best": ["improve", "improve", "note"],
+    "produce[film-2]/best/improve#1": ["improve", "improve", "note"],
+    "produce[film-2]/best/improve#2": ["improve", "note"],
+    "produce[film-2]/note": ["note"],
+}
+
+
+@pytest.mark.parametrize("place", FROM)
+def test_retry_from_a_place_in_an_item_repeats_it_and_what_follows(
+    host: flow.Flow, place: str
+) -> None:
+    run_id = ended(host, "film-2", "still-1")
+    CALLS.clear()
+    assert retry.retried(run_id, from_node=place)["outcome"] == "queued"
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert all("film-2" in call for call in CALLS)
+    assert sorted(call.split()[0] for call in CALLS) == sorted(FROM[place])
+    assert ENDS[-1] == (["film-2 encoded 0", "still-1 resized 0"], {})
+
+
+@pytest.mark.parametrize("place", ["produce[film-2]/done/nope", "produce[film-2]/best/improve#4"])
+def test_retry_from_a_place_that_an_item_lacks_is_refused(host: flow.Flow, place: str) -> None:
+    run_id = ended(host, "film-2")
+    with pytest.raises(errors.UnknownJob, match="has no node"):
+        runs.retry(run_id, from_node=place)
+
+
+def test_cancel_ends_the_rounds_of_open_items_and_retry_goes_on(host: flow.Flow) -> None:
+    run_id = submit("film-1", "film-2")
+    host.look()
+    flow.finish(run_id, "produce[film-2]/probe", name="film-2", kind="film", left=2)
+    flow.finish(run_id, "produce[film-2]/done/encode", name="film-2", kind="x", left=2)
+    runs.cancel(run_id)
+    assert of_item(run_id, "film-2")["best/improve#1"] == "cancelled"
+    assert retry.retried(run_id)["outcome"] == "queued"
+    host.go()
+    assert ENDS == [(["film-1 encoded 0", "film-2 x 0"], {})]
+
+
+# --- what commands show
+
+
+def test_why_names_the_branch_and_the_loop_that_left_a_node_out(host: flow.Flow) -> None:
+    run_id = ended(host, "film-2")
+    found = {
+        place: jobs.explain(flow.job(run_id, f"produce[film-2]/{place}")["id"])
+        for place in ("done/resize", "best/improve#3")
+    }
+    assert {place: each and each["detail"] for place, each in found.items()} == {
+        "done/resize": "it is skipped: branch produce[film-2]/done has chosen another arm",
+        "best/improve#3": "it is skipped: loop produce[film-2]/best has ended before this round",
+    }
+
+
+def test_check_draws_the_arms_and_one_round_of_an_item(host: flow.Flow) -> None:
+    del host
+    report = check.workflow("decide-clips")
+    assert (report.ok, report.findings, report.needs) == (True, (), ("names",))
+    assert report.definition is not None
+    lines = list(graph_text.mermaid(report.definition))
+    assert lines[1:14] == [
+        '    subgraph n0 ["produce, each item"]',
+        '        n0_0["watch"]',
+        '        n0_1["probe"]',
+        '        subgraph n0_s2 ["done"]',
+        '            n0_2["encode"]',
+        '            n0_3["resize"]',
+        '            n0_4{"done"}',
+        "        end",
+        '        subgraph n0_s3 ["best"]',
+        '            n0_5["improve#35;1"]',
+        '            n0_6{"best"}',
+        "        end",
+        '        n0_7["note"]',
+    ]
+    assert '        n0_1 -.->|"film"| n0_2' in lines
+    assert '        n0_5 -.->|"again, at most 3"| n0_5' in lines
+    tree = list(graph_text.tree(report.definition, report.needs, unicode=True))
+    assert not [line for line in tree if "improve#2" in line]
+    assert "│     each: best  repeats these, at most 3 times" in tree
+
+
+def test_check_finds_what_an_arm_and_a_round_of_an_item_lack(host: flow.Flow) -> None:
+    arm = {"id": "x", "node": "decide-probe", "inputs": [{"name": "nme", "from": "pipeline.name"}]}
+    steps = [
+        {
+            "id": "first",
+            "kind": "node",
+            "node": "decide-probe",
+            "inputs": {"name": {"$from": "item"}},
+        },
+        flow.step("b", "p", inputs={"name": {"$from": "first.nope"}}, depends_on=["first"])
+        | {"kind": "branch", "on": {"$from": "late.kind"}, "arms": {"x": "x"}},
+        {"id": "late", "kind": "node", "node": "decide-probe", "retires": 3, "depends_on": ["b"]},
+    ]
+    host.define({"id": "m", "kind": "map", "over": ["x"], "steps": steps}, p=[arm])
+    found = "\n".join(str(each) for each in check.workflow("w").findings)
+    assert "node 'm[...]/b/x': 'decide-probe' takes no 'nme'" in found
+    assert "node 'm[...]/b/x': input 'nme': 'first' has no output 'nope'" in found
+    assert "node 'm[...]/b': its value: 'b/x' does not wait for 'late'" in found
+    assert "step 'late': nothing reads the key 'retires'" in found
+
+
+# --- JSON
+
+
+def test_steps_of_a_map_in_json_branch_and_repeat_also_in_inner_maps(host: flow.Flow) -> None:
+    flow.body(lambda n: {"n": n - 1, "over": n <= 1}, "lower")
+    flow.body(lambda inputs: ENDS.append((inputs["found"], {})), "end")
+    takes = [{"name": "n", "from": "pipeline.n"}]
+    down = flow.step("down", "lower", inputs={"n": {"$from": "down.n"}}) | {
+        "kind": "loop",
+        "start": {"n": {"$from": "item"}},
+        "until": {"$from": "down.over"},
+        "result": "lower",
+        "at_most": 4,
+    }
+    inner = {"id": "i", "kind": "map", "over": {"$from": "each.list"}, "steps": [down]}
+    kind = flow.step("b", "p") | {"kind": "branch", "on": {"$from": "each.on"}, "arms": {"1": "x"}}
+    outer = {
+        "id": "m",
+        "kind": "map",
+        "as": "each",
+        "key": "id",
+        "over": [{"id": "a", "on": 1, "list": [1, 3]}, {"id": "b", "on": 2, "list": [2]}],
+        "may_fail": 1,
+        "steps": [inner | {"depends_on": ["b"], "result": {"$from": "down.n"}}, kind],
+        "result": {"$from": "i.results"},
+    }
+    end = flow.step("end", inputs={"found": {"$from": "m"}}, depends_on=["m"])
+    host.define(
+        outer,
+        end,
+        lower=[{"id": "lower", "inputs": takes}],
+        p=flow.nodes(x=""),
+        end=[{"id": "end", "inputs": [{"name": "found", "from": "pipeline.found"}]}],
+    )
+    down["start"] = {"n": {"$from": "item"}}
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "failed"
+    assert "'start' is made of several values" in flow.run(run_id)["error"]
+    down |= {"start": {"$from": "item"}, "inputs": {"n": {"$from": "down"}}, "result": "lower.n"}
+    down["until"] = {"$from": "down", "$eq": 0}
+    inner["result"] = outer["steps"][0]["result"] = {"$from": "down.n"}
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    found: Any = ENDS[0][0]
+    assert (found["results"], found["keys"]) == ([[0, 0]], ["a"])
+    assert "no arm for 2; its arms are 1" in found["failed"][0]["error"]
+    assert flow.states(run_id)["m[a]/i[3]/down/lower#3"] == "completed"
+    assert flow.states(run_id)["m[a]/i[1]/down/lower#2"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ({"id": "n", "kind": "node", "node": "__loop__"}, "kept for the engine"),
+        ({"id": "n", "kind": "node", "inputs": {"$x": 1}}, "no input can be named '\\$x'"),
+        ({"id": "n", "kind": "node", "model": "m"}, "needs gpu: true"),
+        ({"id": "n", "kind": "node", "retries": -1}, "'retries'"),
+        ({"id": "item", "kind": "node"}, "has the name 'item' of the item"),
+        ({"id": "n", "kind": "nodes"}, "in a map also of kind 'node'"),
+        ({"id": "n", "kind": "node", "depends_on": ["gone"]}, "the unknown step 'gone'"),
+    ],
+)
+def test_a_wrong_step_of_a_map_is_refused_with_its_place(
+    host: flow.Flow, step: dict[str, Any], words: str
+) -> None:
+    host.define({"id": "m", "kind": "map", "over": [1], "steps": [step]})
+    (found,) = check.workflow("w").findings
+    assert re.search(words, str(found)), str(found)
+    assert "step 'm'" in str(found)
+
+
+def test_a_step_of_kind_node_outside_of_a_map_is_refused(host: flow.Flow) -> None:
+    host.define({"id": "n", "kind": "node"})
+    (found,) = check.workflow("w").findings
+    assert "step 'n': unknown kind 'node'" in str(found)
+
+
+def test_show_opens_an_item_with_its_rounds(
+    host: flow.Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    BAD.add("improve film-3 to 1")
+    run_id = ended(host, "film-2", "film-3")
+
+    def lines(*argv: str) -> list[str]:
+        capsys.readouterr()
+        assert cli.main(["show", run_id, *argv]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    shown = lines()
+    assert "items of produce: 1/2 done, 1 failed" in shown
+    assert not [line for line in shown if line.startswith(("loop", "produce[film-2]"))]
+    assert [line for line in shown if line.startswith("produce[film-3]")] == [
+        "produce[film-3]/best/improve#2: failed"
+    ]
+    shown = lines("--item", "film-2")
+    assert "loop produce[film-2]/best: 2 rounds of at most 3, last completed" in shown
+    assert [line for line in shown if line.startswith("produce[film-2]/done")] == [
+        "produce[film-2]/done/encode: completed",
+        "produce[film-2]/done/resize: skipped",
+        "produce[film-2]/done: completed",
+    ]
+    shown = lines("--item", "film-3")
+    assert "loop produce[film-3]/best: 2 rounds of at most 3, last failed" in shown
+    shown = lines("--node", "produce[film-3]/best/improve#1")
+    assert not [line for line in shown if line.startswith("loop")]
+
+
+def shown_nodes(
+    run_id: str, capsys: pytest.CaptureFixture[str], *argv: str
+) -> tuple[list[str], list[str]]:
+    """Return the lines of nodes of items, and those of loops, that `show` prints."""
+    capsys.readouterr()
+    assert cli.main(["show", run_id, *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    nodes = [line for line in lines if re.match(r"\w+\[", line)]
+    return nodes, [line for line in lines if line.startswith("loop")]
+
+
+def test_show_of_an_item_leaves_out_the_rounds_after_its_last_one(
+    host: flow.Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = ended(host, "film-2", workflow="decide-tens")
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert flow.states(run_id)["tens[film-2]/best/improve#10"] == "skipped"
+    nodes = ["probe", "best/improve#1", "best/improve#2", "best"]
+    for options in ((), ("--full",)):
+        assert shown_nodes(run_id, capsys, "--item", "film-2", *options) == (
+            [f"tens[film-2]/{node}: completed" for node in nodes],
+            ["loop tens[film-2]/best: 2 rounds of at most 10, last completed"],
+        )
+    skipped = "tens[film-2]/best/improve#3"
+    assert shown_nodes(run_id, capsys, "--node", skipped) == ([f"{skipped}: skipped"], [])
+
+
+def test_show_of_an_item_prints_its_undecided_branch_and_what_follows_as_waiting(
+    host: flow.Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = submit("film-2")
+    host.look()
+
+    def of_this() -> tuple[dict[str, str], str]:
+        nodes, (loop_line,) = shown_nodes(run_id, capsys, "--item", "film-2")
+        pairs = (line.removeprefix("produce[film-2]/").split(": ", 1) for line in nodes)
+        return dict(pairs), loop_line.removeprefix("loop produce[film-2]/best: ")
+
+    def finish(node_id: str) -> None:
+        values = {"name": "film-2", "kind": "film", "left": 2}
+        flow.finish(run_id, f"produce[film-2]/{node_id}", **values)
+
+    later = dict.fromkeys(
+        ["done/encode", "done/resize", "done", "best/improve#1", "best", "note"], "waiting"
+    )
+    begun = {"watch": "queued", "probe": "queued"}
+    assert of_this() == (begun | later, "0 rounds of at most 3")
+    for name, state in (("done", "waiting"), ("gone", None)):
+        (node,) = (history.get_run(run_id, nodes=[f"produce[film-2]/{name}"]) or {})["nodes"] or [
+            {"status": None}
+        ]
+        assert node["status"] == state
+    assert cli.main(["show", run_id, "--node", "produce[film-3]/done"]) == 2
+    finish("probe")
+    finish("done/encode")
+    found, loop_line = of_this()
+    assert (found["done"], found["done/resize"], found["note"]) == (
+        "completed",
+        "skipped",
+        "waiting",
+    )
+    assert [name for name in found if "#" in name] == ["best/improve#1"]
+    assert loop_line == "1 round of at most 3, last running"
+    flow.fail(run_id, "produce[film-2]/best/improve#1", "no")  # It waits for its node `watch`.
+    found, loop_line = of_this()
+    assert "waiting" not in found.values()
+    assert loop_line == "1 round of at most 3, last failed"
+
+
+def test_show_of_an_item_has_one_round_of_a_loop_that_is_skipped(
+    host: flow.Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flow.body(lambda n: {"n": n - 1}, "lower")
+    down = flow.step("down", "lower", inputs={"n": {"$from": "down.n"}}) | {
+        "kind": "loop",
+        "start": {"n": 1},
+        "until": {"$from": "down.n", "$eq": 0},
+        "result": "lower",
+        "at_most": 4,
+        "skip_if": {"$from": "item.off"},
+    }
+    over = [{"id": "a", "off": True}, {"id": "b", "off": False}]
+    each = {"id": "m", "kind": "map", "key": "id", "over": over, "steps": [down]}
+    host.define(each, lower=[{"id": "lower", "inputs": [{"name": "n", "from": "pipeline.n"}]}])
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert shown_nodes(run_id, capsys, "--item", "a") == (
+        ["m[a]/down/lower#1: skipped", "m[a]/down: skipped"],
+        ["loop m[a]/down: 0 rounds of at most 4"],
+    )
+    assert shown_nodes(run_id, capsys, "--item", "b") == (
+        ["m[b]/down/lower#1: completed", "m[b]/down: completed"],
+        ["loop m[b]/down: 1 round of at most 4, last completed"],
+    )
+
+
+def test_the_end_of_a_followed_run_counts_items_as_show_does(
+    host: flow.Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = ended(host, "film-9", "book-1", "still-1")
+    printed: list[list[str]] = []
+    for options in ((), ("--follow",)):
+        capsys.readouterr()
+        assert cli.main(["show", run_id, *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert "items of produce: 1/3 done, 2 failed" in lines
+        start = lines.index("items of produce: 1/3 done, 2 failed")
+        printed.append(lines[start : start + 3])
+    assert printed[0] == printed[1]
+    assert [line[:11] for line in printed[0][1:]] == ["  film-9: l", "  book-1: b"]
+
+
+CHAINS: dict[str, tuple[dict[str, float], str]] = {
+    "the rounds of an item": (
+        {"film-2]/best/improve#2": 4.0, "film-2]/done/encode": 3.0, "still-1]/done/resize": 6.5},
+        "longest chain: 9 nodes, 7.5 s (produce[film-2]/probe ... join/join)",
+    ),
+    "the arm of an item": (
+        {"film-2]/best/improve#2": 4.0, "still-1]/done/resize": 6.5},
+        "longest chain: 8 nodes, 7.0 s (produce[still-1]/probe ... join/join)",
+    ),
+    "a node that no other of the item waits for": (
+        {"film-2]/best/improve#2": 4.0, "still-1]/watch": 6.5},
+        "longest chain: 3 nodes, 7.0 s (produce[still-1]/watch ... join/join)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_longest_chain_goes_through_the_item_that_took_longest(
+    host: flow.Flow, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    run_id = ended(host, "film-2", "still-1")
+    seconds, line = CHAINS[name]
+    with engine.connect() as conn:
+        conn.execute("UPDATE workflow_node_jobs SET seconds = 0")
+        for node_id, took in ({"join/join": 0.5} | seconds).items():
+            whole = node_id if node_id == "join/join" else f"produce[{node_id}"
+            query = "UPDATE workflow_node_jobs SET seconds = %s WHERE node_id = %s"
+            assert conn.execute(query, (took, whole)).rowcount == 1
+    capsys.readouterr()
+    assert cli.main(["show", run_id, "--follow"]) == 0
+    assert line in capsys.readouterr().out.splitlines()
+
+
+# --- limits, and what an item keeps
+
+
+def test_an_item_that_was_failing_when_the_run_ended_runs_again_by_retry(host: flow.Flow) -> None:
+    run_id = submit("film-2", "still-1", workflow="decide-strict")
+    host.look()
+    for name in ("film-2", "still-1"):
+        kind, _, left = name.partition("-")
+        flow.finish(run_id, f"produce[{name}]/probe", name=name, kind=kind, left=int(left))
+    flow.fail(run_id, "produce[film-2]/done/encode", "no")  # it waits for its node `watch`
+    flow.finish(run_id, "produce[still-1]/watch")
+    flow.fail(run_id, "produce[still-1]/done/resize", "no")
+    assert flow.status(run_id) == "failed"
+    assert retry.retried(run_id)["outcome"] == "queued"
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert ENDS == [(["film-2 encoded 0", "still-1 resized 0"], {})]
+
+
+def test_the_rounds_of_all_items_count_for_the_limit_of_nodes(
+    host: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The body has 10 nodes, the graph 2.
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_NODES_PER_RUN", "22")
+    run_id = ended(host, "film-1", "film-2")
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    run_id = ended(host, "film-1", "film-2", "film-3")
+    assert flow.status(run_id) == "failed"
+    assert "with its 3 items the run has 32 nodes; at most 22" in flow.run(run_id)["error"]
+
+
+FORGED: dict[str, tuple[str, str, Any, str]] = {
+    "an arm of no branch": ("probe", "arm", "gone", "unknown branch 'gone'"),
+    "an arm that is no node": ("done", "choice", {"on": 1, "arms": {"film": "gone"}}, "'gone'"),
+    "no arms": ("done", "choice", {"on": 1, "arms": {}}, "0 arms"),
+    "a round of another loop": ("best", "loop", {"rounds": [{"end": "probe"}]}, "'probe' is not"),
+    "no rounds": ("best", "loop", {"rounds": []}, "0 rounds"),
+    "a bad number": ("best/improve#1", "round", -1, "'round' must be"),
+    "a bad id": ("best/improve#1", "id", "best/improve#0", "is not"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_body_fails_the_run_with_the_reason(host: flow.Flow, name: str) -> None:
+    node_id, key, value, words = FORGED[name]
+    run_id = submit("film-1")
+    host.look()
+    with engine.connect() as conn:
+        row = conn.execute("SELECT definition FROM workflow_runs").fetchone()
+        assert row is not None
+        (body,) = (each["map"]["body"] for each in row["definition"]["nodes"] if "map" in each)
+        next(each for each in body if each["id"] == node_id)[key] = value
+        stored = json.dumps(row["definition"])
+        conn.execute("UPDATE workflow_runs SET definition = %s", (stored,))
+    run_cache.forget(run_id)
+    host.go()
+    assert flow.status(run_id) == "failed"
+    assert words in flow.run(run_id)["error"]
+
+
+def test_an_id_that_is_too_long_in_a_later_round_fails_the_run_before_the_item_begins(
+    host: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(item_ids, "MAX_ID_BYTES", len("tens[film-1]/best/improve#9"))
+    run_id = ended(host, "film-1", workflow="decide-tens")
+    assert flow.status(run_id) == "failed"
+    assert "'tens[film-1]/best/improve#10'" in flow.run(run_id)["error"]
+    assert CALLS == []
+
+
+def test_a_policy_of_the_mapped_pipeline_is_that_of_its_arms_and_rounds(host: flow.Flow) -> None:
+    del host
+
+    @workflow(name="decide-again")
+    def again(names: list[str]) -> None:
+        produce.options(retries=2).map(names, also={"by": 1})
+
+    found = check.workflow("decide-again").definition
+    assert found is not None
+    body = found["nodes"][0]["map"]["body"]
+    kept = {each["id"] for each in body if each.get("policy", {}).get("retries") == 2}
+    assert kept == {each["id"] for each in body} - {"done", "best"}
