@@ -93,7 +93,7 @@ def test_a_signal_is_its_exit_code_and_nothing_is_left(starts: Commands) -> None
     worker.send(signal.SIGKILL)
     assert worker.wait() == -signal.SIGKILL
     assert not Path(f"/proc/{worker.process.pid}").exists()
-    assert worker.family() == {}
+    until(lambda: worker.family() == {})
 
 
 def test_scripts_end_with_their_server(tmp_path: Path) -> None:
