@@ -100,6 +100,15 @@ def map_texts(found: dict[str, Any]) -> list[str]:
     return texts
 
 
+def item_text(item: dict[str, Any]) -> str:
+    """Return the state of an item, with the error of one that has failed or is going to."""
+    state = item["state"]
+    if item["error"] is not None:
+        text = output.line(item["error"] or "no error was given")
+        state = f"failed: {text}" if state == "failed" else f"fails when its open nodes end: {text}"
+    return f"item {output.line(item['key'])} of {output.line(item['map_id'])}: {state}"
+
+
 def loop_text(loop: dict[str, Any]) -> str:
     """Return how many rounds a loop has begun, and how the last one is."""
     begun = output.counted(loop["rounds"], "round")

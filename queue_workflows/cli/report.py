@@ -103,6 +103,8 @@ class Page:
                 self._line(text)
         for each in shown["loops"]:
             self._line(job_texts.loop_text(each))
+        for each in shown.get("items", ()):
+            self._line(job_texts.item_text(each))
 
     def _upgrade(self, move: dict[str, Any]) -> None:
         """Print when a run was moved to other code, by whom, and what differed."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -24,8 +24,7 @@ from queue_workflows.cli import (
     step_report,
 )
 from queue_workflows.runtime import entry_point, signals
-
-T = TypeVar("T")
+from queue_workflows.types import Row
 
 
 def show(
@@ -77,9 +76,15 @@ def show(
                 raise errors.InvalidConfig(f"--node: {kind} {any_id} has no nodes of its own")
             if steps:
                 return step_report.show(kind, any_id, as_json=as_json, full=full)
-            of_item = _chosen(any_id, "--item", item, item_nodes.listed)
-            of_round = _chosen(any_id, "--round", round_no, overview.nodes_of_round)
-            wanted = [*(node or ()), *of_item, *of_round] or None
+            items, of_item = _of_item(any_id, item)
+            of_round = _of_round(any_id, round_no)
+            wanted = [*(node or ()), *of_item, *of_round]
+            if not (wanted or items):
+                wanted = None
+            if follow and wanted == []:
+                raise errors.InvalidConfig(
+                    f"--item {item}: it has no node yet that can be followed"
+                )
             if follow:
                 text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
                 with command.until_stopped(lambda: text) as stop:
@@ -87,7 +92,9 @@ def show(
             # The page reads the logs of the nodes that it prints.
             logs = (True if full else None) if as_json else False
             shown = collect(kind, any_id, wanted, logs=logs)
-            if not as_json and wanted and not of_item:
+            if items:
+                shown["items"] = items
+            elif not as_json and wanted:
                 shown["loops"] = []  # Of single nodes, a line about their loop would be wrong.
             print_out(shown, as_json=as_json, full=full)
         return 0
@@ -95,16 +102,26 @@ def show(
     command.execute("show", run_command, debug=debug)
 
 
-def _chosen(
-    run_id: str, option: str, value: T | None, find: Callable[[db.Connection, str, T], list[str]]
-) -> list[str]:
-    """Return the nodes that an option names; raise `InvalidConfig` if the run has none."""
-    if value is None:
+def _of_item(run_id: str, key: str | None) -> tuple[list[Row], list[str]]:
+    """Return the items with a key, and their nodes; raise `InvalidConfig` if the run has none."""
+    if key is None:
+        return [], []
+    with db.transaction() as conn:
+        items = overview.items(conn, run_id, [key])
+        nodes = item_nodes.listed(conn, run_id, key)
+    if not items:
+        raise errors.InvalidConfig(f"--item {key}: run {run_id} has no such item")
+    return items, nodes
+
+
+def _of_round(run_id: str, number: int | None) -> list[str]:
+    """Return the nodes of a round; raise `InvalidConfig` if the run has none."""
+    if number is None:
         return []
     with db.transaction() as conn:
-        nodes = find(conn, run_id, value)
+        nodes = overview.nodes_of_round(conn, run_id, number)
     if not nodes:
-        raise errors.InvalidConfig(f"{option} {value}: run {run_id} has no node of it")
+        raise errors.InvalidConfig(f"--round {number}: run {run_id} has no node of it")
     return nodes
 
 
@@ -136,7 +153,7 @@ def collect(
     if kind != "run":
         shown = history.get_job(any_id)
     else:
-        shown = history.get_run(any_id, nodes=nodes or None, logs=logs)
+        shown = history.get_run(any_id, nodes=nodes, logs=logs)
     if shown is None:
         raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
     known = {node["node_id"] for node in shown["nodes"]} if nodes else set[str]()

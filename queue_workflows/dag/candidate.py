@@ -19,7 +19,7 @@ class Candidate:
     """A ready node with its inputs bound to the run's folder, or why it cannot run."""
 
     __slots__ = (
-        "child", "choice", "inputs", "loop", "node", "reason", "result", "template", "undecided",
+        "child", "choice", "inputs", "loop", "node", "reason", "result", "template",
     )  # fmt: skip
 
     def __init__(
@@ -37,8 +37,6 @@ class Candidate:
         self.template: JsonDict = {}
         self.inputs: JsonDict = {}
         self.reason: str | None = None
-        self.undecided = False
-        """Whether its branch or loop cannot decide, which is `reason`."""
         try:
             self.template = bindings.bind_paths(node.inputs, out_dir, node_id=node.id)
         except errors.InvalidWorkflow as error:
@@ -82,17 +80,14 @@ class Candidate:
         try:
             return loops.goes_on(loop, self.node.round or 1, context, _resolving(context, resolver))
         except errors.InvalidWorkflow as error:
-            self._doubt(str(error))
+            self.reason = str(error)
             return True
-
-    def _doubt(self, reason: str) -> None:
-        self.reason, self.undecided = reason, True
 
     def _end_loop(self, loop: loops.Loop, context: JsonDict, resolver: RefResolver) -> None:
         try:
             self.result, number = loops.output(loop, context, _resolving(context, resolver))
         except errors.InvalidWorkflow as error:
-            self._doubt(str(error))
+            self.reason = str(error)
         else:
             self.inputs = {"rounds": number}
 
@@ -106,13 +101,13 @@ class Candidate:
         assert self.choice is not None
         value, reason = refs.attempt(self.choice.on, context, resolver)
         if reason is not None:
-            self._doubt(f"branch {self.choice.id!r}: its value: {reason}")
+            self.reason = f"branch {self.choice.id!r}: its value: {reason}"
             return None
         self.inputs = {"value": value} if self.node.choice is not None else self.inputs
         try:
             return decide(self.choice, value)
         except errors.InvalidWorkflow as error:
-            self._doubt(str(error))
+            self.reason = str(error)
             return None
 
     def resolve(self, context: JsonDict, resolver: RefResolver) -> None:

@@ -23,22 +23,13 @@ class Scope(NamedTuple):
         return item_ids.folder(self.map_id, self.key)
 
 
-def instance(scopes: Sequence[Scope]) -> Instance:
-    """Return the nodes of an item that is opened, after making all but those of later rounds.
-
-    Raises `InvalidPayload` that names the node and the ref for a ref into an item that lacks it,
-    and for an id that is too long.
-    """
-    made = Instance(scopes)
-    made.check()
-    return made
-
-
 class Instance(graph.Graph):
     """The nodes of the last of these items, which the others enclose, the outermost first.
 
     Refs to an item become its value, refs to nodes of the body get their full ids. A node is made
-    when it is looked up, since an event of a loop concerns a few of its many rounds.
+    when it is looked up, since an event of a loop concerns a few of its many rounds. That raises
+    `InvalidRef`, which names the node and the ref, for a ref to what the item lacks, and
+    `InvalidPayload` for an id that is too long.
     """
 
     __slots__ = ("_body", "_prefix", "_scopes")
@@ -60,7 +51,7 @@ class Instance(graph.Graph):
     def check(self) -> None:
         """Make all nodes but those of later rounds, which differ from the first by id and state.
 
-        Raises `InvalidPayload` for an item of which a node cannot be made.
+        Raises `InvalidRef` and `InvalidPayload` for an item of which a node cannot be made.
         """
         for node in self._body.nodes.values():
             self._full_id(node.id)
@@ -237,7 +228,7 @@ def _ref(ref: dict[str, Any], scopes: Sequence[Scope], where: str) -> Any:
             try:
                 return {"$value": refs.resolve_ref(ref, {head: scope.item})}
             except (errors.QueueWorkflowsError, TypeError) as error:
-                raise errors.InvalidPayload(f"{where}: {error}") from None
+                raise errors.InvalidRef(f"{where}: {error}") from None
         if head in scope.of.body.nodes:
             return {**ref, "$from": f"{scope.id}/{path}"}
     return ref

@@ -53,14 +53,13 @@ class Plan(NamedTuple):
     """Rows in the order of their queueing; no rows if there is a failure.
 
     Rows may exist already: another process, or an earlier event, may have planned the same.
-    `complete`: every node is done or skipped here. `failure`: the node that cannot run, and why.
-    `undecided`: the failure is that of a branch or loop, which cannot decide.
+    `complete`: every node is done or skipped here. `failure`: the node that cannot run, or the item
+    that lacks what its nodes need, and why.
     """
 
     rows: list[NewNode]
     complete: bool = False
     failure: tuple[str, str] | None = None
-    undecided: bool = False
 
 
 def plan(
@@ -144,8 +143,7 @@ class _Planner:
                 may_exist,
             )
             if failure is not None:
-                why = (failure.node.id, failure.reason or "")
-                return Plan([], failure=why, undecided=failure.undecided)
+                return Plan([], failure=(failure.node.id, failure.reason or ""))
             candidates = _followers(self.progress.graph, done)
             may_exist = False  # a node that waited for a row of this plan has no row yet
         complete = may_end and bool(self.round_.ready([readiness.END]))

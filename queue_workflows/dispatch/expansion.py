@@ -152,7 +152,8 @@ class Expansion:
     ) -> tuple[list[str], dict[str, str]]:
         """Queue the first nodes of opened items; return the keys of those that end with it.
 
-        Also return the errors of those that fail because a branch or loop cannot decide.
+        Also return the errors of those that fail because a node's inputs cannot be resolved, or a
+        branch or loop cannot decide.
         """
         outer = self._outer(map_id)
         scopes = [items.Scope(of, map_id, key, item) for key, item in opened]
@@ -163,7 +164,7 @@ class Expansion:
         planned = _Planned()
         for scope in scopes:
             own = done.intersection(items.ids(scope)) if done else done
-            made = self._plan(items.instance([*outer, scope]), _Reader(self, own), None)
+            made = self._plan([*outer, scope], _Reader(self, own), None)
             planned.add(scope.key, made)
         self.write(planned.rows)
         return planned.done, self._failed(of, map_id, planned.failing)
@@ -198,7 +199,7 @@ class Expansion:
             done = {node_id for node_id, (status, _) in own.items() if status in _DONE}
             reader = _Reader(self, done, None if events is None else {*asked[key]})
             finished = None if events is None else _finished(events[key])
-            planned.add(key, self._plan(items.Instance([*outer, scope]), reader, finished))
+            planned.add(key, self._plan([*outer, scope], reader, finished))
         self.write(planned.rows, resumed=events is None)
         return planned.done, self._failed(of, map_id, planned.failing)
 
@@ -215,18 +216,23 @@ class Expansion:
             maps.note_errors(self._conn, self._run_id, map_id, noted)
         return {key: error for key, error in failing.items() if key not in waiting}
 
-    def _plan(self, of: items.Instance, reader: _Reader, finished: list[str] | None) -> plan.Plan:
-        """Return what follows in an item; None: from all of its nodes that are done."""
+    def _plan(
+        self, scopes: Sequence[items.Scope], reader: _Reader, finished: list[str] | None
+    ) -> plan.Plan:
+        """Return what follows in the last of these items; None: from all nodes that are done.
+
+        An item that lacks what any of its nodes needs fails before its first node is queued.
+        """
+        of = items.Instance(scopes)
         progress = readiness.Progress(of)
         out_dir = self._run["out_dir"]
-        made = (
-            plan.plan_start(progress, reader, refs.resolve_ref, out_dir=out_dir)
-            if finished is None
-            else plan.plan(progress, finished, reader, refs.resolve_ref, out_dir=out_dir)
-        )
-        if made.failure is not None and not made.undecided:
-            raise errors.InvalidPayload(made.failure[1])
-        return made
+        try:
+            if finished is None:
+                of.check()
+                return plan.plan_start(progress, reader, refs.resolve_ref, out_dir=out_dir)
+            return plan.plan(progress, finished, reader, refs.resolve_ref, out_dir=out_dir)
+        except errors.InvalidRef as error:
+            return plan.Plan([], failure=(scopes[-1].id, str(error)))
 
     def _outer(self, map_id: str) -> list[items.Scope]:
         """Return the items around a map, the outermost first."""
@@ -270,7 +276,7 @@ class _Planned:
         self.failing: dict[str, str] = {}
 
     def add(self, key: str, made: plan.Plan) -> None:
-        """Add the plan of an item, whose failure is that of a branch or loop."""
+        """Add the plan of an item, which fails if the plan does."""
         self.rows += made.rows
         if made.failure is not None:
             self.failing[key] = made.failure[1]

@@ -206,6 +206,111 @@ def test_what_cannot_be_decided_fails_its_item_alone(host: flow.Flow) -> None:
     assert not [name for name in of_item(run_id, "book-1") if name.startswith(("done", "best"))]
 
 
+def of_node(name: str, after: list[str] | None = None, **inputs: str) -> dict[str, Any]:
+    """Return a step of kind node with its dependencies and the refs of its inputs."""
+    refs = {key: {"$from": path} for key, path in inputs.items()}
+    return {"id": name, "kind": "node", "node": name, "depends_on": after or [], "inputs": refs}
+
+
+def define_sizes(host: flow.Flow, over: list[dict[str, Any]], **options: Any) -> None:
+    """Define a map of which an item needs `size`, and its first node's output `half`."""
+    flow.body(lambda size: {"half": size // 2} if size else {}, "halve")
+    flow.body(lambda half, by: {"all": half * by}, "times")
+    steps = [
+        of_node("halve", size="item.size"),
+        of_node("times", ["halve"], half="halve.half", by="item.by"),
+    ]
+    of_map = {"id": "m", "kind": "map", "key": "id", "over": over, "steps": steps, **options}
+    host.define(of_map)
+
+
+LACKING = [
+    {"id": "full", "size": 8, "by": 3},
+    {"id": "unsized", "by": 1},
+    {"id": "empty", "size": 0, "by": 1},
+    {"id": "bare", "size": 2},
+]
+
+
+def test_an_item_that_lacks_what_a_node_needs_fails_alone(
+    host: flow.Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    define_sizes(host, LACKING, may_fail=3)
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert flow.states(run_id) == {
+        "m": "completed",
+        "m[full]/halve": "completed",
+        "m[full]/times": "completed",
+        "m[empty]/halve": "completed",
+    }
+    made = flow.job(run_id, "m")["context_delta"]
+    assert (made["keys"], made["results"]) == (["full"], [{"all": 12}])
+    of_size = "node 'm[unsized]/halve': input 'size': $from 'item.size': there is no 'size'"
+    found = {
+        "unsized": of_size,
+        "empty": "node 'm[empty]/times': input 'half': $from 'm[empty]/halve.half': there is no"
+        " 'half'",
+        "bare": "node 'm[bare]/times': input 'by': $from 'item.by': there is no 'by'",
+    }
+    assert {each["key"]: each["error"] for each in made["failed"]} == found
+    capsys.readouterr()
+    assert cli.main(["show", run_id, "--item", "unsized"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"item unsized of m: failed: {of_size}"
+    assert cli.main(["show", run_id, "--item", "full", "--json"]) == 0
+    (item,) = json.loads(capsys.readouterr().out)["items"]
+    assert (item["map_id"], item["key"], item["state"], item["error"]) == (
+        "m",
+        "full",
+        "done",
+        None,
+    )
+
+
+def test_more_items_that_lack_a_field_than_may_fail_fail_the_run(host: flow.Flow) -> None:
+    define_sizes(host, LACKING[:2])
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "failed"
+    assert flow.run(run_id)["error"].startswith(
+        "node m failed: 1 of 2 items failed, 0 may; the first: unsized: node 'm[unsized]/halve': "
+    )
+    runs.retry(run_id)
+    host.go()
+    assert flow.status(run_id) == "failed"
+
+
+def test_an_item_that_lacks_an_input_waits_for_its_open_nodes(
+    host: flow.Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [of_node("halve"), of_node("watch"), of_node("times", ["halve"], half="halve.half")]
+    over = ["a", "b"]
+    host.define(
+        {"id": "m", "kind": "map", "over": over, "steps": steps, "may_fail": 1, "at_once": 1}
+        | {"result": {"$from": "times"}}
+    )
+    run_id = host.submit()
+    host.look()
+    flow.finish(run_id, "m[a]/halve", other=1)
+    capsys.readouterr()
+    for key, state in (
+        ("a", "fails when its open nodes end: node 'm[a]/times': input 'half': "),
+        ("b", "waiting"),
+    ):
+        assert cli.main(["show", run_id, "--item", key]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if line.startswith(f"item {key} of m: {state}")], lines
+    assert cli.main(["show", run_id, "--item", "b", "--follow"]) == 2
+    assert "--item b: it has no node yet" in capsys.readouterr().err
+    flow.finish(run_id, "m[a]/watch")
+    assert "m[b]/halve" in flow.states(run_id)
+    flow.finish(run_id, "m[b]/halve", half=1)
+    flow.finish(run_id, "m[b]/watch")
+    flow.finish(run_id, "m[b]/times")
+    assert flow.status(run_id) == "completed"
+
+
 def test_more_items_than_may_fail_fail_the_run(host: flow.Flow) -> None:
     run_id = ended(host, "still-1", "book-1", workflow="decide-strict")
     assert flow.status(run_id) == "failed"

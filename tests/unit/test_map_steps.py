@@ -143,7 +143,7 @@ def scope(key: str, item: Any) -> items.Scope:
 
 
 def test_the_nodes_of_an_item_have_its_value_and_the_ids_of_its_nodes() -> None:
-    made = items.instance([scope("x.1", {"id": "x.1", "size": 4})])
+    made = items.Instance([scope("x.1", {"id": "x.1", "size": 4})])
     cut, encode = made.nodes.values()
     assert (cut.id, encode.id, encode.deps) == (
         "films[x.1]/cut",
@@ -162,14 +162,14 @@ def test_the_nodes_of_an_item_have_its_value_and_the_ids_of_its_nodes() -> None:
 
 
 def test_an_item_that_looks_like_a_template_is_data() -> None:
-    made = items.instance([scope("a", {"id": "a", "$from": "secret", "size": 1})])
+    made = items.Instance([scope("a", {"id": "a", "$from": "secret", "size": 1})])
     given = made.nodes["films[a]/cut"].inputs["clip"]
     assert refs.resolve_ref(given, {"secret": 1}) == {"id": "a", "$from": "secret", "size": 1}
 
 
 def test_an_item_without_what_a_ref_names_is_refused() -> None:
-    with pytest.raises(errors.InvalidPayload, match=r"films\[a\]/encode.*'size'.*there is no"):
-        items.instance([scope("a", {"id": "a"})])
+    with pytest.raises(errors.InvalidRef, match=r"films\[a\]/encode.*'size'.*there is no"):
+        items.Instance([scope("a", {"id": "a"})]).check()
 
 
 @pytest.mark.parametrize(
