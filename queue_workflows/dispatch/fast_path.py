@@ -1,4 +1,4 @@
-"""Decide what follows from a node that a worker completes, without reading the database."""
+"""Decide what follows from a node that a worker completes, from its result and the run's graph."""
 
 from __future__ import annotations
 
@@ -42,22 +42,20 @@ def note(job: Row) -> None:
         progress.known.add(job["node_id"])
 
 
-def plan_from_result(job: Row, result: str) -> claims.Ahead | None:
-    """Return what follows from a claimed node with this result (JSON); None: read the database.
+def plan(begin: run_cache.Begin, done: Sequence[tuple[Row, str]]) -> claims.Ahead | None:
+    """Return what follows from claimed nodes of one run with these results (JSON texts).
 
-    Changes nothing. Call `note` after the commit.
+    None: other nodes decide about it, which the database knows. Reads the run's definition if this
+    process does not know it yet, and changes nothing. Call `note` after the commit. Raises as
+    `run_cache.read` does.
     """
-    return plan_from_results([(job, result)])
-
-
-def plan_from_results(done: Sequence[tuple[Row, str]]) -> claims.Ahead | None:
-    """Return what follows from these claimed nodes of one run, as `plan_from_result` does."""
     run = _run_of(done[0][0])
     results = {job["node_id"]: result for job, result in done}
-    items = any(map(item_ids.of_item, results))
-    progress = None if items or hooks.app_resolves() else run_cache.recall(run)
-    # The second condition gives the same result as the plan for a fan's nodes, at less cost.
-    if progress is None or advance.must_read(progress, *results):
+    if run["generation"] is None or hooks.app_resolves() or any(map(item_ids.of_item, results)):
+        return None
+    progress = run_cache.read(begin, run)
+    # This gives the same result as the plan for a fan's nodes, at less cost.
+    if advance.must_read(progress, *results):
         return None
     try:
         reader = _OwnReader(results)

@@ -190,9 +190,19 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] 
     if not run["has_definition"]:
         made = hooks.expand(run)
         return readiness.Progress(graph.Graph(made)), made
-    progress = readiness.Progress(_frozen_graph(begin, run["id"]))
-    keep(run, progress)
-    return progress, None
+    return read(begin, run), None
+
+
+def read(begin: Begin, run: Row) -> readiness.Progress:
+    """Return what is known of a run that has a definition, which is read if needed.
+
+    Raises `UnknownJob` (a KeyError) if there is none, and `InvalidWorkflow` if it cannot run.
+    """
+    progress = recall(run)
+    if progress is None:
+        progress = readiness.Progress(_frozen_graph(begin, run["id"]))
+        keep(run, progress)
+    return progress
 
 
 def _frozen_graph(begin: Begin, run_id: str) -> graph.Graph:

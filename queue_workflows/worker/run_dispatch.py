@@ -33,7 +33,7 @@ class RunDispatch:
         if not self._in_run or outcome.kind != "completed":
             return None
         return self._best_effort(
-            job["run_id"], lambda: fast_path.plan_from_result(job, outcome.result)
+            job["run_id"], lambda: fast_path.plan(self._begin, [(job, outcome.result)])
         )
 
     def planned(
@@ -52,7 +52,7 @@ class RunDispatch:
         for run_id, nodes in runs.items():
             results = [(work.job, outcome.result) for work, outcome in nodes]
             ahead = self._best_effort(
-                run_id, functools.partial(fast_path.plan_from_results, results)
+                run_id, functools.partial(fast_path.plan, self._begin, results)
             )
             before = ahead and claims.Ahead(ahead.generation, None, complete=False)
             found += [finish.Done(work.lease, outcome, before) for work, outcome in nodes]

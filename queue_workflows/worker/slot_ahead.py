@@ -9,9 +9,11 @@ SHORT_S: Final = 0.02
 take 1 to 10 ms, so a longer handler gains nothing."""
 TINY_S: Final = 0.001
 """Seconds that handlers stay under if several jobs for each slot are claimed ahead."""
-SEVERAL: Final = 8
-"""How many tiny jobs wait for each slot: half of them run while a statement records as many. In a
-statement about 16 jobs each costs the database half of what it costs in one about 4."""
+TINY: Final = 32
+"""How many tiny jobs wait in a worker at most: half of them run while a statement records as many.
+In a statement about 16 jobs each costs the database half of what it costs in one about 4."""
+TINY_EACH: Final = 16
+"""How many of them wait for each slot, if that is more: four slots record 32 in a statement."""
 COLLECT_S: Final = 0.005
 """Longest time in seconds for which the result of a tiny job waits for those of others, from the
 end of the statement before on."""
@@ -30,7 +32,7 @@ class Ahead:
 
     A job that waits starts as soon as an executor is free, while the statement that records the
     results before it still runs. So the results of all slots share that statement. If all recent
-    handlers were tiny, several jobs wait for each slot, and their results share a statement too.
+    handlers were tiny, `TINY` jobs wait or more, and their results share a statement too.
     With a `batch` so many jobs may wait for each slot, and as many are sent to its executor at
     once.
     """
@@ -72,8 +74,8 @@ class Ahead:
         """Return how many jobs to claim ahead if so many wait already."""
         if self._short < self._enough or self._full < self._pause:
             return 0
-        each = max(self._batch, SEVERAL) if self.are_tiny else self._batch
-        return max(0, self._slots * each - waiting)
+        tiny = self._tiny_jobs if self.are_tiny else 0
+        return max(0, max(tiny, self._slots * self._batch) - waiting)
 
     @property
     def each(self) -> int:
@@ -82,12 +84,16 @@ class Ahead:
 
     def suffice(self, waiting: int) -> bool:
         """Return whether so many tiny jobs wait that no statement need claim more now."""
-        return self.are_tiny and waiting > self._slots * SEVERAL // 2
+        return self.are_tiny and waiting > self._tiny_jobs // 2
 
     @property
     def are_tiny(self) -> bool:
         """Return whether all recent handlers were tiny."""
         return self._collects and self._tiny >= self._enough
+
+    @property
+    def _tiny_jobs(self) -> int:
+        return max(TINY, self._slots * TINY_EACH)
 
     @property
     def _enough(self) -> int:

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, dispatcher, errors, jobs, node_queue, run_store, runs
+from queue_workflows import (
+    claim_worker,
+    config,
+    dispatcher,
+    errors,
+    jobs,
+    node_queue,
+    run_store,
+    runs,
+)
 from queue_workflows import db as engine
 from queue_workflows.dispatch import drain, hooks, run_cache, starts
 from tests.support import counting_cursor, factories, flow, invariants
@@ -51,6 +60,35 @@ def test_a_start_queues_the_first_nodes_and_flips_the_run(host: flow.Flow) -> No
     row = flow.run(run_id)
     assert (row["status"], row["started_at"] is not None) == ("running", True)
     assert (row["definition"]["workflow"], len(row["definition_hash"])) == ("w", 64)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_worker_records_a_node_and_what_follows_in_one_transaction(
+    host: flow.Flow, known: bool
+) -> None:
+    """Also if it does not know the run yet: then it reads the definition before."""
+    later = {"id": "b", "node": "ok", "gpu": True, "model": "m", "depends_on": ["a"]}
+    host.dag({"id": "a", "node": "ok"}, later)
+    host.define(flow.step("t"), name="short", t=[{"id": "a", "node": "ok"}])
+    longer, shorter = host.started(), host.started(workflow_name="short")
+    worker = claim_worker.ClaimWorker(queue="cpu", host="box")
+    for run_id in (longer, shorter):
+        if not known:
+            run_cache.forget(run_id)
+        assert worker.run_once()
+    assert flow.states(longer) == {"s/a": "completed", "s/b": "queued"}
+    assert flow.status(shorter) == "completed"
+    by_run = (
+        "SELECT run_id, xmin::text AS xid FROM workflow_node_jobs UNION ALL"
+        " SELECT run_id, xmin::text FROM workflow_dispatch_events WHERE processed_at IS NOT NULL"
+    )
+    found = sql(
+        f"{by_run} UNION ALL SELECT id, xmin::text FROM workflow_runs WHERE id = %s", shorter
+    )
+    assert [
+        len({row["xid"] for row in found if row["run_id"] == each}) for each in (longer, shorter)
+    ] == [1, 1]
+    assert len(found) == 6
 
 
 def test_a_second_start_changes_nothing(host: flow.Flow) -> None:

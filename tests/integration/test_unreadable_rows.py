@@ -352,7 +352,7 @@ def test_a_worker_that_dispatches_survives_whatever_the_run_holds(
 
     for module, name in (
         (drain, "drain_run"),
-        (fast_path, "plan_from_result"),
+        (fast_path, "plan"),
         (fast_path, "note"),
     ):
         monkeypatch.setattr(module, name, raises)

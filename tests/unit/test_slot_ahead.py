@@ -41,14 +41,16 @@ def test_jobs_that_waited_too_long_end_it() -> None:
     assert ahead.room(0) == 0
 
 
-def test_several_tiny_jobs_wait_for_each_slot() -> None:
-    ahead = slot_ahead.Ahead(2)
-    for number in range(slot_ahead.ROUNDS * 2):
+@pytest.mark.parametrize(("slots", "most"), [(1, 32), (2, 32), (4, 64)])
+def test_many_tiny_jobs_wait(slots: int, most: int) -> None:
+    ahead = slot_ahead.Ahead(slots)
+    for number in range(slot_ahead.ROUNDS * slots):
         assert not ahead.are_tiny, number
         ahead.ended(slot_ahead.TINY_S / 2)
     assert ahead.are_tiny
-    assert ahead.room(3) == 2 * slot_ahead.SEVERAL - 3
+    assert ahead.room(3) == most - 3
     assert ahead.each == 1
+    assert (ahead.suffice(most // 2), ahead.suffice(most // 2 + 1)) == (False, True)
 
 
 def test_a_handler_that_is_short_but_not_tiny_leaves_one_job_for_each_slot() -> None:

@@ -18,7 +18,7 @@ from queue_workflows.worker import (
     slot_queue,
 )
 
-MANY = slot_ahead.SEVERAL + 1
+MANY = slot_ahead.TINY // 2 + 1
 """More than half of the jobs that wait for two slots."""
 OUTCOME = outcomes.Outcome("completed", 0.0001, "{}")
 
