@@ -198,7 +198,8 @@ def test_short_jobs_are_claimed_ahead_so_that_their_results_share_statements(
     until(lambda: ended(*ids))
     stopped(running)
     found = held(ONE)
-    assert LENGTHS[ONE] < found.most <= (1 + slot_ahead.SEVERAL) * LENGTHS[ONE]
+    ahead = max(slot_ahead.TINY, slot_ahead.TINY_EACH * LENGTHS[ONE])
+    assert LENGTHS[ONE] < found.most <= LENGTHS[ONE] + ahead
     assert found.transactions < len(ids) / 2
 
 
