@@ -86,7 +86,7 @@ def _widget(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
     own = config.get_config().input_widgets
     if widget in own:
         return
-    meant = findings.closest(widget, (*_WIDGETS, *own))
+    meant = key_names.closest(widget, (*_WIDGETS, *own))
     yield findings.warning(
         at,
         f"unknown widget {widget!r}",

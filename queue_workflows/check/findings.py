@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -27,12 +26,6 @@ def error(at: str, message: str, remedy: str) -> Finding:
 def warning(at: str, message: str, remedy: str) -> Finding:
     """Return a finding that may be intended, and fails some runs or has no effect."""
     return Finding("warning", at, message, remedy)
-
-
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the closest known name, if one is close."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
-    return found[0] if found else None
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:

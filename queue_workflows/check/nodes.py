@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from queue_workflows import config, errors, model_registry
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import engine_nodes, graph, map_steps
+from queue_workflows.dag import engine_nodes, graph, key_names, map_steps
 from queue_workflows.declare import node_functions
 
 IN_NO_CODE = "register_node() it, declare it by @node, or check with --app"
@@ -116,7 +116,7 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
     wanted = [name for name in takes if name not in node_functions.OFFERS or name in node.inputs]
     for name in node.inputs:
         if name not in takes and not whole:
-            meant = findings.closest(name, wanted)
+            meant = key_names.closest(name, wanted)
             yield findings.error(
                 at,
                 f"{node.module!r} takes no {name!r}",

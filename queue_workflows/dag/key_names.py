@@ -1,10 +1,11 @@
-"""Suggest the right key of a policy for a wrong one, such as `retries` for `max_attempts`."""
+"""Suggest a known name for a wrong one, and of policies also `retries` for `max_attempts`."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
+COMPARED_CHARS = 200
+"""Longer names are not compared with known names, since a row may have one of 16 MiB."""
 _RIGHT_NAMES = {
     "attempts": "retries", "max_attempts": "retries", "max_retries": "retries",
     "max_tries": "retries", "maximum_attempts": "retries", "retry": "retries", "tries": "retries",
@@ -18,13 +19,22 @@ _RIGHT_NAMES = {
 """Names of the same keys in Celery, Airflow, Temporal and others, and common guesses."""
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like this one; None if none comes close."""
+    if len(name) > COMPARED_CHARS:
+        return None
+    import difflib  # 0.2 MB that a worker needs for wrong names alone
+
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return found[0] if found else None
+
+
 def right_name(key: str, known: Iterable[str]) -> str | None:
     """Return the key of `known` that a wrong one stands for; None if none comes close."""
     names = list(known)
     if _RIGHT_NAMES.get(key) in names:
         return _RIGHT_NAMES[key]
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
-    return close[0] if close else None
+    return closest(key, names)
 
 
 def hint(key: str, known: Iterable[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
-import difflib
 import enum
 import inspect
 import pathlib
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from queue_workflows import errors
-from queue_workflows.dag import jsonable
+from queue_workflows.dag import jsonable, key_names
 
 _PLAIN: dict[type, tuple[type, ...]] = {
     str: (str,),
@@ -31,8 +30,6 @@ _PLAIN: dict[type, tuple[type, ...]] = {
 _SHOWN = 200
 _NAMED = 10
 """The most unknown names in an error, since a row may have a million."""
-_COMPARED_CHARS = 200
-"""Longer names are not compared with known names, since a row may have one of 16 MiB."""
 
 
 def read(annotation: Any, scope: Mapping[str, Any]) -> Any:
@@ -141,10 +138,8 @@ def check_as_stored(check: Callable[[Any, str], object], given: Any, where: str)
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
-    if len(name) > _COMPARED_CHARS:
-        return ""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    meant = key_names.closest(name, known)
+    return f" (did you mean {meant!r}?)" if meant else ""
 
 
 def _listed(names: Sequence[str]) -> str:

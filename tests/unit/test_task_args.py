@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import difflib
 import enum
 import inspect
 import json
@@ -350,7 +351,7 @@ def test_a_million_unknown_names_cost_no_more_than_ten(monkeypatch: pytest.Monke
         compared.append(name)
         return []
 
-    monkeypatch.setattr(typed_values.difflib, "get_close_matches", close)
+    monkeypatch.setattr(difflib, "get_close_matches", close)
     takes = typed_values.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
     given = dict.fromkeys([*(f"k{n}" for n in range(1_000_000)), "day"], 1)
     with pytest.raises(errors.ArgsRefused, match=r"'k9' and 999990 more unknown; it takes 'day'$"):
@@ -359,9 +360,7 @@ def test_a_million_unknown_names_cost_no_more_than_ten(monkeypatch: pytest.Monke
 
 
 def test_a_name_of_megabytes_is_compared_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        typed_values.difflib, "get_close_matches", lambda *_, **__: pytest.fail("did")
-    )
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *_, **__: pytest.fail("did"))
     takes = typed_values.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
     with pytest.raises(errors.ArgsRefused, match="unknown; it takes 'day'"):
         takes.bound({"day": 1, "d" * 4_000_000: 1}, "args")
