@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from queue_workflows.executor import launcher
 from queue_workflows.runtime import kill_timer
 from queue_workflows.worker import kill_timers
 
@@ -96,3 +97,8 @@ def test_an_exit_that_was_decided_is_not_put_off_by_a_second_decision(
     assert first.left is None
     subject.leave(75)
     assert made[75].left == kill_timers.EXIT_WITHIN_S
+
+
+def test_the_executors_of_a_stopped_worker_and_launcher_end_before_the_lease() -> None:
+    """The kernel takes some time to kill a launcher and its executors."""
+    assert kill_timers.EARLY_S - launcher.GRACE_S >= 0.1 - 1e-9
