@@ -23,7 +23,7 @@ def listed(conn: db.Connection, run_id: str, key: str) -> list[str]:
     parts = map(item_ids.split, list(states))
     own = {part.map_id for part in parts if part is not None and part.key == key}
     for item in overview.items(conn, run_id, [key]):
-        if item["map_id"] in own and item["goes_on"]:
+        if item["map_id"] in own and item["state"] in ("open", "waiting") and not item["error"]:
             for node_id in _body(entries, item["map_id"]):
                 name = f"{item_ids.folder(item['map_id'], key)}/{node_id}"
                 states.setdefault(name, "waiting")

@@ -60,9 +60,9 @@ def nodes_of_item(conn: db.Connection, run_id: str, key: str) -> dict[str, str]:
 
 
 def items(conn: db.Connection, run_id: str, keys: Iterable[str]) -> list[Row]:
-    """Return the items with these keys: map_id, key, state, error, goes_on.
+    """Return the items with these keys: map_id, key, error, state.
 
-    `state`: waiting, open, done or failed; `goes_on`: whether more of its nodes may follow.
+    `state`: waiting, open, done, failed or cancelled. An open item with an error goes on no more.
     """
     given = {"run": run_id, "keys": list(keys)}
     return conn.execute(statements.overview.items, given).fetchall()

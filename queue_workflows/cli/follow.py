@@ -80,7 +80,7 @@ class RunLogs:
         self, run_id: str, print_line: Callable[[str], object], nodes: Sequence[str] | None = None
     ) -> None:
         self._run_id = run_id
-        self._nodes = nodes or None
+        self._nodes = nodes
         self._tails = Tails(print_line)
         self._since: datetime | None = None
 

@@ -101,11 +101,11 @@ def map_texts(found: dict[str, Any]) -> list[str]:
 
 
 def item_text(item: dict[str, Any]) -> str:
-    """Return the state of an item, with the error of one that has failed or is going to."""
+    """Return the state of an item, with its error if it has one."""
     state = item["state"]
     if item["error"] is not None:
-        text = output.line(item["error"] or "no error was given")
-        state = f"failed: {text}" if state == "failed" else f"fails when its open nodes end: {text}"
+        words = "fails when its open nodes end" if state == "open" else state
+        state = f"{words}: {output.line(item['error'] or 'no error was given')}"
     return f"item {output.line(item['key'])} of {output.line(item['map_id'])}: {state}"
 
 

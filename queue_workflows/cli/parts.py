@@ -49,7 +49,7 @@ class RunParts:
         self, run_id: str, print_line: Callable[[str], object], nodes: Sequence[str] | None = None
     ) -> None:
         self._run_id = run_id
-        self._nodes = nodes or None
+        self._nodes = nodes
         self._print = print_line
         self._parts = Parts(print_line)
         self._begun = False

@@ -15,6 +15,7 @@ from queue_workflows.cli import (
     follow,
     ids,
     interactive_run,
+    job_texts,
     options,
     output,
     report,
@@ -40,7 +41,7 @@ def show(
     ] = None,
     item: Annotated[
         str | None,
-        typer.Option("--item", metavar="KEY", help="Only the nodes of this item of a map."),
+        typer.Option("--item", metavar="KEY", help="Only this item of a map: its state and nodes."),
     ] = None,
     round_no: Annotated[
         int | None,
@@ -81,14 +82,12 @@ def show(
             wanted = [*(node or ()), *of_item, *of_round]
             if not (wanted or items):
                 wanted = None
-            if follow and wanted == []:
-                raise errors.InvalidConfig(
-                    f"--item {item}: it has no node yet that can be followed"
-                )
             if follow:
                 text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
                 with command.until_stopped(lambda: text) as stop:
-                    return _follow(kind, any_id, stop, wanted, as_json=as_json, full=full or debug)
+                    return _follow(
+                        kind, any_id, stop, wanted, item, as_json=as_json, full=full or debug
+                    )
             # The page reads the logs of the nodes that it prints.
             logs = (True if full else None) if as_json else False
             shown = collect(kind, any_id, wanted, logs=logs)
@@ -179,6 +178,7 @@ def _follow(
     any_id: str,
     stop: signals.StopRequest,
     nodes: Sequence[str] | None,
+    item: str | None,
     *,
     as_json: bool,
     full: bool,
@@ -189,9 +189,13 @@ def _follow(
         seen = follow.run(any_id, run_views.Lines(say), stop, nodes)
         if seen is None:
             return _left(kind, any_id)
+        items, _ = _of_item(any_id, item)
         if not as_json:
+            for each in items:
+                _line(job_texts.item_text(each))
             return run.finish(any_id, seen, as_json=False, debug=full)
-        output.dump(collect(kind, any_id, nodes, logs=True if full else None))
+        shown = collect(kind, any_id, nodes, logs=True if full else None)
+        output.dump(shown | ({"items": items} if items else {}))
         return interactive_run.exit_code(seen)
     ended = follow.job(kind, any_id, say, stop)
     if ended is None:

@@ -28,8 +28,8 @@ class Instance(graph.Graph):
 
     Refs to an item become its value, refs to nodes of the body get their full ids. A node is made
     when it is looked up, since an event of a loop concerns a few of its many rounds. That raises
-    `InvalidRef`, which names the node and the ref, for a ref to what the item lacks, and
-    `InvalidPayload` for an id that is too long.
+    `InvalidPayload` for an id that is too long, and `InvalidRef`, which names the place and the
+    ref, if the item lacks the value of a branch or the condition of a loop.
     """
 
     __slots__ = ("_body", "_prefix", "_scopes")
@@ -48,15 +48,10 @@ class Instance(graph.Graph):
         inner = node_id.removeprefix(self._prefix)
         return tuple(self._prefix + each for each in self._body.downstream(inner))
 
-    def check(self) -> None:
-        """Make all nodes but those of later rounds, which differ from the first by id and state.
-
-        Raises `InvalidRef` and `InvalidPayload` for an item of which a node cannot be made.
-        """
-        for node in self._body.nodes.values():
-            self._full_id(node.id)
-            loop = self.nodes[self._prefix + node.id].loop if (node.round or 1) == 1 else None
-            _ = None if loop is None else loop.rounds[0]  # its `until`
+    def check_ids(self) -> None:
+        """Raise `InvalidPayload` if the id of any node would be too long."""
+        for name in self._body.nodes:
+            self._full_id(name)
 
     def _full_id(self, inner: str) -> str:
         node_id = self._prefix + inner
@@ -70,18 +65,21 @@ class Instance(graph.Graph):
         prefix = self._prefix
         node_id = self._full_id(node.id)
         where = f"node {node_id!r}"
-        inputs = {
-            name: _input(value, self._scopes, f"{where}: input {name!r}")
-            for name, value in node.inputs.items()
-        }
+        inputs, lacks = dict[str, Any](), None
+        try:
+            for name, value in node.inputs.items():
+                inputs[name] = _input(value, self._scopes, f"{where}: input {name!r}")
+        except errors.InvalidRef as error:
+            inputs, lacks = {}, str(error)
         return node._replace(
             id=node_id,
             deps=tuple(prefix + dep for dep in node.deps),
             inputs=inputs,
-            skip_if=_bound(node.skip_if, self._scopes, f"{where}: skip_if"),
+            skip_if=_condition(node.skip_if, self._scopes),
             arm=None if node.arm is None else prefix + node.arm,
             choice=None if node.choice is None else self.choices[node_id],
             loop=None if node.loop is None else self._loop(node.loop),
+            lacks=lacks,
         )
 
     def _choice(self, choice: branches.Choice) -> branches.Choice:
@@ -192,6 +190,14 @@ def _input(value: Any, scopes: Sequence[Scope], where: str) -> Any:
     if isinstance(marked, list):
         return {bindings.OUT: [prefix + path for path in cast("list[str]", marked)]}
     return {bindings.OUT: f"{prefix}{marked}"}
+
+
+def _condition(skip_if: Any, scopes: Sequence[Scope]) -> Any:
+    """Return a bound `skip_if`; None if it cannot be resolved, which skips nothing."""
+    try:
+        return _bound(skip_if, scopes, "skip_if")
+    except errors.InvalidRef:
+        return None
 
 
 def _plain(bound: Any) -> Any:

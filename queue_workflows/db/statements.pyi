@@ -838,8 +838,8 @@ class _Overview:
     nodes_of_item: bytes
     """Return the nodes that the items with a key have, in all maps of a run, with their states."""
     items: bytes
-    """Return the items with these keys, in all maps of a run, and whether more of their nodes may follow. An open item with
-    an error fails once none of its nodes is open."""
+    """Return the items with these keys, in all maps of a run. An open item with an error fails once none of its nodes is
+    open. One that had not ended when its map did is cancelled."""
     map_state: bytes
     """Return how many items of a map have ended. No row: it has none yet."""
     node_seconds: bytes

@@ -104,8 +104,8 @@ def write(
 ) -> int:
     """Write a plan and what `events` of items lead to, under the run's lock; return the new rows.
 
-    The run fails if a node's inputs cannot be resolved or stored, and for a list that a map cannot
-    take. `resumed`: it is the plan of a start.
+    The run fails if a node's inputs cannot be stored, or resolved (outside of items), and for a
+    list that a map cannot take. `resumed`: it is the plan of a start.
     """
     try:
         if made.failure is not None:

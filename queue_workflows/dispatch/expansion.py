@@ -221,14 +221,14 @@ class Expansion:
     ) -> plan.Plan:
         """Return what follows in the last of these items; None: from all nodes that are done.
 
-        An item that lacks what any of its nodes needs fails before its first node is queued.
+        The plan fails if the item does. Raises `InvalidPayload` for an id that is too long.
         """
         of = items.Instance(scopes)
         progress = readiness.Progress(of)
         out_dir = self._run["out_dir"]
         try:
             if finished is None:
-                of.check()
+                of.check_ids()
                 return plan.plan_start(progress, reader, refs.resolve_ref, out_dir=out_dir)
             return plan.plan(progress, finished, reader, refs.resolve_ref, out_dir=out_dir)
         except errors.InvalidRef as error:

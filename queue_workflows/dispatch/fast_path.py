@@ -45,9 +45,9 @@ def note(job: Row) -> None:
 def plan(begin: run_cache.Begin, done: Sequence[tuple[Row, str]]) -> claims.Ahead | None:
     """Return what follows from claimed nodes of one run with these results (JSON texts).
 
-    None: other nodes decide about it, which the database knows. Reads the run's definition if this
-    process does not know it yet, and changes nothing. Call `note` after the commit. Raises as
-    `run_cache.read` does.
+    None: the dispatcher decides, for example since other nodes matter, the app resolves refs, or
+    the run fails. Reads the run's definition if this process does not know it yet. Changes nothing:
+    call `note` after the commit. Raises as `run_cache.read` does, and `UnreadableRow`.
     """
     run = _run_of(done[0][0])
     results = {job["node_id"]: result for job, result in done}

@@ -213,7 +213,7 @@ def _frozen_graph(begin: Begin, run_id: str) -> graph.Graph:
     with reading(begin) as conn:
         text = runs.definition_text(conn, run_id)
     if text is None:
-        raise errors.UnknownJob(f"run {run_id!r} is gone")
+        raise errors.UnknownJob(f"run {run_id!r} is gone, or has no definition yet")
     key = hashlib.sha256(text.encode()).digest()
     known = _graphs.get(key)
     if known is None:

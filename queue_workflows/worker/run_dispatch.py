@@ -54,7 +54,7 @@ class RunDispatch:
             ahead = self._best_effort(
                 run_id, functools.partial(fast_path.plan, self._begin, results)
             )
-            before = ahead and claims.Ahead(ahead.generation, None, complete=False)
+            before = ahead and ahead._replace(rows=None, complete=False)
             found += [finish.Done(work.lease, outcome, before) for work, outcome in nodes]
             found[-1] = found[-1]._replace(ahead=ahead)
         return found

@@ -8,12 +8,12 @@ SHORT_S: Final = 0.02
 """Seconds that the handlers of a queue take at most if jobs are claimed ahead: a claim and a commit
 take 1 to 10 ms, so a longer handler gains nothing."""
 TINY_S: Final = 0.001
-"""Seconds that handlers stay under if several jobs for each slot are claimed ahead."""
+"""Seconds that handlers stay under if more than one job for each slot is claimed ahead."""
 TINY: Final = 32
-"""How many tiny jobs wait in a worker at most: half of them run while a statement records as many.
-In a statement about 16 jobs each costs the database half of what it costs in one about 4."""
+"""How many tiny jobs may wait in a worker: half of them run while a statement records as many. In a
+statement about 16 jobs each costs the database half of what it costs in one about 4."""
 TINY_EACH: Final = 16
-"""How many of them wait for each slot, if that is more: four slots record 32 in a statement."""
+"""How many of them may wait for each slot, if that is more: four slots record 32 in a statement."""
 COLLECT_S: Final = 0.005
 """Longest time in seconds for which the result of a tiny job waits for those of others, from the
 end of the statement before on."""
@@ -32,7 +32,8 @@ class Ahead:
 
     A job that waits starts as soon as an executor is free, while the statement that records the
     results before it still runs. So the results of all slots share that statement. If all recent
-    handlers were tiny, `TINY` jobs wait or more, and their results share a statement too.
+    handlers were tiny, `TINY` jobs may wait, or more with many slots, and their results share a
+    statement too.
     With a `batch` so many jobs may wait for each slot, and as many are sent to its executor at
     once.
     """

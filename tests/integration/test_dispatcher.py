@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from queue_workflows import (
 )
 from queue_workflows import db as engine
 from queue_workflows.dispatch import drain, hooks, run_cache, starts
+from queue_workflows.engine import claims, finish, job_tables, outcomes
+from queue_workflows.runtime import clock
+from queue_workflows.worker import current_job, guards, run_dispatch
 from tests.support import counting_cursor, factories, flow, invariants
 
 
@@ -89,6 +93,33 @@ def test_a_worker_records_a_node_and_what_follows_in_one_transaction(
         len({row["xid"] for row in found if row["run_id"] == each}) for each in (longer, shorter)
     ] == [1, 1]
     assert len(found) == 6
+
+
+@pytest.mark.parametrize("revision", [0, 1])
+def test_nodes_that_are_recorded_together_leave_no_open_event(
+    host: flow.Flow, revision: int
+) -> None:
+    host.dag(a="", b="", c="", last="a b c")
+    run_id = host.started()
+    sql("UPDATE workflow_runs SET revision = %s WHERE id = %s", revision, run_id)
+    who = factories.who()
+    with contextlib.closing(engine.DedicatedConnection()) as dedicated:
+        conn = dedicated.get()
+        lease_end = guards.LeaseEnd(clock.boot_s(), who.lease_s)
+        done = [
+            (
+                current_job.Work(job_tables.NODE_JOBS, job, lease_end),
+                outcomes.Outcome("completed", 0.1, "{}"),
+            )
+            for job in claims.nodes_step(conn, who, claim=3)
+        ]
+        dispatch = run_dispatch.RunDispatch(job_tables.NODE_JOBS, dedicated)
+        finish.finish(conn, dispatch.planned(done), who=who)
+    assert len(done) == 3
+    assert (
+        sql("SELECT processed_at IS NULL AS open FROM workflow_dispatch_events")
+        == [{"open": False}] * 3
+    )
 
 
 def test_a_second_start_changes_nothing(host: flow.Flow) -> None:

@@ -244,6 +244,7 @@ def test_an_item_that_lacks_what_a_node_needs_fails_alone(
         "m[full]/halve": "completed",
         "m[full]/times": "completed",
         "m[empty]/halve": "completed",
+        "m[bare]/halve": "completed",
     }
     made = flow.job(run_id, "m")["context_delta"]
     assert (made["keys"], made["results"]) == (["full"], [{"all": 12}])
@@ -259,13 +260,59 @@ def test_an_item_that_lacks_what_a_node_needs_fails_alone(
     assert cli.main(["show", run_id, "--item", "unsized"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"item unsized of m: failed: {of_size}"
     assert cli.main(["show", run_id, "--item", "full", "--json"]) == 0
-    (item,) = json.loads(capsys.readouterr().out)["items"]
-    assert (item["map_id"], item["key"], item["state"], item["error"]) == (
-        "m",
-        "full",
-        "done",
-        None,
-    )
+    done = {"map_id": "m", "key": "full", "state": "done", "error": None}
+    assert json.loads(capsys.readouterr().out)["items"] == [done]
+    assert cli.main(["show", run_id, "--item", "full", "--follow", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["items"] == [done]
+    assert cli.main(["show", run_id, "--item", "unsized", "--follow"]) == 0
+    assert f"item unsized of m: failed: {of_size}" in capsys.readouterr().out.splitlines()
+
+
+def test_the_items_that_had_not_ended_when_their_run_did_are_cancelled(
+    host: flow.Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = submit("film-1", "film-2", "film-3")
+    host.look()
+    runs.cancel(run_id)
+    host.go()
+    assert flow.status(run_id) == "cancelled"
+    for key in ("film-1", "film-3"):
+        capsys.readouterr()
+        assert cli.main(["show", run_id, "--item", key]) == 0
+        assert f"item {key} of produce: cancelled" in capsys.readouterr().out.splitlines()
+
+
+def test_an_item_needs_only_what_the_nodes_that_run_need(host: flow.Flow) -> None:
+    arms = [
+        {"id": name, "node": name, "inputs": [{"name": key, "from": f"pipeline.{key}"}]}
+        for name, key in (("halve", "size"), ("times", "half"))
+    ]
+    steps = [
+        {**of_node("watch"), "skip_if": {"$from": "item.off"}},
+        flow.step(
+            "b", "arms", inputs={"size": {"$from": "item.size"}, "half": {"$from": "item.half"}}
+        )
+        | {"kind": "branch", "on": {"$from": "item.kind"}, "arms": {"a": "halve", "b": "times"}},
+    ]
+    flow.body(lambda size: {"got": size}, "halve")
+    flow.body(lambda half: {"got": half}, "times")
+    flow.body(flow.nothing, "watch")
+    over = [
+        {"id": "one", "kind": "a", "size": 1},
+        {"id": "two", "kind": "b", "half": 2, "off": True},
+        {"id": "three"},
+    ]
+    of_map = {"id": "m", "kind": "map", "key": "id", "over": over, "steps": steps, "may_fail": 1}
+    host.define(of_map | {"result": {"$from": "b"}}, arms=arms)
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    made = flow.job(run_id, "m")["context_delta"]
+    assert (made["keys"], made["results"]) == (["one", "two"], [{"got": 1}, {"got": 2}])
+    assert [each["key"] for each in made["failed"]] == ["three"]
+    assert "there is no 'kind'" in made["failed"][0]["error"]
+    states = flow.states(run_id)
+    assert (states["m[one]/watch"], states["m[two]/watch"]) == ("completed", "skipped")
 
 
 def test_more_items_that_lack_a_field_than_may_fail_fail_the_run(host: flow.Flow) -> None:
@@ -301,8 +348,6 @@ def test_an_item_that_lacks_an_input_waits_for_its_open_nodes(
         assert cli.main(["show", run_id, "--item", key]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line for line in lines if line.startswith(f"item {key} of m: {state}")], lines
-    assert cli.main(["show", run_id, "--item", "b", "--follow"]) == 2
-    assert "--item b: it has no node yet" in capsys.readouterr().err
     flow.finish(run_id, "m[a]/watch")
     assert "m[b]/halve" in flow.states(run_id)
     flow.finish(run_id, "m[b]/halve", half=1)

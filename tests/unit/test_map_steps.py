@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -168,8 +169,11 @@ def test_an_item_that_looks_like_a_template_is_data() -> None:
 
 
 def test_an_item_without_what_a_ref_names_is_refused() -> None:
-    with pytest.raises(errors.InvalidRef, match=r"films\[a\]/encode.*'size'.*there is no"):
-        items.Instance([scope("a", {"id": "a"})]).check()
+    made = items.Instance([scope("a", {"id": "a"})])
+    lacks = made.nodes["films[a]/encode"].lacks
+    assert lacks is not None
+    assert re.search(r"films\[a\]/encode.*'size'.*there is no", lacks)
+    assert made.nodes["films[a]/cut"].lacks is None
 
 
 @pytest.mark.parametrize(

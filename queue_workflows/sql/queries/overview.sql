@@ -62,11 +62,16 @@ SELECT node_id, status::text FROM workflow_node_jobs
  ORDER BY seq;
 
 -- name: items
--- Return the items with these keys, in all maps of a run, and whether more of their nodes may follow. An open item with
--- an error fails once none of its nodes is open.
-SELECT i.map_id, i.key, i.error, i.state = 'waiting' AND i.error IS NULL AS goes_on,
-       CASE WHEN i.state = 'waiting' AND i.position < m.next_position THEN 'open' ELSE i.state::text END AS state
-  FROM workflow_map_items i JOIN workflow_run_maps m ON m.run_id = i.run_id AND m.node_id = i.map_id
+-- Return the items with these keys, in all maps of a run. An open item with an error fails once none of its nodes is
+-- open. One that had not ended when its map did is cancelled.
+SELECT i.map_id, i.key, i.error,
+       CASE WHEN i.state <> 'waiting' THEN i.state::text
+            WHEN queue_workflows_is_terminal_job(n.status) THEN 'cancelled'
+            WHEN i.position < m.next_position THEN 'open'
+            ELSE 'waiting' END AS state
+  FROM workflow_map_items i
+  JOIN workflow_run_maps m ON m.run_id = i.run_id AND m.node_id = i.map_id
+  LEFT JOIN workflow_node_jobs n ON n.run_id = i.run_id AND n.node_id = i.map_id
  WHERE i.run_id = %(run)s AND i.key = ANY (%(keys)s::text[]) AND i.position >= 0
  ORDER BY i.map_id, i.position;
 
