@@ -150,7 +150,7 @@ class RefNotFound(QueueWorkflowsError, KeyError):
 
 
 class InvalidRef(QueueWorkflowsError, ValueError):
-    """A ref with an unknown operator or an unsafe pattern, or to what a map's item lacks."""
+    """A ref with an unknown operator or a pattern outside the safe subset."""
 
 
 class NodeNotFound(QueueWorkflowsError, LookupError):

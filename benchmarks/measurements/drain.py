@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 ABOUT = """3,000 jobs whose handlers do nothing wait in the queue when one worker process sees them;
 the rate is from the first start to the last finish by the stored times (for nodes: to the end of
 the run). `queue-claim-worker`, whose handlers run in one executor, serves ingest jobs one by one;
-for nodes, it and `queue-orchestrator` work on one run of 3,000 independent nodes. Bare is a process
+for nodes, it and `queue-orchestrator` work on one run of 3,000 independent nodes, and then on 500
+runs of one node, from the start of the first node to the end of the last run. Bare is a process
 with one connection that calls one SQL function a job, which finishes the job it has and then claims
 the next: one round trip and one commit a job, no events, no fence. Ratios are to the mean of the
 bare rounds before and after."""
 JOBS = 3000
 QUICK_JOBS = 1000
+RUNS = 500
 TRUNCATE_TRIES = 10
 RATE_BARE = (
     "SELECT count(*) / extract(epoch FROM max(finished_at) - min(started_at)) FROM bare_jobs"
@@ -35,6 +37,11 @@ _NODES = (
     "SELECT count(*) / extract(epoch FROM r.finished_at - min(j.started_at))"
     " FROM workflow_node_jobs j JOIN workflow_runs r ON r.id = j.run_id"
     " WHERE r.id = %s AND j.status = 'completed' GROUP BY r.finished_at"
+)
+_RUNS = (
+    "SELECT count(*) / extract(epoch FROM max(finished_at)"
+    " - (SELECT min(started_at) FROM workflow_node_jobs)) FROM workflow_runs"
+    " WHERE status = 'completed' HAVING count(*) = %s"
 )
 _LEFT = (
     "SELECT EXISTS (SELECT FROM ingest_jobs WHERE queue IN ('fetch', 'load') AND status = 'queued'"
@@ -101,6 +108,18 @@ def drain_nodes(conn: baseline.Connection, count: int, watched: list[processes.P
     return rate(conn, _NODES, run_id)
 
 
+def drain_runs(conn: baseline.Connection, count: int, watched: list[processes.Process]) -> float:
+    """Return the runs of one node per second of the running worker and orchestrator."""
+    empty_runs(conn)
+    with db.connect(autocommit=False) as own:
+        for _ in range(count):
+            run_store.insert_run(workflow_name="chain:1", conn=own)
+        own.commit()
+    over = "SELECT bool_and(finished_at IS NOT NULL) FROM workflow_runs"
+    until(lambda: is_true(conn, over), f"{count} runs done", watched, every_s=0.05)
+    return rate(conn, _RUNS, count)
+
+
 def drain_bare(bench: Bench, conn: baseline.Connection, dsn: str, count: int) -> float:
     """Return the jobs per second of the bare loop."""
     baseline.fill(conn, "load", count)
@@ -109,7 +128,7 @@ def drain_bare(bench: Bench, conn: baseline.Connection, dsn: str, count: int) ->
 
 
 def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
-    """Yield a row for ingest jobs and one for nodes."""
+    """Yield a row for ingest jobs, one for nodes and one for runs."""
     commands = (
         ("orchestrator", processes.orchestrator()),
         ("cpu", processes.worker("cpu")),
@@ -118,6 +137,7 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
     bare: list[float] = []
     ingest: list[float] = []
     nodes: list[float] = []
+    runs: list[float] = []
     with (
         bench.server.database("drain") as dsn,
         db.connect(limited=False) as conn,
@@ -126,11 +146,13 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
         conn.execute("SET enable_seqscan = off")
         drain_ingest(conn, "load", 50, started)
         drain_nodes(conn, 50, started)
+        drain_runs(conn, 50, started)
         count = bench.pick(JOBS, QUICK_JOBS)
         for _ in bench.rounds(5, 3, full_s=45, quick_s=7):
             bare.append(drain_bare(bench, conn, dsn, count))
             ingest.append(drain_ingest(conn, "load", count, started))
             nodes.append(drain_nodes(conn, count, started))
+            runs.append(drain_runs(conn, RUNS, started))
         bare.append(drain_bare(bench, conn, dsn, count))
     for name, rates, limit in (("ingest jobs", ingest, 0.6), ("DAG nodes", nodes, 0.5)):
         yield results.Row(
@@ -142,6 +164,13 @@ def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
             results.at_least(limit),
             f"{count:,} jobs" if bench.quick else "",
         )
+    yield results.Row(
+        "drain runs of one node",
+        results.middle(runs),
+        "/s",
+        results.middle(bare),
+        results.against(runs, bare),
+    )
     for peer in bench.peers("drain"):
         value = peer.call("drain", count)
         work = "drain, one by one"

@@ -13,17 +13,21 @@ from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row
 
 
-def listed(conn: db.Connection, run_id: str, key: str) -> list[str]:
+def listed(conn: db.Connection, run_id: str, key: str) -> list[str] | None:
     """Return the ids of the nodes of the items with this key, of a loop the first and begun rounds.
 
-    Of an item that goes on, the nodes that have no job yet come last.
+    Of an item that goes on, the nodes that have no job yet come last. None: there is no such item.
     """
+    items = overview.items(conn, run_id, [key])
+    if not items:
+        return None
     entries = stored_json.all_entries(runs.definition(conn, run_id))
     states = overview.nodes_of_item(conn, run_id, key)
     parts = map(item_ids.split, list(states))
     own = {part.map_id for part in parts if part is not None and part.key == key}
-    for item in overview.items(conn, run_id, [key]):
-        if item["map_id"] in own and item["state"] in ("open", "waiting") and not item["error"]:
+    for item in items:
+        goes_on = item["state"] in ("open", "waiting") and item["error"] is None
+        if goes_on and item["map_id"] in own:
             for node_id in _body(entries, item["map_id"]):
                 name = f"{item_ids.folder(item['map_id'], key)}/{node_id}"
                 states.setdefault(name, "waiting")

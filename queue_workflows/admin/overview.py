@@ -68,11 +68,11 @@ def items(conn: db.Connection, run_id: str, keys: Iterable[str]) -> list[Row]:
     return conn.execute(statements.overview.items, given).fetchall()
 
 
-def nodes_of_round(conn: db.Connection, run_id: str, number: int) -> list[str]:
-    """Return the ids of the nodes of this round, in all loops of a run's graph."""
+def nodes_of_round(conn: db.Connection, run_id: str, number: int) -> list[str] | None:
+    """Return the ids of the nodes of this round, in all loops of a run's graph; None: no node."""
     definition = runs.definition(conn, run_id)
     entries = stored_json.graph_nodes(definition).items()
-    return [name for name, entry in entries if entry.get("round") == number]
+    return [name for name, entry in entries if entry.get("round") == number] or None
 
 
 def map_state(conn: db.Connection, run_id: str, map_id: str) -> Row | None:

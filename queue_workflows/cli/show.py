@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -26,6 +26,8 @@ from queue_workflows.cli import (
 )
 from queue_workflows.runtime import entry_point, signals
 from queue_workflows.types import Row
+
+T = TypeVar("T")
 
 
 def show(
@@ -77,11 +79,9 @@ def show(
                 raise errors.InvalidConfig(f"--node: {kind} {any_id} has no nodes of its own")
             if steps:
                 return step_report.show(kind, any_id, as_json=as_json, full=full)
-            items, of_item = _of_item(any_id, item)
-            of_round = _of_round(any_id, round_no)
-            wanted = [*(node or ()), *of_item, *of_round]
-            if not (wanted or items):
-                wanted = None
+            of_item = _chosen(any_id, "--item", item, item_nodes.listed)
+            of_round = _chosen(any_id, "--round", round_no, overview.nodes_of_round)
+            wanted = [*(node or ()), *of_item, *of_round] if node or item or round_no else None
             if follow:
                 text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
                 with command.until_stopped(lambda: text) as stop:
@@ -90,10 +90,8 @@ def show(
                     )
             # The page reads the logs of the nodes that it prints.
             logs = (True if full else None) if as_json else False
-            shown = collect(kind, any_id, wanted, logs=logs)
-            if items:
-                shown["items"] = items
-            elif not as_json and wanted:
+            shown = collect(kind, any_id, wanted, item, logs=logs)
+            if not as_json and wanted and item is None:
                 shown["loops"] = []  # Of single nodes, a line about their loop would be wrong.
             print_out(shown, as_json=as_json, full=full)
         return 0
@@ -101,27 +99,25 @@ def show(
     command.execute("show", run_command, debug=debug)
 
 
-def _of_item(run_id: str, key: str | None) -> tuple[list[Row], list[str]]:
-    """Return the items with a key, and their nodes; raise `InvalidConfig` if the run has none."""
-    if key is None:
-        return [], []
-    with db.transaction() as conn:
-        items = overview.items(conn, run_id, [key])
-        nodes = item_nodes.listed(conn, run_id, key)
-    if not items:
-        raise errors.InvalidConfig(f"--item {key}: run {run_id} has no such item")
-    return items, nodes
-
-
-def _of_round(run_id: str, number: int | None) -> list[str]:
-    """Return the nodes of a round; raise `InvalidConfig` if the run has none."""
-    if number is None:
+def _chosen(
+    run_id: str,
+    option: str,
+    value: T | None,
+    find: Callable[[db.Connection, str, T], list[str] | None],
+) -> list[str]:
+    """Return the nodes that an option names; raise `InvalidConfig` if `find` returns None."""
+    if value is None:
         return []
     with db.transaction() as conn:
-        nodes = overview.nodes_of_round(conn, run_id, number)
-    if not nodes:
-        raise errors.InvalidConfig(f"--round {number}: run {run_id} has no node of it")
+        nodes = find(conn, run_id, value)
+    if nodes is None:
+        raise errors.InvalidConfig(f"{option} {value}: run {run_id} has no such {option[2:]}")
     return nodes
+
+
+def _items(run_id: str, key: str) -> list[Row]:
+    with db.transaction() as conn:
+        return overview.items(conn, run_id, [key])
 
 
 def found(start: str, name: str, *, jobs_first: bool = False) -> tuple[str | None, str]:
@@ -143,11 +139,17 @@ def found(start: str, name: str, *, jobs_first: bool = False) -> tuple[str | Non
 
 
 def collect(
-    kind: str, any_id: str, nodes: Sequence[str] | None = None, *, logs: bool | None = None
+    kind: str,
+    any_id: str,
+    nodes: Sequence[str] | None = None,
+    item: str | None = None,
+    *,
+    logs: bool | None = None,
 ) -> dict[str, Any]:
     """Return what `--json` shows; `logs` as in `history.get_run`.
 
-    Raises `UnknownJob` if it is gone, and for a node it does not have.
+    With `item`, a key, also `items`: the items that have it. Raises `UnknownJob` if the run or job
+    is gone, and `InvalidConfig` for a node that it does not have.
     """
     if kind != "run":
         shown = history.get_job(any_id)
@@ -158,6 +160,8 @@ def collect(
     known = {node["node_id"] for node in shown["nodes"]} if nodes else set[str]()
     if missing := [name for name in nodes or () if name not in known]:
         raise errors.InvalidConfig(f"--node {missing[0]}: run {any_id} has no such node")
+    if item is not None:
+        shown["items"] = _items(any_id, item)
     return shown
 
 
@@ -189,13 +193,11 @@ def _follow(
         seen = follow.run(any_id, run_views.Lines(say), stop, nodes)
         if seen is None:
             return _left(kind, any_id)
-        items, _ = _of_item(any_id, item)
         if not as_json:
-            for each in items:
+            for each in _items(any_id, item) if item else ():
                 _line(job_texts.item_text(each))
             return run.finish(any_id, seen, as_json=False, debug=full)
-        shown = collect(kind, any_id, nodes, logs=True if full else None)
-        output.dump(shown | ({"items": items} if items else {}))
+        output.dump(collect(kind, any_id, nodes, item, logs=True if full else None))
         return interactive_run.exit_code(seen)
     ended = follow.job(kind, any_id, say, stop)
     if ended is None:

@@ -36,7 +36,7 @@ class Candidate:
         self.child: JsonDict | None = None
         self.template: JsonDict = {}
         self.inputs: JsonDict = {}
-        self.reason = node.lacks
+        self.reason: str | None = None
         try:
             self.template = bindings.bind_paths(node.inputs, out_dir, node_id=node.id)
         except errors.InvalidWorkflow as error:

@@ -10,7 +10,7 @@ from queue_workflows.dag import branches, loops
 
 VERSIONS = (1, 2)
 """The versions of definitions that this code reads; 2 has maps, branches, loops and child runs."""
-_OPTIONAL = ("policy", "map", "arm", "choice", "loop", "round", "version", "lacks")
+_OPTIONAL = ("policy", "map", "arm", "choice", "loop", "round", "version")
 
 
 class Map(NamedTuple):
@@ -62,8 +62,6 @@ class Node(NamedTuple):
     """The number of the loop's round, from 1."""
     version: int | None = None
     """The version of the node's code; None: any."""
-    lacks: str | None = None
-    """Why an item has no inputs for the node, which then fails the item in its turn."""
 
     @property
     def version_key(self) -> str | None:

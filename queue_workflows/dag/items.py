@@ -26,10 +26,10 @@ class Scope(NamedTuple):
 class Instance(graph.Graph):
     """The nodes of the last of these items, which the others enclose, the outermost first.
 
-    Refs to an item become its value, refs to nodes of the body get their full ids. A node is made
-    when it is looked up, since an event of a loop concerns a few of its many rounds. That raises
-    `InvalidPayload` for an id that is too long, and `InvalidRef`, which names the place and the
-    ref, if the item lacks the value of a branch or the condition of a loop.
+    Refs to an item become its value, refs to nodes of the body get their full ids. A ref to what an
+    item lacks gets a full id too, `films[a]/item.size`: if it is ever resolved, in `context`, it
+    fails and names what is missing. A node is made when it is looked up, since an event of a loop
+    concerns a few of its many rounds. That raises `InvalidPayload` for an id that is too long.
     """
 
     __slots__ = ("_body", "_prefix", "_scopes")
@@ -64,29 +64,21 @@ class Instance(graph.Graph):
     def _node(self, node: graph.Node) -> graph.Node:
         prefix = self._prefix
         node_id = self._full_id(node.id)
-        where = f"node {node_id!r}"
-        inputs, lacks = dict[str, Any](), None
-        try:
-            for name, value in node.inputs.items():
-                inputs[name] = _input(value, self._scopes, f"{where}: input {name!r}")
-        except errors.InvalidRef as error:
-            inputs, lacks = {}, str(error)
         return node._replace(
             id=node_id,
             deps=tuple(prefix + dep for dep in node.deps),
-            inputs=inputs,
-            skip_if=_condition(node.skip_if, self._scopes),
+            inputs={name: _input(value, self._scopes) for name, value in node.inputs.items()},
+            skip_if=_bound(node.skip_if, self._scopes),
             arm=None if node.arm is None else prefix + node.arm,
             choice=None if node.choice is None else self.choices[node_id],
             loop=None if node.loop is None else self._loop(node.loop),
-            lacks=lacks,
         )
 
     def _choice(self, choice: branches.Choice) -> branches.Choice:
         prefix = self._prefix
         return branches.Choice(
             prefix + choice.id,
-            _bound(choice.on, self._scopes, f"branch {prefix + choice.id!r}: its value"),
+            _bound(choice.on, self._scopes),
             {key: prefix + end for key, end in choice.arms.items()},
             None if choice.other is None else prefix + choice.other,
             {
@@ -96,10 +88,8 @@ class Instance(graph.Graph):
         )
 
     def _loop(self, loop: loops.Loop) -> loops.Loop:
-        where = f"loop {self._prefix + loop.id!r}: 'until'"
-
         def named(of: loops.Round) -> loops.Round:
-            return loops.Round(self._prefix + of.end, _bound(of.until, self._scopes, where))
+            return loops.Round(self._prefix + of.end, _bound(of.until, self._scopes))
 
         return loop._replace(id=self._prefix + loop.id, rounds=_Rounds(loop.rounds, named))
 
@@ -158,6 +148,11 @@ class _Rounds(Sequence[loops.Round]):
         return len(self._of)
 
 
+def context(scopes: Iterable[Scope]) -> dict[str, Any]:
+    """Return the values of these items by the full ids that refs to what they lack have."""
+    return {f"{scope.id}/{scope.of.item}": scope.item for scope in scopes}
+
+
 def ids(scope: Scope) -> list[str]:
     """Return the full ids of an item's nodes."""
     return [f"{scope.id}/{node_id}" for node_id in scope.of.body.nodes]
@@ -179,25 +174,17 @@ def near(scope: Scope, node_ids: Iterable[str]) -> list[str]:
     return [prefix + node_id for node_id in found]
 
 
-def _input(value: Any, scopes: Sequence[Scope], where: str) -> Any:
+def _input(value: Any, scopes: Sequence[Scope]) -> Any:
     if not (isinstance(value, dict) and bindings.OUT in value):
-        return _plain(_bound(value, scopes, where))
+        return _plain(_bound(value, scopes))
     marked = cast("dict[str, Any]", value)[bindings.OUT]
     if isinstance(marked, dict):
         inner = cast("dict[str, Any]", marked)["$value"]
-        return {bindings.OUT: {"$value": _bound(inner, scopes, where)}}
+        return {bindings.OUT: {"$value": _bound(inner, scopes)}}
     prefix = f"{scopes[-1].id}/"
     if isinstance(marked, list):
         return {bindings.OUT: [prefix + path for path in cast("list[str]", marked)]}
     return {bindings.OUT: f"{prefix}{marked}"}
-
-
-def _condition(skip_if: Any, scopes: Sequence[Scope]) -> Any:
-    """Return a bound `skip_if`; None if it cannot be resolved, which skips nothing."""
-    try:
-        return _bound(skip_if, scopes, "skip_if")
-    except errors.InvalidRef:
-        return None
 
 
 def _plain(bound: Any) -> Any:
@@ -212,7 +199,7 @@ def _plain(bound: Any) -> Any:
     return cast("Any", bound)
 
 
-def _bound(value: Any, scopes: Sequence[Scope], where: str) -> Any:
+def _bound(value: Any, scopes: Sequence[Scope]) -> Any:
     """Return a template with the refs into these items resolved; other refs stay."""
     if not isinstance(value, dict):
         return value
@@ -220,21 +207,20 @@ def _bound(value: Any, scopes: Sequence[Scope], where: str) -> Any:
     if "$value" in record:
         return record
     if "$from" in record:
-        return _ref(record, scopes, where)
-    return {key: _bound(member, scopes, where) for key, member in record.items()}
+        return _ref(record, scopes)
+    return {key: _bound(member, scopes) for key, member in record.items()}
 
 
-def _ref(ref: dict[str, Any], scopes: Sequence[Scope], where: str) -> Any:
+def _ref(ref: dict[str, Any], scopes: Sequence[Scope]) -> Any:
     path = ref["$from"]
     if not isinstance(path, str):
         return ref
     head = refs.segments(path)[0]
     for scope in reversed(scopes):
         if head == scope.of.item:
-            try:
-                return {"$value": refs.resolve_ref(ref, {head: scope.item})}
-            except (errors.QueueWorkflowsError, TypeError) as error:
-                raise errors.InvalidRef(f"{where}: {error}") from None
-        if head in scope.of.body.nodes:
+            value, reason = refs.attempt(ref, {head: scope.item}, refs.resolve_ref)
+            if reason is None:
+                return {"$value": value}
+        if head == scope.of.item or head in scope.of.body.nodes:
             return {**ref, "$from": f"{scope.id}/{path}"}
     return ref

@@ -23,7 +23,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most like this one; None if none comes close."""
     if len(name) > COMPARED_CHARS:
         return None
-    import difflib  # 0.2 MB that a worker needs for wrong names alone
+    import difflib  # late: most processes never see a wrong name
 
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
     return found[0] if found else None

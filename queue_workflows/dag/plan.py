@@ -53,8 +53,7 @@ class Plan(NamedTuple):
     """Rows in the order of their queueing; no rows if there is a failure.
 
     Rows may exist already: another process, or an earlier event, may have planned the same.
-    `complete`: every node is done or skipped here. `failure`: the node that cannot run, or the item
-    that lacks what its nodes need, and why.
+    `complete`: every node is done or skipped here. `failure`: the node that cannot run, and why.
     """
 
     rows: list[NewNode]

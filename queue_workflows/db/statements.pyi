@@ -1137,8 +1137,10 @@ class _Runs:
     """Lock a run as `lock` does. No row: there is no such run, or another transaction has it locked."""
     definition: bytes
     """Return the definition of a run, frozen at its first start; NULL before that."""
-    definition_text: bytes
-    """Return the definition of a run as text. The same definition is always the same text."""
+    definition_texts: bytes
+    """Return the definitions of those of these runs that have one, as text, of at most `most` bytes as stored (NULL: of any
+    size). The same definition is always the same text. LIMIT keeps this a look-up per run: a plan that was made for a
+    small table would read the whole one later."""
     context_type: bytes
     """Return the JSON type of a run's context, as `object`."""
     context: bytes

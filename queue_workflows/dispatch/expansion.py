@@ -164,8 +164,8 @@ class Expansion:
         planned = _Planned()
         for scope in scopes:
             own = done.intersection(items.ids(scope)) if done else done
-            made = self._plan([*outer, scope], _Reader(self, own), None)
-            planned.add(scope.key, made)
+            around = [*outer, scope]
+            planned.add(scope.key, self._plan(around, _Reader(self, around, own), None))
         self.write(planned.rows)
         return planned.done, self._failed(of, map_id, planned.failing)
 
@@ -197,9 +197,10 @@ class Expansion:
                 planned.failing[key] = error
                 continue
             done = {node_id for node_id, (status, _) in own.items() if status in _DONE}
-            reader = _Reader(self, done, None if events is None else {*asked[key]})
+            around = [*outer, scope]
+            reader = _Reader(self, around, done, None if events is None else {*asked[key]})
             finished = None if events is None else _finished(events[key])
-            planned.add(key, self._plan([*outer, scope], reader, finished))
+            planned.add(key, self._plan(around, reader, finished))
         self.write(planned.rows, resumed=events is None)
         return planned.done, self._failed(of, map_id, planned.failing)
 
@@ -221,18 +222,15 @@ class Expansion:
     ) -> plan.Plan:
         """Return what follows in the last of these items; None: from all nodes that are done.
 
-        The plan fails if the item does. Raises `InvalidPayload` for an id that is too long.
+        Raises `InvalidPayload` for an id that is too long.
         """
         of = items.Instance(scopes)
         progress = readiness.Progress(of)
         out_dir = self._run["out_dir"]
-        try:
-            if finished is None:
-                of.check_ids()
-                return plan.plan_start(progress, reader, refs.resolve_ref, out_dir=out_dir)
-            return plan.plan(progress, finished, reader, refs.resolve_ref, out_dir=out_dir)
-        except errors.InvalidRef as error:
-            return plan.Plan([], failure=(scopes[-1].id, str(error)))
+        if finished is None:
+            of.check_ids()
+            return plan.plan_start(progress, reader, refs.resolve_ref, out_dir=out_dir)
+        return plan.plan(progress, finished, reader, refs.resolve_ref, out_dir=out_dir)
 
     def _outer(self, map_id: str) -> list[items.Scope]:
         """Return the items around a map, the outermost first."""
@@ -287,8 +285,15 @@ class _Planned:
 class _Reader:
     """The knowledge of an item's nodes for a plan: `done` was read before, of the nodes `asked`."""
 
-    def __init__(self, of: Expansion, done: set[str], asked: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        of: Expansion,
+        scopes: Sequence[items.Scope],
+        done: set[str],
+        asked: set[str] | None = None,
+    ) -> None:
         self._of = of
+        self._scopes = scopes
         self._done = done
         self._asked = asked
         """None: all nodes of the item."""
@@ -307,7 +312,9 @@ class _Reader:
         return self._of.present(ids)
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
-        return self._of.context(heads or set())
+        heads, of_items = heads or set(), items.context(self._scopes)
+        own = {head: of_items[head] for head in heads & of_items.keys()}
+        return self._of.context(heads - own.keys()) | own
 
 
 def _finished(events: Iterable[Row]) -> list[str]:

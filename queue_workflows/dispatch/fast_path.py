@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from queue_workflows import errors
@@ -42,20 +42,26 @@ def note(job: Row) -> None:
         progress.known.add(job["node_id"])
 
 
-def plan(begin: run_cache.Begin, done: Sequence[tuple[Row, str]]) -> claims.Ahead | None:
+def learn(begin: run_cache.Begin, jobs: Iterable[Row]) -> None:
+    """Read the graphs of the runs of claimed nodes that this process does not know yet."""
+    if hooks.app_resolves():
+        return
+    found = {job["run_id"]: _run_of(job) for job in jobs if not item_ids.of_item(job["node_id"])}
+    run_cache.read(begin, (run for run in found.values() if run["generation"] is not None))
+
+
+def plan(done: Sequence[tuple[Row, str]]) -> claims.Ahead | None:
     """Return what follows from claimed nodes of one run with these results (JSON texts).
 
-    None: the dispatcher decides, for example since other nodes matter, the app resolves refs, or
-    the run fails. Reads the run's definition if this process does not know it yet. Changes nothing:
-    call `note` after the commit. Raises as `run_cache.read` does, and `UnreadableRow`.
+    None: the dispatcher decides, for example since other nodes matter, the graph is not known, or
+    the run fails. Changes nothing: call `note` after the commit. Raises `UnreadableRow`.
     """
     run = _run_of(done[0][0])
     results = {job["node_id"]: result for job, result in done}
-    if run["generation"] is None or hooks.app_resolves() or any(map(item_ids.of_item, results)):
-        return None
-    progress = run_cache.read(begin, run)
-    # This gives the same result as the plan for a fan's nodes, at less cost.
-    if advance.must_read(progress, *results):
+    items = any(map(item_ids.of_item, results))
+    progress = None if items or hooks.app_resolves() else run_cache.recall(run)
+    # The second condition gives the same result as the plan for a fan's nodes, at less cost.
+    if progress is None or advance.must_read(progress, *results):
         return None
     try:
         reader = _OwnReader(results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator, Hashable
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -19,6 +19,10 @@ Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
 """Opens a transaction, from the pool or on a connection of the caller's."""
 
 CACHED_RUNS = 64
+READ_AT_ONCE = 32
+"""How many definitions one statement reads: as many results as four slots record in one."""
+SMALL_BYTES = 4096
+"""A definition of a few hundred nodes, compressed. To read and check it takes milliseconds."""
 CACHED_GRAPHS = 16
 CACHED_GRAPH_CHARS = 4_000_000
 """A definition longer than this is not cached: each run reads and checks it."""
@@ -146,6 +150,8 @@ class _Cache(Generic[K, V]):
 
 
 _cache: _Cache[Identity, readiness.Progress] = _Cache(CACHED_RUNS)
+_left: _Cache[Identity, bool] = _Cache(CACHED_RUNS)
+"""The runs that `read` leaves to the dispatcher."""
 _graphs: _Cache[bytes, graph.Graph] = _Cache(CACHED_GRAPHS)
 """Graphs by the SHA-256 of their definition's text, since a stored `definition_hash` may be forged.
 """
@@ -190,30 +196,43 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] 
     if not run["has_definition"]:
         made = hooks.expand(run)
         return readiness.Progress(graph.Graph(made)), made
-    return read(begin, run), None
+    with reading(begin) as conn:
+        texts = runs.definition_texts(conn, [run["id"]])
+    if not texts:
+        raise errors.UnknownJob(f"run {run['id']!r} is gone")
+    progress = readiness.Progress(_frozen_graph(texts[run["id"]]))
+    keep(run, progress)
+    return progress, None
 
 
-def read(begin: Begin, run: Row) -> readiness.Progress:
-    """Return what is known of a run that has a definition, which is read if needed.
+def read(begin: Begin, wanted: Iterable[Row]) -> None:
+    """Read the definitions of those of these runs that are not known yet, by one statement.
 
-    Raises `UnknownJob` (a KeyError) if there is none, and `InvalidWorkflow` if it cannot run.
+    At most READ_AT_ONCE are read, and none that is large: a result waits for it. Such a run, and
+    one that has no definition or cannot run, is left to the dispatcher, and is not asked for again.
     """
-    progress = recall(run)
-    if progress is None:
-        progress = readiness.Progress(_frozen_graph(begin, run["id"]))
-        keep(run, progress)
-    return progress
+    unknown = [run for run in wanted if recall(run) is None and not _left.get(identity(run))]
+    if not unknown:
+        return
+    asked = {run["id"]: run for run in unknown[:READ_AT_ONCE]}
+    with reading(begin) as conn:
+        texts = runs.definition_texts(conn, list(asked), most_bytes=SMALL_BYTES)
+    for run_id, run in asked.items():
+        try:
+            found = _frozen_graph(texts[run_id]) if run_id in texts else None
+        except errors.InvalidWorkflow:
+            found = None
+        if found is None:
+            _left.put(identity(run), True)
+        else:
+            keep(run, readiness.Progress(found))
 
 
-def _frozen_graph(begin: Begin, run_id: str) -> graph.Graph:
-    """Return the graph of a run's stored definition, checked once per process and content.
+def _frozen_graph(text: str) -> graph.Graph:
+    """Return the graph of a stored definition, checked once per process and content.
 
     Raises `InvalidWorkflow` for a definition that cannot run, since its row may be forged.
     """
-    with reading(begin) as conn:
-        text = runs.definition_text(conn, run_id)
-    if text is None:
-        raise errors.UnknownJob(f"run {run_id!r} is gone, or has no definition yet")
     key = hashlib.sha256(text.encode()).digest()
     known = _graphs.get(key)
     if known is None:

@@ -107,14 +107,17 @@ def definition(conn: db.Connection, run_id: str) -> dict[str, Any] | None:
     return row["definition"] if row else None
 
 
-def definition_text(conn: db.Connection, run_id: str) -> str | None:
-    """Return the frozen definition as JSON text; None before the run's first start.
+def definition_texts(
+    conn: db.Connection, run_ids: Sequence[str], *, most_bytes: int | None = None
+) -> dict[str, str]:
+    """Return the frozen definitions as JSON texts by run; a run has none before its first start.
 
-    The same definition is always the same text, as jsonb has one form.
+    Those that the database stores in more than `most_bytes`, compressed, are left out. The same
+    definition is always the same text, as jsonb has one form.
     """
-    parameters = {"run_id": run_id}
-    row = conn.execute(statements.runs.definition_text, parameters, prepare=True).fetchone()
-    return row["text"] if row else None
+    parameters = {"ids": list(run_ids), "most": most_bytes}
+    rows = conn.execute(statements.runs.definition_texts, parameters, prepare=True).fetchall()
+    return {row["id"]: row["text"] for row in rows}
 
 
 def context_type(conn: db.Connection, run_id: str) -> str | None:

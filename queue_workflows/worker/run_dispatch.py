@@ -32,9 +32,8 @@ class RunDispatch:
         """Return what follows from a completed node, or None if that is left to later."""
         if not self._in_run or outcome.kind != "completed":
             return None
-        return self._best_effort(
-            job["run_id"], lambda: fast_path.plan(self._begin, [(job, outcome.result)])
-        )
+        self._learn([job])
+        return self._best_effort(job["run_id"], lambda: fast_path.plan([(job, outcome.result)]))
 
     def planned(
         self, done: Sequence[tuple[current_job.Work, outcomes.Outcome]]
@@ -45,19 +44,24 @@ class RunDispatch:
         """
         if not self._in_run:
             return [finish.Done(work.lease, outcome) for work, outcome in done]
+        self._learn([work.job for work, _ in done])
         runs: dict[str, list[tuple[current_job.Work, outcomes.Outcome]]] = {}
         for each in done:
             runs.setdefault(each[0].job["run_id"], []).append(each)
         found: list[finish.Done] = []
         for run_id, nodes in runs.items():
             results = [(work.job, outcome.result) for work, outcome in nodes]
-            ahead = self._best_effort(
-                run_id, functools.partial(fast_path.plan, self._begin, results)
-            )
+            ahead = self._best_effort(run_id, functools.partial(fast_path.plan, results))
             before = ahead and ahead._replace(rows=None, complete=False)
             found += [finish.Done(work.lease, outcome, before) for work, outcome in nodes]
             found[-1] = found[-1]._replace(ahead=ahead)
         return found
+
+    def _learn(self, jobs: Sequence[Row]) -> None:
+        """Read the graphs of the runs of these nodes, which are about to be recorded."""
+        if jobs:
+            run_id = jobs[0]["run_id"]
+            self._best_effort(run_id, lambda: fast_path.learn(self._begin, jobs))
 
     def note(self, job: Row) -> None:
         """Remember that a job was recorded as completed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import threading
 from collections.abc import Iterator
 from types import ModuleType
@@ -95,6 +96,27 @@ def test_a_worker_records_a_node_and_what_follows_in_one_transaction(
     assert len(found) == 6
 
 
+def recorded_together(count: int) -> int:
+    """Claim so many nodes and record them in one statement, as a worker does.
+
+    Return how many statements that took.
+    """
+    who = factories.who()
+    with contextlib.closing(engine.DedicatedConnection()) as dedicated:
+        conn = dedicated.get()
+        lease_end = guards.LeaseEnd(clock.boot_s(), who.lease_s)
+        outcome = outcomes.Outcome("completed", 0.1, "{}")
+        done = [
+            (current_job.Work(job_tables.NODE_JOBS, job, lease_end), outcome)
+            for job in claims.nodes_step(conn, who, claim=count)
+        ]
+        assert len(done) == count
+        dispatch = run_dispatch.RunDispatch(job_tables.NODE_JOBS, dedicated)
+        asked = counting_cursor.Counter(conn)
+        finish.finish(conn, dispatch.planned(done), who=who)
+        return asked.statements
+
+
 @pytest.mark.parametrize("revision", [0, 1])
 def test_nodes_that_are_recorded_together_leave_no_open_event(
     host: flow.Flow, revision: int
@@ -102,24 +124,39 @@ def test_nodes_that_are_recorded_together_leave_no_open_event(
     host.dag(a="", b="", c="", last="a b c")
     run_id = host.started()
     sql("UPDATE workflow_runs SET revision = %s WHERE id = %s", revision, run_id)
-    who = factories.who()
-    with contextlib.closing(engine.DedicatedConnection()) as dedicated:
-        conn = dedicated.get()
-        lease_end = guards.LeaseEnd(clock.boot_s(), who.lease_s)
-        done = [
-            (
-                current_job.Work(job_tables.NODE_JOBS, job, lease_end),
-                outcomes.Outcome("completed", 0.1, "{}"),
-            )
-            for job in claims.nodes_step(conn, who, claim=3)
-        ]
-        dispatch = run_dispatch.RunDispatch(job_tables.NODE_JOBS, dedicated)
-        finish.finish(conn, dispatch.planned(done), who=who)
-    assert len(done) == 3
-    assert (
-        sql("SELECT processed_at IS NULL AS open FROM workflow_dispatch_events")
-        == [{"open": False}] * 3
-    )
+    recorded_together(3)
+    events = sql("SELECT processed_at IS NULL AS open FROM workflow_dispatch_events")
+    assert events == [{"open": False}] * 3
+
+
+def test_the_graphs_of_unknown_runs_are_read_by_one_statement(host: flow.Flow) -> None:
+    host.dag(a="")
+    run_ids = [host.started() for _ in range(4)]
+    sql("UPDATE workflow_runs SET definition = '{}' WHERE id = %s", run_ids[1])
+    for run_id in run_ids:
+        run_cache.forget(run_id)
+    assert recorded_together(4) == 2
+    assert [flow.status(each) for each in run_ids] == [
+        "completed",
+        "running",
+        "completed",
+        "completed",
+    ]
+    host.go()
+    assert flow.status(run_ids[1]) == "failed"
+
+
+def test_a_large_graph_delays_no_result_and_is_asked_for_once(host: flow.Flow) -> None:
+    host.dag(*({"id": f"n{secrets.token_hex(40)}"} for _ in range(120)))
+    run_id = host.started()
+    asked: list[int] = []
+    for _ in range(2):
+        run_cache.forget(run_id)
+        asked.append(recorded_together(1))
+    assert asked == [2, 1]
+    assert sql("SELECT count(*) AS n FROM workflow_dispatch_events WHERE processed_at IS NULL") == [
+        {"n": 2}
+    ]
 
 
 def test_a_second_start_changes_nothing(host: flow.Flow) -> None:

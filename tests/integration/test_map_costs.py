@@ -176,12 +176,12 @@ def test_the_end_of_a_round_reads_as_much_in_a_long_loop_as_in_a_short_one(
 def test_an_event_of_an_item_makes_the_nodes_of_the_rounds_around_it(
     host: flow.Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
+    made: list[Any] = []
     plain = items._bound
 
-    def counted(value: Any, scopes: Any, where: str) -> Any:
-        made.append(where)
-        return plain(value, scopes, where)
+    def counted(value: Any, scopes: Any) -> Any:
+        made.append(value)
+        return plain(value, scopes)
 
     monkeypatch.setattr(items, "_bound", counted)
     rows_of_rounds(host, 400)

@@ -352,6 +352,7 @@ def test_a_worker_that_dispatches_survives_whatever_the_run_holds(
 
     for module, name in (
         (drain, "drain_run"),
+        (fast_path, "learn"),
         (fast_path, "plan"),
         (fast_path, "note"),
     ):

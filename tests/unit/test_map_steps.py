@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -168,12 +167,12 @@ def test_an_item_that_looks_like_a_template_is_data() -> None:
     assert refs.resolve_ref(given, {"secret": 1}) == {"id": "a", "$from": "secret", "size": 1}
 
 
-def test_an_item_without_what_a_ref_names_is_refused() -> None:
-    made = items.Instance([scope("a", {"id": "a"})])
-    lacks = made.nodes["films[a]/encode"].lacks
-    assert lacks is not None
-    assert re.search(r"films\[a\]/encode.*'size'.*there is no", lacks)
-    assert made.nodes["films[a]/cut"].lacks is None
+def test_a_ref_to_what_an_item_lacks_fails_when_it_is_resolved() -> None:
+    scopes = [scope("a", {"id": "a"})]
+    made, context = items.Instance(scopes), items.context(scopes)
+    assert made.nodes["films[a]/cut"].inputs == {"clip": {"id": "a"}}
+    with pytest.raises(errors.RefNotFound, match=r"'films\[a\]/item\.size': there is no 'size'"):
+        refs.resolve_ref(made.nodes["films[a]/encode"].inputs["size"], context)
 
 
 @pytest.mark.parametrize(

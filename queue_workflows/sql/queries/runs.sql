@@ -115,9 +115,16 @@ SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision,
 -- Return the definition of a run, frozen at its first start; NULL before that.
 SELECT definition FROM workflow_runs WHERE id = %(run_id)s;
 
--- name: definition_text
--- Return the definition of a run as text. The same definition is always the same text.
-SELECT definition::text AS text FROM workflow_runs WHERE id = %(run_id)s;
+-- name: definition_texts
+-- Return the definitions of those of these runs that have one, as text, of at most `most` bytes as stored (NULL: of any
+-- size). The same definition is always the same text. LIMIT keeps this a look-up per run: a plan that was made for a
+-- small table would read the whole one later.
+SELECT i.id, r.text
+  FROM unnest(%(ids)s::text[]) AS i (id)
+ CROSS JOIN LATERAL (
+       SELECT definition::text AS text FROM workflow_runs
+        WHERE id = i.id AND (pg_column_size(definition) > %(most)s::integer) IS NOT TRUE LIMIT 1) r
+ WHERE r.text IS NOT NULL;
 
 -- name: context_type
 -- Return the JSON type of a run's context, as `object`.
