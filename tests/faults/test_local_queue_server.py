@@ -86,12 +86,23 @@ def assert_ended_once(count: int) -> None:
         assert invariants.broken(conn, slack_s=5) == []
 
 
-def family(server: servers.Server) -> list[int]:
-    """The pids of the server: the postmaster, and after it its children."""
+@contextlib.contextmanager
+def standing_still(server: servers.Server) -> Iterator[None]:
+    """Stop the postmaster, then its children; a child that was about to end has no pid left."""
     found = postmaster.running(server.folder)
     assert found is not None and found.pid is not None
-    children = Path(f"/proc/{found.pid}/task/{found.pid}/children").read_text()
-    return [found.pid, *map(int, children.split())]
+    children = Path(f"/proc/{found.pid}/task/{found.pid}/children")
+    os.kill(found.pid, signal.SIGSTOP)
+    pids = [int(pid) for pid in children.read_text().split()]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in [*pids, found.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def started(start: Start) -> list[Process]:
@@ -107,14 +118,8 @@ def test_a_server_that_stands_still_loses_and_doubles_nothing(
     until(lambda: sum(map(journal.begun, both)) == 6)
     journal.let_go()
     until(lambda: completed() >= 6)
-    pids = family(server)
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-    time.sleep(away_s)  # the fault itself
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # one had ended before it could stop
-            os.kill(pid, signal.SIGCONT)
+    with standing_still(server):
+        time.sleep(away_s)  # the fault itself
     assert_ended_once(30)
     assert_apart(journal.spans(), {})
     journal.enqueue(6)
@@ -143,16 +148,10 @@ def test_a_process_stops_in_time_while_its_server_stands_still(
     journal.enqueue(6)
     until(lambda: journal.begun(process) == 2)
     until(lambda: claimed() == 6)
-    pids = family(server)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with standing_still(server):
         process.send_signal(signal.SIGTERM)
         journal.let_go()
         assert process.wait(20) == 0
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
     other = start(workers=2)
     assert_ended_once(6)
     stopped(other)
