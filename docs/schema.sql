@@ -1078,6 +1078,18 @@ BEGIN
     RETURN v_count > 0;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_first_node_crashed(p_queue text) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    AS $$
+BEGIN
+    RETURN (SELECT q.crash_count > 0 FROM workflow_node_jobs q
+             WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+               AND q.required_version IS NULL
+               AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
+                           AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
+             ORDER BY q.required_version, q.priority, q.seq LIMIT 1);
+END $$;
+
 CREATE FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -2035,7 +2047,7 @@ BEGIN
         WITH picked AS MATERIALIZED (
             SELECT j.id FROM ingest_jobs j
              WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.crash_count = 0
+               AND j.crash_count <= 0
              ORDER BY j.priority, j.seq LIMIT v_room - cardinality(v_kept) FOR UPDATE SKIP LOCKED),
         changed AS (
             UPDATE ingest_jobs j
@@ -2067,7 +2079,13 @@ BEGIN
           INTO v_wait_s FROM partition_dues d
          WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
     END IF;
-    IF v_count < v_room THEN
+    -- What was left for a job that is claimed alone, or such a job itself, can be claimed now.
+    IF v_count > 0 AND v_room > 0 AND p_claim > 1 AND (
+        v_row.crash_count > 0 OR (SELECT q.crash_count > 0 FROM ingest_jobs q
+                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+                        ORDER BY q.priority, q.seq LIMIT 1)) THEN
+        v_due_s := 0;
+    ELSIF v_count < v_room THEN
         v_due_s := queue_workflows_ingest_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
     END IF;
     IF v_count > 0 THEN
@@ -2519,8 +2537,8 @@ BEGIN
         v_any := NOT FOUND AND p_models IS NULL;
     END IF;
     FOR v_job IN
-        SELECT k.id, k.required_model
-          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version
+        SELECT k.id, k.required_model, k.crash_count
+          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version, i.crash_count
                   FROM workflow_node_jobs i
                  WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
                    AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
@@ -2532,6 +2550,7 @@ BEGIN
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY k.priority, k.seq
     LOOP
+        CONTINUE WHEN v_job.crash_count > 0 AND v_ids <> '{}';
         CONTINUE WHEN p_queue = 'gpu' AND NOT v_any
                   AND queue_workflows_gpu_misfit(p_host, p_models, v_vram, v_job.required_model) IS NOT NULL;
         SELECT j.id INTO v_id FROM workflow_node_jobs j
@@ -2542,7 +2561,7 @@ BEGIN
            FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         v_ids := v_ids || v_id;
-        EXIT WHEN cardinality(v_ids) >= p_most;
+        EXIT WHEN cardinality(v_ids) >= p_most OR v_job.crash_count > 0;
     END LOOP;
     RETURN v_ids;
 END $$;
@@ -3119,6 +3138,7 @@ DECLARE
     v_next  record;
     v_job   json;
     v_kept  text[] := '{}';
+    v_room  integer := p_claim;
     v_due_s double precision;
 BEGIN
     IF p_done IS NOT NULL THEN
@@ -3190,11 +3210,13 @@ BEGIN
                 p_versions => p_versions, p_look_ahead_s => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
+            v_due_s := CASE WHEN (v_job ->> 'crash_count')::integer > 0 THEN 0 END;
+            EXIT WHEN v_due_s IS NOT NULL;
         END LOOP;
         IF v_job IS NULL AND p_claim > 0 AND p_look_ahead_s IS NOT NULL THEN
             v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
         END IF;
-        IF v_due_s IS NOT NULL THEN
+        IF v_due_s IS NOT NULL AND p_look_ahead_s IS NOT NULL THEN
             RETURN NEXT json_build_object('due_s', v_due_s);
         END IF;
         RETURN;
@@ -3221,14 +3243,18 @@ BEGIN
          ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
         v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
     END IF;
+    IF p_claim > 1 AND (CASE WHEN v_kept = '{}' THEN queue_workflows_first_node_crashed(p_queue) ELSE (
+                             SELECT k.crash_count > 0 FROM workflow_node_jobs k WHERE k.id = v_kept[1]) END) THEN
+        v_room := 1;
+    END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT q.id FROM workflow_node_jobs q
          WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-           AND q.required_version IS NULL
+           AND q.required_version IS NULL AND (v_room = 1 OR q.crash_count <= 0)
            AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
                        AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
-         ORDER BY q.required_version, q.priority, q.seq LIMIT p_claim - cardinality(v_kept)
+         ORDER BY q.required_version, q.priority, q.seq LIMIT v_room - cardinality(v_kept)
            FOR UPDATE OF q SKIP LOCKED),
     claimed AS (
         UPDATE workflow_node_jobs j
@@ -3259,7 +3285,11 @@ BEGIN
       FROM claimed c ORDER BY c.priority, c.seq;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF p_look_ahead_s IS NOT NULL AND v_count < p_claim THEN
-        v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+        IF p_claim > 1 AND (v_room = 1 OR queue_workflows_first_node_crashed(p_queue)) THEN
+            v_due_s := 0;
+        ELSE
+            v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+        END IF;
         IF v_due_s IS NOT NULL THEN
             RETURN NEXT json_build_object('due_s', v_due_s);
         END IF;
@@ -5577,6 +5607,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_enqueue(p_prefix text, p_jobs json
 REVOKE ALL ON FUNCTION public.queue_workflows_event_sent() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_fail_map(p_run text, p_map text, p_error text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_first_node_crashed(p_queue text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) FROM PUBLIC;
 

@@ -290,6 +290,10 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
         """Return the ids of the jobs whose claims are held."""
         return {work.job["id"] for work in self._jobs.running}
 
+    def holds_crashed(self) -> bool:
+        """Return whether a job that is held may have killed a worker."""
+        return any(work.job["crash_count"] for work in self._jobs.running)
+
     def begin(self, work: current_job.Work) -> None:
         """Note that a job runs in an executor."""
         with self._lock:

@@ -166,6 +166,8 @@ class SlotQueue:
             return 0
         # Results that are recorded anyway are the time to claim for executors that are not free.
         ahead = self.ahead.room(self.runs.waiting) if self.records.has_outcomes else 0
+        if ahead and self._keeper.holds_crashed():
+            ahead = 0  # each job that waits would count a crash if the worker is killed
         return self.executors.idle + ahead
 
     def _record_and_claim(self, count: int) -> None:
@@ -180,9 +182,7 @@ class SlotQueue:
         self._promote = False
         self.ahead.claimed(len(jobs), count, ahead=ahead)
         self._due_at = time.monotonic() + self.claimer.wait_s
-        # A job that may have crashed a worker is claimed alone; others may wait behind it.
-        partial = self.claimer.isolated or any(job["crash_count"] for job in jobs)
-        if len(jobs) == count or (jobs and partial):
+        if len(jobs) == count or (jobs and self.claimer.isolated):
             self._may_claim = True
         for job in jobs:
             self.runs.add(job)

@@ -203,6 +203,22 @@ def test_short_jobs_are_claimed_ahead_so_that_their_results_share_statements(
     assert found.transactions < len(ids) / 2
 
 
+def test_nothing_is_claimed_ahead_beside_a_job_that_may_have_killed_a_worker(
+    cli: Commands, tmp_path: Path
+) -> None:
+    (crashed,) = in_folders(tmp_path, "waits")
+    with engine.connect() as conn:
+        conn.execute(b"UPDATE ingest_jobs SET crash_count = 1 WHERE id = %s", (crashed[0],))
+    running = pool(cli)
+    until(lambda: begun(crashed))
+    ids = quick(300)
+    until(lambda: ended(*ids))
+    assert held(ONE).most == LENGTHS[ONE]
+    let_go(crashed)
+    until(lambda: ended(crashed[0]))
+    stopped(running)
+
+
 def sessions() -> set[int]:
     """The process ids of the connections of others to the test database."""
     with engine.connect() as conn:

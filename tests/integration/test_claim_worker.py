@@ -707,16 +707,6 @@ def test_a_batch_gives_back_what_it_has_not_run_when_it_must_leave(
     assert {(r["status"], r["crash_count"]) for r in rows} == {("queued", 0)}
 
 
-def test_a_job_with_a_crash_is_claimed_alone(db: Any) -> None:
-    queue_workflows.register_ingest_task("t", lambda reason: None)
-    ids = jobs.enqueue_many(task_name="t", queue="load", args=[{}] * 4)
-    sql("UPDATE ingest_jobs SET crash_count = 1 WHERE id = ANY (%s)", ids[:2])
-    who = claims.Claimant("w:1:b:r", "box", "load")
-    with database.transaction() as conn:
-        sizes = [len(claims.ingest_step(conn, who, claim=10)) for _ in range(3)]
-    assert sizes == [1, 1, 2]
-
-
 def test_a_slow_hook_holds_no_claim_of_the_next_job(body: Body) -> None:
     """The app's hook runs after the commit, when no lock or connection may be in use."""
     seen: list[int] = []

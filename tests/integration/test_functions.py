@@ -90,7 +90,7 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
         )
     assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
     assert {part.name: len(part.objects) for part in functions.parts()} == {
-        "functions": 126,
+        "functions": 127,
         "triggers": 36,
     }
 

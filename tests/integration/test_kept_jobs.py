@@ -197,18 +197,20 @@ def test_a_claim_of_several_takes_kept_jobs_and_others(
     assert set(claimed(conn, at("a", table), table, count=5)) == set(others[2:])
 
 
+@BOTH
 @pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
 def test_a_job_that_may_have_killed_its_worker_is_claimed_alone(
-    conn: engine.Connection, place: int
+    conn: engine.Connection, table: job_tables.JobTable, place: int
 ) -> None:
-    ids = [queued(conn, INGEST) for _ in range(3)]
+    ids = [queued(conn, table) for _ in range(3)]
     for _ in ids[:2]:
-        waits(conn, at("a"))
-    passes(conn, INGEST)
-    conn.execute(b"UPDATE ingest_jobs SET crash_count = 1 WHERE id = %s", (ids[place],))
+        waits(conn, at("a", table), table)
+    passes(conn, table)
+    crash = f"UPDATE {table.name} SET crash_count = 1 WHERE id = %s"
+    conn.execute(crash.encode(), (ids[place],))
     rounds = [[ids[place]], [job_id for job_id in ids if job_id != ids[place]]]
     for expected in rounds[:: 1 - 2 * place]:
-        assert sorted(claimed(conn, at("a"), count=5)) == sorted(expected)
+        assert sorted(claimed(conn, at("a", table), table, count=5)) == sorted(expected)
 
 
 @BOTH

@@ -28,6 +28,7 @@ class Queue:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> None:
         self.now = clock.boot_s()
+        self.holds_crashed = False
         monkeypatch.setattr(clock, "boot_s", lambda: self.now)
         registered = mock.Mock(isolated_tasks=[], async_tasks=[], announces=False)
         self.queue = slot_queue.SlotQueue(
@@ -36,7 +37,7 @@ class Queue:
             limits=executor_shape.NO_LIMITS,
             mux=mock.Mock(),
             registered=registered,
-            keeper=mock.Mock(),
+            keeper=mock.Mock(holds_crashed=lambda: self.holds_crashed),
             endings=mock.Mock(),
             dedicated=mock.Mock(),
         )
@@ -120,3 +121,17 @@ def test_a_worker_that_stops_records_at_once(monkeypatch: pytest.MonkeyPatch) ->
     found.claimed(MANY)
     found.ended(2)
     assert found.queue.timeout(0.0, stopping=True) == 0.0
+
+
+@pytest.mark.parametrize("holds_crashed", [False, True])
+def test_nothing_is_claimed_ahead_while_a_job_is_held_that_may_kill_the_worker(
+    monkeypatch: pytest.MonkeyPatch, *, holds_crashed: bool
+) -> None:
+    found = Queue(monkeypatch, seconds=0.0001)
+    found.holds_crashed = holds_crashed
+    found.ended(2)
+    step = mock.Mock(return_value=[])
+    monkeypatch.setattr(found.queue.records, "step", step)
+    found.queue.step(stopping=False)
+    ((free,), _) = step.call_args
+    assert free == (0 if holds_crashed else slot_ahead.TINY)

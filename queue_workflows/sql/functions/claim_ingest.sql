@@ -6,7 +6,8 @@
 -- QW001: a claim was lost, and nothing was written. The queue's pause and limits come before the claim. If
 -- `p_look_ahead_s` is given and fewer than `p_claim` jobs were claimed, the last row has no id. Its `wait_s` is the
 -- number of seconds after which a limit admits the next job, if nothing was claimed. Its `due_s` is the number of
--- seconds after which the next delayed job is due, if that is within `p_look_ahead_s`. NULL: unknown.
+-- seconds after which the next delayed job is due, if that is within `p_look_ahead_s`. NULL: unknown. It is 0 too if a
+-- job that may have killed its worker was claimed, or left: then more jobs may be claimable.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision DEFAULT NULL)
@@ -124,7 +125,7 @@ BEGIN
         WITH picked AS MATERIALIZED (
             SELECT j.id FROM ingest_jobs j
              WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.crash_count = 0
+               AND j.crash_count <= 0
              ORDER BY j.priority, j.seq LIMIT v_room - cardinality(v_kept) FOR UPDATE SKIP LOCKED),
         changed AS (
             UPDATE ingest_jobs j
@@ -156,7 +157,13 @@ BEGIN
           INTO v_wait_s FROM partition_dues d
          WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
     END IF;
-    IF v_count < v_room THEN
+    -- What was left for a job that is claimed alone, or such a job itself, can be claimed now.
+    IF v_count > 0 AND v_room > 0 AND p_claim > 1 AND (
+        v_row.crash_count > 0 OR (SELECT q.crash_count > 0 FROM ingest_jobs q
+                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+                        ORDER BY q.priority, q.seq LIMIT 1)) THEN
+        v_due_s := 0;
+    ELSIF v_count < v_room THEN
         v_due_s := queue_workflows_ingest_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
     END IF;
     IF v_count > 0 THEN

@@ -194,9 +194,23 @@ BEGIN
     RETURN row_to_json(v_new);
 END $$;
 
+-- Return whether the node that is next in a queue, of those without a version, may have killed its worker. Called with the
+-- planner settings of the claim.
+CREATE OR REPLACE FUNCTION queue_workflows_first_node_crashed(p_queue text) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT q.crash_count > 0 FROM workflow_node_jobs q
+             WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+               AND q.required_version IS NULL
+               AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
+                           AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
+             ORDER BY q.required_version, q.priority, q.seq LIMIT 1);
+END $$;
+
 -- Do for several nodes of one worker what queue_workflows_node_step() does for one, in statements that each
 -- concern all of them: record the completed nodes `p_done`, then claim up to `p_claim` nodes of a cpu queue;
--- return one JSON document for each of these, and `due_s`, as it does, if fewer were claimed.
+-- return one JSON document for each of these, and `due_s`, as it does, if fewer were claimed. A node that may have killed
+-- its worker is claimed alone, or after nodes that run before it; then `due_s` is 0, as more nodes may be claimable.
 CREATE OR REPLACE FUNCTION queue_workflows_nodes_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb,
@@ -212,6 +226,7 @@ DECLARE
     v_next  record;
     v_job   json;
     v_kept  text[] := '{}';
+    v_room  integer := p_claim;
     v_due_s double precision;
 BEGIN
     IF p_done IS NOT NULL THEN
@@ -283,11 +298,13 @@ BEGIN
                 p_versions => p_versions, p_look_ahead_s => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
+            v_due_s := CASE WHEN (v_job ->> 'crash_count')::integer > 0 THEN 0 END;
+            EXIT WHEN v_due_s IS NOT NULL;
         END LOOP;
         IF v_job IS NULL AND p_claim > 0 AND p_look_ahead_s IS NOT NULL THEN
             v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
         END IF;
-        IF v_due_s IS NOT NULL THEN
+        IF v_due_s IS NOT NULL AND p_look_ahead_s IS NOT NULL THEN
             RETURN NEXT json_build_object('due_s', v_due_s);
         END IF;
         RETURN;
@@ -314,14 +331,18 @@ BEGIN
          ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
         v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
     END IF;
+    IF p_claim > 1 AND (CASE WHEN v_kept = '{}' THEN queue_workflows_first_node_crashed(p_queue) ELSE (
+                             SELECT k.crash_count > 0 FROM workflow_node_jobs k WHERE k.id = v_kept[1]) END) THEN
+        v_room := 1;
+    END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT q.id FROM workflow_node_jobs q
          WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-           AND q.required_version IS NULL
+           AND q.required_version IS NULL AND (v_room = 1 OR q.crash_count <= 0)
            AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
                        AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
-         ORDER BY q.required_version, q.priority, q.seq LIMIT p_claim - cardinality(v_kept)
+         ORDER BY q.required_version, q.priority, q.seq LIMIT v_room - cardinality(v_kept)
            FOR UPDATE OF q SKIP LOCKED),
     claimed AS (
         UPDATE workflow_node_jobs j
@@ -352,7 +373,11 @@ BEGIN
       FROM claimed c ORDER BY c.priority, c.seq;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF p_look_ahead_s IS NOT NULL AND v_count < p_claim THEN
-        v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+        IF p_claim > 1 AND (v_room = 1 OR queue_workflows_first_node_crashed(p_queue)) THEN
+            v_due_s := 0;
+        ELSE
+            v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
+        END IF;
         IF v_due_s IS NOT NULL THEN
             RETURN NEXT json_build_object('due_s', v_due_s);
         END IF;

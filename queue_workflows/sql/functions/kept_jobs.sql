@@ -82,8 +82,8 @@ BEGIN
         v_any := NOT FOUND AND p_models IS NULL;
     END IF;
     FOR v_job IN
-        SELECT k.id, k.required_model
-          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version
+        SELECT k.id, k.required_model, k.crash_count
+          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version, i.crash_count
                   FROM workflow_node_jobs i
                  WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
                    AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
@@ -95,6 +95,7 @@ BEGIN
                        AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY k.priority, k.seq
     LOOP
+        CONTINUE WHEN v_job.crash_count > 0 AND v_ids <> '{}';
         CONTINUE WHEN p_queue = 'gpu' AND NOT v_any
                   AND queue_workflows_gpu_misfit(p_host, p_models, v_vram, v_job.required_model) IS NOT NULL;
         SELECT j.id INTO v_id FROM workflow_node_jobs j
@@ -105,7 +106,7 @@ BEGIN
            FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         v_ids := v_ids || v_id;
-        EXIT WHEN cardinality(v_ids) >= p_most;
+        EXIT WHEN cardinality(v_ids) >= p_most OR v_job.crash_count > 0;
     END LOOP;
     RETURN v_ids;
 END $$;
