@@ -110,7 +110,12 @@ def encode_plan(rows: Iterable[plan.NewNode]) -> Iterator[str]:
     An array with large inputs is small enough for one statement. Raises `InvalidPayload`, which
     names the node whose resolved inputs cannot be stored.
     """
-    for part in parts(_row(row) for row in rows):
+    return encode_rows(map(encode_row, rows))
+
+
+def encode_rows(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts of `encode_row` as JSON arrays, as `encode_plan` does."""
+    for part in parts(texts):
         yield f"[{','.join(part)}]"
 
 
@@ -128,7 +133,8 @@ def parts(texts: Iterable[str]) -> Iterator[list[str]]:
         yield part
 
 
-def _row(row: plan.NewNode) -> str:
+def encode_row(row: plan.NewNode) -> str:
+    """Return a row of a plan as JSON; raise `InvalidPayload` as `encode_plan` does."""
     if row.node.map is not None:
         return _to_json(_map_row(row))
     inputs = encode(row.inputs or {}, f"inputs of node {row.node.id!r}")

@@ -44,7 +44,12 @@ class Expansion:
         `resumed`: the plan is that of a run's start, which may have missed the ends of items.
         """
         rows = list(rows)
-        for text in payload.encode_plan(rows):
+        self._insert(rows, map(payload.encode_row, rows), resumed=resumed)
+
+    def _insert(
+        self, rows: Iterable[plan.NewNode], texts: Iterable[str], *, resumed: bool = False
+    ) -> None:
+        for text in payload.encode_rows(texts):
             self.rows += nodes.insert_planned(self._conn, self._run_id, text)
         for row in rows:
             if row.node.map is not None and row.status == "queued":
@@ -152,8 +157,8 @@ class Expansion:
     ) -> tuple[list[str], dict[str, str]]:
         """Queue the first nodes of opened items; return the keys of those that end with it.
 
-        Also return the errors of those that fail because a node's inputs cannot be resolved, or a
-        branch or loop cannot decide.
+        Also return the errors of those that fail because a node's inputs cannot be resolved or
+        stored, or a branch or loop cannot decide.
         """
         outer = self._outer(map_id)
         scopes = [items.Scope(of, map_id, key, item) for key, item in opened]
@@ -166,7 +171,7 @@ class Expansion:
             own = done.intersection(items.ids(scope)) if done else done
             around = [*outer, scope]
             planned.add(scope.key, self._plan(around, _Reader(self, around, own), None))
-        self.write(planned.rows)
+        self._insert(planned.rows, planned.texts)
         return planned.done, self._failed(of, map_id, planned.failing)
 
     def _go_on(
@@ -201,7 +206,7 @@ class Expansion:
             reader = _Reader(self, around, done, None if events is None else {*asked[key]})
             finished = None if events is None else _finished(events[key])
             planned.add(key, self._plan(around, reader, finished))
-        self.write(planned.rows, resumed=events is None)
+        self._insert(planned.rows, planned.texts, resumed=events is None)
         return planned.done, self._failed(of, map_id, planned.failing)
 
     def _failed(self, of: graph.Map, map_id: str, failing: Mapping[str, str]) -> dict[str, str]:
@@ -270,11 +275,18 @@ class _Planned:
 
     def __init__(self) -> None:
         self.rows: list[plan.NewNode] = []
+        self.texts: list[str] = []
+        """The rows as JSON."""
         self.done: list[str] = []
         self.failing: dict[str, str] = {}
 
     def add(self, key: str, made: plan.Plan) -> None:
-        """Add the plan of an item, which fails if the plan does."""
+        """Add the plan of an item, which fails if the plan does or its inputs cannot be stored."""
+        try:
+            self.texts += [payload.encode_row(row) for row in made.rows]
+        except errors.InvalidPayload as error:
+            self.failing[key] = str(error)
+            return
         self.rows += made.rows
         if made.failure is not None:
             self.failing[key] = made.failure[1]

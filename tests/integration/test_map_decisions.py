@@ -330,6 +330,31 @@ def test_more_items_that_lack_a_field_than_may_fail_fail_the_run(host: flow.Flow
     assert flow.status(run_id) == "failed"
 
 
+def test_an_item_whose_inputs_are_too_large_fails_alone(
+    host: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "64")
+    larger = {"watch": "watch.text", "item": "item.text"}
+    steps = [of_node("watch"), of_node("times", ["watch"], **larger), of_node("last", ["times"])]
+    over = [{"id": name, "text": name * 20_000} for name in ("a", "b")]
+    of_map = {"id": "m", "kind": "map", "key": "id", "over": over, "steps": steps}
+    flow.body(flow.nothing, "last")
+    host.define(of_map | {"result": {"$from": "watch.size"}, "may_fail": 1})
+    run_id = host.submit()
+    host.look()
+    for key, size in (("a", 50_000), ("b", 5)):
+        flow.finish(run_id, f"m[{key}]/watch", text="x" * size, size=size)
+    assert "m[a]/times" not in flow.states(run_id)
+    for name in ("times", "last"):
+        flow.finish(run_id, f"m[b]/{name}")
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    made = flow.job(run_id, "m")["context_delta"]
+    assert made["keys"] == ["b"]
+    (failed,) = made["failed"]
+    assert failed["key"] == "a"
+    assert failed["error"].startswith("inputs of node 'm[a]/times': 68 KiB of JSON, more than the")
+
+
 def test_an_item_that_lacks_an_input_waits_for_its_open_nodes(
     host: flow.Flow, capsys: pytest.CaptureFixture[str]
 ) -> None:
