@@ -9,8 +9,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import psycopg
+from psycopg import sql
 from psycopg.pq import TransactionStatus
 
+from queue_workflows import config
 from queue_workflows.db import pool, socket_io
 
 
@@ -25,8 +27,22 @@ class DedicatedConnection:
     child opens its own: the parent's session is left alone.
     """
 
-    def __init__(self, opened: Callable[[pool.Connection], object] = lambda _: None) -> None:
+    def __init__(
+        self,
+        opened: Callable[[pool.Connection], object] = lambda _: None,
+        *,
+        channel: str | None = None,
+        on_notify: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """With a `channel` each connection listens there, but for POLL_ONLY.
+
+        `on_notify` gets the payload of each notification, by `read` or while a statement is
+        awaited. Those that are sent while no connection is open are lost; `opened` is called after
+        LISTEN.
+        """
         self._opened = opened
+        self._channel = channel
+        self._on_notify = on_notify
         self._conn: pool.Dedicated | None = None
         self._serves = False
         """Whether a statement runs, and `meanwhile` is called."""
@@ -60,11 +76,35 @@ class DedicatedConnection:
         if self._conn is None or self._conn.closed:
             self._conn = pool.connect()
             try:
+                self._listen(self._conn)
                 self._opened(self._conn)
             except BaseException:
                 self.close()
                 raise
         return self._conn
+
+    def _listen(self, conn: pool.Connection) -> None:
+        def noted(note: psycopg.Notify) -> None:
+            self._on_notify(note.payload)
+
+        if self._channel is not None and not config.POLL_ONLY.read():
+            conn.add_notify_handler(noted)
+            conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+
+    def read(self) -> None:
+        """Read notifications, if no statement runs; close the connection if it has ended.
+
+        To be called when the socket is readable.
+        """
+        conn = self.current
+        if conn is None or self._serves:
+            return
+        try:
+            conn.pgconn.consume_input()
+            while (note := conn.pgconn.notifies()) is not None:
+                self._on_notify(note.extra.decode())
+        except psycopg.Error:
+            self.close()
 
     @contextmanager
     def serving(self, meanwhile: Callable[[int], object]) -> Generator[None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from queue_workflows import config
+
 
 class JobTable(NamedTuple):
     """The differences between the two job families; most statements serve both."""
@@ -12,10 +14,21 @@ class JobTable(NamedTuple):
     events: str
     in_run: bool
     """Whether jobs are nodes of a run: they have an outbox, and end when their run ends."""
+    ready_channel: str
+    """Where the database notifies that a queue, the payload, has a job to claim."""
 
 
-NODE_JOBS = JobTable("workflow_node_jobs", "workflow_node_events", in_run=True)
-INGEST_JOBS = JobTable("ingest_jobs", "ingest_job_events", in_run=False)
+NODE_JOBS = JobTable(
+    "workflow_node_jobs", "workflow_node_events", in_run=True, ready_channel="node_job_ready"
+)
+INGEST_JOBS = JobTable(
+    "ingest_jobs", "ingest_job_events", in_run=False, ready_channel="ingest_job_ready"
+)
+
+
+def of_queue(queue: str) -> JobTable:
+    """Return the table of a queue's jobs."""
+    return NODE_JOBS if queue in config.DAG_QUEUES else INGEST_JOBS
 
 
 class Lease(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from queue_workflows import config, db
+from queue_workflows import db
 from queue_workflows.engine import job_tables, manual_changes, recovery, row_isolation
 from queue_workflows.types import NodeJob, Row
 
@@ -47,6 +47,6 @@ def requeue_all_nodes() -> list[Row]:
 
 def requeue_of_host(host_label: str, queue: str) -> int:
     """Queue a host's running jobs of a queue at the front, counting nothing; return how many."""
-    table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
+    table = job_tables.of_queue(queue)
     with db.transaction() as conn:
         return len(manual_changes.requeue_of_host(conn, table, host_label, queue))

@@ -160,7 +160,7 @@ class Harness:
         job = self._claim(queue) or self._claim(queue)
         if job is None:
             return 0
-        table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
+        table = job_tables.of_queue(queue)
         where: str = job["node_id"] if table.in_run else job["task_name"]
         fault = next((fault for fault in self._faults if fault.strikes(where)), None)
         with faults.met(table, job, fault) as goes_on:

@@ -18,7 +18,6 @@ from queue_workflows.types import Row
 from queue_workflows.worker import batch, claimer, current_job, guards, lease_keeper, shutdown, slot
 
 _log = logging.getLogger(__name__)
-READY_CHANNEL = {"workflow_node_jobs": "node_job_ready", "ingest_jobs": "ingest_job_ready"}
 BACKOFF_MAX_S = 5.0
 
 
@@ -38,7 +37,7 @@ class WorkLoop:
         self._who = who = own_slot.who
         self._keeper = keeper
         self._cache = model_cache
-        self._table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
+        self._table = job_tables.of_queue(queue)
         self._claimer = claimer.Claimer(self._table, who)
         self._claimer.on_lost = keeper.lost
         keeper.excuses.may_hold_unknown_claims = self._claimer.may_hold_unknown_claims
@@ -85,7 +84,7 @@ class WorkLoop:
     def run_forever(self) -> None:
         """Run jobs until `stop` is called; survive the loss of the database."""
         listener = db.listen(
-            READY_CHANNEL[self._table.name],
+            self._table.ready_channel,
             "worker_control",
             "job_cancel",
             poll_s=3600.0,

@@ -54,7 +54,7 @@ class SlotQueue:
             # The app's hook gets a node's value, which its executor has until its next node. The
             # executor waits until the node is recorded.
             shape = shape._replace(batch=1)
-        self.table = job_tables.NODE_JOBS if in_run else job_tables.INGEST_JOBS
+        self.table = job_tables.of_queue(who.queue)
         self.executors = executor_set.ExecutorSet(mux, shape, limits)
         self.claimer = claimer.Claimer(self.table, own.who, dedicated=dedicated)
         self.claimer.on_lost = keeper.lost

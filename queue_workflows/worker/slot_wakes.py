@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 from collections.abc import Callable, Collection
@@ -46,19 +47,62 @@ class Wakes:
         self._writer.close()
 
 
-class Notifications:
-    """Tell the lease keeper and the loop what the database notifies; for the listener's thread.
+class ClaimSocket:
+    """Lets a selector wait for what comes on the connection that claims while no statement runs.
 
-    `ready` is called when there may be jobs to claim in this queue; None: in any.
+    Notifications of new jobs come there, so that the loop reads them without a second thread.
+    `on_lost` is called if the connection has ended. For the loop's thread.
+    """
+
+    def __init__(
+        self,
+        dedicated: db.DedicatedConnection,
+        selector: selectors.BaseSelector,
+        on_lost: Callable[[], object],
+    ) -> None:
+        self._dedicated = dedicated
+        self._selector = selector
+        self._on_lost = on_lost
+        self._conn: db.Connection | None = None
+        self._fd = -1
+
+    def follow(self) -> None:
+        """Wait for the connection that is open now; to be called before each wait."""
+        conn = self._dedicated.current
+        if conn is self._conn and (conn is None or not conn.closed):
+            return
+        self.close()
+        if conn is not None and not conn.closed:
+            # A number of our own: libpq closes its own as soon as it finds the connection broken.
+            self._conn, self._fd = conn, os.dup(conn.fileno())
+            self._selector.register(self._fd, selectors.EVENT_READ, self._read)
+
+    def _read(self) -> None:
+        self._dedicated.read()
+        if self._dedicated.current is None:
+            self.close()
+            self._on_lost()
+
+    def close(self) -> None:
+        """Wait no longer."""
+        if self._conn is not None:
+            self._selector.unregister(self._fd)
+            os.close(self._fd)
+            self._conn, self._fd = None, -1
+
+
+class Notifications:
+    """Tell the lease keeper what the database notifies of jobs and controls; for the listener.
+
+    `ready` is called if there may be jobs to claim for another reason than a new one.
     """
 
     def __init__(
         self,
         whos: Collection[claims.Claimant],
         keeper: slot_keeper.SlotKeeper,
-        ready: Callable[[str | None], object],
+        ready: Callable[[], object],
     ) -> None:
-        self._queues = {who.queue for who in whos}
         self._controls = {
             f"{who.host}:{queue}" for who in whos for queue in (who.queue, controls.ALL)
         }
@@ -73,14 +117,11 @@ class Notifications:
         if wake.reason != "notify":
             # Notifications that were sent while the connection was lost are lost too.
             self._keeper.wake("renew", "control", "models")
-            self._ready(None)
+            self._ready()
             return
         for channel, text in wake.notified:
             if channel == "job_cancel":
                 self._keeper.cancelled(text)
-            elif channel == "worker_control":
-                if text in self._controls:
-                    self._keeper.wake("control", "models", "beat")
-                    self._ready(None)
-            elif text in self._queues:
-                self._ready(text)
+            elif text in self._controls:
+                self._keeper.wake("control", "models", "beat")
+                self._ready()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from queue_workflows import config, db, errors, hw_metrics
-from queue_workflows.engine import recovery
+from queue_workflows.engine import job_tables, recovery
 from queue_workflows.executor import launcher_client, loaded_app
 from queue_workflows.runtime import clock, service
 from queue_workflows.worker import (
@@ -74,7 +74,12 @@ class SlotLoop:
             card=served[0][1].card,
         )
         self._memory = self.keeper.memory
-        self._dedicated = db.DedicatedConnection(self._opened)
+        self._dedicated = db.DedicatedConnection(
+            self._opened,
+            channel=job_tables.of_queue(served[0][0].who().queue).ready_channel,
+            on_notify=self._notified,
+        )
+        self._socket = slot_wakes.ClaimSocket(self._dedicated, self._mux.selector, self._ready)
         for own, shape in served:
             self._queues.append(
                 slot_queue.SlotQueue(
@@ -164,12 +169,12 @@ class SlotLoop:
     def _has_neighbours(self, work: current_job.Work) -> bool:
         return any(each.runs.has_neighbours(work) for each in self._queues)
 
-    def _ready(self, queue: str | None = None) -> None:
+    def _ready(self) -> None:
+        """Let each queue look for jobs."""
         for each in self._queues:
-            if queue in (None, each.who.queue):
-                each.mark()
-                if each.executors.idle and self._waits:
-                    self._wakes.wake()
+            each.mark()
+            if each.executors.idle and self._waits:
+                self._wakes.wake()
 
     def _on_full(self) -> None:
         self._shed = True
@@ -179,7 +184,13 @@ class SlotLoop:
 
     def _opened(self, conn: db.Connection) -> None:
         for each in self._queues:
+            each.mark()  # while there was no connection, notifications were lost
             each.claimer.opened(conn)
+
+    def _notified(self, queue: str) -> None:
+        for each in self._queues:
+            if queue == each.who.queue:
+                each.mark()
 
     def run_forever(self) -> None:
         """Run jobs until `stop` and the end of what runs then; survive the loss of the database.
@@ -187,7 +198,6 @@ class SlotLoop:
         Raises `LauncherLost`, and `ForkRefused` if no executor can be forked.
         """
         listener = db.listen(
-            loop.READY_CHANNEL[self._queues[0].table.name],
             "worker_control",
             "job_cancel",
             poll_s=3600.0,
@@ -205,6 +215,7 @@ class SlotLoop:
             self._worked_at = time.monotonic()
             with service.Follow("worker-listen", listener, notified.on_wake):
                 while not self._is_over():
+                    self._socket.follow()
                     self._waits = True
                     self._mux.select(self._timeout())
                     self._waits = False
@@ -302,6 +313,7 @@ class SlotLoop:
         self._mux.launcher.close()
         settled = [each.end() for each in self._queues]
         self.keeper.leave(settled=all(settled))
+        self._socket.close()
         self._dedicated.close()
         self._wakes.close()
         self._mux.selector.close()

@@ -90,6 +90,30 @@ def test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off(
     assert "Traceback" not in orchestrator.err
 
 
+CLAIMING = (
+    "SELECT pid FROM pg_stat_activity WHERE application_name = 'victim'"
+    " AND query LIKE '%%queue_workflows_ingest_step%%' AND state = 'idle'"
+)
+
+
+def test_an_idle_worker_whose_claiming_connection_ends_claims_again_without_a_poll(
+    cli: Commands, conn: engine.Connection, dsn: str, tmp_path: Path
+) -> None:
+    own = database.url({**conninfo.conninfo_to_dict(dsn), "application_name": "victim"})
+    worker = started(
+        cli, "works on", *NOTES, QUEUE_WORKFLOWS_DB_URL=own, QUEUE_WORKFLOWS_CLAIM_POLL_S="3600"
+    )
+    completed(enqueue("note", tmp_path))
+    for _ in range(3):
+        until(lambda: factories.column(conn, CLAIMING))
+        (pid,) = factories.column(conn, CLAIMING)
+        assert factories.one(conn, "SELECT pg_terminate_backend(%s)", pid)
+        until(lambda: {*factories.column(conn, CLAIMING)} - {pid})  # noqa: B023
+        completed(enqueue("note", tmp_path))
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0, worker.err
+
+
 LISTENERS = (
     "SELECT pid FROM pg_stat_activity WHERE application_name = 'victim'"
     " AND query LIKE 'LISTEN%%' AND state = 'idle'"

@@ -16,8 +16,9 @@ from psycopg import conninfo
 from psycopg.rows import tuple_row
 
 from queue_workflows import config, errors, jobs, run_store
+from queue_workflows.db import socket_io
 from queue_workflows.runtime import service
-from tests.support import factories
+from tests.support import factories, wait
 from tests.support.proxy import Proxy
 
 CANARY = "canary-7f3a-secret"
@@ -546,4 +547,68 @@ def test_a_connection_that_is_lost_meanwhile_is_an_error(db: ModuleType) -> None
     with kept.serving(meanwhile), pytest.raises(db.OperationalError):
         kept.get().execute("SELECT pg_sleep(10)")
     assert kept.get().execute("SELECT 1 AS n").fetchone() == {"n": 1}
+    kept.close()
+
+
+# --- notifications on a connection that runs statements -----------------------------------------
+
+
+def notify(db: ModuleType, *payloads: str, channel: str = "ingest_job_ready") -> None:
+    with db.connect() as other:
+        for payload in payloads:
+            other.execute("SELECT pg_notify(%s, %s)", (channel, payload))
+
+
+def test_a_dedicated_connection_returns_notifications_between_and_during_statements(
+    db: ModuleType,
+) -> None:
+    heard: list[str] = []
+    opened: list[int] = []
+    kept = db.DedicatedConnection(
+        lambda _: opened.append(len(heard)), channel="ingest_job_ready", on_notify=heard.append
+    )
+    kept.read()
+    assert kept.current is None, "it opens none"
+    conn = kept.get()
+    notify(db, "a", "b")
+    notify(db, "other", channel="node_job_ready")
+    socket_io.await_readable([conn], 10)
+    kept.read()
+    assert heard == ["a", "b"]
+    kept.read()
+
+    def meanwhile(_: int) -> None:
+        if "c" not in heard:
+            notify(db, "c")
+            kept.read()  # leaves the reply to the statement
+
+    with kept.serving(meanwhile):
+        assert conn.execute("SELECT 7 AS n FROM pg_sleep(0.05)").fetchone() == {"n": 7}
+    conn.execute("SELECT 1")
+    assert heard == ["a", "b", "c"]
+    assert kept.current is conn
+    kept.close()
+    kept.get()
+    notify(db, "d")
+    socket_io.await_readable([kept.get()], 10)
+    kept.read()
+    assert (heard[3:], opened) == (["d"], [0, 3])
+    kept.close()
+
+
+def test_a_dedicated_connection_that_has_ended_is_closed_when_it_is_read(db: ModuleType) -> None:
+    kept = db.DedicatedConnection(channel="ingest_job_ready")
+    conn = kept.get()
+    with db.connect() as other:
+        other.execute("SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
+    wait.until(lambda: kept.read() or kept.current is None)
+    assert conn.closed
+
+
+def test_no_dedicated_connection_listens_where_all_only_poll(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
+    kept = db.DedicatedConnection(channel="ingest_job_ready")
+    assert kept.get().execute("SELECT pg_listening_channels()").fetchall() == []
     kept.close()
