@@ -65,7 +65,7 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_ownership.py::test_a_job_that_kills_three_workers_is_poison_and_its_error_has_the_cause",
             "integration/test_node_queue.py::test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison",
             "integration/test_crash_recovery.py::test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat",
-            "integration/test_claim_worker.py::test_a_job_with_a_crash_is_claimed_alone",
+            "integration/test_jobs_with_a_crash.py::test_each_is_claimed_alone_and_what_follows_at_once",
             "faults/test_held_gil.py::test_when_an_executor_dies_only_the_batch_job_whose_handler_ran_counts_a_crash",
             "e2e/test_roles.py::test_a_supervised_worker_that_is_killed_loses_nothing_and_comes_back",
         ),
@@ -202,6 +202,7 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_server_faults.py::test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off",
             "faults/test_server_faults.py::test_a_listener_is_back_within_5_seconds",
+            "faults/test_server_faults.py::test_an_idle_worker_whose_claiming_connection_ends_claims_again_without_a_poll",
             "integration/test_listen.py::test_a_lost_connection_is_replaced_and_later_notifications_are_received",
             "integration/test_listen.py::test_it_continues_polling_and_logs_once_that_the_database_is_unreachable",
         ),
