@@ -1080,6 +1080,13 @@ END $$;
 
 CREATE FUNCTION public.queue_workflows_first_node_crashed(p_queue text) RETURNS boolean
     LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
 BEGIN
     RETURN (SELECT q.crash_count > 0 FROM workflow_node_jobs q
@@ -3210,8 +3217,10 @@ BEGIN
                 p_versions => p_versions, p_look_ahead_s => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
-            v_due_s := CASE WHEN (v_job ->> 'crash_count')::integer > 0 THEN 0 END;
-            EXIT WHEN v_due_s IS NOT NULL;
+            IF (v_job ->> 'crash_count')::integer > 0 THEN
+                v_due_s := CASE WHEN v_number < p_claim THEN 0 END;
+                EXIT;
+            END IF;
         END LOOP;
         IF v_job IS NULL AND p_claim > 0 AND p_look_ahead_s IS NOT NULL THEN
             v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
@@ -3285,7 +3294,7 @@ BEGIN
       FROM claimed c ORDER BY c.priority, c.seq;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF p_look_ahead_s IS NOT NULL AND v_count < p_claim THEN
-        IF p_claim > 1 AND (v_room = 1 OR queue_workflows_first_node_crashed(p_queue)) THEN
+        IF p_claim > 1 AND v_count > 0 AND (v_room = 1 OR queue_workflows_first_node_crashed(p_queue)) THEN
             v_due_s := 0;
         ELSE
             v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);

@@ -33,14 +33,16 @@ class DedicatedConnection:
         *,
         channel: str | None = None,
         on_notify: Callable[[str], object] = lambda _: None,
+        closed: Callable[[], object] = lambda: None,
     ) -> None:
         """With a `channel` each connection listens there, but for POLL_ONLY.
 
         `on_notify` gets the payload of each notification, by `read` or while a statement is
         awaited. Those that are sent while no connection is open are lost; `opened` is called after
-        LISTEN.
+        LISTEN. `closed` is called after a connection was closed, for whatever reason.
         """
         self._opened = opened
+        self._closed = closed
         self._channel = channel
         self._on_notify = on_notify
         self._conn: pool.Dedicated | None = None
@@ -74,6 +76,7 @@ class DedicatedConnection:
             raise StatementRuns("a statement runs on this connection")
         self._reset_in_child()
         if self._conn is None or self._conn.closed:
+            self.close()
             self._conn = pool.connect()
             try:
                 self._listen(self._conn)
@@ -100,9 +103,8 @@ class DedicatedConnection:
         if conn is None or self._serves:
             return
         try:
-            conn.pgconn.consume_input()
-            while (note := conn.pgconn.notifies()) is not None:
-                self._on_notify(note.extra.decode())
+            for _, payload in socket_io.notified(conn):
+                self._on_notify(payload)
         except psycopg.Error:
             self.close()
 
@@ -138,6 +140,7 @@ class DedicatedConnection:
         if self.current is not None:
             self.current.close()
             self._conn = None
+            self._closed()
 
     @contextmanager
     def using(self) -> Generator[pool.Connection]:

@@ -119,7 +119,7 @@ class Listener:
     def _read(self, now: float, poll_at: float) -> Wake | None:
         try:
             if self._conn is not None:
-                self._consume(self._conn)
+                self._pending += socket_io.notified(self._conn)
                 if now >= self._ping_at:
                     self._ask(self._conn, b"")
         except (psycopg.Error, OSError) as error:
@@ -148,13 +148,11 @@ class Listener:
             self._away = False
         return True
 
-    def _consume(self, conn: pool.Connection) -> None:
-        conn.pgconn.consume_input()
-        while (note := conn.pgconn.notifies()) is not None:
-            self._pending.append((note.relname.decode(), note.extra.decode()))
-
     def _ask(self, conn: pool.Connection, query: bytes) -> None:
-        socket_io.ask(conn, query, ANSWER_S, lambda: self._consume(conn))
+        def consume() -> None:
+            self._pending += socket_io.notified(conn)
+
+        socket_io.ask(conn, query, ANSWER_S, consume)
         self._ping_at = time.monotonic() + config.DB_PING_INTERVAL_S.read()
 
     def _lost(self, error: Exception) -> None:

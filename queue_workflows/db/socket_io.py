@@ -39,6 +39,15 @@ def ask(
         await_readable([conn], left)
 
 
+def notified(conn: pool.Connection) -> list[tuple[str, str]]:
+    """Read what has come, without waiting; return the channels and payloads of notifications."""
+    conn.pgconn.consume_input()
+    found: list[tuple[str, str]] = []
+    while (note := conn.pgconn.notifies()) is not None:
+        found.append((note.relname.decode(), note.extra.decode()))
+    return found
+
+
 def await_readable(watched: Iterable[socket.socket | pool.Connection], timeout_s: float) -> None:
     """Wait until one of them is readable, or the time is over."""
     # Not select(): an app's process may have more than 1,024 descriptors open.

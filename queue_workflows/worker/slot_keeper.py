@@ -292,7 +292,7 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
 
     def holds_crashed(self) -> bool:
         """Return whether a job that is held may have killed a worker."""
-        return any(work.job["crash_count"] for work in self._jobs.running)
+        return any(work.job["crash_count"] > 0 for work in self._jobs.running)
 
     def begin(self, work: current_job.Work) -> None:
         """Note that a job runs in an executor."""

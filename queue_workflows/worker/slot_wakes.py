@@ -50,45 +50,28 @@ class Wakes:
 class ClaimSocket:
     """Lets a selector wait for what comes on the connection that claims while no statement runs.
 
-    Notifications of new jobs come there, so that the loop reads them without a second thread.
-    `on_lost` is called if the connection has ended. For the loop's thread.
+    Notifications of new jobs come there, so that the loop reads them without a second thread. For
+    the loop's thread.
     """
 
-    def __init__(
-        self,
-        dedicated: db.DedicatedConnection,
-        selector: selectors.BaseSelector,
-        on_lost: Callable[[], object],
-    ) -> None:
-        self._dedicated = dedicated
+    def __init__(self, selector: selectors.BaseSelector, read: Callable[[], object]) -> None:
+        """`read` is called when something can be read."""
         self._selector = selector
-        self._on_lost = on_lost
-        self._conn: db.Connection | None = None
-        self._fd = -1
+        self._read = read
+        self._fd: int | None = None
 
-    def follow(self) -> None:
-        """Wait for the connection that is open now; to be called before each wait."""
-        conn = self._dedicated.current
-        if conn is self._conn and (conn is None or not conn.closed):
-            return
-        self.close()
-        if conn is not None and not conn.closed:
-            # A number of our own: libpq closes its own as soon as it finds the connection broken.
-            self._conn, self._fd = conn, os.dup(conn.fileno())
-            self._selector.register(self._fd, selectors.EVENT_READ, self._read)
-
-    def _read(self) -> None:
-        self._dedicated.read()
-        if self._dedicated.current is None:
-            self.close()
-            self._on_lost()
+    def open(self, conn: db.Connection) -> None:
+        """Wait for this connection until `close`."""
+        # A number of our own: libpq closes its own as soon as it finds the connection broken.
+        self._fd = os.dup(conn.fileno())
+        self._selector.register(self._fd, selectors.EVENT_READ, self._read)
 
     def close(self) -> None:
-        """Wait no longer."""
-        if self._conn is not None:
+        """Wait no longer; to be called when the connection is closed."""
+        if self._fd is not None:
             self._selector.unregister(self._fd)
             os.close(self._fd)
-            self._conn, self._fd = None, -1
+            self._fd = None
 
 
 class Notifications:

@@ -78,8 +78,9 @@ class SlotLoop:
             self._opened,
             channel=job_tables.of_queue(served[0][0].who().queue).ready_channel,
             on_notify=self._notified,
+            closed=self._lost,
         )
-        self._socket = slot_wakes.ClaimSocket(self._dedicated, self._mux.selector, self._ready)
+        self._socket = slot_wakes.ClaimSocket(self._mux.selector, self._dedicated.read)
         for own, shape in served:
             self._queues.append(
                 slot_queue.SlotQueue(
@@ -183,9 +184,14 @@ class SlotLoop:
     # --- The loop's thread.
 
     def _opened(self, conn: db.Connection) -> None:
+        self._socket.open(conn)
         for each in self._queues:
-            each.mark()  # while there was no connection, notifications were lost
             each.claimer.opened(conn)
+
+    def _lost(self) -> None:
+        """Claim again soon: without a connection, notifications are lost."""
+        self._socket.close()
+        self._ready()
 
     def _notified(self, queue: str) -> None:
         for each in self._queues:
@@ -215,7 +221,6 @@ class SlotLoop:
             self._worked_at = time.monotonic()
             with service.Follow("worker-listen", listener, notified.on_wake):
                 while not self._is_over():
-                    self._socket.follow()
                     self._waits = True
                     self._mux.select(self._timeout())
                     self._waits = False
@@ -313,7 +318,6 @@ class SlotLoop:
         self._mux.launcher.close()
         settled = [each.end() for each in self._queues]
         self.keeper.leave(settled=all(settled))
-        self._socket.close()
         self._dedicated.close()
         self._wakes.close()
         self._mux.selector.close()

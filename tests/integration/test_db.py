@@ -596,13 +596,47 @@ def test_a_dedicated_connection_returns_notifications_between_and_during_stateme
     kept.close()
 
 
-def test_a_dedicated_connection_that_has_ended_is_closed_when_it_is_read(db: ModuleType) -> None:
-    kept = db.DedicatedConnection(channel="ingest_job_ready")
-    conn = kept.get()
+def end(db: ModuleType, conn: Any) -> None:
     with db.connect() as other:
         other.execute("SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
+
+
+def test_a_dedicated_connection_that_has_ended_is_closed_when_it_is_read(db: ModuleType) -> None:
+    closed: list[bool] = []
+    kept = db.DedicatedConnection(
+        channel="ingest_job_ready", closed=lambda: closed.append(kept.current is None)
+    )
+    conn = kept.get()
+    end(db, conn)
     wait.until(lambda: kept.read() or kept.current is None)
     assert conn.closed
+    assert closed == [True]
+
+
+def test_it_is_told_of_each_end_of_a_dedicated_connection(db: ModuleType) -> None:
+    closed: list[bool] = []
+
+    def refuse(_: Any) -> None:
+        if len(closed) == 2:
+            raise db.OperationalError("refused")
+
+    kept = db.DedicatedConnection(refuse, closed=lambda: closed.append(kept.current is None))
+    kept.close()
+    assert closed == [], "there was none"
+    kept.get()
+    kept.close()
+    kept.close()
+    assert closed == [True]
+    conn = kept.get()
+    end(db, conn)
+    with pytest.raises(db.OperationalError):
+        conn.execute("SELECT 1")
+    assert closed == [True]
+    with pytest.raises(db.OperationalError, match="refused"):
+        kept.get()
+    assert closed == [True] * 3, "the broken one, and the one that could not be prepared"
+    assert kept.get().execute("SELECT 1 AS n").fetchone() == {"n": 1}
+    kept.close()
 
 
 def test_no_dedicated_connection_listens_where_all_only_poll(

@@ -73,6 +73,29 @@ def test_it_is_left_by_a_claim_of_better_jobs_and_claimed_next(
     assert claimed(conn, table, {}) == ([], None)
 
 
+@pytest.mark.parametrize("count", [2, 10])
+def test_with_versions_it_is_the_last_one_of_a_claim(conn: engine.Connection, count: int) -> None:
+    version = {"versions": ["w@2"]}
+    factories.node(conn, required_version="w@2", priority=200)
+    better = queued(conn, NODES, priority=10)
+    crashed = queued(conn, NODES, priority=50, crash_count=1)
+    queued(conn, NODES, priority=100)
+    expected = None if count == 2 else 0
+    assert claimed(conn, NODES, version, count) == ([better, crashed], expected)
+    assert len(claimed(conn, NODES, version)[0]) == 2
+
+
+def test_a_node_with_a_crash_that_another_claims_hides_no_time(conn: engine.Connection) -> None:
+    queued(conn, NODES, crash_count=1)
+    due = factories.one(conn, "SELECT now() + interval '30 seconds'")
+    queued(conn, NODES, available_at=due)
+    with engine.connect() as other, other.transaction():
+        other.execute("SELECT FROM workflow_node_jobs WHERE crash_count = 1 FOR UPDATE")
+        jobs, due_s = claimed(conn, NODES, {})
+    assert jobs == []
+    assert due_s is not None and 25 < due_s <= 30
+
+
 @pytest.mark.parametrize("table", [INGEST, NODES], ids=["ingest", "nodes"])
 def test_one_job_is_claimed_as_any_other(
     conn: engine.Connection, table: job_tables.JobTable

@@ -28,7 +28,7 @@ ALLOWED = {
     "cli/network_checks.py": (1, "a remedy for people"),
     "cli/table_checks.py": (2, "remedies for people"),
     "db/databases.py": (2, "CREATE and COMMENT ON DATABASE take identifiers, not parameters"),
-    "db/dedicated.py": (1, "SET, sent without the driver's wait: it takes no parameters"),
+    "db/dedicated.py": (2, "LISTEN takes identifiers; SET is sent without the driver's wait"),
     "db/downgrade_check.py": (3, "LOCK and count in any table of an app, named by the catalog"),
     "db/functions.py": (2, "LOCK TABLE takes identifiers; the triggers' text has the tables"),
     "db/ledger.py": (5, "an app names the ledger of its own chain"),

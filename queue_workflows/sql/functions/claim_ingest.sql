@@ -6,8 +6,8 @@
 -- QW001: a claim was lost, and nothing was written. The queue's pause and limits come before the claim. If
 -- `p_look_ahead_s` is given and fewer than `p_claim` jobs were claimed, the last row has no id. Its `wait_s` is the
 -- number of seconds after which a limit admits the next job, if nothing was claimed. Its `due_s` is the number of
--- seconds after which the next delayed job is due, if that is within `p_look_ahead_s`. NULL: unknown. It is 0 too if a
--- job that may have killed its worker was claimed, or left: then more jobs may be claimable.
+-- seconds after which the next delayed job is due, if that is within `p_look_ahead_s`. NULL: unknown. `due_s` is also 0 if
+-- a job that may have killed its worker was claimed or left: then more jobs may be claimable.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision DEFAULT NULL)

@@ -194,10 +194,12 @@ BEGIN
     RETURN row_to_json(v_new);
 END $$;
 
--- Return whether the node that is next in a queue, of those without a version, may have killed its worker. Called with the
--- planner settings of the claim.
+-- Return whether the node that is next in a queue, of those without a version, may have killed its worker.
 CREATE OR REPLACE FUNCTION queue_workflows_first_node_crashed(p_queue text) RETURNS boolean
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 BEGIN
     RETURN (SELECT q.crash_count > 0 FROM workflow_node_jobs q
              WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
@@ -210,7 +212,8 @@ END $$;
 -- Do for several nodes of one worker what queue_workflows_node_step() does for one, in statements that each
 -- concern all of them: record the completed nodes `p_done`, then claim up to `p_claim` nodes of a cpu queue;
 -- return one JSON document for each of these, and `due_s`, as it does, if fewer were claimed. A node that may have killed
--- its worker is claimed alone, or after nodes that run before it; then `due_s` is 0, as more nodes may be claimable.
+-- its worker is claimed alone, or, with versions or `p_newest`, after others. Other claims leave it, and take nodes behind it,
+-- until it is the next one. `due_s` is 0 if one was claimed or is the next: more nodes may be claimable.
 CREATE OR REPLACE FUNCTION queue_workflows_nodes_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb,
@@ -298,8 +301,10 @@ BEGIN
                 p_versions => p_versions, p_look_ahead_s => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
-            v_due_s := CASE WHEN (v_job ->> 'crash_count')::integer > 0 THEN 0 END;
-            EXIT WHEN v_due_s IS NOT NULL;
+            IF (v_job ->> 'crash_count')::integer > 0 THEN
+                v_due_s := CASE WHEN v_number < p_claim THEN 0 END;
+                EXIT;
+            END IF;
         END LOOP;
         IF v_job IS NULL AND p_claim > 0 AND p_look_ahead_s IS NOT NULL THEN
             v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
@@ -373,7 +378,7 @@ BEGIN
       FROM claimed c ORDER BY c.priority, c.seq;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF p_look_ahead_s IS NOT NULL AND v_count < p_claim THEN
-        IF p_claim > 1 AND (v_room = 1 OR queue_workflows_first_node_crashed(p_queue)) THEN
+        IF p_claim > 1 AND v_count > 0 AND (v_room = 1 OR queue_workflows_first_node_crashed(p_queue)) THEN
             v_due_s := 0;
         ELSE
             v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
