@@ -178,7 +178,7 @@ class Keeper:
                 each.work.unsaved = each.work.unsaved or reports[each.work.lease]
             raise
         starved = self._renewals.starved
-        self._renewals.renewed()
+        self._renewals.renewed(sent)
         self._apply(held, found, sent, starved=starved)
 
     def _apply(

@@ -336,7 +336,7 @@ class LeaseKeeper:
                 for work in works:
                     work.unsaved = work.unsaved or reports[work.lease]
                 raise
-            self._renewals.renewed()
+            self._renewals.renewed(sent)
         stop_at = sent + config.CANCEL_GRACE_S.read()
         for each in self._jobs.slots:
             each.in_flight.renewed(found, stop_at)

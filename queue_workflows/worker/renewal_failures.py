@@ -41,12 +41,24 @@ class Renewals:
         self._patience_s = max(STARVED_S, lease_s / 4)
         self._refused = False
         self._watched = now_fn()
-        self._starved = False
+        self._stall: tuple[float, float] | None = None
+        """When the last stall that is not forgotten began and ended."""
 
-    def renewed(self) -> None:
-        """Note a successful renewal; forget earlier failures and stalls."""
-        self._refused = self._starved = False
-        self._watched = self._now()
+    def renewed(self, sent: float | None = None) -> None:
+        """Note a successful renewal; forget earlier failures and stalls.
+
+        `sent`: when the renewal was sent. A stall since then is remembered: a process that was
+        stopped while it waited for the reply may have lost its claims in the meantime.
+        """
+        self._refused = False
+        if sent is None:
+            self._stall, self._watched = None, self._now()
+            return
+        self.watched()
+        if self._stall is not None:
+            began, ended = self._stall
+            if ended - max(began, sent) <= self._patience_s:
+                self._stall = None
 
     def refused(self, error: db.Error) -> None:
         """Note a failed renewal; blame the database if the same write may succeed later."""
@@ -55,13 +67,14 @@ class Renewals:
     def watched(self) -> None:
         """Note that the lease keeper's thread runs; remember a stall since its last run."""
         now = self._now()
-        self._starved |= now - self._watched > self._patience_s
+        if now - self._watched > self._patience_s:
+            self._stall = self._watched, now
         self._watched = now
 
     @property
     def starved(self) -> bool:
         """Return whether this process has stalled since the last renewal."""
-        return self._starved or self._now() - self._watched > self._patience_s
+        return self._stall is not None or self._now() - self._watched > self._patience_s
 
     def blame_database(self) -> bool:
         """Return whether this process ran without a stall, and the database failed or was silent.

@@ -82,6 +82,26 @@ def test_a_process_that_stalled_itself_does_not_blame_the_database(
     assert made.starved is not blamed
 
 
+@pytest.mark.parametrize("noted", [False, True], ids=["not noted yet", "noted"])
+@pytest.mark.parametrize(
+    ("before_s", "since_s", "starved"), [(5.0, 0.1, False), (0.0, 5.0, True), (0.4, 1.9, False)]
+)
+def test_a_renewal_forgets_what_was_before_it_was_sent_and_no_stall_since(
+    before_s: float, since_s: float, starved: bool, noted: bool
+) -> None:
+    made, _, now = renewals()
+    now.now += before_s
+    sent = now.now
+    now.now += since_s
+    if noted:
+        made.watched()
+    made.renewed(sent)
+    assert made.starved is starved
+    now.now += 0.5
+    made.renewed(now.now)
+    assert not made.starved
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
