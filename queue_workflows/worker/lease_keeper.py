@@ -256,7 +256,7 @@ class LeaseKeeper:
         self._logs.begin()
         work.on_unsent_parts = self._wake_parts
         if not self._batches:
-            self._renewals.renewed()  # its claim was one
+            self._renewals.renewed(self._now())  # its claim was one
         with self._lock:
             self._jobs.add(work)
             lease_ends = self._jobs.lease_ends()

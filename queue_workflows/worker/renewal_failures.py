@@ -44,16 +44,13 @@ class Renewals:
         self._stall: tuple[float, float] | None = None
         """When the last stall that is not forgotten began and ended."""
 
-    def renewed(self, sent: float | None = None) -> None:
-        """Note a successful renewal; forget earlier failures and stalls.
+    def renewed(self, sent: float) -> None:
+        """Note a renewal that was sent at this time and succeeded; forget what was before.
 
-        `sent`: when the renewal was sent. A stall since then is remembered: a process that was
-        stopped while it waited for the reply may have lost its claims in the meantime.
+        A stall since then is remembered: a process that was stopped while it waited for the reply
+        may have lost its claims in the meantime.
         """
         self._refused = False
-        if sent is None:
-            self._stall, self._watched = None, self._now()
-            return
         self.watched()
         if self._stall is not None:
             began, ended = self._stall

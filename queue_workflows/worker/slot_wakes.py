@@ -75,9 +75,9 @@ class ClaimSocket:
 
 
 class Notifications:
-    """Tell the lease keeper what the database notifies of jobs and controls; for the listener.
+    """Tell the lease keeper which jobs and controls the database notifies.
 
-    `ready` is called if there may be jobs to claim for another reason than a new one.
+    `ready` is called if a job may be claimable although it is not new. For the listener's thread.
     """
 
     def __init__(

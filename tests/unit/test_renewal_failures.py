@@ -52,7 +52,7 @@ def test_an_unreachable_database_is_the_cause(how: str) -> None:
     watch(made, now, 6)
     assert made.blame_database()
     kept.failure, kept.waiting_s = None, 0.0
-    made.renewed()
+    made.renewed(now.now)
     assert not made.blame_database()
 
 
