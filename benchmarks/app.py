@@ -18,6 +18,11 @@ def stamp() -> dict[str, Any]:
     return {"ns": time.monotonic_ns()}
 
 
+def linked(ns: int) -> dict[str, Any]:
+    """Return what `stamp` returns; the input is the start of the node before."""
+    return {"ns": max(ns + 1, time.monotonic_ns())}
+
+
 def listing(count: int) -> dict[str, Any]:
     """Return a list of so many items."""
     return {"items": list(range(count))}
@@ -31,6 +36,16 @@ def _nodes(name: str) -> list[dict[str, Any]]:
     if shape == "chain":
         return [
             {"id": f"n{i}", "node": "stamp", "depends_on": [f"n{i - 1}"] if i else []}
+            for i in range(count)
+        ]
+    if shape == "linked":
+        return [
+            {
+                "id": f"n{i}",
+                "node": "linked",
+                "inputs": [{"name": "ns", "from": f"pipeline.n{i}"}],
+                "depends_on": [f"n{i - 1}"] if i else [],
+            }
             for i in range(count)
         ]
     if shape == "listing":
@@ -48,13 +63,19 @@ def _nodes(name: str) -> list[dict[str, Any]]:
 def load_workflow(name: str) -> dict[str, Any]:
     """Return `wide:N`, `chain:N` or `fan:N`: one step with the pipeline of the same name.
 
+    `linked:N` is the chain in which each node gets the result of the one before.
     `map:N` is the fan as a map over a list of N items.
     """
     if name.startswith("map:"):
         return {"name": name, "steps": _map_steps(name.partition(":")[2])}
-    if name.partition(":")[0] not in ("wide", "chain", "fan"):
+    shape, _, size = name.partition(":")
+    if shape not in ("wide", "chain", "linked", "fan"):
         raise LookupError(f"no workflow {name!r}")
-    return {"name": name, "steps": [{"id": "w", "kind": "pipeline", "pipeline": name}]}
+    step: dict[str, Any] = {"id": "w", "kind": "pipeline", "pipeline": name}
+    if shape == "linked":
+        before = {f"n{i}": {"$from": f"w/n{i - 1}.ns"} for i in range(1, int(size))}
+        step["inputs"] = {"n0": 0, **before}
+    return {"name": name, "steps": [step]}
 
 
 def _map_steps(size: str) -> list[dict[str, Any]]:
@@ -73,6 +94,7 @@ def pipeline_schema(name: str) -> dict[str, Any]:
 
 queue_workflows.register_node("noop", noop)
 queue_workflows.register_node("stamp", stamp)
+queue_workflows.register_node("linked", linked)
 queue_workflows.register_node("listing", listing)
 queue_workflows.register_ingest_task("noop", noop)
 queue_workflows.register_ingest_task("stamp", stamp)

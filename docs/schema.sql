@@ -822,13 +822,19 @@ CREATE FUNCTION public.queue_workflows_context_of(p_run text, p_heads text[]) RE
     AS $$
 BEGIN
     RETURN (
-        SELECT coalesce((SELECT jsonb_object_agg(head, r.context -> head)
+        SELECT coalesce(outputs.empty, '{}')
+            || coalesce((SELECT jsonb_object_agg(head, r.context -> head)
                            FROM unnest(p_heads) head WHERE r.context ? head), '{}')
-            || coalesce((SELECT jsonb_object_agg(d.node_id, d.context_delta)
-                           FROM workflow_node_jobs d
-                          WHERE d.run_id = p_run AND d.status = 'completed'
-                            AND d.node_id = ANY (p_heads)), '{}')
-          FROM workflow_runs r WHERE r.id = p_run);
+            || coalesce(outputs.filled, '{}')
+          FROM workflow_runs r
+         CROSS JOIN (SELECT jsonb_object_agg(d.node_id, d.context_delta)
+                                FILTER (WHERE d.context_delta = '{}') AS empty,
+                            jsonb_object_agg(d.node_id, d.context_delta)
+                                FILTER (WHERE d.context_delta <> '{}') AS filled
+                       FROM workflow_node_jobs d
+                      WHERE d.run_id = p_run AND d.status = 'completed'
+                        AND d.node_id = ANY (p_heads)) outputs
+         WHERE r.id = p_run);
 END $$;
 
 CREATE FUNCTION public.queue_workflows_count_events(p_most bigint) RETURNS boolean

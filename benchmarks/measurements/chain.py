@@ -12,8 +12,9 @@ from queue_workflows import db, run_store
 
 ABOUT = """A run of 100 nodes, each depending on the one before, with `queue-orchestrator` and two
 idle cpu workers; a hop is the time between the starts of two handlers that follow each other, over
-the whole chain. Bare: two processes that LISTEN; the one that claims a job ends it, inserts the
-next and notifies, in one transaction, and then waits for a notification like the other."""
+the whole chain. In the second row each node also gets the result of the one before. Bare: two
+processes that LISTEN; the one that claims a job ends it, inserts the next and notifies, in one
+transaction, and then waits for a notification like the other."""
 NODES = 100
 _CHAIN = (
     "SELECT (max((context_delta ->> 'ns')::bigint) - min((context_delta ->> 'ns')::bigint)) / 1e6"
@@ -26,9 +27,11 @@ _BARE = (
 _OVER = "SELECT finished_at IS NOT NULL FROM workflow_runs WHERE id = %s"
 
 
-def hop_ms(conn: baseline.Connection, nodes: int, watched: list[processes.Process]) -> float:
+def hop_ms(
+    conn: baseline.Connection, nodes: int, watched: list[processes.Process], shape: str = "chain"
+) -> float:
     """Return the engine's time per hop."""
-    run_id = run_store.insert_run(workflow_name=f"chain:{nodes}")["id"]
+    run_id = run_store.insert_run(workflow_name=f"{shape}:{nodes}")["id"]
     until(lambda: drain.is_true(conn, _OVER, run_id), f"a chain of {nodes} done", watched)
     return drain.rate(conn, _CHAIN, run_id)
 
@@ -48,7 +51,7 @@ def bare_hop_ms(conn: baseline.Connection, nodes: int, watched: list[processes.P
 
 
 def run(bench: Bench) -> Iterator[results.Row]:
-    """Yield one row."""
+    """Yield both rows."""
     commands = (
         ("bare", processes.bare("listen", "load")),
         ("bare", processes.bare("listen", "load")),
@@ -57,6 +60,7 @@ def run(bench: Bench) -> Iterator[results.Row]:
         ("cpu", processes.worker("cpu")),
     )
     ours: list[float] = []
+    linked: list[float] = []
     bare: list[float] = []
     with (
         bench.server.database("chain") as dsn,
@@ -65,11 +69,13 @@ def run(bench: Bench) -> Iterator[results.Row]:
     ):
         for _ in range(2):
             hop_ms(conn, 20, started)
+            hop_ms(conn, 20, started, "linked")
             bare_hop_ms(conn, 20, started)
         time.sleep(1.0)  # both workers have found the queue empty
         for _ in bench.rounds(15, 5, full_s=20, quick_s=4):
             bare.append(bare_hop_ms(conn, NODES, started))
             ours.append(hop_ms(conn, NODES, started))
+            linked.append(hop_ms(conn, NODES, started, "linked"))
     yield results.Row(
         f"chain of {NODES} nodes, per hop",
         results.middle(ours),
@@ -77,4 +83,11 @@ def run(bench: Bench) -> Iterator[results.Row]:
         results.middle(bare),
         results.paired(ours, bare),
         results.at_most(2.5),
+    )
+    yield results.Row(
+        "the same, each with the result of the node before",
+        results.middle(linked),
+        "ms",
+        results.middle(bare),
+        results.paired(linked, bare),
     )

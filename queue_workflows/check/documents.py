@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from queue_workflows import config, errors, refs
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import answers, key_names, policy, widgets
+from queue_workflows.dag import answers, definition, key_names, policy, widgets
 
 _STEP = {"id", "kind", "depends_on", "skip_if", "inputs", "pipeline"}
 _BRANCH = _STEP | {"on", "arms", "other"}
@@ -21,6 +22,9 @@ _INPUT = {
     "id", "kind", "widget", "prompt", "target", "depends_on", "skip_if", "timeout_s", "default",
     "source", "multiple", "accept", "library", "options", "turnout_options",
 }  # fmt: skip
+_KINDS = ("pipeline", "map", "input", "branch", "loop", "run")
+"""The kinds of steps outside of maps."""
+_PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
 _WIDGETS = ("choose_one", "file_upload", "pick_or_upload", "turnout")
 """The built-in widgets; an app may register more."""
 _ANSWERED = {"choose_one": ("source",), "turnout": ("turnout_options", "options")}
@@ -44,37 +48,52 @@ def check(
 ) -> Iterator[Finding]:
     """Yield what expanding ignores; the documents must be accepted by it."""
     seen: set[str] = set()
+    outer = {id(step) for step in document["steps"]}
     for step in steps(document):
         at = f"step {step['id']!r}"
-        if step["kind"] == "input":
-            needed = _ANSWERED.get(step["widget"])
-            if needed is not None and not any(step.get(key) for key in needed):
-                yield findings.warning(
-                    at, f"widget {step['widget']!r} offers nothing", f"give it {needed[0]!r}"
-                )
-            yield from _widget(step, at)
-            yield from _default(step, at)
-            continue
-        if step["kind"] == "run":
-            yield from _unread_keys(step, _RUN, at)
-            yield from _unread_policy(step, at)
-            continue
-        if step["kind"] == "node":
+        kind = step.get("kind")
+        if kind == "node" and id(step) not in outer:
             yield from _node(step, at)
             continue
-        known = {"branch": _BRANCH, "loop": _LOOP, "map": _MAP}.get(step["kind"], _STEP)
-        yield from _unread_keys(step, known, at)
-        yield from _unread_policy(step, at)
-        if "pipeline" not in step:
-            continue
-        schema = pipelines[step["pipeline"]]
-        yield from _unread_inputs(step, schema, at)
-        if step["pipeline"] not in seen:
-            seen.add(step["pipeline"])
-            yield from _unread_keys(schema, _PIPELINE, f"pipeline {step['pipeline']!r}")
-            yield from _unread_policy(schema, f"pipeline {step['pipeline']!r}")
-            for node in schema["nodes"]:
-                yield from _node(node, f"pipeline {step['pipeline']!r}: node {node['id']!r}")
+        yield from _id(step, at)
+        yield from _depends_on(step, at)
+        if kind not in _KINDS:
+            yield _unknown_kind(step, at)
+        elif kind == "input":
+            yield from _question(step, at)
+        elif kind == "run":
+            yield from _unread_keys(step, _RUN, at)
+            yield from _unread_policy(step, at)
+        else:
+            known = {"branch": _BRANCH, "loop": _LOOP, "map": _MAP}.get(kind, _STEP)
+            yield from _unread_keys(step, known, at)
+            yield from _unread_policy(step, at)
+            if "pipeline" in step:
+                yield from _pipeline(step, pipelines[step["pipeline"]], seen, at)
+
+
+def _pipeline(
+    step: Mapping[str, Any], schema: Mapping[str, Any], seen: set[str], at: str
+) -> Iterator[Finding]:
+    """Check a step's pipeline, once for all steps, and what the step gives to it."""
+    yield from _unread_inputs(step, schema, at)
+    if step["pipeline"] not in seen:
+        seen.add(step["pipeline"])
+        yield from _unread_keys(schema, _PIPELINE, f"pipeline {step['pipeline']!r}")
+        yield from _unread_policy(schema, f"pipeline {step['pipeline']!r}")
+        for node in schema["nodes"]:
+            yield from _node(node, f"pipeline {step['pipeline']!r}: node {node['id']!r}")
+    yield from _overridden_skips(step, schema, at)
+
+
+def _question(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
+    needed = _ANSWERED.get(step["widget"])
+    if needed is not None and not any(step.get(key) for key in needed):
+        yield findings.warning(
+            at, f"widget {step['widget']!r} offers nothing", f"give it {needed[0]!r}"
+        )
+    yield from _widget(step, at)
+    yield from _default(step, at)
 
 
 def _widget(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
@@ -110,8 +129,85 @@ def _default(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
         yield findings.error(at, str(refused), "give it an answer that a person could give")
 
 
+def _id(entry: Mapping[str, Any], at: str) -> Iterator[Finding]:
+    """Report an id that refs, commands and folders carry badly, or that is a number."""
+    given = entry["id"]
+    if not isinstance(given, str):
+        yield findings.warning(at, f"the id is a number, read as {str(given)!r}", "write a text")
+    elif "." in given:
+        yield findings.warning(
+            at,
+            f"no ref can name {given!r}, since dots separate the parts of a ref",
+            "leave them out",
+        )
+    elif not _PLAIN_ID.fullmatch(given):
+        yield findings.warning(
+            at, f"the id {given!r} is hard to write in commands", "use letters, digits, '_' and '-'"
+        )
+
+
+def _depends_on(entry: Mapping[str, Any], at: str) -> Iterator[Finding]:
+    given = entry.get("depends_on")
+    if given is not None and not isinstance(given, (list, tuple)):
+        yield findings.warning(at, f"'depends_on' is {given!r}, read as a list of one", "list ids")
+
+
+def _unknown_kind(step: Mapping[str, Any], at: str) -> Finding:
+    kind = step.get("kind")
+    meant = key_names.closest(kind, _KINDS) if isinstance(kind, str) else None
+    return findings.error(
+        at,
+        f"a step of kind {kind!r:.120} makes no nodes, and is left out",
+        f"did you mean {meant!r}?" if meant else definition.KINDS,
+    )
+
+
+def _overridden_skips(
+    step: Mapping[str, Any], schema: Mapping[str, Any], at: str
+) -> Iterator[Finding]:
+    """Report nodes with an empty `skip_if`, for which the step's counts."""
+    if not step.get("skip_if"):
+        return
+    for node in schema["nodes"]:
+        if "skip_if" in node and not node["skip_if"]:
+            yield findings.warning(
+                at,
+                f"its 'skip_if' counts for node {node['id']!r} too, whose own is empty",
+                "leave the node's out, or give it a condition that never holds",
+            )
+
+
+def _inputs(node: Mapping[str, Any], at: str) -> Iterator[Finding]:
+    """Report inputs without a name, and names that stand twice."""
+    seen: set[str] = set()
+    for given in node.get("inputs") or ():
+        name = given.get("name")
+        if not name:
+            yield findings.error(at, "an input without a 'name' is not passed", "name it")
+        elif name in seen:
+            yield findings.error(
+                at, f"two inputs have the name {name!r}, and the last one counts", "rename one"
+            )
+        else:
+            seen.add(name)
+
+
 def _node(node: Mapping[str, Any], at: str) -> Iterator[Finding]:
     yield from _unread_keys(node, _NODE, at)
+    yield from _id(node, at)
+    yield from _depends_on(node, at)
+    yield from _inputs(node, at) if node.get("kind") != "node" else ()
+    gpu = node.get("gpu")
+    if gpu is not None and not isinstance(gpu, bool):
+        yield findings.warning(
+            at, f"'gpu' is {gpu!r:.80}, read as {bool(gpu)}", "write true or false"
+        )
+    if node.get("model") is not None and not gpu:
+        yield findings.error(
+            at,
+            f"model {node['model']!r:.120} is not loaded, since the node runs on cpu",
+            "add gpu: true",
+        )
     queue = node.get("queue")
     if queue is None or queue == ("gpu" if node.get("gpu") else "cpu"):
         return
@@ -159,7 +255,7 @@ def _unread_inputs(
         given["from"].strip().removeprefix("pipeline.")
         for node in schema["nodes"]
         for given in node.get("inputs") or ()
-        if given["from"].strip().startswith("pipeline.")
+        if given.get("name") and given["from"].strip().startswith("pipeline.")
     }
     read = {key for key in read if not key.startswith(("_implicit(", "_siblings("))}
     given: Mapping[str, Any] = step.get("inputs") or {}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from queue_workflows import config, errors, model_registry
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import engine_nodes, graph, key_names, map_steps
+from queue_workflows.dag import arguments, engine_nodes, graph, key_names, map_steps
 from queue_workflows.declare import node_functions
 
 IN_NO_CODE = "register_node() it, declare it by @node, or check with --app"
@@ -113,6 +113,12 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
                 f"{node.module!r} needs {each.name!r}, and the node has no such input",
                 f"add it to its inputs ({findings.listed(node.inputs)}), or give it a default",
             )
+        elif needed and _is_none(each, node.inputs):
+            yield findings.warning(
+                at,
+                f"{node.module!r} needs {each.name!r}, and gets None",
+                "give it in the step's inputs, or give the parameter a default",
+            )
     wanted = [name for name in takes if name not in node_functions.OFFERS or name in node.inputs]
     for name in node.inputs:
         if name not in takes and not whole:
@@ -122,10 +128,20 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
                 f"{node.module!r} takes no {name!r}",
                 f"did you mean {meant!r}?" if meant else f"it takes {findings.listed(wanted)}",
             )
-    if "model_handle" in takes and node.model is None and "model_handle" not in node.inputs:
+    for name in sorted(arguments.ENGINE_OBJECTS & node.inputs.keys() & set(takes)):
+        yield findings.warning(
+            at, f"{node.module!r} gets the engine's {name!r}, not the input", "rename the input"
+        )
+    if "model_handle" in takes and node.model is None:
         yield findings.warning(
             at, f"{node.module!r} asks for model_handle, and gets None", "name the node's model"
         )
+
+
+def _is_none(parameter: inspect.Parameter, inputs: Mapping[str, Any]) -> bool:
+    """Return whether a parameter gets None, and its annotation does not say that it may."""
+    absent = parameter.name in inputs and inputs[parameter.name] is None
+    return absent and not any(word in str(parameter.annotation) for word in ("None", "Optional"))
 
 
 def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Finding]:

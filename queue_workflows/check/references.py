@@ -84,6 +84,13 @@ class References:
         except errors.InvalidRef as error:
             yield findings.error(at, str(error), "write it as the app guide's table of refs has it")
             return
+        given = [key for key in refs.OPERATORS if key in ref]
+        if len(given) > 1:
+            yield findings.warning(
+                at,
+                f"ref {path!r} has {' and '.join(given)}, and only {given[0]} counts",
+                "keep one of them",
+            )
         head, *rest = refs.segments(path)
         if head in self.graph.nodes:
             yield from self._to_node(node, self.graph.nodes[head], rest, at, at_start=at_start)

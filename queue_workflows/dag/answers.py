@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mimetypes
 from collections.abc import Iterable
 from typing import Any, cast
@@ -161,6 +162,69 @@ def _meant(value: Any, choices: list[tuple[str, Any]]) -> Any:
     if any(choice == text for _, choice in choices):
         return text
     return next((choice for label, choice in choices if label == text), value)
+
+
+_NUMBER = (int, float)
+_NOT_TEXT: dict[str, tuple[type, ...]] = {
+    "number": _NUMBER, "float": _NUMBER, "integer": (int,), "int": (int,), "slider": _NUMBER,
+    "boolean": (bool,), "bool": (bool,), "checkbox": (bool,), "confirm": (bool,), "toggle": (bool,),
+    "object": (dict,), "array": (list,), "list": (list,), "json": (dict, list, bool, *_NUMBER),
+}  # fmt: skip
+"""What an answer is by the `type` of a question (as in JSON Schema), or else by its widget."""
+_TEXT = ("text", "string", "str", "textarea")
+
+
+def decoded(spec: Any, value: Any) -> Any:
+    """Return what a text answer stands for, if it is JSON and its question takes no text.
+
+    Apps of 0.3.0 store answers as `"5"` or `"true"`, since it decoded each text that is JSON. A
+    question takes no text if its options, its `type` or its widget say so. Any other answer is
+    returned as it is, also one whose question cannot be read.
+    """
+    if not isinstance(value, str) or not isinstance(spec, dict):
+        return value
+    try:
+        found = json.loads(
+            value, parse_constant=_finite, parse_float=_finite, parse_int=_finite_whole
+        )
+    except (ValueError, RecursionError):
+        return value
+    return found if _takes_instead(cast("dict[str, Any]", spec), found, value) else value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _finite_whole(text: str) -> int:
+    _finite(text)  # a longer one cannot be stored as a number
+    return int(text)
+
+
+def _takes_instead(spec: dict[str, Any], found: Any, text: str) -> bool:
+    """Return whether a question takes this value, and not its JSON text."""
+    widget, kind = spec.get("widget"), spec.get("type")
+    if kind in _TEXT:
+        return False
+    if widget in ("turnout", "choose_one"):
+        try:
+            check(spec, text, "")
+        except errors.InputRefused:
+            pass
+        else:
+            return False
+        try:
+            check(spec, found, "")
+        except errors.InputRefused:
+            return False
+        return True
+    if widget in ("file_upload", "pick_or_upload"):
+        return found is None or isinstance(found, (dict, list))
+    kinds = _NOT_TEXT.get(kind if isinstance(kind, str) else str(widget), ())
+    return isinstance(found, kinds) and (not isinstance(found, bool) or bool in kinds)
 
 
 def _text(value: Any) -> str:

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 from queue_workflows.dag import typed_values
 
+ENGINE_OBJECTS = frozenset({"out", "inputs", "model_handle", "cancel_event", "status_callback"})
+"""The names under which a handler always gets the engine's object, whatever its inputs hold."""
 _NAMES_PATH = re.compile(r"(?:\w+\.)*Path")
 
 
@@ -40,15 +42,16 @@ class Signature:
     ) -> dict[str, Any]:
         """Return keyword arguments: the inputs by name, then the offers that it has parameters for.
 
-        None leaves a parameter to its default. A missing argument is the call's own TypeError. With
-        `where`, each input is converted by its annotation (`typed_values.taken`), or raises
-        `ArgsRefused` that starts with it. Without it, only a text for a `Path` is converted.
+        An input does not replace an offer of `ENGINE_OBJECTS`. None leaves a parameter to its
+        default. A missing argument is the call's own TypeError. With `where`, each input is
+        converted by its annotation (`typed_values.taken`), or raises `ArgsRefused` that starts
+        with it. Without it, only a text for a `Path` is converted.
         """
         if where is not None:
             inputs = self._converted(inputs, where)
         bound: dict[str, Any] = {}
         for name in self.names:
-            if name in inputs:
+            if name in inputs and not (name in ENGINE_OBJECTS and name in offers):
                 value = inputs[name]
                 if value is None and name in self.defaulted:
                     continue

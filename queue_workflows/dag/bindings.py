@@ -49,17 +49,35 @@ def parse(text: str, siblings: Collection[str], where: str) -> Source:
         if not (listed.startswith("[") and listed.endswith("]")):
             raise errors.InvalidWorkflow(f"{where}: {text!r} must list its siblings in [ ]")
         chosen = [part.strip().strip("'\"") for part in listed[1:-1].split(",") if part.strip()]
-        return FromPaths(tuple(_sibling(name, siblings, where) for name in chosen), many=True)
-    head, dot, rest = text.partition(".")
-    if head == "pipeline" and dot:
+        paths = [document_values.folder(_sibling(name, siblings, where)) for name in chosen]
+        return FromPaths(tuple(paths), many=True)
+    if text.startswith("pipeline."):
+        rest = text.removeprefix("pipeline.")
         if not rest or (rest.startswith("_") and "(" in rest):
             raise errors.InvalidWorkflow(
                 f"{where}: {text!r} is none of pipeline.<key>, pipeline._implicit(<literal>), "
                 "pipeline._siblings([a, b])"
             )
         return FromStep(rest)
-    sibling = _sibling(head, siblings, where)
-    return FromPaths((f"{sibling}/{_inside(rest, text, where)}" if dot else sibling,), many=False)
+    sibling, path = _of_sibling(text, siblings)
+    folder = document_values.folder(_sibling(sibling, siblings, where))
+    below = "" if path is None else f"/{_inside(path, text, where)}"
+    return FromPaths((folder + below,), many=False)
+
+
+def _of_sibling(text: str, siblings: Collection[str]) -> tuple[str, str | None]:
+    """Return the sibling that a `from` begins with, and the path after its dot, if it has one.
+
+    A sibling's id may have dots itself; the longest one counts.
+    """
+    longest = document_values.MAX_ID_CHARS
+    at = len(text) if len(text) <= longest else text.rfind(".", 0, longest + 1)
+    while at > 0 and text[:at] not in siblings:
+        at = text.rfind(".", 0, at)
+    if at <= 0:
+        head, dot, rest = text.partition(".")
+        return head, rest if dot else None
+    return text[:at], text[at + 1 :] if at < len(text) else None
 
 
 def _sibling(name: str, siblings: Collection[str], where: str) -> str:
@@ -91,9 +109,13 @@ def _parsed(text: str) -> Any:
     except ValueError:
         pass
     try:
-        return ast.literal_eval(text)
+        found = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError):
         return text
+    try:
+        return json.loads(json.dumps(found))  # the keys become texts, as in a stored document
+    except (TypeError, ValueError):
+        return found
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -108,7 +130,7 @@ def as_input(template: Any) -> Any:
 
 def path_input(prefix: str, source: FromPaths) -> dict[str, Any]:
     """Return the marker for paths in a definition; `prefix` is the step's, as `cut/`."""
-    paths = [f"{prefix}{path}" for path in source.paths]
+    paths = [f"{document_values.folder(prefix)}{path}" for path in source.paths]
     return {OUT: paths if source.many else paths[0]}
 
 

@@ -143,7 +143,7 @@ def output(choice: Choice, value: Any, context: Mapping[str, Any]) -> dict[str, 
     """
     end = choice.arm_of(value)
     if end in context:
-        return dict(context[end])
+        return document_values.members(context[end])
     ran = next((each for each in choice.ends if each in context), None)
     if ran is not None:
         raise errors.InvalidWorkflow(

@@ -11,7 +11,10 @@ from queue_workflows import config, errors
 
 MAX_DEPTH = 200
 MAX_TEXT_CHARS = 200
-_IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,100}")
+MAX_ID_CHARS = 100
+MAX_ID_BYTES = 200
+_RESERVED = frozenset("/[]#")
+"""These join the parts of a node's id, or mark items of maps and rounds of loops."""
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -67,6 +70,14 @@ def record(raw: Any, where: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", raw)
 
 
+def members(found: Any) -> dict[str, Any]:
+    """Return a copy of what a context has under a node's id; {} for a value that is no object.
+
+    Behind an empty result the app's own value appears there, which may be anything.
+    """
+    return dict(cast("dict[str, Any]", found)) if isinstance(found, dict) else {}
+
+
 def items(owner: Mapping[str, Any], key: str, where: str) -> list[Any]:
     """Return the list under a key; [] if the key is missing or null."""
     raw = owner.get(key)
@@ -78,23 +89,26 @@ def items(owner: Mapping[str, Any], key: str, where: str) -> list[Any]:
 
 
 def text(
-    owner: Mapping[str, Any], key: str, where: str, *, limit: int = MAX_TEXT_CHARS
+    owner: Mapping[str, Any], key: str, where: str, *, limit: int | None = MAX_TEXT_CHARS
 ) -> str | None:
-    """Return the text under a key; None if it is missing or null. Empty text is refused."""
+    """Return the text under a key; None if it is missing or null. Empty text is refused.
+
+    `limit`: how many characters it may have; None for any number.
+    """
     raw = owner.get(key)
     if raw is None:
         return None
     if not isinstance(raw, str):
         raise errors.InvalidWorkflow(f"{where}: {key!r} must be text, not {_kind(raw)}")
-    if not raw or len(raw) > limit:
+    if not raw or (limit is not None and len(raw) > limit):
         raise errors.InvalidWorkflow(
-            f"{where}: {key!r} must have 1 to {limit} characters, not {len(raw)}"
+            f"{where}: {key!r} must have 1 to {limit or 'any number of'} characters, not {len(raw)}"
         )
     return _stored(raw, where)
 
 
 def needed_text(
-    owner: Mapping[str, Any], key: str, where: str, *, limit: int = MAX_TEXT_CHARS
+    owner: Mapping[str, Any], key: str, where: str, *, limit: int | None = MAX_TEXT_CHARS
 ) -> str:
     """Return the text under a required key."""
     found = text(owner, key, where, limit=limit)
@@ -105,12 +119,48 @@ def needed_text(
 
 def identifier(owner: Mapping[str, Any], where: str) -> str:
     """Return the checked `id`, which becomes part of paths, refs and channel payloads."""
-    raw = owner.get("id")
-    if not isinstance(raw, str) or not _IDENTIFIER.fullmatch(raw):
+    raw = _id_text(owner.get("id"))
+    if (
+        not isinstance(raw, str)
+        or not 1 <= len(raw) <= MAX_ID_CHARS
+        or not raw.isprintable()
+        or not _RESERVED.isdisjoint(raw)
+        or len(raw.encode()) > MAX_ID_BYTES
+    ):
+        shown = "a number of so many digits" if type(raw) is int else f"{raw!r:.120}"
         raise errors.InvalidWorkflow(
-            f"{where}: {raw!r:.120} is not an id: 1 to 100 letters, digits, '_' or '-'"
+            f"{where}: {shown} is not an id: 1 to {MAX_ID_CHARS} printable characters (at "
+            f"most {MAX_ID_BYTES} bytes) without '/', '[', ']' and '#'"
         )
     return raw
+
+
+def _id_text(raw: Any) -> Any:
+    """Return a whole number as text; 0.3.0 took the number 7 as the id `7`."""
+    whole = isinstance(raw, int) and not isinstance(raw, bool)
+    # Python refuses to write a number of thousands of digits.
+    return str(raw) if whole and abs(raw) < 10**MAX_ID_CHARS else raw
+
+
+def ids(owner: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    """Return the ids under a key, which is a list of them or a single one; see `names`."""
+    raw = _id_text(owner.get(key))
+    listed = [raw] if isinstance(raw, str) else items(owner, key, where)
+    return names({key: [_id_text(each) for each in listed]}, key, where)
+
+
+def folder(node_id: str) -> str:
+    """Return the path of a node's folder below `out_dir`: its id.
+
+    The parts `.` and `..`, which would lead elsewhere, are percent-encoded, also before the number
+    of a loop's round.
+    """
+    return "/".join(map(_folder, node_id.split("/")))
+
+
+def _folder(part: str) -> str:
+    name, mark, number = part.partition("#")
+    return f"{name.replace('.', '%2E')}{mark}{number}" if name in (".", "..") else part
 
 
 def names(owner: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
@@ -242,3 +242,64 @@ def find_cycle(deps: Mapping[str, Iterable[str]]) -> list[str] | None:
             else:
                 stack.append((dep, iter(deps[dep])))
     return None
+
+
+def ordered(deps: Mapping[str, Collection[str]]) -> list[str]:
+    """Return the nodes that are neither on a cycle nor behind one, each after its dependencies.
+
+    A dependency that is no key counts as done.
+    """
+    missing = {key: sum(dep in deps for dep in needed) for key, needed in deps.items()}
+    followers: dict[str, list[str]] = {key: [] for key in deps}
+    for key, needed in deps.items():
+        for dep in needed:
+            if dep in deps:
+                followers[dep].append(key)
+    ready = [key for key, count in missing.items() if not count]
+    for key in ready:
+        for follower in followers[key]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                ready.append(follower)
+    return ready
+
+
+def on_cycles(deps: Mapping[str, Collection[str]]) -> dict[str, int]:
+    """Return a number for each node on a cycle; two nodes of one cycle have the same number.
+
+    A node on a path from one cycle to another has a number of its own.
+    """
+    left = deps.keys() - set(ordered(deps))
+    turned: dict[str, list[str]] = {key: [] for key in left}
+    for key in left:
+        for dep in left.intersection(deps[key]):
+            turned[dep].append(key)
+    left -= set(ordered(turned))
+    found: dict[str, int] = {}
+    for number, start in enumerate(reversed(_finished(deps, left))):
+        waiting = [start]
+        while waiting:
+            key = waiting.pop()
+            if key not in found:
+                found[key] = number
+                waiting += left.intersection(turned[key])
+    return found
+
+
+def _finished(deps: Mapping[str, Collection[str]], nodes: set[str]) -> list[str]:
+    """Return these nodes in the order in which a search in depth leaves them."""
+    found: list[str] = []
+    seen: set[str] = set()
+    for start in nodes:
+        stack = [(start, iter(nodes.intersection(deps[start])))] if start not in seen else []
+        seen.add(start)
+        while stack:
+            key, remaining = stack[-1]
+            dep = next((dep for dep in remaining if dep not in seen), None)
+            if dep is None:
+                found.append(key)
+                stack.pop()
+            else:
+                seen.add(dep)
+                stack.append((dep, iter(nodes.intersection(deps[dep]))))
+    return found

@@ -221,7 +221,7 @@ def output(
             f"loop {loop.id!r}: 'until' does not hold after round {number}, and at_most is "
             f"{len(loop.rounds)}: raise it, or take the last state by must=False"
         )
-    return dict(context[last.end]), number
+    return document_values.members(context[last.end]), number
 
 
 def _holds(loop: Loop, number: int, of: Round, resolve: Callable[[Any], Any]) -> bool:

@@ -10,12 +10,11 @@ from queue_workflows.dag import bindings, document_values, graph, policy
 
 INPUT_MODULE = "__input__"
 MAP_MODULE = "__map__"
-MAX_FROM_CHARS = 100_000
 _KEPT = ("input", "branch", "run", "start", "output", "loop", "map")
 
 
 class PipelineNode(NamedTuple):
-    """A node without the step's prefix; `own_skip`: whether it has a `skip_if`."""
+    """A node without the step's prefix."""
 
     id: str
     module: str
@@ -23,7 +22,6 @@ class PipelineNode(NamedTuple):
     model: str | None
     deps: tuple[str, ...]
     inputs: tuple[tuple[str, bindings.Source], ...]
-    own_skip: bool
     skip_if: Any
     policy: dict[str, Any] | None = None
 
@@ -96,19 +94,14 @@ def _node(
     module = document_values.text(entry, "node", where) or node_id
     if module.startswith("__") and module.partition("__")[2].partition("__")[0] in _KEPT:
         raise errors.InvalidWorkflow(f"{where}: {module!r:.120} is kept for the engine")
-    gpu, model = entry.get("gpu"), document_values.text(entry, "model", where)
-    if gpu is not None and not isinstance(gpu, bool):
-        raise errors.InvalidWorkflow(f"{where}: 'gpu' must be true or false")
-    if model is not None and not gpu:
-        raise errors.InvalidWorkflow(f"{where}: model {model!r} needs gpu: true")
+    gpu = bool(entry.get("gpu"))
     return PipelineNode(
         id=node_id,
         module=module,
         queue="gpu" if gpu else "cpu",
-        model=model,
-        deps=document_values.names(entry, "depends_on", where),
+        model=document_values.text(entry, "model", where) if gpu else None,
+        deps=document_values.ids(entry, "depends_on", where),
         inputs=_inputs(entry, siblings, where),
-        own_skip="skip_if" in entry,
         skip_if=document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
         policy=policy.read(entry, defaults, where),
     )
@@ -117,15 +110,16 @@ def _node(
 def _inputs(
     entry: Mapping[str, Any], siblings: Collection[str], where: str
 ) -> tuple[tuple[str, bindings.Source], ...]:
+    """Return the sources by name, the last one of each name; entries without a name are ignored."""
     sources: dict[str, bindings.Source] = {}
     for raw in document_values.items(entry, "inputs", where):
         given = document_values.record(raw, f"{where}: an entry of 'inputs'")
+        if not given.get("name"):
+            continue
         name = document_values.needed_text(given, "name", f"{where}: an entry of 'inputs'")
         _check_input(name, where)
-        if name in sources:
-            raise errors.InvalidWorkflow(f"{where}: two inputs have the name {name!r}")
         at = f"{where}: input {name!r}"
-        text = document_values.needed_text(given, "from", at, limit=MAX_FROM_CHARS)
+        text = document_values.needed_text(given, "from", at, limit=None)
         sources[name] = bindings.parse(text, siblings, at)
     return tuple(sources.items())
 

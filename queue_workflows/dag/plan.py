@@ -193,7 +193,7 @@ class _Planner:
         new = [row for row in ended if row.node.id not in present]
         self.ended += new
         self.round_.skipped.update(row.node.id for row in new)
-        self.context.own |= {row.node.id: row.result for row in new if row.result is not None}
+        self.context.add(new)
         return [row.node.id for row in new], None
 
     def _by_model(self) -> list[NewNode]:
@@ -215,24 +215,39 @@ class _Context:
         self.whole = whole
         self.values: dict[str, Any] = {}
         self.asked: set[str] | None = set()
-        self.own: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}
         """Outputs of nodes that the plan itself completes."""
+        self._empty: dict[str, Any] = {}
+        """The empty ones, which do not replace a value of `run.context`."""
+        self._left_out: set[str] = set()
+        """Nodes of rounds that do not take place. A loop skips 1,000 of them without a query."""
+
+    def add(self, ended: Iterable[NewNode]) -> None:
+        """Add nodes that the plan itself skips or completes."""
+        for row in ended:
+            if row.result is not None:
+                (self._own if row.result else self._empty)[row.node.id] = row.result
+            elif row.node.round is not None:
+                self._left_out.add(row.node.id)
 
     def covering(self, candidates: Iterable[candidate.Candidate]) -> dict[str, Any]:
         """Return the values, after reading every head of these templates at most once."""
         templates = [template for each in candidates for template in each.templates()]
         if self.round_.learned:
-            self.asked = set(self.values) if not self.whole else set()
+            self.asked = set()
             self.round_.learned = False
         if self.whole:
             if templates and self.asked is not None:
                 self.values, self.asked = self.reader.context(None), None
-            return self.values | self.own
+            return self._seen()
         asked = self.asked or set[str]()
-        missing = set[str]().union(*map(refs.heads, templates)) - asked
-        # A node that this plan skips or completes has no output that the database knows.
-        missing -= self.round_.skipped
+        missing = set[str]().union(*map(refs.heads, templates)) - asked - self._left_out
         if missing:
             self.values.update(self.reader.context(missing))
             self.asked = asked | missing
-        return self.values | self.own if self.own else self.values
+        return self._seen()
+
+    def _seen(self) -> dict[str, Any]:
+        if not (self._own or self._empty):
+            return self.values
+        return self._empty | self.values | self._own

@@ -30,18 +30,31 @@ class Step(NamedTuple):
     body: tuple[JsonDict, ...] = ()
     alone: bool = False
     """Whether it is one node, which has the step's id."""
+    ignored: bool = False
+    """Whether it is of a kind that makes no nodes; the steps after it wait for those before it."""
 
     @property
     def leaves(self) -> list[str]:
         """Return the node ids that end this step."""
+        if self.ignored:
+            return []
         decides = self.choice is not None or self.loop is not None
         if self.flow is None or self.alone or decides:
             return [self.id]
         return [f"{self.id}/{leaf}" for leaf in self.flow.leaves]
 
+    @property
+    def node_ids(self) -> frozenset[str]:
+        """Return the nodes of its pipeline that a dependency may name; none of a loop's."""
+        if self.flow is None or self.alone or self.loop is not None:
+            return frozenset()
+        return frozenset(f"{self.id}/{node.id}" for node in self.flow.nodes)
+
 
 def of_step(step: Step, before: list[str]) -> list[JsonDict]:
     """Return the nodes of a step; those that begin it wait for the nodes `before`."""
+    if step.ignored:
+        return []
     if step.child is not None:
         node = engine_node(step.id, step.child, before, step.inputs)
         return [{**node, "skip_if": step.skip_if}]
@@ -100,7 +113,7 @@ def of_pipeline(
             "model": node.model,
             "deps": [f"{prefix}{dep}" for dep in node.deps] or before,
             "inputs": _templates(step, node, prefix),
-            "skip_if": node.skip_if if node.own_skip else step.skip_if,
+            "skip_if": node.skip_if or step.skip_if or None,
             "pipeline": flow.name,
             "step": None,
             **_own_policy(node.policy),
@@ -111,15 +124,15 @@ def of_pipeline(
 
 
 def _templates(step: Step, node: pipeline.PipelineNode, prefix: str) -> dict[str, Any]:
-    """Return input templates by name; an input that the step lacks has its default."""
+    """Return input templates by name; an input that the step does not give is None."""
     templates: dict[str, Any] = {}
     for name, source in node.inputs:
         if isinstance(source, bindings.Literal):
             templates[name] = source.template
         elif isinstance(source, bindings.FromPaths):
             templates[name] = bindings.path_input(prefix, source)
-        elif source.key in step.inputs:
-            templates[name] = bindings.as_input(step.inputs[source.key])
+        else:
+            templates[name] = bindings.as_input(step.inputs.get(source.key))
     return templates
 
 

@@ -55,7 +55,8 @@ def is_record(kind: Any) -> bool:
 class Keywords:
     """Parameters that take values by name; falsy without any.
 
-    `strict`: an unknown name is refused unless `**rest` takes it; otherwise it is dropped.
+    `strict`: an unknown name is refused unless `**rest` takes it; otherwise it is dropped, and so
+    is a value that has no names.
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class Keywords:
         further names that may be given, with their annotations.
         """
         if not isinstance(given, dict):
+            if not self._strict:
+                return {}
             raise errors.ArgsRefused(f"{where}: a dict, not {type(given).__name__}")
         given = cast("dict[str, Any]", given)
         kinds = {**self._kinds, **optional} if optional else self._kinds

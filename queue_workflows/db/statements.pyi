@@ -793,8 +793,9 @@ class _Nodes:
     """Return every completed or skipped node of a run."""
     context: bytes
     """Return a run's context with the `context_delta` of each completed node under the node's id, and
-    the JSON type of the context. `heads` NULL: all members, else those that it names, by a look-up
-    per node. The context is NULL if it is no object."""
+    the JSON type of the context. An empty delta does not replace the context's own member. `heads`
+    NULL: all members, else those that it names, by a look-up per node. The context is NULL if it is
+    no object."""
     set_resolved_inputs: bytes
     """Store what a node received and return its row."""
     set_input_spec: bytes

@@ -12,6 +12,8 @@ from queue_workflows.dispatch import advance, hooks, run_cache
 from queue_workflows.engine import claims
 from queue_workflows.types import Row
 
+EMPTY = "{}"
+
 
 class _OwnReader(run_cache.NoKnowledge):
     """The knowledge of the completed nodes' results alone (JSON texts by node id)."""
@@ -20,7 +22,8 @@ class _OwnReader(run_cache.NoKnowledge):
         self._results = results
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
-        if not heads or not heads <= self._results.keys():
+        # An empty result leaves the value that `run.context` may have under the node's id.
+        if not heads or not all(self._results.get(head, EMPTY) != EMPTY for head in heads):
             raise run_cache.ReadNeeded
         return {head: json.loads(self._results[head]) for head in heads}
 

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from queue_workflows import config, errors, refs
-from queue_workflows.dag import payload, widgets
+from queue_workflows.dag import answers, payload, widgets
 from queue_workflows.dispatch import hooks, run_cache
 from queue_workflows.engine import nodes, outbox, runs
 from queue_workflows.runtime import display
@@ -72,12 +72,14 @@ def _spec(begin: run_cache.Begin, run: Row, step: dict[str, Any]) -> dict[str, A
 def answer_delta(job: Row, value: Any) -> str:
     """Return the `context_delta` (JSON text) of an answer: `{target: value}`, or `{}`.
 
+    A text that is JSON is decoded where the question takes no text.
     Raises `InvalidPayload` for a value that cannot be stored, and `UnreadableRow` for one that
     cannot be loaded and for a node whose inputs cannot.
     """
     what = f"answer to {job['node_id']!r}"
     if isinstance(value, Unreadable):
         raise errors.UnreadableRow(f"{what} cannot be read: {value.reason}")
+    value = answers.decoded(job.get("input_spec"), value)
     target = payload.stored_object(job["inputs"], f"inputs of node {job['node_id']!r}").get(
         "target"
     )

@@ -41,7 +41,7 @@ def check_node(job: Row) -> None:
 
 def check_ingest(job: Row) -> None:
     """Raise `UnreadableRow` if a task cannot run with what its job's row holds."""
-    if not isinstance(job["args"], dict):
+    if isinstance(job["args"], Unreadable):
         _refuse("args", job["args"])
     if (headers := job.get("headers")) is not None and not isinstance(headers, dict):
         _refuse("headers", headers)

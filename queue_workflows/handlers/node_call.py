@@ -277,10 +277,11 @@ def _delta(value: Any) -> JsonDict:
     return {} if inner is None else result
 
 
-def _model(node: NodeCall) -> tuple[Any, float]:
+def _model(node: NodeCall) -> tuple[Any, float | None]:
+    """Return the handle of the node's model and the seconds of its load; None, None without one."""
     model_id, cache = node.job["required_model"], node.model_cache
     if model_id is None:
-        return None, 0.0
+        return None, None
     if cache is None:
         raise errors.UnknownModel(
             f"node {node.job['node_id']!r} needs model {model_id!r}, and this worker has no model "

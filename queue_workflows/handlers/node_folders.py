@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from queue_workflows.dag import confinement
+from queue_workflows.dag import confinement, document_values
 from queue_workflows.types import Row
 
 
@@ -29,7 +29,8 @@ class NodeFolders:
     def out(self) -> Path:
         """Return `<out_dir>/<node_id>`, created."""
         node_id = self._job["node_id"]
-        return confinement.make(self._out_dir(), node_id, f"node id {node_id!r:.120}")
+        folder = document_values.folder(node_id)
+        return confinement.make(self._out_dir(), folder, f"node id {node_id!r:.120}")
 
     def scratch(self) -> Path:
         """Return a folder of this attempt alone, under `<out_dir>/.scratch`."""

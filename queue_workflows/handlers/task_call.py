@@ -85,8 +85,7 @@ class _Attempt:
             raise errors.UnknownTask(
                 f"this worker knows no ingest task {self._name!r}: register_ingest_task()"
             )
-        row = self._row
-        return args.caller_of(task).call(task, row["reason"], row["args"], self._name)
+        return args.caller_of(task).call(task, self.job.reason, self._row["args"], self._name)
 
     def completed(self, value: Any) -> outcomes.Outcome:
         """Return the outcome of a handler that returned; raises a signal that it returned."""

@@ -10,7 +10,8 @@ from queue_workflows import errors
 from queue_workflows.refs import safe_patterns
 
 MAX_DEPTH = 200
-_OPERATORS = frozenset({"$from", "$eq", "$ne", "$filter"})
+OPERATORS = ("$filter", "$eq", "$ne")
+"""The operators of a ref; the first one that it has counts."""
 _INDEX = re.compile(r"-?[0-9]{1,9}")
 _ITEM = re.compile(r"(?:[^.\[]*\[[^\]]*\])+[^.]*")
 """The id of an item's node at the start of a path, as `cut[a.png]/encode`: keys may have dots."""
@@ -20,6 +21,7 @@ def resolve_ref(value: Any, context: Mapping[str, Any]) -> Any:
     """Return the value of a template; a value found by `$from` is data and is not resolved.
 
     A segment of a path is a dict key or a list index (negative from the end), never an attribute.
+    Of several operators the first of `OPERATORS` counts.
     Raises `RefNotFound` (KeyError), `InvalidRef` (ValueError: unknown operator, unsafe pattern,
     more than `MAX_DEPTH` dicts deep), TypeError (`$filter` on a non-list).
     """
@@ -44,18 +46,16 @@ def _lookup(ref: dict[str, Any], context: Mapping[str, Any]) -> Any:
     if not isinstance(path, str):
         raise errors.InvalidRef(f"$from takes a path like 'a.b.c', not {type(path).__name__}")
     for key in ref:
-        if key.startswith("$") and key not in _OPERATORS:
+        if key.startswith("$") and key != "$from" and key not in OPERATORS:
             raise errors.InvalidRef(
                 f"$from {path!r}: unknown operator {key!r}; known are $eq, $ne, $filter"
             )
     found = _walk(path, context)
     if "$filter" in ref:
-        found = _filter(path, found, ref["$filter"])
-    if "$eq" not in ref and "$ne" not in ref:
-        return found
-    return ("$eq" not in ref or _equal(found, ref["$eq"])) and (
-        "$ne" not in ref or not _equal(found, ref["$ne"])
-    )
+        return _filter(path, found, ref["$filter"])
+    if "$eq" in ref:
+        return _equal(found, ref["$eq"])
+    return not _equal(found, ref["$ne"]) if "$ne" in ref else found
 
 
 def segments(path: str) -> list[str]:
@@ -117,7 +117,7 @@ def _condition(
 ) -> Callable[[dict[str, Any]], bool]:
     field, _, operator = key.rpartition(":")
     if operator == "eq" and field:
-        return lambda item: field in item and _equal(item[field], operand)
+        return lambda item: _equal(item.get(field), operand)
     if operator == "matches" and field:
         pattern = safe_patterns.safe_pattern(operand)
         return lambda item: safe_patterns.matches(pattern, item.get(field), effort)

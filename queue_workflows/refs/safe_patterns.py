@@ -46,7 +46,12 @@ class Pattern(NamedTuple):
 
 
 def matches(pattern: Pattern, subject: Any, effort: Effort) -> bool:
-    """Return whether the pattern is found; False for a value that is no text or is too long."""
+    """Return whether the pattern is found in a text, or in the digits of a number.
+
+    Returns False for any other value, and for a text of over `MAX_SUBJECT_CHARS`.
+    """
+    if isinstance(subject, (int, float)) and not isinstance(subject, bool):
+        subject = str(subject)
     if not isinstance(subject, str) or len(subject) > MAX_SUBJECT_CHARS:
         return False
     effort.check()

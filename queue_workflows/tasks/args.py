@@ -48,7 +48,7 @@ class TaskCaller:
         self.drops_args = self.reason and not (self.args or self.checks)
         """Whether its one parameter gets the reason, so that nothing reads the args."""
 
-    def call(self, task: Callable[..., Any], reason: str, args: dict[str, Any], name: str) -> Any:
+    def call(self, task: Callable[..., Any], reason: str, args: Any, name: str) -> Any:
         """Call the task and return its value. Raises `ArgsRefused` with `name` in the message."""
         if self.checks:
             taken = self.checked(args, f"args of task {name!r}")

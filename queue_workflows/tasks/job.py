@@ -146,11 +146,11 @@ class Job:
     @property
     def reason(self) -> str:
         """Return why the job was queued."""
-        return self._row["reason"]
+        return self._row["reason"] or "tick"
 
     @property
-    def args(self) -> dict[str, Any]:
-        """Return the args as they are stored."""
+    def args(self) -> Any:
+        """Return the args as stored: a dict, or any JSON that a plain SQL INSERT stored."""
         return self._row["args"]
 
     @property

@@ -284,18 +284,19 @@ def test_skip_if_decides_by_its_value_and_an_error_skips_nothing(
     assert flow.states(run_id) == {"s/a": status}
 
 
-def test_a_nodes_skip_if_wins_over_its_steps(host: flow.Flow) -> None:
+def test_a_nodes_skip_if_wins_over_its_steps_unless_it_is_empty(host: flow.Flow) -> None:
+    empty: dict[str, Any] = {"null": None, "false": False, "object": {}, "list": [], "zero": 0}
     members = [
         {"id": "own", "skip_if": read("no")},
         {"id": "bare"},
-        {"id": "null", "skip_if": None},
+        *({"id": name, "skip_if": value} for name, value in empty.items()),
     ]
     host.define(flow.step("s", skip_if=read("yes")), s=members)
     run_id = host.started(context={"yes": True, "no": False})
     assert flow.states(run_id) == {
         "s/own": "queued",
-        "s/null": "queued",
         "s/bare": "skipped",
+        **{f"s/{name}": "skipped" for name in empty},
     }
 
 
@@ -382,6 +383,7 @@ def test_every_form_of_a_node_input(host: flow.Flow, tmp_path: Any) -> None:
     assert flow.job(run_id, "s/c")["inputs"] == {
         "key": 3,
         "ref": "x",
+        "missing": None,
         "number": 5,
         "text": "a b",
         "folders": [f"{tmp_path}/s/a", f"{tmp_path}/s/b"],

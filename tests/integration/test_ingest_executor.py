@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 import queue_workflows
 from queue_workflows import config, ingest_executor, jobs, node_queue
@@ -121,6 +123,65 @@ def test_a_job_by_plain_sql_has_empty_args() -> None:
     assert job is not None
     ingest_executor.execute_ingest_job(job)
     assert after(job)["result"] == {"got": ["tick", {}]}
+
+
+def by_sql(task: Callable[..., Any], args: Any, reason: str = "boot") -> Row:
+    """The job's row after its task has run with what a plain SQL INSERT stored."""
+    queue_workflows.register_ingest_task("t", task)
+    with engine.connect() as conn:
+        factories.ingest(conn, reason=reason, args=Jsonb(args))
+    job = node_queue.claim_next_ingest_job("fetch", host="box")
+    assert job is not None
+    ingest_executor.execute_ingest_job(job)
+    return after(job)
+
+
+@pytest.mark.parametrize("args", [[1, 2], "text", 5, 0, True, None, []], ids=repr)
+@pytest.mark.parametrize("task", [_both, _rest, _Method().task])
+def test_args_that_are_no_object_reach_the_task(task: Any, args: Any) -> None:
+    row = by_sql(task, args)
+    assert (row["error"], row["result"]) == (None, {"got": ["boot", args]})
+
+
+def test_a_task_can_read_args_that_are_no_object() -> None:
+    def body() -> Row:
+        job = queue_workflows.current_job()
+        return {"got": job.args}
+
+    assert by_sql(body, [1, 2])["result"] == {"got": [1, 2]}
+
+
+def _keywords(*, n: int = 1) -> Row:
+    return {"got": n}
+
+
+@dataclasses.dataclass
+class _Record:
+    n: int
+
+
+def _record(args: _Record) -> Row:
+    return {"got": args.n}
+
+
+@pytest.mark.parametrize("task", [_keywords, _record])
+@pytest.mark.parametrize("args", [[1, 2], "text", 5], ids=repr)
+def test_a_task_that_takes_a_model_or_keywords_refuses_what_is_no_object(
+    task: Any, args: Any
+) -> None:
+    row = by_sql(task, args)
+    assert (row["status"], row["result"]) == ("failed", None)
+    assert "args of task 't'" in row["error"]
+    assert type(args).__name__ in row["error"] or repr(args) in row["error"]
+
+
+def test_a_job_without_a_reason_is_called_with_tick() -> None:
+    def body(reason: str) -> Row:
+        return {"got": [reason, queue_workflows.current_job().reason]}
+
+    assert by_sql(body, {}, reason="")["result"] == {"got": ["tick", "tick"]}
+    assert by_sql(body, {}, reason=" ")["result"] == {"got": [" ", " "]}
+    assert by_sql(_both, {}, reason="")["result"] == {"got": ["tick", {}]}
 
 
 @pytest.mark.parametrize(

@@ -220,11 +220,46 @@ def test_an_answer_by_plain_sql_completes_the_node_and_moves_the_run_on(
 
 @pytest.mark.parametrize("value", ["5", 5, 5.5, True, [], {}, "", "null", {"$from": "x"}, ["é", 1]])
 def test_an_answer_stays_what_it_was(host: flow.Flow, value: Any) -> None:
-    run_id = asked(host)
+    run_id = asked(host, "mine")
     queue_workflows.submit_input(run_id, "q", value)
     host.look()
     found = flow.job(run_id, "q")["context_delta"]["answer"]
     assert (found, type(found)) == (value, type(value))
+
+
+OPTIONS = {"turnout_options": [{"label": "Five", "value": 5}, {"label": "Six", "value": "6"}]}
+
+
+@pytest.mark.parametrize(
+    ("widget", "keys", "text", "value"),
+    [
+        ("turnout", OPTIONS, "5", 5),
+        ("turnout", OPTIONS, "6", "6"),
+        ("slider", {}, "5", 5),
+        ("mine", {"type": "number"}, "5", 5),
+        ("mine", {"type": "number"}, "1e999", "1e999"),
+        ("mine", {"type": "boolean"}, "true", True),
+        ("mine", {"type": "object"}, '{"a": "5"}', {"a": "5"}),
+        ("mine", {"type": "text"}, "5", "5"),
+        ("mine", {}, "5", "5"),
+        ("file_upload", {}, '{"path": "x"}', {"path": "x"}),
+        ("file_upload", {}, '["x"]', ["x"]),
+        ("file_upload", {}, "null", None),
+        ("file_upload", {}, "5", "5"),
+    ],
+)
+def test_an_answer_that_is_json_in_a_text_is_decoded_where_no_text_is_taken(
+    host: flow.Flow, widget: str, keys: dict[str, Any], text: str, value: Any
+) -> None:
+    by_sql, by_call, resumed = (asked(host, widget, **keys) for _ in range(3))
+    submit(by_sql, text)
+    queue_workflows.submit_input(by_call, "q", text)
+    host.look()
+    dispatcher.resume_after_input(resumed, "q", text)
+    for run_id in (by_sql, by_call, resumed):
+        job = flow.job(run_id, "q")
+        found = job["context_delta"].get("answer")
+        assert (job["status"], found, type(found)) == ("completed", value, type(value))
 
 
 def test_a_null_answer_and_one_without_target_leave_nothing(host: flow.Flow) -> None:

@@ -623,7 +623,7 @@ def test_steps_of_a_map_in_json_branch_and_repeat_also_in_inner_maps(host: flow.
     [
         ({"id": "n", "kind": "node", "node": "__loop__"}, "kept for the engine"),
         ({"id": "n", "kind": "node", "inputs": {"$x": 1}}, "no input can be named '\\$x'"),
-        ({"id": "n", "kind": "node", "model": "m"}, "needs gpu: true"),
+        ({"id": "n", "kind": "node", "model": 5, "gpu": True}, "'model' must be text"),
         ({"id": "n", "kind": "node", "retries": -1}, "'retries'"),
         ({"id": "item", "kind": "node"}, "has the name 'item' of the item"),
         ({"id": "n", "kind": "nodes"}, "in a map also of kind 'node'"),
@@ -639,10 +639,30 @@ def test_a_wrong_step_of_a_map_is_refused_with_its_place(
     assert "step 'm'" in str(found)
 
 
-def test_a_step_of_kind_node_outside_of_a_map_is_refused(host: flow.Flow) -> None:
+def test_a_step_of_kind_node_makes_no_node_outside_of_a_map(host: flow.Flow) -> None:
     host.define({"id": "n", "kind": "node"})
     (found,) = check.workflow("w").findings
-    assert "step 'n': unknown kind 'node'" in str(found)
+    assert "no step makes nodes" in str(found)
+    assert "in a map also of kind 'node'" in str(found)
+    host.define({"id": "n", "kind": "node"}, flow.step("s"), s=flow.nodes(a=""))
+    report = check.workflow("w")
+    assert [str(each) for each in report.findings] == [
+        "error: step 'n': a step of kind 'node' makes no nodes, and is left out; a step is of kind "
+        "'pipeline', 'map', 'input', 'branch', 'loop' or 'run', and in a map also of kind 'node'"
+    ]
+    assert report.definition is not None
+    assert [node["id"] for node in report.definition["nodes"]] == ["s/a"]
+
+
+def test_the_model_of_a_node_on_cpu_is_not_loaded_in_a_map_either(host: flow.Flow) -> None:
+    step = {"id": "n", "kind": "node", "node": "ok", "model": "m"}
+    host.define({"id": "m", "kind": "map", "over": [1], "steps": [step]})
+    (found,) = check.workflow("w").findings
+    assert str(found).startswith("error: step 'n': model 'm' is not loaded, since the node runs on")
+    run_id = host.submit()
+    host.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert flow.job(run_id, "m[1]/n")["required_model"] is None
 
 
 def test_show_opens_an_item_with_its_rounds(

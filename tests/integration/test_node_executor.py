@@ -262,7 +262,7 @@ def test_what_the_engine_offers_is_bound_by_name(tmp_path: Path) -> None:
     seen: Row = {}
 
     def body(
-        inputs: Row, out: Path, scratch: Path, model_handle: Any, model_load_seconds: float,
+        inputs: Row, out: Path, scratch: Path, model_handle: Any, model_load_seconds: float | None,
         cancel_event: threading.Event, status_callback: Callable[..., object],
     ) -> None:  # fmt: skip
         seen.update(locals())
@@ -273,15 +273,40 @@ def test_what_the_engine_offers_is_bound_by_name(tmp_path: Path) -> None:
 
     assert run(body, {"k": 1}, out_dir=tmp_path)["status"] == "completed"
     assert (seen["inputs"], seen["out"]) == ({"k": 1}, tmp_path / "s" / "n")
-    assert (seen["model_handle"], seen["model_load_seconds"]) == (None, 0.0)
+    assert (seen["model_handle"], seen["model_load_seconds"]) == (None, None)
     assert isinstance(seen["cancel_event"], threading.Event)
 
 
-def test_an_input_wins_over_an_offer_of_its_name() -> None:
-    def body(out: Any) -> Row:
-        return {"out": out}
+def test_an_input_replaces_no_object_of_the_engine(tmp_path: Path) -> None:
+    seen: Row = {}
 
-    assert arguments(body, {"out": "mine"}) == {"out": "mine"}
+    def body(
+        inputs: Any, out: Any, model_handle: Any, cancel_event: Any, status_callback: Any, x: int
+    ) -> None:
+        seen.update(locals())
+
+    given = dict.fromkeys(("inputs", "out", "model_handle", "cancel_event", "status_callback"), "y")
+    assert run(body, {**given, "x": 1}, out_dir=tmp_path)["status"] == "completed"
+    assert (seen["inputs"], seen["x"]) == ({**given, "x": 1}, 1)
+    assert (seen["out"], seen["model_handle"]) == (tmp_path / "s" / "n", None)
+    assert isinstance(seen["cancel_event"], threading.Event)
+    assert callable(seen["status_callback"])
+
+
+def test_an_input_wins_over_any_other_offer_of_its_name() -> None:
+    def body(scratch: Any, model_load_seconds: Any) -> Row:
+        return dict(locals())
+
+    given = {"scratch": "mine", "model_load_seconds": 5}
+    assert arguments(body, given) == given
+
+
+def test_the_rest_gets_the_inputs_that_no_parameter_has() -> None:
+    def body(out: Path, **rest: Any) -> Row:
+        return {"out": out.name, **rest}
+
+    found = arguments(body, {"out": "mine", "inputs": 1, "x": 2})
+    assert found == {"out": "n", "inputs": 1, "x": 2}
 
 
 def test_the_callers_event_and_callback_reach_the_handler() -> None:
@@ -349,7 +374,25 @@ def test_no_folder_is_made_for_a_handler_without_out(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("node_id", ["../x", "a/../../x", "/etc/x", ".", "s/../..", "link/x"])
+@pytest.mark.parametrize(
+    ("node_id", "folder"),
+    [
+        ("../x", "%2E%2E/x"),
+        ("a/../../x", "a/%2E%2E/%2E%2E/x"),
+        (".", "%2E"),
+        ("s/../..", "s/%2E%2E/%2E%2E"),
+        ("s/a b.c é", "s/a b.c é"),
+    ],
+)
+def test_a_node_id_of_dots_leads_nowhere_else(tmp_path: Path, node_id: str, folder: str) -> None:
+    row = run(lambda out: (out / "x").touch(), out_dir=tmp_path / "run", node_id=node_id)
+    assert row["status"] == "completed", row["error"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [
+        tmp_path / "run" / folder / "x"
+    ]
+
+
+@pytest.mark.parametrize("node_id", ["/etc/x", "link/x", "link/.."])
 def test_a_node_id_that_leads_outside_the_runs_folder_is_refused(
     tmp_path: Path, node_id: str
 ) -> None:

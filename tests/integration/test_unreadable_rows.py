@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 import queue_workflows
 from queue_workflows import (
@@ -109,8 +110,6 @@ BAD = [
         for c in ("args", "headers")
         for value in rows_before_checks.UNREADABLE
     ),
-    ("args", "'[1]'::jsonb", "args is an array, not an object"),
-    ("args", "'null'::jsonb", "args is null, not an object"),
     ("headers", """'"x"'::jsonb""", "headers is a text, not an object"),
     ("headers", "'7'::jsonb", "headers is a number, not an object"),
 ]
@@ -159,6 +158,25 @@ def test_a_job_that_cannot_be_loaded_fails_and_its_neighbours_do_not(
         ).fetchall()
         assert [e["event_type"] for e in events] == ["claimed", "failed"]
     assert ran == [{}] * len(BAD)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_args_that_are_no_object_reach_the_task(
+    conn: engine.Connection, ran: list[Any], form: str
+) -> None:
+    make, task = FORMS[form]
+    given: list[Any] = [[1, 2], "text", 5, 0.5, False, None, [], {}]
+    for number, value in enumerate(given):
+        conn.execute(
+            "INSERT INTO ingest_jobs (id, task_name, queue, args) VALUES (%s, %s, %s, %s)",
+            (f"job-{number}", task, QUEUE, Jsonb(value)),
+        )
+    with serving(make(QUEUE)):
+        until(lambda: all(ended(conn, f"job-{i}") for i in range(len(given))))
+    for number in range(len(given)):
+        row = ingest(conn, f"job-{number}")
+        assert (row["status"], row["error"], row["result"]) == ("completed", None, {"ok": True})
+    assert sorted(ran, key=repr) == sorted(given, key=repr)
 
 
 def ended(conn: engine.Connection, job_id: str) -> bool:

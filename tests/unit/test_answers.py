@@ -93,3 +93,113 @@ def test_a_label_means_its_option(spec: dict[str, Any] | None, typed: Any, meant
 def test_a_value_comes_before_a_label() -> None:
     swapped = [{"label": "b", "value": "a"}, {"label": "a", "value": "b"}]
     assert answers.meant({"widget": "turnout", "turnout_options": swapped}, "a") == "a"
+
+
+DIGITS = {"widget": "turnout", "turnout_options": [{"label": "Five", "value": 5},
+          {"label": "Text", "value": "7"}, {"label": "Seven", "value": 7},
+          {"label": "On", "value": True}, {"label": "None", "value": None}]}  # fmt: skip
+
+
+def typed(kind: str, **more: Any) -> dict[str, Any]:
+    return {"widget": "mine", "type": kind, **more}
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "value"),
+    [
+        (DIGITS, "5", 5),
+        (DIGITS, "5.0", 5.0),
+        (DIGITS, "true", True),
+        (DIGITS, "null", None),
+        (CHOOSE, '{"rel_path": "a/one.csv", "size_bytes": 3}', FILES[0]),
+        (SOME, '["red", 7.5]', ["red", 7.5]),
+        (UPLOAD, '{"path": "b.exe"}', {"path": "b.exe"}),
+        (UPLOAD, '["a.csv"]', ["a.csv"]),
+        (PICK, "null", None),
+        (typed("number"), "5", 5),
+        (typed("number"), " -1.5e2 ", -150.0),
+        (typed("float"), "0.5", 0.5),
+        (typed("integer"), "5", 5),
+        (typed("int"), "-7", -7),
+        (typed("boolean"), "true", True),
+        (typed("bool"), "false", False),
+        (typed("object"), '{"a": [1]}', {"a": [1]}),
+        (typed("array"), "[1, 2]", [1, 2]),
+        (typed("list"), "[]", []),
+        (typed("json"), "{}", {}),
+        (typed("json"), "true", True),
+        (typed("json"), "[5]", [5]),
+        ({"widget": "slider"}, "3", 3),
+        ({"widget": "number"}, "3", 3),
+        ({"widget": "confirm"}, "true", True),
+        ({"widget": "checkbox"}, "false", False),
+        ({"widget": "toggle"}, "true", True),
+        ({"type": "number"}, "3", 3),
+        ({"widget": "confirm", "type": "number"}, "3", 3),
+    ],
+)
+def test_a_text_that_is_json_is_decoded_where_no_text_is_taken(
+    spec: dict[str, Any], text: str, value: Any
+) -> None:
+    found = answers.decoded(spec, text)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (DIGITS, "7"),
+        (DIGITS, "6"),
+        (DIGITS, "Five"),
+        (DIGITS, '"5"'),
+        (TURNOUT, "r"),
+        ({"widget": "choose_one", "options": []}, "5"),
+        ({**DIGITS, "type": "text"}, "5"),
+        (SOME, "7"),
+        (SOME, '["blue"]'),
+        (UPLOAD, "5"),
+        (UPLOAD, "true"),
+        (UPLOAD, '"a.csv"'),
+        (typed("text"), "5"),
+        (typed("string"), "true"),
+        ({"widget": "textarea"}, "[1]"),
+        ({"widget": "slider", "type": "text"}, "3"),
+        ({"widget": "mine"}, "5"),
+        ({"widget": "slider", "type": "colour"}, "3"),
+        ({"widget": "confirm"}, "1"),
+        ({"widget": "slider"}, "true"),
+        (typed("number"), "five"),
+        (typed("number"), '"5"'),
+        (typed("number"), ""),
+        (typed("number"), "null"),
+        (typed("number"), "[5]"),
+        (typed("integer"), "5.5"),
+        (typed("integer"), "true"),
+        (typed("boolean"), "1"),
+        (typed("object"), "[]"),
+        (typed("array"), "{}"),
+        (typed("json"), '"5"'),
+        (typed("number"), "NaN"),
+        (typed("number"), "Infinity"),
+        (typed("number"), "-Infinity"),
+        (typed("number"), "1e999"),
+        (typed("number"), "1" * 400),
+        (typed("number"), "1" * 5000),
+        (typed("json"), "[NaN]"),
+        (typed("json"), '{"a": 1e999}'),
+        (typed("json"), "[" * 100_000 + "]" * 100_000),
+        ({"type": ["number"]}, "5"),
+        ({"widget": ["slider"]}, "5"),
+        (None, "5"),
+        ("number", "5"),
+        ([], "5"),
+    ],
+)
+def test_any_other_text_stays_as_it_is(spec: Any, text: str) -> None:
+    assert answers.decoded(spec, text) == text
+
+
+@pytest.mark.parametrize("value", [5, True, None, ["5"], {"a": "5"}, 0.5])
+def test_only_a_text_is_decoded(value: Any) -> None:
+    for spec in (typed("number"), typed("json"), DIGITS, UPLOAD):
+        assert answers.decoded(spec, value) is value

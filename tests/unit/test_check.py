@@ -97,6 +97,10 @@ def tell(**more: Any) -> dict[str, Any]:
     return step("tell", "show", **{"depends_on": ["read"], "inputs": {"words": words}, **more})
 
 
+def mapped(*steps: Any) -> dict[str, Any]:
+    return {"id": "m", "kind": "map", "over": [1], "steps": list(steps)}
+
+
 def one(*entries: Any) -> dict[str, Any]:
     return {"p": {"nodes": list(entries)}}
 
@@ -119,14 +123,31 @@ def test_a_correct_workflow_has_no_findings() -> None:
         ((step("s", "gone"),), {}, "step 's': pipeline 'gone': no provider is set"),
         ((step("s", "p"),), one(node("nowhere")), "node 's/nowhere': node module 'nowhere' is not"),
         ((step("s", "p"),), one(node("count")), "node 's/count': 'count' needs 'text'"),
-        ((step("s", "count", inputs={"txt": 1}),), {}, "node 's/count': 'count' needs 'text'"),
         ((step("s", "p", inputs={"text": 1, "leest": 1}),), one(node("count", "text", "leest")),
          "node 's/count': 'count' takes no 'leest'; did you mean 'least'?"),
         ((step("s", "p", inputs={"text": 1, "q": 1}),), one(node("count", "text", "q")),
          "'count' takes no 'q'; it takes text, least"),
         ((step("s", "p"),), one(node("positional")), "takes 'a' by position alone"),
-        ((READ, tell(depends_on=[])), {},
+        ((READ, tell(words=1, depends_on=[], skip_if={"$from": "read/count.words"})), {},
+         "node 'tell/show': 'skip_if': 'tell/show' does not wait for 'read/count'"),
+        (({**READ, "inputs": {"text": {"$from": "tell/show.a"}}, "depends_on": ["tell"]},
+          tell(depends_on=[])), {},
          "node 'tell/show': input 'words': 'tell/show' does not wait for 'read/count'"),
+        (({"id": "s", "kind": "pipline", "pipeline": "count"}, READ), {},
+         "step 's': a step of kind 'pipline' makes no nodes, and is left out; did you mean 'pipel"),
+        (({"id": "s", "pipeline": "count"}, READ), {},
+         "step 's': a step of kind None makes no nodes, and is left out; a step is of kind 'pipe"),
+        (({"id": "s", "kind": "node", "node": "gather"}, READ), {},
+         "step 's': a step of kind 'node' makes no nodes, and is left out; a step is of kind 'pi"),
+        ((step("s", "p"),), one(node("gather", inputs=[{"from": "pipeline.x"}])),
+         "pipeline 'p': node 'gather': an input without a 'name' is not passed"),
+        ((step("s", "p"),), one(node("gather", inputs=[{"name": []}, {"name": []}])),
+         "pipeline 'p': node 'gather': an input without a 'name' is not passed"),
+        ((step("s", "p", inputs={"x": 1}),), one(node("gather", "x", "x")),
+         "pipeline 'p': node 'gather': two inputs have the name 'x', and the last one counts"),
+        ((step("s", "p"),), one(node("gather", model="big")),
+         "node 'gather': model 'big' is not loaded, since the node runs on cpu; add gpu: true"),
+        ((step("s", "p"),), one(node("gather", model="big", gpu=0)), "model 'big' is not loaded"),
         ((READ, tell(words={"$from": "read/cuont.words"})), {}, "did you mean 'read/count'?"),
         ((READ, tell(words={"$from": "write/it.words"})), {}, "there is no node 'write/it'"),
         ((READ, tell(words={"$from": "read.words"})), {}, "names the step 'read', which has no"),
@@ -169,7 +190,31 @@ def test_each_mistake_is_an_error_with_a_remedy(steps: Any, pipelines: Any, word
          "step 's': no node of pipeline 'count' reads the input 'lest'; it reads text"),
         ((READ, {**READ, "id": "t", "depend_on": ["read"]}), {},
          "step 't': nothing reads the key 'depend_on'; write 'depends_on'"),
+        ((step("s", "count"),), {},
+         "node 's/count': 'count' needs 'text', and gets None; give it in the step's inputs"),
         ((step("s", "p"),), one(node("gather", skipif=1)), "node 'gather': nothing reads the key"),
+        ((step(7, "p"),), one(node("gather")), "step 7: the id is a number, read as '7'"),  # type: ignore[arg-type]
+        ((step("a b", "p"),), one(node("gather")), "step 'a b': the id 'a b' is hard to write"),
+        ((step("s", "p"),), one(node("ż", node="gather")), "node 'ż': the id 'ż' is hard to write"),
+        ((step("s", "p"),), one(node("a.b", node="gather")),
+         "pipeline 'p': node 'a.b': no ref can name 'a.b', since dots separate the parts"),
+        ((step("s", "p"),), one(node("..", node="gather")), "node '..': no ref can name '..'"),
+        ((mapped({"id": "n.x", "kind": "node", "node": "gather"}),), {},
+         "step 'n.x': no ref can name 'n.x'"),
+        ((READ, step("s", "p", depends_on="read")), one(node("gather")),
+         "step 's': 'depends_on' is 'read', read as a list of one"),
+        ((step("s", "p"),), one(node("gather"), node("b", node="gather", depends_on="gather")),
+         "node 'b': 'depends_on' is 'gather', read as a list of one"),
+        ((step("s", "p"),), one(node("gather", gpu=1)), "node 'gather': 'gpu' is 1, read as True"),
+        ((step("s", "p"),), one(node("gather", gpu="")), "'gpu' is '', read as False"),
+        ((step("s", "p", skip_if={"$from": "x"}),), one(node("gather", skip_if=False)),
+         "step 's': its 'skip_if' counts for node 'gather' too, whose own is empty"),
+        ((step("s", "p", inputs={"out": 1, "words": 2}),), one(node("show", "out", "words")),
+         "node 's/show': 'show' gets the engine's 'out', not the input; rename the input"),
+        ((READ, tell(words={"$from": "a", "$ne": 1, "$eq": 1})), {},
+         "input 'words': ref 'a' has $eq and $ne, and only $eq counts; keep one of them"),
+        ((READ, tell(words={"$from": "a", "$filter": {"x:eq": 1}, "$ne": []})), {},
+         "ref 'a' has $filter and $ne, and only $filter counts"),
         ((step("s", "p", retries=3),), one(node("gather")),
          "step 's': nothing reads the key 'retries' here; write it in a node, or in 'defaults'"),
         ((step("s", "p"),), {"p": {"nodes": [node("gather")], "timeout_s": 3}},
@@ -226,6 +271,20 @@ def test_a_wrong_policy_key_is_refused_with_the_right_one() -> None:
         (found,) = report(step("s", "p"), pipelines={"p": pipeline}).findings
         assert found.level == "error"
         assert f"did you mean {right!r}?" in found.message
+
+
+def test_the_node_that_an_input_names_needs_no_depends_on() -> None:
+    found = report(tell(depends_on=[]), READ)
+    assert found.findings == ()
+    assert found.definition is not None
+    assert found.definition["nodes"][0]["deps"] == ["read/count"]
+
+
+def test_a_parameter_that_may_be_none_needs_no_input() -> None:
+    def maybe(text: str | None, more: int = 1) -> None: ...
+
+    config.register_node("maybe", maybe)
+    assert report(step("s", "p"), pipelines=one(node("maybe", "text", "more"))).findings == ()
 
 
 def test_unusual_but_correct_workflows_have_no_findings() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import bindings, definition, graph
+from queue_workflows.dag import bindings, definition, document_values, graph
 from tests.support.cpu import cpu_seconds
 
 PIPELINES: dict[str, Any] = {
@@ -86,10 +86,19 @@ def test_a_step_waits_for_every_leaf_and_its_sources_inherit_that() -> None:
     assert nodes["t/left"]["deps"] == ["t/src"]
 
 
-def test_a_nodes_own_skip_if_wins_over_its_steps_even_when_null() -> None:
-    nodes = by_id(expand(step("s", "fan", skip_if={"$from": "flag"})))
-    assert nodes["s/src"]["skip_if"] == {"$from": "flag"}
-    assert nodes["s/right"]["skip_if"] is None
+def test_a_nodes_own_skip_if_wins_over_its_steps() -> None:
+    own = {"nodes": [{"id": "own", "skip_if": {"$from": "mine"}}, {"id": "bare"}]}
+    nodes = by_id(expand(step("s", "p", skip_if={"$from": "flag"}), pipelines={"p": own}))
+    assert nodes["s/own"]["skip_if"] == {"$from": "mine"}
+    assert nodes["s/bare"]["skip_if"] == {"$from": "flag"}
+
+
+@pytest.mark.parametrize("empty", [None, False, {}, [], 0])
+def test_an_empty_skip_if_of_a_node_leaves_it_to_its_steps(empty: Any) -> None:
+    pipelines = {"p": {"nodes": [{"id": "n", "skip_if": empty}]}}
+    for given, expected in [({"$from": "flag"}, {"$from": "flag"}), (empty, None), (None, None)]:
+        (node,) = expand(step("s", "p", skip_if=given), pipelines=pipelines)["nodes"]
+        assert node["skip_if"] == expected
 
 
 @pytest.mark.parametrize(
@@ -118,8 +127,8 @@ def test_the_forms_of_from(source: str, expected: Any) -> None:
     assert inputs_of(source, {"key": {"$from": "other.value"}}) == {"x": expected}
 
 
-def test_a_key_that_the_step_does_not_give_leaves_the_input_to_its_default() -> None:
-    assert inputs_of("pipeline.missing", {"key": 1}) == {}
+def test_a_key_that_the_step_does_not_give_is_none() -> None:
+    assert inputs_of("pipeline.missing", {"key": 1}) == {"x": None}
     assert inputs_of("pipeline.key", {"key": None}) == {"x": None}
 
 
@@ -191,18 +200,127 @@ def test_a_pipeline_is_loaded_once_and_its_loaders_error_passes_through() -> Non
     assert asked == ["one", "gone"]
 
 
-BAD_IDS = ["", "a.b", "a/b", "..", ".", "a b", "é", "a\n", "x" * 101, 5, None, ["a"], "a\x00"]
+BAD_IDS = [
+    "", "a/b", "/", "a[b", "a]", "a#1", "a\n", "a\t", "a\x00", "\x7f", "\u200b", "\ud800", "\xa0",
+    "x" * 101, "é" * 101, "語" * 67, 10**100, -(10**99), 1.0, True, None, ["a"], {},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("bad", BAD_IDS)
+@pytest.mark.parametrize("bad", BAD_IDS, ids=lambda bad: ascii(bad)[:20])
 def test_ids_have_a_grammar(bad: Any) -> None:
     assert "is not an id" in refusal({**step("s"), "id": bad})
     assert "is not an id" in refusal(step("s", "p"), pipelines={"p": {"nodes": [{"id": bad}]}})
 
 
-@pytest.mark.parametrize("good", ["a", "A-b_9", "-", "x" * 100, "pipeline"])
-def test_ids_that_are_fine(good: str) -> None:
-    assert by_id(expand({**step("s"), "id": good})).keys() == {f"{good}/n"}
+@pytest.mark.parametrize(
+    "good",
+    ["a", "A-b_9", "-", "x" * 100, "pipeline", "a.b", "a b", ".", "..", "é", "語" * 66, "日 1.x",
+     "a\\b", 5, 0, -3, 10**99],
+)  # fmt: skip
+def test_ids_that_are_fine(good: Any) -> None:
+    pipelines = {"p": {"nodes": [{"id": good}]}}
+    (node,) = expand(step("s", "p"), pipelines=pipelines)["nodes"]
+    assert (node["id"], node["module"]) == (f"s/{good}", str(good))
+    after = step("t", depends_on=[good])
+    nodes = by_id(expand({**step("s", "p"), "id": good}, after, pipelines=pipelines))
+    assert [*nodes] == [f"{good}/{good}", "t/n"]
+    assert nodes["t/n"]["deps"] == [f"{good}/{good}"]
+
+
+def test_a_number_and_its_text_are_one_id() -> None:
+    assert "is not an id" in refusal({**step("s"), "id": 10**5000})
+    assert "two steps have the id '7'" in refusal(step("7"), {**step("s"), "id": 7})
+    listed = {"p": {"nodes": [{"id": 1}, {"id": "2", "depends_on": [1, "1"]}]}}
+    assert by_id(expand(step("s", "p"), pipelines=listed))["s/2"]["deps"] == ["s/1"]
+
+
+def test_a_single_dependency_needs_no_list() -> None:
+    listed = {"p": {"nodes": [{"id": "a"}, {"id": "b", "depends_on": "a"}]}}
+    nodes = by_id(expand(step("s", "p"), step("t", depends_on="s"), pipelines=listed))
+    assert (nodes["s/b"]["deps"], nodes["t/n"]["deps"]) == (["s/a"], ["s/b"])
+    numbered = expand({**step("s"), "id": 4}, step("t", depends_on=4))
+    assert by_id(numbered)["t/n"]["deps"] == ["4/n"]
+
+
+def test_the_folders_of_dots_lead_nowhere_else() -> None:
+    names = {".": "%2E", "..": "%2E%2E", "...": "...", "a..": "a..", ".a": ".a", "a.b": "a.b"}
+    assert {name: document_values.folder(name) for name in names} == names
+    assert document_values.folder("../a/./..") == "%2E%2E/a/%2E/%2E%2E"
+    assert document_values.folder("l/.#12/..#1") == "l/%2E#12/%2E%2E#1"
+    listed = [{"id": ".."}, {"id": "t", "inputs": [{"name": "x", "from": ".."}]}]
+    many = [{"name": "y", "from": "pipeline._siblings([.., .])"}, {"name": "z", "from": "...a"}]
+    listed[1]["inputs"] += many
+    made = expand({**step("s", "p"), "id": "."}, pipelines={"p": {"nodes": [{"id": "."}, *listed]}})
+    assert by_id(made)["./t"]["inputs"] == {
+        "x": {"$out": "%2E/%2E%2E"},
+        "y": {"$out": ["%2E/%2E%2E", "%2E/%2E"]},
+        "z": {"$out": "%2E/%2E%2E/a"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("n.1", "s/n.1"),
+        ("n.1.file.txt", "s/n.1/file.txt"),
+        ("n.1.5", "s/n.1/5"),
+        ("n.2", "s/n/2"),
+        ("n.11", "s/n/11"),
+        ("n", "s/n"),
+        ("o.p.q", "s/o.p/q"),
+        ("pipe.x", "s/pipe/x"),
+    ],
+)
+def test_a_sibling_may_have_dots_in_its_id(source: str, path: str) -> None:
+    listed = [{"id": name} for name in ("n", "n.1", "o.p", "pipe")]
+    taking = {"id": "t", "inputs": [{"name": "x", "from": source}]}
+    made = expand(step("s", "p"), pipelines={"p": {"nodes": [*listed, taking]}})
+    assert by_id(made)["s/t"]["inputs"] == {"x": {"$out": path}}
+
+
+def test_a_long_from_is_refused_at_once() -> None:
+    def refused() -> None:
+        with pytest.raises(errors.InvalidWorkflow, match="unknown sibling"):
+            inputs_of("x" + "." * 300_000)
+
+    assert cpu_seconds(refused) < 0.5
+
+
+def test_a_literal_of_any_length_is_taken() -> None:
+    text = "x" * 300_000
+    assert inputs_of(f"pipeline._implicit({text})") == {"x": text}
+    assert inputs_of(f"pipeline._implicit({json.dumps([text])})") == {"x": [text]}
+
+
+def test_the_keys_of_a_python_literal_are_those_of_json() -> None:
+    found = inputs_of("pipeline._implicit({1: 'c', None: 'b', True: 2, 'k': {2.5: (3,)}})")
+    assert found == {"x": {"1": 2, "null": "b", "k": {"2.5": [3]}}}
+    assert inputs_of("pipeline._implicit({1: 'c', None: 'b'})") == {"x": {"1": "c", "null": "b"}}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "queue"),
+    [(True, "gpu"), (1, "gpu"), ("yes", "gpu"), (False, "cpu"), (0, "cpu"), ("", "cpu")],
+)
+def test_gpu_is_what_counts_as_true_and_a_model_needs_it(gpu: Any, queue: str) -> None:
+    listed = {"p": {"nodes": [{"id": "n", "gpu": gpu, "model": "m"}]}}
+    (node,) = expand(step("s", "p"), pipelines=listed)["nodes"]
+    assert (node["queue"], node["model"]) == (queue, "m" if queue == "gpu" else None)
+    (bare,) = expand(step("s", "p"), **_pipeline({"id": "n", "model": "m"}))["nodes"]
+    assert (bare["queue"], bare["model"]) == ("cpu", None)
+
+
+def test_of_inputs_with_one_name_the_last_counts_and_those_without_are_ignored() -> None:
+    listed = [
+        {"name": "x", "from": "pipeline._implicit(1)"},
+        {"name": "y", "from": "pipeline._implicit(2)"},
+        {"name": "x", "from": "pipeline._implicit(3)"},
+        {"from": "nobody"},
+        {"name": None, "from": 5},
+        {"name": ""},
+    ]
+    (node,) = expand(step("s", "p"), **_pipeline({"id": "n", "inputs": listed}))["nodes"]
+    assert node["inputs"] == {"x": 3, "y": 2}
 
 
 def _pipeline(*nodes: Any) -> dict[str, Any]:
@@ -216,9 +334,16 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("'s' depends on itself", lambda: refusal(step("s", depends_on=["s"]))),
     ("cycle of steps: a -> b -> a", lambda: refusal(
         step("z", depends_on=["a"]), step("a", depends_on=["b"]), step("b", depends_on=["a"]))),
-    ("'s'.*unknown kind 'maps'", lambda: refusal({**step("s"), "kind": "maps"})),
-    ("'s'.*unknown kind None", lambda: refusal({"id": "s"})),
-    ("'s'.*unknown kind", lambda: refusal({"id": "s", "kind": []})),
+    ("no step makes nodes; a step is of kind 'pipeline', 'map'",
+     lambda: refusal({**step("s"), "kind": "maps"})),
+    ("no step makes nodes; .* kind", lambda: refusal({"id": "s"})),
+    ("no step makes nodes", lambda: refusal({"id": "s", "kind": []}, {"id": "t", "kind": "node"})),
+    ("'m': step 's'.*unknown kind 'maps'", lambda: refusal(
+        {"id": "m", "kind": "map", "over": [], "steps": [{"id": "s", "kind": "maps"}]})),
+    ("'m': step 's'.*unknown kind None", lambda: refusal(
+        {"id": "m", "kind": "map", "over": [], "steps": [step("o"), {"id": "s"}]})),
+    ("'m': step 's'.*unknown kind", lambda: refusal(
+        {"id": "m", "kind": "map", "over": [], "steps": [step("o"), {"id": "s", "kind": []}]})),
     ("'s'.*'pipeline' is missing", lambda: refusal({"id": "s", "kind": "pipeline"})),
     ("'s'.*'pipeline' must be text", lambda: refusal(step("s", 5))),  # type: ignore[arg-type]
     ("'s'.*'widget' is missing", lambda: refusal({"id": "s", "kind": "input"})),
@@ -226,7 +351,10 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
      lambda: refusal({"id": "s", "kind": "input", "widget": "w", "target": 5})),
     ("'s'.*set is not a JSON",
      lambda: refusal({"id": "s", "kind": "input", "widget": "w", "options": {1}})),
-    ("'s'.*'depends_on' must be a list, not str", lambda: refusal(step("s", depends_on="a"))),
+    ("'s'.*unknown step 'a'", lambda: refusal(step("s", depends_on="a"))),
+    ("'s'.*unknown step 'o/gone'", lambda: refusal(step("o"), step("s", depends_on=["o/gone"]))),
+    ("'s' depends on itself", lambda: refusal(step("s", depends_on=["s/n"]))),
+    ("'s'.*'depends_on' must be a list, not dict", lambda: refusal(step("s", depends_on={"a": 1}))),
     ("'s'.*'depends_on' lists ids", lambda: refusal(step("s", depends_on=[{}]))),
     ("step 1.*object is needed, not str", lambda: refusal("s")),
     ("'s'.*'inputs'.*object", lambda: refusal(step("s", inputs=[]))),
@@ -249,23 +377,20 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
      lambda: refusal(step("s", "p"), **_pipeline({"id": "n", "depends_on": ["n"]}))),
     ("'p'.*cycle of nodes: a -> b -> a", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "a", "depends_on": ["b"]}, {"id": "b", "depends_on": ["a"]}))),
-    ("'n'.*model 'm' needs gpu", lambda: refusal(step("s", "p"), **_pipeline(
-        {"id": "n", "model": "m"}))),
-    ("'n'.*'gpu' must be", lambda: refusal(step("s", "p"), **_pipeline({"id": "n", "gpu": "yes"}))),
     ("'n'.*'node' must be text", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "node": {}}))),
     ("'n'.*__input__", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "node": "__input__x"}))),
     ("'n'.*'inputs' must be a list", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "inputs": {}}))),
-    ("'n'.*'name' is missing", lambda: refusal(step("s", "p"), **_pipeline(
-        {"id": "n", "inputs": [{"from": "n"}]}))),
+    ("'n'.*'name' must be text", lambda: refusal(step("s", "p"), **_pipeline(
+        {"id": "n", "inputs": [{"name": 5, "from": "n"}]}))),
     (r"'n'.*named '\$from'", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "inputs": [{"name": "$from", "from": "n"}]}))),
     ("'n'.*'x'.*'from' is missing", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "inputs": [{"name": "x"}]}))),
-    ("'n'.*two inputs.*'x'", lambda: refusal(step("s", "p"), **_pipeline(
-        {"id": "n", "inputs": [{"name": "x", "from": "n"}] * 2}))),
+    ("'n'.*'x'.*unknown sibling 'gone'", lambda: refusal(step("s", "p"), **_pipeline(
+        {"id": "n", "inputs": [{"name": "x", "from": "gone"}, {"name": "x", "from": "n"}]}))),
     ("'n'.*'skip_if'.*object is not a JSON", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "skip_if": object()}))),
     ("more than 3 nodes.*'s'", lambda: refusal(step("s", "fan"), max_nodes=3)),

@@ -86,7 +86,7 @@ def test_a_definition_with_a_map_has_version_2_and_is_read_back() -> None:
         ({"may_fail": 1.5}, "'may_fail'"),
         ({"may_fail": True}, "'may_fail'"),
         ({"key": 1}, "'key' must be text"),
-        ({"as": "a b"}, "'as'"),
+        ({"as": "a/b"}, "'as'"),
         ({"as": "cut"}, "a node of its body has the name 'cut' of the item"),
         ({"result": "encode"}, "'result' is one ref"),
         ({"result": {"$from": "nope"}}, "its body has no node 'nope'"),
@@ -98,6 +98,7 @@ def test_a_definition_with_a_map_has_version_2_and_is_read_back() -> None:
             },
             "a map cannot ask a person",
         ),
+        ({"pipeline": ..., "steps": [{"id": "q", "kind": "note"}]}, "unknown kind 'note'"),
     ],
 )
 def test_a_bad_map_is_refused_by_step_and_reason(more: dict[str, Any], reason: str) -> None:

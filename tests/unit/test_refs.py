@@ -42,6 +42,7 @@ CONTEXT: dict[str, Any] = {
         ({"$from": "a.b.c.0", "$ne": 10}, False),
         ({"$from": "a.b.c.0", "$ne": 11}, True),
         ({"$from": "a.b.c.0", "$ne": 11, "$eq": 12}, False),
+        ({"$from": "a.b.c.0", "$ne": 10, "$eq": 10}, True),
         ({"x": {"$from": "flag"}, "y": {"z": {"$value": 1}}}, {"x": True, "y": {"z": 1}}),
         ([{"$from": "flag"}], [{"$from": "flag"}]),
     ],
@@ -96,14 +97,48 @@ def test_filter_keeps_the_items_that_meet_every_condition() -> None:
     assert names({"kind:eq": "image"}) == ["s/one.png", "s/two.jpg"]
     assert names({"rel_path:matches": r"\.(png|csv)$"}) == ["s/one.png", "s/t.csv"]
     assert names({"kind:eq": "image", "rel_path:matches": "^s/t"}) == ["s/two.jpg"]
-    assert names({"size:eq": None}) == []
-    assert names({"size:matches": "3"}) == []
+    assert names({"size:eq": 3}) == ["s/t.csv"]
+    assert names({"size:eq": None}) == ["s/one.png", "s/two.jpg"]
+    assert names({"size:eq": None, "kind:eq": "csv"}) == []
+    assert names({"size:matches": "3"}) == ["s/t.csv"]
+    assert names({"size:matches": "4"}) == []
     assert len(names({})) == 3
 
 
-def test_filter_then_compare() -> None:
-    ref = {"$from": "files", "$filter": {"kind:eq": "mesh"}, "$eq": []}
-    assert refs.resolve_ref(ref, CONTEXT) is True
+@pytest.mark.parametrize(
+    ("value", "pattern", "found"),
+    [
+        (12, "^12$", True),
+        (-1.5, r"^-1\.5$", True),
+        (0, "0", True),
+        (12, "3", False),
+        (True, "", False),
+        (True, "True|1", False),
+        (None, "", False),
+        ([12], "12", False),
+        ({"a": 12}, "12", False),
+    ],
+)
+def test_a_pattern_is_searched_in_texts_and_in_the_digits_of_numbers(
+    value: Any, pattern: str, found: bool
+) -> None:
+    items = [{"f": value}]
+    ref = {"$from": "l", "$filter": {"f:matches": pattern}}
+    assert refs.resolve_ref(ref, {"l": items}) == (items if found else [])
+
+
+def test_a_member_without_the_key_counts_as_null() -> None:
+    items: list[Any] = [{"f": None}, {}, {"f": 0}, {"f": ""}, "text"]
+    ref = {"$from": "l", "$filter": {"f:eq": None}}
+    assert refs.resolve_ref(ref, {"l": items}) == [{"f": None}, {}]
+    assert refs.resolve_ref({**ref, "$filter": {"f:eq": 0}}, {"l": items}) == [{"f": 0}]
+
+
+@pytest.mark.parametrize("more", [{"$eq": []}, {"$ne": []}, {"$eq": 1, "$ne": 1}])
+def test_of_several_operators_the_filter_counts(more: dict[str, Any]) -> None:
+    ref = {"$from": "files", "$filter": {"kind:eq": "csv"}}
+    assert refs.resolve_ref(more | ref, CONTEXT) == [CONTEXT["files"][2]]
+    assert refs.resolve_ref({**more, **ref, "$filter": {"kind:eq": "mesh"}}, CONTEXT) == []
 
 
 def test_filter_needs_a_list() -> None:
@@ -192,7 +227,8 @@ def test_unsafe_patterns_are_refused(pattern: str) -> None:
 )
 def test_ordinary_patterns_are_searched_for(pattern: str, subject: str) -> None:
     found = refs.resolve_ref(
-        {"$from": "l", "$filter": {"f:matches": pattern}}, {"l": [{"f": subject}, {"f": 1}]}
+        {"$from": "l", "$filter": {"f:matches": pattern}},
+        {"l": [{"f": subject}, {"f": None}, {}]},
     )
     assert found == [{"f": subject}]
 

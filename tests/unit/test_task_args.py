@@ -364,3 +364,12 @@ def test_a_name_of_megabytes_is_compared_with_none(monkeypatch: pytest.MonkeyPat
     takes = typed_values.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
     with pytest.raises(errors.ArgsRefused, match="unknown; it takes 'day'"):
         takes.bound({"day": 1, "d" * 4_000_000: 1}, "args")
+
+
+def test_a_task_that_drops_args_drops_those_that_are_no_object() -> None:
+    def told(reason: str, *, client: str = "none") -> tuple[str, str]:
+        return reason, client
+
+    caller = taking.caller_of(told)
+    for given in ([1, 2], "text", 5):
+        assert caller.call(told, "boot", given, "told") == ("boot", "none")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-MOST = 185
-"""Modules of this package that `import queue_workflows.claim_worker` loads, which are 185."""
+MOST = 186
+"""Modules of this package that `import queue_workflows.claim_worker` loads, which are 186."""
 MOST_WITH_EXECUTORS = 219
 """Those that a worker with executors loads, which are 219."""
 HEAVY = ("email", "http", "multiprocessing", "unittest", "urllib.request")

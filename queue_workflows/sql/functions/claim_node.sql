@@ -1,19 +1,26 @@
 -- Finish and claim node jobs: one call of a worker is one transaction and one round trip. Planner settings hold
 -- each query to its index, whatever the statistics say (decision 0019).
 
--- Return the values of these heads of refs: keys of the run's context, and outputs of its completed nodes.
+-- Return the values of these heads of refs: keys of the run's context, and outputs of its completed nodes. An empty
+-- output does not replace the context's own value.
 CREATE OR REPLACE FUNCTION queue_workflows_context_of(p_run text, p_heads text[])
 RETURNS jsonb LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN (
-        SELECT coalesce((SELECT jsonb_object_agg(head, r.context -> head)
+        SELECT coalesce(outputs.empty, '{}')
+            || coalesce((SELECT jsonb_object_agg(head, r.context -> head)
                            FROM unnest(p_heads) head WHERE r.context ? head), '{}')
-            || coalesce((SELECT jsonb_object_agg(d.node_id, d.context_delta)
-                           FROM workflow_node_jobs d
-                          WHERE d.run_id = p_run AND d.status = 'completed'
-                            AND d.node_id = ANY (p_heads)), '{}')
-          FROM workflow_runs r WHERE r.id = p_run);
+            || coalesce(outputs.filled, '{}')
+          FROM workflow_runs r
+         CROSS JOIN (SELECT jsonb_object_agg(d.node_id, d.context_delta)
+                                FILTER (WHERE d.context_delta = '{}') AS empty,
+                            jsonb_object_agg(d.node_id, d.context_delta)
+                                FILTER (WHERE d.context_delta <> '{}') AS filled
+                       FROM workflow_node_jobs d
+                      WHERE d.run_id = p_run AND d.status = 'completed'
+                        AND d.node_id = ANY (p_heads)) outputs
+         WHERE r.id = p_run);
 END $$;
 
 -- Record the completed node `p_job` (NULL: none), then claim one node; return it as JSON, whose `context` holds

@@ -59,24 +59,31 @@ SELECT node_id FROM workflow_node_jobs
 
 -- name: context
 -- Return a run's context with the `context_delta` of each completed node under the node's id, and
--- the JSON type of the context. `heads` NULL: all members, else those that it names, by a look-up
--- per node. The context is NULL if it is no object.
+-- the JSON type of the context. An empty delta does not replace the context's own member. `heads`
+-- NULL: all members, else those that it names, by a look-up per node. The context is NULL if it is
+-- no object.
 SELECT jsonb_typeof(r.context) AS kind,
        CASE jsonb_typeof(r.context) WHEN 'object' THEN
-           coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(r.context)
-                      WHERE %(heads)s::text[] IS NULL OR key = ANY (%(heads)s::text[])), '{}')
-           || coalesce(CASE WHEN %(heads)s::text[] IS NULL
-                  THEN (SELECT jsonb_object_agg(j.node_id, j.context_delta)
-                          FROM workflow_node_jobs j
-                         WHERE j.run_id = r.id AND j.status = 'completed')
-                  ELSE (SELECT jsonb_object_agg(j.node_id, j.context_delta)
-                          FROM unnest(%(heads)s::text[]) AS h (id)
-                         CROSS JOIN LATERAL (
-                               SELECT node_id, status, context_delta FROM workflow_node_jobs
-                                WHERE run_id = r.id AND node_id = h.id LIMIT 1) j
-                         WHERE j.status = 'completed') END, '{}')
+           coalesce(outputs.empty, '{}')
+           || coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(r.context)
+                         WHERE %(heads)s::text[] IS NULL OR key = ANY (%(heads)s::text[])), '{}')
+           || coalesce(outputs.filled, '{}')
        END AS context
-  FROM workflow_runs r WHERE r.id = %(run_id)s;
+  FROM workflow_runs r
+ CROSS JOIN LATERAL (
+       SELECT jsonb_object_agg(j.node_id, j.context_delta)
+                  FILTER (WHERE j.context_delta = '{}') AS empty,
+              jsonb_object_agg(j.node_id, j.context_delta)
+                  FILTER (WHERE j.context_delta <> '{}') AS filled
+         FROM (SELECT node_id, context_delta FROM workflow_node_jobs
+                WHERE %(heads)s::text[] IS NULL AND run_id = r.id AND status = 'completed'
+                UNION ALL
+               SELECT n.node_id, n.context_delta
+                 FROM unnest(%(heads)s::text[]) AS h (id)
+                CROSS JOIN LATERAL (SELECT node_id, status, context_delta FROM workflow_node_jobs
+                                     WHERE run_id = r.id AND node_id = h.id LIMIT 1) n
+                WHERE n.status = 'completed') j) outputs
+ WHERE r.id = %(run_id)s;
 
 -- name: set_resolved_inputs
 -- Store what a node received and return its row.

@@ -1,0 +1,1 @@
+"""The node modules of the recorded workflows."""
