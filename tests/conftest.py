@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import shutil
@@ -31,7 +32,7 @@ PREFIXES = ("QUEUE_WORKFLOWS_", "AI_LEADS_")
 DATABASE_FIXTURES = frozenset({"own_database", "dsn", "db", "fresh_database", "migrated_database"})
 THREAD_GRACE_S = 2.0
 WAITING = ("tests/faults/", "tests/e2e/", "tests/hostile/")
-"""Folders whose tests wait for processes: one at a time is handed to a process of `-n`."""
+"""Folders whose tests wait for processes."""
 LONGEST = (
     "tests/faults/test_failpoints.py",
     "tests/faults/test_schedulers.py",
@@ -75,15 +76,19 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """In such a process: what its controller was given."""
+    from tests.support import reaper, session_limit
+
     GIVEN.update(getattr(config, "workerinput", {}).get("given", {}))
+    reaper.start()
+    session_limit.install(config)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return the scheduler of `-n`."""
-    from tests.support import distribution
+    """Return the scheduler of `-n`: each process has a part of the tests, and takes of others'."""
+    from xdist.scheduler import WorkStealingScheduling
 
-    return distribution.Scheduling(config, log, one_by_one=WAITING)
+    return WorkStealingScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -115,7 +120,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     busy = [item for item in others if not item.nodeid.startswith(WAITING)]
     # Evenly mixed: some processes of `-n` wait while the others use the processor.
     placed = [(n / len(part), item) for part in (waiting, busy) for n, item in enumerate(part)]
-    items[:] = [*longest, *(item for _, item in sorted(placed, key=lambda each: each[0]))]
+    mixed = iter([item for _, item in sorted(placed, key=lambda each: each[0])])
+    # xdist gives each process an equal part of the list: each begins with some of the longest.
+    count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    size = -(-len(items) // count)
+    parts = [longest[number::count] for number in range(count)]
+    for part in parts:
+        part += itertools.islice(mixed, size - len(part))
+    items[:] = [item for part in parts for item in part]
 
 
 def pytest_collection_finish() -> None:

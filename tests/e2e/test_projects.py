@@ -16,7 +16,7 @@ import pytest
 
 from queue_workflows import embedded
 from queue_workflows.embedded import postmaster
-from tests.support import commands, database
+from tests.support import commands, database, reaper
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
@@ -37,6 +37,7 @@ def setup():
 def base() -> Generator[Path]:
     """Two projects, `one` and `two`, and one server that runs as long as this module's tests."""
     base = Path(tempfile.mkdtemp(prefix="qw-projects-"))
+    reaper.own(base)
     base.chmod(0o711)  # as root the server runs under another account, which has to pass
     for name in ("one", "two", "twins"):
         (base / name / "sub").mkdir(parents=True)

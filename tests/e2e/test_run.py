@@ -20,7 +20,7 @@ from psycopg import conninfo
 
 from queue_workflows import embedded, node_queue, run_store, runs
 from queue_workflows.embedded import postmaster, project
-from tests.support import commands, markdown, toy_app
+from tests.support import commands, markdown, reaper, toy_app
 from tests.support.commands import ROOT, TOYHOST, Command, Commands
 from tests.support.wait import until
 
@@ -309,6 +309,7 @@ def test_a_killed_executor_is_a_crash_of_its_node_and_its_cause_is_logged(
 def own_server() -> Generator[tuple[Commands, Path]]:
     """Commands without a DSN, whose embedded server lives in a folder of its own."""
     base = Path(tempfile.mkdtemp(prefix="qw-e2e-"))
+    reaper.own(base)
     base.chmod(0o711)
     try:
         with commands.commands(QUEUE_WORKFLOWS_EMBEDDED_DIR=str(base / "pg"), **FEW) as made:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import ModuleType
@@ -27,9 +28,11 @@ from queue_workflows.engine import (
 from queue_workflows.types import Row
 from queue_workflows.worker import claim_writes, claimer, claims_in_flight
 from tests.support import factories, invariants, rows_before_checks
+from tests.support.wait import until
 
 QUEUE = "load"
 LAST = "9223372036854775807"
+ENDED = {"completed", "failed"}
 
 
 @pytest.fixture
@@ -147,25 +150,27 @@ def test_a_worker_of_models_gets_none_that_it_does_not_know(conn: engine.Connect
     assert found.job_id == known
 
 
-def test_a_completion_is_kept_although_the_next_claim_raises(conn: engine.Connection) -> None:
+@pytest.mark.parametrize("inline", [False, True], ids=["executor", "inline"])
+def test_a_completion_is_kept_although_the_next_claim_raises(
+    conn: engine.Connection, inline: bool
+) -> None:
     first = factories.ingest(conn, queue=QUEUE, priority=0)["id"]
     node = factories.node(conn, priority=0)["id"]
     bad_ingest(conn)
     bad_node(conn)
     last = factories.ingest(conn, queue=QUEUE)["id"]
-    finished = claimer.Claimer.finish
-    for queue in (QUEUE, "cpu"):
-        worker = claim_worker.ClaimWorker(queue=queue, host="box")
+    for queue, table in ((QUEUE, "ingest_jobs"), ("cpu", "workflow_node_jobs")):
+        worker = claim_worker.ClaimWorker(queue=queue, host="box", inline=inline)
 
-        def stops(self: Any, *args: Any, worker: Any = worker, **more: Any) -> Any:
-            following = finished(self, *args, **more)
-            if following is None:
-                worker.stop()
-            return following
+        def stop_at_the_end(worker: Any = worker, table: str = table) -> None:
+            with engine.connect() as own:
+                until(lambda: {row["status"] for row in rows(own, table).values()} <= ENDED)
+            worker.stop()
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(claimer.Claimer, "finish", stops)
-            worker.run_forever()
+        stopper = threading.Thread(target=stop_at_the_end)
+        stopper.start()
+        worker.run_forever()
+        stopper.join()
     found = rows(conn, "ingest_jobs")
     assert [found[each]["status"] for each in (first, last, "bad")] == [
         "completed",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from queue_workflows import embedded
 from queue_workflows.embedded import postmaster
-from tests.support import database, wait
+from tests.support import database, reaper, wait
 
 SETTINGS = {"fsync": "on", "synchronous_commit": "on", "log_min_messages": "fatal"}
 DRIVER = "soak-driver"
@@ -58,6 +58,7 @@ def throw_away() -> Generator[Server]:
     """Yield a server in a folder of its own; remove both, and those of killed soaks."""
     _sweep()
     base = Path(tempfile.mkdtemp(prefix=_FOLDERS))
+    reaper.own(base)
     base.chmod(0o711)  # as root the server runs under another account, which has to pass
     lock = os.open(base / "run.new", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

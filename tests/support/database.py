@@ -18,7 +18,7 @@ from psycopg import conninfo, sql
 
 from queue_workflows import db, embedded
 from queue_workflows.embedded import postmaster
-from tests.support import reused_backends, wait
+from tests.support import reaper, reused_backends, wait
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -289,6 +289,7 @@ def throw_away_server() -> Generator[str]:
     # As root the server runs under another account, which has to pass.
     base.chmod(0o711)
     lock = _hold(base)
+    reaper.own(base)
     settings = {"fsync": "off", "full_page_writes": "off"}
     try:
         with environment(**{_EMBEDDED_DIR: str(base / "pg18")}):

@@ -17,7 +17,7 @@ import psycopg
 
 from queue_workflows import embedded
 from queue_workflows.embedded import cluster
-from tests.support import database
+from tests.support import database, reaper
 from tests.support.wait import until
 
 RULES = """\
@@ -104,6 +104,7 @@ def _free_port() -> int:
 def server(databases: str) -> Generator[Server]:
     """Yield a server in a folder of its own; `databases`: those that its rules allow."""
     base = Path(tempfile.mkdtemp(prefix="qw-net-"))
+    reaper.own(base)
     base.chmod(0o711)  # as root the server runs under another account, which has to pass
     folder = base / "pg18"
     try:

@@ -1,0 +1,87 @@
+"""A test session ends by itself, names the tests that hold it up, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support import commands, reaper, session_limit
+from tests.support.wait import patience, until
+
+CONFTEST = """
+from tests.support import session_limit
+
+
+def pytest_configure(config):
+    session_limit.install(config)
+"""
+TESTS = """
+import time
+
+
+def test_quick():
+    pass
+
+
+def test_hangs():
+    time.sleep(600)
+"""
+STARTS = """
+import os, subprocess, sys, tempfile, time
+from pathlib import Path
+from tests.support import reaper
+
+reaper.start()
+folder = Path(tempfile.mkdtemp(prefix="qw-left-", dir=sys.argv[1]))
+reaper.own(folder)
+stray = subprocess.Popen(["sleep", "600"], start_new_session=True)
+# As PostgreSQL does: with a clean environment, in a folder of the session.
+server = subprocess.Popen(["sleep", "600"], start_new_session=True, env={}, cwd=folder)
+print(stray.pid, server.pid, folder, flush=True)
+time.sleep(600)
+"""
+
+
+def python(*args: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *args],
+        cwd=commands.ROOT,
+        env={**os.environ, "PYTHONPATH": str(commands.ROOT), **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_session_that_takes_too_long_ends_and_names_its_test(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(TESTS)
+    for processes in ((), ("-n", "1")):
+        given = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
+        session = python(
+            *given, "-c", os.devnull, *processes, str(tmp_path), **{session_limit.VARIABLE: "4"}
+        )
+        told, _ = session.communicate(timeout=patience(60))
+        assert session.returncode == session_limit.EXIT_CODE, told
+        assert "took longer than 4 s" in told
+        assert "test_it.py::test_hangs" in told
+        assert "test_it.py::test_quick" not in told.partition("took longer")[2]
+
+
+def test_what_a_killed_session_leaves_behind_is_ended(tmp_path: Path) -> None:
+    session = python("-c", STARTS, str(tmp_path), TMPDIR=str(tmp_path))
+    assert session.stdout is not None
+    stray, server, folder = session.stdout.readline().split()
+    session.send_signal(signal.SIGKILL)
+    session.wait(patience(10))
+    session.stdout.close()
+    until(lambda: not any(Path(f"/proc/{pid}/cwd").exists() for pid in (stray, server)))
+    until(lambda: not Path(folder).exists())
+
+
+def test_each_test_process_has_a_reaper() -> None:
+    assert os.environ[reaper.MARK]
+    assert all(Path(f"/proc/{pid}").exists() for pid in reaper.pids)
