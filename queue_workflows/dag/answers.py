@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from queue_workflows import errors
+from queue_workflows.dag import payload
 
 _LABELS = ("label", "name", "rel_path", "id")
 _FILE_NAMES = ("path", "rel_path", "abs_path", "name")
@@ -168,7 +169,7 @@ _NUMBER = (int, float)
 _NOT_TEXT: dict[str, tuple[type, ...]] = {
     "number": _NUMBER, "float": _NUMBER, "integer": (int,), "int": (int,), "slider": _NUMBER,
     "boolean": (bool,), "bool": (bool,), "checkbox": (bool,), "confirm": (bool,), "toggle": (bool,),
-    "object": (dict,), "array": (list,), "list": (list,), "json": (dict, list, bool, *_NUMBER),
+    "object": (dict,), "array": (list,), "list": (list,), "json": (dict, list, str, bool, *_NUMBER),
 }  # fmt: skip
 """What an answer is by the `type` of a question (as in JSON Schema), or else by its widget."""
 _TEXT = ("text", "string", "str", "textarea")
@@ -179,7 +180,7 @@ def decoded(spec: Any, value: Any) -> Any:
 
     Apps of 0.3.0 store answers as `"5"` or `"true"`, since it decoded each text that is JSON. A
     question takes no text if its options, its `type` or its widget say so. Any other answer is
-    returned as it is, also one whose question cannot be read.
+    returned as it is, also one whose question cannot be read, or whose value cannot be stored.
     """
     if not isinstance(value, str) or not isinstance(spec, dict):
         return value
@@ -190,6 +191,14 @@ def decoded(spec: Any, value: Any) -> Any:
     except (ValueError, RecursionError):
         return value
     return found if _takes_instead(cast("dict[str, Any]", spec), found, value) else value
+
+
+def _is_stored(value: Any) -> bool:
+    try:
+        payload.encode(value, "an answer")
+    except errors.InvalidPayload:
+        return False
+    return True
 
 
 def _finite(text: str) -> float:
@@ -207,7 +216,7 @@ def _finite_whole(text: str) -> int:
 def _takes_instead(spec: dict[str, Any], found: Any, text: str) -> bool:
     """Return whether a question takes this value, and not its JSON text."""
     widget, kind = spec.get("widget"), spec.get("type")
-    if kind in _TEXT:
+    if kind in _TEXT or not _is_stored(found):
         return False
     if widget in ("turnout", "choose_one"):
         try:
@@ -223,7 +232,9 @@ def _takes_instead(spec: dict[str, Any], found: Any, text: str) -> bool:
         return True
     if widget in ("file_upload", "pick_or_upload"):
         return found is None or isinstance(found, (dict, list))
-    kinds = _NOT_TEXT.get(kind if isinstance(kind, str) else str(widget), ())
+    kinds = _NOT_TEXT.get(str(kind)) or _NOT_TEXT.get(str(widget), ())
+    if found is None:
+        return bool(kinds)  # no answer
     return isinstance(found, kinds) and (not isinstance(found, bool) or bool in kinds)
 
 

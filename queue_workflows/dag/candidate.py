@@ -19,7 +19,7 @@ class Candidate:
     """A ready node with its inputs bound to the run's folder, or why it cannot run."""
 
     __slots__ = (
-        "child", "choice", "inputs", "loop", "node", "reason", "result", "template",
+        "after_loop", "child", "choice", "inputs", "loop", "node", "reason", "result", "template",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +37,8 @@ class Candidate:
         self.template: JsonDict = {}
         self.inputs: JsonDict = {}
         self.reason: str | None = None
+        self.after_loop = False
+        """Whether its round of a loop does not take place."""
         try:
             self.template = bindings.bind_paths(node.inputs, out_dir, node_id=node.id)
         except errors.InvalidWorkflow as error:
@@ -69,7 +71,8 @@ class Candidate:
         if condition is not None and refs.attempt(condition, context, holds)[0] is True:
             return True
         if self.loop is not None and self.node.loop is None:
-            return not self._goes_on(self.loop, context, resolver)
+            self.after_loop = not self._goes_on(self.loop, context, resolver)
+            return self.after_loop
         if self.choice is None or self.node.choice is not None:
             return False
         end = self._decided(lambda choice, value: choice.arm_of(value), context, resolver)

@@ -77,7 +77,7 @@ def _nodes(steps: Mapping[str, step_nodes.Step], budget: _Budget, where: str) ->
             nodes.append(node)
     if not nodes:
         raise errors.InvalidWorkflow(f"{where}: no step makes nodes; {KINDS}")
-    _add_implied_deps(nodes)
+    _add_implied_deps(nodes, where)
     return nodes
 
 
@@ -102,13 +102,13 @@ def _ends(
     return [*found]
 
 
-def _add_implied_deps(nodes: list[JsonDict]) -> None:
+def _add_implied_deps(nodes: list[JsonDict], where: str) -> None:
     """Let each node wait for the nodes that its inputs refer to, also if `depends_on` lacks them.
 
     Refs in `skip_if` imply nothing: one that cannot be resolved does not skip. Neither do refs in
     the question of an input step, between two nodes of one branch or loop, or refs that would
     close a cycle. They are resolved when the node is ready. The declared dependencies must have
-    no cycle.
+    no cycle. Raises `InvalidWorkflow` for more than MAX_DEPENDENCIES in all.
     """
     by_id = {node["id"]: node for node in nodes}
     deciding = {node["id"]: _deciding(node) & by_id.keys() for node in nodes}
@@ -138,6 +138,10 @@ def _add_implied_deps(nodes: list[JsonDict]) -> None:
                 by_id[node_id]["deps"] = [*by_id[node_id]["deps"], head]
                 reached |= before[head] | bits[head]
         before[node_id] = reached
+    if (count := sum(len(node["deps"]) for node in nodes)) > MAX_DEPENDENCIES:
+        raise errors.InvalidWorkflow(
+            f"{where}: {count} dependencies with those that refs imply; at most {MAX_DEPENDENCIES}"
+        )
 
 
 def _joined(
@@ -150,7 +154,8 @@ def _input_heads(node: Mapping[str, Any]) -> set[str]:
     """Return the heads of the refs that are resolved before the node can run, or its items can."""
     if node["step"] is not None:
         return set()
-    heads = refs.heads(node["inputs"])
+    # A ref to a node of an item, as `cut[a.png]/encode`, waits for the map.
+    heads = {head.partition("[")[0] for head in refs.heads(node["inputs"])}
     if "map" in node:
         body = node["map"]["body"]
         # In an item these names are its own nodes and the item, whatever is outside of the map.
@@ -294,7 +299,7 @@ def _body(entry: Mapping[str, Any], reading: _Reading, where: str) -> list[JsonD
     nodes = step_nodes.of_pipeline(step, flow, "", [])
     for node in nodes:
         reading.budget.take_text(node)
-    _add_implied_deps(nodes)
+    _add_implied_deps(nodes, where)
     return nodes
 
 

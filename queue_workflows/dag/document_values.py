@@ -102,7 +102,9 @@ def text(
         raise errors.InvalidWorkflow(f"{where}: {key!r} must be text, not {_kind(raw)}")
     if not raw or (limit is not None and len(raw) > limit):
         raise errors.InvalidWorkflow(
-            f"{where}: {key!r} must have 1 to {limit or 'any number of'} characters, not {len(raw)}"
+            f"{where}: {key!r} must have 1 to {limit} characters, not {len(raw)}"
+            if limit is not None
+            else f"{where}: {key!r} must not be empty"
         )
     return _stored(raw, where)
 
@@ -152,15 +154,20 @@ def ids(owner: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 def folder(node_id: str) -> str:
     """Return the path of a node's folder below `out_dir`: its id.
 
-    The parts `.` and `..`, which would lead elsewhere, are percent-encoded, also before the number
-    of a loop's round.
+    The parts `.`, `..` and `.scratch`, which name other folders, are percent-encoded, also before
+    the number of a loop's round; so are parts that look as if they were encoded.
     """
     return "/".join(map(_folder, node_id.split("/")))
 
 
+_OTHER_FOLDER = re.compile(r"\.{1,2}|\.scratch|%(?:25)*2E(?:scratch|%(?:25)*2E)?")
+
+
 def _folder(part: str) -> str:
     name, mark, number = part.partition("#")
-    return f"{name.replace('.', '%2E')}{mark}{number}" if name in (".", "..") else part
+    if _OTHER_FOLDER.fullmatch(name) is None:
+        return part
+    return f"{name.replace('%', '%25').replace('.', '%2E')}{mark}{number}"
 
 
 def names(owner: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

@@ -193,7 +193,7 @@ class _Planner:
         new = [row for row in ended if row.node.id not in present]
         self.ended += new
         self.round_.skipped.update(row.node.id for row in new)
-        self.context.add(new)
+        self.context.add(new, left_out={each.node.id for each in skipped if each.after_loop})
         return [row.node.id for row in new], None
 
     def _by_model(self) -> list[NewNode]:
@@ -222,13 +222,12 @@ class _Context:
         self._left_out: set[str] = set()
         """Nodes of rounds that do not take place. A loop skips 1,000 of them without a query."""
 
-    def add(self, ended: Iterable[NewNode]) -> None:
+    def add(self, ended: Iterable[NewNode], left_out: set[str]) -> None:
         """Add nodes that the plan itself skips or completes."""
+        self._left_out |= left_out
         for row in ended:
             if row.result is not None:
                 (self._own if row.result else self._empty)[row.node.id] = row.result
-            elif row.node.round is not None:
-                self._left_out.add(row.node.id)
 
     def covering(self, candidates: Iterable[candidate.Candidate]) -> dict[str, Any]:
         """Return the values, after reading every head of these templates at most once."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from queue_workflows import db
 from queue_workflows.engine import handback, job_tables, outcomes
 from queue_workflows.local_queue import job_queue
-from queue_workflows.types import Row
+from queue_workflows.types import Row, Unreadable
 from queue_workflows.worker import current_job, guards, job_ending
 
 _log = logging.getLogger("queue_workflows.local_queue")
@@ -63,7 +63,7 @@ class ClaimedJob(job_queue.Job):
 def as_job(row: Row, claim: Claim) -> ClaimedJob:
     """Return what the queue gets of a claimed row."""
     args: Any = row["args"]
-    job = ClaimedJob(row["id"], row["task_name"], args if isinstance(args, dict) else {})
+    job = ClaimedJob(row["id"], row["task_name"], {} if isinstance(args, Unreadable) else args)
     job.claim = claim
     return job
 

@@ -61,7 +61,8 @@ def run(job: job_queue.Job, control: Control, *, attempt: int, worker: str) -> A
     runner = handlers.Runner()
     try:
         with current.running(running):
-            value = runner.run(args.caller_of(task).call(task, "", given, job.task), control)
+            begun = args.caller_of(task).call(task, running.reason, given, job.task)
+            value = runner.run(begun, control)
     finally:
         runner.close()
     if isinstance(value, errors.JobSignal):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,7 @@ APP = ("--app", "tests.oracle.app:setup")
 PASSES = 2
 """A run of a workflow that the processes have met before takes other ways through them."""
 _ENDS = """
-SELECT r.id, r.status, r.out_dir,
+SELECT r.id, r.status, r.out_dir, r.error,
        coalesce((SELECT jsonb_object_agg(j.node_id, j.status) FROM workflow_node_jobs j
                   WHERE j.run_id = r.id), '{}') AS nodes,
        coalesce((SELECT jsonb_object_agg(j.node_id, j.context_delta) FROM workflow_node_jobs j
@@ -42,6 +43,7 @@ class End(NamedTuple):
     run: str
     nodes: dict[str, str]
     outputs: dict[str, Any]
+    error: str | None = None
 
 
 def workers(cli: Commands, *more: str) -> list[Command]:
@@ -104,7 +106,7 @@ def ends(suffix: str, folder: Path) -> Iterator[tuple[str, End]]:
             given = app.cases()[case_id]["out_dir"]
             root, shown = (str(folder), "@") if given else (row["out_dir"] or "?", "@default")
             outputs = json.loads(json.dumps(row["outputs"]).replace(root, shown))
-            yield case_id, End(row["status"], row["nodes"], outputs)
+            yield case_id, End(row["status"], row["nodes"], outputs, row["error"])
 
 
 def wrong(case_id: str, now: End) -> str | None:
@@ -113,14 +115,21 @@ def wrong(case_id: str, now: End) -> str | None:
     listed = app.differences()["cases"].get(case_id)
     if listed is not None and listed["reason"] in ("fails at once", "never ended"):
         told = contradictions(was, now)
-        if now.run not in ("completed", "failed"):
-            told.append(f"run {now.run}")
-        if listed["reason"] == "fails at once" and now.run != "failed":
-            told.append(f"run {now.run}")
+        if now.run != listed["run"]:
+            told.append(f"run {listed['run']} -> {now.run}")
+        elif now.run == "failed":
+            told += unexplained(was, now)
     else:
         own = was if listed is None else End(listed["run"], listed["nodes"], listed["outputs"])
         told = list(differing(own, now))
     return f"{case_id}: " + "\n    ".join(told) if told else None
+
+
+def unexplained(was: End, now: End) -> list[str]:
+    """Return the error of a failed run if it names no node that 0.3.0 could not complete either."""
+    named = re.findall(r"^node '?([^\s':]+)", now.error or "")
+    known = [node for node in named if was.nodes.get(node) not in ("completed", "skipped")]
+    return [] if known else [f"it failed by: {now.error}"]
 
 
 def contradictions(was: End, now: End) -> list[str]:

@@ -165,6 +165,18 @@ def test_the_registered_task_runs_and_knows_its_job(conn: engine.Connection, sta
     assert row_of(conn, job_id)["result"] == expected
 
 
+def test_args_that_are_no_object_reach_the_handler(conn: engine.Connection, started: Any) -> None:
+    given: list[Any] = []
+    started(lambda job: given.append(job.args))
+    for args in ("[1, 2]", '"text"', "5"):
+        conn.execute(
+            "INSERT INTO ingest_jobs (task_name, queue, args) VALUES ('count', %s, %s)",
+            (QUEUE, args),
+        )
+    until(lambda: states(conn) == {"completed": 3})
+    assert sorted(map(str, given)) == ["5", "[1, 2]", "text"]
+
+
 def test_no_more_is_claimed_than_threads_can_run(
     conn: engine.Connection, started: Any, handlers: Handlers
 ) -> None:

@@ -607,3 +607,24 @@ def test_rounds_that_return_nothing_count(toy: flow.Flow, way: Way, context: Jso
     assert status == "completed", flow.run(run_id)["error"]
     assert states == dict.fromkeys(["l/f#1", "l/f#2", "l/f#3", "l"], "completed")
     assert flow.job(run_id, "l")["inputs"] == {"rounds": 3}
+
+
+@every_way
+def test_a_node_of_a_round_that_its_condition_skips_gives_way_to_the_context(
+    toy: flow.Flow, seen: list[Json], way: Callable[[flow.Flow, str], None]
+) -> None:
+    flow.body({"v": 1}, "gives")
+    loop = {
+        "id": "lo", "kind": "loop", "pipeline": "round", "start": {}, "at_most": 2,
+        "until": read("lo.v", **{"$eq": 1}), "result": "body",
+        "inputs": {"o": read("lo/x")},
+    }  # fmt: skip
+    skipped = {"id": "x", "node": "gives", "skip_if": True}
+    body = {**taking("body", "o", depends_on=["x"]), "node": "gives"}
+    toy.define(loop, round=[skipped, body])
+    run_id = toy.submit(context={"lo/x#1": "from the context", "lo/x#2": "never"})
+    for _ in range(5):
+        way(toy, run_id)
+    assert (flow.status(run_id), flow.run(run_id)["error"]) == ("completed", None)
+    assert flow.job(run_id, "lo/body#1")["inputs"] == {"o": "from the context"}
+    assert flow.states(run_id)["lo/x#2"] == flow.states(run_id)["lo/body#2"] == "skipped"

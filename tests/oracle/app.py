@@ -33,8 +33,8 @@ def expected() -> dict[str, dict[str, Any]]:
 def differences() -> dict[str, Any]:
     """Return the cases that end differently on purpose, and the line of the guide for each reason.
 
-    `{"reasons": {reason: line}, "cases": {id: {"reason", "run", "nodes", "outputs"}}}`. The end is
-    left out where it depends on when the run fails.
+    `{"reasons": {reason: line}, "cases": {id: {"reason", "run", "nodes", "outputs"}}}`. Nodes and
+    outputs are left out where they depend on when the run fails.
     """
     return json.loads((FOLDER / "differences.json").read_text())
 

@@ -41,6 +41,8 @@ class End(NamedTuple):
     nodes: dict[str, str]
     outputs: Json
     inputs: Json
+    culprits: set[str]
+    """The nodes for which a failing run can fail."""
 
 
 # --- the app --------------------------------------------------------------------------------------
@@ -435,8 +437,8 @@ class _Run:
         self.states: dict[str, str] = {}
         self.outputs: Json = {}
         self.inputs: Json = {}
-        self.broken = False
-        """Whether a node could not get its inputs, or a branch, loop or map could not end."""
+        self.culprits: set[str] = set()
+        """Nodes that fail, cannot get their inputs, or as a branch, loop or map cannot end."""
 
     def end(self) -> End:
         waiting = list(self.graph.units.values())
@@ -451,15 +453,16 @@ class _Run:
                 try:
                     self._decide(unit)
                 except Unresolved:
-                    self.broken = True
-        status = "failed" if self.broken or waiting else "completed"
+                    branch = {unit.step["id"]} if unit.step["kind"] == "branch" else set[str]()
+                    self.culprits |= {unit.id, *branch}
+        status = "failed" if self.culprits or waiting else "completed"
         if "output" in self.workflow and status == "completed":
             try:
                 self.outputs["__output__"] = resolve(self.workflow["output"], self.values())
                 self.states["__output__"] = "completed"
             except Unresolved:
                 status = "failed"
-        return End(status, self.states, self.outputs, self.inputs)
+        return End(status, self.states, self.outputs, self.inputs, self.culprits)
 
     def values(self) -> Json:
         """Return what refs see: the context, and over it the outputs that are not empty."""
@@ -527,7 +530,8 @@ class _Run:
             self.inputs[unit_id] = inputs
             return
         self.states[unit_id] = "failed"
-        self.broken = self.broken or "[" not in unit_id
+        if "[" not in unit_id:
+            self.culprits.add(unit_id)
 
     def _complete(self, unit_id: str, output: Json) -> None:
         self.states[unit_id] = "completed"
@@ -578,7 +582,7 @@ class _Run:
         may_fail = unit.step["may_fail"]
         total = len(unit.step["over"])
         if len(failed) > (int(may_fail * total) if isinstance(may_fail, float) else may_fail):
-            self.broken = True
+            self.culprits.add(unit.id)
             return
         self._complete(
             unit.id, {"results": [*results.values()], "keys": [*results], "failed": sorted(failed)}
@@ -610,7 +614,7 @@ class _Run:
         child = _Run(self.case, self.case.children[unit.step["workflow"]], inputs).end()
         if child.run == "failed":
             self.states[unit.id] = "failed"
-            self.broken = True
+            self.culprits.add(unit.id)
             return
         self._complete(unit.id, child.outputs["__output__"])
 
@@ -675,6 +679,8 @@ def difference(case_: Case, run: Json, jobs: list[Json]) -> list[str]:
         return [f"run {want.run} -> {run['status']} ({run['error']})"]
     found = {job["node_id"]: job for job in jobs}
     told: list[str] = []
+    if want.run == "failed" and not any(each in run["error"] for each in want.culprits):
+        told.append(f"it failed by {run['error']!r}, not by one of {sorted(want.culprits)}")
     for node_id in sorted(want.nodes.keys() | found.keys()):
         state = want.nodes.get(node_id, "-")
         now = found[node_id]["status"] if node_id in found else "-"

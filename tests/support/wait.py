@@ -15,12 +15,12 @@ T = TypeVar("T")
 _WORK = range(300_000)
 _IDLE_S = 0.015
 """How long the work takes on an idle core of a machine of 2023, rounded up."""
-_MOST = 20.0
+_MOST = 8.0
 _EVERY_S = 2.0
 
 
 def slowness() -> float:
-    """Return how much longer a fixed piece of work takes now than on an idle machine, 1 to 20."""
+    """Return how much longer a fixed piece of work takes now than on an idle machine, 1 to 8."""
     begun = time.perf_counter()
     sum(number * number for number in _WORK)
     return min(_MOST, max(1.0, (time.perf_counter() - begun) / _IDLE_S))

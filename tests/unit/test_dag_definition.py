@@ -483,3 +483,20 @@ def test_a_long_cycle_is_named_in_short() -> None:
     nodes = [{"id": f"n{i}", "depends_on": [f"n{(i + 1) % 2000}"]} for i in range(2000)]
     message = refusal(step("s", "p"), pipelines={"p": {"nodes": nodes}})
     assert "n0 -> n1" in message and "..." in message and len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("node_id", "path"),
+    [
+        ("s 1/n.2", "s 1/n.2"),
+        ("../..", "%2E%2E/%2E%2E"),
+        ("./.#3", "%2E/%2E#3"),
+        ("s/.scratch", "s/%2Escratch"),
+        ("s/%2E", "s/%252E"),
+        ("s/%252E", "s/%25252E"),
+        ("s/%2Escratch", "s/%252Escratch"),
+        ("50%/...", "50%/..."),
+    ],
+)
+def test_the_folder_of_a_node_leads_nowhere_else_and_is_its_own(node_id: str, path: str) -> None:
+    assert document_values.folder(node_id) == path

@@ -98,6 +98,26 @@ def test_the_nodes_of_a_body_wait_for_each_other() -> None:
     assert {node["id"]: node["deps"] for node in made["map"]["body"]} == {"b": ["a"], "a": []}
 
 
+def test_a_ref_to_a_node_of_an_item_waits_for_the_map() -> None:
+    clips = {"id": "m", "kind": "map", "over": ["p"], "pipeline": "body"}
+    found = deps(
+        step("e", "p", inputs={"x": read("m[p]/n.k")}),
+        clips,
+        p=[taking("a", "x")],
+        body=[{"id": "n"}],
+    )
+    assert found["e/a"] == ["m"]
+
+
+def test_too_many_implied_dependencies_are_refused_before_the_definition_is_stored() -> None:
+    steps = [step("s", "many"), step("t", "takers", inputs={})]
+    wide = [{"id": f"a{number}"} for number in range(1001)]
+    steps[1]["inputs"] = {"x": {f"k{number}": read(f"s/a{number}") for number in range(1001)}}
+    takers = [taking(f"b{number}", "x") for number in range(1000)]
+    with pytest.raises(errors.InvalidWorkflow, match="1001000 dependencies"):
+        expand(*steps, many=wide, takers=takers)
+
+
 def test_names_of_a_body_and_its_item_are_not_those_outside_of_the_map() -> None:
     inner = [
         {"id": "a", "kind": "node", "inputs": {"x": read("item.v")}},

@@ -18,7 +18,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from queue_workflows import errors, local_queue
+import queue_workflows
+from queue_workflows import config, errors, local_queue
 from queue_workflows.local_queue import job_queue, settings
 from queue_workflows.telemetry import pressure
 from tests.support.wait import until
@@ -855,3 +856,17 @@ def test_with_many_threads_no_job_runs_twice_at_once_and_none_is_lost(started: A
         until(lambda: all(state(plan, name) == "completed" for name in names))
     assert overlaps == []
     assert runs == {name: 2 if int(name) % 3 == 0 else 1 for name in names}
+
+
+def test_a_task_gets_the_reason_that_its_job_has() -> None:
+    told: list[Any] = []
+    config.register_ingest_task(
+        "both", lambda reason, args: told.append((reason, queue_workflows.current_job().reason))
+    )
+    manager = local_queue.JobQueueManager(
+        local_queue.MemoryPlan([Job("a", "both", {})]), workers=1, **QUICK
+    )
+    manager.start()
+    until(lambda: told)
+    manager.stop()
+    assert told == [("tick", "tick")]
