@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -47,6 +49,34 @@ LONGEST = (
 QUICK = ("tests/e2e/test_smoke.py",)
 """Of these what is not marked `slow`. A plain `pytest` leaves out what is."""
 UNIT = Path(__file__).parent / "unit"
+NEEDS = {
+    "e2e/test_local_models.py": "sklearn",
+    "e2e/test_service_schema.py": "schemathesis",
+    "e2e/test_site.py": "mkdocs",
+    "e2e/test_spans.py": "opentelemetry.sdk",
+    "e2e/test_wheel.py": "build",
+    "integration/test_app_connections.py": "django",
+    "integration/test_declare_types.py": "pyright",
+    "integration/test_enqueue_on_app_connections.py": "django",
+    "integration/test_event_export.py": "opentelemetry.sdk",
+    "integration/test_range_errors.py": "django",
+    "unit/test_trace_context.py": "opentelemetry.sdk",
+}
+"""The files that need a module of the extra `dev`. They are collected only where it is installed;
+with `QW_TEST_DEV=1`, as in CI, a missing one is an error."""
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:
+        return True
+
+
+MISSING = {file: module for file, module in NEEDS.items() if _is_missing(module)}
+if MISSING and os.environ.get("QW_TEST_DEV"):
+    raise pytest.UsageError(f"install the extra dev: {', '.join(sorted({*MISSING.values()}))}")
+collect_ignore = sorted(MISSING)
 
 
 def _forget_environment() -> dict[str, str]:
@@ -83,6 +113,15 @@ def pytest_configure(config: pytest.Config) -> None:
     session_limit.install(config)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add each failure to the file that QW_TEST_FAILURES names, for `.ci/rerun.py`."""
+    path = os.environ.get("QW_TEST_FAILURES")
+    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(path).open("a") as told:
+            line = {"test": report.nodeid, "traceback": report.longreprtext}
+            told.write(json.dumps(line) + "\n")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return the scheduler of `-n`: each process has a part of the tests, and takes of others'."""
@@ -107,6 +146,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(WAITING) and not item.nodeid.startswith(QUICK):
             item.add_marker(pytest.mark.slow)
+        if item.path.relative_to(UNIT.parent).as_posix() in NEEDS:
+            item.add_marker(pytest.mark.dev)
         asked = DATABASE_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if asked and UNIT in item.path.parents:
             raise pytest.UsageError(

@@ -45,10 +45,10 @@ time.sleep(600)
 """
 
 
-def python(*args: str, **env: str) -> subprocess.Popen[str]:
+def python(*args: str, cwd: Path | str = commands.ROOT, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *args],
-        cwd=commands.ROOT,
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(commands.ROOT), **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -85,3 +85,49 @@ def test_what_a_killed_session_leaves_behind_is_ended(tmp_path: Path) -> None:
 def test_each_test_process_has_a_reaper() -> None:
     assert os.environ[reaper.MARK]
     assert all(Path(f"/proc/{pid}").exists() for pid in reaper.pids)
+
+
+FLAKY = """
+from pathlib import Path
+
+MARK = Path(__file__).parent / "ran"
+
+
+def test_passes():
+    pass
+
+
+def test_fails_once():
+    first = not MARK.exists()
+    MARK.touch()
+    assert not first, "the first time"
+
+
+def test_fails_always():
+    assert {always}
+"""
+
+
+def test_a_test_that_passes_alone_is_listed_as_flaky_and_no_other(tmp_path: Path) -> None:
+    report = tmp_path / "flaky"
+    codes: list[int] = []
+    for always in ("True", "False"):
+        project = tmp_path / always
+        project.mkdir()
+        (project / "conftest.py").write_text(
+            "from tests.conftest import pytest_runtest_logreport\n"
+        )
+        (project / "test_it.py").write_text(FLAKY.format(always=always))
+        suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]
+        given = ["--python", sys.executable, "--flaky", str(report), "--"]
+        rerun = commands.ROOT / ".ci" / "rerun.py"
+        options = {"PYTEST_ADDOPTS": "-c /dev/null --rootdir /"}
+        session = python(str(rerun), *given, *suite, cwd="/", **options)
+        session.communicate(timeout=patience(60))
+        codes.append(session.returncode)
+    assert codes == [0, 1]
+    text = report.read_text()
+    assert text.count("FLAKY ") == 2
+    assert "test_fails_once" in text
+    assert "the first time" in text
+    assert "test_fails_always" not in text

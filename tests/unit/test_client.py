@@ -483,16 +483,6 @@ def test_the_async_client_repeats_waits_and_follows() -> None:
     assert len(seen) == 3
 
 
-def test_a_request_continues_the_trace_of_the_caller() -> None:
-    from opentelemetry import trace
-
-    handler, seen = replies(httpx.Response(200, json=STATUS))
-    identity = trace.SpanContext(5, 7, False, trace.TraceFlags(1))
-    with trace.use_span(trace.NonRecordingSpan(identity)):
-        made(handler).jobs.status("j")
-    assert seen[0].headers["traceparent"] == f"00-{5:032x}-{7:016x}-01"
-
-
 def test_the_id_of_an_event_that_no_header_can_have_is_refused() -> None:
     handler, seen = replies(httpx.Response(200))
     for last in ("\xe9", "1\r\nx: y"):

@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Generator
 from typing import Any
 
+import httpx
 import pytest
 from opentelemetry import trace
 
+from queue_workflows import client
 from queue_workflows.runtime import trace_context
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -107,3 +109,18 @@ def test_without_opentelemetry_the_parent_still_reaches_jobs_of_a_handler(
     with attached(job):
         found = trace_context.with_current(None)
     assert found == {"traceparent": trace_context.of_job_attempt(GIVEN, "j", 1).traceparent}
+
+
+def test_a_request_of_the_client_continues_the_trace_of_the_caller() -> None:
+    seen: list[httpx.Request] = []
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"job_id": "j", "status": "running"})
+
+    identity = trace.SpanContext(5, 7, False, trace.TraceFlags(1))
+    with httpx.Client(transport=httpx.MockTransport(reply)) as http:
+        own = client.Client("http://service", token="t0ken", http=http)
+        with trace.use_span(trace.NonRecordingSpan(identity)):
+            own.jobs.status("j")
+    assert seen[0].headers["traceparent"] == f"00-{5:032x}-{7:016x}-01"
