@@ -24,6 +24,7 @@ import pytest
 
 from queue_workflows import config, model_registry
 from queue_workflows.runtime import log_context, trace_context
+from tests.support import examples
 
 if TYPE_CHECKING:
     from queue_workflows.db import Connection
@@ -148,6 +149,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.path.relative_to(UNIT.parent).as_posix() in NEEDS:
             item.add_marker(pytest.mark.dev)
+        if _property(item) is not None:
+            item.add_marker(pytest.mark.property)
         asked = DATABASE_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if asked and UNIT in item.path.parents:
             raise pytest.UsageError(
@@ -169,6 +172,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for part in parts:
         part += itertools.islice(mixed, size - len(part))
     items[:] = [item for part in parts for item in part]
+
+
+def _property(item: pytest.Item) -> Any:
+    """Return the handle by which hypothesis lets a plugin replace what it calls; None without."""
+    return getattr(getattr(item, "obj", None), "hypothesis", None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Bound the time of a test with random examples; parameters share the function."""
+    if (handle := _property(item)) is not None:
+        given = handle.inner_test
+        handle.inner_test = examples.within_budget(getattr(given, "unlimited", given))
 
 
 def pytest_collection_finish() -> None:

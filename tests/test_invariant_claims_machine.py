@@ -22,6 +22,7 @@ from queue_workflows import jobs as jobs_api
 from queue_workflows.engine import attempts, claims, handback, job_tables, nodes, promotion, runs
 from queue_workflows.types import Row
 from tests.support import factories, invariants
+from tests.support.examples import examples
 
 TERMINAL = ("completed", "failed", "cancelled", "skipped")
 JOBS = {"node": "workflow_node_jobs", "ingest": "ingest_jobs"}
@@ -232,7 +233,7 @@ def test_any_order_of_events_keeps_the_invariants(db: ModuleType) -> None:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=15,
+                max_examples=examples(15),
                 stateful_step_count=30,
                 deadline=None,
                 database=None,

@@ -13,6 +13,7 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import errors, node_executor, node_queue, runs
 from tests.support import flow, invariants
+from tests.support.examples import examples
 
 SETTLED = ("completed", "failed", "cancelled")
 ACTS = ("look", "work", "work", "worker", "answer", "cancel", "retry", "retry from", "reopen")
@@ -182,7 +183,7 @@ class World:
 
 
 @settings(
-    max_examples=20,
+    max_examples=examples(20),
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -203,7 +204,7 @@ def test_the_invariants_hold_at_every_moment_of_every_run(
 
 
 @settings(
-    max_examples=12,
+    max_examples=examples(12),
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -19,6 +19,7 @@ from queue_workflows.admin import audit
 from queue_workflows.dag import policy
 from tests.support import fleet_apps, fleet_base, fleet_faults, fleet_workers, invariants
 from tests.support import fleet_model as model
+from tests.support.examples import examples
 from tests.support.fleet_base import graphs
 
 EXAMPLES = int(os.environ.get("FLEET_MACHINE_EXAMPLES", "0"))
@@ -139,7 +140,7 @@ def test_under_any_faults_a_fleets_rows_are_right_and_all_ends(world: fleet_base
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=EXAMPLES or 25,
+            max_examples=EXAMPLES or examples(25),
             stateful_step_count=STEPS,
             derandomize=not EXAMPLES,
             phases=PHASES,

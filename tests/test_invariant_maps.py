@@ -17,6 +17,7 @@ from queue_workflows import node_executor, node_queue
 from queue_workflows.dispatch import drain
 from queue_workflows.engine import runs
 from tests.support import flow, invariants
+from tests.support.examples import examples
 
 SETTLED = ("completed", "failed", "cancelled")
 SHAPES = ("one", "chain", "leaves", "inner", "child", "decide", "decide", "decide inside")
@@ -403,7 +404,7 @@ class World:
 
 
 @settings(
-    max_examples=100,
+    max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -16,6 +16,7 @@ import queue_workflows
 from queue_workflows import claim_worker, node_executor, node_queue, refs, run_store
 from queue_workflows.dispatch import fast_path, run_cache
 from tests.support import flow, reference
+from tests.support.examples import examples
 
 ROUNDS = 300
 
@@ -97,7 +98,7 @@ WAYS: list[Callable[[flow.Flow], None]] = [
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @given(random=st.randoms(use_true_random=False))
 @settings(
-    max_examples=25,
+    max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -14,6 +14,7 @@ from queue_workflows import db as database
 from queue_workflows import node_queue, run_store
 from tests.support import flow as flows
 from tests.support import invariants
+from tests.support.examples import examples
 
 Spec = dict[str, Any]
 
@@ -61,7 +62,7 @@ def fails(members: list[Spec]) -> bool:
 
 
 @settings(
-    max_examples=12,
+    max_examples=examples(12),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

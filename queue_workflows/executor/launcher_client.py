@@ -188,7 +188,9 @@ class Launcher:
         return LauncherLost(f"the launcher of the executors has ended {how}")
 
     def close(self) -> None:
-        """End the launcher and all executors, and wait for the launcher."""
+        """End the launcher and all executors, and wait for the launcher; once."""
+        if self._channel.fileno() < 0:
+            return  # by now its process group may have another owner
         self._channel.close()
         launcher.kill_group(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

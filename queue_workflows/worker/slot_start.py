@@ -112,6 +112,8 @@ def serve(
     except launcher_client.LauncherLost as error:
         _log.error("%s; its jobs are handed back", error)
         return worker.exit_code or 1
+    finally:
+        worker.close()
 
 
 def _of_options(

@@ -153,7 +153,6 @@ class SlotWorker:
             own = slot.Slot(_claimant(who, models, known), concurrency=shape.slots, writing=writing)
             served.append((own, shape))
         self._shutdown_timeout_s = shutdown_timeout_s
-        self._launched = launched
         self._metrics = settings.sampler(host, lambda: self._loop.keeper.wake("metrics"))
         self._loop = slots.SlotLoop(
             served,
@@ -178,8 +177,8 @@ class SlotWorker:
         return self._loop.keeper.exit_code
 
     def close(self) -> None:
-        """End the launcher and the executors."""
-        self._launched.launcher.close()
+        """End the launcher and the executors; also of a worker that never ran."""
+        self._loop.close()
 
     def stop(self) -> None:
         """Take no further job; those that run get the shutdown timeout, then they are given back.

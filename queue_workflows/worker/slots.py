@@ -319,5 +319,10 @@ class SlotLoop:
         settled = [each.end() for each in self._queues]
         self.keeper.leave(settled=all(settled))
         self._dedicated.close()
+        self.close()
+
+    def close(self) -> None:
+        """End the launcher, and close the descriptors; also of a loop that never ran."""
+        self._mux.launcher.close()
         self._wakes.close()
         self._mux.selector.close()

@@ -28,7 +28,7 @@ from queue_workflows.__main__ import main as commands_main
 from tests.support import commands, toy_app
 from tests.support.commands import TOYHOST, Command, Commands, refused
 from tests.support.database import Database
-from tests.support.wait import until
+from tests.support.wait import patience, until
 
 BUSY_S = 3.0
 """The factor for a busy machine; the soak checks these times on a quiet one."""
@@ -328,7 +328,7 @@ def test_a_supervised_worker_that_is_killed_loses_nothing_and_comes_back(
     killed = time.monotonic()
     os.kill(first, signal.SIGKILL)
     again = until(lambda: toy_app.pids(tmp_path, "hold")[1:])
-    assert time.monotonic() - killed <= 3 + BUSY_S
+    assert time.monotonic() - killed <= patience(3 + BUSY_S)
     assert again[0] not in (first, parent.process.pid)
     until(lambda: the_job(run_id)["status"] == "completed")
     job = the_job(run_id)
@@ -383,7 +383,7 @@ def test_the_shutdown_timeout_is_an_option(
     asked = time.monotonic()
     worker.send(signal.SIGTERM)
     assert worker.wait(30) == 0
-    assert time.monotonic() - asked <= 3 + BUSY_S
+    assert time.monotonic() - asked <= patience(3 + BUSY_S)
     assert (the_job(run_id)["status"], the_job(run_id)["attempts"]) == ("queued", 0)
 
 

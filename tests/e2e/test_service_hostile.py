@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.support import commands, http_service
-from tests.support.wait import until
+from tests.support.wait import patience, until
 
 TRIGGER = "/api/v1/jobs/trigger"
 READ, SUBMIT = "r" * 20, "s" * 20
@@ -166,7 +166,7 @@ def test_no_endpoint_serves_a_method_that_is_not_its_own(
             # Of a path that is also an id of a GET, as `jobs/trigger`, HEAD asks for that.
             wanted = (404, 405) if method == "HEAD" else (405,)
             assert reply.status_code in wanted, (path, reply.text)
-        assert reply.elapsed.total_seconds() < 1
+        assert reply.elapsed.total_seconds() < patience(1)
 
 
 # --- requests that two readers may understand differently ----------------------------------------
@@ -245,7 +245,7 @@ def test_a_strange_target_has_a_clean_answer_at_once(
 ) -> None:
     began = time.monotonic()
     assert statuses(service, head("GET", target), 1) == [wanted]
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < patience(1)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_forged_cursor_gives_a_page_or_is_refused(
     for path in ("/api/v1/jobs", "/api/v1/runs"):
         reply = service.get(path, params={"cursor": cursor})
         assert reply.status_code in (200, 422), reply.text
-        assert reply.elapsed.total_seconds() < 1
+        assert reply.elapsed.total_seconds() < patience(1)
 
 
 BODY: dict[str, Any] = {"queue": "load.a", "task": "load.chunks", "lock_key": "k"}
@@ -328,7 +328,7 @@ def test_a_body_with_a_strange_value(
     headers = {"content-type": "application/json"}
     reply = service.client.post(path, content=text.encode(), headers=headers)
     assert reply.status_code == wanted, reply.text
-    assert reply.elapsed.total_seconds() < 1
+    assert reply.elapsed.total_seconds() < patience(1)
     assert not re.search(r"SELECT|INSERT|UPDATE |Traceback|\.py", reply.text)
 
 
@@ -417,7 +417,7 @@ def test_event_streams_beyond_the_limit_are_refused_and_leave_nothing(
         assert got.count(200) == STREAM_LIMIT
         began = time.monotonic()
         assert service.get("/health").status_code == service.get("/api/v1/jobs").status_code == 200
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < patience(1)
 
     def served() -> bool:
         with service.client.stream("GET", "/api/v1/events") as reply:

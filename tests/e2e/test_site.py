@@ -128,4 +128,4 @@ def test_pictures_fill_the_width_of_the_text(site: Path) -> None:
 
 
 def test_ci_builds_the_site() -> None:
-    assert "mkdocs build --strict" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert '/bin/mkdocs" build --strict' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import psycopg
 from queue_workflows import config, db, jobs, node_queue, run_store
 from tests.support import commands, toy_app
 from tests.support.commands import TOYHOST, Command, Commands
-from tests.support.wait import until
+from tests.support.wait import patience, until
 
 UP = ("queue-workflows", "up", "--app", TOYHOST)
 SMALL = (*UP, "--cpu", "2", "--gpu", "0", "--no-ingest")
@@ -62,7 +62,7 @@ def test_a_killed_workers_job_runs_elsewhere_within_seconds(cli: Commands, tmp_p
     os.kill(first, signal.SIGKILL)
     until(lambda: len(toy_app.pids(tmp_path, "hold")) == 2)
     until(lambda: status(run_id) == "completed")
-    assert time.monotonic() - killed_at < 5
+    assert time.monotonic() - killed_at < patience(5)
     job = next(j for j in node_queue.list_jobs_for_run(run_id) if j["node_id"] == "work/hold")
     assert (job["crash_count"], job["claim_no"]) == (1, 2)
     until(lambda: len(up.pids("executor of")) == 2)
@@ -132,7 +132,7 @@ def test_a_pool_is_one_of_the_processes_and_hands_back_at_once(
         return {(node_queue.get_ingest_job(each) or {})[name] for each in ids}
 
     until(lambda: 1 not in column("claim_no"))
-    assert time.monotonic() - killed_at < 10, "not by its lease of ten minutes"
+    assert time.monotonic() - killed_at < patience(10), "not by its lease of ten minutes"
     until(lambda: column("status") == {"completed"}, timeout_s=30)
     assert column("crash_count") == {0}
     stopped(up)

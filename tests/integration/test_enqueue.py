@@ -23,6 +23,7 @@ from queue_workflows import jobs as jobs_api
 from queue_workflows.dag import payload
 from queue_workflows.types import JobId
 from tests.support import factories, migration_folders
+from tests.support.examples import examples
 from tests.support.wait import until
 
 NOON = datetime.datetime(2030, 1, 2, 12, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
@@ -729,7 +730,9 @@ def bring_on(model: Model, step: str) -> None:
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(steps=STEPS)
 def test_keys_belong_to_a_job_as_long_as_documented(

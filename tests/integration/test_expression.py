@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from queue_workflows import errors
 from queue_workflows.schedule import expression, zones
+from tests.support.examples import examples
 
 UTC = timezone.utc
 MINUTE = timedelta(minutes=1)
@@ -70,7 +71,7 @@ def text(chosen: frozenset[int] | None) -> str:
     return "*" if chosen is None else ",".join(map(str, sorted(chosen)))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     st.sampled_from(PLACES), numbers(0, 59), st.none() | numbers(0, 4) | numbers(0, 23),
     st.none() | numbers(0, 6), st.integers(-1500, 200), st.integers(0, 59),
@@ -93,7 +94,7 @@ def test_every_instant_is_that_of_a_scan_of_each_minute(place, minutes, hours, d
     assert list(computed(parsed, start, begin + 1700 * MINUTE)) == list(wanted)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.sampled_from(PLACES), numbers(0, 59), st.none() | numbers(0, 59), st.integers(-700, 100))
 def test_seconds_are_those_of_a_scan_of_each_second(place, seconds, minutes, ahead):
     zone, change = place
@@ -107,7 +108,7 @@ def test_seconds_are_those_of_a_scan_of_each_second(place, seconds, minutes, ahe
     assert list(computed(parsed, start, end)) == list(wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from(PLACES), numbers(0, 59), numbers(0, 23), st.integers(0, 4000))
 def test_the_latest_instants_are_the_last_of_those_that_come_after(place, minutes, hours, width):
     zone, change = place
@@ -248,7 +249,7 @@ def few(field: Field, most: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@settings(max_examples=60, deadline=None, phases=[Phase.reuse, Phase.generate])
+@settings(max_examples=examples(60), deadline=None, phases=[Phase.reuse, Phase.generate])
 @given(
     st.sampled_from([*CHANGES]),
     st.tuples(

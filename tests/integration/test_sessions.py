@@ -46,10 +46,11 @@ time.sleep(600)
 
 
 def python(*args: str, cwd: Path | str = commands.ROOT, **env: str) -> subprocess.Popen[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.Popen(
         [sys.executable, *args],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(commands.ROOT), **env},
+        env={**own, "PYTHONPATH": str(commands.ROOT), **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

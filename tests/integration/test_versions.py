@@ -14,6 +14,7 @@ from queue_workflows.dag import definition, frozen_definition
 from queue_workflows.declare import node, workflow
 from queue_workflows.engine import claim_isolation, claims, job_tables, workers
 from tests.support import factories
+from tests.support.wait import patience
 
 OTHER = ["m@1", "n@4"]
 
@@ -187,7 +188,7 @@ def test_a_queue_full_of_other_versions_does_not_slow_claims(conn: engine.Connec
     factories.node(conn, run_id, "plain", priority=200)
     started = time.monotonic()
     assert [taken(conn, who("n@1")) for _ in range(3)] == ["mine", "plain", None]
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < patience(1)
 
 
 # --- why -----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from queue_workflows.runtime import external_tool
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.worker import guards
-from tests.support.wait import until
+from tests.support.wait import patience, until
 
 HEADER = "# gpu  pid type sm mem command\n# Idx    #  C/G  %   % name\n"
 Write = Callable[[str, str], Path]
@@ -250,7 +250,7 @@ def test_a_tool_that_hangs_is_given_up_and_killed_with_its_children(
     sampler = worker_usage.Sampler(timeout_s=0.5)
     started = time.monotonic()
     assert sampler.sample().gpu_pct is None
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < patience(2.5)
     assert "did not end within 0.5 s" in str(sampler.problem)
     assert not rocm.exists()
     assert len(pids_in(pids)) == 2
@@ -261,7 +261,7 @@ def test_a_tool_that_closes_its_output_and_hangs_is_given_up(tool: Write) -> Non
     tool("nvidia-smi", f"{own('9 9')}\nexec >&-\nsleep 60")
     started = time.monotonic()
     assert worker_usage.Sampler(timeout_s=0.5).sample().gpu_pct is None
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < patience(2.5)
 
 
 def test_all_that_one_sample_runs_shares_the_time(tool: Write) -> None:
@@ -269,7 +269,7 @@ def test_all_that_one_sample_runs_shares_the_time(tool: Write) -> None:
     rocm = tool("rocm-smi", shows('{"card0": {"GPU use (%)": "0"}}'))
     started = time.monotonic()
     assert worker_usage.Sampler(timeout_s=1.0).sample().gpu_pct is None
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < patience(3.0)
     assert not rocm.exists()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from tests.support import fork_server
-from tests.support.wait import until
+from tests.support.wait import patience, until
 
 ROOT = Path(__file__).parents[2]
 TOYHOST = "tests.support.toy_app:setup"
@@ -83,7 +83,7 @@ class Command:
     def wait(self, timeout_s: float = 30.0) -> int:
         """Return its exit code; the message of a timeout has what it printed."""
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(patience(timeout_s))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running\n{self.out}\n{self.err}") from None
 

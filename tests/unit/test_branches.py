@@ -13,6 +13,7 @@ from queue_workflows import check, config, declare, errors
 from queue_workflows.cli import graph_text
 from queue_workflows.dag import branches, definition, frozen_definition, graph
 from queue_workflows.declare import ask, branch, node, pipeline, workflow
+from tests.support.examples import examples
 from tests.unit.test_dag_plan import FakeRun, ids
 
 PIPELINE = {"nodes": [{"id": "one"}, {"id": "first"}, {"id": "two", "depends_on": ["first"]}]}
@@ -95,7 +96,7 @@ def test_values_have_the_keys_that_json_gives_them() -> None:
 ARM = st.sampled_from(["a", "b", "c", "d", "e"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     edges=st.dictionaries(ARM, st.lists(ARM, max_size=3), max_size=5),
     arms=st.dictionaries(st.sampled_from(["0", "1", "2", "true", "null"]), ARM, min_size=1),

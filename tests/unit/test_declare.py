@@ -19,6 +19,7 @@ from queue_workflows.dag import definition
 from queue_workflows.declare import OFFERED, ask, filtered, node, node_functions, pipeline, workflow
 from queue_workflows.handlers import node_call
 from queue_workflows.tasks import handlers
+from tests.support.examples import examples
 
 WRITES = {
     "retries": 3,
@@ -555,7 +556,7 @@ def settled(made: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(plan=plans())
 def test_python_and_json_give_one_graph(plan: Plan) -> None:
     config.reset_for_tests()

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from queue_workflows.telemetry import worker_usage
+from tests.support.examples import examples
 
 NEW_PMON = """\
 # gpu         pid   type     sm    mem    enc    dec    jpg    ofa    command
@@ -151,7 +152,7 @@ def test_use_of_a_machine_with_rocm(text: str, used: float | None) -> None:
 
 
 @given(st.text(st.sampled_from("# \n\t-%0123456789.,:[]/N AGPUuse()pidsmgn\x00٣é")))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @example("# pid\n# %\n" + "9" * 5000 + " " + "9" * 5000)
 def test_rubbish_gives_a_percentage_or_unknown(text: str) -> None:
     headed = "# gpu pid sm mem\n# Idx # % %\n" + text

@@ -22,6 +22,7 @@ import queue_workflows
 from queue_workflows import config, errors, local_queue
 from queue_workflows.local_queue import job_queue, settings
 from queue_workflows.telemetry import pressure
+from tests.support.examples import examples
 from tests.support.wait import until
 
 Job = local_queue.Job
@@ -226,7 +227,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = hypothesis_settings(
-    max_examples=50,
+    max_examples=examples(50),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

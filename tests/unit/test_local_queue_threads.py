@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from queue_workflows import errors, local_queue
 from queue_workflows.telemetry import pressure
+from tests.support.examples import examples
 from tests.support.wait import until
 
 Job = local_queue.Job
@@ -203,7 +204,7 @@ def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 TestThreadsMachine = ThreadsMachine.TestCase
 TestThreadsMachine.settings = hypothesis_settings(
-    max_examples=12,
+    max_examples=examples(12),
     stateful_step_count=8,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
@@ -239,7 +240,9 @@ class Plan(local_queue.MemoryPlan):
 
 
 @given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=25))
-@hypothesis_settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@hypothesis_settings(
+    max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_every_job_of_a_manager_ends_as_it_should_and_none_runs_twice_at_once(
     kinds: list[str],
 ) -> None:

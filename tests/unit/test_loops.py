@@ -13,6 +13,7 @@ from queue_workflows import check, config, declare, errors
 from queue_workflows.cli import graph_text
 from queue_workflows.dag import definition, frozen_definition, loops
 from queue_workflows.declare import loop, node, pipeline, workflow
+from tests.support.examples import examples
 from tests.unit.test_dag_plan import FakeRun, ids
 
 BODY = {"nodes": [{"id": "f", "inputs": [{"name": "x", "from": "pipeline.x"}]}]}
@@ -70,7 +71,7 @@ def test_nodes_of_a_round_wait_for_each_other_and_for_all_of_the_round_before() 
     assert found["l"]["deps"] == ["l/f#2", "l/log#2"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     states=st.lists(st.integers(0, 3), min_size=1, max_size=8),
     at_most=st.integers(1, 8),

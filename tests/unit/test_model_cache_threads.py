@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from queue_workflows import config, errors, model_registry
 from queue_workflows.model_cache import ModelCache, loading
 from queue_workflows.model_registry import ModelSpec
+from tests.support.examples import examples
 from tests.support.wait import until
 
 
@@ -388,7 +389,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = hypothesis_settings(
-    max_examples=40,
+    max_examples=examples(40),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

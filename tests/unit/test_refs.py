@@ -10,6 +10,7 @@ import pytest
 from queue_workflows import errors, refs
 from queue_workflows.refs import safe_patterns
 from tests.support.cpu import cpu_seconds
+from tests.support.wait import patience
 
 CONTEXT: dict[str, Any] = {
     "flag": True,
@@ -268,7 +269,7 @@ def test_the_evil_corpus_takes_less_than_200_ms_in_all() -> None:
                 ref = {"$from": "l", "$filter": {"f:matches": pattern}}
                 assert refs.resolve_ref(ref, {"l": [{"f": subject}]}) == []
 
-    assert cpu_seconds(run_all) < 0.2
+    assert cpu_seconds(run_all) < patience(0.2)
 
 
 def test_many_hostile_items_share_one_budget() -> None:
@@ -279,7 +280,7 @@ def test_many_hostile_items_share_one_budget() -> None:
         with pytest.raises(errors.InvalidRef, match="too long"):
             refs.resolve_ref(ref, {"l": items})
 
-    assert cpu_seconds(resolve) < 0.5
+    assert cpu_seconds(resolve) < patience(0.5)
 
 
 def _nested(depth: int, leaf: Any) -> Any:

@@ -1,0 +1,42 @@
+"""Say how many examples a property test tries: few in README's command, all with QW_TEST_FULL=1.
+
+CI sets the variable for the run that has the slow tests and the property tests (`-m property`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+FULL = bool(os.environ.get("QW_TEST_FULL"))
+SHARE = 4
+BUDGET_S = 20.0
+"""After this time the examples that are left do nothing, unless one has failed."""
+
+
+def examples(full: int) -> int:
+    """Return the number of examples; `full`: in CI."""
+    return full if FULL else max(5, full // SHARE)
+
+
+def within_budget(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that hypothesis calls for each example, with an end in time."""
+    begun, failed = 0.0, False
+
+    @functools.wraps(test)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        nonlocal begun, failed
+        begun = begun or time.monotonic()
+        if not failed and time.monotonic() - begun > BUDGET_S:
+            return None
+        try:
+            return test(*args, **kwargs)
+        except BaseException:
+            failed = True  # from here on hypothesis shrinks and repeats
+            raise
+
+    called.unlimited = test  # pyright: ignore[reportFunctionMemberAccess]
+    return test if FULL else called

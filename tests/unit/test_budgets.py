@@ -1,0 +1,91 @@
+"""The package stays within its budgets: lines and files of each part, and what `jobs` imports.
+
+A change that needs more raises a line of the table, and its commit says why. A change that needs
+much less lowers it. The goals are 48,000 lines of Python, 9,600 of SQL, 250 files, 3,200 functions,
+and 5,000 lines behind `queue_workflows.jobs`.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import queue_workflows
+
+PACKAGE = Path(queue_workflows.__path__[0])
+SLACK = 0.05
+"""How far a figure may be below its budget before the budget has to be lowered."""
+BUDGETS = {
+    ".": 6900, "admin": 1870, "alerts": 370, "check": 940, "cli": 8110, "client": 1670,
+    "dag": 5000, "db": 3180, "declare": 1810, "demo": 440, "dispatch": 1770, "embedded": 930,
+    "engine": 5250, "event_export": 740, "executor": 3130, "handlers": 560,
+    "local_queue": 2670, "maintenance": 470, "migrations": 10, "model_cache": 670,
+    "operations": 820, "refs": 420, "runtime": 3010, "schedule": 810, "service": 3470,
+    "sql": 20, "tasks": 1830, "telemetry": 1510, "testing": 820, "worker": 8770,
+}  # fmt: skip
+"""Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
+TOTALS = {
+    "lines of Python": 67900, "files of Python": 493, "functions": 4900, "lines of SQL": 11300,
+}  # fmt: skip
+CLOSURE = {"modules": 104, "lines": 15400}
+"""The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
+
+
+def lines(paths: list[Path]) -> int:
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
+
+def packages() -> dict[str, int]:
+    parts: dict[str, list[Path]] = {".": sorted(PACKAGE.glob("*.py"))}
+    for folder in sorted(PACKAGE.iterdir()):
+        if files := sorted(folder.rglob("*.py")) if folder.is_dir() else []:
+            parts[folder.name] = files
+    return {name: lines(files) for name, files in parts.items()}
+
+
+def totals() -> dict[str, int]:
+    files = sorted(PACKAGE.rglob("*.py"))
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {
+        "lines of Python": lines(files),
+        "files of Python": len(files),
+        "functions": sum(isinstance(node, functions) for tree in trees for node in ast.walk(tree)),
+        "lines of SQL": lines(sorted(PACKAGE.rglob("*.sql"))),
+    }
+
+
+def closure() -> dict[str, int]:
+    code = (
+        "import sys, queue_workflows.jobs\n"
+        "print(*[m.__file__ for n, m in sys.modules.items()"
+        " if n.partition('.')[0] == 'queue_workflows'], sep='\\n')"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    files = [Path(line) for line in told.stdout.split()]
+    return {"modules": len(files), "lines": lines(files)}
+
+
+@pytest.mark.parametrize(
+    ("measured", "budgets"),
+    [(packages, BUDGETS), (totals, TOTALS), (closure, CLOSURE)],
+    ids=["packages", "totals", "jobs"],
+)
+def test_each_part_is_within_its_budget(
+    measured: Callable[[], dict[str, int]], budgets: dict[str, int]
+) -> None:
+    found = measured()
+    assert found.keys() == budgets.keys()
+    over = {key: (value, budgets[key]) for key, value in found.items() if value > budgets[key]}
+    assert not over, f"more than the budget (found, budget): {over}"
+    loose = {
+        key: (value, budgets[key])
+        for key, value in found.items()
+        if value < budgets[key] * (1 - SLACK) - 10
+    }
+    assert not loose, f"lower these budgets (found, budget): {loose}"
