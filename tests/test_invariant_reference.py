@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from random import Random
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,13 +18,6 @@ from tests.support import flow, reference
 from tests.support.examples import examples
 
 ROUNDS = 300
-
-
-@pytest.fixture
-def toy(db: ModuleType) -> Generator[flow.Flow]:
-    made = flow.Flow()
-    yield made
-    made.close()
 
 
 def ended(run_id: str, answers: dict[str, Any]) -> bool:

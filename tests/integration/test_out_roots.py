@@ -118,6 +118,10 @@ def test_inside_of_the_roots_all_is_as_without(root: Path) -> None:
     assert not Path(row["context_delta"]["scratch"]).exists()
 
 
+def touch(out: Path) -> None:
+    (out / "written").touch()
+
+
 @pytest.mark.parametrize("knob", [True, False])
 @pytest.mark.parametrize("node_id", ["/tmp/absolute", "n" * 5000, "a/" * 2500])
 def test_a_forged_node_id_fails_its_job_and_writes_nothing(
@@ -127,11 +131,7 @@ def test_a_forged_node_id_fails_its_job_and_writes_nothing(
     out_dir.mkdir(parents=True)
     if knob:
         monkeypatch.setenv(KNOB, str(tmp_path / "root"))
-
-    def body(out: Path) -> None:
-        (out / "written").touch()
-
-    row = executed(out_dir, body, node_id)
+    row = executed(out_dir, touch, node_id)
     assert row["status"] == "failed"
     assert "leads outside" in row["error"] or "too long" in row["error"]
     assert [path for path in tmp_path.rglob("*") if path.name not in {"root", "run"}] == []
@@ -155,11 +155,7 @@ def test_dots_in_a_node_id_stay_in_the_folder_of_the_run(
     out_dir.mkdir(parents=True)
     if knob:
         monkeypatch.setenv(KNOB, str(tmp_path / "root"))
-
-    def body(out: Path) -> None:
-        (out / "written").touch()
-
-    row = executed(out_dir, body, node_id)
+    row = executed(out_dir, touch, node_id)
     assert row["status"] == "completed", row["error"]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [out_dir / folder / "written"]
