@@ -188,13 +188,16 @@ class Launcher:
         return LauncherLost(f"the launcher of the executors has ended {how}")
 
     def close(self) -> None:
-        """End the launcher and all executors, and wait for the launcher; once."""
-        if self._channel.fileno() < 0:
-            return  # by now its process group may have another owner
-        self._channel.close()
-        launcher.kill_group(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        """End the launcher and all executors, and wait for the launcher.
+
+        Called again, it removes the cgroups of executors that have ended since. The process group
+        may have another owner by then.
+        """
+        if self._channel.fileno() >= 0:
+            self._channel.close()
+            launcher.kill_group(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
         memory_cgroups.remove_old(memory_cgroups.parent_of_executors())
 
 
