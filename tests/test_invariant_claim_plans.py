@@ -10,9 +10,9 @@ import pytest
 
 from queue_workflows import config, queues
 from queue_workflows import jobs as jobs_api
-from queue_workflows.engine import claims, handback, job_tables, pending, promotion, recovery
+from queue_workflows.engine import claims, handback, job_tables, pending, recovery
 from queue_workflows.maintenance import recovery as maintenance_recovery
-from tests.support import database, factories
+from tests.support import database, factories, transitions
 
 FUNCTIONS = (
     "queue_workflows_node_step",
@@ -259,20 +259,22 @@ def test_a_plan_that_reads_or_sorts_all_waiters_is_found(crowded: dict[str, Any]
 
 MODELS = [f"model{number}" for number in range(7)]
 CLAIMANTS = {
-    "cpu": factories.who("cpu"),
-    "cpu, overflow": factories.who("cpu", newest=True),
-    "gpu, cold": factories.who("gpu"),
-    "gpu, warm": factories.who("gpu", model="model3"),
-    "gpu, known": factories.who("gpu", models=MODELS),
-    "gpu, known and warm": factories.who("gpu", models=MODELS, model="model3"),
-    "gpu, known, overflow": factories.who("gpu", models=MODELS, newest=True),
-    "gpu, known and far back": factories.who("gpu", models=["rare"]),
-    "gpu, balanced, far back": factories.who("gpu", models=["rare"], policy="balanced"),
-    "gpu, balanced, cold": factories.who("gpu", policy="balanced"),
-    "gpu, balanced, known": factories.who("gpu", models=MODELS, policy="balanced"),
-    "gpu, balanced, warm": factories.who("gpu", model="model3", policy="balanced"),
-    "gpu, balanced, overflow": factories.who("gpu", models=MODELS, policy="balanced", newest=True),
-    "ingest": factories.who("fetch"),
+    "cpu": transitions.who("cpu"),
+    "cpu, overflow": transitions.who("cpu", newest=True),
+    "gpu, cold": transitions.who("gpu"),
+    "gpu, warm": transitions.who("gpu", model="model3"),
+    "gpu, known": transitions.who("gpu", models=MODELS),
+    "gpu, known and warm": transitions.who("gpu", models=MODELS, model="model3"),
+    "gpu, known, overflow": transitions.who("gpu", models=MODELS, newest=True),
+    "gpu, known and far back": transitions.who("gpu", models=["rare"]),
+    "gpu, balanced, far back": transitions.who("gpu", models=["rare"], policy="balanced"),
+    "gpu, balanced, cold": transitions.who("gpu", policy="balanced"),
+    "gpu, balanced, known": transitions.who("gpu", models=MODELS, policy="balanced"),
+    "gpu, balanced, warm": transitions.who("gpu", model="model3", policy="balanced"),
+    "gpu, balanced, overflow": transitions.who(
+        "gpu", models=MODELS, policy="balanced", newest=True
+    ),
+    "ingest": transitions.who("fetch"),
 }
 
 
@@ -363,9 +365,9 @@ def test_the_next_of_many_delayed_jobs_is_found_with_a_few_rows(
 
 
 def claimed(conn: Any, table: job_tables.JobTable, count: int) -> list[job_tables.Lease]:
-    who = factories.who("fetch" if table is job_tables.INGEST_JOBS else "cpu")
+    who = transitions.who("fetch" if table is job_tables.INGEST_JOBS else "cpu")
     if table is job_tables.INGEST_JOBS:
-        jobs = claims.ingest_step(conn, who, claim=count)
+        jobs = transitions.claim(conn, who, count)
     else:
         jobs = [claims.node_step(conn, who) for _ in range(count)]
     return [job_tables.lease_of(table, job) for job in jobs]
@@ -403,7 +405,7 @@ BESIDE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ),
     "promote": (
         fall_due,
-        lambda conn, leases: [None] * promotion.promote_due(conn),
+        lambda conn, leases: [None] * transitions.promote_due(conn),
     ),
 }
 
@@ -427,10 +429,10 @@ def test_a_result_is_recorded_with_a_few_rows(many: Any, table: job_tables.JobTa
     before = rows_read(many)
     if table is job_tables.INGEST_JOBS:
         done = [claims.IngestResult(lease, "{}", 0.1)]
-        claims.ingest_step(many, factories.who("fetch"), done=done, claim=0)
+        claims.ingest_step(many, transitions.who("fetch"), done=done, claim=0)
     else:
         result = claims.NodeResult(lease, "{}", 0.1)
-        claims.node_step(many, factories.who("cpu"), done=result, claim=False)
+        claims.node_step(many, transitions.who("cpu"), done=result, claim=False)
     assert 0 < rows_read(many) - before <= ROWS_A_CLAIM
 
 
@@ -443,12 +445,12 @@ def test_a_batch_is_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> 
     leases = claimed(many, job_tables.INGEST_JOBS, 50)
     done = [claims.IngestResult(lease, "{}", 0.1) for lease in leases]
     before = rows_read(many)
-    assert len(claims.ingest_step(many, factories.who("fetch"), done=done, claim=50)) == 50
+    assert len(claims.ingest_step(many, transitions.who("fetch"), done=done, claim=50)) == 50
     assert rows_read(many) - before <= 50 * ROWS_A_CLAIM
 
 
 def test_several_nodes_are_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> None:
-    who = factories.who("cpu")
+    who = transitions.who("cpu")
     done = [
         (claims.NodeResult(lease, "{}", 0.1), claims.Ahead(0, None, False))
         for lease in claimed(many, job_tables.NODE_JOBS, 20)
@@ -459,13 +461,13 @@ def test_several_nodes_are_recorded_and_the_next_claimed_with_a_few_rows(many: A
 
 
 def test_admission_from_a_long_lock_queue_reads_a_few_rows(many: Any) -> None:
-    who = factories.who("line")
-    (job,) = claims.ingest_step(many, who)
+    who = transitions.who("line")
+    (job,) = transitions.claim(many, who)
     before = rows_read(many)
     done = [claims.IngestResult(job_tables.lease_of(job_tables.INGEST_JOBS, job), "{}", 0.1)]
     claims.ingest_step(many, who, done=done, claim=0)
     many.execute("SET CONSTRAINTS ALL IMMEDIATE")
-    assert len(claims.ingest_step(many, who)) == 1
+    assert len(transitions.claim(many, who)) == 1
     assert rows_read(many) - before <= 2 * ROWS_A_CLAIM
 
 
@@ -487,11 +489,11 @@ def test_a_limit_that_is_set_on_a_long_queue_reads_what_it_moves(many: Any) -> N
         " AND blocked_reason IS NULL ORDER BY priority, seq LIMIT 600))"
     )
     queues.limit("fetch", partition_max_running=1, conn=many)
-    assert claims.ingest_step(many, factories.who("fetch")) == []  # the lines are read first
+    assert transitions.claim(many, transitions.who("fetch")) == []  # the lines are read first
     many.execute("SET CONSTRAINTS ALL IMMEDIATE")
     many.execute("SET CONSTRAINTS ALL DEFERRED")
     free, before = factories.one(many, _FREE), rows_read(many)
-    assert len(claims.ingest_step(many, factories.who("fetch"))) <= 1
+    assert len(transitions.claim(many, transitions.who("fetch"))) <= 1
     read = rows_read(many) - before
     assert free - factories.one(many, _FREE) >= 400
     assert 0 < read <= 5000

@@ -13,7 +13,7 @@ from queue_workflows import db as engine
 from queue_workflows import errors, node_queue, run_store
 from queue_workflows.engine import attempts, claims, handback, held_claims, job_tables, recovery
 from queue_workflows.types import Row
-from tests.support import factories, invariants
+from tests.support import factories, invariants, transitions
 
 FAMILIES = ("node", "ingest")
 JOB_TABLES = {"node": job_tables.NODE_JOBS, "ingest": job_tables.INGEST_JOBS}
@@ -35,16 +35,16 @@ def make(conn: Any, family: str, **columns: Any) -> Row:
 
 
 def claim(conn: Any, family: str, worker_id: str = "w1") -> Row:
-    who = factories.who(queue_of(family), worker_id)
-    return (factories.claim_node if family == "node" else factories.claim_ingest)(conn, who)
+    who = transitions.who(queue_of(family), worker_id)
+    return (transitions.claim_node if family == "node" else transitions.claim_ingest)(conn, who)
 
 
 def lease_of(job: Row) -> job_tables.Lease:
-    return job_tables.lease_of(factories.table_of(job), job)
+    return job_tables.lease_of(transitions.table_of(job), job)
 
 
 def complete(conn: Any, job: Row) -> bool:
-    act = factories.complete_node if "node_id" in job else factories.complete_ingest
+    act = transitions.complete_node if "node_id" in job else transitions.complete_ingest
     try:
         act(conn, job, by=job["worker_id"])
     except errors.ClaimLost:
@@ -53,12 +53,12 @@ def complete(conn: Any, job: Row) -> bool:
 
 
 def complete_and_claim(conn: Any, job: Row) -> bool:
-    who = factories.who(job["queue"], job["worker_id"])
+    who = transitions.who(job["queue"], job["worker_id"])
     try:
         if "node_id" in job:
-            claims.node_step(conn, who, done=factories.node_result(job))
+            claims.node_step(conn, who, done=transitions.node_result(job))
         else:
-            claims.ingest_step(conn, who, done=[factories.ingest_result(job)])
+            claims.ingest_step(conn, who, done=[transitions.ingest_result(job)])
     except errors.ClaimLost:
         return False
     return True
@@ -118,7 +118,7 @@ def test_a_superseded_claim_writes_nothing(
 ) -> None:
     make(conn, family)
     old = claim(conn, family)
-    factories.expire(conn, old)
+    transitions.expire(conn, old)
     recovery.reclaim_lapsed(conn, JOB_TABLES[family])
     if successor != "nobody":
         claim(conn, family, "w2" if successor == "another worker" else "w1")
@@ -152,13 +152,13 @@ def test_two_workers_of_one_label_are_two(conn: Any, family: str, action: str) -
 def test_a_batch_with_one_lost_claim_completes_none(conn: Any) -> None:
     for _ in range(3):
         make(conn, "ingest")
-    jobs = claims.ingest_step(conn, factories.who("fetch"), claim=3)
-    factories.expire(conn, jobs[1])
-    recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+    jobs = transitions.claim(conn, transitions.who("fetch"), 3)
+    transitions.expire(conn, jobs[1])
+    transitions.reclaim_lapsed(conn, "ingest")
     before = footprint(conn)
     with pytest.raises(errors.ClaimLost):
         claims.ingest_step(
-            conn, factories.who("fetch"), done=[factories.ingest_result(job) for job in jobs]
+            conn, transitions.who("fetch"), done=[transitions.ingest_result(job) for job in jobs]
         )
     assert footprint(conn) == before
 
@@ -178,7 +178,7 @@ def test_a_lost_claim_claims_nothing_in_its_place(conn: Any) -> None:
 def test_a_renewal_pushes_the_lease_and_stores_progress(conn: Any, family: str) -> None:
     make(conn, family)
     job = claim(conn, family)
-    factories.expire(conn, job)
+    transitions.expire(conn, job)
     (renewal,) = claims.renew(conn, [lease_of(job)], lease_s=60, progress=['{"at": 0.5}'])
     assert renewal == claims.Renewal(job["id"], 1, cancel=False)
     left = "SELECT extract(epoch FROM lease_expires_at - now())::float8 FROM "
@@ -210,7 +210,7 @@ def test_a_claim_has_recorded_what_its_own_event_contains(conn: Any, family: str
     make(conn, family)
     first = claim(conn, family)
     assert held_claims.has_recorded(conn, lease_of(first), ["completed"]) is False
-    factories.expire(conn, first)
+    transitions.expire(conn, first)
     recovery.reclaim_lapsed(conn, JOB_TABLES[family])
     assert held_claims.has_recorded(conn, lease_of(first), ["completed", "failed"]) is False
     second = claim(conn, family)
@@ -254,14 +254,14 @@ def test_claimants_at_once_share_no_job(conn: Any, family: str) -> None:
     found: list[Row] = []
 
     def work(own: Any, number: int) -> None:
-        who = factories.who(queue_of(family), f"w{number}")
+        who = transitions.who(queue_of(family), f"w{number}")
         done: Row | None = None
         while True:
             if family == "node":
-                result = factories.node_result(done) if done else None
+                result = transitions.node_result(done) if done else None
                 done = claims.node_step(own, who, done=result)
             else:
-                results = [factories.ingest_result(done)] if done else []
+                results = [transitions.ingest_result(done)] if done else []
                 done = next(iter(claims.ingest_step(own, who, done=results)), None)
             if done is None:
                 return
@@ -279,8 +279,8 @@ def test_batches_at_once_share_no_job(conn: Any) -> None:
     found: list[list[Row]] = []
 
     def work(own: Any, number: int) -> None:
-        who = factories.who("fetch", f"w{number}")
-        while batch := claims.ingest_step(own, who, claim=7):
+        who = transitions.who("fetch", f"w{number}")
+        while batch := transitions.claim(own, who, 7):
             found.append(batch)
 
     race(4, work)
@@ -302,7 +302,7 @@ def test_gpu_claimants_at_once_share_no_job(conn: Any, known: list[str] | None) 
     def work(own: Any, number: int) -> None:
         model: str | None = None
         while True:
-            who = factories.who("gpu", f"w{number}", model=model, models=known)
+            who = transitions.who("gpu", f"w{number}", model=model, models=known)
             job = claims.node_step(own, who._replace(newest=number == 0))
             if job is None:
                 return
@@ -330,7 +330,7 @@ def test_after_an_acknowledged_cancel_nothing_of_the_run_is_claimed(conn: Any) -
             return
         while True:
             after = acknowledged.is_set()
-            job = claims.node_step(own, factories.who("cpu", f"w{number}"))
+            job = claims.node_step(own, transitions.who("cpu", f"w{number}"))
             if job is not None and after:
                 late.append(job["id"])
             if job is None:
@@ -347,14 +347,14 @@ def test_after_an_acknowledged_cancel_nothing_of_the_run_is_claimed(conn: Any) -
 def test_reclaimers_and_finishers_at_once_end_each_job_once(conn: Any) -> None:
     for _ in range(60):
         factories.ingest(conn)
-    jobs = claims.ingest_step(conn, factories.who("fetch"), claim=60)
+    jobs = transitions.claim(conn, transitions.who("fetch"), 60)
     conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'")
     completed: list[str] = []
     reclaimed: list[str] = []
 
     def work(own: Any, number: int) -> None:
         if number < 2:
-            while rows := recovery.reclaim_lapsed(own, job_tables.INGEST_JOBS):
+            while rows := transitions.reclaim_lapsed(own, "ingest"):
                 reclaimed.extend(row["id"] for row in rows)
             return
         for job in jobs[number - 2 :: 2]:
@@ -459,11 +459,11 @@ def test_the_checker_sees(db: ModuleType, mutant: str) -> None:
         factories.run(conn, id="r", definition=DEFINITION)
         for name, node_id in (("done", "a"), ("held", "b")):
             factories.node(conn, "r", node_id, id=name)
-            job = factories.claim_node(conn, factories.who(worker_id=name))
+            job = transitions.claim_node(conn, transitions.who(worker_id=name))
             if name == "done":
-                factories.complete_node(conn, job)
+                transitions.complete_node(conn, job)
         factories.ingest(conn, id="in")
-        factories.complete_ingest(conn, factories.claim_ingest(conn))
+        transitions.complete_ingest(conn, transitions.claim_ingest(conn))
         assert invariants.broken(conn) == []
         conn.execute("SET session_replication_role = replica")  # no trigger stands in the way
         conn.execute(statement.encode())

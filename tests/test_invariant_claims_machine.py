@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 
 from queue_workflows import errors, node_queue
 from queue_workflows import jobs as jobs_api
-from queue_workflows.engine import attempts, claims, handback, job_tables, nodes, promotion, runs
+from queue_workflows.engine import attempts, claims, handback, job_tables, nodes, runs
 from queue_workflows.types import Row
-from tests.support import factories, invariants
+from tests.support import factories, invariants, transitions
 from tests.support.examples import examples
 
 TERMINAL = ("completed", "failed", "cancelled", "skipped")
@@ -33,11 +33,11 @@ PICK = st.integers(0, 10_000)
 
 
 def lease_of(job: Row) -> job_tables.Lease:
-    return job_tables.lease_of(factories.table_of(job), job)
+    return job_tables.lease_of(transitions.table_of(job), job)
 
 
 def complete(conn: Any, job: Row) -> bool:
-    act = factories.complete_node if "node_id" in job else factories.complete_ingest
+    act = transitions.complete_node if "node_id" in job else transitions.complete_ingest
     try:
         act(conn, job)
     except errors.ClaimLost:
@@ -141,7 +141,7 @@ class Claims(RuleBasedStateMachine):
             )
             + " ORDER BY j.priority, j.seq LIMIT 1",
         )
-        who = factories.who(QUEUE[family], worker, host=worker.split(":")[0])
+        who = transitions.who(QUEUE[family], worker, host=worker.split(":")[0])
         step = claims.node_step if family == "node" else claims.ingest_step
         found = step(self.conn, who)
         jobs: list[Row] = found if isinstance(found, list) else [found] if found else []
@@ -165,7 +165,7 @@ class Claims(RuleBasedStateMachine):
     @precondition(lambda self: self.claimed)
     @rule(pick=PICK)
     def crash(self, pick: int) -> None:
-        factories.expire(self.conn, self.claimed[pick % len(self.claimed)])
+        transitions.expire(self.conn, self.claimed[pick % len(self.claimed)])
 
     # Sweeps.
 
@@ -181,7 +181,7 @@ class Claims(RuleBasedStateMachine):
                 f"UPDATE {table} SET available_at = now() - interval '1 s'"
                 " WHERE blocked_reason = 'not_due'"
             )
-        promotion.promote_due(self.conn)
+        transitions.promote_due(self.conn)
 
     # Operators.
 

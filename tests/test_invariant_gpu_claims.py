@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import fleet_rule as rule
 from queue_workflows.engine import claims
-from tests.support import factories
+from tests.support import factories, transitions
 
 MODELS = ("a", "b", "c", "d")
 HERE = "box"
@@ -153,7 +153,7 @@ def lines(jobs: dict[str, list[rule.Job]]) -> list[rule.Line]:
 def test_the_claim_takes_the_job_that_the_rule_chooses(still: Any, policy: str, seed: int) -> None:
     given = world(still, seed)
     view = given.view
-    who = factories.who(
+    who = transitions.who(
         "gpu", "me", host=HERE, model=view.warm, models=given.known, policy=policy,
         grace_s=view.grace_s, bound_s=view.bound_s,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from queue_workflows.engine import attempts, claims, handback, job_tables, queues, recovery
-from tests.support import factories, invariants
+from queue_workflows.engine import attempts, claims, handback, queues
+from tests.support import factories, invariants, transitions
 
 Row = dict[str, Any]
 FREE, LINE = ("queued", None), ("queued", "limited")
@@ -36,12 +36,12 @@ def add(conn: Any, number: int = 1, **columns: Any) -> list[Row]:
 
 def take(conn: Any, size: int = 1, waits: list[float] | None = None, **step: Any) -> list[Row]:
     """Claim as a worker does: again at the returned time, or when notified of admitted jobs."""
-    who = factories.who("fetch")
+    who = transitions.who("fetch")
     conn.execute(b"LISTEN ingest_job_ready")
     while True:
         waits_s: list[float] = []
         list(conn.notifies(timeout=0))
-        on_wait = factories.on_limit_wait(waits_s)
+        on_wait = transitions.on_limit_wait(waits_s)
         rows = claims.ingest_step(conn, who, claim=size, on_wait=on_wait, **step)
         step.pop("done", None)
         if rows or (waits_s != [0] and not list(conn.notifies(timeout=0))):
@@ -52,7 +52,7 @@ def take(conn: Any, size: int = 1, waits: list[float] | None = None, **step: Any
 
 def end(conn: Any, *jobs: Row) -> None:
     for job in jobs:
-        factories.complete_ingest(conn, job)
+        transitions.complete_ingest(conn, job)
 
 
 def states(conn: Any, key: str | None = "a") -> list[tuple[str, str | None]]:
@@ -96,7 +96,7 @@ def test_a_paused_queue_gives_no_job_until_it_is_resumed(db: ModuleType, until: 
             f" VALUES ('fetch', now(), {until})"
         )
         assert take(conn) == take(conn, 7) == []
-        assert len(claims.ingest_step(conn, factories.who("load"))) == 1
+        assert len(transitions.claim(conn, transitions.who("load"))) == 1
         assert states(conn, None)[:2] == [FREE, FREE]
         ear.execute(b"LISTEN ingest_job_ready")
         assert queues.resume(conn, "fetch", None)
@@ -121,16 +121,16 @@ def test_a_pause_ends_by_itself_and_a_worker_knows_when(db: ModuleType) -> None:
 def test_node_queues_are_paused_too(db: ModuleType, queue: str) -> None:
     with db.connect() as conn, db.connect() as ear:
         done = factories.node(conn, queue=queue)
-        job = factories.claim_node(conn, factories.who(queue))
+        job = transitions.claim_node(conn, transitions.who(queue))
         factories.node(conn, queue=queue)
         queues.pause(conn, queue, None, {"at": None, "lasts": None, "by": None})
-        result = factories.node_result(job)
-        assert claims.node_step(conn, factories.who(queue), done=result) is None
+        result = transitions.node_result(job)
+        assert claims.node_step(conn, transitions.who(queue), done=result) is None
         assert factories.reread(conn, done)["status"] == "completed"
         ear.execute(b"LISTEN node_job_ready")
         queues.resume(conn, queue, None)
         assert list(ear.notifies(timeout=5, stop_after=1))
-        assert claims.node_step(conn, factories.who(queue)) is not None
+        assert claims.node_step(conn, transitions.who(queue)) is not None
 
 
 def test_no_more_of_a_queue_run_than_its_limit(db: ModuleType) -> None:
@@ -141,7 +141,7 @@ def test_no_more_of_a_queue_run_than_its_limit(db: ModuleType) -> None:
         assert [len(take(conn, 7)), len(take(conn))] == [1, 0]
         end(conn, jobs[0])
         assert len(take(conn, 7)) == 1
-        following = take(conn, 7, done=[factories.ingest_result(jobs[1])])
+        following = take(conn, 7, done=[transitions.ingest_result(jobs[1])])
         assert len(following) == 1
         say(conn, max_running=None)
         assert len(take(conn, 7)) == 1
@@ -149,15 +149,15 @@ def test_no_more_of_a_queue_run_than_its_limit(db: ModuleType) -> None:
 
 def fenced(change: Callable[..., object], **more: Any) -> Callable[[Any, Row], object]:
     def leave(conn: Any, job: Row) -> object:
-        return change(conn, factories.ingest_lease(job), **more)
+        return change(conn, transitions.lease_of(job), **more)
 
     return leave
 
 
 def reclaim(conn: Any, job: Row) -> object:
     conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", (job["id"],))
-    factories.expire(conn, job)
-    return recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+    transitions.expire(conn, job)
+    return transitions.reclaim_lapsed(conn, "ingest")
 
 
 def plain(change: str) -> Callable[[Any, Row], object]:
@@ -338,7 +338,7 @@ def test_a_claim_that_began_before_there_was_room_starts_nothing(db: ModuleType)
             age(other, 61)
             queues.admit_from_partitions(other)
             assert states(other)[1] == FREE
-            assert claims.ingest_step(conn, factories.who("fetch")) == []
+            assert transitions.claim(conn, transitions.who("fetch")) == []
         assert len(take(conn)) == 1
 
 
@@ -577,7 +577,7 @@ def test_a_limit_on_a_long_queue_delays_no_claim(db: ModuleType) -> None:
         say(conn, "a", max_running=1)
         got: list[Row] = []
         for calls in range(1, 4):
-            got += claims.ingest_step(conn, factories.who("fetch"))
+            got += transitions.claim(conn, transitions.who("fetch"))
             assert count(conn, FREE) >= 1500 - 500 * calls, "a few rows a claim"
         assert [job["partition_key"] for job in got] == ["b", "a"]
         assert got[1]["seq"] == factories.one(
@@ -606,7 +606,7 @@ def test_a_pause_of_a_partition_lets_those_behind_it_pass(db: ModuleType) -> Non
         behind = add(conn, 2, partition_key="b")
         queues.pause(conn, "fetch", "a", {"at": None, "lasts": None, "by": None})
         got = [
-            job["id"] for _ in range(3) for job in claims.ingest_step(conn, factories.who("fetch"))
+            job["id"] for _ in range(3) for job in transitions.claim(conn, transitions.who("fetch"))
         ]
         assert got == [job["id"] for job in behind]
         assert count(conn, FREE) >= 1000
@@ -616,7 +616,7 @@ def test_more_limited_partitions_than_one_claim_checks_delay_no_job(db: ModuleTy
     with db.connect() as conn:
         long_queue(conn, *(f"p{i:03}" for i in range(250)), number=2)
         say(conn, partition_max_running=1)
-        got = [job for _ in range(4) for job in claims.ingest_step(conn, factories.who("fetch"))]
+        got = [job for _ in range(4) for job in transitions.claim(conn, transitions.who("fetch"))]
         assert len(got) >= 2
 
 

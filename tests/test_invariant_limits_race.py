@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.engine import attempts, claims, job_tables, queues, recovery
-from tests.support import database, factories, invariants
+from queue_workflows.engine import attempts, claims, queues
+from tests.support import database, factories, invariants, transitions
 
 Row = dict[str, Any]
 JOBS, CLAIMERS, DEADLINE_S = 90, 4, 60.0
@@ -71,7 +71,7 @@ class Race:
         del drawn
         while self._goes_on(0.1):
             queues.admit_from_partitions(conn)
-            recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+            transitions.reclaim_lapsed(conn, "ingest")
 
     def _pause(self, conn: Any, drawn: random.Random) -> None:
         while self._goes_on(0.2):
@@ -96,7 +96,7 @@ class Race:
                 self.over.set()
 
     def _work(self, conn: Any, drawn: random.Random) -> None:
-        who = factories.who("fetch", worker_id=f"w{drawn.random()}", lease_s=0.3)
+        who = transitions.who("fetch", worker_id=f"w{drawn.random()}", lease_s=0.3)
         while self._goes_on(0.003):
             jobs = claims.ingest_step(conn, who, claim=drawn.choice((1, 1, 3)), promote=True)
             for job in jobs:
@@ -105,10 +105,10 @@ class Race:
                     if fate < 0.1:
                         continue  # as if its worker had died: the lease lapses
                     if fate < 0.2:
-                        lease = factories.ingest_lease(job)
+                        lease = transitions.lease_of(job)
                         attempts.fail(conn, lease, error="no", after_s=0.02)
                         continue
-                    factories.complete_ingest(conn, job)
+                    transitions.complete_ingest(conn, job)
                 except errors.ClaimLost:
                     continue
 
@@ -213,12 +213,12 @@ def test_a_claim_beside_many_waiters_reads_a_few_rows(crowded: str, queue: str) 
 
     with db.connect(url=crowded) as conn, conn.transaction(force_rollback=True):
         waits: list[float] = []
-        step, on_wait = claims.ingest_step, factories.on_limit_wait(waits)
-        jobs = step(conn, factories.who(queue), promote=True, on_wait=on_wait)
+        step, on_wait = claims.ingest_step, transitions.on_limit_wait(waits)
+        jobs = step(conn, transitions.who(queue), promote=True, on_wait=on_wait)
         conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if not jobs and waits == [0]:
-            jobs = step(conn, factories.who(queue), promote=True)
+            jobs = step(conn, transitions.who(queue), promote=True)
         assert (queue == "paused") == (not jobs)
         for job in jobs:
-            factories.complete_ingest(conn, job)
+            transitions.complete_ingest(conn, job)
         assert read(conn) <= ROWS_A_STEP

@@ -20,16 +20,15 @@ from queue_workflows.engine import (
     handback,
     job_tables,
     promotion,
-    recovery,
     unserved_jobs,
 )
-from tests.support import factories, invariants
+from tests.support import factories, invariants, transitions
 from tests.support.wait import until
 
 Row = dict[str, Any]
 FAMILIES = {
-    "node": (factories.node, factories.claim_node, "cpu"),
-    "ingest": (factories.ingest, factories.claim_ingest, "fetch"),
+    "node": (factories.node, transitions.claim_node, "cpu"),
+    "ingest": (factories.ingest, transitions.claim_ingest, "fetch"),
 }
 
 
@@ -51,14 +50,14 @@ def add(conn: Any, family: str, **columns: Any) -> Row:
 
 
 def take(conn: Any, family: str) -> Row | None:
-    who = factories.who(FAMILIES[family][2])
+    who = transitions.who(FAMILIES[family][2])
     if family == "node":
         return claims.node_step(conn, who)
-    return next(iter(claims.ingest_step(conn, who)), None)
+    return next(iter(transitions.claim(conn, who)), None)
 
 
 def end(conn: Any, job: Row) -> None:
-    done = factories.complete_node if "node_id" in job else factories.complete_ingest
+    done = transitions.complete_node if "node_id" in job else transitions.complete_ingest
     done(conn, job)
 
 
@@ -120,7 +119,7 @@ def test_rows_of_one_statement_are_let_in_by_age(db: ModuleType) -> None:
 
 def fenced(change: Callable[..., object], **more: Any) -> Callable[[Any, Row], object]:
     def leave(conn: Any, job: Row) -> object:
-        lease = job_tables.lease_of(factories.table_of(job), job)
+        lease = job_tables.lease_of(transitions.table_of(job), job)
         return change(conn, lease, **more)
 
     return leave
@@ -128,7 +127,7 @@ def fenced(change: Callable[..., object], **more: Any) -> Callable[[Any, Row], o
 
 def plain(change: str) -> Callable[[Any, Row], object]:
     def leave(conn: Any, job: Row) -> object:
-        table = sql.Identifier(factories.table_of(job).name)
+        table = sql.Identifier(transitions.table_of(job).name)
         statement = sql.SQL("UPDATE {} SET {} WHERE id = %s").format(table, sql.SQL(change))
         return conn.execute(statement, (job["id"],))
 
@@ -136,14 +135,14 @@ def plain(change: str) -> Callable[[Any, Row], object]:
 
 
 def delete(conn: Any, job: Row) -> object:
-    table = sql.Identifier(factories.table_of(job).name)
+    table = sql.Identifier(transitions.table_of(job).name)
     return conn.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table), (job["id"],))
 
 
 def reclaim(conn: Any, job: Row) -> object:
     plain("crash_count = 2")(conn, job)
-    factories.expire(conn, job)
-    return recovery.reclaim_lapsed(conn, factories.table_of(job))
+    transitions.expire(conn, job)
+    return transitions.reclaim_lapsed(conn, transitions.kind_of(job))
 
 
 LEAVING = {
@@ -199,7 +198,7 @@ def test_a_cancelled_run_cancels_its_waiters(db: ModuleType) -> None:
             (run_id,),
         )
         assert states(conn, "node") == [("cancelled", None)] * 4 + [IN]
-        assert factories.claim_node(conn)["id"] == outside["id"]
+        assert transitions.claim_node(conn)["id"] == outside["id"]
 
 
 def test_a_rolled_back_end_admits_no_job(db: ModuleType, family: str) -> None:
@@ -255,7 +254,7 @@ def test_an_admission_missed_while_the_first_waiter_was_locked_is_repaired(db: M
     with db.connect() as conn, db.connect() as other:
         add(conn, "ingest")
         second = add(conn, "ingest")
-        job = factories.claim_ingest(conn)
+        job = transitions.claim_ingest(conn)
         with other.transaction():
             other.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (second["id"],))
             end(conn, job)
@@ -296,7 +295,7 @@ def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> Non
 def test_an_app_that_keeps_its_insert_open_delays_nobody(db: ModuleType) -> None:
     with db.connect() as conn, db.connect() as host:
         add(conn, "ingest")
-        job = factories.claim_ingest(conn)
+        job = transitions.claim_ingest(conn)
         with host.transaction():
             add(host, "ingest")
             conn.execute("SET lock_timeout = '2s'")
@@ -693,7 +692,7 @@ def test_a_worker_of_0_3_0_finds_no_job_that_gave_up_its_key(
 ) -> None:
     conn, ghost, _ = passed
     assert take(conn, family) is not None
-    table = sql.Identifier(factories.table_of(ghost).name)
+    table = sql.Identifier(transitions.table_of(ghost).name)
     claim = "UPDATE {} SET status = 'running', claimed_by = 'old' WHERE id = %s RETURNING id"
     assert conn.execute(sql.SQL(claim).format(table), (ghost["id"],)).fetchall() == []
 
@@ -734,7 +733,7 @@ def test_a_job_that_is_being_claimed_keeps_its_key(db: ModuleType, family: str) 
         ghost = add(conn, family, queue=OTHER[family])
         add(conn, family, queue=OTHER[family])
         add(conn, family)
-        table = sql.Identifier(factories.table_of(ghost).name)
+        table = sql.Identifier(transitions.table_of(ghost).name)
         with other.transaction():
             other.execute(
                 sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(table), (ghost["id"],)

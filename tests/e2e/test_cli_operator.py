@@ -15,7 +15,7 @@ import pytest
 from queue_workflows import config, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows import workers as workers_api
-from tests.support import factories, toy_app
+from tests.support import factories, toy_app, transitions
 from tests.support.commands import TOYHOST, Command, Commands, refused
 from tests.support.wait import patience, until
 
@@ -47,7 +47,7 @@ def test_cancel_names_the_worker_of_what_still_runs(cli: Commands) -> None:
         run_id = factories.run(conn, workflow_name="w")
         factories.node(conn, run_id, "s/a")
         factories.node(conn, run_id, "s/b")
-        job = factories.claim_node(conn)
+        job = transitions.claim_node(conn)
     done = cli.run(*CANCEL, job["id"])
     assert (done.process.returncode, done.err) == (0, "")
     assert done.out.splitlines() == [

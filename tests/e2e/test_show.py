@@ -18,7 +18,7 @@ from queue_workflows import history, node_queue, run_store
 from queue_workflows.__main__ import main
 from queue_workflows.cli import report
 from queue_workflows.engine import attempts, job_tables, logs
-from tests.support import factories, flow
+from tests.support import factories, flow, transitions
 from tests.support.commands import ROOT, Command, Commands, script
 from tests.support.flow import Flow
 from tests.support.wait import until
@@ -127,12 +127,12 @@ def logged_run(conn: engine.Connection, *, nodes: int, failed: int) -> str:
     run_id = factories.run(conn)
     for n in range(nodes):
         job = factories.node(conn, run_id, f"s/n{n}")
-        held = factories.claim_node(conn)
+        held = transitions.claim_node(conn)
         assert held["id"] == job["id"]
-        lease = factories.node_lease(held)
+        lease = transitions.lease_of(held)
         logs.write(conn, job_tables.NODE_JOBS, [logs.Written(lease, f"n of s/n{n}\nrest", "", 0)])
         if n < nodes - failed:
-            factories.complete_node(conn, held)
+            transitions.complete_node(conn, held)
         else:
             attempts.fail(conn, lease, error="no")
     conn.execute(
@@ -195,7 +195,7 @@ def test_json_of_a_large_run_has_every_log_with_full_only(
 def test_an_ingest_job_is_shown(db: ModuleType, show: Callable[..., Shown]) -> None:
     with engine.connect() as conn:
         job = factories.ingest(conn, args={"n": 1})
-        factories.complete_ingest(conn, factories.claim_ingest(conn), rows=3)
+        transitions.complete_ingest(conn, transitions.claim_ingest(conn), rows=3)
     lines = show(job["id"]).out.splitlines()
     assert lines[0] == f"ingest job {job['id']} (t): completed"
     assert '  inputs: {"n": 1}' in lines

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, events, jobs, node_queue
-from queue_workflows.engine import job_tables, recovery
-from tests.support import commands, factories, invariants, step_app
+from tests.support import commands, factories, invariants, step_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
@@ -124,7 +123,7 @@ def test_after_a_crash_a_loop_goes_on_from_its_last_renewal(
     if "--inline" in shape:
         until(lambda: _is_lapsed(job_id))
         with db.connect() as conn:
-            recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+            transitions.reclaim_lapsed(conn, "ingest")
         worker(cli)
     until(lambda: row(job_id)["status"] == "completed")
     assert row(job_id)["crash_count"] == 1

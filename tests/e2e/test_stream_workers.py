@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, jobs, node_queue, streams
-from queue_workflows.engine import job_steps, job_tables, recovery
-from tests.support import commands, factories, stream_app
+from queue_workflows.engine import job_steps, job_tables
+from tests.support import commands, factories, stream_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
@@ -54,7 +54,7 @@ def row(job_id: str) -> Any:
 def reclaimed(job_id: str) -> bool:
     """Take the job from its dead worker, as the orchestrator does; return whether it is queued."""
     with db.connect() as conn:
-        recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+        transitions.reclaim_lapsed(conn, "ingest")
     return row(job_id)["status"] == "queued"
 
 
@@ -155,7 +155,7 @@ def test_show_follow_of_a_run_prints_the_parts_of_its_nodes(cli: Commands) -> No
         for node_id in ("s/a", "s/b"):
             factories.node(conn, run_id, node_id, inputs={})
         leases = [
-            job_tables.lease_of(job_tables.NODE_JOBS, factories.claim_node(conn)) for _ in "ab"
+            job_tables.lease_of(job_tables.NODE_JOBS, transitions.claim_node(conn)) for _ in "ab"
         ]
 
         def send(node: int, first: int, *parts: str, name: str = "text") -> None:
@@ -178,7 +178,7 @@ def test_show_follow_of_a_run_prints_the_parts_of_its_nodes(cli: Commands) -> No
         send(1, 1, "other", "\x1b[31mred\u202e password=hunter2hunter2", name="lo\x1bg")
         until(lambda: "red" in shown.out and "red" in only.out)
         set_state(0, "queued")
-        leases[0] = job_tables.lease_of(job_tables.NODE_JOBS, factories.claim_node(conn))
+        leases[0] = job_tables.lease_of(job_tables.NODE_JOBS, transitions.claim_node(conn))
         send(0, 1, "again")
         until(lambda: "s/a: text: again\n" in shown.out)
         set_state(0, "completed")

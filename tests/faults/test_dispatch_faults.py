@@ -13,9 +13,8 @@ import pytest
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import run_store
-from queue_workflows.engine import claims
 from queue_workflows.maintenance import recovery
-from tests.support import factories, flow, invariants, toy_app
+from tests.support import factories, flow, invariants, toy_app, transitions
 from tests.support.commands import TOYHOST, Commands
 from tests.support.wait import patience, until
 
@@ -101,7 +100,7 @@ def test_a_claim_takes_no_more_than_requested_by_the_worst_plan(
     worst.execute("ANALYZE ingest_jobs")
     for left in (60, 53, 46):
         assert factories.one(worst, QUEUED) == left
-        assert len(claims.ingest_step(worst, factories.who("fetch"), claim=7)) == 7
+        assert len(transitions.claim(worst, transitions.who("fetch"), 7)) == 7
     assert factories.one(worst, QUEUED) == 39
 
 
@@ -130,10 +129,10 @@ def test_only_the_end_of_a_run_ends_its_jobs_at_a_restart(
     run_id = factories.run(conn)
     factories.node(conn, run_id)
     factories.node(conn, run_id, "waits", priority=200)
-    held = factories.claim_node(conn)
+    held = transitions.claim_node(conn)
     conn.execute("UPDATE workflow_runs SET status = %s", (status,))
     if lapsed:
-        factories.expire(conn, held)
+        transitions.expire(conn, held)
     assert recovery.recover_at_start(lambda _: False) is True
     recovery.cancel_orphans()
     assert flow.states(run_id) == {

@@ -17,7 +17,7 @@ from psycopg import conninfo
 
 from queue_workflows import claim_worker, errors, migrations, run_store, workers
 from queue_workflows import db as engine
-from tests.support import dangerous_app, database, factories, flow, toy_app
+from tests.support import dangerous_app, database, factories, flow, toy_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.dangerous_app import enqueue, job
 from tests.support.faketime import Wall
@@ -221,7 +221,7 @@ def lapsed(conn: engine.Connection) -> str:
     """The id of a job whose worker died; no worker serves its queue."""
     conn.execute("DELETE FROM ingest_jobs WHERE queue = 'fetch'")
     row = factories.ingest(conn, task_name="note")
-    factories.expire(conn, factories.claim_ingest(conn, factories.who("fetch")))
+    transitions.expire(conn, transitions.claim_ingest(conn, transitions.who("fetch")))
     return row["id"]
 
 

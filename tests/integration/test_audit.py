@@ -18,8 +18,8 @@ from queue_workflows import errors
 from queue_workflows.__main__ import main
 from queue_workflows.admin import audit
 from queue_workflows.cli import audit as command
-from queue_workflows.engine import attempts, handback, job_tables, recovery
-from tests.support import factories
+from queue_workflows.engine import handback
+from tests.support import factories, transitions
 from tests.support.flow import Flow
 from tests.support.wait import patience
 
@@ -55,11 +55,11 @@ def conn(db: ModuleType) -> Generator[Any]:
         factories.run(own, id="r", definition=DEFINITION)
         for name, node_id in (("done", "a"), ("held", "b")):
             factories.node(own, "r", node_id, id=name)
-            job = factories.claim_node(own, factories.who(worker_id=name))
+            job = transitions.claim_node(own, transitions.who(worker_id=name))
             if name == "done":
-                factories.complete_node(own, job)
+                transitions.complete_node(own, job)
         factories.ingest(own, id="in")
-        factories.complete_ingest(own, factories.claim_ingest(own))
+        transitions.complete_ingest(own, transitions.claim_ingest(own))
         assert broken(own) == {}
         own.execute("SET session_replication_role = replica")
         yield own
@@ -257,11 +257,11 @@ def test_a_busy_database_is_clean_at_every_moment(db: ModuleType) -> None:
     def ingest() -> None:
         with engine.connect() as own:
             for _ in range(20):
-                job = factories.claim_ingest(own, factories.who("fetch", worker_id="i"))
+                job = transitions.claim_ingest(own, transitions.who("fetch", worker_id="i"))
                 if job["seq"] % 3:
-                    factories.complete_ingest(own, job)
+                    transitions.complete_ingest(own, job)
                 else:
-                    handback.hand_back(own, factories.ingest_lease(job), reason="test")
+                    transitions.hand_back(own, job, reason="test")
 
     def nodes() -> None:
         flow.go()
@@ -349,32 +349,32 @@ def test_crashes_retries_and_reopened_runs_break_nothing(db: ModuleType) -> None
         job = factories.ingest(own, max_attempts=2)
         for _ in range(2):
             own.execute("UPDATE ingest_jobs SET available_at = NULL")
-            claimed = factories.claim_ingest(own)
-            attempts.fail(own, factories.ingest_lease(claimed), error="x")
+            claimed = transitions.claim_ingest(own)
+            transitions.fail(own, claimed, error="x")
         poison = factories.node(own, factories.run(own, definition={"nodes": []}))
         for _ in range(3):
             own.execute("UPDATE workflow_node_jobs SET available_at = NULL")
-            factories.expire(own, factories.claim_node(own))
-            recovery.reclaim_lapsed(own, job_tables.NODE_JOBS)
+            transitions.expire(own, transitions.claim_node(own))
+            transitions.reclaim_lapsed(own, "node")
         assert factories.reread(own, job)["attempts"] == 2
         assert factories.reread(own, poison)["crash_count"] == 3
         assert factories.reread(own, poison)["status"] == "failed"
         assert broken(own) == {}
         assert queue_workflows.retry_job(job["id"])
-        factories.complete_ingest(own, factories.claim_ingest(own))
+        transitions.complete_ingest(own, transitions.claim_ingest(own))
         assert broken(own) == {}
 
 
 def test_a_claim_by_an_older_engine_breaks_nothing(db: ModuleType) -> None:
     with engine.connect() as own:
         job = factories.ingest(own)
-        handback.hand_back(own, factories.ingest_lease(factories.claim_ingest(own)), reason="test")
+        handback.hand_back(own, transitions.lease_of(transitions.claim_ingest(own)), reason="test")
         own.execute("UPDATE ingest_jobs SET status = 'running', claimed_by = 'old'")
         assert factories.reread(own, job)["claim_no"] == 2
         assert broken(own) == {}
-        factories.expire(own, job)
-        recovery.reclaim_lapsed(own, job_tables.INGEST_JOBS)
-        assert factories.claim_ingest(own)["claim_no"] == 3
+        transitions.expire(own, job)
+        transitions.reclaim_lapsed(own, "ingest")
+        assert transitions.claim_ingest(own)["claim_no"] == 3
         assert broken(own) == {}
 
 
@@ -387,7 +387,7 @@ def test_events_that_an_app_records_break_nothing(db: ModuleType) -> None:
             " unnest(ARRAY['completed', 'error', 'failed']) e"
         )
         own.execute(record)
-        factories.complete_node(own, factories.claim_node(own))
+        transitions.complete_node(own, transitions.claim_node(own))
         own.execute(record)
         assert factories.reread(own, job)["status"] == "completed"
         assert broken(own) == {}

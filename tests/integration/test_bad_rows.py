@@ -12,7 +12,7 @@ from queue_workflows import cli
 from queue_workflows import db as engine
 from queue_workflows.admin import bad_rows
 from queue_workflows.cli import audit, doctor
-from tests.support import factories, flow, rows_before_checks
+from tests.support import factories, flow, rows_before_checks, transitions
 
 DEEP = "[" * 1500 + "]" * 1500
 DIGITS = "9" * 5000
@@ -124,6 +124,6 @@ def test_doctor_does_not_request_an_orchestrator_if_one_runs(
 def test_healthy_rows_are_not_named(conn: engine.Connection) -> None:
     factories.run(conn, mode="node", status="queued", context={"a": {"b": [1.5, 2]}})
     factories.ingest(conn, args={"text": "x" * 5000})
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     factories.node(conn)
     assert bad_rows.stuck(conn, 5) + bad_rows.out_of_range(conn, 5) == []

@@ -21,9 +21,9 @@ from queue_workflows import (
     workers,
 )
 from queue_workflows import db as engine
-from queue_workflows.engine import claims, handback, job_tables, recovery
+from queue_workflows.engine import claims, handback
 from queue_workflows.worker import batch, claims_in_flight, guards, lease_keeper, slot
-from tests.support import commands, factories, hanging_app, invariants
+from tests.support import commands, factories, hanging_app, invariants, transitions
 from tests.support.commands import Commands
 from tests.support.wait import until
 
@@ -182,7 +182,7 @@ def test_a_cancelled_running_job_of_a_batch_is_stopped_after_its_grace(
 
 
 def test_a_cancel_that_arrives_during_the_claim_of_a_batch_is_read_again(monkeypatch: Any) -> None:
-    own = slot.Slot(lambda: factories.who(QUEUE))
+    own = slot.Slot(lambda: transitions.who(QUEUE))
     subject = lease_keeper.LeaseKeeper([own], on_exit=lambda _: None)
     woken: list[tuple[str, ...]] = []
     monkeypatch.setattr(subject, "wake", lambda *tasks: woken.append(tasks))
@@ -311,7 +311,7 @@ def test_a_stop_waits_no_longer_for_a_database_that_is_away(
 ) -> None:
     real, left = claims.ingest_step, list[int]()
 
-    def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
+    def step(own: engine.Connection, who: transitions.Claimant, **more: Any) -> list[Row]:
         if more.get("done") and not left:
             raise engine.OperationalError("away")
         return real(own, who, **more)
@@ -391,7 +391,7 @@ def test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some(
 
     step, renew = claims.ingest_step, claims.renew
 
-    def recording(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
+    def recording(own: engine.Connection, who: transitions.Claimant, **more: Any) -> list[Row]:
         if not more.get("done"):
             return step(own, who, **more)
         return alone(who.worker_id, lambda: step(own, who, **more))
@@ -424,7 +424,7 @@ def test_a_result_whose_recording_got_no_answer_is_recorded_once(
 ) -> None:
     real, cut = claims.ingest_step, list[int]()
 
-    def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
+    def step(own: engine.Connection, who: transitions.Claimant, **more: Any) -> list[Row]:
         found = real(own, who, **more)
         if not who.queue and not cut:
             cut.append(len(more["done"]))
@@ -481,7 +481,7 @@ def test_a_claim_that_is_lost_before_it_begins_does_not_run(
                 "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s' WHERE id = %s",
                 (ids[2],),
             )
-            assert len(recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)) == 1
+            assert len(transitions.reclaim_lapsed(conn, "ingest")) == 1
         # The renewal that reports the loss may not be the one that is under way.
         renewed(conn)
         renewed(conn)
@@ -496,7 +496,7 @@ def test_the_results_of_a_full_batch_are_recorded_while_the_next_one_runs(
 ) -> None:
     real, by = claims.ingest_step, list[tuple[str, int, int]]()
 
-    def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
+    def step(own: engine.Connection, who: transitions.Claimant, **more: Any) -> list[Row]:
         found = real(own, who, **more)
         by.append((threading.current_thread().name, len(more.get("done", ())), len(found)))
         return found
@@ -522,7 +522,7 @@ def test_a_batch_claimed_by_a_commit_whose_reply_was_lost_is_given_back(
 ) -> None:
     real, cut = claims.ingest_step, list[int]()
 
-    def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
+    def step(own: engine.Connection, who: transitions.Claimant, **more: Any) -> list[Row]:
         found = real(own, who, **more)
         if bodies.ran and found and not cut:
             cut.append(len(found))
@@ -547,7 +547,7 @@ def test_a_lost_claim_that_is_committed_late_is_given_back_too(
     real, release = claims.ingest_step, handback.release_strays
     cut, looks = list[int](), list[int]()
 
-    def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
+    def step(own: engine.Connection, who: transitions.Claimant, **more: Any) -> list[Row]:
         if bodies.ran and more.get("claim") and not cut:
             cut.append(1)
             own.close()
@@ -558,7 +558,7 @@ def test_a_lost_claim_that_is_committed_late_is_given_back_too(
         found = release(own, table, worker_id, keep)
         looks.append(len(found))
         if len(looks) == 1:
-            assert len(real(conn, factories.who(QUEUE, worker_id), claim=4)) == 4
+            assert len(real(conn, transitions.who(QUEUE, worker_id), claim=4)) == 4
         return found
 
     monkeypatch.setattr(claims, "ingest_step", step)

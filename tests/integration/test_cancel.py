@@ -13,7 +13,7 @@ from queue_workflows import db as engine
 from queue_workflows import jobs
 from queue_workflows.cli import cancel
 from queue_workflows.engine import handback
-from tests.support import factories, flow, invariants, notifications
+from tests.support import factories, flow, invariants, notifications, transitions
 from tests.support.wait import until
 
 
@@ -45,7 +45,7 @@ def test_a_run_is_cancelled_with_what_waits_and_names_what_still_runs(
 ) -> None:
     host.dag(a="", x="", b="a")
     run_id = host.started()
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     known_worker(conn, job)
     done = cancel.cancelled(run_id)
     assert [done[k] for k in ("kind", "outcome", "status")] == ["run", "cancelled", "cancelled"]
@@ -86,7 +86,7 @@ def test_a_waiting_node_takes_its_run_with_it(host: flow.Flow) -> None:
 def test_a_running_node_gets_a_stop_request(host: flow.Flow, conn: Any) -> None:
     host.dag(a="", b="a")
     run_id = host.started()
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     done = cancel.cancelled(job["id"])
     assert (done["outcome"], done["status"], done["run_status"]) == (
         "asked to stop", "running", "cancelled",
@@ -108,7 +108,7 @@ def test_a_waiting_ingest_job_ends_at_once(conn: Any) -> None:
 
 def test_a_running_ingest_job_gets_a_stop_request_and_its_worker_is_notified(conn: Any) -> None:
     factories.ingest(conn)
-    job = factories.claim_ingest(conn)
+    job = transitions.claim_ingest(conn)
     known_worker(conn, job)
     hearing = notifications.NotificationListener()
     done = cancel.cancelled(job["id"])
@@ -118,7 +118,7 @@ def test_a_running_ingest_job_gets_a_stop_request_and_its_worker_is_notified(con
     row = factories.reread(conn, job)
     assert (row["status"], row["worker_id"]) == ("running", job["worker_id"])
     assert row["cancel_requested_at"] is not None
-    handback.hand_back(conn, factories.ingest_lease(job), reason="asked")
+    transitions.hand_back(conn, job, reason="asked")
     assert factories.reread(conn, job)["status"] == "cancelled"
 
 
@@ -126,12 +126,12 @@ def test_a_running_ingest_job_gets_a_stop_request_and_its_worker_is_notified(con
 def test_a_job_that_is_handed_back_meanwhile_is_cancelled_too(conn: Any, family: str) -> None:
     if family == "node":
         factories.node(conn)
-        job = factories.claim_node(conn)
-        lease = factories.node_lease(job)
+        job = transitions.claim_node(conn)
+        lease = transitions.lease_of(job)
     else:
         factories.ingest(conn)
-        job = factories.claim_ingest(conn)
-        lease = factories.ingest_lease(job)
+        job = transitions.claim_ingest(conn)
+        lease = transitions.lease_of(job)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(jobs.cancel(job["id"])))
     with engine.connect() as worker, worker.transaction():

@@ -18,7 +18,6 @@ from queue_workflows import claim_worker, config, node_queue, workers
 from queue_workflows import db as engine
 from queue_workflows.engine import (
     claim_isolation,
-    claims,
     finish,
     handback,
     job_tables,
@@ -27,7 +26,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.types import Row
 from queue_workflows.worker import claim_writes, claimer, claims_in_flight
-from tests.support import factories, invariants, rows_before_checks
+from tests.support import factories, invariants, rows_before_checks, transitions
 from tests.support.wait import until
 
 QUEUE = "load"
@@ -101,7 +100,7 @@ def test_a_job_at_the_end_of_claim_no_fails_and_the_next_is_claimed(
 def test_the_ordinary_claim_does_raise_there(conn: engine.Connection) -> None:
     bad_ingest(conn)
     with pytest.raises(psycopg.errors.NumericValueOutOfRange):
-        claims.ingest_step(conn, factories.who(QUEUE))
+        transitions.claim(conn, transitions.who(QUEUE))
 
 
 @pytest.mark.parametrize("queue", ["cpu", "gpu"])
@@ -111,7 +110,7 @@ def test_a_node_at_the_end_of_claim_no_fails_with_its_event_and_outbox_row(
 ) -> None:
     run_id = bad_node(conn, queue)
     good = factories.node(conn, queue=queue, priority=1)["id"]
-    who = factories.who(queue, newest=newest, lane=3)
+    who = transitions.who(queue, newest=newest, lane=3)
     subject = claimer.Claimer(job_tables.NODE_JOBS, lambda: who)
     try:
         with caplog.at_level(logging.WARNING):
@@ -145,7 +144,7 @@ def test_a_worker_of_models_gets_none_that_it_does_not_know(conn: engine.Connect
     bad_node(conn, "gpu", required_model="'a'")
     factories.node(conn, queue="gpu", required_model="b", priority=1)
     known = factories.node(conn, queue="gpu", required_model="a", priority=2)["id"]
-    who = factories.who("gpu", models=["a"])
+    who = transitions.who("gpu", models=["a"])
     found = claim_isolation.claim_apart(conn, job_tables.NODE_JOBS, who, promote=False)
     assert found.job_id == known
 
@@ -185,7 +184,7 @@ def test_a_batch_is_kept_although_the_next_claim_raises(conn: engine.Connection)
     config.register_ingest_task("counts", lambda reason: {"ran": True})
     for _ in range(4):
         factories.ingest(conn, queue=QUEUE, task_name="counts", priority=0)
-    who = factories.who(QUEUE)
+    who = transitions.who(QUEUE)
     subject = claimer.Claimer(job_tables.INGEST_JOBS, lambda: who)
     try:
         first = subject.claim_batch(4)
@@ -221,7 +220,7 @@ def test_a_job_that_an_apps_trigger_refuses_is_ended_or_blocked_or_skipped(
     )
     with refusing(conn, "ingest_jobs", when):
         found = claim_isolation.claim_apart(
-            conn, job_tables.INGEST_JOBS, factories.who(QUEUE), promote=True
+            conn, job_tables.INGEST_JOBS, transitions.who(QUEUE), promote=True
         )
         assert found.job_id == good
         assert {each["id"]: each["became"] for each in found.aside} == {
@@ -243,7 +242,7 @@ def test_a_temporarily_refused_job_is_retried_if_nothing_else_can_be_claimed(
     factories.ingest(conn, queue=QUEUE)
     with refusing(conn, "ingest_jobs", "NEW.status = 'running'"):
         found = claim_isolation.claim_apart(
-            conn, job_tables.INGEST_JOBS, factories.who(QUEUE), promote=False
+            conn, job_tables.INGEST_JOBS, transitions.who(QUEUE), promote=False
         )
         assert (found.job_id, {e["became"] for e in found.aside}) == (None, {"postponed"})
     row = rows(conn, "ingest_jobs")[first]
@@ -255,7 +254,7 @@ def test_nobody_is_ended_for_an_error_of_the_system(conn: engine.Connection, sta
     for _ in range(2):
         factories.ingest(conn, queue=QUEUE)
     with refusing(conn, "ingest_jobs", "NEW.status = 'running' AND OLD.seq % 2 = 0", state):
-        subject = claimer.Claimer(job_tables.INGEST_JOBS, lambda: factories.who(QUEUE))
+        subject = claimer.Claimer(job_tables.INGEST_JOBS, lambda: transitions.who(QUEUE))
         claimed: list[Row | None] = []
         with pytest.raises(psycopg.Error), contextlib.closing(subject):
             claimed += [subject.claim() for _ in range(2)]
@@ -288,7 +287,7 @@ def test_a_row_that_another_worker_tries_is_left_to_it(
     with engine.connect() as other, other.transaction():
         other.execute("SELECT 1 FROM ingest_jobs WHERE id = 'bad' FOR UPDATE")
         found = claim_isolation.claim_apart(
-            conn, job_tables.INGEST_JOBS, factories.who(QUEUE), promote=False
+            conn, job_tables.INGEST_JOBS, transitions.who(QUEUE), promote=False
         )
         assert (found.job_id, found.aside) == (good, [])
     assert rows(conn, "ingest_jobs")["bad"]["status"] == "queued"
@@ -301,7 +300,7 @@ def test_limits_lock_keys_pauses_and_off_hold_there_too(conn: engine.Connection)
     for number in range(2):
         factories.ingest(conn, id=f"k{number}", queue=QUEUE, lock_key="k", priority=2)
     factories.ingest(conn, id="free", queue=QUEUE, priority=3)
-    who = factories.who(QUEUE)
+    who = transitions.who(QUEUE)
 
     def claimed() -> str | None:
         return claim_isolation.claim_apart(conn, job_tables.INGEST_JOBS, who, promote=False).job_id
@@ -371,10 +370,10 @@ def test_an_end_that_the_data_forbids_fails_the_job_uncharged(conn: engine.Conne
 
 
 def leases(conn: engine.Connection, count: int) -> list[job_tables.Lease]:
-    who = factories.who(QUEUE)
+    who = transitions.who(QUEUE)
     for number in range(count):
         factories.ingest(conn, id=f"j{number}", queue=QUEUE)
-    jobs = claims.ingest_step(conn, who, claim=count)
+    jobs = transitions.claim(conn, who, count)
     return [job_tables.lease_of(job_tables.INGEST_JOBS, job) for job in jobs]
 
 
@@ -401,7 +400,7 @@ def test_a_hand_back_of_several_jobs_skips_a_row_that_refuses(
         if way == "hand back":
             changed = handback.hand_back_all(conn, held_, reason="test")
         elif way == "strays":
-            changed = handback.release_strays(conn, job_tables.INGEST_JOBS, "w1", [])
+            changed = transitions.release_strays(conn, "ingest", "w1", [])
         else:
             changed = recovery.reclaim_dead(
                 conn, job_tables.INGEST_JOBS, prefix="w1", evidence="died"
@@ -415,7 +414,7 @@ def test_an_outcome_is_never_a_failure_of_the_job_behind(conn: engine.Connection
     """What a worker had finished was recorded as failed when the claim in its statement raised."""
     job = factories.ingest(conn, queue=QUEUE, max_attempts=1, priority=0)["id"]
     bad_ingest(conn)
-    who = factories.who(QUEUE)
+    who = transitions.who(QUEUE)
     subject = claimer.Claimer(job_tables.INGEST_JOBS, lambda: who)
     from queue_workflows.worker import current_job, guards
 

@@ -25,9 +25,9 @@ from queue_workflows import (
 )
 from queue_workflows import workers as workers_api
 from queue_workflows.dispatch import drain
-from queue_workflows.engine import attempts, claims, handback, job_tables, recovery, workers
+from queue_workflows.engine import attempts, claims, handback, job_tables, workers
 from queue_workflows.worker import claimer, guards, notes
-from tests.support import wait
+from tests.support import transitions, wait
 
 Row = dict[str, Any]
 
@@ -257,8 +257,8 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
             "UPDATE workflow_node_jobs SET lease_expires_at = now() - interval '1 s' WHERE id = %s",
             (job_id,),
         )
-        assert [r["id"] for r in recovery.reclaim_lapsed(conn, job_tables.NODE_JOBS)] == [job_id]
-    successor = claims.Claimant("other:1:b:r", "other", "cpu")
+        assert [r["id"] for r in transitions.reclaim_lapsed(conn, "node")] == [job_id]
+    successor = transitions.Claimant("other:1:b:r", "other", "cpu")
 
     def taken() -> bool:  # not at once: the refund of the crash locks the row for a moment
         with database.transaction() as conn:
@@ -357,7 +357,7 @@ def test_a_commit_whose_reply_was_lost_is_not_written_twice(body: Body, monkeypa
     real = claims.node_step
     cut: list[bool] = []
 
-    def step(conn: database.Connection, who: claims.Claimant, **more: Any) -> Row | None:
+    def step(conn: database.Connection, who: transitions.Claimant, **more: Any) -> Row | None:
         found = real(conn, who, **more)
         if more.get("done") is not None and not cut:
             cut.append(True)
@@ -594,7 +594,7 @@ def test_a_batch_that_lost_one_claim_records_the_others(db: Any) -> None:
                     "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'"
                     " WHERE status = 'running' AND (args ->> 'i')::int = 0"
                 )
-                assert len(recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)) == 1
+                assert len(transitions.reclaim_lapsed(conn, "ingest")) == 1
 
     queue_workflows.register_ingest_task("t", task)
     jobs.enqueue_many(task_name="t", queue="load", args=[{"i": i} for i in range(3)])
@@ -663,7 +663,7 @@ def test_a_job_claimed_by_a_commit_whose_reply_was_lost_is_given_back(
     real = claims.node_step
     cut: list[bool] = []
 
-    def step(conn: database.Connection, who: claims.Claimant, **more: Any) -> Row | None:
+    def step(conn: database.Connection, who: transitions.Claimant, **more: Any) -> Row | None:
         found = real(conn, who, **more)
         if more.get("done") is not None and not cut:
             cut.append(True)
@@ -730,7 +730,7 @@ def test_a_node_cancelled_then_retried_before_its_handler_ends_runs_again(body: 
     dispatcher.start_run(run["id"])
     (found,) = node_queue.list_jobs_for_run(run["id"])
     with database.transaction() as conn:
-        held = claims.node_step(conn, claims.Claimant("w:1:b:r", "other", "cpu"))
+        held = claims.node_step(conn, transitions.Claimant("w:1:b:r", "other", "cpu"))
     assert held is not None
     queue_workflows.cancel_job(found["id"])
     queue_workflows.retry_run(run["id"])

@@ -14,7 +14,7 @@ from queue_workflows import claim_worker, config, node_queue, queues, run_store,
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.runtime import display
-from tests.support import factories, flow
+from tests.support import factories, flow, transitions
 from tests.support.flow import Flow
 
 IDS = [f"{start}-1b2c-4d5e-8f60-0123456789ab" for start in ("ab000001", "ab000002", "cd000000")]
@@ -162,12 +162,12 @@ def test_the_progress_of_a_completed_node_is_1(toy: Flow, value: Any, end: Any) 
     run_id = toy.started()
     with engine.connect() as conn:
         # As the heartbeat stores it while the handler runs.
-        job = factories.claim_node(conn)
+        job = transitions.claim_node(conn)
         conn.execute(
             "UPDATE workflow_node_jobs SET progress = %s::jsonb WHERE id = %s",
             (None if value is None else json.dumps(value), job["id"]),
         )
-        factories.complete_node(conn, job)
+        transitions.complete_node(conn, job)
     toy.look()
     assert flow.job(run_id, "s/a")["progress"] == end
     assert flow.run(run_id)["progress_pct"] == 100
@@ -175,12 +175,12 @@ def test_the_progress_of_a_completed_node_is_1(toy: Flow, value: Any, end: Any) 
 
 def test_the_progress_of_a_completed_ingest_job_is_1(db: ModuleType) -> None:
     with engine.connect() as conn:
-        job = factories.claim_ingest(conn) if factories.ingest(conn) else {}
+        job = transitions.claim_ingest(conn) if factories.ingest(conn) else {}
         conn.execute("UPDATE ingest_jobs SET progress = '0.4' WHERE id = %s", (job["id"],))
-        factories.complete_ingest(conn, job)
+        transitions.complete_ingest(conn, job)
         assert factories.reread(conn, job)["progress"] == 1
         manual = factories.ingest(conn)
-        factories.claim_ingest(conn)
+        transitions.claim_ingest(conn)
     assert node_queue.mark_ingest_completed(manual["id"])["progress"] == 1  # pyright: ignore
 
 

@@ -23,7 +23,7 @@ from queue_workflows import (
 from queue_workflows.dag import answers, widgets
 from queue_workflows.engine import attempts, handback, job_tables, recovery
 from queue_workflows.types import Row
-from tests.support import factories
+from tests.support import factories, transitions
 
 
 def test_none_is_not_passed_to_configure() -> None:
@@ -139,24 +139,24 @@ GONE = ("claimed_by", "worker_id", "lease_expires_at", "started_at")
 
 
 def _requeue_by_reclaim(conn: Any, job: Row) -> None:
-    factories.expire(conn, job)
-    recovery.reclaim_lapsed(conn, factories.table_of(job))
+    transitions.expire(conn, job)
+    transitions.reclaim_lapsed(conn, transitions.kind_of(job))
 
 
 def _requeue_by_sql(conn: Any, job: Row) -> None:
-    table = factories.table_of(job).name
+    table = transitions.table_of(job).name
     conn.execute(f"UPDATE {table} SET status = 'queued' WHERE id = %s", (job["id"],))
 
 
 def _requeue_by_sql_without_owner(conn: Any, job: Row) -> None:
-    table = factories.table_of(job).name
+    table = transitions.table_of(job).name
     conn.execute(
         f"UPDATE {table} SET status = 'queued', claimed_by = NULL WHERE id = %s", (job["id"],)
     )
 
 
 def _lease(job: Row) -> job_tables.Lease:
-    return job_tables.lease_of(factories.table_of(job), job)
+    return job_tables.lease_of(transitions.table_of(job), job)
 
 
 WAYS: dict[str, Callable[[Any, Row], object]] = {
@@ -170,7 +170,7 @@ WAYS: dict[str, Callable[[Any, Row], object]] = {
     "OFF": lambda conn, job: handback.hand_back(conn, _lease(job), reason="off", front=True),
     "retry": lambda conn, job: attempts.fail(conn, _lease(job), error="no", most=2),
     "dead process": lambda conn, job: recovery.reclaim_dead(
-        conn, factories.table_of(job), prefix=job["worker_id"], evidence="killed"
+        conn, transitions.table_of(job), prefix=job["worker_id"], evidence="killed"
     ),
 }
 
@@ -182,10 +182,10 @@ def test_a_job_that_goes_back_belongs_to_nobody(db: ModuleType, family: str, way
         conn.autocommit = True
         if family == "node":
             factories.node(conn)
-            job = factories.claim_node(conn)
+            job = transitions.claim_node(conn)
         else:
             factories.ingest(conn)
-            job = factories.claim_ingest(conn)
+            job = transitions.claim_ingest(conn)
         WAYS[way](conn, job)
         now = factories.reread(conn, job)
         assert now["status"] == "queued"
@@ -193,7 +193,7 @@ def test_a_job_that_goes_back_belongs_to_nobody(db: ModuleType, family: str, way
         if family == "ingest" or "SQL" not in way:  # what plain SQL does to nodes is not recorded
             host = factories.column(
                 conn,
-                f"SELECT host_label FROM {factories.table_of(job).events} WHERE job_id = %s"
+                f"SELECT host_label FROM {transitions.table_of(job).events} WHERE job_id = %s"
                 " AND event_type IN ('requeued', 'reclaimed', 'retried')",
                 job["id"],
             )
@@ -205,7 +205,7 @@ def test_a_watchdog_puts_its_node_to_the_front(db: ModuleType) -> None:
         conn.autocommit = True
         factories.node(conn, priority=100)
         first = attempts.end_by_watchdog(
-            conn, _lease(factories.claim_node(conn)), error="stalled", seconds=1.0
+            conn, _lease(transitions.claim_node(conn)), error="stalled", seconds=1.0
         )
         assert first is not None
         assert (first["status"], first["priority"], first["claimed_by"]) == ("queued", 10, None)
@@ -239,10 +239,10 @@ def test_a_job_that_is_not_claimed_is_skipped_before_its_handler_runs(db: Module
         job = factories.ingest(conn, task_name="t")
         assert node_executor.execute_node(node) == "skipped"
         assert ingest_executor.execute_ingest_job(job) == "skipped"
-        node, job = factories.claim_node(conn), factories.claim_ingest(conn)
+        node, job = transitions.claim_node(conn), transitions.claim_ingest(conn)
         for claimed in (node, job):
-            factories.expire(conn, claimed)
-            recovery.reclaim_lapsed(conn, factories.table_of(claimed))
+            transitions.expire(conn, claimed)
+            transitions.reclaim_lapsed(conn, transitions.kind_of(claimed))
     assert node_executor.execute_node(node) == "skipped"
     assert ingest_executor.execute_ingest_job(job) == "skipped"
     assert ran == []

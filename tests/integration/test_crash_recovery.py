@@ -18,7 +18,7 @@ from queue_workflows import db as engine
 from queue_workflows.engine import claims, job_tables, recovery
 from queue_workflows.runtime import identity, supervisor
 from queue_workflows.worker import crash_recovery, guards, notes
-from tests.support import factories, proxy
+from tests.support import factories, proxy, transitions
 from tests.support.wait import until
 
 LABEL = "box"
@@ -96,10 +96,10 @@ def test_only_a_worker_that_runs_handlers_itself_charges_what_it_has_claimed(
 ) -> None:
     config.register_ingest_task("t", lambda reason: {})
     jobs.enqueue_many(task_name="t", queue="fetch", args=[{}] * 3)
-    who = claims.Claimant(identity.new_worker_id(LABEL, executors=executors), LABEL, "fetch")
+    who = transitions.Claimant(identity.new_worker_id(LABEL, executors=executors), LABEL, "fetch")
     ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
     with db.connect() as conn:
-        assert len(claims.ingest_step(conn, who, claim=3)) == 3
+        assert len(transitions.claim(conn, who, 3)) == 3
         changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL, excused=excused)
         rows = conn.execute("SELECT * FROM ingest_jobs ORDER BY seq").fetchall()
         events = conn.execute("SELECT event_type AS type, detail FROM ingest_job_events").fetchall()
@@ -120,8 +120,8 @@ def test_the_claims_of_every_queue_of_a_pool_come_back_uncounted(db: ModuleType)
     with db.connect() as conn:
         for queue in queues:
             jobs.enqueue_many(task_name="t", queue=queue, args=[{}] * 2)
-            who = claims.Claimant(identity.new_worker_id(LABEL, executors=True), LABEL, queue)
-            assert len(claims.ingest_step(conn, who, claim=2)) == 2
+            who = transitions.Claimant(identity.new_worker_id(LABEL, executors=True), LABEL, queue)
+            assert len(transitions.claim(conn, who, 2)) == 2
         changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL)
         rows = conn.execute("SELECT * FROM ingest_jobs").fetchall()
         events = conn.execute(
@@ -302,7 +302,7 @@ def test_a_crash_that_a_sweep_counted_while_the_parent_had_no_connection_is_subt
     ended = supervisor.Exit("w", dead_pid(), guards.EXIT_LOST, None, 42, 0.5)
     worker_id = f"{identity.process_prefix(LABEL, ended.pid)}random"
     with proxy.Proxy(dsn) as wire, db.connect() as conn:
-        (held,) = claims.ingest_step(conn, claims.Claimant(worker_id, LABEL, "fetch"), claim=1)
+        (held,) = claims.ingest_step(conn, transitions.Claimant(worker_id, LABEL, "fetch"), claim=1)
         lease = job_tables.lease_of(job_tables.INGEST_JOBS, held)
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", wire.dsn)
         notes.write_note([worker_id], [lease])
@@ -375,7 +375,7 @@ def dies_holding(db: ModuleType, *node_ids: str) -> tuple[str, supervisor.Exit]:
     prefix = identity.process_prefix(LABEL, dead.pid)
     with db.connect() as conn:
         for _ in node_ids:
-            assert claims.node_step(conn, claims.Claimant(f"{prefix}x", LABEL, "cpu"))
+            assert claims.node_step(conn, transitions.Claimant(f"{prefix}x", LABEL, "cpu"))
     return run_id, supervisor.Exit("cpu-1", dead.pid, None, signal.SIGKILL, 42, 0.5)
 
 

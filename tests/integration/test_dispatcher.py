@@ -24,10 +24,10 @@ from queue_workflows import (
 )
 from queue_workflows import db as engine
 from queue_workflows.dispatch import drain, hooks, run_cache, starts
-from queue_workflows.engine import claims, finish, job_tables, outcomes
+from queue_workflows.engine import finish, job_tables, outcomes
 from queue_workflows.runtime import clock
 from queue_workflows.worker import current_job, guards, run_dispatch
-from tests.support import counting_cursor, factories, flow, invariants
+from tests.support import counting_cursor, flow, invariants, transitions
 
 
 @pytest.fixture
@@ -101,14 +101,14 @@ def recorded_together(count: int) -> int:
 
     Return how many statements that took.
     """
-    who = factories.who()
+    who = transitions.who()
     with contextlib.closing(engine.DedicatedConnection()) as dedicated:
         conn = dedicated.get()
         lease_end = guards.LeaseEnd(clock.boot_s(), who.lease_s)
         outcome = outcomes.Outcome("completed", 0.1, "{}")
         done = [
             (current_job.Work(job_tables.NODE_JOBS, job, lease_end), outcome)
-            for job in claims.nodes_step(conn, who, claim=count)
+            for job in transitions.claim(conn, who, count)
         ]
         assert len(done) == count
         dispatch = run_dispatch.RunDispatch(job_tables.NODE_JOBS, dedicated)
@@ -571,14 +571,14 @@ def test_nothing_changes_a_cancelled_run(host: flow.Flow) -> None:
     )  # fmt: skip
     run_id = host.started()
     with engine.connect() as conn:
-        running = factories.claim_node(conn)
+        running = transitions.claim_node(conn)
         assert running["node_id"] == "s/a"
         node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])
         sql(
             "UPDATE workflow_runs SET status = 'cancelled', finished_at = now() WHERE id = %s",
             run_id,
         )
-        factories.complete_node(conn, running)
+        transitions.complete_node(conn, running)
     assert drain.drain_run(run_id) == 0
     assert dispatcher.on_node_completed(run_id, "s/a") == 0
     assert dispatcher.on_node_failed(run_id, "s/a") == 0
@@ -596,7 +596,7 @@ def test_late_results_do_not_change_a_failed_run(host: flow.Flow, late: str) -> 
     host.dag(a="", b="", c="b")
     run_id = host.started()
     with engine.connect() as conn:
-        claimed = [factories.claim_node(conn), factories.claim_node(conn)]
+        claimed = [transitions.claim_node(conn), transitions.claim_node(conn)]
     flow.fail(run_id, "s/a", "first")
     (other,) = [job for job in claimed if job["node_id"] == "s/b"]
     if late == "completed":

@@ -12,8 +12,7 @@ import queue_workflows
 from queue_workflows import config, dispatcher, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows.dispatch import drain
-from queue_workflows.engine import attempts, handback
-from tests.support import factories, flow, invariants
+from tests.support import factories, flow, invariants, transitions
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_cancel_job_of_a_done_node_leaves_its_run_alone(host: flow.Flow) -> None
 
 def test_cancel_job_of_a_running_node_requests_its_end(host: flow.Flow, conn: Any) -> None:
     run_id = chain(host)
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     row = queue_workflows.cancel_job(job["id"])
     assert row is not None
     assert (row["status"], row["cancel_requested_at"] is not None) == ("running", True)
@@ -213,11 +212,11 @@ def test_a_retry_waits_for_what_would_still_bring_an_old_result(host: flow.Flow,
     host.dag(a="", b="a")
     run_id = host.started()
     flow.finish(run_id, "s/a")
-    old = factories.claim_node(conn)
+    old = transitions.claim_node(conn)
     queue_workflows.cancel_run(run_id)
     with pytest.raises(ValueError, match=r"'s/b' .* still runs"):
         queue_workflows.retry_run(run_id, from_node="s/a")
-    factories.complete_node(conn, old)
+    transitions.complete_node(conn, old)
     queue_workflows.retry_run(run_id, from_node="s/a")
     host.go()
     assert flow.status(run_id) == "completed"
@@ -228,12 +227,12 @@ def test_a_node_that_outlived_its_cancelled_run_counts_for_the_reopened_one(
 ) -> None:
     host.dag(a="", b="a")
     run_id = host.started()
-    running = factories.claim_node(conn)
+    running = transitions.claim_node(conn)
     queue_workflows.cancel_run(run_id)
     queue_workflows.retry_run(run_id)
     host.look()
     assert flow.states(run_id) == {"s/a": "running"}
-    factories.complete_node(conn, running, v=1)
+    transitions.complete_node(conn, running, v=1)
     host.look()
     assert flow.states(run_id) == {"s/a": "completed", "s/b": "queued"}
 
@@ -244,18 +243,18 @@ def test_a_run_that_waits_for_its_start_fails_by_whichever_event_is_of_its_gener
     host.dag(a="", b="", c="b")
     run_id = host.submit()
     host.look()
-    a, b = factories.claim_node(conn), factories.claim_node(conn)
+    a, b = transitions.claim_node(conn), transitions.claim_node(conn)
     assert (a["node_id"], b["node_id"]) == ("s/a", "s/b")
     fail = {"error": "broke", "retry": False}
-    attempts.fail(conn, factories.node_lease(b), **fail)
+    transitions.fail(conn, b, **fail)
     host.look()
     conn.execute("UPDATE workflow_runs SET status = 'queued'")
     host.look()
     run_store.reenqueue_running_for_resume()
-    b = factories.claim_node(conn)
+    b = transitions.claim_node(conn)
     assert b["node_id"] == "s/b"
-    attempts.fail(conn, factories.node_lease(a), **fail)
-    attempts.fail(conn, factories.node_lease(b), **fail)
+    transitions.fail(conn, a, **fail)
+    transitions.fail(conn, b, **fail)
     drain.drain_outbox()
     assert flow.status(run_id) == "failed"
 
@@ -264,12 +263,12 @@ def test_a_retry_from_a_node_requests_no_end_of_nodes_that_still_run(
     host: flow.Flow, conn: Any
 ) -> None:
     run_id = chain(host)
-    x = factories.claim_node(conn)
+    x = transitions.claim_node(conn)
     assert x["node_id"] == "s/x"
     queue_workflows.cancel_job(x["id"])
     queue_workflows.retry_run(run_id, from_node="s/a")
     assert flow.job(run_id, "s/x")["cancel_requested_at"] is None
-    handback.hand_back(conn, factories.node_lease(x), reason="cancelled")
+    transitions.hand_back(conn, x, reason="cancelled")
     host.go()
     assert flow.status(run_id) == "completed"
 
@@ -314,7 +313,7 @@ def test_a_failure_that_comes_in_while_a_run_waits_to_resume_fails_it(
 
 def test_an_old_failure_does_not_fail_a_run_that_was_reopened(host: flow.Flow, conn: Any) -> None:
     run_id = chain(host)
-    running = factories.claim_node(conn)
+    running = transitions.claim_node(conn)
     queue_workflows.cancel_run(run_id)
     node_queue.mark_failed(running["id"], error="too late")
     queue_workflows.retry_run(run_id)

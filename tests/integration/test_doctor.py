@@ -16,7 +16,7 @@ from queue_workflows.admin import permissions
 from queue_workflows.cli import doctor, server_checks, table_checks
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding
 from queue_workflows.engine import failure_alerts, unserved_jobs
-from tests.support import database, factories, reused_backends
+from tests.support import database, factories, reused_backends, transitions
 from tests.support.proxy import Proxy
 from tests.support.wait import until
 
@@ -384,7 +384,7 @@ def test_a_run_that_nobody_starts(db: ModuleType) -> None:
 def test_leases_that_nobody_takes_back(db: ModuleType) -> None:
     with engine.connect() as conn:
         factories.ingest(conn)
-        factories.claim_ingest(conn)
+        transitions.claim_ingest(conn)
         for age_s, level in ((-60, OK), (30, OK), (90, ERROR)):
             conn.execute(
                 "UPDATE ingest_jobs SET lease_expires_at = now() - %s * interval '1 s'", (age_s,)
@@ -485,7 +485,7 @@ def test_workers_that_went_silent(db: ModuleType) -> None:
             " VALUES ('one', 'gpu', now()), ('fine', 'cpu', NULL)"
         )
         factories.ingest(conn)
-        job = factories.claim_ingest(conn)
+        job = transitions.claim_ingest(conn)
         conn.execute(
             "INSERT INTO workers (worker_id, host_label, queue, pid, last_seen) VALUES"
             " (%s, 'two', 'fetch', 1, now() - interval '1 min'),"
@@ -582,7 +582,7 @@ def test_renewals_that_are_not_hot(
 def test_hot_updates_are_counted(own: str) -> None:
     with engine.connect() as conn:
         factories.ingest(conn)
-        job = factories.claim_ingest(conn)
+        job = transitions.claim_ingest(conn)
         for _ in range(20):
             conn.execute("UPDATE ingest_jobs SET heartbeat_at = now() WHERE id = %s", (job["id"],))
     text = until(lambda: t if "ingest_jobs" in (t := found("renewals").text) else None)

@@ -11,7 +11,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import queues
 from queue_workflows.engine import claims, finish, job_tables, outcomes
-from tests.support import factories
+from tests.support import factories, transitions
 
 NODES, INGEST = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
 BOTH = pytest.mark.parametrize("table", [INGEST, NODES], ids=["ingest", "nodes"])
@@ -60,7 +60,7 @@ def reported(
     """Claim this number of jobs, of which as many as expected are there; return `due_s`."""
     waits: list[claims.Wait] = []
     on_wait = claims.OnWait(waits.append, within_s)
-    claimant = factories.who(queue, **who)
+    claimant = transitions.who(queue, **who)
     jobs = claims.claim(conn, table, claimant, count=count, promote=promote, on_wait=on_wait)
     assert len(jobs) == expected and all(job["id"] for job in jobs)
     return waits[-1].due_s if waits else None
@@ -136,11 +136,11 @@ def test_the_statement_that_records_a_job_tells_too(
 ) -> None:
     (factories.node if table is NODES else factories.ingest)(conn, queue=queue)
     delayed(conn, table, queue, 30)
-    (job,) = claims.claim(conn, table, factories.who(queue))
+    (job,) = claims.claim(conn, table, transitions.who(queue))
     done = [finish.Done(job_tables.lease_of(table, job), outcomes.Outcome("completed", 0.1, "{}"))]
     waits: list[claims.Wait] = []
     on_wait = claims.OnWait(waits.append, WITHIN_S)
-    assert finish.finish(conn, done, who=factories.who(queue), claim=count, on_wait=on_wait) == []
+    assert finish.finish(conn, done, who=transitions.who(queue), claim=count, on_wait=on_wait) == []
     assert waits[0].due_s is not None and 20 < waits[0].due_s <= 30
 
 

@@ -22,7 +22,7 @@ from queue_workflows import config, errors, node_queue
 from queue_workflows import jobs as jobs_api
 from queue_workflows.dag import payload
 from queue_workflows.types import JobId
-from tests.support import factories, migration_folders
+from tests.support import factories, migration_folders, transitions
 from tests.support.examples import examples
 from tests.support.wait import until
 
@@ -54,7 +54,7 @@ def count(conn: Any) -> int:
 
 
 def end(conn: Any) -> None:
-    factories.complete_ingest(conn, factories.claim_ingest(conn))
+    transitions.complete_ingest(conn, transitions.claim_ingest(conn))
 
 
 def age(conn: Any, job_id: str, seconds: float) -> None:
@@ -101,7 +101,7 @@ def test_all_options_at_once_reach_the_claim(conn: Any) -> None:
     row = get(job_id)
     assert row["policy"] == {"backoff": backoff, "retries": 3}
     assert (row["idempotency_window_s"], row["idempotency_released"]) == (60, False)
-    job = factories.claim_ingest(conn)
+    job = transitions.claim_ingest(conn)
     assert job["id"] == job_id
     assert job["headers"] == {"trace": "1"}
     assert (job["partition_key"], job["lock_key"], job["max_attempts"]) == ("p", "l", 4)
@@ -164,7 +164,7 @@ def test_a_second_request_of_a_key_is_the_first_one(conn: Any, heard: Callable[[
     second = enqueue(idempotency_key="k", args={"a": 2, "b": 1.0}, priority=1)
     assert (second, second.created) == (first, False)
     assert heard() == []
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     third = enqueue(idempotency_key="k", args={"a": 2, "b": 1})
     assert (third, third.created) == (first, False)
     assert count(conn) == 1
@@ -194,7 +194,7 @@ def test_a_job_that_has_not_ended_keeps_its_key_however_old_it_is(conn: Any) -> 
     first = enqueue(idempotency_key="k", idempotency_window_s=1)
     age(conn, first, 1000)
     assert enqueue(idempotency_key="k") == first
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     assert enqueue(idempotency_key="k") == first
 
 
@@ -559,7 +559,7 @@ def test_jobs_with_keys_keep_their_order_and_their_duplicates(conn: Any) -> None
     assert ids[4] == ids[0]
     rows = [get(job_id) for job_id in dict.fromkeys(ids)]
     assert [row["idempotency_window_s"] for row in rows] == [5, None, None, 5, 5]
-    assert [factories.claim_ingest(conn)["id"] for _ in range(5)] == [
+    assert [transitions.claim_ingest(conn)["id"] for _ in range(5)] == [
         first, ids[0], ids[1], ids[3], ids[5],
     ]  # fmt: skip
 

@@ -19,10 +19,10 @@ from queue_workflows.__main__ import main
 from queue_workflows.engine import claims
 from queue_workflows.maintenance import periodic
 from tests.hostile import roles
-from tests.support import factories, invariants
+from tests.support import factories, invariants, transitions
 
 Row = dict[str, Any]
-FETCH = factories.who("fetch")
+FETCH = transitions.who("fetch")
 
 
 @pytest.fixture
@@ -213,11 +213,11 @@ def test_a_handler_that_catches_every_error_does_not_end_its_own_wait(
 def test_a_node_waits_and_its_run_goes_on(conn: engine.Connection) -> None:
     queue_workflows.register_node("asks", lambda: {"ok": steps.wait_for_event("approved")})
     factories.node(conn, node_module="asks", max_attempts=1)
-    assert node_executor.execute_node(factories.claim_node(conn)) == "failed"
+    assert node_executor.execute_node(transitions.claim_node(conn)) == "failed"
     state = "SELECT status || ' ' || blocked_reason FROM workflow_node_jobs"
     assert factories.one(conn, state) == "queued not_due"
     events.send("approved", value=True)
-    assert node_executor.execute_node(factories.claim_node(conn)) == "completed"
+    assert node_executor.execute_node(transitions.claim_node(conn)) == "completed"
     assert factories.one(conn, "SELECT context_delta FROM workflow_node_jobs") == {"ok": True}
 
 

@@ -11,7 +11,7 @@ from queue_workflows.engine import handback, job_events, job_tables, recovery
 from queue_workflows.maintenance import periodic
 from queue_workflows.maintenance import recovery as maintenance_recovery
 from queue_workflows.types import Row
-from tests.support import factories
+from tests.support import factories, transitions
 
 FAMILIES = ["node", "ingest"]
 
@@ -19,13 +19,13 @@ FAMILIES = ["node", "ingest"]
 def claimed(conn: engine.Connection, family: str, **columns: Any) -> Row:
     if family == "node":
         factories.node(conn, **columns)
-        return factories.claim_node(conn)
+        return transitions.claim_node(conn)
     factories.ingest(conn, **columns)
-    return factories.claim_ingest(conn)
+    return transitions.claim_ingest(conn)
 
 
 def lease_of(job: Row) -> job_tables.Lease:
-    return job_tables.lease_of(factories.table_of(job), job)
+    return job_tables.lease_of(transitions.table_of(job), job)
 
 
 def lapse(conn: engine.Connection, job: Row, renewed_ago_s: float = 60.0) -> None:
@@ -33,12 +33,12 @@ def lapse(conn: engine.Connection, job: Row, renewed_ago_s: float = 60.0) -> Non
         "UPDATE {} SET lease_expires_at = now() - interval '1 second',"
         " heartbeat_at = now() - %s * interval '1 second' WHERE id = %s"
     )
-    text = change.format(factories.table_of(job).name)
+    text = change.format(transitions.table_of(job).name)
     conn.execute(text.encode(), (renewed_ago_s, job["id"]))
 
 
 def events(conn: engine.Connection, job: Row) -> list[str]:
-    table = factories.table_of(job)
+    table = transitions.table_of(job)
     rows = conn.execute(
         f"SELECT event_type FROM {table.events} WHERE job_id = %s ORDER BY id".encode(),
         (job["id"],),
@@ -70,12 +70,12 @@ def test_a_crash_that_was_counted_is_subtracted_once_in_any_later_state_of_the_j
 ) -> None:
     job = claimed(conn, family)
     lapse(conn, job)
-    recovery.reclaim_lapsed(conn, factories.table_of(job))
+    transitions.reclaim_lapsed(conn, transitions.kind_of(job))
     assert state(conn, job) == ("queued", 1)
     if status != "queued":
-        (factories.claim_node if family == "node" else factories.claim_ingest)(conn)
+        (transitions.claim_node if family == "node" else transitions.claim_ingest)(conn)
     if status in ("completed", "failed", "cancelled"):
-        change = f"UPDATE {factories.table_of(job).name} SET status = %s, error = 'its own',"
+        change = f"UPDATE {transitions.table_of(job).name} SET status = %s, error = 'its own',"
         change += " worker_id = NULL, lease_expires_at = NULL, finished_at = now() WHERE id = %s"
         conn.execute(change.encode(), (status, job["id"]))
     for first in (True, False):
@@ -94,7 +94,7 @@ def test_a_lapsed_claim_of_a_job_that_must_end_counts_nothing(
     else:
         conn.execute("UPDATE ingest_jobs SET cancel_requested_at = now()")
     lapse(conn, job)
-    recovery.reclaim_lapsed(conn, factories.table_of(job))
+    transitions.reclaim_lapsed(conn, transitions.kind_of(job))
     assert state(conn, job) == ("cancelled", 0)
     assert events(conn, job)[-1] == "cancelled"
     assert not recovery.excuse(conn, lease_of(job))

@@ -20,7 +20,7 @@ from queue_workflows.alerts import sender, settings
 from queue_workflows.engine import failure_alerts
 from queue_workflows.schedule import definition
 from queue_workflows.scheduler import Ticker
-from tests.support import counting_cursor, factories, wait
+from tests.support import counting_cursor, factories, transitions, wait
 from tests.support.clocks import Clock
 
 UTC = timezone.utc
@@ -162,7 +162,7 @@ def test_what_is_cancelled_completed_or_not_ours_is_not_sent(make: Make) -> None
         cancelled, steps = factories.run(conn), factories.run(conn, mode="step")
         job = factories.ingest(conn)
         factories.ingest(conn)
-        factories.complete_ingest(conn, factories.claim_ingest(conn))
+        transitions.complete_ingest(conn, transitions.claim_ingest(conn))
         conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (steps,))
     runs.cancel(cancelled)
     for each in (job["id"],):
@@ -300,7 +300,7 @@ def test_a_job_finishes_with_as_many_statements_as_before(make: Make, dsn: str) 
         counter = counting_cursor.Counter(conn)
         for _ in range(2):
             factories.ingest(conn)
-            factories.complete_ingest(conn, factories.claim_ingest(conn))
+            transitions.complete_ingest(conn, transitions.claim_ingest(conn))
         return counter.statements, counter.rows
 
     with queue_workflows.db.connect() as conn:

@@ -12,7 +12,7 @@ from queue_workflows import errors
 from queue_workflows.dag import policy
 from queue_workflows.engine import attempts, finish, handback, job_tables, outcomes, recovery
 from queue_workflows.types import Row
-from tests.support import factories
+from tests.support import factories, transitions
 
 FAMILIES = ("ingest", "node")
 OUTCOMES = {
@@ -37,17 +37,17 @@ KINDS.remove(("ingest", "parked"))
 def claimed(conn: engine.Connection, family: str, worker_id: str = "w1", **columns: Any) -> Row:
     if family == "node":
         factories.node(conn, **columns)
-        return factories.claim_node(conn, factories.who("cpu", worker_id))
+        return transitions.claim_node(conn, transitions.who("cpu", worker_id))
     factories.ingest(conn, **columns)
-    return factories.claim_ingest(conn, factories.who("fetch", worker_id))
+    return transitions.claim_ingest(conn, transitions.who("fetch", worker_id))
 
 
 def lease(job: Row) -> job_tables.Lease:
-    return job_tables.lease_of(factories.table_of(job), job)
+    return job_tables.lease_of(transitions.table_of(job), job)
 
 
 def last_event(conn: engine.Connection, job: Row) -> Row:
-    table = factories.table_of(job).events
+    table = transitions.table_of(job).events
     row = conn.execute(
         f"SELECT * FROM {table} WHERE job_id = %s ORDER BY id DESC LIMIT 1".encode(), (job["id"],)
     ).fetchone()
@@ -102,7 +102,7 @@ def test_a_batch_is_recorded_and_the_next_jobs_are_claimed(
         (factories.node if family == "node" else factories.ingest)(conn)
     kinds = ("completed", "failed", "completed")
     done = [finish.Done(lease(job), OUTCOMES[kind]) for job, kind in zip(jobs, kinds, strict=True)]
-    who = factories.who("cpu" if family == "node" else "fetch")
+    who = transitions.who("cpu" if family == "node" else "fetch")
     following = finish.finish(conn, done, who=who, claim=2)
     assert [status(conn, job) for job in jobs] == list(kinds)
     assert len(following) == 2
@@ -119,7 +119,7 @@ def test_a_batch_with_a_lost_claim_records_and_claims_nothing(
     done = [finish.Done(each, OUTCOMES["completed"]) for each in leases]
     with pytest.raises(errors.ClaimLost):
         finish.finish(
-            conn, done, who=factories.who("cpu" if family == "node" else "fetch"), claim=1
+            conn, done, who=transitions.who("cpu" if family == "node" else "fetch"), claim=1
         )
     states = [status(conn, each) for each in (*jobs, waiting)]
     assert states == ["running", "running", "queued"]
@@ -133,18 +133,18 @@ def test_a_node_that_failed_keeps_the_inputs_that_it_received(conn: engine.Conne
 
 
 def reclaim(conn: engine.Connection, job: Row) -> object:
-    factories.expire(conn, job)
-    return recovery.reclaim_lapsed(conn, factories.table_of(job))
+    transitions.expire(conn, job)
+    return transitions.reclaim_lapsed(conn, transitions.kind_of(job))
 
 
 def excuse(conn: engine.Connection, job: Row) -> object:
-    factories.expire(conn, job)
+    transitions.expire(conn, job)
     conn.execute(
-        f"UPDATE {factories.table_of(job).name} SET heartbeat_at = now() - interval '1 hour'"
+        f"UPDATE {transitions.table_of(job).name} SET heartbeat_at = now() - interval '1 hour'"
         " WHERE id = %s".encode(),
         (job["id"],),
     )
-    return recovery.excuse_lapsed(conn, factories.table_of(job), had_s=1)
+    return recovery.excuse_lapsed(conn, transitions.table_of(job), had_s=1)
 
 
 WAYS: dict[str, Callable[[Any, Row], object]] = {
@@ -154,10 +154,10 @@ WAYS: dict[str, Callable[[Any, Row], object]] = {
     ),
     "park": lambda conn, job: attempts.park(conn, lease(job)),
     "hand back": lambda conn, job: handback.hand_back(conn, lease(job), reason="r", after_s=5),
-    "stray": lambda conn, job: handback.release_strays(conn, factories.table_of(job), "w1", []),
+    "stray": lambda conn, job: handback.release_strays(conn, transitions.table_of(job), "w1", []),
     "crash": lambda conn, job: recovery.charge(conn, lease(job), evidence="it died"),
     "dead process": lambda conn, job: recovery.reclaim_dead(
-        conn, factories.table_of(job), prefix="w", evidence="it died"
+        conn, transitions.table_of(job), prefix="w", evidence="it died"
     ),
     "lapsed": reclaim,
     "excused": excuse,
@@ -178,7 +178,7 @@ def test_a_cancelled_job_leaves_its_claim_as_cancelled(
 ) -> None:
     job = claimed(conn, family)
     if cause == "request":
-        table = factories.table_of(job).name
+        table = transitions.table_of(job).name
         conn.execute(f"UPDATE {table} SET cancel_requested_at = now()".encode())
     else:
         with factories.unguarded(conn, "workflow_runs"):

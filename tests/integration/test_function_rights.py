@@ -12,7 +12,7 @@ import pytest
 from queue_workflows.admin import permissions
 from queue_workflows.db import function_rights, functions
 from queue_workflows.engine import claim_isolation, job_tables
-from tests.support import factories, rows_before_checks
+from tests.support import factories, rows_before_checks, transitions
 
 OURS = (
     " FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace"
@@ -136,7 +136,7 @@ def test_a_role_without_a_right_spends_no_partitions_rate(conn: Any) -> None:
         ):
             assert "permission denied for table" in refused(conn, f"SELECT {call}")
     factories.ingest(conn, partition_key="k")
-    assert factories.claim_ingest(conn)["partition_key"] == "k"
+    assert transitions.claim_ingest(conn)["partition_key"] == "k"
 
 
 def test_the_work_of_a_start_is_bounded_by_the_rate(conn: Any) -> None:
@@ -154,7 +154,7 @@ def test_the_work_of_a_start_is_bounded_by_the_rate(conn: Any) -> None:
 @pytest.mark.parametrize("family", ["ingest", "node"])
 def test_a_role_that_works_claims_past_a_row_that_raises(conn: Any, family: str) -> None:
     table = job_tables.INGEST_JOBS if family == "ingest" else job_tables.NODE_JOBS
-    who = factories.who("fetch" if family == "ingest" else "cpu")
+    who = transitions.who("fetch" if family == "ingest" else "cpu")
     for each in ("bad", "good"):
         priority = 1 if each == "bad" else 2
         if family == "ingest":

@@ -26,7 +26,7 @@ from queue_workflows.engine import claims, models, workers
 from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import service
 from queue_workflows.worker import gpu_memory, gpu_runtime
-from tests.support import factories, wait
+from tests.support import factories, transitions, wait
 
 
 def report(conn: Any, worker_id: str = "w1", host: str = "box", **given: Any) -> None:
@@ -40,7 +40,7 @@ def report(conn: Any, worker_id: str = "w1", host: str = "box", **given: Any) ->
 
 
 def claim(conn: Any, worker_id: str = "w1", **more: Any) -> dict[str, Any] | None:
-    return claims.node_step(conn, factories.who("gpu", worker_id, **more))
+    return claims.node_step(conn, transitions.who("gpu", worker_id, **more))
 
 
 def learned(conn: Any, model: str, host: str = "box") -> tuple[Any, ...]:
@@ -72,8 +72,8 @@ def test_a_completed_job_teaches_the_run_without_the_load(conn: Any) -> None:
         run_id=job["run_id"], node_id=job["node_id"], event_type="model_load_done",
         job_id=job["id"], host_label="box", queue="gpu", model="m", elapsed_s=30.0,
     )  # fmt: skip
-    done = claims.NodeResult(factories.node_lease(job), "{}", 100.0)
-    claims.node_step(conn, factories.who("gpu"), done=done, claim=False)
+    done = claims.NodeResult(transitions.lease_of(job), "{}", 100.0)
+    claims.node_step(conn, transitions.who("gpu"), done=done, claim=False)
     assert learned(conn, "m") == (30.0, 1, 70.0, 1)
 
 
@@ -382,7 +382,7 @@ def test_a_job_of_a_run_that_is_over_is_not_the_first_of_its_model(
     for run_id, name, model, priority in jobs:
         gpu_job(conn, model, run_id=run_id, node_id=name, priority=priority)
     conn.execute("UPDATE workflow_node_jobs SET created_at = now() - interval '1 minute'")
-    claimant = factories.who("gpu", "w1", **who)
+    claimant = transitions.who("gpu", "w1", **who)
     detail = json.dumps({"claim": workers.claim_detail(claimant)})
     report(conn, current_model=who.get("model"), known_models=who.get("models", []), detail=detail)
     rows = {row["node_id"]: row for row in conn.execute("SELECT * FROM workflow_node_jobs")}

@@ -12,9 +12,9 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, history
 from queue_workflows.db import statements
-from queue_workflows.engine import attempts, handback, job_events, job_tables, recovery
+from queue_workflows.engine import attempts, job_events
 from queue_workflows.engine import history_rows as rows
-from tests.support import factories, flow
+from tests.support import factories, flow, transitions
 from tests.support.flow import Flow
 
 
@@ -145,13 +145,13 @@ def test_a_failure_shows_its_error_and_traceback(toy: Flow) -> None:
 
 def test_every_claim_is_an_attempt_with_its_own_end(conn: engine.Connection) -> None:
     job = factories.node(conn, priority=50)
-    held = factories.claim_node(conn)
-    handback.hand_back(conn, factories.node_lease(held), reason="shutdown")
-    held = factories.claim_node(conn, factories.who(worker_id="box:77:m:r"))
-    factories.expire(conn, held)
-    recovery.reclaim_lapsed(conn, job_tables.NODE_JOBS)
-    held = factories.claim_node(conn)
-    factories.complete_node(conn, held, done=True)
+    held = transitions.claim_node(conn)
+    transitions.hand_back(conn, held, reason="shutdown")
+    held = transitions.claim_node(conn, transitions.who(worker_id="box:77:m:r"))
+    transitions.expire(conn, held)
+    transitions.reclaim_lapsed(conn, "node")
+    held = transitions.claim_node(conn)
+    transitions.complete_node(conn, held, done=True)
     shown = attempts_of(job["id"])
     assert [a["outcome"] for a in shown["attempts"]] == ["requeued", "reclaimed", "completed"]
     assert [a["claim_no"] for a in shown["attempts"]] == [1, 2, 3]
@@ -165,8 +165,8 @@ def test_an_end_by_a_guard_shows_its_reason_and_the_outcome_of_the_job(
     conn: engine.Connection,
 ) -> None:
     job = factories.node(conn)
-    held = factories.claim_node(conn)
-    lease = factories.node_lease(held)
+    held = transitions.claim_node(conn)
+    lease = transitions.lease_of(held)
     row = attempts.end_by_watchdog(conn, lease, error="over its budget", seconds=9.0)
     assert row is not None
     named = row | {"worker_id": lease.worker_id}
@@ -181,7 +181,7 @@ def test_an_end_by_a_guard_shows_its_reason_and_the_outcome_of_the_job(
 
 def test_an_event_without_a_claim_belongs_to_the_one_before(conn: engine.Connection) -> None:
     job = factories.node(conn)
-    factories.claim_node(conn)
+    transitions.claim_node(conn)
     conn.execute(
         "INSERT INTO workflow_node_events (run_id, node_id, event_type, elapsed_s)"
         " VALUES (%s, 'n', 'model_load_done', 2.5)",
@@ -195,7 +195,7 @@ def test_an_event_without_a_claim_belongs_to_the_one_before(conn: engine.Connect
 
 def test_without_its_events_an_attempt_is_described_by_the_row(conn: engine.Connection) -> None:
     job = factories.node(conn)
-    factories.complete_node(conn, factories.claim_node(conn))
+    transitions.complete_node(conn, transitions.claim_node(conn))
     conn.execute("DELETE FROM workflow_node_events")
     (attempt,) = attempts_of(job["id"])["attempts"]
     assert (attempt["claim_no"], attempt["outcome"], attempt["host_label"]) == (
@@ -206,10 +206,10 @@ def test_without_its_events_an_attempt_is_described_by_the_row(conn: engine.Conn
 
 def test_an_ingest_job_has_a_history_of_its_own(conn: engine.Connection) -> None:
     job = factories.ingest(conn, max_attempts=2, args={"n": 1})
-    held = factories.claim_ingest(conn)
-    attempts.fail(conn, factories.ingest_lease(held), error="once")
+    held = transitions.claim_ingest(conn)
+    transitions.fail(conn, held, error="once")
     conn.execute("UPDATE ingest_jobs SET available_at = NULL, blocked_reason = NULL")
-    factories.complete_ingest(conn, factories.claim_ingest(conn), rows=3)
+    transitions.complete_ingest(conn, transitions.claim_ingest(conn), rows=3)
     shown = attempts_of(job["id"])
     assert (shown["kind"], shown["inputs"], shown["output"]) == (
         "ingest job", {"n": 1}, {"rows": 3},

@@ -20,7 +20,7 @@ from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.engine import samples
 from queue_workflows.telemetry import sampler_lock
-from tests.support import factories, wait
+from tests.support import factories, transitions, wait
 
 Row = dict[str, Any]
 SAMPLE: Row = {
@@ -312,7 +312,7 @@ def test_samples_are_pruned_after_a_day(conn: Any) -> None:
 def died(conn: Any, event: str = "death") -> str:
     """A job of host `box` that was claimed 400 s ago, and died 100 s ago."""
     factories.node(conn)
-    job_id = factories.claim_node(conn, factories.who(host="box"))["id"]
+    job_id = transitions.claim_node(conn, transitions.who(host="box"))["id"]
     conn.execute(
         "UPDATE workflow_node_events SET created_at = now() - interval '400 s' WHERE job_id = %s",
         (job_id,),
@@ -341,9 +341,9 @@ def test_an_attempt_that_died_shows_the_last_sample_of_its_machine(conn: Any) ->
 
 def test_an_attempt_that_ended_well_shows_no_sample(conn: Any) -> None:
     factories.node(conn)
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     put(conn)
-    factories.complete_node(conn, job)
+    transitions.complete_node(conn, job)
     shown = history.get_job(job["id"])
     assert shown is not None
     assert [attempt["machine"] for attempt in shown["attempts"]] == [None]

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from queue_workflows import history, jobs, node_queue
-from queue_workflows.engine import attempts, handback, manual_changes, recovery
+from queue_workflows.engine import attempts, handback, manual_changes
 from queue_workflows.worker import guards, job_ending
-from tests.support import factories
+from tests.support import factories, transitions
 
 ENDS = {
     "claimed": "running",
@@ -37,7 +37,7 @@ def events(conn: Any, job_id: str = "j") -> list[Any]:
 
 
 def lease(conn: Any) -> Any:
-    return factories.ingest_lease(factories.reread(conn, {"id": "j"}))
+    return transitions.lease_of(factories.reread(conn, {"id": "j"}))
 
 
 def plainly(text: str) -> Callable[[Any], object]:
@@ -45,12 +45,12 @@ def plainly(text: str) -> Callable[[Any], object]:
 
 
 def claim(conn: Any) -> object:
-    return factories.claims.ingest_step(conn, factories.who("fetch"), claim=2)
+    return transitions.claim(conn, transitions.who("fetch"), 2)
 
 
 def complete(conn: Any) -> object:
     job = factories.reread(conn, {"id": "j"})
-    return factories.complete_ingest(conn, job) if job["worker_id"] else None
+    return transitions.complete_ingest(conn, job) if job["worker_id"] else None
 
 
 def trip(conn: Any) -> object:
@@ -59,26 +59,26 @@ def trip(conn: Any) -> object:
 
 
 def lapse(conn: Any) -> object:
-    factories.expire(conn, {"id": "j"})
-    return recovery.reclaim_lapsed(conn, factories.job_tables.INGEST_JOBS)
+    transitions.expire(conn, {"id": "j"})
+    return transitions.reclaim_lapsed(conn, "ingest")
 
 
 def complete_by_hand(conn: Any) -> object:
-    table = factories.job_tables.INGEST_JOBS
+    table = transitions.INGEST_JOBS
     return manual_changes.complete(conn, table, "j", result="{}", seconds=1.0)
 
 
 def fail_by_hand(conn: Any) -> object:
-    table = factories.job_tables.INGEST_JOBS
+    table = transitions.INGEST_JOBS
     return manual_changes.fail(conn, table, "j", error="by hand", seconds=1.0)
 
 
 def strays(conn: Any) -> object:
-    return handback.release_strays(conn, factories.job_tables.INGEST_JOBS, "w1", [])
+    return transitions.release_strays(conn, "ingest", "w1", [])
 
 
 def requeue(conn: Any) -> object:
-    return manual_changes.requeue_of_host(conn, factories.job_tables.INGEST_JOBS, "box", "fetch")
+    return manual_changes.requeue_of_host(conn, transitions.INGEST_JOBS, "box", "fetch")
 
 
 MOVES: dict[str, Callable[[Any], object]] = {

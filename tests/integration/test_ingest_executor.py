@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 import queue_workflows
 from queue_workflows import config, ingest_executor, jobs, node_queue
 from queue_workflows import db as engine
-from tests.support import factories, invariants, rows_before_checks
+from tests.support import factories, invariants, rows_before_checks, transitions
 
 Row = dict[str, Any]
 ARGS = {"scenario": 7}
@@ -276,7 +276,7 @@ def test_a_failed_job_is_queued_again_while_attempts_are_left() -> None:
 def test_a_lost_claim_writes_nothing(value: Any) -> None:
     job = claimed(lambda reason: value)
     with engine.connect() as conn:
-        factories.expire(conn, job)
+        transitions.expire(conn, job)
     node_queue.reclaim_expired_ingest_leases()
     assert ingest_executor.execute_ingest_job(job) == "skipped"
     row = after(job)

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from queue_workflows import config, errors, jobs, node_queue
-from queue_workflows.engine import attempts, pending, promotion
-from tests.support import factories
+from queue_workflows.engine import attempts, pending
+from tests.support import factories, transitions
 
 
 @pytest.fixture(autouse=True)
@@ -150,10 +150,10 @@ def test_a_machine_that_is_off_claims_nothing(conn: Any) -> None:
 
 def test_a_job_that_is_not_due_waits_until_it_is(conn: Any, heard: Callable[[], Any]) -> None:
     factories.ingest(conn, available_at="2999-01-01")
-    assert (claim(), heard(), promotion.promote_due(conn)) == (None, [], 0)
+    assert (claim(), heard(), transitions.promote_due(conn)) == (None, [], 0)
     conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 ms'")
     assert pending.work(conn).due is True
-    assert promotion.promote_due(conn) == 1
+    assert transitions.promote_due(conn) == 1
     assert heard() == [("ingest_job_ready", "fetch")]
     assert claim() is not None
 
@@ -209,7 +209,7 @@ def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) 
     wait_s = "SELECT extract(epoch FROM available_at - now())::float8 FROM ingest_jobs"
     for attempt in (1, 2):
         row = attempts.fail(
-            conn, factories.ingest_lease(factories.claim_ingest(conn)), error=f"e{attempt}"
+            conn, transitions.lease_of(transitions.claim_ingest(conn)), error=f"e{attempt}"
         )
         assert row is not None
         assert (row["status"], row["attempts"], row["error"]) == ("queued", attempt, f"e{attempt}")
@@ -217,7 +217,7 @@ def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) 
         assert 30 * attempt - 5 < factories.one(conn, wait_s) <= 30 * attempt
         assert claim() is None
         conn.execute("UPDATE ingest_jobs SET available_at = NULL")
-    row = attempts.fail(conn, factories.ingest_lease(factories.claim_ingest(conn)), error="e3")
+    row = attempts.fail(conn, transitions.lease_of(transitions.claim_ingest(conn)), error="e3")
     assert row is not None
     assert (row["status"], row["attempts"], row["available_at"]) == ("failed", 3, None)
     assert history(conn, job["id"]) == [
@@ -227,9 +227,9 @@ def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) 
 
 def test_a_failure_of_a_job_with_a_cancel_request_is_no_retry(conn: Any) -> None:
     factories.ingest(conn, max_attempts=3)
-    job = factories.claim_ingest(conn)
+    job = transitions.claim_ingest(conn)
     jobs.cancel(job["id"])
-    row = attempts.fail(conn, factories.ingest_lease(job), error="interrupted")
+    row = transitions.fail(conn, job, error="interrupted")
     assert row is not None
     assert (row["status"], row["available_at"]) == ("cancelled", None)
     assert row["finished_at"] is not None
@@ -237,10 +237,8 @@ def test_a_failure_of_a_job_with_a_cancel_request_is_no_retry(conn: Any) -> None
 
 def test_a_timeout_fails_an_ingest_job_at_once(conn: Any) -> None:
     factories.ingest(conn, max_attempts=3)
-    job = factories.claim_ingest(conn)
-    row = attempts.end_by_watchdog(
-        conn, factories.ingest_lease(job), error="over budget", seconds=9
-    )
+    job = transitions.claim_ingest(conn)
+    row = transitions.end_by_watchdog(conn, job, error="over budget", seconds=9)
     assert row is not None
     assert (row["status"], row["error"], row["watchdog_retries"]) == ("failed", "over budget", 1)
 
@@ -284,9 +282,9 @@ def test_a_failed_job_is_retried_in_a_new_generation(conn: Any, heard: Callable[
     )  # fmt: skip
     assert (row["error"], row["finished_at"]) == (None, None)
     assert heard() == [("ingest_job_ready", "fetch")]
-    claimed = factories.claim_ingest(conn)
+    claimed = transitions.claim_ingest(conn)
     assert claimed["claim_no"] == 1
-    factories.complete_ingest(conn, claimed)
+    transitions.complete_ingest(conn, claimed)
     with pytest.raises(KeyError, match="no failed or cancelled job"):
         jobs.retry(job["id"])
 
@@ -308,8 +306,8 @@ def test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison(conn: Any) -
     found: list[Any] = []
     for _ in range(3):
         conn.execute("UPDATE ingest_jobs SET available_at = NULL WHERE status = 'queued'")
-        job = factories.claim_ingest(conn)
-        factories.expire(conn, job)
+        job = transitions.claim_ingest(conn)
+        transitions.expire(conn, job)
         (row,) = node_queue.reclaim_expired_ingest_leases()
         found.append(row)
         conn.execute("UPDATE ingest_jobs SET priority = 50 WHERE status = 'queued'")
@@ -322,9 +320,9 @@ def test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison(conn: Any) -
 
 def test_a_lapsed_job_with_a_cancel_request_is_cancelled(conn: Any) -> None:
     enqueue()
-    job = factories.claim_ingest(conn)
+    job = transitions.claim_ingest(conn)
     jobs.cancel(job["id"])
-    factories.expire(conn, job)
+    transitions.expire(conn, job)
     (row,) = node_queue.reclaim_expired_ingest_leases()
     assert row["status"] == "cancelled"
 

@@ -14,10 +14,10 @@ import pytest
 from queue_workflows import config, errors, history, jobs, node_queue
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
-from queue_workflows.engine import finish, handback, outcomes
+from queue_workflows.engine import finish, outcomes
 from queue_workflows.operations import many_jobs
 from queue_workflows.runtime import entry_point
-from tests.support import factories, invariants
+from tests.support import factories, invariants, transitions
 
 
 @pytest.fixture
@@ -54,18 +54,18 @@ def failed(conn: Any, job_id: str, **columns: Any) -> str:
 
 
 def fail(conn: Any, job_id: str, error: Exception | None = None) -> None:
-    (job,) = factories.claims.ingest_step(conn, factories.who("fetch"))
+    (job,) = transitions.claim(conn, transitions.who("fetch"))
     assert job["id"] == job_id
     try:
         raise error or ValueError("no such feed")
     except Exception as raised:
         outcome = outcomes.of_error(raised, 0.5, "task t")
-    finish.record(conn, factories.ingest_lease(job), outcome)
+    finish.record(conn, transitions.lease_of(job), outcome)
 
 
 def completed(conn: Any, job_id: str, **columns: Any) -> str:
     factories.ingest(conn, id=job_id, **columns)
-    factories.complete_ingest(conn, factories.claim_ingest(conn))
+    transitions.complete_ingest(conn, transitions.claim_ingest(conn))
     return job_id
 
 
@@ -289,7 +289,7 @@ def test_waiting_jobs_are_cancelled_and_running_ones_requested_to_stop(
 ) -> None:
     failed(conn, "dead2")
     factories.ingest(conn, id="runs")
-    job = factories.claim_ingest(conn)
+    job = transitions.claim_ingest(conn)
     answers = jobs.cancel_many(["waits", "runs", "done"], by="ann")
     assert [one["outcome"] for one in answers] == ["cancelled", "asked to stop", "refused"]
     assert answers[2]["reason"] == "it is completed"
@@ -298,13 +298,13 @@ def test_waiting_jobs_are_cancelled_and_running_ones_requested_to_stop(
     again = jobs.cancel_many(["runs"])
     assert again[0]["outcome"] == "asked to stop"
     assert len(history_of(conn, "runs")) == 2, "asked once"
-    handback.hand_back(conn, factories.ingest_lease(job), reason="asked")
+    transitions.hand_back(conn, job, reason="asked")
     assert statuses(conn)["runs"] == "cancelled"
 
 
 def test_running_jobs_may_be_left_alone(conn: Any) -> None:
     factories.ingest(conn, id="runs")
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     (answers,) = jobs.cancel_many(["runs"], running=False)
     assert (answers["outcome"], answers["reason"]) == ("refused", "it is running")
     assert factories.reread(conn, {"id": "runs"})["cancel_requested_at"] is None
@@ -313,7 +313,7 @@ def test_running_jobs_may_be_left_alone(conn: Any) -> None:
 def test_deleting_spares_what_runs_and_keeps_the_history(conn: Any, some: None) -> None:
     conn.execute("UPDATE ingest_jobs SET priority = 1 WHERE id = 'later'")
     factories.ingest(conn, id="runs")
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     answers = jobs.delete_many(["runs", "dead", "waits", "done"], by="ann")
     assert [one["outcome"] for one in answers] == ["refused", "deleted", "deleted", "deleted"]
     assert answers[0]["reason"] == "it is running: cancel it first"
@@ -382,7 +382,7 @@ def test_a_filter_selects_dead_jobs_and_prints_their_number(
 
 def test_cancel_and_delete_by_filter(conn: Any, some: None, said: Callable[..., Said]) -> None:
     factories.ingest(conn, id="runs", priority=1)
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     assert said("cancel", "--status", "queued", "--task", "other").out == "job later: cancelled\n"
     done = said("cancel", "--queue", "fetch")
     assert done.out == "job runs: asked to stop\n"
@@ -397,7 +397,7 @@ def test_a_job_that_has_begun_since_it_was_listed_as_waiting_runs_on(
 ) -> None:
     factories.ingest(conn, id="begun")
     waiting = jobs.list()
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     monkeypatch.setattr(jobs, "list", lambda **_: waiting)
     done = said("cancel", "--status", "queued")
     assert (done.code, "job begun: it is running" in done.err) == (1, True)

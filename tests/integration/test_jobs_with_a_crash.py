@@ -10,7 +10,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows.engine import claims, job_tables
-from tests.support import factories
+from tests.support import factories, transitions
 
 NODES, INGEST = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
 SHAPES = pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def claimed(
 ) -> tuple[list[str], float | None]:
     """Claim up to `count` jobs; return their ids, and in how many seconds to claim again."""
     waits: list[claims.Wait] = []
-    who = factories.who("cpu" if table is NODES else "fetch", **more)
+    who = transitions.who("cpu" if table is NODES else "fetch", **more)
     on_wait = claims.OnWait(waits.append, WITHIN_S)
     jobs = claims.claim(conn, table, who, count=count, on_wait=on_wait)
     return [job["id"] for job in jobs], waits[-1].due_s if waits else None

@@ -22,11 +22,10 @@ from queue_workflows.engine import (
     handback,
     job_tables,
     outcomes,
-    promotion,
     recovery,
 )
 from queue_workflows.engine import events as engine_events
-from tests.support import factories, invariants
+from tests.support import factories, invariants, transitions
 
 Row = dict[str, Any]
 NODES, INGEST = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
@@ -43,9 +42,9 @@ def conn(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Generator[engine.Co
         assert invariants.broken(conn, slack_s=5) == []
 
 
-def at(host: str, table: job_tables.JobTable = INGEST, **more: Any) -> claims.Claimant:
+def at(host: str, table: job_tables.JobTable = INGEST, **more: Any) -> transitions.Claimant:
     queue = more.pop("queue", "cpu" if table is NODES else "fetch")
-    return factories.who(queue, worker_id=f"worker of {host}", host=host, **more)
+    return transitions.who(queue, worker_id=f"worker of {host}", host=host, **more)
 
 
 def queued(conn: engine.Connection, table: job_tables.JobTable, **columns: Any) -> str:
@@ -54,14 +53,14 @@ def queued(conn: engine.Connection, table: job_tables.JobTable, **columns: Any) 
 
 
 def claimed(
-    conn: engine.Connection, who: claims.Claimant, table: job_tables.JobTable = INGEST,
+    conn: engine.Connection, who: transitions.Claimant, table: job_tables.JobTable = INGEST,
     *, count: int = 1, promote: bool = False,
 ) -> list[str]:  # fmt: skip
     return [job["id"] for job in _claimed(conn, who, table, count, promote)]
 
 
 def _claimed(
-    conn: engine.Connection, who: claims.Claimant, table: job_tables.JobTable, count: int,
+    conn: engine.Connection, who: transitions.Claimant, table: job_tables.JobTable, count: int,
     promote: bool,
 ) -> list[Row]:  # fmt: skip
     found = claims.claim(conn, table, who, count=count, promote=promote)
@@ -69,7 +68,7 @@ def _claimed(
 
 
 def waits(
-    conn: engine.Connection, who: claims.Claimant, table: job_tables.JobTable = INGEST,
+    conn: engine.Connection, who: transitions.Claimant, table: job_tables.JobTable = INGEST,
     *, event: str | None = None, after_s: float | None = 3600.0,
 ) -> Row:  # fmt: skip
     """Let the next job of a host wait, for an event if one is named, and return it."""
@@ -111,7 +110,7 @@ def test_a_job_whose_event_came_is_claimed_where_it_was(
     assert claimed(conn, at("a", table), table, count=count, promote=True) == []
     events.send("go")
     assert claimed(conn, at("b", table), table, count=count, promote=True) == []
-    assert promotion.promote_due(conn) == 0
+    assert transitions.promote_due(conn) == 0
     assert claimed(conn, at("a", table), table, count=count) == [job_id]
     row = job(conn, table, job_id)
     assert (row["blocked_reason"], row["available_at"], row["claim_no"]) == (None, None, 2)
@@ -273,7 +272,7 @@ def test_a_limit_that_is_set_while_a_job_is_kept_does_not_lose_it(conn: engine.C
     assert claimed(conn, at("a"), promote=True) == []
     assert job(conn, INGEST, job_id)["blocked_reason"] == "not_due"
     passes(conn, INGEST, hold=True)
-    promotion.promote_due(conn)
+    transitions.promote_due(conn)
     assert claimed(conn, at("b"), promote=True) == [job_id]
 
 
@@ -289,7 +288,7 @@ def test_a_lock_key_that_is_set_while_a_job_is_kept_counts(
     events.send("go")
     assert claimed(conn, at("a", table), table, promote=True) == []
     passes(conn, table, hold=True)
-    promotion.promote_due(conn)
+    transitions.promote_due(conn)
     assert job(conn, table, job_id)["blocked_reason"] == "locked"
 
 

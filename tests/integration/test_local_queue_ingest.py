@@ -19,10 +19,9 @@ import pytest
 
 from queue_workflows import config, errors, jobs, local_queue, queues, workers
 from queue_workflows import db as engine
-from queue_workflows.engine import job_tables, recovery
 from queue_workflows.runtime import clock
 from queue_workflows.telemetry import pressure
-from tests.support import factories, invariants, local_queue_app, memory_reports
+from tests.support import factories, invariants, local_queue_app, memory_reports, transitions
 from tests.support.local_queue_app import QUEUE
 from tests.support.wait import until
 
@@ -234,7 +233,7 @@ def test_leases_are_renewed_while_jobs_run_and_wait(
             for row in conn.execute("SELECT * FROM ingest_jobs")
         )
     )
-    assert recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS) == []
+    assert transitions.reclaim_lapsed(conn, "ingest") == []
     handlers.go.set()
     until(lambda: states(conn) == {"completed": 3})
 
@@ -249,7 +248,7 @@ def test_a_lost_lease_drops_the_late_result(
     # As the sweep does for a process that seems dead.
     with conn.transaction():  # a renewal between the two would undo the first
         conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'")
-        assert len(recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)) == 1
+        assert len(transitions.reclaim_lapsed(conn, "ingest")) == 1
     until(lambda: manager.stats()["abandoned_threads"] == 1)
     handlers.go.set()
     until(lambda: manager.stats()["late_results"] == 1)
@@ -601,7 +600,7 @@ def test_the_jobs_of_a_killed_process_are_recovered(
 
     def took_all() -> bool:
         # A row that a dying transaction still locks is left to the next call.
-        taken.extend(recovery.reclaim_gone(conn, job_tables.INGEST_JOBS, 0.0))
+        taken.extend(transitions.reclaim_gone(conn, "ingest", 0.0))
         return len(taken) == 4
 
     until(took_all)

@@ -15,7 +15,7 @@ from queue_workflows import db as engine
 from queue_workflows import jobs as jobs_api
 from queue_workflows.engine import job_tables, logs
 from queue_workflows.worker import capture
-from tests.support import factories, flow
+from tests.support import factories, flow, transitions
 from tests.support.flow import Flow
 from tests.support.wait import until
 
@@ -32,11 +32,11 @@ def stored(conn: engine.Connection) -> int:
 
 
 def written(job: dict[str, Any], head: str | None, tail: str = "", cut: int = 0) -> logs.Written:
-    return logs.Written(job_tables.lease_of(factories.table_of(job), job), head, tail, cut)
+    return logs.Written(job_tables.lease_of(transitions.table_of(job), job), head, tail, cut)
 
 
 def write(conn: engine.Connection, job: dict[str, Any], *parts: Any) -> int:
-    return logs.write(conn, factories.table_of(job), [written(job, *parts)])
+    return logs.write(conn, transitions.table_of(job), [written(job, *parts)])
 
 
 def test_a_bodys_log_is_stored_with_its_attempt(toy: Flow) -> None:
@@ -164,12 +164,12 @@ def test_a_longer_log_loses_its_middle_and_reports_the_size(
 
 def test_another_claim_refuses_the_log_of_the_one_before(conn: engine.Connection) -> None:
     factories.node(conn)
-    first = factories.claim_node(conn)
+    first = transitions.claim_node(conn)
     assert write(conn, first, "begun") == 1
-    factories.expire(conn, first)
+    transitions.expire(conn, first)
     node_queue.reclaim_expired_leases()
     assert write(conn, first, "taken back, not yet claimed") == 1
-    second = factories.claim_node(conn, factories.who(worker_id="w2"))
+    second = transitions.claim_node(conn, transitions.who(worker_id="w2"))
     assert write(conn, first, "too late") == 0
     assert write(conn, second, "mine") == 1
     assert texts(first["id"]) == ["taken back, not yet claimed", "mine"]
@@ -177,7 +177,7 @@ def test_another_claim_refuses_the_log_of_the_one_before(conn: engine.Connection
 
 def test_a_head_left_out_stays(conn: engine.Connection) -> None:
     factories.ingest(conn)
-    job = factories.claim_ingest(conn)
+    job = transitions.claim_ingest(conn)
     write(conn, job, "head", "t1")
     write(conn, job, None, "t2", 5)
     assert texts(job["id"]) == ["head\n[... 5 bytes cut ...]\nt2"]
@@ -190,7 +190,7 @@ def test_the_nodes_that_logged_come_in_the_order_of_their_last_write(
     jobs: dict[str, dict[str, Any]] = {}
     for name in "abcd":
         factories.node(conn, run_id, name)
-        jobs[name] = factories.claim_node(conn)
+        jobs[name] = transitions.claim_node(conn)
         write(conn, jobs[name], name)
     write(conn, jobs["b"], None, "more")
 
@@ -207,10 +207,10 @@ def test_the_nodes_that_logged_come_in_the_order_of_their_last_write(
 def test_a_log_goes_with_its_run_and_with_its_job(conn: engine.Connection) -> None:
     for n in range(2):
         factories.node(conn, factories.run(conn, id=f"r{n}"))
-        assert write(conn, factories.claim_node(conn), "x") == 1
+        assert write(conn, transitions.claim_node(conn), "x") == 1
     # An ingest job may have the id of a node job.
     factories.ingest(conn, id=factories.one(conn, "SELECT id FROM workflow_node_jobs LIMIT 1"))
-    assert write(conn, factories.claim_ingest(conn), "x") == 1
+    assert write(conn, transitions.claim_ingest(conn), "x") == 1
     run_store.delete_run("r0")
     assert stored(conn) == 2
     conn.execute("DELETE FROM ingest_jobs")
@@ -224,7 +224,7 @@ def test_a_log_goes_with_its_run_and_with_its_job(conn: engine.Connection) -> No
 def test_old_logs_are_pruned_with_the_events(conn: engine.Connection) -> None:
     for days in (29, 31):
         factories.ingest(conn)
-        write(conn, factories.claim_ingest(conn), "x")
+        write(conn, transitions.claim_ingest(conn), "x")
         conn.execute(
             "UPDATE job_attempt_logs SET created_at = now() - %s * interval '1 day'"
             " WHERE created_at > now() - interval '1 day'",

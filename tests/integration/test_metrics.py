@@ -11,11 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from queue_workflows import db as engine
 from queue_workflows import errors, history, jobs
 from queue_workflows.db import statements
-from queue_workflows.engine import attempts, finish, handback, metric_rows, outcomes, recovery
+from queue_workflows.engine import attempts, finish, handback, metric_rows, outcomes
 from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import display
 from queue_workflows.telemetry import metrics
-from tests.support import factories
+from tests.support import factories, transitions
 from tests.support.wait import until
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -52,8 +52,8 @@ def falls(before: Series, after: Series) -> dict[Any, Any]:
 
 def finish_ingest(conn: Any, queue: str = "fetch", seconds: float = 1.5) -> None:
     factories.ingest(conn, queue=queue)
-    job = factories.claim_ingest(conn, factories.who(queue))
-    done = finish.Done(factories.ingest_lease(job), outcomes.Outcome("completed", seconds))
+    job = transitions.claim_ingest(conn, transitions.who(queue))
+    done = finish.Done(transitions.lease_of(job), outcomes.Outcome("completed", seconds))
     finish.finish(conn, [done])
 
 
@@ -61,11 +61,11 @@ def test_ends_of_jobs_are_counted_by_queue_and_outcome(conn: Any) -> None:
     finish_ingest(conn)
     finish_ingest(conn, "load")
     factories.node(conn)
-    factories.complete_node(conn, factories.claim_node(conn))
+    transitions.complete_node(conn, transitions.claim_node(conn))
     factories.ingest(conn)
-    job = factories.claim_ingest(conn, factories.who("fetch"))
+    job = transitions.claim_ingest(conn, transitions.who("fetch"))
     failed = outcomes.of_error(errors.Discard("no"), 0.5, "t")
-    assert finish.record(conn, factories.ingest_lease(job), failed) == "failed"
+    assert finish.record(conn, transitions.lease_of(job), failed) == "failed"
     jobs.cancel(factories.ingest(conn)["id"])
     found = read()
     assert value(found, "jobs_total", queue="fetch", outcome="completed") == 1
@@ -129,16 +129,16 @@ def test_histograms_are_cumulative_and_a_bound_belongs_to_its_bucket(conn: Any) 
 
 
 def test_a_wait_after_a_return_to_the_queue_has_its_reason(conn: Any) -> None:
-    who = factories.who("fetch")
+    who = transitions.who("fetch")
     factories.ingest(conn, max_attempts=9)
-    lease = factories.ingest_lease(factories.claim_ingest(conn, who))
+    lease = transitions.lease_of(transitions.claim_ingest(conn, who))
     assert attempts.fail(conn, lease, retry=True, after_s=0, most=9, error="x", seconds=1.0)
-    lease = factories.ingest_lease(factories.claim_ingest(conn, who))
+    lease = transitions.lease_of(transitions.claim_ingest(conn, who))
     assert handback.hand_back(conn, lease, reason="OFF")
-    job = factories.claim_ingest(conn, who)
-    factories.expire(conn, job)
-    assert recovery.reclaim_lapsed(conn, factories.table_of(job))
-    factories.claim_ingest(conn, who)
+    job = transitions.claim_ingest(conn, who)
+    transitions.expire(conn, job)
+    assert transitions.reclaim_lapsed(conn, transitions.kind_of(job))
+    transitions.claim_ingest(conn, who)
     found = read()
     for why in ("new", "retry", "handed_back", "crash"):
         assert value(found, "job_wait_seconds_count", why=why) == 1, why
@@ -154,12 +154,12 @@ def test_the_crash_that_ends_a_job_counts_too(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_CRASHES", "1")
     factories.node(conn)
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     if evidence is None:
-        factories.expire(conn, job)
-        assert recovery.reclaim_lapsed(conn, factories.table_of(job))
+        transitions.expire(conn, job)
+        assert transitions.reclaim_lapsed(conn, transitions.kind_of(job))
     else:
-        assert recovery.charge(conn, factories.node_lease(job), evidence=evidence)
+        assert transitions.charge(conn, job, evidence=evidence)
     found = read()
     cause = "lease_lapsed" if evidence is None else "process_died"
     assert value(found, "job_crashes_total", queue="cpu") == 1
@@ -172,7 +172,7 @@ def test_prune_counts_first_and_no_counter_falls(
 ) -> None:
     finish_ingest(conn)
     factories.node(conn)
-    factories.complete_node(conn, factories.claim_node(conn))
+    transitions.complete_node(conn, transitions.claim_node(conn))
     before = read()
     finish_ingest(conn)
     for table in ("ingest_job_events", "workflow_node_events"):
@@ -345,7 +345,7 @@ def test_the_gauges_describe_the_tables(conn: Any) -> None:
     for n in range(3):
         factories.ingest(conn, priority=n, created_at=f"2026-01-0{n + 1}")
     factories.ingest(conn, available_at="2099-01-01")
-    factories.claim_ingest(conn, factories.who("fetch"))
+    transitions.claim_ingest(conn, transitions.who("fetch"))
     factories.node(conn, status="awaiting_input", node_module="__input__x")
     conn.execute(
         "INSERT INTO workers (worker_id, host_label, queue, pid, state, last_seen) VALUES"

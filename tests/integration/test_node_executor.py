@@ -31,7 +31,7 @@ from queue_workflows.dispatch import job_inputs
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
 from queue_workflows.runtime import app_loading
-from tests.support import factories, flow, invariants
+from tests.support import factories, flow, invariants, transitions
 
 if TYPE_CHECKING:
     from somewhere_else import Unknown
@@ -756,7 +756,7 @@ def test_a_handler_that_raises_because_it_was_cancelled_has_not_failed() -> None
 def test_a_lost_claim_writes_nothing(value: Any) -> None:
     job = claimed(returning(value))
     with engine.connect() as conn:
-        factories.expire(conn, job)
+        transitions.expire(conn, job)
     node_queue.reclaim_expired_leases()
     assert node_executor.execute_node(job) == "skipped"
     row = after(job)

@@ -17,7 +17,7 @@ from queue_workflows.db import statements as queries
 from queue_workflows.engine import job_tables, manual_changes, recovery
 from queue_workflows.maintenance import periodic
 from queue_workflows.maintenance import recovery as maintenance_recovery
-from tests.support import counting_cursor, factories, flow, wait
+from tests.support import counting_cursor, factories, flow, transitions, wait
 
 
 @pytest.fixture
@@ -253,13 +253,13 @@ def test_idle_sweeps_run_few_statements(rounds: Rounds, monkeypatch: pytest.Monk
 
 def lapsed_node(conn: Any) -> str:
     factories.node(conn, factories.run(conn))
-    factories.expire(conn, factories.claim_node(conn))
+    transitions.expire(conn, transitions.claim_node(conn))
     return "SELECT status = 'queued' FROM workflow_node_jobs"
 
 
 def lapsed_ingest(conn: Any) -> str:
     factories.ingest(conn)
-    factories.expire(conn, factories.claim_ingest(conn))
+    transitions.expire(conn, transitions.claim_ingest(conn))
     return "SELECT status = 'queued' FROM ingest_jobs"
 
 
@@ -400,7 +400,7 @@ def test_a_worker_without_session_and_renewal_is_dead_before_its_lease_ends(conn
         factories.node(conn, run_id, f"n{i}")
     ids = ["dead", "unlocked", "renewing"]
     dead, unlocked, renewing = (
-        factories.claim_node(conn, factories.who()._replace(worker_id=name)) for name in ids
+        transitions.claim_node(conn, transitions.who()._replace(worker_id=name)) for name in ids
     )
     for worker_id, lock in zip(ids, (True, False, True), strict=True):
         silent_worker(conn, worker_id, lock=lock)
@@ -441,14 +441,14 @@ def test_reclaim_takes_back_what_is_lapsed_in_both_families_batch_after_batch(co
     run_id = factories.run(conn)
     for i in range(3):
         factories.node(conn, run_id, f"n{i}")
-    lapsed = factories.claim_node(conn)
-    fresh = factories.claim_node(conn)
+    lapsed = transitions.claim_node(conn)
+    fresh = transitions.claim_node(conn)
     conn.execute(
         "INSERT INTO ingest_jobs (task_name, queue, status, claim_no, worker_id, lease_expires_at)"
         " SELECT 't', 'fetch', 'running', 1, 'w', now() - interval '1 s'"
         " FROM generate_series(1, 150)"
     )
-    factories.expire(conn, lapsed)
+    transitions.expire(conn, lapsed)
     maintenance_recovery.reclaim()
     row = factories.reread(conn, lapsed)
     assert (row["status"], row["crash_count"], row["priority"]) == ("queued", 1, 10)
@@ -468,7 +468,7 @@ def test_orphans_of_a_run_that_is_over_are_cancelled(conn: Any) -> None:
 def stale_worker(conn: Any) -> None:
     """A host whose heartbeat is a minute old and that owns a running job."""
     factories.node(conn)
-    factories.claim_node(conn)
+    transitions.claim_node(conn)
     node_queue.upsert_worker_heartbeat(host_label="box", queue="cpu", concurrency=1)
     conn.execute("UPDATE worker_heartbeats SET last_seen = now() - interval '60 seconds'")
 
@@ -528,7 +528,7 @@ def test_a_restart_under_work_touches_no_fresh_lease(host: flow.Flow, conn: Any)
     run_id = factories.run(conn)
     job = factories.node(conn, run_id)
     ingest = factories.ingest(conn)
-    held = [factories.claim_node(conn), factories.claim_ingest(conn)]
+    held = [transitions.claim_node(conn), transitions.claim_ingest(conn)]
     before = [factories.reread(conn, each) for each in held]
     for _ in range(5):
         with running():

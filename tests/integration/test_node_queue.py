@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from queue_workflows import config, errors, jobs, node_queue
-from queue_workflows.engine import claims, pending, promotion
-from tests.support import factories
+from queue_workflows.engine import claims, pending
+from tests.support import factories, transitions
 
 TERMINAL = ("completed", "failed", "cancelled", "skipped")
 
@@ -106,7 +106,7 @@ def test_a_job_whose_model_is_empty_needs_none(run: str, conn: Any) -> None:
     """No worker knows a model of that name: the job would wait for ever."""
     job_id = enqueue(run, queue="gpu", required_model="")
     assert (node_queue.get_node_job(job_id) or {})["required_model"] is None
-    job = claims.node_step(conn, factories.who("gpu", models=["m"]))
+    job = claims.node_step(conn, transitions.who("gpu", models=["m"]))
     assert job is not None and job["id"] == job_id
 
 
@@ -184,10 +184,12 @@ def test_a_node_wakes_its_workers_unless_it_is_claimed_as_it_is_queued(
     if case == "two follow":
         rows.append(follows("too"))
     factories.node(conn, run, "first", priority=1)
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     heard()
-    done, ahead = factories.node_result(job), claims.Ahead(0, json.dumps(rows), False)
-    taken = claims.node_step(conn, factories.who(), done=done, ahead=ahead, claim=case != "none is")
+    done, ahead = transitions.node_result(job), claims.Ahead(0, json.dumps(rows), False)
+    taken = claims.node_step(
+        conn, transitions.who(), done=done, ahead=ahead, claim=case != "none is"
+    )
     assert (taken and taken["node_id"]) == {
         "it is claimed": "next", "another is claimed": "better", "none is": None,
         "other queue": None, "two follow": "next",
@@ -345,8 +347,8 @@ def test_an_empty_model_is_none_for_plain_sql_too(run: str, conn: Any) -> None:
 
 def test_two_claimants_take_no_job_of_a_model_twice(models: str, db: ModuleType) -> None:
     with db.connect(autocommit=False) as one, db.connect(autocommit=False) as two:
-        first = factories.claim_node(one, factories.who("gpu", "w1", models=["a", "b"]))
-        second = factories.claim_node(two, factories.who("gpu", "w2", models=["a", "b"]))
+        first = transitions.claim_node(one, transitions.who("gpu", "w1", models=["a", "b"]))
+        second = transitions.claim_node(two, transitions.who("gpu", "w2", models=["a", "b"]))
         assert (first["node_id"], second["node_id"]) == ("a0", "a1")
 
 
@@ -360,7 +362,7 @@ def test_a_job_that_is_not_due_is_not_claimed_and_wakes_no_worker(
     assert job["blocked_reason"] == "not_due"
     assert heard() == []
     assert cpu()() is None
-    assert promotion.promote_due(conn) == 0
+    assert transitions.promote_due(conn) == 0
     assert pending.work(conn).due is False
 
 
@@ -372,7 +374,7 @@ def test_what_has_become_due_is_promoted_and_wakes_its_workers(
     assert factories.reread(conn, job)["blocked_reason"] == "not_due"
     assert pending.work(conn).due is True
     heard()
-    assert promotion.promote_due(conn) == 1
+    assert transitions.promote_due(conn) == 1
     assert heard() == [("node_job_ready", "cpu")]
     job = factories.reread(conn, job)
     assert (job["blocked_reason"], job["available_at"]) == (None, None)
@@ -405,7 +407,7 @@ def test_an_app_delays_and_releases_by_a_plain_update(
 
 def test_another_reason_to_wait_is_not_promoted(run: str, conn: Any) -> None:
     factories.node(conn, run, available_at="2001-01-01", blocked_reason="lock")
-    assert promotion.promote_due(conn) == 0
+    assert transitions.promote_due(conn) == 0
     assert cpu()() is None
 
 
@@ -515,9 +517,9 @@ def test_inputs_and_specs_are_stored(run: str) -> None:
 def crash(conn: Any, job_id: str) -> Any:
     """Claim the job, let its lease lapse, take it back; its row."""
     conn.execute("UPDATE workflow_node_jobs SET available_at = NULL WHERE status = 'queued'")
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     assert job["id"] == job_id
-    factories.expire(conn, job)
+    transitions.expire(conn, job)
     (row,) = node_queue.reclaim_expired_leases()
     assert {"id", "run_id", "node_id"} <= row.keys()
     assert (row["id"], row["node_id"]) == (job_id, "n")
@@ -563,7 +565,7 @@ def test_the_caps_of_crashes_are_knobs(
 
 def test_a_fresh_lease_is_never_touched(run: str, conn: Any) -> None:
     enqueue(run)
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     assert node_queue.reclaim_expired_leases() == []
     assert factories.reread(conn, job)["status"] == "running"
 
@@ -571,12 +573,12 @@ def test_a_fresh_lease_is_never_touched(run: str, conn: Any) -> None:
 @pytest.mark.parametrize("how", ["run", "job"])
 def test_a_lapsed_job_with_a_cancel_request_is_cancelled(run: str, conn: Any, how: str) -> None:
     enqueue(run)
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     if how == "run":
         conn.execute("UPDATE workflow_runs SET status = 'cancelled'")
     else:
         conn.execute("UPDATE workflow_node_jobs SET cancel_requested_at = now()")
-    factories.expire(conn, job)
+    transitions.expire(conn, job)
     (row,) = node_queue.reclaim_expired_leases()
     assert row["status"] == "cancelled"
     job = factories.reread(conn, job)
@@ -589,8 +591,8 @@ def test_a_row_that_is_locked_is_left_for_the_next_sweep(
     run: str, conn: Any, db: ModuleType
 ) -> None:
     enqueue(run)
-    job = factories.claim_node(conn)
-    factories.expire(conn, job)
+    job = transitions.claim_node(conn)
+    transitions.expire(conn, job)
     with db.connect(autocommit=False) as other:
         other.execute("SELECT FROM workflow_node_jobs FOR UPDATE")
         assert node_queue.reclaim_expired_leases() == []
@@ -598,14 +600,13 @@ def test_a_row_that_is_locked_is_left_for_the_next_sweep(
 
 
 def test_the_four_counters_are_four(run: str, conn: Any) -> None:
-    from queue_workflows.engine import attempts, handback
 
     job_id = enqueue(run)
     conn.execute("UPDATE workflow_node_jobs SET max_attempts = 5")
 
     def claim() -> Any:
         conn.execute("UPDATE workflow_node_jobs SET available_at = NULL WHERE status = 'queued'")
-        return factories.claim_node(conn)
+        return transitions.claim_node(conn)
 
     def counters() -> tuple[int, ...]:
         row = node_queue.get_node_job(job_id)
@@ -615,11 +616,11 @@ def test_the_four_counters_are_four(run: str, conn: Any) -> None:
 
     crash(conn, job_id)
     assert counters() == (1, 0, 1, 0)
-    attempts.fail(conn, factories.node_lease(claim()), error="e")
+    transitions.fail(conn, claim(), error="e")
     assert counters() == (2, 1, 1, 0)
-    attempts.end_by_watchdog(conn, factories.node_lease(claim()), error="e", seconds=1)
+    transitions.end_by_watchdog(conn, claim(), error="e", seconds=1)
     assert counters() == (3, 1, 1, 1)
-    handback.hand_back(conn, factories.node_lease(claim()), reason="r")
+    transitions.hand_back(conn, claim(), reason="r")
     assert counters() == (4, 1, 1, 1)
     claim()
     node_queue.requeue_job_for_retry(job_id)
@@ -733,13 +734,13 @@ def test_no_plain_update_leaves_a_terminal_state(run: str, conn: Any, over: str)
 
 def test_a_plain_update_ends_no_claim_of_ours(run: str, conn: Any) -> None:
     enqueue(run)
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     for status in ("completed", "failed", "awaiting_input"):
         with pytest.raises(psycopg.Error, match=r"claim 1 of job .* is held by w1") as caught:
             conn.execute("UPDATE workflow_node_jobs SET status = %s", (status,))
         assert caught.value.sqlstate == "QW001"
     assert factories.reread(conn, job)["status"] == "running"
-    factories.complete_node(conn, job)
+    transitions.complete_node(conn, job)
     assert outbox_kinds(conn) == [("n", "completed")]
 
 

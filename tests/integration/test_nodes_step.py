@@ -11,7 +11,7 @@ from queue_workflows import db as engine
 from queue_workflows import errors
 from queue_workflows.engine import claims
 from queue_workflows.types import Row
-from tests.support import factories
+from tests.support import factories, transitions
 
 JOB = (
     "node_id, status, context_delta, error, seconds, vm_rss_mb_peak, resolved_inputs, progress,"
@@ -56,11 +56,11 @@ def begin(conn: engine.Connection, context: dict[str, Any] | None = None) -> tup
         more = {"priority": 50} if node_id == "f" else {}
         factories.node(conn, run_id, node_id, inputs={"of": node_id}, **more)
     conn.execute("UPDATE workflow_node_jobs SET priority = 10 WHERE node_id IN ('a', 'b')")
-    return run_id, [factories.claim_node(conn) for _ in "ab"]
+    return run_id, [transitions.claim_node(conn) for _ in "ab"]
 
 
 def result(job: Row) -> claims.NodeResult:
-    made = factories.node_result(job, made=job["node_id"])
+    made = transitions.node_result(job, made=job["node_id"])
     return made._replace(vm_rss_mb_peak=7, resolved_inputs=json.dumps({"got": job["node_id"]}))
 
 
@@ -83,10 +83,10 @@ def test_several_results_leave_what_single_ones_leave(conn: engine.Connection, n
         run_id, jobs = begin(conn)
         done = [(result(job), one) for job, one in zip(jobs, ahead, strict=True)]
         if at_once:
-            assert claims.nodes_step(conn, factories.who(), done=done, claim=0) == []
+            assert claims.nodes_step(conn, transitions.who(), done=done, claim=0) == []
         else:
             for each, one in done:
-                claims.node_step(conn, factories.who(), done=each, ahead=one, claim=False)
+                claims.node_step(conn, transitions.who(), done=each, ahead=one, claim=False)
         left.append(state(conn, run_id))
         factories.empty(conn, "workflow_runs")
     single, several = left
@@ -96,7 +96,7 @@ def test_several_results_leave_what_single_ones_leave(conn: engine.Connection, n
 
 @pytest.mark.parametrize("newest", [False, True])
 def test_several_claims_take_what_single_ones_take(conn: engine.Connection, newest: bool) -> None:
-    who = factories.who(newest=newest)
+    who = transitions.who(newest=newest)
     taken: list[list[Row]] = []
     for at_once in (False, True):
         run_id, _ = begin(conn, {"key": 5})
@@ -106,7 +106,7 @@ def test_several_claims_take_what_single_ones_take(conn: engine.Connection, newe
             (run_id,),
         )
         if at_once:
-            jobs = claims.nodes_step(conn, who, claim=3)
+            jobs = transitions.claim(conn, who, 3)
         else:
             jobs = [job for _ in range(3) if (job := claims.node_step(conn, who)) is not None]
         own = ("id", "run_id", "run", "seq")
@@ -128,7 +128,7 @@ def test_a_run_that_another_session_has_locked_leaves_its_events_open(
     done = [(result(job), claims.Ahead(0, following("x"), True)) for job in jobs]
     with db.connect() as other, other.transaction():
         other.execute("SELECT FROM workflow_runs WHERE id = %s FOR NO KEY UPDATE", (run_id,))
-        claims.nodes_step(conn, factories.who(), done=done, claim=0)
+        claims.nodes_step(conn, transitions.who(), done=done, claim=0)
     left = state(conn, run_id)
     assert [each["processed"] for each in left["outbox"]] == [False, False]
     assert "x" not in [each["node_id"] for each in left["jobs"]]
@@ -142,7 +142,7 @@ def test_one_lost_claim_of_several_leaves_all_as_they_were(conn: engine.Connecti
     lease = done[1][0].lease
     done[1] = (done[1][0]._replace(lease=lease._replace(claim_no=9)), None)
     with pytest.raises(errors.ClaimLost, match="1 of 2 claims"):
-        claims.nodes_step(conn, factories.who(), done=done, claim=2)
+        claims.nodes_step(conn, transitions.who(), done=done, claim=2)
     assert state(conn, run_id) == before
 
 
@@ -150,9 +150,9 @@ def test_a_machine_that_is_off_records_several_and_claims_none(conn: engine.Conn
     run_id, jobs = begin(conn)
     factories.insert(conn, "worker_controls", host_label="box", queue="cpu", desired_state="off")
     done = [(result(job), None) for job in jobs]
-    assert claims.nodes_step(conn, factories.who(obey=True), done=done, claim=2) == []
+    assert claims.nodes_step(conn, transitions.who(obey=True), done=done, claim=2) == []
     assert [job["status"] for job in state(conn, run_id)["jobs"][:2]] == ["completed"] * 2
-    assert len(claims.nodes_step(conn, factories.who(obey=False), claim=2)) == 2
+    assert len(transitions.claim(conn, transitions.who(obey=False), 2)) == 2
 
 
 def test_jobs_of_a_run_that_is_over_are_no_claims(conn: engine.Connection) -> None:
@@ -161,14 +161,14 @@ def test_jobs_of_a_run_that_is_over_are_no_claims(conn: engine.Connection) -> No
         conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (over,))
     live = factories.run(conn)
     factories.node(conn, live, "g")
-    assert [job["node_id"] for job in claims.nodes_step(conn, factories.who(), claim=3)] == ["g"]
+    assert [job["node_id"] for job in transitions.claim(conn, transitions.who(), 3)] == ["g"]
 
 
 def test_nodes_that_follow_are_claimed_in_the_same_call(conn: engine.Connection) -> None:
     _, jobs = begin(conn)
     conn.execute("UPDATE workflow_node_jobs SET status = 'cancelled' WHERE status = 'queued'")
     done = [(result(jobs[0]), None), (result(jobs[1]), claims.Ahead(0, following("x"), False))]
-    claimed = claims.nodes_step(conn, factories.who(), done=done, claim=2)
+    claimed = claims.nodes_step(conn, transitions.who(), done=done, claim=2)
     assert [job["node_id"] for job in claimed] == ["x"]
 
 
@@ -176,6 +176,6 @@ def test_due_nodes_are_admitted_first(conn: engine.Connection) -> None:
     factories.node(
         conn, None, "later", blocked_reason="not_due", available_at="2020-01-01 00:00+00"
     )
-    assert claims.nodes_step(conn, factories.who(), claim=1) == []
-    (job,) = claims.nodes_step(conn, factories.who(), claim=1, promote=True)
+    assert transitions.claim(conn, transitions.who(), 1) == []
+    (job,) = claims.nodes_step(conn, transitions.who(), claim=1, promote=True)
     assert job["node_id"] == "later"

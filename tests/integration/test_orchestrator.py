@@ -15,7 +15,7 @@ from queue_workflows import db as engine
 from queue_workflows import node_pool, orchestrator
 from queue_workflows.maintenance import recovery
 from queue_workflows.runtime import signals
-from tests.support import commands, database, factories, flow, wait
+from tests.support import commands, database, factories, flow, transitions, wait
 from tests.support.commands import TOYHOST
 
 
@@ -51,9 +51,9 @@ def test_boot_takes_back_what_is_lapsed_or_ownerless_and_nothing_else(conn: Any)
     run_id = factories.run(conn)
     for name in "abc":
         factories.node(conn, run_id, name)
-    fresh, lapsed, ownerless = (factories.claim_node(conn) for _ in range(3))
+    fresh, lapsed, ownerless = (transitions.claim_node(conn) for _ in range(3))
     over = factories.node(conn, factories.run(conn, status="failed"), "d")
-    factories.expire(conn, lapsed)
+    transitions.expire(conn, lapsed)
     conn.execute(
         "UPDATE workflow_node_jobs SET lease_expires_at = NULL WHERE id = %s", (ownerless["id"],)
     )

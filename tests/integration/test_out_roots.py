@@ -11,7 +11,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, dispatcher, node_executor, node_queue, run_store
 from queue_workflows.dispatch import drain, starts
-from queue_workflows.engine import attempts, job_tables
+from tests.support import transitions
 
 KNOB = "QUEUE_WORKFLOWS_OUT_ROOTS"
 PICK = {
@@ -175,7 +175,7 @@ def test_a_choice_lists_no_folder_outside_of_the_roots(root: Path, tmp_path: Pat
         job = node_queue.claim_next_cpu_job(host="box")
         assert job is not None
         with queue_workflows.db.connect() as conn:
-            attempts.park(conn, job_tables.lease_of(job_tables.NODE_JOBS, job))
+            transitions.park(conn, job)
         drain.drain_outbox()
         specs.append(node_queue.get_node_job(job["id"]))
     options = [[each["rel_path"] for each in row["input_spec"]["options"]] for row in specs]

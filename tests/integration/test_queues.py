@@ -15,7 +15,7 @@ import pytest
 from queue_workflows import claim_worker, cli, config, errors, node_queue, queues
 from queue_workflows import jobs as jobs_api
 from queue_workflows.engine import claims
-from tests.support import factories
+from tests.support import factories, transitions
 from tests.support.wait import until
 
 
@@ -165,8 +165,8 @@ def test_how_a_queue_stands_in_figures(db: ModuleType) -> None:
         factories.ingest(conn, lock_key="k")
         plain = "UPDATE ingest_jobs SET available_at = now() + interval '1 h' WHERE id = %s"
         conn.execute(plain, (jobs[2]["id"],))
-        factories.complete_ingest(conn, factories.claim_ingest(conn))
-        factories.claim_ingest(conn)
+        transitions.complete_ingest(conn, transitions.claim_ingest(conn))
+        transitions.claim_ingest(conn)
     row = of()
     stand = ("running", "ready", "limited", "locked", "not_due")
     assert [row[name] for name in stand] == [1, 1, 0, 1, 1]
@@ -191,7 +191,7 @@ def test_why_names_the_limit(db: ModuleType) -> None:
         assert reason_of(free) == ("paused", "queue fetch is paused by ana")
         queues.resume("fetch")
         queues.limit("fetch", rate="1/h")
-        factories.claim_ingest(conn)
+        transitions.claim_ingest(conn)
         job = factories.ingest(conn)
         assert reason_of(job)[1].startswith("queue fetch starts 1/h: the next in 3")
         queues.limit("fetch", rate=None, max_running=1)
@@ -201,7 +201,7 @@ def test_why_names_the_limit(db: ModuleType) -> None:
         _, second = (factories.ingest(conn, partition_key="a", priority=1) for _ in range(2))
         for _ in range(2):
             claims.ingest_step(
-                conn, factories.who("fetch"), on_wait=claims.OnWait(lambda _: None, 1.0)
+                conn, transitions.who("fetch"), on_wait=claims.OnWait(lambda _: None, 1.0)
             )
         assert reason_of(second)[1] == "it waits for partition a, of which 1 of 1 jobs run"
         queues.limit("fetch", partition="a", max_running=None, rate="1/h")

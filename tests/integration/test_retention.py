@@ -13,7 +13,7 @@ from queue_workflows import events, history, node_pool, node_queue, run_store
 from queue_workflows.engine import job_events, logs, models, row_isolation, schedules
 from queue_workflows.engine import retention as statements
 from queue_workflows.operations import retention
-from tests.support import factories, invariants, wait
+from tests.support import factories, invariants, transitions, wait
 
 
 def finished_run(conn: Any, days: float, node: str = "completed", **columns: Any) -> str:
@@ -79,7 +79,7 @@ def test_an_unfinished_row_stays_at_any_age(conn: Any) -> None:
     factories.node(conn, half, "still", status="awaiting_input")
     factories.ingest(conn)
     factories.ingest(conn)
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     conn.execute("UPDATE ingest_jobs SET created_at = now() - interval '8000 days'")
     before = runs(conn), jobs(conn)
     assert history.prunable() == {"runs": 0, "jobs": 0}

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from queue_workflows import node_queue
-from queue_workflows.engine import attempts, job_tables, recovery
-from tests.support import factories
+from queue_workflows.engine import attempts, job_tables
+from tests.support import factories, transitions
 
 FAMILIES = ("workflow_node_jobs", "ingest_jobs")
 RUNS, ANSWERS = "workflow_runs", "workflow_input_submissions"
@@ -204,7 +204,7 @@ def test_a_forged_running_row_gives_up_its_lock_key(conn: Any) -> None:
     conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() WHERE id = 'forged'")
     assert [row["id"] for row in node_queue.reclaim_expired_ingest_leases()] == ["forged"]
     conn.execute("UPDATE ingest_jobs SET status = 'cancelled' WHERE id = 'forged'")
-    assert factories.claim_ingest(conn)["id"] == "normal"
+    assert transitions.claim_ingest(conn)["id"] == "normal"
 
 
 # --- rows from before there were bounds --------------------------------------------------------
@@ -214,8 +214,8 @@ def test_a_negative_count_of_attempts_is_none_and_waits_before_the_next(conn: An
     insert(conn, "ingest_jobs", id="j", max_attempts=2)
     with as_before(conn):
         conn.execute("UPDATE ingest_jobs SET attempts = -2147483648, max_attempts = 2147483647")
-    job = factories.claim_ingest(conn)
-    row = attempts.fail(conn, factories.ingest_lease(job), error="e", most=3)
+    job = transitions.claim_ingest(conn)
+    row = transitions.fail(conn, job, error="e", most=3)
     assert row is not None
     assert (row["status"], row["attempts"], row["max_attempts"]) == ("queued", 1, 1_000_000)
     waits = "SELECT extract(epoch FROM available_at - now())::float8 FROM ingest_jobs"
@@ -225,8 +225,8 @@ def test_a_negative_count_of_attempts_is_none_and_waits_before_the_next(conn: An
             "UPDATE ingest_jobs SET attempts = 2147483647, blocked_reason = NULL,"
             " available_at = NULL"
         )
-    job = factories.claim_ingest(conn)
-    row = attempts.fail(conn, factories.ingest_lease(job), error="e")
+    job = transitions.claim_ingest(conn)
+    row = transitions.fail(conn, job, error="e")
     assert row is not None
     assert (row["status"], row["attempts"]) == ("failed", 1_000_000)
 
@@ -234,17 +234,17 @@ def test_a_negative_count_of_attempts_is_none_and_waits_before_the_next(conn: An
 @pytest.mark.parametrize(("count", "status"), [(-INT, "queued"), (INT - 1, "failed")])
 def test_a_count_of_crashes_at_its_end_is_counted_on(conn: Any, count: int, status: str) -> None:
     insert(conn, "ingest_jobs", id="j")
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     with as_before(conn):
         conn.execute("UPDATE ingest_jobs SET crash_count = %s, lease_expires_at = now()", (count,))
-    (row,) = recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+    (row,) = transitions.reclaim_lapsed(conn, "ingest")
     assert row["status"] == status
 
 
 @pytest.mark.parametrize("count", [-INT, INT - 1])
 def test_a_count_of_watchdog_retries_at_its_limit_can_still_grow(conn: Any, count: int) -> None:
     factories.node(conn)
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     with as_before(conn):
         conn.execute("UPDATE workflow_node_jobs SET watchdog_retries = %s", (count,))
     lease = job_tables.lease_of(job_tables.NODE_JOBS, job)
@@ -262,10 +262,10 @@ def test_a_row_from_before_the_ranges_can_be_ended(conn: Any, created: str) -> N
         conn.execute("UPDATE workflow_runs SET created_at = %s, updated_at = %s", (created,) * 2)
         conn.execute("UPDATE workflow_node_jobs SET created_at = %s, queue = 'gpu'", (created,))
         conn.execute("UPDATE ingest_jobs SET created_at = %s, generation = -5", (created,))
-    job = factories.claim_node(conn, factories.who("gpu", models=["m"], policy="balanced"))
+    job = transitions.claim_node(conn, transitions.who("gpu", models=["m"], policy="balanced"))
     assert isinstance(job["run"]["born"], int)
-    factories.complete_node(conn, job)
-    factories.complete_ingest(conn, factories.claim_ingest(conn))
+    transitions.complete_node(conn, job)
+    transitions.complete_ingest(conn, transitions.claim_ingest(conn))
     assert node_queue.get_ingest_job("j")["status"] == "completed"  # pyright: ignore
     factories.ingest(conn, idempotency_key="other")
     conn.execute("UPDATE workflow_runs SET status = 'cancelled', finished_at = now()")
@@ -279,8 +279,8 @@ def test_a_policy_whose_wait_is_none_stops_no_input_node(conn: Any, wait: str) -
             "UPDATE workflow_node_jobs SET policy = jsonb_build_object('timeout_s', %s::jsonb)",
             (wait,),
         )
-    job = factories.claim_node(conn)
-    row = attempts.park(conn, job_tables.lease_of(job_tables.NODE_JOBS, job))
+    job = transitions.claim_node(conn)
+    row = transitions.park(conn, job)
     assert row is not None
     assert row["status"] == "awaiting_input"
 
@@ -337,16 +337,16 @@ def test_a_forged_count_of_starts_begins_again(conn: Any) -> None:
     conn.execute("INSERT INTO queue_starts VALUES ('fetch', 1000000000000000000, now())")
     for _ in range(2):
         factories.ingest(conn)
-        factories.claim_ingest(conn)
+        transitions.claim_ingest(conn)
     assert factories.column(conn, "SELECT n FROM queue_starts ORDER BY n") == [1, 2]
 
 
 def test_a_worker_whose_detail_is_nonsense_stops_no_sweep(conn: Any) -> None:
     factories.ingest(conn)
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     conn.execute("UPDATE ingest_jobs SET heartbeat_at = now() - interval '1 hour'")
     conn.execute(
         "INSERT INTO workers (worker_id, host_label, queue, pid, detail, last_seen)"
         " VALUES ('w1', 'box', 'fetch', 1, '{\"lock\": \"abc\"}', now() - interval '1 hour')"
     )
-    assert recovery.reclaim_gone(conn, job_tables.INGEST_JOBS, 1.0) == []
+    assert transitions.reclaim_gone(conn, "ingest", 1.0) == []

@@ -14,7 +14,7 @@ import pytest
 from queue_workflows import errors, run_store
 from queue_workflows import runs as runs_api
 from queue_workflows.engine import runs
-from tests.support import factories
+from tests.support import factories, transitions
 
 COLUMNS = {
     "id", "parcel_id", "workflow_name", "status", "priority", "current_step_id", "progress_pct",
@@ -243,7 +243,7 @@ def test_cancel_by_a_plain_update_cancels_what_waits_in_the_same_transaction(
         factories.node(conn, name, "queued")
         factories.node(conn, name, "waiting", status="awaiting_input")
         factories.node(conn, name, "done", status="completed")
-    running = factories.claim_node(conn)
+    running = transitions.claim_node(conn)
     assert running["run_id"] == "r"
     factories.node(conn, "r", "queued 2", available_at="2999-01-01")
     heard()

@@ -13,7 +13,7 @@ from queue_workflows.cli import show, upgrade
 from queue_workflows.declare import branch, loop, node, pipeline, workflow
 from queue_workflows.dispatch import drain
 from queue_workflows.engine import claims
-from tests.support import factories
+from tests.support import factories, transitions
 
 
 def declare(versions: dict[str, int | None], *, more: bool = False) -> None:
@@ -39,8 +39,8 @@ def declare(versions: dict[str, int | None], *, more: bool = False) -> None:
             c.options("again")(last["n"])
 
 
-def who(*versions: str) -> claims.Claimant:
-    return factories.who("cpu", versions=[*versions] or None)
+def who(*versions: str) -> transitions.Claimant:
+    return transitions.who("cpu", versions=[*versions] or None)
 
 
 def started(versions: dict[str, int | None]) -> str:
@@ -78,8 +78,8 @@ def test_a_run_moves_with_its_queued_node_to_the_new_version(conn: engine.Connec
     assert dispatcher.start_run(run_id) == 0
     assert runs.upgrade(run_id)["outcome"] == "same"
     assert claims.node_step(conn, who("a@1")) is None
-    job = factories.claim_node(conn, who("a@2"))
-    claims.node_step(conn, who(), done=factories.node_result(job, n=1), claim=False)
+    job = transitions.claim_node(conn, who("a@2"))
+    claims.node_step(conn, who(), done=transitions.node_result(job, n=1), claim=False)
     drain.drain_outbox()
     assert jobs(conn, run_id)["b/b"] == ("queued", "b@1")
 
@@ -87,9 +87,9 @@ def test_a_run_moves_with_its_queued_node_to_the_new_version(conn: engine.Connec
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_node_that_ended_or_runs_keeps_the_run(conn: engine.Connection, ended: bool) -> None:
     run_id = started({"a": 1})
-    job = factories.claim_node(conn, who("a@1"))
+    job = transitions.claim_node(conn, who("a@1"))
     if ended:
-        claims.node_step(conn, who(), done=factories.node_result(job, n=1), claim=False)
+        claims.node_step(conn, who(), done=transitions.node_result(job, n=1), claim=False)
     declare({"a": 2})
     before = runs.get(run_id)
     assert runs.upgrade(run_id, dry_run=True)["blocked"] == ["a/a"]
@@ -106,7 +106,7 @@ def test_a_worker_that_planned_by_the_old_graph_is_fenced(
     conn: engine.Connection, batch: bool
 ) -> None:
     run_id = started({"a": 1, "b": 1})
-    job = factories.claim_node(conn, who("a@1"))
+    job = transitions.claim_node(conn, who("a@1"))
     assert job["run"]["revision"] == 0
     row = {"node_id": "b/b", "node_module": "b", "queue": "cpu", "status": "queued", "inputs": {},
            "input_template": {}, "ref_heads": [], "required_version": "b@1"}  # fmt: skip
@@ -114,7 +114,7 @@ def test_a_worker_that_planned_by_the_old_graph_is_fenced(
     declare({"a": 1, "b": 2})
     assert runs.upgrade(run_id)["outcome"] == "moved"
     dispatcher.start_run(run_id)
-    done = factories.node_result(job, n=1)
+    done = transitions.node_result(job, n=1)
     if batch:
         claims.nodes_step(conn, who(), done=[(done, ahead)], claim=0)
     else:
@@ -162,8 +162,8 @@ def test_items_that_have_not_started_move_with_an_open_map(conn: engine.Connecti
     declare_map(2)
     assert runs.upgrade(run_id)["outcome"] == "moved"
     dispatcher.start_run(run_id)
-    job = factories.claim_node(conn, who("cut@2"))
-    claims.node_step(conn, who(), done=factories.node_result(job, item="x"), claim=False)
+    job = transitions.claim_node(conn, who("cut@2"))
+    claims.node_step(conn, who(), done=transitions.node_result(job, item="x"), claim=False)
     drain.drain_outbox()
     assert [pair[1] for name, pair in jobs(conn, run_id).items() if "[" in name] == ["cut@2"] * 3
     declare_map(3)
@@ -207,8 +207,8 @@ def test_the_arms_and_rounds_of_items_move_with_an_open_map(conn: engine.Connect
     assert runs.upgrade(run_id)["outcome"] == "moved"
     dispatcher.start_run(run_id)
     assert jobs(conn, run_id)["treat[x]/made/cut"] == ("queued", "cut@2")
-    job = factories.claim_node(conn, who("cut@2"))
-    done = factories.node_result(job, kind="x", good=False)
+    job = transitions.claim_node(conn, who("cut@2"))
+    done = transitions.node_result(job, kind="x", good=False)
     claims.node_step(conn, who(), done=done, claim=False)
     drain.drain_outbox()
     assert jobs(conn, run_id)["treat[x]/best/improve#1"] == ("queued", "improve@1")

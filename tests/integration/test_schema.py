@@ -16,7 +16,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import errors, migrations
 from queue_workflows.db import functions, ledger, migration_files, migration_lock
-from tests.support import database, factories, migration_folders
+from tests.support import database, factories, migration_folders, transitions
 
 VERSIONS = [step.version for step in migration_files.chain()]
 HEAD = VERSIONS[-1]
@@ -557,7 +557,7 @@ def test_a_downgrade_that_loses_something_lists_it_and_changes_nothing(fresh: Mo
     with fresh.connect() as conn:
         factories.run(conn, id="r")
         factories.node(conn, "r")
-        job = factories.claim_node(conn)
+        job = transitions.claim_node(conn)
         factories.insert(conn, "workers", worker_id="w", host_label="h", queue="cpu", pid=1)
         factories.insert(conn, "workflow_node_events", run_id="r", node_id="n", event_type="parked")
         factories.insert(conn, "worker_heartbeats", host_label="h", queue="fetch")
@@ -591,7 +591,7 @@ def test_rows_written_during_the_check_of_a_downgrade_are_not_lost_unreported(
     with fresh.connect() as conn, fresh.connect(autocommit=False) as late:
         factories.run(late, id="r")
         node = factories.node(late, "r")
-        factories.claim_node(late)
+        transitions.claim_node(late)
         outcome: list[Any] = []
 
         def revert() -> None:

@@ -17,10 +17,10 @@ from queue_workflows import service, streams
 from queue_workflows.engine import job_steps, job_tables
 from queue_workflows.service import request_parts
 from queue_workflows.service.routes import streams as routes
-from tests.support import asgi_service, factories, http_service, wait
+from tests.support import asgi_service, factories, http_service, transitions, wait
 from tests.support.asgi_service import streamed
 
-FETCH = factories.who("fetch")
+FETCH = transitions.who("fetch")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ class Writer:
 
     def claim(self) -> None:
         self.lease = job_tables.lease_of(
-            job_tables.INGEST_JOBS, factories.claim_ingest(self._conn, FETCH)
+            job_tables.INGEST_JOBS, transitions.claim_ingest(self._conn, FETCH)
         )
         self._count = 0
 
@@ -225,7 +225,7 @@ def test_a_part_that_cannot_be_read_ends_a_stream_and_is_named(writer: Writer) -
 
 def test_a_node_of_a_run_has_a_stream_and_pages(conn: engine.Connection) -> None:
     row = factories.node(conn, node_id="cut[clip-7]/encode", inputs={})
-    lease = job_tables.lease_of(job_tables.NODE_JOBS, factories.claim_node(conn))
+    lease = job_tables.lease_of(job_tables.NODE_JOBS, transitions.claim_node(conn))
     request = {"op": "stream", "first": 1, "names": ["text", "log"], "parts": ["1", "2"]}
     assert job_steps.answer(conn, lease, request) == {"state": "done"}
     path = f"/api/v1/runs/{row['run_id']}/nodes/cut[clip-7]/encode"

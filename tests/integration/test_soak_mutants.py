@@ -18,12 +18,12 @@ from queue_workflows import db as database
 from queue_workflows import errors, worker_control
 from queue_workflows.cli import output
 from queue_workflows.dag import confinement, readiness
-from queue_workflows.engine import claims, job_tables, recovery
+from queue_workflows.engine import claims
 from queue_workflows.runtime import identity, supervisor
 from queue_workflows.worker import crash_recovery, guards
 from tests.hostile import extreme_values
 from tests.soak import mutant, mutants
-from tests.support import factories
+from tests.support import factories, transitions
 
 PACKAGE = Path(queue_workflows.__file__).parent
 WITHOUT_PATCH = {"control", "columns"}
@@ -122,8 +122,8 @@ def test_a_name_that_a_module_bound_at_its_import_is_replaced_too(
 
 def _finish_for_another(conn: database.Connection) -> object:
     factories.node(conn)
-    job = factories.claim_node(conn)
-    return _outcome(conn, lambda: factories.complete_node(conn, job | {"worker_id": "w2"}))
+    job = transitions.claim_node(conn)
+    return _outcome(conn, lambda: transitions.complete_node(conn, job | {"worker_id": "w2"}))
 
 
 def _outcome(conn: database.Connection, act: Callable[[], object]) -> str:
@@ -137,8 +137,8 @@ def _outcome(conn: database.Connection, act: Callable[[], object]) -> str:
 
 def _leave_terminal_state(conn: database.Connection) -> object:
     factories.node(conn)
-    job = factories.claim_node(conn)
-    factories.complete_node(conn, job)
+    job = transitions.claim_node(conn)
+    transitions.complete_node(conn, job)
     again = "UPDATE workflow_node_jobs SET status = 'queued' WHERE id = %s"
     return _outcome(conn, lambda: conn.execute(again, (job["id"],)))
 
@@ -163,20 +163,20 @@ def _claimable_of_one_lock_key(conn: database.Connection) -> object:
 def _claim_of_a_paused_queue(conn: database.Connection) -> object:
     factories.ingest(conn)
     conn.execute("INSERT INTO queue_settings (queue, paused_at) VALUES ('fetch', now())")
-    return len(claims.ingest_step(conn, factories.who("fetch")))
+    return len(transitions.claim(conn, transitions.who("fetch")))
 
 
 def _claim_of_a_cancelled_run(conn: database.Connection) -> object:
     job = factories.node(conn)
     end = "UPDATE workflow_runs SET status = 'cancelled' WHERE id = %s"
     conn.execute(end, (job["run_id"],))
-    return claims.node_step(conn, factories.who()) is None
+    return claims.node_step(conn, transitions.who()) is None
 
 
 def _renew(conn: database.Connection) -> object:
     factories.node(conn)
-    job = factories.claim_node(conn, factories.who(lease_s=5))
-    claims.renew(conn, [factories.node_lease(job)], lease_s=500)
+    job = transitions.claim_node(conn, transitions.who(lease_s=5))
+    transitions.renew(conn, job, lease_s=500)
     return factories.one(
         conn, "SELECT lease_expires_at > now() + interval '60 s' FROM workflow_node_jobs"
     )
@@ -194,25 +194,25 @@ def _recovered(conn: database.Connection, *, pid: int) -> int:
     """How many jobs a parent takes back of the worker with pid 1 once this one is dead."""
     factories.node(conn)
     worker_id = identity.process_prefix("box", 1) + "ex-0"
-    factories.claim_node(conn, factories.who()._replace(worker_id=worker_id))
+    transitions.claim_node(conn, transitions.who()._replace(worker_id=worker_id))
     ended = supervisor.Exit("w", pid, None, 9, 42, 0.5)
     return len(crash_recovery.recover_claims(conn, ended, host_label="box"))
 
 
 def _reclaim_a_lease_of_3_s(conn: database.Connection) -> object:
     factories.node(conn)
-    factories.claim_node(conn, factories.who(lease_s=3))
-    return len(recovery.reclaim_lapsed(conn, job_tables.NODE_JOBS))
+    transitions.claim_node(conn, transitions.who(lease_s=3))
+    return len(transitions.reclaim_lapsed(conn, "node"))
 
 
 def _reclaim_without_a_session(conn: database.Connection) -> object:
     factories.node(conn)
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     of_process = {"host_label": "box", "queue": "cpu", "pid": 1, "detail": {"lock": True}}
     factories.insert(conn, "workers", worker_id=job["worker_id"], **of_process)
     conn.execute("UPDATE workers SET last_seen = now() - interval '60 s'")
     conn.execute("UPDATE workflow_node_jobs SET heartbeat_at = now() - interval '60 s'")
-    return len(recovery.reclaim_gone(conn, job_tables.NODE_JOBS, 1.0))
+    return len(transitions.reclaim_gone(conn, "node", 1.0))
 
 
 def _read_what_is_deep(_: database.Connection) -> object:

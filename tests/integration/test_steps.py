@@ -13,12 +13,12 @@ import pytest
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import errors, ingest_executor, jobs, node_executor, runs, steps
-from queue_workflows.engine import job_steps, job_tables, recovery
+from queue_workflows.engine import job_steps, job_tables
 from queue_workflows.tasks import step_requests
-from tests.support import factories, invariants, step_app
+from tests.support import factories, invariants, step_app, transitions
 
 Row = dict[str, Any]
-FETCH = factories.who("fetch")
+FETCH = transitions.who("fetch")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def run(conn: engine.Connection, task: Callable[..., Any], **args: Any) -> str:
     if factories.one(conn, "SELECT count(*) FROM ingest_jobs WHERE status = 'queued'") == 0:
         factories.ingest(conn, args=args, max_attempts=9)
     conn.execute("UPDATE ingest_jobs SET available_at = NULL WHERE status = 'queued'")
-    return ingest_executor.execute_ingest_job(factories.claim_ingest(conn, FETCH))
+    return ingest_executor.execute_ingest_job(transitions.claim_ingest(conn, FETCH))
 
 
 def job(conn: engine.Connection) -> Row:
@@ -73,10 +73,10 @@ def test_a_node_has_steps_and_a_retry_of_a_completed_one_forgets_them(
 ) -> None:
     step_app.setup()
     row = factories.node(conn, node_module=node, inputs={"folder": str(tmp_path)}, max_attempts=3)
-    assert node_executor.execute_node(factories.claim_node(conn)) == "failed"
+    assert node_executor.execute_node(transitions.claim_node(conn)) == "failed"
     conn.execute("UPDATE workflow_node_jobs SET available_at = NULL")
     (tmp_path / "go").touch()
-    assert node_executor.execute_node(factories.claim_node(conn)) == "completed"
+    assert node_executor.execute_node(transitions.claim_node(conn)) == "completed"
     assert sorted(step_app.lines(tmp_path)) == [("b", 1), ("first", 1)]
     assert [step["state"] for step in jobs.steps(row["id"])] == ["done", "done"]
     conn.execute("UPDATE workflow_node_jobs SET status = 'queued', generation = generation + 1")
@@ -246,7 +246,7 @@ def test_nothing_is_written_under_a_lost_claim(conn: engine.Connection) -> None:
     def loses(reason: str) -> None:
         steps.step("before", int, 1)
         conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 hour'")
-        recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+        transitions.reclaim_lapsed(conn, "ingest")
         assert steps.step("before2", ran.append, "called") is None
 
     assert run(conn, loses) == "skipped"
@@ -259,7 +259,7 @@ def test_a_result_is_not_recorded_if_the_claim_is_lost_meanwhile(conn: engine.Co
 
     def lose() -> int:
         conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 hour'")
-        recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+        transitions.reclaim_lapsed(conn, "ingest")
         return 1
 
     def task(reason: str) -> None:
@@ -289,9 +289,9 @@ def test_crashes_count_to_the_step_that_ran_and_the_poisoned_job_names_it(
     factories.ingest(conn)
     for _ in range(3):
         conn.execute("UPDATE ingest_jobs SET available_at = NULL")
-        claimed = factories.claim_ingest(conn, FETCH)
+        claimed = transitions.claim_ingest(conn, FETCH)
         ingest_executor.run_task(claimed)
-        recovery.charge(conn, factories.ingest_lease(claimed), evidence="it died")
+        transitions.charge(conn, claimed, evidence="it died")
     assert job(conn)["status"] == "failed"
     assert job(conn)["error"].startswith("poison: took down 3 workers")
     assert job(conn)["error"].endswith("; in step deadly (key k)")
@@ -302,9 +302,9 @@ def test_crashes_count_to_the_step_that_ran_and_the_poisoned_job_names_it(
 def test_a_step_that_has_ended_is_not_charged(conn: engine.Connection) -> None:
     queue_workflows.register_ingest_task("t", lambda reason: steps.step("fine", int, 1))
     factories.ingest(conn)
-    claimed = factories.claim_ingest(conn, FETCH)
+    claimed = transitions.claim_ingest(conn, FETCH)
     ingest_executor.run_task(claimed)
-    recovery.charge(conn, factories.ingest_lease(claimed), evidence="it died")
+    transitions.charge(conn, claimed, evidence="it died")
     assert [row["crashes"] for row in jobs.steps(job(conn)["id"])] == [0]
 
 
@@ -340,7 +340,7 @@ def test_steps_go_with_their_job(conn: engine.Connection) -> None:
 def test_steps_of_nodes_go_with_their_run(conn: engine.Connection, tmp_path: Path) -> None:
     step_app.setup()
     factories.node(conn, node_module="node_two", inputs={"folder": str(tmp_path)})
-    node_executor.execute_node(factories.claim_node(conn))
+    node_executor.execute_node(transitions.claim_node(conn))
     assert factories.one(conn, "SELECT count(*) FROM job_steps") == 2
     conn.execute("UPDATE workflow_runs SET status = 'failed'")
     for run_id in factories.column(conn, "SELECT id FROM workflow_runs"):
@@ -452,9 +452,9 @@ def test_two_loops_of_one_name_need_a_key(conn: engine.Connection) -> None:
 def test_cursors_are_stored_under_their_own_claim_alone(conn: engine.Connection) -> None:
     queue_workflows.register_ingest_task("t", lambda reason: next(steps.steps("n", range(9))))
     factories.ingest(conn)
-    claimed = factories.claim_ingest(conn, FETCH)
+    claimed = transitions.claim_ingest(conn, FETCH)
     ingest_executor.run_task(claimed)
-    lease = factories.ingest_lease(claimed)
+    lease = transitions.lease_of(claimed)
     for held, noted, stored in ((lease, 4, 4), (lease._replace(claim_no=7), 6, 4), (lease, 5, 5)):
         job_steps.store_cursors(conn, {held: [("n", "", noted)]})
         assert [row["position"] for row in jobs.steps(job(conn)["id"])] == [stored]

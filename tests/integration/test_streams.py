@@ -16,9 +16,9 @@ from queue_workflows import db as engine
 from queue_workflows import errors, ingest_executor, node_executor, steps, streams
 from queue_workflows.cli import parts
 from queue_workflows.engine import job_steps, job_tables
-from tests.support import factories, invariants, notifications
+from tests.support import factories, invariants, notifications, transitions
 
-FETCH = factories.who("fetch")
+FETCH = transitions.who("fetch")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def run(conn: engine.Connection, task: Callable[..., Any]) -> str:
     if factories.one(conn, "SELECT count(*) FROM ingest_jobs WHERE status = 'queued'") == 0:
         factories.ingest(conn, args={}, max_attempts=9)
     conn.execute("UPDATE ingest_jobs SET available_at = NULL WHERE status = 'queued'")
-    return ingest_executor.execute_ingest_job(factories.claim_ingest(conn, FETCH))
+    return ingest_executor.execute_ingest_job(transitions.claim_ingest(conn, FETCH))
 
 
 def the_id(conn: engine.Connection) -> str:
@@ -117,7 +117,7 @@ def test_large_parts_are_read_in_pages_of_about_a_mebibyte(conn: engine.Connecti
 
 def test_a_batch_is_one_notification_of_its_transaction(conn: engine.Connection) -> None:
     row = factories.ingest(conn, args={})
-    lease = job_tables.lease_of(job_tables.INGEST_JOBS, factories.claim_ingest(conn, FETCH))
+    lease = job_tables.lease_of(job_tables.INGEST_JOBS, transitions.claim_ingest(conn, FETCH))
     request = {"op": "stream", "first": 1, "names": ["a"] * 9, "parts": ["1"] * 9}
     with contextlib.closing(notifications.NotificationListener()) as listener:
         with conn.transaction():
@@ -150,7 +150,7 @@ def test_a_follower_reads_at_once_when_a_batch_comes(
     monkeypatch.setattr(streams, "PAUSE_FIRST_S", 60.0)
     monkeypatch.setattr(streams, "PAUSE_MAX_S", 60.0)
     factories.ingest(conn, args={})
-    lease = job_tables.lease_of(job_tables.INGEST_JOBS, factories.claim_ingest(conn, FETCH))
+    lease = job_tables.lease_of(job_tables.INGEST_JOBS, transitions.claim_ingest(conn, FETCH))
 
     def send(number: int, *, after_reads: int = 0) -> None:
         for _ in range(after_reads):
@@ -186,7 +186,7 @@ def test_a_follower_that_nothing_wakes_reads_after_a_pause(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
     factories.ingest(conn, args={})
-    lease = job_tables.lease_of(job_tables.INGEST_JOBS, factories.claim_ingest(conn, FETCH))
+    lease = job_tables.lease_of(job_tables.INGEST_JOBS, transitions.claim_ingest(conn, FETCH))
     reader = streams.follow(lease.job_id)
     request = {"op": "stream", "first": 1, "names": ["a"], "parts": ["1"]}
 
@@ -214,7 +214,7 @@ def test_a_part_that_cannot_be_read_hides_no_other_node(conn: engine.Connection)
     run_id = factories.run(conn)
     for node_id, part in (("s/bad", "9" * 5000), ("s/good", '"fine"')):
         job_id = factories.node(conn, run_id, node_id, inputs={})["id"]
-        factories.claim_node(conn)
+        transitions.claim_node(conn)
         conn.execute(
             "INSERT INTO job_parts VALUES ('workflow_node_jobs', %s, 1, 1, 'text', %s::jsonb)",
             (job_id, part),
@@ -241,7 +241,7 @@ def test_async_handlers_and_nodes_stream(conn: engine.Connection, monkeypatch: A
         return {}
 
     row = factories.node(conn, node_module=speak.name, inputs={})
-    assert node_executor.execute_node(factories.claim_node(conn)) == "completed"
+    assert node_executor.execute_node(transitions.claim_node(conn)) == "completed"
     assert [part.value for part in streams.read(row["id"])] == ["from a node"]
 
 
@@ -331,7 +331,7 @@ def test_a_lost_claim_writes_nothing_and_a_repeated_batch_nothing_twice(
     conn: engine.Connection,
 ) -> None:
     factories.ingest(conn, args={})
-    row = factories.claim_ingest(conn, FETCH)
+    row = transitions.claim_ingest(conn, FETCH)
     lease = job_tables.lease_of(job_tables.INGEST_JOBS, row)
     request = {"op": "stream", "first": 1, "names": ["a", "a"], "parts": ["1", "2"]}
     assert job_steps.answer(conn, lease, request) == {"state": "done"}

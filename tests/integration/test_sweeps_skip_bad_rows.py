@@ -12,11 +12,11 @@ import pytest
 import queue_workflows
 from queue_workflows import config, history
 from queue_workflows import db as engine
-from queue_workflows.engine import job_tables, promotion, recovery, row_isolation
+from queue_workflows.engine import job_tables, promotion, row_isolation
 from queue_workflows.maintenance import input_timeouts
 from queue_workflows.maintenance import recovery as maintenance_recovery
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from tests.support import factories, rows_before_checks, wait
+from tests.support import factories, rows_before_checks, transitions, wait
 from tests.support.clocks import Clock
 from tests.support.factories import one
 
@@ -72,10 +72,10 @@ def test_a_row_that_cannot_be_promoted_delays_no_other(
         conn.execute(f"UPDATE {table} SET {due} WHERE id IN ('a', 'bad', 'z')".encode())
     guard(conn, table, "bad", state=state)
     rows = row_isolation.Isolation()
-    assert promotion.promote_due(conn, rows) == 2
+    assert transitions.promote_due(conn, rows) == 2
     waiting = factories.column(conn, f"SELECT id FROM {table} WHERE available_at IS NOT NULL")
     assert waiting == ["bad"]
-    assert promotion.promote_due(conn, rows) == 0
+    assert transitions.promote_due(conn, rows) == 0
 
 
 def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
@@ -90,7 +90,7 @@ def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
     rows = row_isolation.Isolation(clock)
     for _ in range(3):
         assert one(conn, "SELECT status FROM ingest_jobs") == "queued"
-        promotion.promote_due(conn, rows)
+        transitions.promote_due(conn, rows)
         clock.now += row_isolation.MAX_S
     status, error = factories.reread(conn, {"id": "bad"}), None
     status, error = status["status"], status["error"]
@@ -107,11 +107,11 @@ def test_a_row_that_is_set_aside_is_left_alone_until_its_back_off_is_over(
     guard(conn, "ingest_jobs", "bad")
     clock = Clock(0.0)
     rows = row_isolation.Isolation(clock)
-    promotion.promote_due(conn, rows)
+    transitions.promote_due(conn, rows)
     conn.execute("DROP FUNCTION app_guard() CASCADE")
-    assert promotion.promote_due(conn, rows) == 0
+    assert transitions.promote_due(conn, rows) == 0
     clock.now += row_isolation.FIRST_S
-    assert promotion.promote_due(conn, rows) == 1
+    assert transitions.promote_due(conn, rows) == 1
 
 
 def test_a_locked_row_is_left_alone_for_longer_each_time_and_is_no_failure() -> None:
@@ -148,10 +148,10 @@ def test_a_lapsed_lease_that_cannot_be_taken_back_delays_no_other(
     for each in ids:
         if family == "node":
             factories.node(conn, id=each)
-            factories.expire(conn, factories.claim_node(conn))
+            transitions.expire(conn, transitions.claim_node(conn))
         else:
             factories.ingest(conn, id=each)
-            factories.expire(conn, factories.claim_ingest(conn))
+            transitions.expire(conn, transitions.claim_ingest(conn))
     guard(conn, table.name, "j1", "j3", state=state)
     maintenance_recovery.reclaim(conn)
     left = factories.column(conn, f"SELECT id FROM {table.name} WHERE status = 'running'")
@@ -161,7 +161,7 @@ def test_a_lapsed_lease_that_cannot_be_taken_back_delays_no_other(
 def test_a_crash_count_at_its_end_delays_no_other(conn: engine.Connection) -> None:
     for each in ("bad", "good"):
         factories.ingest(conn, id=each)
-        factories.expire(conn, factories.claim_ingest(conn))
+        transitions.expire(conn, transitions.claim_ingest(conn))
     rows_before_checks.change(conn, "ingest_jobs", "bad", crash_count="2147483647")
     maintenance_recovery.reclaim(conn)
     assert one(conn, "SELECT status FROM ingest_jobs WHERE id = 'good'") == "queued"
@@ -173,7 +173,7 @@ def test_a_worker_row_of_garbage_does_not_stop_the_reclaim_of_gone_workers(
 ) -> None:
     for worker, detail in (("gone", {"lock": True}), ("odd", {"lock": "maybe"})):
         factories.ingest(conn, id=worker)
-        job = factories.claim_ingest(conn, factories.who("fetch", worker_id=worker))
+        job = transitions.claim_ingest(conn, transitions.who("fetch", worker_id=worker))
         factories.insert(
             conn, "workers", worker_id=worker, host_label="box", queue="fetch", pid=1, detail=detail
         )
@@ -184,7 +184,7 @@ def test_a_worker_row_of_garbage_does_not_stop_the_reclaim_of_gone_workers(
             )
     conn.execute("UPDATE workers SET last_seen = now() - interval '1 hour'")
     rows = row_isolation.Isolation()
-    taken = recovery.reclaim_gone(conn, job_tables.INGEST_JOBS, 30, rows=rows)
+    taken = transitions.reclaim_gone(conn, "ingest", 30, rows=rows)
     assert [row["id"] for row in taken] == ["gone"]
 
 
@@ -309,10 +309,10 @@ def test_a_waiter_that_raises_fails_no_holder_and_delays_no_other(
 ) -> None:
     for each in ("holder", "bad", "next"):
         factories.ingest(conn, id=each, lock_key="k")
-    held = factories.claim_ingest(conn)
+    held = transitions.claim_ingest(conn)
     guard(conn, "ingest_jobs", "bad", state=state)
-    factories.complete_ingest(conn, held)
-    assert factories.claim_ingest(conn)["id"] == "next"
+    transitions.complete_ingest(conn, held)
+    assert transitions.claim_ingest(conn)["id"] == "next"
 
 
 def test_the_sweep_of_lock_queues_skips_a_waiter_that_raises(conn: engine.Connection) -> None:
@@ -336,9 +336,9 @@ def test_a_waiter_that_cannot_be_admitted_fails_no_holder_and_delays_no_other(
     factories.insert(conn, "queue_settings", queue="fetch", partition_max_running=1)
     for each in ("holder", "bad", "next", "last"):
         factories.ingest(conn, id=each, partition_key="p")
-    held = factories.claim_ingest(conn)
+    held = transitions.claim_ingest(conn)
     guard(conn, "ingest_jobs", "bad")
-    factories.complete_ingest(conn, held)
-    assert factories.claim_ingest(conn)["id"] == "next"
+    transitions.complete_ingest(conn, held)
+    assert transitions.claim_ingest(conn)["id"] == "next"
     waiting = "SELECT id FROM ingest_jobs WHERE blocked_reason = 'limited' ORDER BY id"
     assert factories.column(conn, waiting) == ["bad", "last"]

@@ -13,7 +13,7 @@ from queue_workflows import db as engine
 from queue_workflows.engine import job_tables, recovery
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer, note_reporter, notes
-from tests.support import database, factories, proxy
+from tests.support import database, factories, proxy, transitions
 from tests.support.wait import until
 
 FAMILIES = ["node", "ingest"]
@@ -31,7 +31,7 @@ class Asking:
     def __init__(self, conn: engine.Connection, wire: proxy.Proxy, family: str) -> None:
         self._conn, self._wire = conn, wire
         self.table = job_tables.NODE_JOBS if family == "node" else job_tables.INGEST_JOBS
-        self.who = factories.who("cpu" if family == "node" else "fetch", lease_s=60)
+        self.who = transitions.who("cpu" if family == "node" else "fetch", lease_s=60)
         self.claimer = claimer.Claimer(self.table, lambda: self.who)
         with database.environment(QUEUE_WORKFLOWS_DB_URL=wire.dsn):
             assert self.claimer.claim() is None  # the next claim needs no preparation
@@ -121,8 +121,8 @@ def test_the_note_of_an_exit_before_the_reply_charges_nothing(
 @pytest.mark.parametrize("other", ["worker", "known", "earlier"])
 def test_no_other_crash_is_subtracted(conn: engine.Connection, family: str, other: str) -> None:
     job = (factories.node if family == "node" else factories.ingest)(conn)
-    job = (factories.claim_node if family == "node" else factories.claim_ingest)(conn)
-    table = factories.table_of(job)
+    job = (transitions.claim_node if family == "node" else transitions.claim_ingest)(conn)
+    table = transitions.table_of(job)
     worker_id = "other" if other == "worker" else job["worker_id"]
     keep = [job["id"]] if other == "known" else []
     ago_s = -60.0 if other == "earlier" else 1.0  # the claim was sent after this one
@@ -140,8 +140,10 @@ def test_a_row_that_is_locked_keeps_no_other_claim_of_a_note_charged(
     jobs: list[Row] = []
     for _ in range(2):
         (factories.node if family == "node" else factories.ingest)(conn)
-        jobs.append((factories.claim_node if family == "node" else factories.claim_ingest)(conn))
-    table = factories.table_of(jobs[0])
+        jobs.append(
+            (transitions.claim_node if family == "node" else transitions.claim_ingest)(conn)
+        )
+    table = transitions.table_of(jobs[0])
     conn.execute(f"UPDATE {table.name} SET lease_expires_at = now() - interval '1 second'".encode())
     recovery.reclaim_lapsed(conn, table)
     for other in jobs:  # each note has the locked row first

@@ -26,7 +26,7 @@ from queue_workflows import db as engine
 from queue_workflows.dispatch import drain, fast_path
 from queue_workflows.engine import claimed_jobs
 from queue_workflows.types import Row, Unreadable
-from tests.support import factories, invariants, rows_before_checks
+from tests.support import factories, invariants, rows_before_checks, transitions
 from tests.support.wait import until
 
 QUEUE = "load"
@@ -291,11 +291,11 @@ def test_the_read_column_by_column_is_the_row_that_the_claim_gives(
     conn: engine.Connection, ran: list[Any]
 ) -> None:
     factories.node(conn, run_id=factories.run(conn, out_dir="/tmp/x"), timeout_s=5)
-    job = factories.claim_node(conn)
+    job = transitions.claim_node(conn)
     job.pop("context")
     assert claimed_jobs.read(conn, claimed_jobs.job_tables.NODE_JOBS, job["id"], "w1") == job
     factories.ingest(conn, args={"x": 1}, headers={"a": "b"})
-    row = factories.claim_ingest(conn)
+    row = transitions.claim_ingest(conn)
     row.pop("wait_s")
     row.pop("due_s")
     assert claimed_jobs.read(conn, claimed_jobs.job_tables.INGEST_JOBS, row["id"], "w1") == row

@@ -12,7 +12,7 @@ import pytest
 
 from queue_workflows import claim_worker, config, errors, node_pool, node_queue
 from queue_workflows.db import migration_files
-from tests.support import database, engine_0_3, factories, migration_folders, wait
+from tests.support import database, engine_0_3, factories, migration_folders, transitions, wait
 
 OURS = [step.version for step in migration_files.chain() if step.version > 12]
 WORKFLOWS: dict[str, Any] = {
@@ -189,7 +189,7 @@ def test_an_empty_model_becomes_none(old: ModuleType, conn: Any) -> None:
     node(conn, "r", "empty", "queued", queue="gpu", required_model="")
     old.bootstrap()
     assert factories.one(conn, "SELECT required_model IS NULL FROM workflow_node_jobs")
-    assert factories.claim_node(conn, factories.who("gpu", models=["m"]))["node_id"] == "empty"
+    assert transitions.claim_node(conn, transitions.who("gpu", models=["m"]))["node_id"] == "empty"
 
 
 def test_everything_in_flight_goes_on_to_its_end(old: ModuleType, conn: Any) -> None:
@@ -262,9 +262,9 @@ def test_rows_keep_their_place_in_the_queue(old: ModuleType, conn: Any) -> None:
     in_flight(conn)
     old.bootstrap()
     factories.node(conn, "r", "later")
-    found = [factories.claim_node(conn)["node_id"] for _ in range(4)]
+    found = [transitions.claim_node(conn)["node_id"] for _ in range(4)]
     assert found == ["z", "y", "x", "later"]
-    order = [factories.claim_ingest(conn)["id"] for _ in range(2)]
+    order = [transitions.claim_ingest(conn)["id"] for _ in range(2)]
     assert order == ["first", "second"]
 
 
@@ -326,7 +326,7 @@ def test_after_a_reclaim_the_old_worker_can_not_finish_our_claim(
     old.bootstrap()
     conn.execute("UPDATE workflow_node_jobs SET lease_expires_at = now() WHERE status = 'running'")
     assert len(node_queue.reclaim_expired_leases()) == 2
-    ours = [factories.claim_node(conn) for _ in range(2)]
+    ours = [transitions.claim_node(conn) for _ in range(2)]
     for job in ours:
         assert job["claim_no"] == 2
         with pytest.raises(psycopg.Error, match=r"claim 2 .* is held by w1"):
@@ -334,7 +334,7 @@ def test_after_a_reclaim_the_old_worker_can_not_finish_our_claim(
         assert factories.reread(conn, job)["status"] == "running"
     open_events = "SELECT count(*) FROM workflow_dispatch_events WHERE node_id IN ('s/b', 's/c')"
     assert factories.one(conn, open_events) == 0
-    factories.complete_node(conn, ours[0], by="ours")
+    transitions.complete_node(conn, ours[0], by="ours")
     assert factories.reread(conn, ours[0])["context_delta"] == {"by": "ours"}
     assert engine_0_3.do(conn, engine_0_3.COMPLETE, job=ours[0]["id"]) is None
 
@@ -421,9 +421,9 @@ def test_a_plain_claim_gets_an_identity(taken: str, conn: Any) -> None:
         "legacy:box",
     )
     assert claimed["lease_expires_at"] is not None
-    assert factories.who().worker_id == "w1"
+    assert transitions.who().worker_id == "w1"
     with pytest.raises(errors.ClaimLost):
-        factories.complete_node(conn, claimed | {"worker_id": "w1"})
+        transitions.complete_node(conn, claimed | {"worker_id": "w1"})
     row = engine_0_3.do(conn, engine_0_3.COMPLETE, job=job["id"])
     assert row is not None
     assert (row["status"], row["worker_id"], row["lease_expires_at"]) == ("completed", None, None)
@@ -433,15 +433,15 @@ def test_a_plain_claim_gets_an_identity(taken: str, conn: Any) -> None:
 def test_plain_claims_and_ours_count_on(taken: str, conn: Any) -> None:
     job = factories.node(conn, taken)
     for number in (1, 3):
-        ours = factories.claim_node(conn)
+        ours = transitions.claim_node(conn)
         assert ours["claim_no"] == number
-        factories.expire(conn, job)
+        transitions.expire(conn, job)
         assert engine_0_3.do(conn, engine_0_3.RECLAIM) is not None
         theirs = engine_0_3.do(conn, engine_0_3.CLAIM, host="box")
         assert theirs is not None
         assert (theirs["claim_no"], theirs["worker_id"]) == (number + 1, "legacy:box")
         with pytest.raises(errors.ClaimLost):
-            factories.complete_node(conn, ours)
+            transitions.complete_node(conn, ours)
         node_queue.requeue_job_for_retry(job["id"])
 
 
@@ -468,17 +468,17 @@ def test_a_plain_claim_without_lease_or_label_gets_both(taken: str, conn: Any) -
 def test_a_plain_claim_of_what_was_not_due_leaves_no_block_behind(taken: str, conn: Any) -> None:
     job = factories.node(conn, taken, available_at="2999-01-01")
     engine_0_3.do(conn, engine_0_3.CLAIM, host="box")
-    factories.expire(conn, job)
+    transitions.expire(conn, job)
     node_queue.reclaim_expired_leases()
-    assert factories.claim_node(conn)["claim_no"] == 2
+    assert transitions.claim_node(conn)["claim_no"] == 2
 
 
 def test_the_old_worker_can_not_finish_what_ours_claimed(taken: str, conn: Any) -> None:
     job = factories.node(conn, taken)
-    ours = factories.claim_node(conn)
+    ours = transitions.claim_node(conn)
     with pytest.raises(psycopg.Error, match=r"claim 1 .* is held by w1"):
         engine_0_3.do(conn, engine_0_3.COMPLETE, job=job["id"])
-    factories.complete_node(conn, ours)
+    transitions.complete_node(conn, ours)
 
 
 # --- what an app built on the tables -------------------------------------------------------------
@@ -499,7 +499,7 @@ def test_views_triggers_and_indexes_of_the_app_stay(old: ModuleType, conn: Any) 
     before = migration_folders.catalogue(conn)
     old.bootstrap()
     assert factories.one(conn, "SELECT count(*) FROM host_jobs WHERE status = 'running'") == 2
-    factories.claim_ingest(conn)
+    transitions.claim_ingest(conn)
     run_row(conn, "r", "graph")
     given: dict[str, dict[str, Any]] = {
         "workflow_node_jobs": {"run_id": "r", "node_id": "n", "node_module": "m", "queue": "cpu"},
@@ -529,7 +529,7 @@ def test_the_way_back_in_flight_leaves_the_old_engine_at_work(old: ModuleType, c
     old.bootstrap()
     run_row(conn, "r", "graph")
     first, second = factories.node(conn, "r", "a"), factories.node(conn, "r", "b")
-    factories.claim_node(conn, factories.who(host="ours"))
+    transitions.claim_node(conn, transitions.who(host="ours"))
     with pytest.raises(errors.DataLossRefused, match="claim_no"):
         old.downgrade(to_version=12)
     assert old.downgrade(to_version=12, allow_data_loss=True) == OURS[::-1]

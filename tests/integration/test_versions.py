@@ -13,17 +13,19 @@ from queue_workflows import db as engine
 from queue_workflows.dag import definition, frozen_definition
 from queue_workflows.declare import node, workflow
 from queue_workflows.engine import claim_isolation, claims, job_tables, workers
-from tests.support import factories
+from tests.support import factories, transitions
 from tests.support.wait import patience
 
 OTHER = ["m@1", "n@4"]
 
 
-def who(*versions: str, worker_id: str = "w1", queue: str = "cpu", **more: Any) -> claims.Claimant:
-    return factories.who(queue, worker_id, versions=[*versions] or None, **more)
+def who(
+    *versions: str, worker_id: str = "w1", queue: str = "cpu", **more: Any
+) -> transitions.Claimant:
+    return transitions.who(queue, worker_id, versions=[*versions] or None, **more)
 
 
-def taken(conn: engine.Connection, claimant: claims.Claimant) -> str | None:
+def taken(conn: engine.Connection, claimant: transitions.Claimant) -> str | None:
     job = claims.node_step(conn, claimant)
     return job["node_id"] if job else None
 
@@ -163,7 +165,7 @@ def test_a_queue_full_of_other_versions_does_not_slow_claims(conn: engine.Connec
             (run_id, version, version, count),
         )
 
-    def reads(claimant: claims.Claimant) -> int:
+    def reads(claimant: transitions.Claimant) -> int:
         """Return how many blocks a claim of nothing reads, once it is planned."""
         row = None
         for _ in range(2):
@@ -194,7 +196,7 @@ def test_a_queue_full_of_other_versions_does_not_slow_claims(conn: engine.Connec
 # --- why -----------------------------------------------------------------------------------------
 
 
-def report(conn: engine.Connection, claimant: claims.Claimant) -> None:
+def report(conn: engine.Connection, claimant: transitions.Claimant) -> None:
     workers.report(conn, {
         "worker_id": claimant.worker_id, "host_label": claimant.host, "queue": claimant.queue,
         "pid": 1, "state": "idle", "job_ids": [], "concurrency": 1, "current_model": None,

@@ -16,12 +16,12 @@ from queue_workflows import workers as workers_api
 from queue_workflows.admin import worker_reasons
 from queue_workflows.engine import claims, models, unserved_jobs, workers
 from tests import test_invariant_gpu_claims as gpu
-from tests.support import factories
+from tests.support import factories, transitions
 
 Row = dict[str, Any]
 
 
-def report(conn: Any, who: claims.Claimant, **given: Any) -> None:
+def report(conn: Any, who: transitions.Claimant, **given: Any) -> None:
     """Write the row of a worker: what its claims depend on."""
     values = {
         "worker_id": who.worker_id, "host_label": who.host, "queue": who.queue, "pid": 7,
@@ -44,7 +44,9 @@ def details(conn: Any, job: Row) -> list[str]:
     return [worker["detail"] for worker in explained["workers"]]
 
 
-def agree(conn: Any, who: claims.Claimant, jobs: list[Row], claim: Callable[[], Row | None]) -> int:
+def agree(
+    conn: Any, who: transitions.Claimant, jobs: list[Row], claim: Callable[[], Row | None]
+) -> int:
     """`why` calls that job next which the claim takes, and none of the others; how many claims."""
     count = 0
     while True:
@@ -70,7 +72,7 @@ def test_next_is_what_a_gpu_claim_takes(db: ModuleType, policy: str, seed: int) 
     with db.connect() as conn, conn.transaction(force_rollback=True):
         given = gpu.world(conn, seed)
         view = given.view
-        who = factories.who(
+        who = transitions.who(
             "gpu", "me", host=gpu.HERE, model=view.warm, models=given.known, policy=policy,
             grace_s=view.grace_s, bound_s=view.bound_s, newest=seed % 3 == 0,
         )  # fmt: skip
@@ -98,16 +100,16 @@ def test_next_is_what_a_cpu_claim_takes(conn: Any, newest: bool) -> None:
         factories.node(conn, run_id, f"n{number}", priority=priority)
         for number, priority in enumerate([100, 50, 100, 50, 100])
     ]
-    who = factories.who("cpu", "me", newest=newest)
+    who = transitions.who("cpu", "me", newest=newest)
     report(conn, who)
     assert agree(conn, who, jobs, lambda: claims.node_step(conn, who)) == 5
 
 
 def test_next_is_what_an_ingest_claim_takes(conn: Any) -> None:
     jobs = [factories.ingest(conn, priority=priority) for priority in (100, 50, 100)]
-    who = factories.who("fetch", "me")
+    who = transitions.who("fetch", "me")
     report(conn, who)
-    assert agree(conn, who, jobs, lambda: next(iter(claims.ingest_step(conn, who)), None)) == 3
+    assert agree(conn, who, jobs, lambda: next(iter(transitions.claim(conn, who)), None)) == 3
 
 
 # --- the clauses -------------------------------------------------------------------------------
@@ -132,12 +134,12 @@ def test_reasons_that_hold_for_every_worker(conn: Any) -> None:
 def test_an_unserved_queue_lets_others_have_its_lock_key(
     conn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report(conn, factories.who("fetch", "me"))
+    report(conn, transitions.who("fetch", "me"))
     ghost = factories.ingest(conn, queue="my_ghost", lock_key="k")
     node = factories.node(conn, queue="gpu", lock_key="k")
     factories.ingest(conn, lock_key="k")
     factories.node(conn, lock_key="k")
-    report(conn, factories.who("cpu", "other"))
+    report(conn, transitions.who("cpu", "other"))
     queues = unserved_jobs.served(conn, 30)
     assert (queues, unserved_jobs.block_unserved(conn, queues)) == (["cpu", "fetch"], 2)
     said = "its queue {} is served by no worker, so its lock key passed to others"
@@ -157,7 +159,7 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(
     detail = (jobs_api.explain(ghost["id"]) or {})["detail"]
     assert detail == "its queue my_ghost is paused, so its lock key passed to others"
     conn.execute("DELETE FROM queue_settings")
-    report(conn, factories.who("my_ghost", "new"))
+    report(conn, transitions.who("my_ghost", "new"))
     detail = (jobs_api.explain(ghost["id"]) or {})["detail"]
     assert detail.startswith("its queue has a worker again")
 
@@ -170,7 +172,7 @@ def test_reasons_that_hold_for_one_worker(conn: Any) -> None:
         ("small", {"vram_total_mb": 12288}),
         ("box", {}),
     ):
-        report(conn, factories.who("gpu", host, host=host), **more)
+        report(conn, transitions.who("gpu", host, host=host), **more)
     workers_api.disable("off", "gpu", requested_by="me")
     job = factories.node(conn, queue="gpu", required_model="m")
     assert clauses(conn, job) == {
@@ -182,7 +184,7 @@ def test_reasons_that_hold_for_one_worker(conn: Any) -> None:
 def test_a_worker_that_waits_for_memory(conn: Any) -> None:
     job = factories.node(conn)
     detail = {"throttle": "RAM at 93.1 % (limit 90 %)"}
-    report(conn, factories.who(), state="throttled", detail=json.dumps(detail))
+    report(conn, transitions.who(), state="throttled", detail=json.dumps(detail))
     assert clauses(conn, job) == {"w1": "throttled"}
     assert details(conn, job) == ["it waits for memory: RAM at 93.1 % (limit 90 %)"]
     why_not = jobs_api.explain(job["id"], conn=conn)
@@ -190,18 +192,18 @@ def test_a_worker_that_waits_for_memory(conn: Any) -> None:
 
 
 def test_a_worker_that_obeys_no_switch_is_never_off(conn: Any) -> None:
-    report(conn, factories.who("gpu", "deaf", obey=False), obey=False)
+    report(conn, transitions.who("gpu", "deaf", obey=False), obey=False)
     workers_api.disable("box", "gpu")
     job = factories.node(conn, queue="gpu")
     assert clauses(conn, job) == {"deaf": "next"}
-    assert claims.node_step(conn, factories.who("gpu", "deaf", obey=False)) is not None
+    assert claims.node_step(conn, transitions.who("gpu", "deaf", obey=False)) is not None
 
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_what_a_worker_loads_is_warm_when_it_claims_next(conn: Any, asked: bool) -> None:
     """Reported for the job that it runs, or on request."""
     run_id = factories.run(conn)
-    who = factories.who("gpu", "me")
+    who = transitions.who("gpu", "me")
     if asked:
         detail = {"claim": workers.claim_detail(who), "model": {"id": "b", "loading": True}}
         report(conn, who, detail=json.dumps(detail))
@@ -216,7 +218,7 @@ def test_what_a_worker_loads_is_warm_when_it_claims_next(conn: Any, asked: bool)
 
 def test_jobs_that_are_claimed_before_it(conn: Any) -> None:
     run_id = factories.run(conn)
-    report(conn, factories.who("cpu", "me"))
+    report(conn, transitions.who("cpu", "me"))
     jobs = [factories.node(conn, run_id, f"n{n}", priority=p) for n, p in enumerate([100, 100, 1])]
     assert details(conn, jobs[0]) == ["behind 1 job of a better priority"]
     conn.execute("DELETE FROM workflow_node_jobs WHERE node_id = 'n2'")
@@ -224,8 +226,8 @@ def test_jobs_that_are_claimed_before_it(conn: Any) -> None:
 
 
 def test_to_whom_it_is_left(conn: Any) -> None:
-    report(conn, factories.who("gpu", "warm", host="den", model="m", policy="balanced"))
-    report(conn, factories.who("gpu", "cold", policy="balanced"))
+    report(conn, transitions.who("gpu", "warm", host="den", model="m", policy="balanced"))
+    report(conn, transitions.who("gpu", "cold", policy="balanced"))
     job = factories.node(conn, queue="gpu", required_model="m")
     assert clauses(conn, job) == {"warm": "next", "cold": "left"}
     assert any(text.startswith("left to den") for text in details(conn, job))
@@ -247,7 +249,7 @@ def test_the_exit_code_shows_whether_it_will_run(
     job = factories.node(conn, run_id)
     code, said = why(capsys, job["id"])
     assert code == 1 and "no live worker serves queue cpu" in said
-    report(conn, factories.who("cpu", "me"))
+    report(conn, transitions.who("cpu", "me"))
     code, said = why(capsys, job["id"][:20])
     assert code == 0 and "box pid 7 (idle): it is next in line" in said
     code, said = why(capsys, job["id"], "--json")

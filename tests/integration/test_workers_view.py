@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 from queue_workflows import workers
 from queue_workflows.cli import workers as command
 from queue_workflows.engine import workers as reports
-from tests.support import factories
+from tests.support import factories, transitions
 
 Row = dict[str, Any]
 
@@ -44,7 +44,7 @@ def absent() -> Sequence[Row]:
 
 def busy(conn: Any, worker_id: str = "w1") -> str:
     factories.node(conn)
-    return factories.claim_node(conn, factories.who(worker_id=worker_id))["id"]
+    return transitions.claim_node(conn, transitions.who(worker_id=worker_id))["id"]
 
 
 def only() -> Row:
@@ -125,7 +125,7 @@ def test_an_idle_worker_whose_queue_is_limited_is_throttled(
     for _ in range(2):
         factories.ingest(conn, partition_key="p")
     assert {row["state"] for row in workers.list(absent=False)} == {"idle"}, "one may start"
-    factories.claim_ingest(conn, factories.who("fetch", worker_id="other"))
+    transitions.claim_ingest(conn, transitions.who("fetch", worker_id="other"))
     if pausing:
         conn.execute("UPDATE queue_settings SET paused_at = now()")
     rows = workers.list(absent=False)

@@ -25,6 +25,7 @@ from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer, crash_recovery, current_job, guards, lease_keeper, slot
 from tests.support import fleet_model as model
+from tests.support import transitions
 
 _pids = itertools.count(5_000_000)
 """No process has such pids."""
@@ -106,8 +107,10 @@ class Slot:
             [slot.Slot(self.who)], on_exit=leave, sampler=lambda: NOTHING_SEEN
         )
 
-    def who(self) -> claims.Claimant:
-        return claims.Claimant(self.process.worker_id, self.host, self.queue, newest=self.newest)
+    def who(self) -> transitions.Claimant:
+        return transitions.Claimant(
+            self.process.worker_id, self.host, self.queue, newest=self.newest
+        )
 
     def _born(self) -> Process:
         pid = next(_pids)

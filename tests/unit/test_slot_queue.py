@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from queue_workflows.engine import claims, job_tables, outcomes
+from queue_workflows.engine import job_tables, outcomes
 from queue_workflows.runtime import clock
 from queue_workflows.worker import (
     current_job,
@@ -17,6 +17,7 @@ from queue_workflows.worker import (
     slot_ahead,
     slot_queue,
 )
+from tests.support import transitions
 
 MANY = slot_ahead.TINY // 2 + 1
 """More than half of the jobs that wait for two slots."""
@@ -32,7 +33,7 @@ class Queue:
         monkeypatch.setattr(clock, "boot_s", lambda: self.now)
         registered = mock.Mock(isolated_tasks=[], async_tasks=[], announces=False)
         self.queue = slot_queue.SlotQueue(
-            mock.Mock(who=lambda: claims.Claimant("w", "h", "load", 60.0)),
+            mock.Mock(who=lambda: transitions.Claimant("w", "h", "load", 60.0)),
             executor_shape.Shape(2),
             limits=executor_shape.NO_LIMITS,
             mux=mock.Mock(),

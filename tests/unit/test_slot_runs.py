@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from queue_workflows.engine import claims, job_tables
+from queue_workflows.engine import job_tables
 from queue_workflows.executor import launcher_client, protocol
 from queue_workflows.worker import (
     executor_set,
@@ -17,6 +17,7 @@ from queue_workflows.worker import (
     slot_ahead,
     slot_runs,
 )
+from tests.support import transitions
 
 
 class Waiting:
@@ -35,7 +36,7 @@ class Waiting:
         registered = mock.Mock(isolated_tasks=["alone"])
         self.runs = slot_runs.Runs(
             job_tables.INGEST_JOBS,
-            claims.Claimant("w", "h", "load", 60.0),
+            transitions.Claimant("w", "h", "load", 60.0),
             mock.Mock(sent_at=0.0),
             registered,
             executors_=self.set,

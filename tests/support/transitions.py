@@ -1,0 +1,216 @@
+"""What a worker or a sweep does to jobs, each in one call on a given connection.
+
+Tests of rows claim, record and recover through this module alone: when the engine's own functions
+change, this file does. A job is a row as a claim returned it; it says which claim is meant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from psycopg import sql
+
+from queue_workflows import db
+from queue_workflows.engine import (
+    attempts,
+    claims,
+    finish,
+    handback,
+    job_tables,
+    outcomes,
+    promotion,
+    recovery,
+)
+from queue_workflows.types import Row
+
+Claimant = claims.Claimant
+Kind = Literal["node", "ingest"]
+KINDS: tuple[Kind, Kind] = ("node", "ingest")
+TABLES = {"node": job_tables.NODE_JOBS.name, "ingest": job_tables.INGEST_JOBS.name}
+"""The names of the tables of jobs."""
+EVENTS = {"node": job_tables.NODE_JOBS.events, "ingest": job_tables.INGEST_JOBS.events}
+"""The names of the tables of their events."""
+NODE_JOBS, INGEST_JOBS = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
+_TABLES = {"node": NODE_JOBS, "ingest": INGEST_JOBS}
+
+
+def kind_of(job: Row) -> Kind:
+    """Return the kind of a job's row."""
+    return "node" if "node_id" in job else "ingest"
+
+
+def table_of(job: Row) -> job_tables.JobTable:
+    """Return the job table of a row, for functions of the engine."""
+    return _TABLES[kind_of(job)]
+
+
+def lease_of(job: Row) -> job_tables.Lease:
+    """Return the claim of a row, for functions of the engine."""
+    return job_tables.lease_of(table_of(job), job)
+
+
+def who(queue: str = "cpu", worker_id: str = "w1", **more: Any) -> claims.Claimant:
+    """Return a claimant of this identity on host `box`."""
+    return claims.Claimant(worker_id, more.pop("host", "box"), queue, **more)
+
+
+def on_limit_wait(waits_s: list[float]) -> claims.OnWait:
+    """Return what lets a claim append the seconds until a limit admits the next job."""
+
+    def call(wait: claims.Wait) -> None:
+        if wait.limit_s is not None:
+            waits_s.append(max(0.0, wait.limit_s))
+
+    return claims.OnWait(call, 0.0)
+
+
+def on_wait(call: Callable[[claims.Wait], object], within_s: float = 0.0) -> claims.OnWait:
+    """Return what tells a claim whom to call when there are fewer jobs than it may take."""
+    return claims.OnWait(call, within_s)
+
+
+def claim(
+    conn: db.Connection, claimant: claims.Claimant | None = None, count: int = 1, **more: Any
+) -> list[Row]:
+    """Claim up to `count` jobs of the claimant's queue, with its `promote` and `on_wait`."""
+    claimant = claimant or who()
+    return claims.claim(conn, job_tables.of_queue(claimant.queue), claimant, count=count, **more)
+
+
+def claim_node(conn: db.Connection, claimant: claims.Claimant | None = None, **more: Any) -> Row:
+    """Claim the next node job; there must be one."""
+    (job,) = claim(conn, claimant, **more)
+    return job
+
+
+def claim_ingest(conn: db.Connection, claimant: claims.Claimant | None = None, **more: Any) -> Row:
+    """Claim the next ingest job; there must be one."""
+    (job,) = claim(conn, claimant or who("fetch"), **more)
+    return job
+
+
+def renew(
+    conn: db.Connection, *jobs: Row, lease_s: float = 600.0, progress: Sequence[str | None] = ()
+) -> list[claims.Renewal]:
+    """Renew the leases of jobs of one kind; a job without a reply has lost its claim."""
+    return claims.renew(conn, [*map(lease_of, jobs)], lease_s=lease_s, progress=progress)
+
+
+def node_result(job: Row, **delta: Any) -> claims.NodeResult:
+    """Return the result that completes a claimed node job."""
+    return claims.NodeResult(lease_of(job), json.dumps(delta), 0.1)
+
+
+def ingest_result(job: Row, **result: Any) -> claims.IngestResult:
+    """Return the result that completes a claimed ingest job."""
+    return claims.IngestResult(lease_of(job), json.dumps(result), 0.1)
+
+
+def complete_node(conn: db.Connection, job: Row, **delta: Any) -> None:
+    """Complete a claimed node job under its claim; `ClaimLost` when it is held no longer."""
+    claims.node_step(
+        conn, who(worker_id=job["worker_id"]), done=node_result(job, **delta), claim=False
+    )
+
+
+def complete_ingest(conn: db.Connection, job: Row, **result: Any) -> None:
+    """Complete a claimed ingest job under its claim; `ClaimLost` when it is held no longer."""
+    claimant = who(job["queue"], worker_id=job["worker_id"])
+    claims.ingest_step(conn, claimant, done=[ingest_result(job, **result)], claim=0)
+
+
+def complete(conn: db.Connection, job: Row, **result: Any) -> None:
+    """Complete a claimed job under its claim; `ClaimLost` when it is held no longer."""
+    (complete_node if kind_of(job) == "node" else complete_ingest)(conn, job, **result)
+
+
+def complete_and_claim(
+    conn: db.Connection, jobs: Sequence[Row], claimant: claims.Claimant, count: int = 1, **more: Any
+) -> list[Row]:
+    """Complete jobs of one kind in the statement that claims up to `count` others; return these."""
+    done = [finish.Done(lease_of(job), outcomes.Outcome("completed", 0.1)) for job in jobs]
+    return finish.finish(conn, done, who=claimant, claim=count, **more)
+
+
+def record(conn: db.Connection, job: Row, kind: str = "completed", **more: Any) -> str:
+    """Record an outcome of this kind; return `"completed"`, `"failed"` or `"skipped"`."""
+    return finish.record(conn, lease_of(job), outcomes.Outcome(kind, **{"seconds": 0.1} | more))
+
+
+def fail(conn: db.Connection, job: Row, error: str = "broke", **more: Any) -> Row | None:
+    """Fail an attempt, which is retried by the job's policy; None: the claim is lost."""
+    return attempts.fail(conn, lease_of(job), error=error, **more)
+
+
+def park(conn: db.Connection, job: Row) -> Row | None:
+    """Let an input node wait for its answer; None: the claim is lost."""
+    return attempts.park(conn, lease_of(job))
+
+
+def end_by_watchdog(
+    conn: db.Connection, job: Row, error: str = "over its budget", seconds: float = 1.0, **more: Any
+) -> Row | None:
+    """End an attempt as a watchdog does; None: the claim is lost."""
+    return attempts.end_by_watchdog(conn, lease_of(job), error=error, seconds=seconds, **more)
+
+
+def hand_back(conn: db.Connection, job: Row, reason: str = "shutdown", **more: Any) -> Row | None:
+    """Give a claim up, without counting anything; None: the claim is lost."""
+    return handback.hand_back(conn, lease_of(job), reason=reason, **more)
+
+
+def hand_back_all(conn: db.Connection, jobs: Sequence[Row], reason: str = "shutdown") -> list[Row]:
+    """Give up claims of one kind; return the changed rows."""
+    return handback.hand_back_all(conn, [*map(lease_of, jobs)], reason=reason)
+
+
+def release_strays(
+    conn: db.Connection, kind: Kind, worker_id: str = "w1", keep: Sequence[str] = ()
+) -> list[Row]:
+    """Hand back what a worker has claimed, without these ids; return the changed rows."""
+    return handback.release_strays(conn, _TABLES[kind], worker_id, keep)
+
+
+def expire(conn: db.Connection, job: Row) -> None:
+    """Let the lease of a job lapse."""
+    conn.execute(
+        sql.SQL(
+            "UPDATE {} SET lease_expires_at = now() - interval '1 second'"
+            " WHERE id = %s AND status = 'running'"
+        ).format(sql.Identifier(table_of(job).name)),
+        (job["id"],),
+    )
+
+
+def reclaim_lapsed(conn: db.Connection, kind: Kind, **more: Any) -> list[Row]:
+    """Take back the jobs of a kind whose leases have lapsed, counting a crash of each."""
+    return recovery.reclaim_lapsed(conn, _TABLES[kind], **more)
+
+
+def reclaim_gone(conn: db.Connection, kind: Kind, silent_s: float = 0.0, **more: Any) -> list[Row]:
+    """Take back the jobs whose worker's session is gone and that were not renewed `silent_s`."""
+    return recovery.reclaim_gone(conn, _TABLES[kind], silent_s, **more)
+
+
+def reclaim_dead(
+    conn: db.Connection, kind: Kind, prefix: str, evidence: str = "killed by SIGKILL"
+) -> list[Row]:
+    """Take back the jobs of a process that was seen to die; its worker ids start with `prefix`."""
+    return recovery.reclaim_dead(conn, _TABLES[kind], prefix=prefix, evidence=evidence)
+
+
+def charge(conn: db.Connection, job: Row, evidence: str = "it died") -> Row | None:
+    """Give a claim up and count a crash; None: the claim is lost."""
+    return recovery.charge(conn, lease_of(job), evidence=evidence)
+
+
+def excuse(conn: db.Connection, job: Row, **more: Any) -> bool:
+    """Undo the crash that the end of a claim has counted."""
+    return recovery.excuse(conn, lease_of(job), **more)
+
+
+def promote_due(conn: db.Connection, rows: Any = None) -> int:
+    """Admit all delayed jobs and runs whose time has come; return how many."""
+    return promotion.promote_due(conn, rows)
