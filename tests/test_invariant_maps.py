@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import node_executor, node_queue
-from queue_workflows.dispatch import drain
 from queue_workflows.engine import runs
 from tests.support import flow, invariants
 from tests.support.examples import examples
@@ -350,7 +349,7 @@ class World:
 
     def _crash(self) -> None:
         with contextlib.suppress(Broken):
-            drain.drain_run(self.run_id, begin=crashing)
+            flow.dispatch(self.run_id, begin=crashing)
 
     def _work(self) -> None:
         job = node_queue.claim_next_cpu_job(host="box")

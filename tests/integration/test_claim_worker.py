@@ -24,10 +24,9 @@ from queue_workflows import (
     db as database,
 )
 from queue_workflows import workers as workers_api
-from queue_workflows.dispatch import drain
 from queue_workflows.engine import attempts, claims, handback, job_tables, workers
 from queue_workflows.worker import claimer, guards, notes
-from tests.support import transitions, wait
+from tests.support import flow, transitions, wait
 
 Row = dict[str, Any]
 
@@ -780,7 +779,7 @@ def test_a_join_counts_on_nothing_that_was_not_committed(body: Body, refusing: N
     with running(worker()):
         wait.until(lambda: states().get("s/b") == "completed")
         wait.until(lambda: node_queue.count_unprocessed_dispatch_events() == 0)
-        drain.drain_outbox()
+        flow.dispatch_all()
         assert states() == {"s/a": "queued", "s/b": "completed"}
 
 

@@ -23,7 +23,7 @@ from queue_workflows import (
     runs,
 )
 from queue_workflows import db as engine
-from queue_workflows.dispatch import drain, hooks, run_cache, starts
+from queue_workflows.dispatch import hooks, run_cache, starts
 from queue_workflows.engine import finish, job_tables, outcomes
 from queue_workflows.runtime import clock
 from queue_workflows.worker import current_job, guards, run_dispatch
@@ -79,7 +79,7 @@ def test_a_worker_records_a_node_and_what_follows_in_one_transaction(
     worker = claim_worker.ClaimWorker(queue="cpu", host="box")
     for run_id in (longer, shorter):
         if not known:
-            run_cache.forget(run_id)
+            flow.forget(run_id)
         assert worker.run_once()
     assert flow.states(longer) == {"s/a": "completed", "s/b": "queued"}
     assert flow.status(shorter) == "completed"
@@ -134,7 +134,7 @@ def test_the_graphs_of_unknown_runs_are_read_by_one_statement(host: flow.Flow) -
     run_ids = [host.started() for _ in range(4)]
     sql("UPDATE workflow_runs SET definition = '{}' WHERE id = %s", run_ids[1])
     for run_id in run_ids:
-        run_cache.forget(run_id)
+        flow.forget(run_id)
     assert recorded_together(4) == 2
     assert [flow.status(each) for each in run_ids] == [
         "completed",
@@ -151,7 +151,7 @@ def test_a_large_graph_delays_no_result_and_is_asked_for_once(host: flow.Flow) -
     run_id = host.started()
     asked: list[int] = []
     for _ in range(2):
-        run_cache.forget(run_id)
+        flow.forget(run_id)
         asked.append(recorded_together(1))
     assert asked == [2, 1]
     assert sql("SELECT count(*) AS n FROM workflow_dispatch_events WHERE processed_at IS NULL") == [
@@ -559,7 +559,7 @@ def test_a_failure_beside_results_of_the_same_batch_wins(host: flow.Flow) -> Non
     run_id = host.started()
     flow.complete(run_id, "s/a")
     node_queue.mark_failed(flow.job(run_id, "s/b")["id"], error="broke")
-    assert drain.drain_run(run_id) == 0
+    assert flow.dispatch(run_id) == 0
     assert flow.status(run_id) == "failed"
     assert "s/c" not in flow.jobs(run_id)
 
@@ -579,7 +579,7 @@ def test_nothing_changes_a_cancelled_run(host: flow.Flow) -> None:
             run_id,
         )
         transitions.complete_node(conn, running)
-    assert drain.drain_run(run_id) == 0
+    assert flow.dispatch(run_id) == 0
     assert dispatcher.on_node_completed(run_id, "s/a") == 0
     assert dispatcher.on_node_failed(run_id, "s/a") == 0
     assert dispatcher.on_node_awaiting_input(run_id, "q") == 0
@@ -603,7 +603,7 @@ def test_late_results_do_not_change_a_failed_run(host: flow.Flow, late: str) -> 
         node_queue.mark_completed(other["id"], context_delta={})
     else:
         node_queue.mark_failed(other["id"], error="second")
-    drain.drain_run(run_id)
+    flow.dispatch(run_id)
     assert flow.run(run_id)["error"] == "node s/a failed: first"
     assert flow.states(run_id) == {"s/a": "failed", "s/b": late}
 
@@ -620,7 +620,7 @@ def test_the_callbacks_do_what_the_drain_does(host: flow.Flow) -> None:
     node_queue.mark_failed(flow.job(run_id, "s/b")["id"], error="broke")
     dispatcher.on_node_failed(run_id, "s/b")
     assert flow.run(run_id)["error"] == "node s/b failed: broke"
-    assert drain.drain_run(run_id) == 0
+    assert flow.dispatch(run_id) == 0
 
 
 STEP = flow.step("s")
@@ -757,12 +757,12 @@ def cost_of_a_fan(host: flow.Flow, size: int, batch: int) -> tuple[float, float]
         begin = run_cache.on_connection(counted)
         assert starts.start_run(run_id, begin=begin) == 1
         flow.complete(run_id, "s/src")
-        assert drain.drain_run(run_id, begin=begin) == size
+        assert flow.dispatch(run_id, begin=begin) == size
         queued = [job["id"] for job in flow.jobs(run_id).values() if job["status"] == "queued"]
         made: list[int] = []
         for at in range(0, size, batch):
             other.execute(COMPLETE, (queued[at : at + batch],), prepare=True)
-            made.append(drain.drain_run(run_id, begin=begin))
+            made.append(flow.dispatch(run_id, begin=begin))
         assert made == [0] * (len(made) - 1) + [1]
     flow.finish(run_id, "s/join")
     assert flow.status(run_id) == "completed"
@@ -855,9 +855,9 @@ def test_an_engine_pool_of_one_connection_is_enough(
         assert starts.start_queued() == (1, [])
         for node_id in ("s/a", "s/b"):
             flow.complete(run_id, node_id)
-            drain.drain_outbox()
+            flow.dispatch_all()
         node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])
-        drain.drain_outbox()
+        flow.dispatch_all()
         assert flow.job(run_id, "q")["input_spec"]["widget"] == "file_upload"
         assert dispatcher.resume_after_input(run_id, "q", 1) == 1
         flow.fail(run_id, "t/c")

@@ -462,7 +462,7 @@ def test_editing_a_workflow_does_not_change_a_run_in_flight(host: flow.Flow) -> 
     host.dag(a="", c="a")
     after = host.started()
     for run_id in (before, after):
-        run_cache.forget(run_id)
+        flow.forget(run_id)
         flow.finish(run_id, "s/a")
     assert [*flow.jobs(before)] == ["s/a", "s/b"]
     assert [*flow.jobs(after)] == ["s/a", "s/c"]
@@ -485,7 +485,7 @@ def test_a_process_without_provider_dispatches_a_frozen_run_to_its_end(
     host.define(flow.step("s"), ask, s=flow.nodes(a=""))
     run_id = host.started()
     config.reset_for_tests()
-    run_cache.forget(run_id)
+    flow.forget(run_id)
     flow.complete(run_id, "s/a", options=["x"])
     host.look()
     park(run_id)
@@ -505,7 +505,7 @@ def test_runs_without_definition_do_not_hide_others_from_a_process_without_provi
     run_store.update_run(reopened, status="queued")
     config.reset_for_tests()
     for run_id in (reopened, live):
-        run_cache.forget(run_id)
+        flow.forget(run_id)
     with engine.connect() as conn:
         conn.execute(
             "INSERT INTO workflow_runs (id, workflow_name, status) SELECT 'u' || n, 'w',"
@@ -551,7 +551,7 @@ def test_the_first_stored_of_two_concurrent_definitions_counts_in_both_processes
             host.dag(a="", c="a")
             with engine.connect() as other:
                 starts.start_run(run_id, begin=run_cache.on_connection(other))
-            run_cache.forget(run_id)
+            flow.forget(run_id)
             host.dag(a="", b="a")
         return host.workflows[name]
 

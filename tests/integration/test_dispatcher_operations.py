@@ -11,7 +11,6 @@ import pytest
 import queue_workflows
 from queue_workflows import config, dispatcher, node_queue, run_store
 from queue_workflows import db as engine
-from queue_workflows.dispatch import drain
 from tests.support import factories, flow, invariants, transitions
 
 
@@ -255,7 +254,7 @@ def test_a_run_that_waits_for_its_start_fails_by_whichever_event_is_of_its_gener
     assert b["node_id"] == "s/b"
     transitions.fail(conn, a, **fail)
     transitions.fail(conn, b, **fail)
-    drain.drain_outbox()
+    flow.dispatch_all()
     assert flow.status(run_id) == "failed"
 
 
@@ -307,7 +306,7 @@ def test_a_failure_that_comes_in_while_a_run_waits_to_resume_fails_it(
     run_id = chain(host)
     node_queue.mark_failed(flow.job(run_id, "s/b")["id"], error="broke")
     assert run_store.reenqueue_running_for_resume() == 1
-    drain.drain_outbox()
+    flow.dispatch_all()
     assert flow.run(run_id)["error"] == "node s/b failed: broke"
 
 
@@ -317,7 +316,7 @@ def test_an_old_failure_does_not_fail_a_run_that_was_reopened(host: flow.Flow, c
     queue_workflows.cancel_run(run_id)
     node_queue.mark_failed(running["id"], error="too late")
     queue_workflows.retry_run(run_id)
-    drain.drain_outbox()
+    flow.dispatch_all()
     assert flow.status(run_id) == "queued"
     host.go()
     assert flow.status(run_id) == "completed"
@@ -331,7 +330,7 @@ def test_a_node_that_parks_while_its_run_waits_to_resume_gets_its_spec(
     node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])
     flow.complete(run_id, "s/a")
     assert run_store.reenqueue_running_for_resume() == 1
-    drain.drain_outbox()
+    flow.dispatch_all()
     host.look()
     assert flow.status(run_id) == "running"
     assert flow.job(run_id, "q")["input_spec"]["widget"] == "file_upload"

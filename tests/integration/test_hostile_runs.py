@@ -286,7 +286,6 @@ def test_reading_a_definition_again_costs_less_than_its_check(
             conn, "SELECT jsonb_build_object('id', id, 'generation', 0, 'revision', 0, 'born', 0,"
             " 'has_definition', true) FROM workflow_runs WHERE id = %s", run_id,
         )  # fmt: skip
-        from queue_workflows.dispatch import run_cache
 
         costs.append(cpu_seconds(lambda: run_cache.learn(engine.transaction, head), tries=1))
 
@@ -363,7 +362,7 @@ def test_an_event_with_a_counter_at_its_end_holds_up_no_other(
         raise RuntimeError("no")
 
     conn.execute("UPDATE workflow_runs SET definition = NULL WHERE id = %s", (bad_run,))
-    run_cache.forget(bad_run)
+    flow.forget(bad_run)
     for each in (bad_run, good_run):
         flow.complete(each, "s/a")
     rows_before_checks.change(

@@ -471,7 +471,7 @@ def test_an_answer_that_was_taken_counts_even_if_the_run_cannot_go_on_yet(
 ) -> None:
     run_id = asked(host)
     conn.execute("UPDATE workflow_runs SET definition = NULL WHERE id = %s", (run_id,))
-    run_cache.forget(run_id)
+    flow.forget(run_id)
     config.reset_for_tests()
     assert dispatcher.resume_after_input(run_id, "q", 1) == 0
     assert flow.job(run_id, "q")["status"] == "completed"

@@ -11,7 +11,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import node_queue, runs
 from queue_workflows.dag import items
-from queue_workflows.dispatch import drain, run_cache
+from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import maps
 from tests.support import factories, flow, invariants
 
@@ -56,7 +56,7 @@ def settle(run_id: str, *node_ids: str, **delta: Any) -> int:
     with engine.connect(autocommit=False) as conn:
         # Of a table that has one page, the planner rightly reads all.
         conn.execute("SET LOCAL enable_seqscan = off")
-        drain.drain_run(run_id, begin=run_cache.in_open_transaction(conn))
+        flow.dispatch(run_id, begin=run_cache.in_open_transaction(conn))
         read = factories.one(conn, READ)
         conn.commit()
     return read
@@ -123,7 +123,7 @@ def rows_of_runs(host: flow.Flow, count: int) -> list[int]:
                 " WHERE id = ANY (%s)",
                 (ends,),
             )
-            drain.drain_run(run_id, begin=run_cache.in_open_transaction(conn))
+            flow.dispatch(run_id, begin=run_cache.in_open_transaction(conn))
             found.append(factories.one(conn, READ))
             conn.commit()
     return found
@@ -224,7 +224,7 @@ def test_an_event_that_is_dispatched_twice_counts_its_item_once(host: flow.Flow)
             " WHERE run_id = %s AND node_id = 'm[0]/n'",
             (run_id,),
         )
-    drain.drain_run(run_id)
+    flow.dispatch(run_id)
     assert counters(run_id) == seen
 
 
@@ -247,7 +247,7 @@ def test_a_new_generation_opens_no_item_that_is_done(host: flow.Flow) -> None:
     run_id = opened(host, BODIES["one node"], 4)
     flow.finish(run_id, "m[0]/n")
     node_queue.mark_failed(flow.job(run_id, "m[1]/n")["id"], error="no")
-    drain.drain_run(run_id)
+    flow.dispatch(run_id)
     assert flow.status(run_id) == "failed"
     runs.retry(run_id)
     host.look()

@@ -28,7 +28,6 @@ from queue_workflows import db as engine
 from queue_workflows.cli import graph_text, retry
 from queue_workflows.dag import item_ids
 from queue_workflows.declare import FailedItem, failures
-from queue_workflows.dispatch import drain, run_cache
 from queue_workflows.engine import runs as run_rows
 from tests.support import flow, invariants
 
@@ -426,7 +425,7 @@ def test_an_event_that_is_dispatched_again_changes_nothing(host: flow.Flow) -> N
     for _ in range(2):
         with engine.connect() as conn:
             conn.execute("UPDATE workflow_dispatch_events SET processed_at = NULL")
-        drain.drain_run(run_id)
+        flow.dispatch(run_id)
     assert (flow.states(run_id), ENDS) == before
 
 
@@ -895,7 +894,7 @@ def test_a_forged_body_fails_the_run_with_the_reason(host: flow.Flow, name: str)
         next(each for each in body if each["id"] == node_id)[key] = value
         stored = json.dumps(row["definition"])
         conn.execute("UPDATE workflow_runs SET definition = %s", (stored,))
-    run_cache.forget(run_id)
+    flow.forget(run_id)
     host.go()
     assert flow.status(run_id) == "failed"
     assert words in flow.run(run_id)["error"]

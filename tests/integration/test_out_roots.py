@@ -10,8 +10,8 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, dispatcher, node_executor, node_queue, run_store
-from queue_workflows.dispatch import drain, starts
-from tests.support import transitions
+from queue_workflows.dispatch import starts
+from tests.support import flow, transitions
 
 KNOB = "QUEUE_WORKFLOWS_OUT_ROOTS"
 PICK = {
@@ -176,7 +176,7 @@ def test_a_choice_lists_no_folder_outside_of_the_roots(root: Path, tmp_path: Pat
         assert job is not None
         with queue_workflows.db.connect() as conn:
             transitions.park(conn, job)
-        drain.drain_outbox()
+        flow.dispatch_all()
         specs.append(node_queue.get_node_job(job["id"]))
     options = [[each["rel_path"] for each in row["input_spec"]["options"]] for row in specs]
     assert options == [["scan/a.txt"], []]

@@ -11,7 +11,7 @@ import pytest
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import node_executor, node_queue
-from queue_workflows.dispatch import drain, fast_path, job_inputs
+from queue_workflows.dispatch import fast_path, job_inputs
 from queue_workflows.engine import nodes
 from tests.support import flow
 
@@ -58,7 +58,7 @@ def by_hand(toy: flow.Flow, run_id: str) -> None:
     toy.look()
     while (job := node_queue.claim_next_cpu_job()) is not None:
         node_executor.execute_node(job)
-        drain.drain_run(run_id)
+        flow.dispatch(run_id)
 
 
 Way = Callable[[flow.Flow, str], None]

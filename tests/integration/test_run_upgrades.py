@@ -11,9 +11,8 @@ from queue_workflows import config, dispatcher, errors, runs
 from queue_workflows import db as engine
 from queue_workflows.cli import show, upgrade
 from queue_workflows.declare import branch, loop, node, pipeline, workflow
-from queue_workflows.dispatch import drain
 from queue_workflows.engine import claims
-from tests.support import factories, transitions
+from tests.support import factories, flow, transitions
 
 
 def declare(versions: dict[str, int | None], *, more: bool = False) -> None:
@@ -80,7 +79,7 @@ def test_a_run_moves_with_its_queued_node_to_the_new_version(conn: engine.Connec
     assert claims.node_step(conn, who("a@1")) is None
     job = transitions.claim_node(conn, who("a@2"))
     claims.node_step(conn, who(), done=transitions.node_result(job, n=1), claim=False)
-    drain.drain_outbox()
+    flow.dispatch_all()
     assert jobs(conn, run_id)["b/b"] == ("queued", "b@1")
 
 
@@ -120,7 +119,7 @@ def test_a_worker_that_planned_by_the_old_graph_is_fenced(
     else:
         claims.node_step(conn, who(), done=done, ahead=ahead, claim=False)
     assert "b/b" not in jobs(conn, run_id)
-    drain.drain_outbox()
+    flow.dispatch_all()
     assert jobs(conn, run_id)["b/b"] == ("queued", "b@2")
 
 
@@ -164,7 +163,7 @@ def test_items_that_have_not_started_move_with_an_open_map(conn: engine.Connecti
     dispatcher.start_run(run_id)
     job = transitions.claim_node(conn, who("cut@2"))
     claims.node_step(conn, who(), done=transitions.node_result(job, item="x"), claim=False)
-    drain.drain_outbox()
+    flow.dispatch_all()
     assert [pair[1] for name, pair in jobs(conn, run_id).items() if "[" in name] == ["cut@2"] * 3
     declare_map(3)
     assert runs.upgrade(run_id, dry_run=True)["blocked"] == [job["node_id"]]
@@ -210,7 +209,7 @@ def test_the_arms_and_rounds_of_items_move_with_an_open_map(conn: engine.Connect
     job = transitions.claim_node(conn, who("cut@2"))
     done = transitions.node_result(job, kind="x", good=False)
     claims.node_step(conn, who(), done=done, claim=False)
-    drain.drain_outbox()
+    flow.dispatch_all()
     assert jobs(conn, run_id)["treat[x]/best/improve#1"] == ("queued", "improve@1")
     declare_deciding_map(2, 2)
     assert runs.upgrade(run_id)["outcome"] == "moved"

@@ -7,7 +7,7 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import claim_worker, dispatcher, node_pool, node_queue, run_store
-from queue_workflows.dispatch import drain
+from queue_workflows.dispatch import drain, run_cache
 
 Spec = dict[str, Any]
 ROUNDS = 200
@@ -138,6 +138,21 @@ def states(run_id: str) -> dict[str, str]:
     return {node_id: row["status"] for node_id, row in jobs(run_id).items()}
 
 
+def dispatch(run_id: str, **more: Any) -> int:
+    """Dispatch the events of a run; how many rows are new."""
+    return drain.drain_run(run_id, **more)
+
+
+def dispatch_all(**more: Any) -> int:
+    """Dispatch the events of all runs; return of how many."""
+    return drain.drain_outbox(**more)
+
+
+def forget(run_id: str) -> None:
+    """Forget what this process has read of a run, as another process has not read it."""
+    run_cache.forget(run_id)
+
+
 def complete(run_id: str, node_id: str, **delta: Any) -> None:
     """Complete a node by hand, without dispatching it."""
     done = node_queue.mark_completed(job(run_id, node_id)["id"], context_delta=delta)
@@ -147,13 +162,13 @@ def complete(run_id: str, node_id: str, **delta: Any) -> None:
 def finish(run_id: str, node_id: str, **delta: Any) -> int:
     """Complete a node by hand and dispatch it; how many rows are new."""
     complete(run_id, node_id, **delta)
-    return drain.drain_run(run_id)
+    return dispatch(run_id)
 
 
 def fail(run_id: str, node_id: str, error: str = "broke") -> None:
     """Fail a node by hand and dispatch it."""
     assert node_queue.mark_failed(job(run_id, node_id)["id"], error=error) is not None
-    drain.drain_run(run_id)
+    dispatch(run_id)
 
 
 def body(returns: Callable[..., Any] | Mapping[str, Any], name: str = "body") -> None:
