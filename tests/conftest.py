@@ -24,7 +24,7 @@ import pytest
 
 from queue_workflows import config, model_registry
 from queue_workflows.runtime import log_context, trace_context
-from tests.support import examples
+from tests.support import examples, wait
 
 if TYPE_CHECKING:
     from queue_workflows.db import Connection
@@ -180,7 +180,8 @@ def _property(item: pytest.Item) -> Any:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Bound the time of a test with random examples; parameters share the function."""
+    """Measure the machine; bound the time of random examples. Parameters share the function."""
+    wait.measure()
     if (handle := _property(item)) is not None:
         given = handle.inner_test
         handle.inner_test = examples.within_budget(getattr(given, "unlimited", given))
@@ -225,8 +226,8 @@ def clean_process() -> Generator[None]:
     _forget_environment()
     os.environ.update(kept)
     config.reset_for_tests()
-    deadline = time.monotonic() + THREAD_GRACE_S
     left = [thread for thread in threading.enumerate() if thread not in before]
+    deadline = time.monotonic() + (wait.patience(THREAD_GRACE_S) if left else 0.0)
     for thread in left:
         thread.join(max(0.0, deadline - time.monotonic()))
     if names := sorted(thread.name for thread in left if thread.is_alive()):

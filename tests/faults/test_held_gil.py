@@ -139,7 +139,7 @@ def test_an_idle_gpu_job_ends_its_executor_alone_and_runs_again(
     if frozen:
         wire.freeze()
     until(lambda: gone(tmp_path / "job"), timeout_s=due_s + WITHIN_S + 10)
-    assert time.monotonic() - begun <= due_s + WITHIN_S
+    assert time.monotonic() - begun <= patience(due_s + WITHIN_S)
     wire.thaw()
     until(is_done(job_id), timeout_s=30)
     ended = job(job_id)
@@ -189,7 +189,7 @@ def test_only_the_queue_that_is_off_loses_its_handler_not_its_neighbour_that_kee
     workers.disable(config.host_label(), queue)
     switched = time.monotonic()
     until(is_done(off, "queued"), timeout_s=WITHIN_S + 10)
-    assert time.monotonic() - switched <= WITHIN_S
+    assert time.monotonic() - switched <= patience(WITHIN_S)
     ended = job(off)
     assert (ended["watchdog_retries"], ended["crash_count"], ended["priority"]) == (0, 0, 10)
     seen = events(off)
@@ -239,7 +239,7 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
         parent.send(signal.SIGINT)
     assert parent.wait(WITHIN_S + 10) == 0, parent.err
     took_s = time.monotonic() - asked
-    assert took_s <= (0.0 if hurried else timeout_s) + 1 + BUSY_S
+    assert took_s <= patience((0.0 if hurried else timeout_s) + 1 + BUSY_S)
     assert hurried or took_s >= timeout_s, "it had its time"
     ended = job(job_id)
     assert (ended["status"], ended["attempts"], ended["crash_count"]) == ("queued", 0, 0)

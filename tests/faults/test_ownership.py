@@ -205,7 +205,7 @@ def test_a_rolling_restart_under_load_burns_no_attempt_and_is_done_by_its_deadli
             asked = time.monotonic()
             fleet[seat].send(signal.SIGTERM)
             assert fleet[seat].wait(DEADLINE_S + 10) == 0
-            assert time.monotonic() - asked <= DEADLINE_S + 1 + BUSY_S
+            assert time.monotonic() - asked <= patience(DEADLINE_S + 1 + BUSY_S)
             fleet[seat] = worker(cli, *NOTES, *stop)
     (tmp_path / "go").touch()
     until(lambda: all(is_(job_id, "completed") for job_id in ids), timeout_s=60)
@@ -246,7 +246,7 @@ def test_a_killed_worker_without_parent_is_replaced_within_one_and_a_half_window
     begun = time.monotonic()
     killed.send(signal.SIGKILL)
     until(lambda: len(toy_app.pids(tmp_path, "note")) == 2, timeout_s=30)
-    assert time.monotonic() - begun <= patience(1.5 * SILENT_S) + BUSY_S
+    assert time.monotonic() - begun <= patience(1.5 * SILENT_S + BUSY_S)
     assert counters(job(held)) == (2, 0, 1)
     assert job(held)["lease_expires_at"] is not None
     (tmp_path / "go").touch()
