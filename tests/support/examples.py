@@ -1,6 +1,7 @@
 """Say how many examples a property test tries: few in README's command, all with QW_TEST_FULL=1.
 
 CI sets the variable for the run that has the slow tests and the property tests (`-m property`).
+No example fails for its time, and none for the time that it takes to make it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
+
 FULL = bool(os.environ.get("QW_TEST_FULL"))
 SHARE = 4
 BUDGET_S = 20.0
 """After this time the examples that are left do nothing, unless one has failed."""
+
+
+for name, most in {"quick": 100 // SHARE, "full": 100}.items():
+    hypothesis.settings.register_profile(
+        name,
+        max_examples=most,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("full" if FULL else "quick")
 
 
 def examples(full: int) -> int:
