@@ -2,7 +2,9 @@
 
 Each test process starts one reaper, which waits for the end of a pipe. The kernel closes the pipe
 when the test process ends, also by SIGKILL. Then the reaper kills every process that has the mark
-of this test process in its environment, and removes the folders that have it in a file.
+of this test process in its environment, or works in a folder that has the mark in a file, and
+removes these folders. One of them is the temporary folder of the process, for all that it makes
+there, the folders of `tmp_path` included.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -36,6 +39,14 @@ def start() -> None:
     argv = [sys.executable, "-S", __file__, token]
     pids.append(os.posix_spawn(sys.executable, argv, env, file_actions=streams, setsid=True))
     os.close(read_end)
+    _own_temporary_folder()
+
+
+def _own_temporary_folder() -> None:
+    base = Path(tempfile.mkdtemp(prefix="qw-"))
+    base.chmod(0o711)  # as root, servers run under another account, which has to pass
+    own(base)
+    tempfile.tempdir = str(base)
 
 
 def own(folder: Path) -> None:
