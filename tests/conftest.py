@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from queue_workflows import config, model_registry
-from queue_workflows.runtime import log_context, trace_context
-from tests.support import examples, wait
+from queue_workflows import config
+from tests.support import examples, process_state, wait
 
 if TYPE_CHECKING:
     from queue_workflows.db import Connection
@@ -52,6 +51,7 @@ QUICK = ("tests/e2e/test_smoke.py",)
 UNIT = Path(__file__).parent / "unit"
 NEEDS = {
     "e2e/test_local_models.py": "sklearn",
+    "e2e/test_mutation.py": "cosmic_ray",
     "e2e/test_service_schema.py": "schemathesis",
     "e2e/test_site.py": "mkdocs",
     "e2e/test_spans.py": "opentelemetry.sdk",
@@ -211,9 +211,7 @@ def clean_process() -> Generator[None]:
     """Defaults and no variable of ours before each test; a thread that outlives it fails it."""
     kept = _forget_environment()
     config.reset_for_tests()
-    log_context.reset_for_tests()
-    trace_context.reset_for_tests()
-    model_registry.clear_for_tests()
+    process_state.forget()
     # Nothing that a test runs leaves files in the data folder of the person here.
     os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = OUTPUTS
     os.environ["QUEUE_WORKFLOWS_STATE_DIR"] = STATE

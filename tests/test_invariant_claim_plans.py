@@ -10,9 +10,8 @@ import pytest
 
 from queue_workflows import config, queues
 from queue_workflows import jobs as jobs_api
-from queue_workflows.engine import claims, handback, job_tables, pending, recovery
-from queue_workflows.maintenance import recovery as maintenance_recovery
-from tests.support import database, factories, transitions
+from queue_workflows.types import Row
+from tests.support import database, factories, sweeps, transitions
 
 FUNCTIONS = (
     "queue_workflows_node_step",
@@ -301,8 +300,7 @@ def many(crowded: dict[str, Any], request: pytest.FixtureRequest) -> Generator[A
 @pytest.mark.parametrize("name", CLAIMANTS)
 def test_a_claim_among_many_reads_a_few_rows(many: Any, name: str) -> None:
     who = CLAIMANTS[name]
-    step = claims.ingest_step if who.queue == "fetch" else claims.node_step
-    assert step(many, who, promote=True)
+    assert transitions.claim(many, who, promote=True)
     cold = who.policy == "balanced" and who.model is None
     assert 0 < rows_read(many) <= (ROWS_OF_A_COLD_CHOICE if cold else ROWS_A_CLAIM)
 
@@ -315,13 +313,13 @@ def test_a_claim_beside_many_kept_jobs_reads_a_few_rows(
     many: Any, name: str, count: int, is_first: bool
 ) -> None:
     who = CLAIMANTS[name]
-    table = job_tables.INGEST_JOBS if who.queue == "fetch" else job_tables.NODE_JOBS
+    table = transitions.TABLES["ingest" if who.queue == "fetch" else "node"]
     priority = 0 if is_first else 200
-    many.execute(kept(table.name, who.queue, "due", "'box'", "now()", priority).encode())
+    many.execute(kept(table, who.queue, "due", "'box'", "now()", priority).encode())
     before = rows_read(many)
-    jobs = [job for job in claims.claim(many, table, who, count=count) if job.get("id")]
+    jobs = transitions.claim(many, who, count)
     assert len(jobs) == count
-    query = f"SELECT count(*) FROM {table.name} WHERE id = ANY (%s) AND resume_host IS NOT NULL"
+    query = f"SELECT count(*) FROM {table} WHERE id = ANY (%s) AND resume_host IS NOT NULL"
     assert factories.one(many, query, [job["id"] for job in jobs]) == (count if is_first else 0)
     assert rows_read(many) - before <= ROWS_A_CLAIM * count + 100
 
@@ -364,99 +362,71 @@ def test_the_next_of_many_delayed_jobs_is_found_with_a_few_rows(
     assert rows_read(many) - before <= 3 * 2 * 100 + 10
 
 
-def claimed(conn: Any, table: job_tables.JobTable, count: int) -> list[job_tables.Lease]:
-    who = transitions.who("fetch" if table is job_tables.INGEST_JOBS else "cpu")
-    if table is job_tables.INGEST_JOBS:
-        jobs = transitions.claim(conn, who, count)
-    else:
-        jobs = [claims.node_step(conn, who) for _ in range(count)]
-    return [job_tables.lease_of(table, job) for job in jobs]
+def claimed(conn: Any, kind: transitions.Kind, count: int) -> list[Row]:
+    if kind == "ingest":
+        return transitions.claim(conn, transitions.who("fetch"), count)
+    return [transitions.claim_node(conn) for _ in range(count)]
 
 
-def lapse(conn: Any, leases: list[job_tables.Lease]) -> None:
-    conn.execute(
-        f"UPDATE {leases[0].table.name} SET lease_expires_at = now() - interval '1 minute'"
-        " WHERE id = ANY (%s)".encode(),
-        ([lease.job_id for lease in leases],),
-    )
+def lapse(conn: Any, jobs: list[Row]) -> None:
+    for job in jobs:
+        transitions.expire(conn, job)
 
 
-def fall_due(conn: Any, leases: list[job_tables.Lease]) -> None:
-    handback.hand_back_all(conn, leases, reason="test")
-    conn.execute(
-        f"UPDATE {leases[0].table.name} SET blocked_reason = 'not_due', available_at = now()"
-        " WHERE id = ANY (%s)".encode(),
-        ([lease.job_id for lease in leases],),
-    )
+def fall_due(conn: Any, jobs: list[Row]) -> None:
+    transitions.hand_back_all(conn, jobs)
+    for job in jobs:
+        factories.change(conn, job, "blocked_reason = 'not_due', available_at = now()")
 
 
 BESIDE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "renew": (
-        lambda conn, leases: None,
-        lambda conn, leases: claims.renew(conn, leases, lease_s=60),
-    ),
-    "hand back": (
-        lambda conn, leases: None,
-        lambda conn, leases: handback.hand_back_all(conn, leases, reason="test"),
-    ),
+    "renew": (lambda conn, jobs: None, lambda conn, jobs: transitions.renew(conn, *jobs)),
+    "hand back": (lambda conn, jobs: None, transitions.hand_back_all),
     "reclaim": (
         lapse,
-        lambda conn, leases: recovery.reclaim_lapsed(conn, leases[0].table),
+        lambda conn, jobs: transitions.reclaim_lapsed(conn, transitions.kind_of(jobs[0])),
     ),
-    "promote": (
-        fall_due,
-        lambda conn, leases: [None] * transitions.promote_due(conn),
-    ),
+    "promote": (fall_due, lambda conn, jobs: [None] * transitions.promote_due(conn)),
 }
 
 
-@pytest.mark.parametrize("table", [job_tables.NODE_JOBS, job_tables.INGEST_JOBS], ids=JOB_TABLES)
+@pytest.mark.parametrize("kind", transitions.KINDS, ids=JOB_TABLES)
 @pytest.mark.parametrize("name", BESIDE)
 def test_changes_of_a_few_jobs_read_a_few_rows(
-    many: Any, table: job_tables.JobTable, name: str
+    many: Any, kind: transitions.Kind, name: str
 ) -> None:
     prepare, act = BESIDE[name]
-    leases = claimed(many, table, 20)
-    prepare(many, leases)
+    jobs = claimed(many, kind, 20)
+    prepare(many, jobs)
     before = rows_read(many)
-    assert len(act(many, leases)) == 20
+    assert len(act(many, jobs)) == 20
     assert 0 < rows_read(many) - before <= 20 * ROWS_A_CLAIM
 
 
-@pytest.mark.parametrize("table", [job_tables.NODE_JOBS, job_tables.INGEST_JOBS], ids=JOB_TABLES)
-def test_a_result_is_recorded_with_a_few_rows(many: Any, table: job_tables.JobTable) -> None:
-    (lease,) = claimed(many, table, 1)
+@pytest.mark.parametrize("kind", transitions.KINDS, ids=JOB_TABLES)
+def test_a_result_is_recorded_with_a_few_rows(many: Any, kind: transitions.Kind) -> None:
+    (job,) = claimed(many, kind, 1)
     before = rows_read(many)
-    if table is job_tables.INGEST_JOBS:
-        done = [claims.IngestResult(lease, "{}", 0.1)]
-        claims.ingest_step(many, transitions.who("fetch"), done=done, claim=0)
-    else:
-        result = claims.NodeResult(lease, "{}", 0.1)
-        claims.node_step(many, transitions.who("cpu"), done=result, claim=False)
+    transitions.complete(many, job)
     assert 0 < rows_read(many) - before <= ROWS_A_CLAIM
 
 
 def test_the_sweep_of_orphans_compares_no_job_with_each_run(many: Any) -> None:
     many.execute("SET LOCAL statement_timeout = '5s'")  # that would be 500 million comparisons
-    maintenance_recovery.cancel_orphans(many)
+    sweeps.cancel_orphans(many)
 
 
 def test_a_batch_is_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> None:
-    leases = claimed(many, job_tables.INGEST_JOBS, 50)
-    done = [claims.IngestResult(lease, "{}", 0.1) for lease in leases]
+    jobs, who = claimed(many, "ingest", 50), transitions.who("fetch")
     before = rows_read(many)
-    assert len(claims.ingest_step(many, transitions.who("fetch"), done=done, claim=50)) == 50
+    assert len(transitions.complete_and_claim(many, jobs, who, 50)) == 50
     assert rows_read(many) - before <= 50 * ROWS_A_CLAIM
 
 
 def test_several_nodes_are_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> None:
-    who = transitions.who("cpu")
-    done = [
-        (claims.NodeResult(lease, "{}", 0.1), claims.Ahead(0, None, False))
-        for lease in claimed(many, job_tables.NODE_JOBS, 20)
-    ]
+    done = [(job, transitions.plan()) for job in claimed(many, "node", 20)]
     before = rows_read(many)
-    assert len(claims.nodes_step(many, who, done=done, claim=20, promote=True)) == 20
+    assert len(transitions.complete_with_plans(many, done, count=20, promote=True)) == 20
     assert rows_read(many) - before <= 20 * ROWS_A_CLAIM
 
 
@@ -464,8 +434,7 @@ def test_admission_from_a_long_lock_queue_reads_a_few_rows(many: Any) -> None:
     who = transitions.who("line")
     (job,) = transitions.claim(many, who)
     before = rows_read(many)
-    done = [claims.IngestResult(job_tables.lease_of(job_tables.INGEST_JOBS, job), "{}", 0.1)]
-    claims.ingest_step(many, who, done=done, claim=0)
+    transitions.complete(many, job)
     many.execute("SET CONSTRAINTS ALL IMMEDIATE")
     assert len(transitions.claim(many, who)) == 1
     assert rows_read(many) - before <= 2 * ROWS_A_CLAIM
@@ -567,8 +536,8 @@ SET session_replication_role = origin;
 def test_the_sweeps_query_reads_no_lock_queue(many: Any, keys: str) -> None:
     many.execute(f"{GHOSTS}{keys}".encode())
     before = rows_read(many)
-    found = pending.sweeps(many)
-    assert (found.lock_queues, found.partitions) == (True, bool(keys))
+    found = sweeps.wanted(many)
+    assert ("lock-keys" in found, "limits" in found) == (True, bool(keys))
     assert rows_read(many) - before <= 600 + 20, "the 600 that run, for their leases"
 
 

@@ -9,44 +9,35 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import errors, node_queue, run_store
-from queue_workflows.engine import attempts, claims, handback, held_claims, job_tables, recovery
+from queue_workflows import db, errors, node_queue, run_store
 from queue_workflows.types import Row
 from tests.support import factories, invariants, transitions
 
-FAMILIES = ("node", "ingest")
-JOB_TABLES = {"node": job_tables.NODE_JOBS, "ingest": job_tables.INGEST_JOBS}
+FAMILIES = transitions.KINDS
 
 
 @pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
-        assert invariants.broken(conn, slack_s=5) == []
+def conn(conn: Any) -> Iterator[Any]:
+    yield conn
+    assert invariants.broken(conn, slack_s=5) == []
 
 
-def queue_of(family: str) -> str:
+def queue_of(family: transitions.Kind) -> str:
     return "cpu" if family == "node" else "fetch"
 
 
-def make(conn: Any, family: str, **columns: Any) -> Row:
+def make(conn: Any, family: transitions.Kind, **columns: Any) -> Row:
     return (factories.node if family == "node" else factories.ingest)(conn, **columns)
 
 
-def claim(conn: Any, family: str, worker_id: str = "w1") -> Row:
+def claim(conn: Any, family: transitions.Kind, worker_id: str = "w1") -> Row:
     who = transitions.who(queue_of(family), worker_id)
     return (transitions.claim_node if family == "node" else transitions.claim_ingest)(conn, who)
 
 
-def lease_of(job: Row) -> job_tables.Lease:
-    return job_tables.lease_of(transitions.table_of(job), job)
-
-
 def complete(conn: Any, job: Row) -> bool:
-    act = transitions.complete_node if "node_id" in job else transitions.complete_ingest
     try:
-        act(conn, job, by=job["worker_id"])
+        transitions.complete(conn, job, by=job["worker_id"])
     except errors.ClaimLost:
         return False
     return True
@@ -55,10 +46,7 @@ def complete(conn: Any, job: Row) -> bool:
 def complete_and_claim(conn: Any, job: Row) -> bool:
     who = transitions.who(job["queue"], job["worker_id"])
     try:
-        if "node_id" in job:
-            claims.node_step(conn, who, done=transitions.node_result(job))
-        else:
-            claims.ingest_step(conn, who, done=[transitions.ingest_result(job)])
+        transitions.complete_and_claim(conn, [job], who)
     except errors.ClaimLost:
         return False
     return True
@@ -68,19 +56,13 @@ def complete_and_claim(conn: Any, job: Row) -> bool:
 ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
     "complete": complete,
     "complete and claim": complete_and_claim,
-    "fail": lambda conn, job: attempts.fail(conn, lease_of(job), error="late") is not None,
-    "renew": lambda conn, job: bool(claims.renew(conn, [lease_of(job)], lease_s=600)),
-    "report": lambda conn, job: bool(
-        claims.renew(conn, [lease_of(job)], lease_s=600, progress=['{"late": 1}'])
-    ),
-    "park": lambda conn, job: attempts.park(conn, lease_of(job)) is not None,
-    "hand back": lambda conn, job: handback.hand_back(conn, lease_of(job), reason="r") is not None,
-    "hand back together": lambda conn, job: bool(
-        handback.hand_back_all(conn, [lease_of(job)], reason="r")
-    ),
-    "trip": lambda conn, job: (
-        attempts.end_by_watchdog(conn, lease_of(job), error="late", seconds=1) is not None
-    ),
+    "fail": lambda conn, job: transitions.fail(conn, job) is not None,
+    "renew": lambda conn, job: bool(transitions.renew(conn, job)),
+    "report": lambda conn, job: bool(transitions.renew(conn, job, progress=['{"late": 1}'])),
+    "park": lambda conn, job: transitions.park(conn, job) is not None,
+    "hand back": lambda conn, job: transitions.hand_back(conn, job) is not None,
+    "hand back together": lambda conn, job: bool(transitions.hand_back_all(conn, [job])),
+    "trip": lambda conn, job: transitions.end_by_watchdog(conn, job) is not None,
 }
 OF_FAMILY = [
     (family, action)
@@ -106,7 +88,7 @@ def footprint(conn: Any) -> list[Row]:
 
 
 @pytest.mark.parametrize(("family", "action"), OF_FAMILY)
-def test_the_holder_may(conn: Any, family: str, action: str) -> None:
+def test_the_holder_may(conn: Any, family: transitions.Kind, action: str) -> None:
     make(conn, family)
     assert ACTIONS[action](conn, claim(conn, family)) is True
 
@@ -114,12 +96,12 @@ def test_the_holder_may(conn: Any, family: str, action: str) -> None:
 @pytest.mark.parametrize(("family", "action"), OF_FAMILY)
 @pytest.mark.parametrize("successor", ["another worker", "the same worker", "nobody"])
 def test_a_superseded_claim_writes_nothing(
-    conn: Any, family: str, action: str, successor: str
+    conn: Any, family: transitions.Kind, action: str, successor: str
 ) -> None:
     make(conn, family)
     old = claim(conn, family)
     transitions.expire(conn, old)
-    recovery.reclaim_lapsed(conn, JOB_TABLES[family])
+    transitions.reclaim_lapsed(conn, family)
     if successor != "nobody":
         claim(conn, family, "w2" if successor == "another worker" else "w1")
     before = footprint(conn)
@@ -128,7 +110,9 @@ def test_a_superseded_claim_writes_nothing(
 
 
 @pytest.mark.parametrize(("family", "action"), OF_FAMILY)
-def test_a_claim_that_has_ended_writes_nothing_more(conn: Any, family: str, action: str) -> None:
+def test_a_claim_that_has_ended_writes_nothing_more(
+    conn: Any, family: transitions.Kind, action: str
+) -> None:
     make(conn, family)
     job = claim(conn, family)
     assert complete(conn, job)
@@ -138,7 +122,7 @@ def test_a_claim_that_has_ended_writes_nothing_more(conn: Any, family: str, acti
 
 
 @pytest.mark.parametrize(("family", "action"), OF_FAMILY)
-def test_two_workers_of_one_label_are_two(conn: Any, family: str, action: str) -> None:
+def test_two_workers_of_one_label_are_two(conn: Any, family: transitions.Kind, action: str) -> None:
     for _ in range(2):
         make(conn, family)
     first, second = claim(conn, family, "box:1"), claim(conn, family, "box:2")
@@ -157,9 +141,7 @@ def test_a_batch_with_one_lost_claim_completes_none(conn: Any) -> None:
     transitions.reclaim_lapsed(conn, "ingest")
     before = footprint(conn)
     with pytest.raises(errors.ClaimLost):
-        claims.ingest_step(
-            conn, transitions.who("fetch"), done=[transitions.ingest_result(job) for job in jobs]
-        )
+        transitions.complete_and_claim(conn, jobs, transitions.who("fetch"))
     assert footprint(conn) == before
 
 
@@ -175,25 +157,28 @@ def test_a_lost_claim_claims_nothing_in_its_place(conn: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_renewal_pushes_the_lease_and_stores_progress(conn: Any, family: str) -> None:
+def test_a_renewal_pushes_the_lease_and_stores_progress(
+    conn: Any, family: transitions.Kind
+) -> None:
     make(conn, family)
     job = claim(conn, family)
     transitions.expire(conn, job)
-    (renewal,) = claims.renew(conn, [lease_of(job)], lease_s=60, progress=['{"at": 0.5}'])
-    assert renewal == claims.Renewal(job["id"], 1, cancel=False)
+    assert transitions.renew(conn, job, lease_s=60, progress=['{"at": 0.5}']) == [
+        (job["id"], 1, False)
+    ]
     left = "SELECT extract(epoch FROM lease_expires_at - now())::float8 FROM "
-    assert 55 < factories.one(conn, left + JOB_TABLES[family].name) <= 60
-    (_,) = claims.renew(conn, [lease_of(job)], lease_s=60)
+    assert 55 < factories.one(conn, left + transitions.TABLES[family]) <= 60
+    (_,) = transitions.renew(conn, job, lease_s=60)
     assert factories.reread(conn, job)["progress"] == {"at": 0.5}
-    assert recovery.reclaim_lapsed(conn, JOB_TABLES[family]) == []
+    assert transitions.reclaim_lapsed(conn, family) == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_renewal_reports_a_cancel_request(conn: Any, family: str) -> None:
+def test_a_renewal_reports_a_cancel_request(conn: Any, family: transitions.Kind) -> None:
     make(conn, family)
     job = claim(conn, family)
-    conn.execute(f"UPDATE {JOB_TABLES[family].name} SET cancel_requested_at = now()")
-    (renewal,) = claims.renew(conn, [lease_of(job)], lease_s=60)
+    factories.change(conn, job, "cancel_requested_at = now()")
+    (renewal,) = transitions.renew(conn, job)
     assert renewal.cancel is True
 
 
@@ -201,23 +186,26 @@ def test_a_renewal_reports_that_the_run_is_over(conn: Any) -> None:
     make(conn, "node")
     job = claim(conn, "node")
     conn.execute("UPDATE workflow_runs SET status = 'cancelled', finished_at = now()")
-    (renewal,) = claims.renew(conn, [lease_of(job)], lease_s=60)
+    (renewal,) = transitions.renew(conn, job)
     assert renewal.cancel is True
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_claim_has_recorded_what_its_own_event_contains(conn: Any, family: str) -> None:
+def test_a_claim_has_recorded_what_its_own_event_contains(
+    conn: Any, family: transitions.Kind
+) -> None:
     make(conn, family)
     first = claim(conn, family)
-    assert held_claims.has_recorded(conn, lease_of(first), ["completed"]) is False
+    assert not transitions.is_recorded(conn, first, "completed")
     transitions.expire(conn, first)
-    recovery.reclaim_lapsed(conn, JOB_TABLES[family])
-    assert held_claims.has_recorded(conn, lease_of(first), ["completed", "failed"]) is False
+    transitions.reclaim_lapsed(conn, family)
+    assert not transitions.is_recorded(conn, first, "completed")
+    assert not transitions.is_recorded(conn, first, "failed")
     second = claim(conn, family)
-    assert held_claims.has_recorded(conn, lease_of(first), ["completed"]) is False
+    assert not transitions.is_recorded(conn, first, "completed")
     complete(conn, second)
-    assert held_claims.has_recorded(conn, lease_of(second), ["completed"]) is True
-    assert held_claims.has_recorded(conn, lease_of(second), ["failed"]) is False
+    assert transitions.is_recorded(conn, second, "completed")
+    assert not transitions.is_recorded(conn, second, "failed")
 
 
 # --- at once -----------------------------------------------------------------------------------
@@ -229,7 +217,7 @@ def race(count: int, body: Callable[[Any, int], None]) -> None:
 
     def run(number: int) -> None:
         try:
-            with engine.connect() as conn:
+            with db.connect() as conn:
                 body(conn, number)
         except BaseException as error:
             failed.append(error)
@@ -244,7 +232,7 @@ def race(count: int, body: Callable[[Any, int], None]) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_claimants_at_once_share_no_job(conn: Any, family: str) -> None:
+def test_claimants_at_once_share_no_job(conn: Any, family: transitions.Kind) -> None:
     run = factories.run(conn)
     for number in range(120):
         if family == "node":
@@ -255,17 +243,10 @@ def test_claimants_at_once_share_no_job(conn: Any, family: str) -> None:
 
     def work(own: Any, number: int) -> None:
         who = transitions.who(queue_of(family), f"w{number}")
-        done: Row | None = None
-        while True:
-            if family == "node":
-                result = transitions.node_result(done) if done else None
-                done = claims.node_step(own, who, done=result)
-            else:
-                results = [transitions.ingest_result(done)] if done else []
-                done = next(iter(claims.ingest_step(own, who, done=results)), None)
-            if done is None:
-                return
-            found.append(done)
+        jobs = transitions.claim(own, who)
+        while jobs:
+            found.extend(jobs)
+            jobs = transitions.complete_and_claim(own, jobs, who)
 
     race(6, work)
     assert len(found) == 120
@@ -302,12 +283,14 @@ def test_gpu_claimants_at_once_share_no_job(conn: Any, known: list[str] | None) 
     def work(own: Any, number: int) -> None:
         model: str | None = None
         while True:
-            who = transitions.who("gpu", f"w{number}", model=model, models=known)
-            job = claims.node_step(own, who._replace(newest=number == 0))
-            if job is None:
+            who = transitions.who(
+                "gpu", f"w{number}", model=model, models=known, newest=number == 0
+            )
+            jobs = transitions.claim(own, who)
+            if not jobs:
                 return
-            model = job["required_model"]
-            found.append(job["id"])
+            model = jobs[0]["required_model"]
+            found.append(jobs[0]["id"])
 
     race(4, work)
     assert len(found) == len(set(found)) == 60
@@ -330,10 +313,10 @@ def test_after_an_acknowledged_cancel_nothing_of_the_run_is_claimed(conn: Any) -
             return
         while True:
             after = acknowledged.is_set()
-            job = claims.node_step(own, transitions.who("cpu", f"w{number}"))
-            if job is not None and after:
-                late.append(job["id"])
-            if job is None:
+            jobs = transitions.claim(own, transitions.who("cpu", f"w{number}"))
+            if after:
+                late.extend(job["id"] for job in jobs)
+            if not jobs:
                 return
             counts[number] += 1
 
@@ -381,7 +364,7 @@ def test_an_acknowledged_write_is_visible_to_every_session(conn: Any) -> None:
             ids.append((run, job))
 
     race(3, submit)
-    engine.close_pool()
+    db.close_pool()
     assert len(ids) == 15
     for run, job in ids:
         found = node_queue.get_node_job(job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,27 +18,22 @@ from hypothesis.stateful import (
 
 from queue_workflows import errors, node_queue
 from queue_workflows import jobs as jobs_api
-from queue_workflows.engine import attempts, claims, handback, job_tables, nodes, runs
 from queue_workflows.types import Row
 from tests.support import factories, invariants, transitions
 from tests.support.examples import examples
 
 TERMINAL = ("completed", "failed", "cancelled", "skipped")
-JOBS = {"node": "workflow_node_jobs", "ingest": "ingest_jobs"}
+JOBS = transitions.TABLES
 QUEUE = {"node": "cpu", "ingest": "fetch"}
 FAMILY = st.sampled_from(["node", "ingest"])
 WORKER = st.sampled_from(["box:1", "box:2", "den:1"])
 PICK = st.integers(0, 10_000)
-
-
-def lease_of(job: Row) -> job_tables.Lease:
-    return job_tables.lease_of(transitions.table_of(job), job)
+STATUS = "SELECT status FROM workflow_runs WHERE id = %s"
 
 
 def complete(conn: Any, job: Row) -> bool:
-    act = transitions.complete_node if "node_id" in job else transitions.complete_ingest
     try:
-        act(conn, job)
+        transitions.complete(conn, job)
     except errors.ClaimLost:
         return False
     return True
@@ -47,13 +41,11 @@ def complete(conn: Any, job: Row) -> bool:
 
 ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
     "complete": complete,
-    "fail": lambda conn, job: attempts.fail(conn, lease_of(job), error="e") is not None,
-    "renew": lambda conn, job: bool(claims.renew(conn, [lease_of(job)], lease_s=600)),
-    "park": lambda conn, job: attempts.park(conn, lease_of(job)) is not None,
-    "hand back": lambda conn, job: handback.hand_back(conn, lease_of(job), reason="r") is not None,
-    "trip": lambda conn, job: (
-        attempts.end_by_watchdog(conn, lease_of(job), error="e", seconds=1) is not None
-    ),
+    "fail": lambda conn, job: transitions.fail(conn, job) is not None,
+    "renew": lambda conn, job: bool(transitions.renew(conn, job)),
+    "park": lambda conn, job: transitions.park(conn, job) is not None,
+    "hand back": lambda conn, job: transitions.hand_back(conn, job) is not None,
+    "trip": lambda conn, job: transitions.end_by_watchdog(conn, job) is not None,
 }
 
 
@@ -84,8 +76,7 @@ class Claims(RuleBasedStateMachine):
     )
     def add_node(self, pick: int, priority: int, attempts: int, late: bool) -> None:
         run_id = self.run_ids[pick % len(self.run_ids)]
-        row = runs.get(self.conn, run_id)
-        if row is not None and row["status"] == "running":
+        if factories.one(self.conn, STATUS, run_id) == "running":
             factories.node(
                 self.conn, run_id, f"n{pick}-{len(self.seen)}", priority=priority,
                 max_attempts=attempts, available_at="2999-01-01" if late else None,
@@ -118,13 +109,8 @@ class Claims(RuleBasedStateMachine):
         ).rowcount
         if not reopened:
             return
-        assert runs.start(self.conn, run_id)
-        plan = [
-            {"node_id": job["node_id"], "node_module": "m", "queue": "cpu", "status": "queued",
-             "inputs": {}, "ref_heads": []}
-            for job in nodes.of_run(self.conn, run_id)
-        ]  # fmt: skip
-        nodes.insert_planned(self.conn, run_id, json.dumps(plan))
+        nodes = [job["node_id"] for job in node_queue.list_jobs_for_run(run_id)]
+        transitions.start_run(self.conn, run_id, *nodes)
 
     # Workers.
 
@@ -142,9 +128,7 @@ class Claims(RuleBasedStateMachine):
             + " ORDER BY j.priority, j.seq LIMIT 1",
         )
         who = transitions.who(QUEUE[family], worker, host=worker.split(":")[0])
-        step = claims.node_step if family == "node" else claims.ingest_step
-        found = step(self.conn, who)
-        jobs: list[Row] = found if isinstance(found, list) else [found] if found else []
+        jobs = transitions.claim(self.conn, who)
         assert [job["id"] for job in jobs] == expected
         self.claimed += jobs
 

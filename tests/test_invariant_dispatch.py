@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import errors, node_executor, node_queue, runs
+from queue_workflows import db, errors, node_executor, node_queue, runs
 from tests.support import flow, invariants
 from tests.support.examples import examples
 
@@ -48,7 +47,7 @@ def graphs(draw: st.DrawFn) -> list[Item]:
 class World:
     """One run of a generated graph, and everything that can happen to it."""
 
-    def __init__(self, items: list[Item], conn: engine.Connection) -> None:
+    def __init__(self, items: list[Item], conn: db.Connection) -> None:
         self.items = items
         self.conn = conn
         self.host = flow.Flow()
@@ -192,7 +191,7 @@ class World:
 def test_the_invariants_hold_at_every_moment_of_every_run(
     db: ModuleType, items: list[Item], acts: list[str]
 ) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         world = World(items, conn)
         try:
             for act in acts:
@@ -211,7 +210,7 @@ def test_the_invariants_hold_at_every_moment_of_every_run(
 )
 @given(items=graphs())
 def test_an_undisturbed_run_ends_as_its_graph_requires(db: ModuleType, items: list[Item]) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         world = World(items, conn)
         try:
             world.settle()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import pytest
 from psycopg import sql
 
-from queue_workflows.engine import attempts, claims, handback, queues
-from tests.support import factories, invariants, transitions
+from queue_workflows import queues
+from tests.support import factories, invariants, sweeps, transitions
 
 Row = dict[str, Any]
 FREE, LINE = ("queued", None), ("queued", "limited")
@@ -25,16 +26,18 @@ def lawful(db: ModuleType) -> Iterator[None]:
         assert factories.one(conn, "SELECT count(*) FROM partition_turns") == 0
 
 
-def say(conn: Any, key: str | None = None, **columns: Any) -> None:
+def say(conn: Any, key: str | None = None, **limits: Any) -> None:
     """Set limits of the queue `fetch`, or of a partition in it."""
-    queues.limit(conn, "fetch", key, columns)
+    queues.limit("fetch", partition=key, conn=conn, **limits)
 
 
 def add(conn: Any, number: int = 1, **columns: Any) -> list[Row]:
     return [factories.ingest(conn, **{"partition_key": "a"} | columns) for _ in range(number)]
 
 
-def take(conn: Any, size: int = 1, waits: list[float] | None = None, **step: Any) -> list[Row]:
+def take(
+    conn: Any, size: int = 1, waits: list[float] | None = None, done: list[Row] | None = None
+) -> list[Row]:
     """Claim as a worker does: again at the returned time, or when notified of admitted jobs."""
     who = transitions.who("fetch")
     conn.execute(b"LISTEN ingest_job_ready")
@@ -42,8 +45,11 @@ def take(conn: Any, size: int = 1, waits: list[float] | None = None, **step: Any
         waits_s: list[float] = []
         list(conn.notifies(timeout=0))
         on_wait = transitions.on_limit_wait(waits_s)
-        rows = claims.ingest_step(conn, who, claim=size, on_wait=on_wait, **step)
-        step.pop("done", None)
+        if done:
+            rows = transitions.complete_and_claim(conn, done, who, size, on_wait=on_wait)
+        else:
+            rows = transitions.claim(conn, who, size, on_wait=on_wait)
+        done = None
         if rows or (waits_s != [0] and not list(conn.notifies(timeout=0))):
             if waits is not None:
                 waits += waits_s
@@ -99,8 +105,8 @@ def test_a_paused_queue_gives_no_job_until_it_is_resumed(db: ModuleType, until: 
         assert len(transitions.claim(conn, transitions.who("load"))) == 1
         assert states(conn, None)[:2] == [FREE, FREE]
         ear.execute(b"LISTEN ingest_job_ready")
-        assert queues.resume(conn, "fetch", None)
-        assert not queues.resume(conn, "fetch", None)
+        assert queues.resume("fetch", conn=conn)
+        assert not queues.resume("fetch", conn=conn)
         (heard,) = ear.notifies(timeout=5, stop_after=1)
         assert heard.payload == "fetch"
         assert len(take(conn, 7)) == 2
@@ -109,7 +115,7 @@ def test_a_paused_queue_gives_no_job_until_it_is_resumed(db: ModuleType, until: 
 def test_a_pause_ends_by_itself_and_a_worker_knows_when(db: ModuleType) -> None:
     with db.connect() as conn:
         add(conn, partition_key=None)
-        queues.pause(conn, "fetch", None, {"at": None, "lasts": "90 seconds", "by": "ana"})
+        queues.pause("fetch", until=timedelta(seconds=90), conn=conn)
         waits: list[float] = []
         assert take(conn, waits=waits) == []
         assert 80 < waits[0] <= 90
@@ -123,14 +129,13 @@ def test_node_queues_are_paused_too(db: ModuleType, queue: str) -> None:
         done = factories.node(conn, queue=queue)
         job = transitions.claim_node(conn, transitions.who(queue))
         factories.node(conn, queue=queue)
-        queues.pause(conn, queue, None, {"at": None, "lasts": None, "by": None})
-        result = transitions.node_result(job)
-        assert claims.node_step(conn, transitions.who(queue), done=result) is None
+        queues.pause(queue, conn=conn)
+        assert transitions.complete_and_claim(conn, [job], transitions.who(queue)) == []
         assert factories.reread(conn, done)["status"] == "completed"
         ear.execute(b"LISTEN node_job_ready")
-        queues.resume(conn, queue, None)
+        queues.resume(queue, conn=conn)
         assert list(ear.notifies(timeout=5, stop_after=1))
-        assert claims.node_step(conn, transitions.who(queue)) is not None
+        assert transitions.claim(conn, transitions.who(queue))
 
 
 def test_no_more_of_a_queue_run_than_its_limit(db: ModuleType) -> None:
@@ -141,36 +146,26 @@ def test_no_more_of_a_queue_run_than_its_limit(db: ModuleType) -> None:
         assert [len(take(conn, 7)), len(take(conn))] == [1, 0]
         end(conn, jobs[0])
         assert len(take(conn, 7)) == 1
-        following = take(conn, 7, done=[transitions.ingest_result(jobs[1])])
+        following = take(conn, 7, done=[jobs[1]])
         assert len(following) == 1
         say(conn, max_running=None)
         assert len(take(conn, 7)) == 1
 
 
-def fenced(change: Callable[..., object], **more: Any) -> Callable[[Any, Row], object]:
-    def leave(conn: Any, job: Row) -> object:
-        return change(conn, transitions.lease_of(job), **more)
-
-    return leave
-
-
 def reclaim(conn: Any, job: Row) -> object:
-    conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", (job["id"],))
+    factories.change(conn, job, "crash_count = 2")
     transitions.expire(conn, job)
     return transitions.reclaim_lapsed(conn, "ingest")
 
 
-def plain(change: str) -> Callable[[Any, Row], object]:
-    def leave(conn: Any, job: Row) -> object:
-        return conn.execute(f"UPDATE ingest_jobs SET {change} WHERE id = %s", (job["id"],))
-
-    return leave
+def plain(what: str) -> Callable[[Any, Row], object]:
+    return lambda conn, job: factories.change(conn, job, what)
 
 
 LEAVING: dict[str, Callable[[Any, Row], object]] = {
     "finish": end,
-    "fail": fenced(attempts.fail, error="no"),
-    "snooze": fenced(handback.hand_back, reason="snoozed", after_s=60),
+    "fail": transitions.fail,
+    "snooze": lambda conn, job: transitions.hand_back(conn, job, after_s=60),
     "reclaim": reclaim,
     "cancelled by SQL": plain("status = 'cancelled', worker_id = NULL, finished_at = now()"),
 }
@@ -199,7 +194,7 @@ def test_a_job_that_leaves_a_full_queue_wakes_a_worker(
 def test_no_period_has_more_starts_of_a_queue_than_its_rate(db: ModuleType) -> None:
     with db.connect() as conn:
         add(conn, 9, partition_key=None)
-        say(conn, rate_limit=3, rate_period_s=60.0)
+        say(conn, rate="3/60s")
         waits: list[float] = []
         assert [len(take(conn)), len(take(conn, 7)), len(take(conn, 7, waits))] == [1, 2, 0]
         assert 50 < waits[-1] <= 60
@@ -218,10 +213,10 @@ def test_no_period_has_more_starts_of_a_queue_than_its_rate(db: ModuleType) -> N
 def test_a_rate_counts_starts_and_not_jobs(db: ModuleType) -> None:
     with db.connect() as conn:
         add(conn, partition_key=None)
-        say(conn, rate_limit=2, rate_period_s=60.0)
+        say(conn, rate="2/60s")
         for _ in range(2):
             (job,) = take(conn)
-            fenced(handback.hand_back, reason="shutdown")(conn, job)
+            transitions.hand_back(conn, job)
         assert take(conn) == []
 
 
@@ -298,7 +293,7 @@ def test_a_failed_job_waits_for_its_partition_again(db: ModuleType) -> None:
         add(conn, max_attempts=2)
         (job,) = take(conn)
         add(conn, priority=10)
-        fenced(attempts.fail, error="no", after_s=0)(conn, job)
+        transitions.fail(conn, job, after_s=0)
         assert states(conn) == [LINE, FREE]
         assert factories.reread(conn, job)["admitted_at"] is None
 
@@ -314,7 +309,7 @@ def test_the_better_priority_is_let_in_instead_of_one_that_is_not_claimed(db: Mo
 
 def test_a_partition_starts_no_more_in_a_period_than_its_rate(db: ModuleType) -> None:
     with db.connect() as conn:
-        say(conn, partition_rate_limit=3, partition_rate_period_s=60.0)
+        say(conn, partition_rate="3/60s")
         add(conn, 8)
         assert count(conn, FREE) == 3
         (job,) = take(conn)
@@ -330,13 +325,13 @@ def test_a_partition_starts_no_more_in_a_period_than_its_rate(db: ModuleType) ->
 
 def test_a_claim_that_began_before_there_was_room_starts_nothing(db: ModuleType) -> None:
     with db.connect() as conn, db.connect() as other:
-        say(conn, partition_rate_limit=1, partition_rate_period_s=60.0)
+        say(conn, partition_rate="1/60s")
         add(conn, 2)
         take(conn)
         with conn.transaction():
             conn.execute("SELECT now()")
             age(other, 61)
-            queues.admit_from_partitions(other)
+            sweeps.admit_from_partitions(other)
             assert states(other)[1] == FREE
             assert transitions.claim(conn, transitions.who("fetch")) == []
         assert len(take(conn)) == 1
@@ -344,14 +339,14 @@ def test_a_claim_that_began_before_there_was_room_starts_nothing(db: ModuleType)
 
 def test_the_sweep_lets_in_what_a_rate_has_room_for_again(db: ModuleType) -> None:
     with db.connect() as conn, db.connect() as ear:
-        say(conn, partition_rate_limit=1, partition_rate_period_s=60.0)
+        say(conn, partition_rate="1/60s")
         add(conn, 2)
         take(conn)
-        queues.admit_from_partitions(conn)
+        sweeps.admit_from_partitions(conn)
         assert states(conn)[1] == LINE
         age(conn, 61)
         ear.execute(b"LISTEN ingest_job_ready")
-        queues.admit_from_partitions(conn)
+        sweeps.admit_from_partitions(conn)
         assert states(conn)[1] == FREE
         assert len(list(ear.notifies(timeout=0.2))) == 1
 
@@ -362,20 +357,20 @@ def test_a_paused_partition_delays_no_other(db: ModuleType) -> None:
         add(conn, 1, partition_key="b")
         say(conn, "a", max_running=5)
         assert take(conn)[0]["id"] == first[0]["id"]
-        queues.pause(conn, "fetch", "a", {"at": None, "lasts": None, "by": None})
+        queues.pause("fetch", partition="a", conn=conn)
         assert [job["partition_key"] for job in take(conn, 9)] == ["b"]
         assert count(conn, LINE) == 2
         assert factories.column(conn, "SELECT due_at = 'infinity' FROM partition_dues") == [True]
-        queues.admit_from_partitions(conn)
+        sweeps.admit_from_partitions(conn)
         add(conn)
         assert take(conn, 9) == []
-        queues.resume(conn, "fetch", "a")
+        queues.resume("fetch", partition="a", conn=conn)
         assert len(take(conn, 9)) == 3
 
 
 def test_a_partitions_pause_ends_by_itself(db: ModuleType) -> None:
     with db.connect() as conn:
-        queues.pause(conn, "fetch", "a", {"at": None, "lasts": "60 seconds", "by": None})
+        queues.pause("fetch", partition="a", until=timedelta(seconds=60), conn=conn)
         add(conn)
         waits: list[float] = []
         assert take(conn, waits=waits) == []
@@ -432,11 +427,11 @@ def test_only_the_admission_admits_a_job(db: ModuleType) -> None:
             "blocked_reason = NULL",
             "admitted_at = now(), blocked_reason = 'limited'",
         ):
-            plain(text)(conn, second)
+            factories.change(conn, second, text)
             assert states(conn) == [FREE, LINE], text
             with conn.transaction():
-                plain("blocked_reason = 'limited'")(conn, first)
-                plain(text)(conn, second)
+                factories.change(conn, first, "blocked_reason = 'limited'")
+                factories.change(conn, second, text)
                 assert states(conn) == [LINE, LINE], text
             assert states(conn) == [FREE, LINE], text
         add(conn, admitted_at="2020-01-01", blocked_reason=None)
@@ -451,7 +446,7 @@ def test_an_unknown_reason_admits_nobody(db: ModuleType) -> None:
         say(conn, partition_max_running=1)
         _, second = add(conn, 2)
         for text in ("admitted", "let_in"):
-            plain(f"blocked_reason = '{text}'")(conn, second)
+            factories.change(conn, second, f"blocked_reason = '{text}'")
             assert states(conn)[1] == ("queued", text)
             assert factories.reread(conn, second)["admitted_at"] is None
 
@@ -504,15 +499,15 @@ def test_a_job_that_is_not_due_is_not_let_in(db: ModuleType) -> None:
         say(conn, partition_max_running=1)
         factories.ingest(conn, partition_key="a")
         (late,) = add(conn)
-        plain("available_at = now() + interval '1 hour'")(conn, late)
+        factories.change(conn, late, "available_at = now() + interval '1 hour'")
         assert states(conn) == [FREE, ("queued", "not_due")]
         end(conn, *take(conn))
         assert take(conn) == []
-        plain("available_at = NULL, blocked_reason = NULL")(conn, late)
+        factories.change(conn, late, "available_at = NULL, blocked_reason = NULL")
         assert states(conn)[1] == FREE
-        plain("available_at = now() + interval '1 hour'")(conn, late)
+        factories.change(conn, late, "available_at = now() + interval '1 hour'")
         assert states(conn)[1] == ("queued", "not_due")
-        plain("available_at = NULL")(conn, late)
+        factories.change(conn, late, "available_at = NULL")
         assert len(take(conn)) == 1
 
 
@@ -525,9 +520,9 @@ def test_a_partition_whose_first_job_was_locked_is_repaired(db: ModuleType) -> N
             other.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (second["id"],))
             end(conn, job)
         assert states(conn)[1] == LINE
-        assert queues.admit_from_partitions(conn) == 1
+        assert sweeps.admit_from_partitions(conn) == 1
         assert states(conn)[1] == FREE
-        assert queues.admit_from_partitions(conn) == 0
+        assert sweeps.admit_from_partitions(conn) == 0
 
 
 def test_a_rolled_back_end_admits_no_job(db: ModuleType) -> None:
@@ -604,7 +599,7 @@ def test_a_pause_of_a_partition_lets_those_behind_it_pass(db: ModuleType) -> Non
     with db.connect() as conn:
         long_queue(conn, "a", number=2500)
         behind = add(conn, 2, partition_key="b")
-        queues.pause(conn, "fetch", "a", {"at": None, "lasts": None, "by": None})
+        queues.pause("fetch", partition="a", conn=conn)
         got = [
             job["id"] for _ in range(3) for job in transitions.claim(conn, transitions.who("fetch"))
         ]
@@ -625,7 +620,7 @@ def test_the_sweep_blocks_jobs_that_no_claim_reaches(db: ModuleType) -> None:
         long_queue(conn, "b", "a", number=1200)
         say(conn, "a", max_running=1)
         for left in (200, 0):
-            queues.admit_from_partitions(conn)
+            sweeps.admit_from_partitions(conn)
             free = "SELECT count(*) FROM ingest_jobs WHERE partition_key = 'a'"
             assert (
                 factories.one(conn, free + " AND blocked_reason IS NULL AND admitted_at IS NULL")

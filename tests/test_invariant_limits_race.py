@@ -8,15 +8,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
+from datetime import timedelta
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import errors
-from queue_workflows.engine import attempts, claims, queues
-from tests.support import database, factories, invariants, transitions
+from queue_workflows import errors, queues
+from tests.support import database, factories, invariants, sweeps, transitions
 
 Row = dict[str, Any]
 JOBS, CLAIMERS, DEADLINE_S = 90, 4, 60.0
@@ -70,15 +70,16 @@ class Race:
     def _sweep(self, conn: Any, drawn: random.Random) -> None:
         del drawn
         while self._goes_on(0.1):
-            queues.admit_from_partitions(conn)
+            sweeps.admit_from_partitions(conn)
             transitions.reclaim_lapsed(conn, "ingest")
 
     def _pause(self, conn: Any, drawn: random.Random) -> None:
         while self._goes_on(0.2):
             key = drawn.choice((None, "a", "c"))
-            queues.pause(conn, "fetch", key, {"at": None, "lasts": "50 ms", "by": None})
+            until = timedelta(milliseconds=50)
+            queues.pause("fetch", partition=key, until=until, conn=conn)
             if drawn.random() < 0.5:
-                queues.resume(conn, "fetch", key)
+                queues.resume("fetch", partition=key, conn=conn)
 
     def _observe(self, conn: Any, drawn: random.Random) -> None:
         del drawn
@@ -98,15 +99,14 @@ class Race:
     def _work(self, conn: Any, drawn: random.Random) -> None:
         who = transitions.who("fetch", worker_id=f"w{drawn.random()}", lease_s=0.3)
         while self._goes_on(0.003):
-            jobs = claims.ingest_step(conn, who, claim=drawn.choice((1, 1, 3)), promote=True)
+            jobs = transitions.claim(conn, who, drawn.choice((1, 1, 3)), promote=True)
             for job in jobs:
                 fate = drawn.random()
                 try:
                     if fate < 0.1:
                         continue  # as if its worker had died: the lease lapses
                     if fate < 0.2:
-                        lease = transitions.lease_of(job)
-                        attempts.fail(conn, lease, error="no", after_s=0.02)
+                        transitions.fail(conn, job, after_s=0.02)
                         continue
                     transitions.complete_ingest(conn, job)
                 except errors.ClaimLost:
@@ -133,20 +133,12 @@ def test_no_limit_is_broken_at_any_moment_and_nothing_waits_for_ever(
     monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_CRASHES", "50")
     monkeypatch.setenv("QUEUE_WORKFLOWS_CRASH_BACKOFF_S", "0.01")
     with db.connect() as conn:
-        queues.limit(
-            conn,
-            "fetch",
-            None,
-            {
-                "max_running": QUEUE_AT_ONCE,
-                "rate_limit": QUEUE_RATE[0],
-                "rate_period_s": QUEUE_RATE[1],
-            },
-        )
+        most, period_s = QUEUE_RATE
+        queues.limit("fetch", max_running=QUEUE_AT_ONCE, rate=f"{most}/{period_s}s")
         for key, most in AT_ONCE.items():
-            queues.limit(conn, "fetch", key, {"max_running": most})
+            queues.limit("fetch", partition=key, max_running=most)
         for key, (most, period_s) in RATES.items():
-            queues.limit(conn, "fetch", key, {"rate_limit": most, "rate_period_s": period_s})
+            queues.limit("fetch", partition=key, rate=f"{most}/{period_s}s")
         race = Race(db, seed)
         race.run()
         assert race.broken == []
@@ -213,11 +205,11 @@ def test_a_claim_beside_many_waiters_reads_a_few_rows(crowded: str, queue: str) 
 
     with db.connect(url=crowded) as conn, conn.transaction(force_rollback=True):
         waits: list[float] = []
-        step, on_wait = claims.ingest_step, transitions.on_limit_wait(waits)
-        jobs = step(conn, transitions.who(queue), promote=True, on_wait=on_wait)
+        who, on_wait = transitions.who(queue), transitions.on_limit_wait(waits)
+        jobs = transitions.claim(conn, who, promote=True, on_wait=on_wait)
         conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if not jobs and waits == [0]:
-            jobs = step(conn, transitions.who(queue), promote=True)
+            jobs = transitions.claim(conn, who, promote=True)
         assert (queue == "paused") == (not jobs)
         for job in jobs:
             transitions.complete_ingest(conn, job)

@@ -14,10 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import initialize, invariant, run_state_machine_as_test
 
 import queue_workflows
-from queue_workflows import config, input_listener
-from queue_workflows.admin import audit
-from queue_workflows.dag import policy
-from tests.support import fleet_apps, fleet_base, fleet_faults, fleet_workers, invariants
+from tests.support import fleet, fleet_apps, fleet_base, fleet_faults, fleet_workers, invariants
 from tests.support import fleet_model as model
 from tests.support.examples import examples
 from tests.support.fleet_base import graphs
@@ -94,8 +91,7 @@ class Machine(fleet_apps.Apps, fleet_workers.Workers, fleet_faults.Faults):
         assert {run.status for run in self.fleet.runs} <= {*model.TERMINAL}
         assert {job.status for job in self.fleet.jobs} <= {*model.TERMINAL, "skipped"}
         assert not [run for run in self.fleet.runs if run.open]
-        values = audit.parameters(self.conn, since_s=None, limit=None, commit_s=0, sweep_s=0)
-        assert audit.offenders(self.conn, audit.INVARIANTS[invariants.LIVENESS - 1], values) == []
+        assert invariants.stuck(self.conn) == []
 
     def settle(self) -> None:
         """Orchestrators and workers do what there is to do, as long as there is anything."""
@@ -122,10 +118,7 @@ def world(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Generator[fleet_base.World]:
     caplog.set_level(logging.CRITICAL)  # they say of each fault what they should
-    # No wait is over before the test ends it.
-    monkeypatch.setattr(policy, "BASE_S", 3600.0)
-    monkeypatch.setattr(input_listener, "NOT_PARKED_RETRY_S", 3600.0)
-    monkeypatch.setenv(config.CRASH_BACKOFF_S.variables[0], "3600")
+    fleet.hold_waits(monkeypatch)
     with db.connect() as conn, db.connect() as lives:
         made = fleet_base.World(conn, lives)
         try:

@@ -14,22 +14,11 @@ import pytest
 from psycopg import sql
 
 from queue_workflows import queues
-from queue_workflows.engine import (
-    attempts,
-    claims,
-    handback,
-    job_tables,
-    promotion,
-    unserved_jobs,
-)
-from tests.support import factories, invariants, transitions
+from tests.support import app_triggers, factories, invariants, sweeps, transitions
 from tests.support.wait import until
 
 Row = dict[str, Any]
-FAMILIES = {
-    "node": (factories.node, transitions.claim_node, "cpu"),
-    "ingest": (factories.ingest, transitions.claim_ingest, "fetch"),
-}
+FAMILIES = {"node": (factories.node, "cpu"), "ingest": (factories.ingest, "fetch")}
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +39,7 @@ def add(conn: Any, family: str, **columns: Any) -> Row:
 
 
 def take(conn: Any, family: str) -> Row | None:
-    who = transitions.who(FAMILIES[family][2])
-    if family == "node":
-        return claims.node_step(conn, who)
-    return next(iter(transitions.claim(conn, who)), None)
-
-
-def end(conn: Any, job: Row) -> None:
-    done = transitions.complete_node if "node_id" in job else transitions.complete_ingest
-    done(conn, job)
+    return next(iter(transitions.claim(conn, transitions.who(FAMILIES[family][1]))), None)
 
 
 def states(conn: Any, family: str) -> list[tuple[str, str | None]]:
@@ -79,7 +60,7 @@ def test_one_of_a_key_is_let_in_and_the_others_wait(db: ModuleType, family: str)
         assert job["id"] == first["id"]
         assert take(conn, family) is None
         assert factories.reread(conn, job)["attempts"] == 0
-        end(conn, job)
+        transitions.complete(conn, job)
         assert states(conn, family) == [("completed", None), IN, OUT]
 
 
@@ -117,38 +98,28 @@ def test_rows_of_one_statement_are_let_in_by_age(db: ModuleType) -> None:
         assert (first[:3], set(first[3:])) == ([IN] * 3, {OUT})
 
 
-def fenced(change: Callable[..., object], **more: Any) -> Callable[[Any, Row], object]:
-    def leave(conn: Any, job: Row) -> object:
-        lease = job_tables.lease_of(transitions.table_of(job), job)
-        return change(conn, lease, **more)
-
-    return leave
+def plain(what: str) -> Callable[[Any, Row], object]:
+    return lambda conn, job: factories.change(conn, job, what)
 
 
-def plain(change: str) -> Callable[[Any, Row], object]:
-    def leave(conn: Any, job: Row) -> object:
-        table = sql.Identifier(transitions.table_of(job).name)
-        statement = sql.SQL("UPDATE {} SET {} WHERE id = %s").format(table, sql.SQL(change))
-        return conn.execute(statement, (job["id"],))
-
-    return leave
+def table_of(job: Row) -> sql.Identifier:
+    return sql.Identifier(transitions.TABLES[transitions.kind_of(job)])
 
 
 def delete(conn: Any, job: Row) -> object:
-    table = sql.Identifier(transitions.table_of(job).name)
-    return conn.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table), (job["id"],))
+    return conn.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table_of(job)), (job["id"],))
 
 
 def reclaim(conn: Any, job: Row) -> object:
-    plain("crash_count = 2")(conn, job)
+    factories.change(conn, job, "crash_count = 2")
     transitions.expire(conn, job)
     return transitions.reclaim_lapsed(conn, transitions.kind_of(job))
 
 
 LEAVING = {
-    "finish": end,
-    "fail": fenced(attempts.fail, error="no"),
-    "snooze": fenced(handback.hand_back, reason="snoozed", after_s=60),
+    "finish": transitions.complete,
+    "fail": transitions.fail,
+    "snooze": lambda conn, job: transitions.hand_back(conn, job, after_s=60),
     "reclaim": reclaim,
     "cancelled by SQL": plain("status = 'cancelled', worker_id = NULL, finished_at = now()"),
     "delayed by SQL": plain("status = 'queued', available_at = now() + interval '1 hour'"),
@@ -174,7 +145,7 @@ def test_a_job_that_ends_admits_the_next_and_wakes_a_worker(
         assert following is not None
         assert following["id"] == second["id"]
         assert second["attempts"] == following["attempts"] == 0
-        end(conn, following)
+        transitions.complete(conn, following)
 
 
 def test_a_job_that_goes_back_keeps_its_place(db: ModuleType, family: str) -> None:
@@ -183,7 +154,7 @@ def test_a_job_that_goes_back_keeps_its_place(db: ModuleType, family: str) -> No
         job = take(conn, family)
         assert job is not None
         add(conn, family)
-        fenced(handback.hand_back, reason="shutdown")(conn, job)
+        transitions.hand_back(conn, job)
         assert states(conn, family) == [IN, OUT]
 
 
@@ -208,16 +179,16 @@ def test_a_rolled_back_end_admits_no_job(db: ModuleType, family: str) -> None:
         job = take(conn, family)
         assert job is not None
         with conn.transaction(force_rollback=True):
-            end(conn, job)
+            transitions.complete(conn, job)
         assert states(conn, family) == [("running", None), OUT]
 
 
 def test_a_due_job_waits_for_its_key_too(db: ModuleType, family: str) -> None:
     with db.connect() as conn:
         late = add(conn, family)
-        plain("available_at = now() + interval '1 hour'")(conn, late)
+        factories.change(conn, late, "available_at = now() + interval '1 hour'")
         add(conn, family)
-        plain("available_at = NULL, blocked_reason = NULL")(conn, late)
+        factories.change(conn, late, "available_at = NULL, blocked_reason = NULL")
         assert states(conn, family) == [IN, OUT]
 
 
@@ -225,16 +196,16 @@ def test_only_the_admission_gives_the_key(db: ModuleType, family: str) -> None:
     """A plain UPDATE may write what the admission writes, also beside a change that is checked."""
     with db.connect() as conn:
         first, second, third = [add(conn, family) for _ in range(3)]
-        plain("blocked_reason = NULL")(conn, second)
+        factories.change(conn, second, "blocked_reason = NULL")
         assert states(conn, family) == [IN, OUT, OUT]
         with conn.transaction():
-            plain("available_at = now() + interval '1 hour'")(conn, first)
-            plain("blocked_reason = NULL")(conn, third)
+            factories.change(conn, first, "available_at = now() + interval '1 hour'")
+            factories.change(conn, third, "blocked_reason = NULL")
             assert states(conn, family) == [("queued", "not_due"), OUT, OUT]
         assert states(conn, family) == [("queued", "not_due"), IN, OUT]
-        plain("blocked_reason = 'locked'")(conn, second)
+        factories.change(conn, second, "blocked_reason = 'locked'")
         assert states(conn, family) == [("queued", "not_due"), IN, OUT]
-        plain("blocked_reason = 'let_in'")(conn, third)
+        factories.change(conn, third, "blocked_reason = 'let_in'")
         assert states(conn, family) == [("queued", "not_due"), IN, ("queued", "let_in")]
 
 
@@ -244,10 +215,12 @@ def test_the_database_refuses_a_second_one_running(db: ModuleType, family: str) 
         second = add(conn, family)
         assert take(conn, family) is not None
         with pytest.raises(psycopg.errors.UniqueViolation):
-            plain(
+            factories.change(
+                conn,
+                second,
                 "status = 'running', claim_no = claim_no + 1, worker_id = 'w',"
-                " lease_expires_at = now(), blocked_reason = NULL"
-            )(conn, second)
+                " lease_expires_at = now(), blocked_reason = NULL",
+            )
 
 
 def test_an_admission_missed_while_the_first_waiter_was_locked_is_repaired(db: ModuleType) -> None:
@@ -257,11 +230,11 @@ def test_an_admission_missed_while_the_first_waiter_was_locked_is_repaired(db: M
         job = transitions.claim_ingest(conn)
         with other.transaction():
             other.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (second["id"],))
-            end(conn, job)
+            transitions.complete(conn, job)
         assert states(conn, "ingest") == [("completed", None), OUT]
-        assert promotion.admit_missed_waiters(conn) == 1
+        assert sweeps.admit_missed_waiters(conn) == 1
         assert states(conn, "ingest") == [("completed", None), IN]
-        assert promotion.admit_missed_waiters(conn) == 0
+        assert sweeps.admit_missed_waiters(conn) == 0
 
 
 def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> None:
@@ -279,9 +252,9 @@ def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> Non
             held = sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(sql.Identifier(table))
             with other.transaction():
                 other.execute(held, (second["id"],))
-                end(conn, job)
+                transitions.complete(conn, job)
         mended = list[int]()
-        sweep = threading.Thread(target=lambda: mended.append(promotion.admit_missed_waiters(conn)))
+        sweep = threading.Thread(target=lambda: mended.append(sweeps.admit_missed_waiters(conn)))
         with other.transaction():
             other.execute(sql.SQL(lock).format("ingest_jobs"))
             sweep.start()
@@ -299,7 +272,7 @@ def test_an_app_that_keeps_its_insert_open_delays_nobody(db: ModuleType) -> None
         with host.transaction():
             add(host, "ingest")
             conn.execute("SET lock_timeout = '2s'")
-            end(conn, job)
+            transitions.complete(conn, job)
         assert states(conn, "ingest") == [("completed", None), IN]
 
 
@@ -340,7 +313,7 @@ def test_fifty_inserts_and_claims_at_once_run_one_by_one_in_order(db: ModuleType
                 with guard:
                     running.remove(job["lock_key"])
                     ran.append(job["seq"])
-                end(conn, job)
+                transitions.complete(conn, job)
 
     def guarded(body: Callable[..., None], *values: Any) -> None:
         try:
@@ -365,11 +338,11 @@ def test_a_lock_queue_is_served_by_priority_and_age(db: ModuleType, family: str)
         blocker = take(conn, family)
         assert blocker is not None
         rows = [add(conn, family, priority=drawn.choice((5, 10, 100))) for _ in range(12)]
-        end(conn, blocker)
+        transitions.complete(conn, blocker)
         served: list[str] = []
         while (job := take(conn, family)) is not None:
             served.append(job["id"])
-            end(conn, job)
+            transitions.complete(conn, job)
     line = sorted(rows, key=lambda row: (row["priority"], row["seq"]))
     assert served == [row["id"] for row in line]
 
@@ -504,16 +477,14 @@ def served_by(conn: Any, queue: str, state: str = "idle", age_s: float = 0) -> N
 
 def sweep(conn: Any) -> tuple[int, int]:
     """One sweep: how many stand in line again, how many gave up their turn."""
-    queues = unserved_jobs.served(conn, STALE_S)
-    back = unserved_jobs.unblock_served(conn, queues)
-    return back, unserved_jobs.block_unserved(conn, queues)
+    return sweeps.unserved(conn, STALE_S)
 
 
 @pytest.fixture
 def passed(db: ModuleType, family: str) -> Iterator[tuple[Any, Row, Row]]:
     """A job in an unserved queue that gave up its turn, and the one that got it instead."""
     with db.connect() as conn:
-        served_by(conn, FAMILIES[family][2])
+        served_by(conn, FAMILIES[family][1])
         ghost = add(conn, family, queue=OTHER[family])
         normal = add(conn, family)
         assert states(conn, family) == [IN, OUT]
@@ -530,7 +501,7 @@ def test_a_job_that_nobody_serves_keeps_its_key_from_nobody(
     job = take(conn, family)
     assert job is not None
     assert job["id"] == normal["id"]
-    end(conn, job)
+    transitions.complete(conn, job)
     assert states(conn, family) == [PASSED, ("completed", None)]
     add(conn, family)
     assert states(conn, family) == [PASSED, ("completed", None), IN]
@@ -556,7 +527,7 @@ def test_it_waits_for_the_one_that_runs(passed: tuple[Any, Row, Row], family: st
     served_by(conn, OTHER[family])
     assert sweep(conn) == (1, 0)
     assert states(conn, family) == [OUT, ("running", None)]
-    end(conn, job)
+    transitions.complete(conn, job)
     assert states(conn, family) == [IN, ("completed", None)]
 
 
@@ -589,7 +560,7 @@ def test_only_a_worker_that_takes_jobs_serves_a_queue(
     db: ModuleType, family: str, state: str
 ) -> None:
     with db.connect() as conn:
-        served_by(conn, FAMILIES[family][2])
+        served_by(conn, FAMILIES[family][1])
         (NOT_SERVED | SERVED)[state](conn, OTHER[family])
         add(conn, family, queue=OTHER[family])
         add(conn, family)
@@ -602,14 +573,14 @@ def test_a_parked_workers_heartbeat_and_an_old_one_serve_nothing(db: ModuleType)
         served_by(conn, "fetch", "parked")
         conn.execute("INSERT INTO worker_heartbeats (host_label, queue) VALUES ('box', 'fetch')")
         beats(conn, "load", STALE_S + 1)
-        assert unserved_jobs.served(conn, STALE_S) == []
+        assert sweeps.served(conn, STALE_S) == []
 
 
 def test_a_paused_queue_lets_others_have_the_key_until_it_is_resumed(
     db: ModuleType, family: str
 ) -> None:
     with db.connect() as conn:
-        for queue in (FAMILIES[family][2], OTHER[family]):
+        for queue in (FAMILIES[family][1], OTHER[family]):
             served_by(conn, queue)
         add(conn, family, queue=OTHER[family])
         add(conn, family)
@@ -626,7 +597,7 @@ def test_a_key_stays_where_nobody_else_could_use_it(db: ModuleType, family: str)
     with db.connect() as conn:
         for _ in range(2):
             add(conn, family, queue=OTHER[family])
-        served_by(conn, FAMILIES[family][2])
+        served_by(conn, FAMILIES[family][1])
         add(conn, family, lock_key="other")
         assert sweep(conn) == (0, 0)
         assert states(conn, family) == [IN, OUT, IN]
@@ -637,7 +608,7 @@ def test_a_key_stays_where_nobody_else_could_use_it(db: ModuleType, family: str)
 
 def test_1500_unserved_jobs_of_a_key_delay_a_job_by_one_sweep(db: ModuleType, family: str) -> None:
     with db.connect() as conn:
-        served_by(conn, FAMILIES[family][2])
+        served_by(conn, FAMILIES[family][1])
         many(conn, family, 1500)
         normal = add(conn, family)
         other = add(conn, family, queue=OTHER[family], lock_key="also")
@@ -670,10 +641,10 @@ def many(conn: Any, family: str, count: int) -> None:
 def test_served_jobs_keep_their_order_among_unserved_ones(db: ModuleType, family: str) -> None:
     drawn = random.Random(11)
     with db.connect() as conn:
-        served_by(conn, FAMILIES[family][2])
+        served_by(conn, FAMILIES[family][1])
         rows = list[Row]()
         for number in range(24):
-            queue = FAMILIES[family][2] if number % 2 else OTHER[family]
+            queue = FAMILIES[family][1] if number % 2 else OTHER[family]
             rows.append(add(conn, family, queue=queue, priority=drawn.choice((5, 10, 100))))
         first = min(rows, key=lambda row: (row["priority"], row["seq"]))
         if first["queue"] != OTHER[family]:
@@ -682,9 +653,9 @@ def test_served_jobs_keep_their_order_among_unserved_ones(db: ModuleType, family
         taken = list[str]()
         while (job := take(conn, family)) is not None:
             taken.append(job["id"])
-            end(conn, job)
+            transitions.complete(conn, job)
         line = sorted(rows, key=lambda row: (row["priority"], row["seq"]))
-        assert taken == [row["id"] for row in line if row["queue"] == FAMILIES[family][2]]
+        assert taken == [row["id"] for row in line if row["queue"] == FAMILIES[family][1]]
 
 
 def test_a_worker_of_0_3_0_finds_no_job_that_gave_up_its_key(
@@ -692,7 +663,7 @@ def test_a_worker_of_0_3_0_finds_no_job_that_gave_up_its_key(
 ) -> None:
     conn, ghost, _ = passed
     assert take(conn, family) is not None
-    table = sql.Identifier(transitions.table_of(ghost).name)
+    table = table_of(ghost)
     claim = "UPDATE {} SET status = 'running', claimed_by = 'old' WHERE id = %s RETURNING id"
     assert conn.execute(sql.SQL(claim).format(table), (ghost["id"],)).fetchall() == []
 
@@ -701,7 +672,7 @@ def test_an_unserved_job_whose_key_is_taken_off_is_admitted(
     passed: tuple[Any, Row, Row], family: str
 ) -> None:
     conn, ghost, _ = passed
-    plain("lock_key = NULL")(conn, ghost)
+    factories.change(conn, ghost, "lock_key = NULL")
     assert states(conn, family) == [IN, IN]
 
 
@@ -709,7 +680,7 @@ def test_a_waiter_that_is_not_due_waits_on_without_its_key(db: ModuleType, famil
     with db.connect() as conn:
         add(conn, family)
         waiter = add(conn, family)
-        plain("available_at = now() + interval '1 hour', lock_key = NULL")(conn, waiter)
+        factories.change(conn, waiter, "available_at = now() + interval '1 hour', lock_key = NULL")
         assert states(conn, family) == [IN, ("queued", "not_due")]
 
 
@@ -722,18 +693,18 @@ def test_a_waiter_whose_key_is_taken_off_is_admitted_and_its_workers_are_notifie
         assert states(conn, family) == [IN, OUT]
         channel = "node_job_ready" if family == "node" else "ingest_job_ready"
         listener.execute(f"LISTEN {channel}")
-        plain("lock_key = NULL")(conn, waiter)
+        factories.change(conn, waiter, "lock_key = NULL")
         assert states(conn, family) == [IN, IN]
         assert [each.channel for each in listener.notifies(timeout=5, stop_after=1)] == [channel]
 
 
 def test_a_job_that_is_being_claimed_keeps_its_key(db: ModuleType, family: str) -> None:
     with db.connect() as conn, db.connect() as other:
-        served_by(conn, FAMILIES[family][2])
+        served_by(conn, FAMILIES[family][1])
         ghost = add(conn, family, queue=OTHER[family])
         add(conn, family, queue=OTHER[family])
         add(conn, family)
-        table = sql.Identifier(transitions.table_of(ghost).name)
+        table = table_of(ghost)
         with other.transaction():
             other.execute(
                 sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(table), (ghost["id"],)
@@ -748,17 +719,9 @@ def test_an_unserved_job_that_cannot_be_written_delays_no_other_key(db: ModuleTy
         for key in ("k", "l"):
             add(conn, "ingest", id=f"ghost of {key}", queue="ghost", lock_key=key)
             add(conn, "ingest", id=f"fetch of {key}", lock_key=key)
-        conn.execute(
-            "CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-            " IF OLD.id = 'ghost of k' THEN RAISE EXCEPTION 'no'; END IF; RETURN NEW; END $$;"
-            " CREATE TRIGGER app_guard BEFORE UPDATE ON ingest_jobs FOR EACH ROW"
-            " EXECUTE FUNCTION app_guard()"
-        )
-        try:
+        with app_triggers.refusing(conn, "ingest_jobs", "OLD.id = 'ghost of k'"):
             assert sweep(conn) == (0, 1)
             assert states(conn, "ingest") == [IN, OUT, PASSED, IN]
-        finally:
-            conn.execute("DROP FUNCTION app_guard() CASCADE")
         assert sweep(conn) == (0, 1)
 
 

@@ -12,9 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import node_executor, node_queue
-from queue_workflows.engine import runs
+from queue_workflows import db, node_executor, node_queue, runs
 from tests.support import flow, invariants
 from tests.support.examples import examples
 
@@ -276,9 +274,9 @@ def _deciding_steps(case: Case) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def crashing() -> Generator[engine.Connection]:
+def crashing() -> Generator[db.Connection]:
     """Open a transaction that does everything and is lost before its commit."""
-    with engine.transaction() as conn:
+    with db.transaction() as conn:
         yield conn
         raise Broken
 
@@ -286,7 +284,7 @@ def crashing() -> Generator[engine.Connection]:
 class World:
     """One run of a generated map, and everything that can happen to it."""
 
-    def __init__(self, case: Case, conn: engine.Connection) -> None:
+    def __init__(self, case: Case, conn: db.Connection) -> None:
         self.case = case
         self.conn = conn
         self.host = flow.Flow()
@@ -372,7 +370,7 @@ class World:
         elif act == "retry list" and status in SETTLED and "list/n" in nodes:
             queue_workflows.retry_run(self.run_id, from_node="list/n")
         elif act == "resume" and status == "running":
-            runs.requeue_running(self.conn)
+            runs.requeue_running()
         else:
             return
         self.meddled = True
@@ -411,7 +409,7 @@ class World:
 def test_a_run_with_a_map_ends_as_its_definition_says(
     db: ModuleType, case: Case, acts: list[str]
 ) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         world = World(case, conn)
         try:
             for act in acts:

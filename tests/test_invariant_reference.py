@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import queue_workflows
 from queue_workflows import claim_worker, node_executor, node_queue, refs, run_store
-from queue_workflows.dispatch import fast_path, run_cache
 from tests.support import flow, reference
 from tests.support.examples import examples
 
@@ -43,15 +42,14 @@ def ahead(toy: flow.Flow) -> None:
 def forgetful(toy: flow.Flow) -> None:
     """A worker that does not know the graph dispatches what follows."""
     toy.look()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_path, "plan", lambda done: None)
+    with flow.unplanned():
         toy.work()
 
 
 def reading(toy: flow.Flow) -> None:
     """A worker reads the graph of each run anew."""
     toy.look()
-    run_cache._cache.drop(lambda key: True)
+    flow.forget_all()
     toy.work()
 
 

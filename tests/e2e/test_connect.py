@@ -11,29 +11,30 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import config, node_queue, run_store
-from queue_workflows import db as engine
+from queue_workflows import config, db, node_queue, run_store
 from queue_workflows import jobs as jobs_api
-from queue_workflows.admin import permissions
-from queue_workflows.cli import connect, server_checks
-from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding
-from queue_workflows.db import connectivity
-from tests.support import catalog, commands, database, faketime
+from tests.support import catalog, commands, console, database, faketime, findings, rights
 from tests.support.commands import Commands
+from tests.support.findings import ERROR, OK, WARNING, Finding
 from tests.support.proxy import Proxy
 from tests.support.tcp_server import Server
 
 CANARY = "canary77"
 BASE = "fleet_test"
+STEPS = (
+    "name", "port", "tls", "login", "database", "server", "schema", "rights", "clock", "listen",
+    "round trip",
+)  # fmt: skip
 
 
 def steps(dsn: str, purpose: str = "work", timeout_s: float = 5.0) -> list[Finding]:
-    return list(connect.examine(dsn, purpose, timeout_s))
+    return findings.of_connect(dsn, "--for", purpose, "--timeout", str(timeout_s))
 
 
 def failed(dsn: str, purpose: str = "work", timeout_s: float = 5.0) -> Finding:
@@ -61,8 +62,8 @@ def template(reachable: Server) -> Generator[str]:
     reachable.sql(f"CREATE DATABASE {name} OWNER boss")
     inside = f"postgresql://boss@/{name}?{reachable.admin.partition('?')[2]}"
     with database.environment(QUEUE_WORKFLOWS_DB_URL=inside):
-        engine.bootstrap()
-        engine.close_pool()
+        db.bootstrap()
+        db.close_pool()
     yield name
     reachable.sql(f"DROP DATABASE {name} WITH (FORCE)", "DROP ROLE boss")
 
@@ -74,7 +75,7 @@ def home(reachable: Server, template: str, monkeypatch: pytest.MonkeyPatch) -> G
     dsn = reachable.dsn("boss", CANARY, BASE)
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", dsn)
     yield dsn
-    engine.close_pool()
+    db.close_pool()
     reachable.sql(f"DROP DATABASE {BASE} WITH (FORCE)")
 
 
@@ -97,7 +98,7 @@ def role(reachable: Server, home: str) -> Generator[Callable[..., str]]:
 
 def test_a_way_without_fault_is_all_ok_in_order(home: str) -> None:
     found = passed(home)
-    assert tuple(found) == connect.STEPS
+    assert tuple(found) == STEPS
     assert {step.level for step in found.values()} == {OK}
     assert not [step for step in found.values() if step.remedy]
     assert found["login"].text == "as boss"
@@ -105,7 +106,7 @@ def test_a_way_without_fault_is_all_ok_in_order(home: str) -> None:
 
 
 def test_a_unix_socket_has_no_tls_to_check(db: Any, dsn: str) -> None:
-    assert tuple(passed(dsn)) == tuple(step for step in connect.STEPS if step != "tls")
+    assert tuple(passed(dsn)) == tuple(step for step in STEPS if step != "tls")
 
 
 # --- the way there -----------------------------------------------------------------------------
@@ -283,26 +284,6 @@ def test_a_read_only_server(reachable: Server, home: str) -> None:
     assert failed(home).check == "server"
 
 
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [
-        ("FATAL:  sorry, too many clients already", "full"),
-        ("FATAL:  remaining connection slots are reserved for roles with ...", "full"),
-        ("FATAL:  the database system is starting up", "starting"),
-        ('FATAL:  Peer authentication failed for user "u"', "peer"),
-        ('FATAL:  role "u" does not exist', "role"),
-        ('root certificate file "/etc/root.crt" does not exist', "tls"),
-        ("SSL error: certificate verify failed", "tls"),
-        ("connection timeout expired", "silent"),
-        ("session is read-only", "session"),
-        ("FATAL:  no such user", "password"),
-        ("FATAL:  das Passwort stimmt nicht", "other"),
-    ],
-)
-def test_errors_of_the_server_are_recognised(message: str, kind: str) -> None:
-    assert connectivity.refusal(f'connection to server at "h", port 1 failed: {message}') == kind
-
-
 # --- schema and rights -------------------------------------------------------------------------
 
 
@@ -438,7 +419,7 @@ def test_a_submitter_uses_the_python_functions(
         again = jobs_api.enqueue(task_name="t", queue="fetch", idempotency_key="k", **keys)
         assert (again, again.created) == (jobs[1], False)
         assert node_queue.get_ingest_job(jobs[0]) is not None
-        with engine.connect() as conn:
+        with db.connect() as conn:
             found = conn.execute("SELECT id FROM ingest_jobs ORDER BY seq").fetchall()
         assert [row["id"] for row in found] == jobs
         reachable.sql(
@@ -448,7 +429,7 @@ def test_a_submitter_uses_the_python_functions(
         )
         queue_workflows.submit_input(run["id"], "n", {"answer": 1})
     finally:
-        engine.close_pool()
+        db.close_pool()
 
 
 SET_BY_THE_ENGINE = {
@@ -546,7 +527,7 @@ def test_what_is_needed_for_a_purpose_names_every_table() -> None:
     """All that the schema page describes, except what only apps or the tables' owner write."""
     others = {"workflow_run_files", "lock_turns", "partition_turns"}
     views = {"queue_partition_limits"}
-    assert set(permissions.PURPOSES["work"]) == set(catalog.PURPOSES) - others | views
+    assert set(rights.PURPOSES["work"]) == set(catalog.PURPOSES) - others | views
 
 
 # --- clock, listen, round trip -----------------------------------------------------------------
@@ -599,7 +580,6 @@ class Pooler(Proxy):
 
 
 def test_a_pooler_in_transaction_mode(db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_checks, "LISTEN_WAIT_S", 0.5)
     with Pooler(dsn) as pooler:
         url = f"{pooler.dsn}&sslmode=disable"
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", url)
@@ -609,21 +589,35 @@ def test_a_pooler_in_transaction_mode(db: Any, dsn: str, monkeypatch: pytest.Mon
     assert "QUEUE_WORKFLOWS_POLL_ONLY=1" in step.remedy
 
 
-def test_a_way_that_is_slow(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "SLOW_TRIP_MS", 0.0)
-    step = passed(home)["round trip"]
+class SlowWay(Proxy):
+    """Takes 60 ms for all that the client sends."""
+
+    def _forward(self, source: socket.socket) -> None:
+        if self._flows[source].towards_server:
+            threading.Event().wait(0.06)
+        super()._forward(source)
+
+
+def test_a_way_that_is_slow(home: str) -> None:
+    with SlowWay(home) as way:
+        step = passed(way.dsn)["round trip"]
     assert step.level == WARNING
     assert "nearer" in step.remedy
 
 
-def test_a_server_that_goes_away_meanwhile(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(conn: Any, *_: Any) -> None:
-        with engine.connect(url=home) as other:
-            other.execute("SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
-        conn.execute("SELECT 1")
+class Cut(Proxy):
+    """Cuts a connection that asks for rights."""
 
-    monkeypatch.setattr(permissions, "lacking", killed)
-    step = failed(home)
+    def _forward(self, source: socket.socket) -> None:
+        if b"_privilege(" in source.recv(65536, socket.MSG_PEEK):
+            self._end(source)
+        else:
+            super()._forward(source)
+
+
+def test_a_server_that_goes_away_meanwhile(home: str) -> None:
+    with Cut(home) as way:
+        step = failed(way.dsn)
     assert (step.check, "it broke off" in step.text) == ("server", True)
 
 
@@ -637,7 +631,7 @@ def test_the_command_prints_ok_and_exits_with_0(home: str) -> None:
         first, *lines = done.out.splitlines()
         assert CANARY not in done.out + done.err
     assert first.startswith(f"database {BASE} at 127.0.0.1:")
-    assert [line.split()[0] for line in lines] == ["ok"] * len(connect.STEPS)
+    assert [line.split()[0] for line in lines] == ["ok"] * len(STEPS)
 
 
 def test_the_command_stops_at_the_first_fault_with_1(home: str) -> None:
@@ -654,11 +648,15 @@ def test_the_command_stops_at_the_first_fault_with_1(home: str) -> None:
     assert as_json["not_reached"][0] == "tls"
 
 
-def test_no_step_shows_a_password(capsys: pytest.CaptureFixture[str]) -> None:
-    step = Finding("login", ERROR, f"password={CANARY}", f"try postgresql://u:{CANARY}@h/x")
-    for as_json in (False, True):
-        assert connect._report("words", iter([step]), as_json=as_json) == 1
-    assert CANARY not in capsys.readouterr().out
+@pytest.mark.parametrize("user", [f"password={CANARY}", f"postgresql://u:{CANARY}@h/x"])
+def test_no_step_shows_a_password(reachable: Server, home: str, user: str) -> None:
+    with database.environment(
+        QUEUE_WORKFLOWS_DB_URL=reachable.dsn(quote(user, safe=""), "wrong", BASE)
+    ):
+        for arguments in ((), ("--json",)):
+            done = console.command("connect", *arguments)
+            assert (done.code, CANARY in done.out) == (1, False)
+            assert "password authentication failed for user" in done.out
 
 
 @pytest.mark.parametrize(

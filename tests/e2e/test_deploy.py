@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sysconfig
 import urllib.request
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ import pytest
 import yaml
 
 from queue_workflows import config, node_queue, run_store
-from queue_workflows.cli import supervise
-from queue_workflows.runtime import supervisor
-from tests.support import commands, flow, markdown, toy_app
+from tests.support import commands, factories, flow, markdown, timeouts, toy_app
 from tests.support.commands import TOYHOST, Commands
 from tests.support.wait import until
 
@@ -27,8 +25,6 @@ DEPLOY = commands.ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 WORKER = DEPLOY / "systemd" / "queue-workflows-worker@.service"
-GRACE_S = config.SHUTDOWN_TIMEOUT_S.default + supervisor.STOP_MARGIN_S + supervisor.KILL_WAIT_S
-"""What the parent of a worker takes at most to stop."""
 
 
 def unit(path: Path) -> dict[str, dict[str, list[str]]]:
@@ -79,7 +75,7 @@ def test_units_leave_time_to_end_a_job_and_signal_the_parent_alone(path: Path) -
     service = unit(path)["Service"]
     assert service["KillMode"] == ["mixed"]
     assert service["KillSignal"] == ["SIGTERM"]
-    assert float(service["TimeoutStopSec"][0]) > GRACE_S
+    assert float(service["TimeoutStopSec"][0]) > timeouts.stop_limit_s()
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
@@ -152,16 +148,20 @@ def test_the_worker_unit_stays_down_where_only_a_person_can_help(cli: Commands) 
     assert done.process.returncode == int(unit(WORKER)["Service"]["RestartPreventExitStatus"][0])
 
 
-def test_supervise_restarts_the_units_of_a_queue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "systemctl").touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    words = command(DEPLOY / "systemd" / "queue-workflows-supervise.service")
-    assert words[1] == "supervise"
-    bounces = [value for option, value in pairwise(words) if option == "--bounce"]
-    units = supervise.commands_of(bounces, [])
-    assert units["cpu"] == ["systemctl", "restart", "queue-workflows-worker@cpu*"]
+def test_supervise_restarts_the_units_of_a_queue(cli: Commands, conn: Any, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\nprintf "%s|" "$@" >> {ran}\n')
+    systemctl.chmod(0o755)
+    node_queue.upsert_worker_heartbeat(host_label="box", queue="cpu", concurrency=1)
+    factories.node(conn, status="running", claimed_by="box")
+    conn.execute("UPDATE worker_heartbeats SET last_seen = now() - interval '1 minute'")
+    assert node_queue.flag_stale_workers_holding_running_jobs()
+    words = here(command(DEPLOY / "systemd" / "queue-workflows-supervise.service"))
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    cli.start(*words, "--host", "box", PATH=path)
+    until(ran.exists)
+    until(lambda: ran.read_text() == "restart|queue-workflows-worker@cpu*|")
 
 
 def test_the_example_environment_names_what_processes_read() -> None:
@@ -200,7 +200,7 @@ def test_compose_restarts_waits_and_rotates() -> None:
     assert set(roles) == {"orchestrator", "scheduler", "cpu", "gpu", "metrics", "serve"}
     for service in roles.values():
         assert service["restart"] == "unless-stopped"
-        assert seconds(service["stop_grace_period"]) > GRACE_S
+        assert seconds(service["stop_grace_period"]) > timeouts.stop_limit_s()
         assert service["init"] is True
         assert service["logging"]["options"]["max-size"]
         assert Path(commands.script(service["command"][0])).exists()
@@ -219,7 +219,7 @@ def test_manifests_restart_and_wait(path: Path) -> None:
     assert parsed["spec"]["selector"]["matchLabels"] == labels
     pod = parsed["spec"]["template"]["spec"]
     assert pod["restartPolicy"] == "Always"
-    assert pod["terminationGracePeriodSeconds"] > GRACE_S
+    assert pod["terminationGracePeriodSeconds"] > timeouts.stop_limit_s()
     (container,) = pod["containers"]
     assert Path(commands.script(container["command"][0])).exists()
     assert container["envFrom"] == [{"secretRef": {"name": "queue-workflows"}}]

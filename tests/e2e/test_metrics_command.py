@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from queue_workflows import config, history, jobs
-from tests.integration.test_metrics import Series, falls, finish_ingest, read, value
-from tests.support import commands, factories
+from tests.support import commands, factories, transitions
 from tests.support.commands import Command, Commands
+from tests.support.metrics_page import Series, falls, read, value
 from tests.support.wait import until
 
 APP = "tests.support.hanging_app:setup"
@@ -53,7 +53,7 @@ def get(at: Any, path: str = "/metrics", method: str = "GET", **headers: str) ->
 
 def test_the_page_is_printed_once(cli: Commands, conn: Any) -> None:
     for _ in range(3):
-        finish_ingest(conn)
+        transitions.run_ingest(conn)
     done = cli.run("queue-workflows", "metrics")
     assert done.process.returncode == 0, done.err
     assert value(read(done.out), "jobs_total", queue="fetch", outcome="completed") == 3
@@ -61,7 +61,7 @@ def test_the_page_is_printed_once(cli: Commands, conn: Any) -> None:
 
 def test_the_page_is_served_with_its_type_and_counts_by_itself(cli: Commands, conn: Any) -> None:
     with listening(cli, QUEUE_WORKFLOWS_METRICS_COUNT_INTERVAL_S="0.1") as (_, at):
-        finish_ingest(conn)
+        transitions.run_ingest(conn)
         counted = "SELECT coalesce(sum(n), 0)::bigint FROM metric_totals WHERE metric = 'jobs'"
         until(lambda: factories.one(conn, counted) == 1)
         status, text = get(at)

@@ -15,8 +15,7 @@ import psycopg
 import pytest
 
 from queue_workflows import embedded
-from queue_workflows.embedded import postmaster
-from tests.support import commands, database, reaper
+from tests.support import commands, database, embedded_servers, reaper
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
@@ -49,7 +48,7 @@ def base() -> Generator[Path]:
             server = embedded.ensure(settings=unsafe)
         with server:
             yield base
-        assert not postmaster.alive(base / "pg")
+        assert not embedded_servers.is_alive(base / "pg")
     finally:
         shutil.rmtree(base, ignore_errors=True)
 

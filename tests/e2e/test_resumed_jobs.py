@@ -10,27 +10,25 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import events, jobs, runs
-from queue_workflows.engine import job_tables
+from queue_workflows import db, events, jobs, runs
 from tests.support import commands, factories, invariants, step_app
 from tests.support.commands import Command, Commands
+from tests.support.transitions import EVENTS, TABLES, Kind
 from tests.support.wait import until
 
 APP = "tests.support.step_app:setup"
-NODES, INGEST = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
 POOL = ("--workers", '[{"queue": "work", "concurrency": 4}]')
 SHAPES = pytest.mark.parametrize(
-    ("table", "shape"),
+    ("kind", "shape"),
     [
-        pytest.param(INGEST, ("--inline",), id="ingest, inline"),
-        pytest.param(INGEST, ("--slots", "2"), id="ingest, executors"),
-        pytest.param(INGEST, ("--slots", "4", "--async"), id="ingest, async executor"),
-        pytest.param(INGEST, ("--batch", "3"), id="ingest, batches"),
-        pytest.param(INGEST, POOL, id="ingest, pool"),
-        pytest.param(NODES, ("--inline",), id="nodes, inline"),
-        pytest.param(NODES, ("--slots", "2"), id="nodes, executors"),
-        pytest.param(NODES, ("--slots", "2", "--batch", "3"), id="nodes, batches"),
+        pytest.param("ingest", ("--inline",), id="ingest, inline"),
+        pytest.param("ingest", ("--slots", "2"), id="ingest, executors"),
+        pytest.param("ingest", ("--slots", "4", "--async"), id="ingest, async executor"),
+        pytest.param("ingest", ("--batch", "3"), id="ingest, batches"),
+        pytest.param("ingest", POOL, id="ingest, pool"),
+        pytest.param("node", ("--inline",), id="nodes, inline"),
+        pytest.param("node", ("--slots", "2"), id="nodes, executors"),
+        pytest.param("node", ("--slots", "2", "--batch", "3"), id="nodes, batches"),
     ],
 )
 
@@ -40,14 +38,12 @@ def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
     step_app.setup()
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
         yield made
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert invariants.broken(conn, slack_s=30) == []
 
 
-def worker(
-    cli: Commands, host: str, table: job_tables.JobTable, shape: tuple[str, ...], keep_s: float
-) -> Command:
-    queue = () if "--workers" in shape else ("--queue", queue_of(table))
+def worker(cli: Commands, host: str, kind: Kind, shape: tuple[str, ...], keep_s: float) -> Command:
+    queue = () if "--workers" in shape else ("--queue", queue_of(kind))
     env: dict[str, Any] = {
         "QUEUE_WORKFLOWS_HOST_LABEL": host, "QUEUE_WORKFLOWS_RESUME_ON_HOST_S": str(keep_s),
     }  # fmt: skip
@@ -61,7 +57,7 @@ def stop_between_transactions(command: Command) -> None:
 
     def stopped() -> bool:
         command.send(signal.SIGSTOP)
-        with engine.connect() as conn:
+        with db.connect() as conn:
             if not factories.one(conn, OPEN):
                 return True
         command.send(signal.SIGCONT)
@@ -78,111 +74,111 @@ SELECT count(*) FROM pg_stat_activity
 
 
 def live_hosts() -> list[str]:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         return factories.column(
             conn, "SELECT host_label FROM workers WHERE state NOT IN ('stopped', 'dead')"
         )
 
 
-def queue_of(table: job_tables.JobTable) -> str:
-    return "cpu" if table is NODES else step_app.QUEUE
+def queue_of(kind: Kind) -> str:
+    return "cpu" if kind == "node" else step_app.QUEUE
 
 
-def queued(table: job_tables.JobTable, folder: Path) -> str:
+def queued(kind: Kind, folder: Path) -> str:
     folder.mkdir()
     args = {"folder": str(folder), "key": folder.name}
-    if table is INGEST:
+    if kind == "ingest":
         return jobs.enqueue("waits", queue=step_app.QUEUE, args=args)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         return factories.node(conn, node_module="node_waits", inputs=args)["id"]
 
 
-def row(table: job_tables.JobTable, job_id: str) -> dict[str, Any]:
-    with engine.connect() as conn:
-        query = f"SELECT * FROM {table.name} WHERE id = %s"
+def row(kind: Kind, job_id: str) -> dict[str, Any]:
+    with db.connect() as conn:
+        query = f"SELECT * FROM {TABLES[kind]} WHERE id = %s"
         found = conn.execute(query.encode(), (job_id,)).fetchone()
     assert found is not None
     return found
 
 
-def hosts(table: job_tables.JobTable, job_id: str) -> list[str]:
+def hosts(kind: Kind, job_id: str) -> list[str]:
     """Return the hosts of its claims, the first one first."""
-    with engine.connect() as conn:
+    with db.connect() as conn:
         query = (
-            f"SELECT host_label FROM {table.events} WHERE job_id = %s AND event_type = 'claimed'"
+            f"SELECT host_label FROM {EVENTS[kind]} WHERE job_id = %s AND event_type = 'claimed'"
             " ORDER BY id"
         )
         return factories.column(conn, query, job_id)
 
 
-def waits(table: job_tables.JobTable, job_id: str) -> None:
-    until(lambda: row(table, job_id)["blocked_reason"] == "not_due")
+def waits(kind: Kind, job_id: str) -> None:
+    until(lambda: row(kind, job_id)["blocked_reason"] == "not_due")
 
 
-def is_done(table: job_tables.JobTable, job_id: str) -> bool:
-    return row(table, job_id)["status"] == "completed"
+def is_done(kind: Kind, job_id: str) -> bool:
+    return row(kind, job_id)["status"] == "completed"
 
 
 @SHAPES
 def test_a_job_goes_on_where_it_was_although_another_host_is_idle(
-    cli: Commands, tmp_path: Path, table: job_tables.JobTable, shape: tuple[str, ...]
+    cli: Commands, tmp_path: Path, kind: Kind, shape: tuple[str, ...]
 ) -> None:
-    first = worker(cli, "a", table, shape, 600)
-    job_id = queued(table, tmp_path / "one")
-    waits(table, job_id)
-    worker(cli, "b", table, shape, 600)
+    first = worker(cli, "a", kind, shape, 600)
+    job_id = queued(kind, tmp_path / "one")
+    waits(kind, job_id)
+    worker(cli, "b", kind, shape, 600)
     first.send(signal.SIGSTOP)
     events.send("go", key="one", value=1)
     # Before the wait: one that is sent while a wait begins may be left to the orchestrator's sweep.
     events.send("go", key="two", value=2)
-    other = queued(table, tmp_path / "two")
-    until(lambda: is_done(table, other))  # the other host has claimed after the event
-    assert row(table, job_id)["status"] == "queued"
+    other = queued(kind, tmp_path / "two")
+    until(lambda: is_done(kind, other))  # the other host has claimed after the event
+    assert row(kind, job_id)["status"] == "queued"
     first.send(signal.SIGCONT)
-    until(lambda: is_done(table, job_id))
-    assert hosts(table, job_id) == ["a", "a"]
-    assert set(hosts(table, other)) == {"b"}
+    until(lambda: is_done(kind, job_id))
+    assert hosts(kind, job_id) == ["a", "a"]
+    assert set(hosts(kind, other)) == {"b"}
     assert step_app.lines(tmp_path / "one") == [("before", 1), ("after", 2)]
 
 
 @SHAPES
 def test_a_job_goes_on_elsewhere_after_the_time_if_its_host_is_gone(
-    cli: Commands, tmp_path: Path, table: job_tables.JobTable, shape: tuple[str, ...]
+    cli: Commands, tmp_path: Path, kind: Kind, shape: tuple[str, ...]
 ) -> None:
-    first = worker(cli, "a", table, shape, 2)
-    job_id = queued(table, tmp_path / "one")
-    waits(table, job_id)
+    first = worker(cli, "a", kind, shape, 2)
+    job_id = queued(kind, tmp_path / "one")
+    waits(kind, job_id)
     first.send(signal.SIGTERM)
     first.wait()
-    worker(cli, "b", table, shape, 2)
+    worker(cli, "b", kind, shape, 2)
     events.send("go", key="one", value=1)
-    until(lambda: is_done(table, job_id))
-    assert hosts(table, job_id) == ["a", "b"]
-    with engine.connect() as conn:
+    until(lambda: is_done(kind, job_id))
+    assert hosts(kind, job_id) == ["a", "b"]
+    with db.connect() as conn:
         query = (
             "SELECT extract(epoch FROM max(c.created_at) - max(e.created_at))::float8"
-            f" FROM {table.events} c, events e WHERE c.job_id = %s AND c.event_type = 'claimed'"
+            f" FROM {EVENTS[kind]} c, events e WHERE c.job_id = %s AND c.event_type = 'claimed'"
         )
         assert factories.one(conn, query, job_id) >= 2
 
 
-@pytest.mark.parametrize("table", [INGEST, NODES], ids=["ingest", "nodes"])
+@pytest.mark.parametrize("kind", ["ingest", "node"], ids=["ingest", "nodes"])
 def test_a_job_that_is_cancelled_while_it_is_kept_does_not_go_on(
-    cli: Commands, tmp_path: Path, table: job_tables.JobTable
+    cli: Commands, tmp_path: Path, kind: Kind
 ) -> None:
-    first = worker(cli, "a", table, (), 600)
-    job_id = queued(table, tmp_path / "one")
-    waits(table, job_id)
+    first = worker(cli, "a", kind, (), 600)
+    job_id = queued(kind, tmp_path / "one")
+    waits(kind, job_id)
     stop_between_transactions(first)
     events.send("go", key="one", value=1)
-    if table is INGEST:
+    if kind == "ingest":
         jobs.cancel(job_id)
     else:
-        runs.cancel(row(table, job_id)["run_id"])
-    assert row(table, job_id)["status"] == "cancelled"
+        runs.cancel(row(kind, job_id)["run_id"])
+    assert row(kind, job_id)["status"] == "cancelled"
     first.send(signal.SIGCONT)
     # Before the wait: one that is sent while a wait begins may be left to the orchestrator's sweep.
     events.send("go", key="two", value=2)
-    other = queued(table, tmp_path / "two")
-    until(lambda: is_done(table, other))
+    other = queued(kind, tmp_path / "two")
+    until(lambda: is_done(kind, other))
     assert step_app.lines(tmp_path / "one") == [("before", 1)]

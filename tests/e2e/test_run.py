@@ -19,8 +19,7 @@ import pytest
 from psycopg import conninfo
 
 from queue_workflows import embedded, node_queue, run_store, runs
-from queue_workflows.embedded import postmaster, project
-from tests.support import commands, markdown, reaper, toy_app
+from tests.support import commands, embedded_servers, flow, markdown, reaper, toy_app
 from tests.support.commands import ROOT, TOYHOST, Command, Commands
 from tests.support.wait import until
 
@@ -32,12 +31,6 @@ ONE = {"QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS": "1"}
 
 def folder_of(path: Path) -> str:
     return f"folder={path}"
-
-
-def status(run_id: str) -> str:
-    run = run_store.get_run(run_id)
-    assert run
-    return run["status"]
 
 
 def stop_at_once(command: Command) -> None:
@@ -157,7 +150,7 @@ def test_ctrl_c_leaves_the_run_to_others_and_no_process(cli: Commands, tmp_path:
     run_id = runs.list()[0]["id"]
     assert f"left run {run_id} as it is" in run.err
     assert f"`queue-workflows cancel {run_id}` ends it" in run.err
-    assert status(run_id) == "running"
+    assert flow.status(run_id) == "running"
 
 
 def test_a_run_uses_those_who_serve_and_starts_its_own_when_they_go(
@@ -173,7 +166,7 @@ def test_a_run_uses_those_who_serve_and_starts_its_own_when_they_go(
     plain = ("queue-workflows", "run", "chain", "--input", folder_of(tmp_path))
     assert cli.run(*plain).process.returncode == 0, "no --app is needed where others serve"
     run_id = cli.run(*plain, "--no-wait").out.strip()
-    until(lambda: status(run_id) == "completed")
+    until(lambda: flow.status(run_id) == "completed")
 
     left = cli.start(*RUN, "hold", "--input", folder_of(tmp_path), **FEW)
     until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
@@ -326,22 +319,23 @@ def test_without_a_dsn_it_brings_the_embedded_server_and_stops_it(
     work.mkdir()
     done = cli.run(*RUN, "chain", "--input", folder_of(work), timeout_s=60)
     assert done.process.returncode == 0, done.err
-    own = project.of_folder(ROOT)
-    where = f"database {own.name} of {ROOT}, in {base / 'pg'} (started)"
-    assert f"embedded PostgreSQL 18, {where}" in done.err
-    assert not postmaster.alive(base / "pg")
+    said = r"embedded PostgreSQL 18, database (\w+) of {}, in {} \(started\)"
+    found = re.search(said.format(re.escape(str(ROOT)), re.escape(str(base / "pg"))), done.err)
+    assert found is not None, done.err
+    own = found[1]
+    assert not embedded_servers.is_alive(base / "pg")
     found = json.loads(cli.run("queue-workflows", "status", "--json").out)
     assert (found["embedded"], found["runs"]) == (True, {"completed": 1})
-    assert not postmaster.alive(base / "pg")
+    assert not embedded_servers.is_alive(base / "pg")
 
     monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(base / "pg"))
     with embedded.ensure(create=False) as server:
         shown_line = cli.run("queue-workflows", "status").out.splitlines()[1]
         given = shlex.split(shown_line.partition(" connects to it")[0])
         assert given[0] == "psql"
-        with psycopg.connect(given[1]) as by_hand, psycopg.connect(server.dsn_of(own.name)) as ours:
+        with psycopg.connect(given[1]) as by_hand, psycopg.connect(server.dsn_of(own)) as ours:
             where = "SELECT current_user, current_database(), pg_postmaster_start_time()"
             assert by_hand.execute(where).fetchone() == ours.execute(where).fetchone()
         joined = cli.run("queue-workflows", "runs")
         assert "completed" in joined.out
-        assert postmaster.alive(base / "pg"), "it is stopped by the last one only"
+        assert embedded_servers.is_alive(base / "pg"), "it is stopped by the last one only"

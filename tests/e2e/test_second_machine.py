@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import node_queue, run_store
-from queue_workflows.cli import health
-from tests.support import commands, factories, flow, toy_app
+from queue_workflows import db, node_queue, run_store
+from tests.support import commands, console, factories, flow, toy_app
 from tests.support.commands import TOYHOST, Commands, refused
 from tests.support.tcp_server import Server
 from tests.support.wait import until
@@ -90,9 +88,9 @@ def shared(reachable: Server, machine: Machine, monkeypatch: pytest.MonkeyPatch)
     reachable.sql("CREATE DATABASE fleet_test OWNER letters")
     dsn = reachable.dsn("letters", PASSWORD, "fleet_test", machine.server)
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", dsn)
-    engine.bootstrap()
+    db.bootstrap()
     yield dsn
-    engine.close_pool()
+    db.close_pool()
     reachable.sql("DROP DATABASE fleet_test WITH (FORCE)", "DROP ROLE letters")
 
 
@@ -168,46 +166,50 @@ def test_a_wrong_password_gets_no_worker_in(shared: str, machine: Machine) -> No
 # --- health ------------------------------------------------------------------------------------
 
 
-def row(queue: str, age_s: float, **more: Any) -> dict[str, Any]:
-    state = "idle" if age_s < 30 else "dead"
-    death = "no heartbeat" if state == "dead" else None
-    return {
-        "host_label": "machine",
-        "queue": queue,
-        "age_s": age_s,
-        "state": state,
-        "death": death,
-    } | more
+def worker(queue: str, age_s: float, **more: Any) -> dict[str, Any]:
+    """A worker that was seen so long ago, as `factories.insert` takes it."""
+    return {"host_label": "machine", "queue": queue, "pid": 1, "age_s": age_s} | more
+
+
+KILLED = {"state": "dead", "detail": {"signal": 9}}
 
 
 @pytest.mark.parametrize(
     ("rows", "queues", "expected"),
     [
-        ([row("cpu", 1)], [], {"cpu": "alive"}),
-        ([row("cpu", 1)], ["cpu"], {"cpu": "alive"}),
-        ([row("cpu", 1)], ["cpu", "gpu"], {"cpu": "alive", "gpu": "silent"}),
-        ([row("cpu", 90)], [], {"cpu": "silent"}),
-        ([row("cpu", 50)], [], {"cpu": "alive"}),
-        ([row("cpu", 90), row("cpu", 1)], [], {"cpu": "alive"}),
-        ([row("cpu", 1), row("cpu", 90)], [], {"cpu": "alive"}),
-        ([row("cpu", 1, state="parked")], ["cpu"], {"cpu": "alive"}),
-        ([row("cpu", 1, state="dead", death="killed by SIGKILL")], ["cpu"], {"cpu": "silent"}),
-        ([row("cpu", 1, state="dead", death="killed by SIGKILL")], [], {}),
-        ([row("cpu", 1, host_label="other")], ["cpu"], {"cpu": "silent"}),
-        ([row("gpu", 90), row("cpu", 1)], ["cpu"], {"cpu": "alive"}),
+        ([worker("cpu", 1)], [], {"cpu": "alive"}),
+        ([worker("cpu", 1)], ["cpu"], {"cpu": "alive"}),
+        ([worker("cpu", 1)], ["cpu", "gpu"], {"cpu": "alive", "gpu": "silent"}),
+        ([worker("cpu", 90)], [], {"cpu": "silent"}),
+        ([worker("cpu", 50)], [], {"cpu": "alive"}),
+        ([worker("cpu", 90), worker("cpu", 1)], [], {"cpu": "alive"}),
+        ([worker("cpu", 1), worker("cpu", 90)], [], {"cpu": "alive"}),
+        ([worker("cpu", 1, state="parked")], ["cpu"], {"cpu": "alive"}),
+        ([worker("cpu", 1, **KILLED)], ["cpu"], {"cpu": "silent"}),
+        ([worker("cpu", 1, **KILLED)], [], {}),
+        ([worker("cpu", 1, host_label="other")], ["cpu"], {"cpu": "silent"}),
+        ([worker("gpu", 90), worker("cpu", 1)], ["cpu"], {"cpu": "alive"}),
     ],
 )
 def test_health_reads_heartbeats(
-    rows: list[dict[str, Any]], queues: list[str], expected: dict[str, str]
+    conn: db.Connection, rows: list[dict[str, Any]], queues: list[str], expected: dict[str, str]
 ) -> None:
-    assert health.judge(rows, "machine", queues, 60.0) == expected
+    for number, row in enumerate(rows):
+        columns = {name: value for name, value in row.items() if name != "age_s"}
+        factories.insert(conn, "workers", worker_id=f"w{number}", **columns)
+        conn.execute(
+            "UPDATE workers SET last_seen = now() - make_interval(secs => %s) WHERE worker_id = %s",
+            (row["age_s"], f"w{number}"),
+        )
+    named = [word for queue in queues for word in ("--queue", queue)]
+    assert console.reply("health", "--host", "machine", *named)["queues"] == expected
 
 
-def test_health_is_an_exit_code(cli: Commands, db: Any) -> None:
+def test_health_is_an_exit_code(cli: Commands) -> None:
     probe = ("queue-workflows", "health", "--host", "machine", "--queue", "cpu")
     none = cli.run(*probe)
     assert (none.process.returncode, none.out) == (1, "silent: cpu silent\n")
-    with engine.connect() as conn:
+    with db.connect() as conn:
         values = {"worker_id": "w", "host_label": "machine", "queue": "cpu", "pid": 1}
         factories.insert(conn, "workers", **values)
     alive = cli.run(*probe, "--json")

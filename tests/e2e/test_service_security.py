@@ -17,7 +17,6 @@ import httpx
 import psycopg
 import pytest
 
-from queue_workflows.db import ledger
 from tests.support import commands, http_service
 from tests.support.commands import Commands, refused
 from tests.support.wait import patience, until
@@ -362,7 +361,7 @@ def test_probes_without_a_token_share_one_check_of_the_database(
         for _ in range(20)
     ]
     with psycopg.connect(own_database.dsn) as holder:
-        holder.execute(f"LOCK TABLE {ledger.NAME} IN ACCESS EXCLUSIVE MODE")
+        holder.execute("LOCK TABLE queue_schema_version IN ACCESS EXCLUSIVE MODE")
         for thread in threads:
             thread.start()
         until(lambda: own_database.conn.execute(waiting).fetchone()[0])

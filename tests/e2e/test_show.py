@@ -6,19 +6,17 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
+import psycopg
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import history, node_queue, run_store
+from queue_workflows import db, history, node_queue, run_store
 from queue_workflows.__main__ import main
-from queue_workflows.cli import report
-from queue_workflows.engine import attempts, job_tables, logs
-from tests.support import factories, flow, transitions
+from tests.support import console, factories, flow, transitions
 from tests.support.commands import ROOT, Command, Commands, script
 from tests.support.flow import Flow
 from tests.support.wait import until
@@ -26,22 +24,9 @@ from tests.support.wait import until
 QW = "queue-workflows"
 
 
-class Shown(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def show(capfd: pytest.CaptureFixture[str]) -> Callable[..., Shown]:
-    """Runs `show` in this process, which takes a tenth of the time of a new one."""
-
-    def call(*argv: str) -> Shown:
-        code = main(["show", *argv])
-        engine.close_pool()
-        return Shown(code, *capfd.readouterr())
-
-    return call
+def show(*argv: str) -> console.Done:
+    """Run `show` in this process, which takes a tenth of the time of a new one."""
+    return console.command("show", *argv)
 
 
 def broken_run(toy: Flow) -> str:
@@ -63,7 +48,7 @@ def broken_run(toy: Flow) -> str:
     return run_id
 
 
-def test_a_failed_run_is_shown_node_by_node(toy: Flow, show: Callable[..., Shown]) -> None:
+def test_a_failed_run_is_shown_node_by_node(toy: Flow) -> None:
     run_id = broken_run(toy)
     job_id = flow.job(run_id, "s/b")["id"]
     done = show(run_id)
@@ -84,7 +69,7 @@ def test_a_failed_run_is_shown_node_by_node(toy: Flow, show: Callable[..., Shown
     assert "\x1b" not in done.out
 
 
-def test_json_has_what_the_text_has_with_iso_times(toy: Flow, show: Callable[..., Shown]) -> None:
+def test_json_has_what_the_text_has_with_iso_times(toy: Flow) -> None:
     run_id = broken_run(toy)
     found = json.loads(show(run_id, "--json").out)
     assert (found["kind"], found["id"], found["status"]) == ("run", run_id, "failed")
@@ -97,7 +82,7 @@ def test_json_has_what_the_text_has_with_iso_times(toy: Flow, show: Callable[...
     assert one == by_id["s/b"]
 
 
-def test_a_chosen_node_is_shown_in_detail(toy: Flow, show: Callable[..., Shown]) -> None:
+def test_a_chosen_node_is_shown_in_detail(toy: Flow) -> None:
     run_id = broken_run(toy)
     done = show(run_id, "--node", "s/a")
     assert not [line for line in done.out.splitlines() if line.startswith("s/b")]
@@ -107,10 +92,8 @@ def test_a_chosen_node_is_shown_in_detail(toy: Flow, show: Callable[..., Shown])
     assert refused.err == f"queue-workflows show: --node s/x: run {run_id} has no such node\n"
 
 
-def test_a_large_run_shows_what_failed_and_the_rest_as_numbers(
-    toy: Flow, show: Callable[..., Shown]
-) -> None:
-    with engine.connect() as conn:
+def test_a_large_run_shows_what_failed_and_the_rest_as_numbers(toy: Flow) -> None:
+    with db.connect() as conn:
         run_id = factories.run(conn)
         for n in range(70):
             state = {"status": "failed", "error": "no"} if n == 69 else {"status": "completed"}
@@ -122,19 +105,18 @@ def test_a_large_run_shows_what_failed_and_the_rest_as_numbers(
     assert "s/n0: completed" in show(run_id, "--full").out
 
 
-def logged_run(conn: engine.Connection, *, nodes: int, failed: int) -> str:
+def logged_run(conn: db.Connection, *, nodes: int, failed: int) -> str:
     """A run whose nodes each stored a log, `n of s/nN`, and of which the last ones failed."""
     run_id = factories.run(conn)
     for n in range(nodes):
         job = factories.node(conn, run_id, f"s/n{n}")
         held = transitions.claim_node(conn)
         assert held["id"] == job["id"]
-        lease = transitions.lease_of(held)
-        logs.write(conn, job_tables.NODE_JOBS, [logs.Written(lease, f"n of s/n{n}\nrest", "", 0)])
+        transitions.write_log(conn, held, f"n of s/n{n}\nrest")
         if n < nodes - failed:
             transitions.complete_node(conn, held)
         else:
-            attempts.fail(conn, lease, error="no")
+            transitions.fail(conn, held, "no")
     conn.execute(
         "UPDATE workflow_runs SET status = %s, finished_at = now() WHERE id = %s",
         ("failed" if failed else "completed", run_id),
@@ -144,22 +126,24 @@ def logged_run(conn: engine.Connection, *, nodes: int, failed: int) -> str:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many jobs' logs each statement reads."""
+    """How many logs each statement reads."""
     seen: list[int] = []
-    read = logs.of_jobs
+    execute = psycopg.Cursor.execute
 
-    def counted(conn: Any, table: Any, ids: Any) -> Any:
-        seen.append(len(ids))
-        return read(conn, table, ids)
+    def counted(self: psycopg.Cursor[Any], query: Any, *args: Any, **more: Any) -> Any:
+        found = execute(self, query, *args, **more)
+        if isinstance(query, bytes) and b"FROM job_attempt_logs" in query:
+            seen.append(self.rowcount)
+        return found
 
-    monkeypatch.setattr(logs, "of_jobs", counted)
+    monkeypatch.setattr(psycopg.Cursor, "execute", counted)
     return seen
 
 
 def test_logs_are_read_of_what_is_printed_only_and_few_at_a_time(
-    db: ModuleType, show: Callable[..., Shown], asked: list[int]
+    db: ModuleType, asked: list[int]
 ) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         run_id = logged_run(conn, nodes=70, failed=2)
     out = show(run_id).out
     assert [f"n of s/n{n}\n" in out for n in (0, 67, 68, 69)] == [False, False, True, True]
@@ -167,7 +151,7 @@ def test_logs_are_read_of_what_is_printed_only_and_few_at_a_time(
     asked.clear()
     full = show(run_id, "--full").out
     assert all(f"n of s/n{n}\n" in full for n in range(70))
-    assert (sum(asked), max(asked)) == (70, report.AT_ONCE)
+    assert (sum(asked), max(asked)) == (70, 20)
     asked.clear()
     out = show(run_id, "--follow", "--node", "s/n1").out
     assert (out.count("s/n1 | n of s/n1\n"), out.count("s/n1 | rest\n")) == (1, 1)
@@ -175,10 +159,8 @@ def test_logs_are_read_of_what_is_printed_only_and_few_at_a_time(
     assert max(asked) == 1
 
 
-def test_json_of_a_large_run_has_every_log_with_full_only(
-    db: ModuleType, show: Callable[..., Shown], asked: list[int]
-) -> None:
-    with engine.connect() as conn:
+def test_json_of_a_large_run_has_every_log_with_full_only(db: ModuleType, asked: list[int]) -> None:
+    with db.connect() as conn:
         run_id = logged_run(conn, nodes=61, failed=0)
     shown = json.loads(show(run_id, "--json").out)
     assert shown["logs_left_out"]
@@ -192,8 +174,8 @@ def test_json_of_a_large_run_has_every_log_with_full_only(
     assert not every["logs_left_out"]
 
 
-def test_an_ingest_job_is_shown(db: ModuleType, show: Callable[..., Shown]) -> None:
-    with engine.connect() as conn:
+def test_an_ingest_job_is_shown(db: ModuleType) -> None:
+    with db.connect() as conn:
         job = factories.ingest(conn, args={"n": 1})
         transitions.complete_ingest(conn, transitions.claim_ingest(conn), rows=3)
     lines = show(job["id"]).out.splitlines()
@@ -204,9 +186,7 @@ def test_an_ingest_job_is_shown(db: ModuleType, show: Callable[..., Shown]) -> N
     assert (refused.code, "has no nodes of its own" in refused.err) == (2, True)
 
 
-def test_the_start_of_an_id_will_do_when_only_one_has_it(
-    db: ModuleType, show: Callable[..., Shown]
-) -> None:
+def test_the_start_of_an_id_will_do_when_only_one_has_it(db: ModuleType) -> None:
     ids = [f"{start}-1b2c-4d5e-8f60-0123456789ab" for start in ("ab000001", "ab000002", "cd000000")]
     for run_id in (*ids, "kind-1"):
         run_store.insert_run(run_id=run_id, workflow_name="w")
@@ -223,7 +203,7 @@ def test_the_start_of_an_id_will_do_when_only_one_has_it(
 
 
 @pytest.mark.parametrize("name", ["nope", "", "%", "\udcff"])
-def test_an_unknown_id_exits_with_1(db: ModuleType, show: Callable[..., Shown], name: str) -> None:
+def test_an_unknown_id_exits_with_1(db: ModuleType, name: str) -> None:
     run_store.insert_run(workflow_name="w")
     done = show(name)
     assert (done.code, done.out) == (1, "")
@@ -231,10 +211,12 @@ def test_an_unknown_id_exits_with_1(db: ModuleType, show: Callable[..., Shown], 
 
 
 def test_no_line_is_wider_than_a_narrow_terminal(
-    toy: Flow, capsys: pytest.CaptureFixture[str]
+    toy: Flow, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown: Any = history.get_run(broken_run(toy))
-    report.Page(full=False, width=30).run(shown)
+    run_id = broken_run(toy)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    assert main(["show", run_id]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 30
     assert any(line.startswith("  attempt 1: ") for line in lines)
@@ -252,9 +234,7 @@ def test_a_reader_that_goes_away_is_no_error(cli: Commands) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_without_an_id_or_with_a_wrong_option_it_is_a_usage_error(
-    show: Callable[..., Shown],
-) -> None:
+def test_without_an_id_or_with_a_wrong_option_it_is_a_usage_error() -> None:
     for argv in ((), ("x", "--nope")):
         done = show(*argv)
         assert (done.code, "Traceback" in done.err) == (2, False)
@@ -263,9 +243,7 @@ def test_without_an_id_or_with_a_wrong_option_it_is_a_usage_error(
 # --- follow
 
 
-def test_follow_of_a_finished_run_exits_with_its_code(
-    toy: Flow, show: Callable[..., Shown]
-) -> None:
+def test_follow_of_a_finished_run_exits_with_its_code(toy: Flow) -> None:
     run_id = broken_run(toy)
     assert show(run_id, "--follow").code == 1
     toy.dag(a="")
@@ -355,7 +333,7 @@ def test_follow_shows_the_log_while_it_grows(host: Host, fails: bool) -> None:
 
 def test_follow_of_an_ingest_job(host: Host) -> None:
     job = {"task_name": "note", "queue": "fetch", "args": {"folder": str(host.folder)}}
-    with engine.connect() as conn:
+    with db.connect() as conn:
         job_id = factories.ingest(conn, **job)["id"]
     following = host.follow(job_id)
     until(lambda: f"{job_id} (note): queued\n" in following.out, timeout_s=40)
@@ -388,7 +366,7 @@ def test_a_follower_that_is_stopped_leaves_the_run(host: Host) -> None:
 
 
 def test_a_follower_that_nobody_reads_leaves_the_job(host: Host) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         job_id = factories.ingest(conn)["id"]
     reader, writer = os.pipe()
     os.close(reader)
@@ -401,9 +379,7 @@ def test_a_follower_that_nobody_reads_leaves_the_job(host: Host) -> None:
     assert f"stopped the view of ingest job {job_id}, which continues" in done.stderr
 
 
-def test_a_killed_worker_leaves_what_was_stored_by_then(
-    host: Host, show: Callable[..., Shown]
-) -> None:
+def test_a_killed_worker_leaves_what_was_stored_by_then(host: Host) -> None:
     run_id = host.queued()
     host.start("queue-orchestrator")
     worker = host.start("queue-claim-worker", "--queue", "cpu")

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "app.py").write_text(APP)
     # As root the embedded server runs under another account, which has to pass. What is above is
     # not ours to open.
-    ours = Path(tempfile.gettempdir())
+    ours = Path(tempfile.gettempdir()).parent  # in which each test process has its own folder
     for parent in (tmp_path, *tmp_path.parents):
         if parent != ours and parent.is_relative_to(ours):
             parent.chmod(parent.stat().st_mode | 0o711)

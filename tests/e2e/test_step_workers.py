@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, events, jobs, node_queue
-from tests.support import commands, factories, invariants, step_app, transitions
+from tests.support import factories, invariants, step_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
@@ -31,10 +31,9 @@ SHAPES = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+def cli(cli: Commands) -> Commands:
     step_app.setup()
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
-        yield made
+    return cli
 
 
 def worker(cli: Commands, *more: str, **env: str) -> Command:

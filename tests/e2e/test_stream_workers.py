@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections.abc import Generator
 from datetime import datetime, timezone
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from queue_workflows import db, jobs, node_queue, streams
-from queue_workflows.engine import job_steps, job_tables
-from tests.support import commands, factories, stream_app, transitions
+from tests.support import factories, stream_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
@@ -30,10 +26,9 @@ COUNT = 2500
 
 
 @pytest.fixture
-def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+def cli(cli: Commands) -> Commands:
     stream_app.setup()
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
-        yield made
+    return cli
 
 
 def worker(cli: Commands, *more: str, **env: Any) -> Command:
@@ -154,21 +149,17 @@ def test_show_follow_of_a_run_prints_the_parts_of_its_nodes(cli: Commands) -> No
         run_id = factories.run(conn, status="running")
         for node_id in ("s/a", "s/b"):
             factories.node(conn, run_id, node_id, inputs={})
-        leases = [
-            job_tables.lease_of(job_tables.NODE_JOBS, transitions.claim_node(conn)) for _ in "ab"
-        ]
+        held = [transitions.claim_node(conn) for _ in "ab"]
 
         def send(node: int, first: int, *parts: str, name: str = "text") -> None:
-            texts = [json.dumps(part) for part in parts]
-            request = {"op": "stream", "first": first, "names": [name] * len(parts), "parts": texts}
-            assert job_steps.answer(conn, leases[node], request) == {"state": "done"}
+            assert transitions.stream(conn, held[node], first, *parts, name=name)
 
         def set_state(node: int, status: str) -> None:
             ended_at = None if status == "queued" else datetime.now(timezone.utc)
             conn.execute(
                 "UPDATE workflow_node_jobs SET status = %s, worker_id = NULL, claimed_by = NULL,"
                 " lease_expires_at = NULL, finished_at = %s WHERE id = %s",
-                (status, ended_at, leases[node].job_id),
+                (status, ended_at, held[node]["id"]),
             )
 
         send(0, 1, "before")
@@ -178,7 +169,7 @@ def test_show_follow_of_a_run_prints_the_parts_of_its_nodes(cli: Commands) -> No
         send(1, 1, "other", "\x1b[31mred\u202e password=hunter2hunter2", name="lo\x1bg")
         until(lambda: "red" in shown.out and "red" in only.out)
         set_state(0, "queued")
-        leases[0] = job_tables.lease_of(job_tables.NODE_JOBS, transitions.claim_node(conn))
+        held[0] = transitions.claim_node(conn)
         send(0, 1, "again")
         until(lambda: "s/a: text: again\n" in shown.out)
         set_state(0, "completed")

@@ -179,7 +179,8 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
             "integration/test_retention.py::test_runs_go_with_all_that_is_theirs",
             "integration/test_retention.py::test_a_queue_has_its_own_time_or_that_of_all",
             "integration/test_retention.py::test_all_that_is_only_history_goes_by_its_age",
-            "integration/test_retention.py::test_the_orchestrator_prunes_and_stops_between_batches",
+            "integration/test_retention.py::test_the_orchestrator_prunes",
+            "integration/test_retention_batches.py::test_the_orchestrator_stops_between_batches",
         ),
     ),
     "D10": (

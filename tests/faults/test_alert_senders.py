@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import node_queue, scheduler
+from queue_workflows import db, errors, node_queue, scheduler, set_on_failed
 from queue_workflows.__main__ import main
-from queue_workflows.alerts import sender, settings
-from queue_workflows.engine import failure_alerts
 from tests.faults import test_every_statement
 from tests.hostile import roles
-from tests.support import alert_app, factories, proxy
+from tests.support import alert_app, alert_senders, factories, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
@@ -44,7 +41,7 @@ def sent(journal: Path) -> Any:
 def start(cli: Commands, journal: Path, mode: str = "", **env: str) -> Command:
     """Start a scheduler, and wait until failures are noted for it."""
     given = {**QUICK, alert_app.ALERTS: str(journal), alert_app.MODE: mode, **env}
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("DELETE FROM failure_alert_state")
         one = cli.start(*SCHEDULER, **given)
         until(lambda: factories.one(conn, "SELECT count(*) FROM failure_alert_state") == 1)
@@ -52,21 +49,21 @@ def start(cli: Commands, journal: Path, mode: str = "", **env: str) -> Command:
 
 
 def dead_job(error: str = "gone") -> str:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         job = factories.ingest(conn)
     node_queue.mark_ingest_failed(job["id"], error=error)
     return job["id"]
 
 
 def left() -> int:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         query = "SELECT count(*) FROM failure_alerts WHERE sent_at IS NULL"
         return factories.one(conn, query)
 
 
 def lapse() -> None:
     """Let the claims of senders lapse, under the lock under which senders read them."""
-    with engine.transaction() as conn:
+    with db.transaction() as conn:
         conn.execute("SELECT FROM failure_alert_state FOR UPDATE")
         conn.execute("UPDATE failure_alerts SET taken_until = now() - interval '1 second'")
 
@@ -118,7 +115,7 @@ def test_a_hook_that_ends_the_process_is_called_twice_at_most(
 def test_a_hook_that_hangs_stops_no_schedule_and_no_shutdown(
     db: ModuleType, cli: Commands, journal: Path, sent: Any
 ) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         factories.insert(
             conn, "schedules", name="s", expression="every 1s", task_name="note", queue="fetch",
             overlap="allow",
@@ -182,18 +179,18 @@ def test_a_database_that_goes_away_during_the_call_is_sent_later(
 def test_a_sender_that_loses_its_connection_at_any_statement_sends_each_failure(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    given = {"command": (), "per_minute": 600, "timeout_s": 9.0, "max_age_s": 99.0, "poll_s": 9.0}
     hits: list[str] = []
     for nth in itertools.count(1):
         sent: list[dict[str, Any]] = []
-        one = sender.Sender(settings.Settings(sent.append, **given))
-        with engine.transaction() as conn:
-            failure_alerts.announce(conn, keep_s=99.0)
+        one = alert_senders.made(sent.append)
+        with db.transaction() as conn:
+            conn.execute("DELETE FROM failure_alert_state")
+            factories.alert_sender(conn)
         job = dead_job()
         plan = test_every_statement.Sabotage(nth, after=after)
         with (
             test_every_statement.sabotaged(monkeypatch, plan),
-            contextlib.suppress(engine.OperationalError),
+            contextlib.suppress(db.OperationalError),
         ):
             one.run_once()
         lapse()
@@ -235,8 +232,6 @@ def test_a_wrong_setting_is_refused_with_what_is_allowed(
 
 
 def test_what_is_no_function_is_refused() -> None:
-    from queue_workflows import errors, set_on_failed
-
     with pytest.raises(errors.InvalidConfig, match="a function or None, not 'page'"):
         set_on_failed("page")  # type: ignore[arg-type]
 
@@ -246,7 +241,7 @@ def test_up_starts_a_scheduler_for_the_hook(
 ) -> None:
     env = {**QUICK, alert_app.ALERTS: str(journal)}
     up = cli.start("queue-workflows", "up", *APP, **env)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         until(lambda: factories.one(conn, "SELECT count(*) FROM failure_alert_state") == 1)
         job = factories.ingest(conn, task_name="note")
     until(lambda: sent() == [job["id"]])
@@ -261,10 +256,10 @@ def test_up_starts_a_scheduler_for_the_hook(
 def test_a_role_that_submits_or_reads_writes_no_alert_and_its_failures_are_noted(
     db: ModuleType, dsn: str
 ) -> None:
-    with engine.connect() as owner:
+    with db.connect() as owner:
         owner.execute("INSERT INTO failure_alert_state (wanted_until) VALUES (now() + '1 hour')")
     for purpose in ("submit", "read"):
-        with roles.role(dsn, purpose) as name, engine.connect(url=roles.as_role(dsn, name)) as conn:
+        with roles.role(dsn, purpose) as name, db.connect(url=roles.as_role(dsn, name)) as conn:
             for statement in (
                 "INSERT INTO failure_alerts (kind, subject, occurrence, reason)"
                 " VALUES ('job', 'x', '1', 'failed')",
@@ -274,9 +269,9 @@ def test_a_role_that_submits_or_reads_writes_no_alert_and_its_failures_are_noted
                 "INSERT INTO failure_alert_state (wanted_until) VALUES (now())",
                 "SELECT queue_workflows_alert('job', 'x', '1', 'n', 'failed', 'e')",
             ):
-                with pytest.raises(engine.Error, match="permission denied"):
+                with pytest.raises(db.Error, match="permission denied"):
                     conn.execute(statement.encode())
-    with engine.connect() as owner:
+    with db.connect() as owner:
         owner.execute("CREATE ROLE alerts_plain")
         owner.execute(
             "GRANT SELECT, UPDATE ON workflow_runs, workflow_node_jobs, ingest_jobs"
@@ -286,7 +281,7 @@ def test_a_role_that_submits_or_reads_writes_no_alert_and_its_failures_are_noted
         )
         run_id, job = factories.run(owner), factories.ingest(owner)
         try:
-            with engine.connect(url=roles.as_role(dsn, "alerts_plain")) as conn:
+            with db.connect(url=roles.as_role(dsn, "alerts_plain")) as conn:
                 conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (run_id,))
                 conn.execute("UPDATE ingest_jobs SET status = 'failed' WHERE id = %s", (job["id"],))
         finally:

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import jobs, node_queue
+from queue_workflows import db, jobs, node_queue
 from tests.support import hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -78,7 +77,7 @@ def row_of(job_id: str) -> dict[str, Any]:
 
 
 def has_reported_its_lock() -> bool:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         return bool(
             conn.execute("SELECT 1 FROM workers WHERE detail -> 'lock' = 'true'").fetchall()
         )
@@ -87,7 +86,7 @@ def has_reported_its_lock() -> bool:
 def lapsed(job_id: str) -> bool:
     """Whether nobody holds the job, or nobody renews it any more."""
     row = row_of(job_id)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         now = conn.execute("SELECT now() AS now").fetchone()
     assert now is not None
     return row["status"] != "running" or row["lease_expires_at"] < now["now"]

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import run_store
-from queue_workflows.maintenance import recovery
-from tests.support import factories, flow, invariants, toy_app, transitions
+from queue_workflows import db, run_store
+from tests.support import factories, flow, invariants, orchestrators, sweeps, toy_app, transitions
 from tests.support.commands import TOYHOST, Commands
 from tests.support.wait import patience, until
 
@@ -31,7 +29,7 @@ def submit(folder: Path, workflow: str) -> str:
 
 
 def test_a_new_run_starts_within_two_seconds_beside_sixty_that_wait_for_a_person(
-    cli: Commands, conn: engine.Connection, tmp_path: Path
+    cli: Commands, conn: db.Connection, tmp_path: Path
 ) -> None:
     toy_app.setup()
     started = cli.start(*DISPATCH)
@@ -54,7 +52,7 @@ def test_a_new_run_starts_within_two_seconds_beside_sixty_that_wait_for_a_person
 
 @pytest.mark.timeout(180)
 def test_two_orchestrators_of_which_one_keeps_dying_dispatch_each_event_once(
-    cli: Commands, conn: engine.Connection, tmp_path: Path
+    cli: Commands, conn: db.Connection, tmp_path: Path
 ) -> None:
     steady, dying = cli.start(*DISPATCH), cli.start(*DISPATCH)
     workers = [cli.start(*CPU) for _ in range(2)]
@@ -86,14 +84,14 @@ WORST = ("hashjoin", "mergejoin", "hashagg", "material", "memoize")
 
 
 @pytest.fixture
-def worst(conn: engine.Connection) -> engine.Connection:
+def worst(conn: db.Connection) -> db.Connection:
     for name in WORST:
         conn.execute("SELECT set_config(%s, 'off', false)", (f"enable_{name}",))
     return conn
 
 
 def test_a_claim_takes_no_more_than_requested_by_the_worst_plan(
-    worst: engine.Connection,
+    worst: db.Connection,
 ) -> None:
     for _ in range(60):
         factories.ingest(worst)
@@ -124,7 +122,7 @@ def test_no_statement_limits_what_it_locks_inside_an_in() -> None:
 @pytest.mark.parametrize("status", ["running", "queued", "draft", "parked"])
 @pytest.mark.parametrize("lapsed", [True, False], ids=["lapsed", "fresh"])
 def test_only_the_end_of_a_run_ends_its_jobs_at_a_restart(
-    conn: engine.Connection, status: str, lapsed: bool
+    conn: db.Connection, status: str, lapsed: bool
 ) -> None:
     run_id = factories.run(conn)
     factories.node(conn, run_id)
@@ -133,8 +131,8 @@ def test_only_the_end_of_a_run_ends_its_jobs_at_a_restart(
     conn.execute("UPDATE workflow_runs SET status = %s", (status,))
     if lapsed:
         transitions.expire(conn, held)
-    assert recovery.recover_at_start(lambda _: False) is True
-    recovery.cancel_orphans()
+    assert orchestrators.recover() is True
+    sweeps.cancel_orphans(conn)
     assert flow.states(run_id) == {
         "n": "queued" if lapsed else "running",
         "waits": "queued",
@@ -142,7 +140,7 @@ def test_only_the_end_of_a_run_ends_its_jobs_at_a_restart(
 
 
 def test_failing_or_waiting_events_do_not_delay_later_ones(
-    cli: Commands, conn: engine.Connection
+    cli: Commands, conn: db.Connection
 ) -> None:
     for _ in range(4):
         factories.node(conn, node_module="__input__turnout", inputs={"widget": "turnout"})

@@ -13,11 +13,8 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import errors, node_queue
-from queue_workflows.maintenance import recovery
-from queue_workflows.worker import claimer, notes
-from tests.support import flow, invariants
+from queue_workflows import db, errors, node_queue
+from tests.support import flow, invariants, timeouts, worker_notes
 
 ROUNDS = 30
 QUIET = 3
@@ -94,7 +91,7 @@ class World:
             for act in (self.host.look, self.host.work, self._answer):
                 try:
                     act()
-                except (engine.Error, errors.ClaimLost):
+                except (db.Error, errors.ClaimLost):
                     continue
             if self._is_over():
                 return
@@ -109,7 +106,7 @@ class World:
     def _is_over(self) -> bool:
         try:
             return flow.status(self.run_id) in ("completed", "failed")
-        except engine.Error:
+        except db.Error:
             return False
 
     def close(self) -> None:
@@ -121,25 +118,25 @@ class World:
 def test_a_connection_lost_at_any_statement_loses_and_doubles_nothing(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool
 ) -> None:
-    monkeypatch.setattr(claimer, "RETRY_FIRST_S", 0.01)
+    timeouts.shorten_claim_retries(monkeypatch, 0.01)
     nth = quiet = 0
     hit: list[str] = []
     while quiet < QUIET:
         nth += 1
         # One note of an earlier worker, which each worker reports, instead of those of all worlds.
         monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / f"state-{nth}"))
-        notes.write_note(["box:gone"], [])
+        worker_notes.leave("box:gone")
         world, plan = World(), Sabotage(nth, after=after)
         try:
             with sabotaged(monkeypatch, plan):
                 world.bring_on()
-            with engine.connect() as conn:
+            with db.connect() as conn:
                 # A claim whose reply was lost with its process is the lease's to bring back.
                 conn.execute(
                     "UPDATE workflow_node_jobs SET lease_expires_at = now() - interval '1 s'"
                     " WHERE status = 'running'"
                 )
-                recovery.reclaim()
+                node_queue.reclaim_expired_leases()
                 conn.execute("UPDATE workflow_node_jobs SET available_at = NULL")
                 world.bring_on()
                 where = f"statement {nth}, {plan.hit}"

@@ -6,13 +6,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows.db import functions, schema
-from tests.support import dangerous_app, factories
+from queue_workflows import db as database
+from tests.support import dangerous_app, factories, installed_functions
 from tests.support.commands import Commands
 from tests.support.wait import until
 
@@ -26,20 +26,20 @@ STEP = "    v_kept    text[] := '{}';\nBEGIN\n"
 
 
 @pytest.fixture
-def conn(db: object) -> Iterator[engine.Connection]:
-    with engine.connect() as made:
+def conn(db: ModuleType) -> Iterator[database.Connection]:
+    with db.connect() as made:
         yield made
-        functions.forget(made)
-        engine.bootstrap()
+        made.execute("DELETE FROM queue_schema_objects")
+        db.bootstrap()
 
 
-def changed(number: int) -> tuple[functions.Part, ...]:
+def changed(number: int) -> dict[str, str]:
     """Return the set with another comment and a harmless statement in two functions."""
-    first, second = functions.parts()
-    assert first.text.count(BODY) == first.text.count(STEP) == 1
-    text = first.text.replace(BODY, f"    -- change {number}\n    PERFORM {number};\n{BODY}")
-    text = text.replace(STEP, f"{STEP}    PERFORM {number};\n")
-    return first._replace(text=text), second._replace(text=f"{second.text}-- change {number}\n")
+    text = installed_functions.text("functions")
+    assert text.count(BODY) == text.count(STEP) == 1
+    text = text.replace(BODY, f"    -- change {number}\n    PERFORM {number};\n{BODY}")
+    triggers = f"{installed_functions.text('triggers')}-- change {number}\n"
+    return {"functions": text.replace(STEP, f"{STEP}    PERFORM {number};\n"), "triggers": triggers}
 
 
 class Feeder(threading.Thread):
@@ -51,7 +51,7 @@ class Feeder(threading.Thread):
         self.enqueued = 0
 
     def run(self) -> None:
-        with engine.connect() as conn:
+        with database.connect() as conn:
             while not self._over.is_set():
                 if factories.one(conn, QUEUED) < ROUND:
                     conn.execute(ENQUEUE.encode(), (QUEUE, str(self._folder), ROUND))
@@ -68,19 +68,19 @@ class Feeder(threading.Thread):
 
 
 def test_a_worker_drains_its_queue_while_the_functions_and_triggers_change(
-    cli: Commands, conn: engine.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Commands, conn: database.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = [changed(number) for number in range(1, CHANGES + 1)]
     worker = cli.start(*WORKER)
     # Undone before `conn` installs the real set again, which tests in this database rely on.
     with monkeypatch.context() as patch, Feeder(tmp_path) as feeder:
-        patch.setattr(schema, "GIVEN_WAY_S", 0.02)
-        for parts in sets:
+        installed_functions.retry_soon(patch)
+        for texts in sets:
             ended = factories.one(conn, ENDED)
             until(lambda: factories.one(conn, ENDED) > ended, timeout_s=60)  # noqa: B023
-            patch.setattr(functions, "parts", lambda: parts)  # noqa: B023
-            assert engine.bootstrap() == []
-            assert factories.one(conn, INSTALLED) == parts[0].checksum
+            installed_functions.replace(patch, **texts)
+            assert database.bootstrap() == []
+            assert factories.one(conn, INSTALLED) == installed_functions.checksum("functions")
         ended = factories.one(conn, ENDED)
         until(lambda: factories.one(conn, ENDED) > ended, timeout_s=60)
     until(lambda: factories.one(conn, ENDED) == feeder.enqueued, timeout_s=60)
@@ -102,7 +102,7 @@ ENDED = f"SELECT count(*) FROM ingest_jobs WHERE status = 'completed' AND queue 
 INSTALLED = "SELECT checksum FROM queue_schema_objects WHERE part = 'functions'"
 
 
-def rows(conn: engine.Connection, folder: Path) -> list[dict[str, Any]]:
+def rows(conn: database.Connection, folder: Path) -> list[dict[str, Any]]:
     """The jobs of the feeder of this folder, by how they ended."""
     return conn.execute(
         "SELECT status::text, claim_no, attempts, count(*) AS n FROM ingest_jobs"

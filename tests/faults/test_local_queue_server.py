@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows.embedded import postmaster
+from queue_workflows import db
 from tests.soak import server as servers
-from tests.support import commands, database, factories, invariants, local_queue_app
+from tests.support import (
+    commands,
+    database,
+    embedded_servers,
+    factories,
+    invariants,
+    local_queue_app,
+)
 from tests.support.local_queue_processes import (
     LEASE_S,
     Journal,
@@ -37,14 +43,14 @@ def server(clean_process: None) -> Iterator[servers.Server]:
         commands.commands(QUEUE_WORKFLOWS_DB_URL=made.dsn) as cli,
     ):
         local_queue_app.setup()
-        engine.bootstrap()
+        db.bootstrap()
         app = ("--app", "tests.support.local_queue_app:setup")
         quick = {"QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S": "0.1"}
         sweeper = cli.start("queue-orchestrator", *app, **quick)
         yield made
         sweeper.send(signal.SIGTERM)
         assert sweeper.wait() == 0, sweeper.err
-        engine.close_pool()
+        db.close_pool()
 
 
 @pytest.fixture
@@ -61,21 +67,21 @@ def journal(tmp_path: Path) -> Journal:
 def completed() -> int:
     """The jobs that are completed; 0 while the server is away."""
     try:
-        with engine.connect() as conn:
+        with db.connect() as conn:
             query = "SELECT count(*) FROM ingest_jobs WHERE status = 'completed'"
             return factories.one(conn, query)
-    except engine.Error:
+    except db.Error:
         return 0
 
 
 def claimed() -> int:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         return factories.one(conn, "SELECT count(*) FROM ingest_jobs WHERE status = 'running'")
 
 
 def assert_ended_once(count: int) -> None:
     until(lambda: completed() == count, timeout_s=60)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = factories.column(
             conn,
             "SELECT count(*) FROM ingest_job_events WHERE event_type = 'completed' GROUP BY job_id",
@@ -89,10 +95,9 @@ def assert_ended_once(count: int) -> None:
 @contextlib.contextmanager
 def standing_still(server: servers.Server) -> Iterator[None]:
     """Stop the postmaster, then its children; a child that was about to end has no pid left."""
-    found = postmaster.running(server.folder)
-    assert found is not None and found.pid is not None
-    children = Path(f"/proc/{found.pid}/task/{found.pid}/children")
-    os.kill(found.pid, signal.SIGSTOP)
+    postmaster = embedded_servers.running(server.folder).pid
+    children = Path(f"/proc/{postmaster}/task/{postmaster}/children")
+    os.kill(postmaster, signal.SIGSTOP)
     pids = [int(pid) for pid in children.read_text().split()]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -100,7 +105,7 @@ def standing_still(server: servers.Server) -> Iterator[None]:
     try:
         yield
     finally:
-        for pid in [*pids, found.pid]:
+        for pid in [*pids, postmaster]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 

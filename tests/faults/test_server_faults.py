@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from psycopg import conninfo
 
-from queue_workflows import claim_worker, errors, migrations, run_store, workers
-from queue_workflows import db as engine
+from queue_workflows import claim_worker, db, errors, migrations, run_store, workers
 from tests.support import dangerous_app, database, factories, flow, toy_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.dangerous_app import enqueue, job
@@ -50,7 +49,7 @@ ROUNDS = 6
 
 @pytest.mark.timeout(120)
 def test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off(
-    cli: Commands, conn: engine.Connection, dsn: str, tmp_path: Path
+    cli: Commands, conn: db.Connection, dsn: str, tmp_path: Path
 ) -> None:
     own = {
         name: database.url({**conninfo.conninfo_to_dict(dsn), "application_name": name})
@@ -97,7 +96,7 @@ CLAIMING = (
 
 
 def test_an_idle_worker_whose_claiming_connection_ends_claims_again_without_a_poll(
-    cli: Commands, conn: engine.Connection, dsn: str, tmp_path: Path
+    cli: Commands, conn: db.Connection, dsn: str, tmp_path: Path
 ) -> None:
     own = database.url({**conninfo.conninfo_to_dict(dsn), "application_name": "victim"})
     worker = started(
@@ -120,9 +119,7 @@ LISTENERS = (
 )
 
 
-def test_a_listener_is_back_within_5_seconds(
-    cli: Commands, conn: engine.Connection, dsn: str
-) -> None:
+def test_a_listener_is_back_within_5_seconds(cli: Commands, conn: db.Connection, dsn: str) -> None:
     own = database.url({**conninfo.conninfo_to_dict(dsn), "application_name": "victim"})
     started(cli, "works on", *NOTES, QUEUE_WORKFLOWS_DB_URL=own)
     until(lambda: factories.column(conn, LISTENERS))
@@ -142,7 +139,7 @@ def tomorrow(tmp_path: Path) -> Path:
     """The chain of a version to come: ours, and a step that only adds."""
     folder = tmp_path / "migrations"
     shutil.copytree(migrations.dir(), folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    number = engine.REQUIRED_VERSION + 1
+    number = db.REQUIRED_VERSION + 1
     (folder / f"{number:04d}_more.sql").write_text(MORE)
     (folder / f"{number:04d}_more.down.sql").write_text("SELECT 1;")
     return folder
@@ -157,17 +154,17 @@ def fresh(fresh_database: str, conn: object, monkeypatch: pytest.MonkeyPatch) ->
         patched.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
         with commands.commands(QUEUE_WORKFLOWS_DB_URL=fresh_database) as made:
             yield made
-    engine.close_pool()
+    db.close_pool()
 
 
 def test_workers_of_today_go_on_while_a_step_that_only_adds_is_applied_and_after(
     fresh: Commands, tomorrow: Path, tmp_path: Path
 ) -> None:
-    engine.bootstrap()
+    db.bootstrap()
     worker = started(fresh, "works on", *NOTES)
     held = enqueue("note", tmp_path, wait=True)
     until(lambda: toy_app.pids(tmp_path, "note"), timeout_s=30)
-    assert engine.bootstrap(migrations_dir=tomorrow) == [engine.REQUIRED_VERSION + 1]
+    assert db.bootstrap(migrations_dir=tomorrow) == [db.REQUIRED_VERSION + 1]
     (tmp_path / "go").touch()
     assert completed(held)["claim_no"] == 1
     completed(enqueue("note", tmp_path))
@@ -182,13 +179,13 @@ def test_workers_of_today_go_on_while_a_step_that_only_adds_is_applied_and_after
 def test_a_worker_of_tomorrow_waits_for_its_schema_and_touches_nothing(
     fresh: Commands, tmp_path: Path
 ) -> None:
-    engine.bootstrap()
+    db.bootstrap()
     waits = enqueue("note", tmp_path)
-    engine.downgrade(to_version=engine.REQUIRED_VERSION - 1, allow_data_loss=True)
-    said = f"waiting for schema version {engine.REQUIRED_VERSION} (run `queue-workflows migrate`"
+    db.downgrade(to_version=db.REQUIRED_VERSION - 1, allow_data_loss=True)
+    said = f"waiting for schema version {db.REQUIRED_VERSION} (run `queue-workflows migrate`"
     worker = started(fresh, said, *NOTES)
     scheduler = started(fresh, said, "queue-scheduler", *APP)
-    with engine.connect() as own:
+    with db.connect() as own:
         assert factories.one(own, "SELECT count(*) FROM worker_heartbeats") == 0
         assert factories.one(own, "SELECT status FROM ingest_jobs") == "queued"
     started(fresh, "dispatches", "queue-orchestrator", *APP)
@@ -200,13 +197,13 @@ def test_a_worker_of_tomorrow_waits_for_its_schema_and_touches_nothing(
 def test_a_schema_that_breaks_with_today_is_refused_by_name(
     fresh: Commands, tomorrow: Path
 ) -> None:
-    number = engine.REQUIRED_VERSION + 1
+    number = db.REQUIRED_VERSION + 1
     (step,) = tomorrow.glob(f"{number:04d}_more.sql")
     step.write_text(f"-- compatible-with: {number}\n{MORE}")
-    engine.bootstrap(migrations_dir=tomorrow)
-    text = f"needs code that knows version {number}; this code knows {engine.REQUIRED_VERSION}"
+    db.bootstrap(migrations_dir=tomorrow)
+    text = f"needs code that knows version {number}; this code knows {db.REQUIRED_VERSION}"
     with pytest.raises(errors.SchemaTooNew, match=text):
-        engine.bootstrap()
+        db.bootstrap()
     for role in (("queue-orchestrator", *APP), NOTES, ("queue-scheduler", *APP)):
         refused = fresh.run(*role)
         assert refused.process.returncode == 2
@@ -217,7 +214,7 @@ def test_a_schema_that_breaks_with_today_is_refused_by_name(
 # --- P13 ----------------------------------------------------------------------------------------
 
 
-def lapsed(conn: engine.Connection) -> str:
+def lapsed(conn: db.Connection) -> str:
     """The id of a job whose worker died; no worker serves its queue."""
     conn.execute("DELETE FROM ingest_jobs WHERE queue = 'fetch'")
     row = factories.ingest(conn, task_name="note")
@@ -234,7 +231,7 @@ def hours_off(line: str) -> float:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "behind"])
 def test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing(
-    cli: Commands, conn: engine.Connection, tmp_path: Path, hours: int
+    cli: Commands, conn: db.Connection, tmp_path: Path, hours: int
 ) -> None:
     wall = Wall(tmp_path / "clock")
     wall.put(hours)
@@ -284,7 +281,7 @@ def test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing(
     assert max(late_s) < 30, "by the database's clock"
 
 
-def fired(conn: engine.Connection) -> list[Any]:
+def fired(conn: db.Connection) -> list[Any]:
     return factories.column(conn, "SELECT fire_at FROM schedule_fires")
 
 
@@ -293,7 +290,7 @@ def fired(conn: engine.Connection) -> list[Any]:
 
 @pytest.mark.parametrize("more", [(), ("--batch", "4")])
 def test_children_of_a_handler_have_connections_and_names_of_their_own(
-    cli: Commands, conn: engine.Connection, tmp_path: Path, more: tuple[str, ...]
+    cli: Commands, conn: db.Connection, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     worker = started(cli, "works on", *NOTES, *more)
     completed(enqueue("note", tmp_path))  # what it connected for only to start is closed by now
@@ -314,7 +311,7 @@ def test_children_of_a_handler_have_connections_and_names_of_their_own(
 
 
 def test_a_kept_connection_stays_in_the_process_that_opened_it(db: object) -> None:
-    kept = engine.DedicatedConnection()
+    kept = db.DedicatedConnection()
     query = "SELECT pg_backend_pid() AS pid"
     own = kept.get().execute(query).fetchone()
     child = os.fork()
@@ -328,7 +325,7 @@ def test_a_kept_connection_stays_in_the_process_that_opened_it(db: object) -> No
     kept.close()
 
 
-def test_workers_forked_from_one_are_two(db: object, conn: engine.Connection) -> None:
+def test_workers_forked_from_one_are_two(db: object, conn: db.Connection) -> None:
     toy_app.setup()
     made = claim_worker.ClaimWorker(queue="cpu", host="box")
     for _ in range(2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -15,25 +14,23 @@ from sqlalchemy import pool
 import queue_workflows
 from queue_workflows import errors, node_queue, run_store
 from queue_workflows import runs as runs_api
-from queue_workflows.engine import runs
-from tests.support import factories, flow, invariants
+from tests.support import factories, flow
 from tests.support.connections import ASYNC_KINDS, KINDS, AsyncAppConnection, engine
 
 CONTEXT = {"%s": ":a", "words": ["é", {"n": None}], "n": 1.5}
 
 
+pytestmark = pytest.mark.usefixtures("invariants_hold")
+
+
 @pytest.fixture
-def app(db: ModuleType) -> Iterator[flow.Flow]:
-    made = flow.Flow()
-    made.define(
+def app(toy: flow.Flow) -> flow.Flow:
+    toy.define(
         flow.ask("q"),
         flow.step("s", depends_on=["q"]),
         s=flow.nodes(a=""),
     )
-    yield made
-    made.close()
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=5) == []
+    return toy
 
 
 def asking(app: flow.Flow) -> str:
@@ -128,30 +125,34 @@ def test_a_run_is_cancelled_and_retried_with_the_apps_transaction(
 
 
 def test_in_autocommit_each_call_takes_effect_at_once_and_whole(
-    app: flow.Flow, conn: Any, dsn: str, monkeypatch: pytest.MonkeyPatch
+    app: flow.Flow, conn: Any, dsn: str
 ) -> None:
     run_id = asking(app)
+    app.define({"id": "m", "kind": "map", "over": [1], "pipeline": "s"}, name="mapped")
     with KINDS["django's connection"](dsn) as host:
         host.conn.set_autocommit(True)
         queue_workflows.submit_input(run_id, "q", "x", conn=host.conn)
         assert answers(conn) == ["x"]
-        assert run_store.insert_run(workflow_name="w", run_id="own", conn=host.conn)["id"] == "own"
+        given = {"workflow_name": "mapped", "run_id": "own", "conn": host.conn}
+        assert run_store.insert_run(**given)["id"] == "own"
         assert run_store.get_run("own") is not None
+        app.look()
         queue_workflows.cancel_run("own", conn=host.conn)
         assert flow.status("own") == "cancelled"
-
-        reopen = runs.reopen
-
-        def broken(*given: Any) -> None:
-            reopen(*given)
-            raise RuntimeError("after the write")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(runs, "reopen", broken)
-            with pytest.raises(RuntimeError):
-                queue_workflows.retry_run("own", conn=host.conn)
-        assert flow.status("own") == "cancelled"
-        queue_workflows.retry_run("own", conn=host.conn)
+        before = flow.jobs("own")
+        conn.execute(
+            "CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'after the write'; END $$;"
+            "CREATE TRIGGER app_guard BEFORE DELETE ON workflow_run_maps FOR EACH ROW"
+            " EXECUTE FUNCTION app_guard()"
+        )
+        try:
+            with pytest.raises(Exception, match="after the write"):
+                queue_workflows.retry_run("own", from_node="m", conn=host.conn)
+        finally:
+            conn.execute("DROP FUNCTION app_guard() CASCADE")
+        assert (flow.status("own"), flow.jobs("own")) == ("cancelled", before)
+        queue_workflows.retry_run("own", from_node="m", conn=host.conn)
         assert flow.status("own") == "queued"
 
 

@@ -2,67 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import time
-from collections.abc import Callable, Generator
 from types import ModuleType
 from typing import Any
 
-import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import errors
-from queue_workflows.__main__ import main
-from queue_workflows.admin import audit
-from queue_workflows.cli import audit as command
-from queue_workflows.engine import handback
-from tests.support import factories, transitions
+from queue_workflows import db
+from tests.support import console, factories, transitions
 from tests.support.flow import Flow
-from tests.support.wait import patience
+from tests.support.invariants import breaches as broken
 
-CHECKED = [each for each in audit.INVARIANTS if each.statement is not None]
 DEFINITION = {"version": 1, "nodes": [{"id": "a", "deps": []}, {"id": "b", "deps": ["a"]}]}
 NODE = "(run_id, node_id, node_module, queue"
 OLD = "now() - interval '1 h'"
 
 
-def parameters(conn: Any, since_s: float | None = None, **more: Any) -> dict[str, Any]:
-    return audit.parameters(conn, since_s=since_s, **{"limit": None, **more})
-
-
-def broken(conn: Any, since_s: float | None = None, **more: Any) -> dict[int, list[audit.Offender]]:
-    """Return what breaks each broken invariant; fail if one could not be checked."""
-    values = parameters(conn, since_s, **more)
-    found: dict[int, list[audit.Offender]] = {}
-    for invariant in CHECKED:
-        outcome = audit.check(conn, invariant, values)
-        assert not isinstance(outcome, str), f"invariant {invariant.number}: {outcome}"
-        if outcome:
-            found[invariant.number] = outcome
-    return found
-
-
 @pytest.fixture
-def conn(db: ModuleType) -> Generator[Any]:
-    """A database with two nodes and an ingest job, without the triggers that refuse changes.
+def forger(conn: Any) -> Any:
+    """A connection without the triggers that refuse changes, to two nodes and an ingest job.
 
     Run `r` is running, with node `a` (job `done`) completed and `b` (job `held`) running.
     """
-    with engine.connect() as own:
-        factories.run(own, id="r", definition=DEFINITION)
-        for name, node_id in (("done", "a"), ("held", "b")):
-            factories.node(own, "r", node_id, id=name)
-            job = transitions.claim_node(own, transitions.who(worker_id=name))
-            if name == "done":
-                transitions.complete_node(own, job)
-        factories.ingest(own, id="in")
-        transitions.complete_ingest(own, transitions.claim_ingest(own))
-        assert broken(own) == {}
-        own.execute("SET session_replication_role = replica")
-        yield own
+    factories.run(conn, id="r", definition=DEFINITION)
+    for name, node_id in (("done", "a"), ("held", "b")):
+        factories.node(conn, "r", node_id, id=name)
+        job = transitions.claim_node(conn, transitions.who(worker_id=name))
+        if name == "done":
+            transitions.complete_node(conn, job)
+    factories.ingest(conn, id="in")
+    transitions.complete_ingest(conn, transitions.claim_ingest(conn))
+    assert broken(conn) == {}
+    conn.execute("SET session_replication_role = replica")
+    return conn
 
 
 # --- what breaks an invariant --------------------------------------------------------------------
@@ -207,11 +180,11 @@ MUTANTS: dict[str, tuple[int, str, str]] = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_broken_invariant_is_named_with_what_breaks_it(conn: Any, mutant: str) -> None:
+def test_a_broken_invariant_is_named_with_what_breaks_it(forger: Any, mutant: str) -> None:
     number, offender, statement = MUTANTS[mutant]
-    conn.execute(statement.encode())
+    forger.execute(statement.encode())
     for since_s in (None, 60.0):
-        found = broken(conn, since_s)
+        found = broken(forger, since_s)
         assert offender in [row.id for row in found.get(number, [])], found
         assert all(row.text for rows in found.values() for row in rows)
 
@@ -220,7 +193,7 @@ def test_a_second_row_for_a_node_or_a_fire_is_named(
     migrated_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
-    with engine.connect() as own:
+    with db.connect() as own:
         own.execute("ALTER TABLE schedule_fires DROP CONSTRAINT schedule_fires_pkey")
         own.execute(
             "ALTER TABLE workflow_node_jobs DROP CONSTRAINT workflow_node_jobs_run_id_node_id_key"
@@ -235,27 +208,26 @@ def test_a_second_row_for_a_node_or_a_fire_is_named(
     assert found[11][0].id == "x"
 
 
-def test_each_invariant_has_a_statement_and_a_mutant_or_a_note() -> None:
-    assert [each.number for each in audit.INVARIANTS] == [*range(1, 19)]
-    assert {number for number, *_ in MUTANTS.values()} == {each.number for each in CHECKED}
-    assert [each.number for each in audit.INVARIANTS if each.note] == [14]
+def test_each_invariant_has_a_mutant_or_a_note(db: ModuleType) -> None:
+    found = console.reply("audit")["invariants"]
+    assert [each["invariant"] for each in found] == [*range(1, 19)]
+    assert [each["invariant"] for each in found if each["note"]] == [14]
+    assert {number for number, *_ in MUTANTS.values()} == {*range(1, 19)} - {14}
 
 
 # --- what breaks none --------------------------------------------------------------------------
 
 
-def test_a_busy_database_is_clean_at_every_moment(db: ModuleType) -> None:
-    flow = Flow()
-    flow.dag(a="", b="a", c="a", d="b c")
+def test_a_busy_database_is_clean_at_every_moment(toy: Flow, conn: Any) -> None:
+    toy.dag(a="", b="a", c="a", d="b c")
     for _ in range(6):
-        flow.submit()
-    with engine.connect() as own:
-        for _ in range(40):
-            factories.ingest(own)
+        toy.submit()
+    for _ in range(40):
+        factories.ingest(conn)
     stop = threading.Event()
 
     def ingest() -> None:
-        with engine.connect() as own:
+        with db.connect() as own:
             for _ in range(20):
                 job = transitions.claim_ingest(own, transitions.who("fetch", worker_id="i"))
                 if job["seq"] % 3:
@@ -264,41 +236,38 @@ def test_a_busy_database_is_clean_at_every_moment(db: ModuleType) -> None:
                     transitions.hand_back(own, job, reason="test")
 
     def nodes() -> None:
-        flow.go()
+        toy.go()
         stop.set()
 
     threads = [threading.Thread(target=body) for body in (nodes, ingest)]
     for thread in threads:
         thread.start()
     rounds = 0
-    with engine.connect() as own:
-        while not stop.is_set() or rounds < 2:
-            assert broken(own, 3600) == {}
-            rounds += 1
+    while not stop.is_set() or rounds < 2:
+        assert broken(conn, 3600) == {}
+        rounds += 1
     for thread in threads:
         thread.join()
-    flow.close()
-    with engine.connect() as own:
-        assert broken(own) == {}
-        assert factories.column(own, "SELECT DISTINCT status FROM workflow_runs") == ["completed"]
+    assert broken(conn) == {}
+    assert factories.column(conn, "SELECT DISTINCT status FROM workflow_runs") == ["completed"]
 
 
-def test_unfinished_changes_have_a_grace_period(conn: Any) -> None:
-    conn.execute(
+def test_unfinished_changes_have_a_grace_period(forger: Any) -> None:
+    forger.execute(
         f"INSERT INTO workflow_node_jobs {NODE}) VALUES ('r', 'late', 'm', 'cpu');"
         " UPDATE workflow_runs SET status = 'cancelled',"
         " finished_at = now() - interval '5 seconds'".encode()
     )
-    assert broken(conn) == {}
-    assert sorted(broken(conn, commit_s=0, sweep_s=0)) == [8, 9]
+    assert broken(forger) == {}
+    assert sorted(broken(forger, commit_s=0, sweep_s=0)) == [8, 9]
 
 
-def test_a_node_that_comes_in_late_is_left_to_the_sweep(conn: Any) -> None:
-    conn.execute(f"UPDATE workflow_runs SET status = 'failed', finished_at = {OLD}".encode())
-    factories.node(conn, "r", "late")
-    assert broken(conn) == {}
-    conn.execute(f"UPDATE workflow_node_jobs SET created_at = {OLD}".encode())
-    assert sorted(broken(conn)) == [8]
+def test_a_node_that_comes_in_late_is_left_to_the_sweep(forger: Any) -> None:
+    forger.execute(f"UPDATE workflow_runs SET status = 'failed', finished_at = {OLD}".encode())
+    factories.node(forger, "r", "late")
+    assert broken(forger) == {}
+    forger.execute(f"UPDATE workflow_node_jobs SET created_at = {OLD}".encode())
+    assert sorted(broken(forger)) == [8]
 
 
 @pytest.mark.parametrize(
@@ -315,223 +284,142 @@ def test_a_node_that_comes_in_late_is_left_to_the_sweep(conn: Any) -> None:
         "UPDATE workflow_runs SET mode = 'step'",
     ],
 )
-def test_a_run_that_will_go_on_breaks_nothing(conn: Any, alive: str) -> None:
-    conn.execute(
+def test_a_run_that_will_go_on_breaks_nothing(forger: Any, alive: str) -> None:
+    forger.execute(
         f"DELETE FROM workflow_node_jobs WHERE id = 'held';"
         f" UPDATE workflow_runs SET updated_at = {OLD}, started_at = {OLD};"
         f" UPDATE workflow_node_jobs SET finished_at = {OLD};"
         f" UPDATE workflow_dispatch_events SET processed_at = now(), created_at = {OLD}".encode()
     )
-    assert sorted(broken(conn)) == [15]
-    conn.execute(alive.encode())
-    assert broken(conn) == {}
+    assert sorted(broken(forger)) == [15]
+    forger.execute(alive.encode())
+    assert broken(forger) == {}
 
 
-def test_a_dependency_that_was_reopened_beside_a_running_node_breaks_nothing(conn: Any) -> None:
+def test_a_dependency_that_was_reopened_beside_a_running_node_breaks_nothing(forger: Any) -> None:
     reopen = "UPDATE workflow_node_jobs SET status = 'queued', finished_at = NULL"
-    conn.execute(f"{reopen} WHERE id = 'done'".encode())
-    assert 6 in broken(conn)
-    conn.execute(b"UPDATE workflow_node_jobs SET generation = 1 WHERE id = 'done'")
-    assert broken(conn) == {}
+    forger.execute(f"{reopen} WHERE id = 'done'".encode())
+    assert 6 in broken(forger)
+    forger.execute(b"UPDATE workflow_node_jobs SET generation = 1 WHERE id = 'done'")
+    assert broken(forger) == {}
 
 
-def test_an_off_that_ended_or_is_on_breaks_nothing(conn: Any) -> None:
-    conn.execute(
+def test_an_off_that_ended_or_is_on_breaks_nothing(forger: Any) -> None:
+    forger.execute(
         "INSERT INTO worker_controls (host_label, queue, desired_state, updated_at, until_at)"
         f" VALUES ('box', 'fetch', 'off', {OLD}, now() - interval '30 min'),"
         f" ('box', 'cpu', 'on', {OLD}, NULL), ('other', 'all', 'off', {OLD}, NULL)".encode()
     )
+    assert broken(forger) == {}
+
+
+def test_crashes_retries_and_reopened_runs_break_nothing(conn: Any) -> None:
+    job = factories.ingest(conn, max_attempts=2)
+    for _ in range(2):
+        conn.execute("UPDATE ingest_jobs SET available_at = NULL")
+        claimed = transitions.claim_ingest(conn)
+        transitions.fail(conn, claimed, error="x")
+    poison = factories.node(conn, factories.run(conn, definition={"nodes": []}))
+    for _ in range(3):
+        conn.execute("UPDATE workflow_node_jobs SET available_at = NULL")
+        transitions.expire(conn, transitions.claim_node(conn))
+        transitions.reclaim_lapsed(conn, "node")
+    assert factories.reread(conn, job)["attempts"] == 2
+    assert factories.reread(conn, poison)["crash_count"] == 3
+    assert factories.reread(conn, poison)["status"] == "failed"
+    assert broken(conn) == {}
+    assert queue_workflows.retry_job(job["id"])
+    transitions.complete_ingest(conn, transitions.claim_ingest(conn))
     assert broken(conn) == {}
 
 
-def test_crashes_retries_and_reopened_runs_break_nothing(db: ModuleType) -> None:
-    with engine.connect() as own:
-        job = factories.ingest(own, max_attempts=2)
-        for _ in range(2):
-            own.execute("UPDATE ingest_jobs SET available_at = NULL")
-            claimed = transitions.claim_ingest(own)
-            transitions.fail(own, claimed, error="x")
-        poison = factories.node(own, factories.run(own, definition={"nodes": []}))
-        for _ in range(3):
-            own.execute("UPDATE workflow_node_jobs SET available_at = NULL")
-            transitions.expire(own, transitions.claim_node(own))
-            transitions.reclaim_lapsed(own, "node")
-        assert factories.reread(own, job)["attempts"] == 2
-        assert factories.reread(own, poison)["crash_count"] == 3
-        assert factories.reread(own, poison)["status"] == "failed"
-        assert broken(own) == {}
-        assert queue_workflows.retry_job(job["id"])
-        transitions.complete_ingest(own, transitions.claim_ingest(own))
-        assert broken(own) == {}
+def test_a_claim_by_an_older_engine_breaks_nothing(conn: Any) -> None:
+    job = factories.ingest(conn)
+    transitions.hand_back(conn, transitions.claim_ingest(conn))
+    conn.execute("UPDATE ingest_jobs SET status = 'running', claimed_by = 'old'")
+    assert factories.reread(conn, job)["claim_no"] == 2
+    assert broken(conn) == {}
+    transitions.expire(conn, job)
+    transitions.reclaim_lapsed(conn, "ingest")
+    assert transitions.claim_ingest(conn)["claim_no"] == 3
+    assert broken(conn) == {}
 
 
-def test_a_claim_by_an_older_engine_breaks_nothing(db: ModuleType) -> None:
-    with engine.connect() as own:
-        job = factories.ingest(own)
-        handback.hand_back(own, transitions.lease_of(transitions.claim_ingest(own)), reason="test")
-        own.execute("UPDATE ingest_jobs SET status = 'running', claimed_by = 'old'")
-        assert factories.reread(own, job)["claim_no"] == 2
-        assert broken(own) == {}
-        transitions.expire(own, job)
-        transitions.reclaim_lapsed(own, "ingest")
-        assert transitions.claim_ingest(own)["claim_no"] == 3
-        assert broken(own) == {}
-
-
-def test_events_that_an_app_records_break_nothing(db: ModuleType) -> None:
-    with engine.connect() as own:
-        job = factories.node(own)
-        record = (
-            "INSERT INTO workflow_node_events (run_id, node_id, job_id, event_type)"
-            " SELECT run_id, node_id, id, e FROM workflow_node_jobs,"
-            " unnest(ARRAY['completed', 'error', 'failed']) e"
-        )
-        own.execute(record)
-        transitions.complete_node(own, transitions.claim_node(own))
-        own.execute(record)
-        assert factories.reread(own, job)["status"] == "completed"
-        assert broken(own) == {}
+def test_events_that_an_app_records_break_nothing(conn: Any) -> None:
+    job = factories.node(conn)
+    record = (
+        "INSERT INTO workflow_node_events (run_id, node_id, job_id, event_type)"
+        " SELECT run_id, node_id, id, e FROM workflow_node_jobs,"
+        " unnest(ARRAY['completed', 'error', 'failed']) e"
+    )
+    conn.execute(record)
+    transitions.complete_node(conn, transitions.claim_node(conn))
+    conn.execute(record)
+    assert factories.reread(conn, job)["status"] == "completed"
+    assert broken(conn) == {}
 
 
 # --- bounds ------------------------------------------------------------------------------------
 
 
-def test_rows_older_than_the_window_are_not_checked(conn: Any) -> None:
-    conn.execute(
+def test_rows_older_than_the_window_are_not_checked(forger: Any) -> None:
+    forger.execute(
         f"DELETE FROM workflow_dispatch_events; UPDATE workflow_node_events SET created_at = {OLD};"
         f" UPDATE workflow_node_jobs SET finished_at = {OLD} WHERE id = 'done'".encode()
     )
-    assert sorted(broken(conn)) == [7]
-    assert broken(conn, 60) == {}
-    assert sorted(broken(conn, 7200)) == [7]
+    assert sorted(broken(forger)) == [7]
+    assert broken(forger, 60) == {}
+    assert sorted(broken(forger, 7200)) == [7]
 
 
-def test_an_outbox_row_of_a_long_transaction_does_not_hide_those_before_it(conn: Any) -> None:
-    conn.execute(
+def test_an_outbox_row_of_a_long_transaction_does_not_hide_those_before_it(forger: Any) -> None:
+    forger.execute(
         "INSERT INTO workflow_dispatch_events (run_id, node_id, kind, created_at)"
         " VALUES ('r', 'b', 'awaiting_input', now() - interval '20 min')"
     )
-    assert broken(conn, 60) == {}
+    assert broken(forger, 60) == {}
 
 
 def test_an_end_past_the_retention_needs_no_outbox_row(
-    conn: Any, monkeypatch: pytest.MonkeyPatch
+    forger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conn.execute(f"UPDATE workflow_node_jobs SET finished_at = {OLD} WHERE id = 'done'".encode())
-    conn.execute("DELETE FROM workflow_dispatch_events")
-    assert sorted(broken(conn)) == [7]
+    forger.execute(f"UPDATE workflow_node_jobs SET finished_at = {OLD} WHERE id = 'done'".encode())
+    forger.execute("DELETE FROM workflow_dispatch_events")
+    assert sorted(broken(forger)) == [7]
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_EVENT_RETENTION_DAYS", "0")
-    assert broken(conn) == {}
+    assert broken(forger) == {}
 
 
-def test_a_window_reads_no_table_of_jobs_from_end_to_end(conn: Any) -> None:
-    conn.execute("SET statement_timeout = '60s'")  # 80,000 rows with their triggers
-    conn.execute(
-        "INSERT INTO ingest_jobs (id, task_name, queue, status, finished_at)"
-        f" SELECT 'x' || n, 't', 'q', 'completed', {OLD} FROM generate_series(1, 40000) n;"
-        " INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, status)"
-        " SELECT 'x' || n, 'r' || n / 9, 'n' || n, 'm', 'cpu', 'completed'"
-        " FROM generate_series(1, 40000) n; ANALYZE".encode()
-    )
-    values = parameters(conn, 60, limit=6)
-    for each in CHECKED:
-        assert each.statement is not None
-        plan = conn.execute(b"EXPLAIN " + each.statement, values).fetchall()
-        text = "\n".join(row["QUERY PLAN"] for row in plan)
-        assert "Seq Scan on ingest_jobs" not in text, f"invariant {each.number}\n{text}"
-        assert "Seq Scan on workflow_node_jobs" not in text, f"invariant {each.number}\n{text}"
-    conn.execute("TRUNCATE ingest_jobs, workflow_node_jobs")
-
-
-def test_the_list_of_broken_rows_ends_at_the_limit(conn: Any) -> None:
-    conn.execute(
+def test_the_list_of_broken_rows_ends_at_the_limit(forger: Any) -> None:
+    forger.execute(
         "INSERT INTO ingest_jobs (task_name, queue, attempts)"
         " SELECT 't', 'q', 2 FROM generate_series(1, 9)"
     )
-    assert len(broken(conn)[12]) == 9
-    assert len(broken(conn, limit=3)[12]) == 3
-    (found,) = (each for each in command.collect(conn, None) if each["state"] == "broken")
-    assert (found["invariant"], len(found["offenders"]), found["more"]) == (12, command.SHOWN, True)
-
-
-def invariant_of(statement: bytes) -> audit.Invariant:
-    return audit.Invariant(99, "test", "A test.", statement)
-
-
-def test_nothing_can_be_written(conn: Any) -> None:
-    invariant = invariant_of(
-        b"WITH gone AS (DELETE FROM ingest_jobs RETURNING id)"
-        b" SELECT id, 'gone' AS text FROM gone LIMIT %(limit)s"
-    )
-    outcome = audit.check(conn, invariant, parameters(conn))
-    assert isinstance(outcome, str)
-    assert "read-only" in outcome
-    assert factories.column(conn, "SELECT id FROM ingest_jobs") == ["in"]
-
-
-def test_a_check_that_takes_too_long_is_given_up(
-    conn: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(audit, "STATEMENT_TIMEOUT_S", 0.05)
-    invariant = invariant_of(b"SELECT 'x' AS id, pg_sleep(9)::text AS text LIMIT %(limit)s")
-    began = time.monotonic()
-    assert "not finished within 0.05 s" in str(audit.check(conn, invariant, parameters(conn)))
-    assert time.monotonic() - began < patience(5)
-    assert isinstance(conn.execute("SELECT 1").fetchone(), dict)
-
-
-def test_a_lost_connection_is_no_finding(conn: Any, dsn: str) -> None:
-    values = parameters(conn)
-    with psycopg.connect(dsn, autocommit=True) as other:
-        other.execute("SELECT pg_terminate_backend(%s, 5000)", (conn.info.backend_pid,))
-    with pytest.raises(psycopg.OperationalError):
-        audit.check(conn, audit.INVARIANTS[0], values)
+    assert len(broken(forger)[12]) == 9
+    assert len(broken(forger, limit=3)[12]) == 3
+    report = console.reply("audit", "--since", "all")
+    (found,) = (each for each in report["invariants"] if each["state"] == "broken")
+    assert (found["invariant"], len(found["offenders"]), found["more"]) == (12, 5, True)
 
 
 # --- the command -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def said(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Runs the command in this process: its exit code and what it printed."""
-
-    def call(*argv: str) -> tuple[int, str]:
-        code = main(("audit", *argv))
-        return code, capfd.readouterr().out
-
-    return call
-
-
-def test_one_line_an_invariant_and_what_breaks_it_below(
-    conn: Any, said: Callable[..., tuple[int, str]]
-) -> None:
-    code, text = said()
-    assert (code, len(text.splitlines())) == (0, 18)
-    conn.execute("UPDATE ingest_jobs SET attempts = 2, id = E'a\\x1b[31m'")
-    with factories.unguarded(conn, "ingest_job_events"):
-        conn.execute("UPDATE ingest_job_events SET job_id = E'a\\x1b[31m'")
-    code, text = said()
-    lines = text.splitlines()
-    assert (code, len(lines)) == (1, 19)
+def test_one_line_an_invariant_and_what_breaks_it_below(forger: Any) -> None:
+    assert len(console.printed("audit").splitlines()) == 18
+    forger.execute("UPDATE ingest_jobs SET attempts = 2, id = E'a\\x1b[31m'")
+    with factories.unguarded(forger, "ingest_job_events"):
+        forger.execute("UPDATE ingest_job_events SET job_id = E'a\\x1b[31m'")
+    done = console.command("audit")
+    lines = done.out.splitlines()
+    assert (done.code, len(lines)) == (1, 19)
     at = next(n for n, line in enumerate(lines) if "BROKEN" in line)
     assert lines[at].startswith("invariant 12  BROKEN")
     assert r"a\x1b[31m: completed after 2 attempts (of 1)" in lines[at + 1]
 
 
-def test_an_unfinished_check_fails_too(
-    conn: Any, said: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(audit, "INVARIANTS", (invariant_of(b"SELECT nothing"),))
-    code, text = said("--json")
-    (found,) = json.loads(text)["invariants"]
-    assert (code, found["state"]) == (1, "unfinished")
-    assert "try a shorter --since" in found["note"]
-
-
-def test_how_far_back_is_read_from_words() -> None:
-    assert [command.window(text) for text in ("90m", "24h", "7d", "5s", "all")] == [
-        5400, 86400, 604800, 5, None,
-    ]  # fmt: skip
+def test_how_far_back_is_read_from_words(db: ModuleType) -> None:
+    for text in ("90m", "24h", "7d", "5s", "all"):
+        console.printed("audit", "--since", text)
     for text in ("", "1", "h", "-1h", "1w", "1.5h", "1h "):
-        with pytest.raises(errors.InvalidConfig, match="--since"):
-            command.window(text)
+        assert "--since" in console.refusal("audit", "--since", text)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from types import ModuleType
 
 import pytest
 from psycopg import sql
 
-from queue_workflows import cli
-from queue_workflows import db as engine
-from queue_workflows.admin import bad_rows
-from queue_workflows.cli import audit, doctor
-from tests.support import factories, flow, rows_before_checks, transitions
+from queue_workflows import db
+from tests.support import console, factories, flow, rows_before_checks, transitions
 
 DEEP = "[" * 1500 + "]" * 1500
 DIGITS = "9" * 5000
@@ -43,7 +39,7 @@ EXTREMES += [
 HARMLESS = {"updated_at"}
 
 
-def put(conn: engine.Connection, table: str, column: str, value: str) -> str:
+def put(conn: db.Connection, table: str, column: str, value: str) -> str:
     """Write the value into a new row past its bounds; its run's or job's id."""
     run_id = factories.run(conn, mode="node", status="queued")
     row_id = run_id
@@ -55,75 +51,78 @@ def put(conn: engine.Connection, table: str, column: str, value: str) -> str:
     return run_id
 
 
+def bad() -> list[dict[str, str]]:
+    """Return the bad rows that `audit` names."""
+    return console.reply("audit")["bad_rows"]
+
+
+def found(check: str) -> list[dict[str, str]]:
+    """Return what a check of `doctor` finds."""
+    return [each for each in console.reply("doctor")["findings"] if each["check"] == check]
+
+
 @pytest.mark.parametrize(("table", "column", "value"), EXTREMES)
 def test_both_commands_read_the_row_and_name_it(
-    conn: engine.Connection, table: str, column: str, value: str
+    conn: db.Connection, table: str, column: str, value: str
 ) -> None:
     owner = put(conn, table, column, value)
-    checks = (doctor._outbox, doctor._runs, doctor._bad_rows, doctor._leases, doctor._queues)
-    found = [finding for check in checks for finding in check(conn)]
-    assert {each["state"] for each in audit.collect(conn, None)} <= {"ok", "broken", "elsewhere"}
-    assert {each["state"] for each in audit.collect(conn, 3600.0)} <= {"ok", "broken", "elsewhere"}
-    named = [each for each in found if each.check == "bad rows" and owner in each.text]
+    for since in ("all", "1h"):
+        states = {each["state"] for each in console.reply("audit", "--since", since)["invariants"]}
+        assert states <= {"ok", "broken", "elsewhere"}
+    named = [each for each in found("bad rows") if owner in each["text"]]
     wrong_shape = column == "definition" and value != DEEP
     if column not in HARMLESS and not wrong_shape:
         assert named
-        assert owner in named[0].remedy and "queue-workflows" in named[0].remedy
+        assert owner in named[0]["remedy"] and "queue-workflows" in named[0]["remedy"]
 
 
-def test_a_row_that_failed_is_named_with_its_reason(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_failed_is_named_with_its_reason(conn: db.Connection) -> None:
     run_id = factories.run(
         conn, mode="node", status="queued", start_attempts=3, error="no such table",
         available_at="2100-01-01",
     )  # fmt: skip
-    (row,) = bad_rows.stuck(conn, 5)
-    assert row == bad_rows.BadRow(
+    (row,) = bad()
+    assert [row[key] for key in ("kind", "id", "text", "command")] == [
         "run", run_id, "it could not start 3 times: no such table",
         f"queue-workflows cancel {run_id}",
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 def test_a_job_that_is_blocked_as_set_aside_is_named_and_its_command_ends_it(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     node = factories.node(conn)
     job = factories.ingest(conn)
     for table, row in (("workflow_node_jobs", node), ("ingest_jobs", job)):
         change = sql.SQL("UPDATE {} SET blocked_reason = 'set_aside' WHERE id = %s")
         conn.execute(change.format(sql.Identifier(table)), (row["id"],))
-    of_node, of_job = bad_rows.stuck(conn, 5)
-    assert (of_node.kind, of_node.id) == ("run", node["run_id"])
-    assert f"node {node['node_id']} is blocked as set_aside" in of_node.text
-    assert (of_job.kind, of_job.id) == ("job", job["id"])
-    assert "it is blocked as set_aside" in of_job.text
-    findings = [*doctor._bad_rows(conn)]
-    assert [each.remedy for each in findings] == [f"`{row.command}`" for row in (of_node, of_job)]
-    for row in (of_node, of_job):
-        assert cli.main(shlex.split(row.command)[1:]) == 0
-    assert bad_rows.stuck(conn, 5) == []
+    of_node, of_job = bad()
+    assert (of_node["kind"], of_node["id"]) == ("run", node["run_id"])
+    assert f"node {node['node_id']} is blocked as set_aside" in of_node["text"]
+    assert (of_job["kind"], of_job["id"]) == ("job", job["id"])
+    assert "it is blocked as set_aside" in of_job["text"]
+    commands = [row["command"] for row in (of_node, of_job)]
+    assert [each["remedy"] for each in found("bad rows")] == [f"`{each}`" for each in commands]
+    for each in commands:
+        console.printed(*shlex.split(each)[1:])
+    assert bad() == []
 
 
 def test_doctor_does_not_request_an_orchestrator_if_one_runs(
-    conn: engine.Connection, db: ModuleType
+    conn: db.Connection, toy: flow.Flow
 ) -> None:
     stuck = factories.run(conn, mode="node", status="queued", queued_at="2001-01-01")
-    (finding,) = doctor._runs(conn)
-    assert "start queue-orchestrator" in finding.remedy
-    flows = flow.Flow()
-    try:
-        flows.dag(a="")
-        flows.started()
-        (finding,) = doctor._runs(conn)
-        assert f"cancel {stuck}" in finding.remedy and "orchestrator runs" in finding.remedy
-    finally:
-        flows.close()
+    (finding,) = found("runs")
+    assert "start queue-orchestrator" in finding["remedy"]
+    toy.dag(a="")
+    toy.started()
+    (finding,) = found("runs")
+    assert f"cancel {stuck}" in finding["remedy"] and "orchestrator runs" in finding["remedy"]
 
 
-def test_healthy_rows_are_not_named(conn: engine.Connection) -> None:
+def test_healthy_rows_are_not_named(conn: db.Connection) -> None:
     factories.run(conn, mode="node", status="queued", context={"a": {"b": [1.5, 2]}})
     factories.ingest(conn, args={"text": "x" * 5000})
     transitions.claim_ingest(conn)
     factories.node(conn)
-    assert bad_rows.stuck(conn, 5) + bad_rows.out_of_range(conn, 5) == []
+    assert bad() == []

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any, TypedDict
 
 import pytest
 
-from queue_workflows import branch, declare, jobs, node, pipeline, runs, workflow
-from queue_workflows import db as engine
-from queue_workflows.cli import retry
-from tests.support import flow, invariants
+from queue_workflows import branch, db, declare, jobs, node, pipeline, runs, workflow
+from tests.support import flow
 
-
-@pytest.fixture
-def host(db: ModuleType) -> Iterator[flow.Flow]:
-    made = flow.Flow()
-    yield made
-    made.close()
-    with engine.connect() as conn:
-        assert invariants.broken(conn, slack_s=5) == []
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
 class Cut(TypedDict):
@@ -85,8 +74,8 @@ def strict(kind: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def known(host: flow.Flow) -> None:
-    del host
+def known(toy: flow.Flow) -> None:
+    del toy
     CALLS.clear()
     declare.install(cut, encode, resize, keep_cut, note_file, publish, strict)
 
@@ -103,12 +92,10 @@ EVERY = {
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_the_arm_of_the_value_runs_and_its_output_is_the_branchs(
-    host: flow.Flow, kind: str
-) -> None:
+def test_the_arm_of_the_value_runs_and_its_output_is_the_branchs(toy: flow.Flow, kind: str) -> None:
     end, file, calls = EVERY[kind]
     run_id = ended("publish", kind=kind)
-    host.go()
+    toy.go()
     rows = flow.jobs(run_id)
     assert (flow.status(run_id), CALLS) == ("completed", calls)
     assert rows["done"]["context_delta"] == {"file": file} == rows[f"done/{end}"]["context_delta"]
@@ -120,7 +107,7 @@ def test_the_arm_of_the_value_runs_and_its_output_is_the_branchs(
     assert {each: states[each] for each in arms} == {
         each: "completed" if each in ran else "skipped" for each in arms
     }
-    with engine.connect() as conn:
+    with db.connect() as conn:
         sent = conn.execute(
             "SELECT kind, processed_at IS NOT NULL AS done FROM workflow_dispatch_events"
             " WHERE run_id = %s AND node_id = 'done'",
@@ -129,9 +116,9 @@ def test_the_arm_of_the_value_runs_and_its_output_is_the_branchs(
     assert sent == [{"kind": "completed", "done": True}]
 
 
-def test_a_value_without_an_arm_fails_the_run_and_names_value_and_arms(host: flow.Flow) -> None:
+def test_a_value_without_an_arm_fails_the_run_and_names_value_and_arms(toy: flow.Flow) -> None:
     run_id = ended("strict", kind="book")
-    host.go()
+    toy.go()
     assert (flow.status(run_id), CALLS) == ("failed", [])
     assert flow.run(run_id)["error"] == (
         "branch 'done': no arm for 'book'; its arms are film, still: add one, or 'other' for every"
@@ -139,49 +126,49 @@ def test_a_value_without_an_arm_fails_the_run_and_names_value_and_arms(host: flo
     )
 
 
-def test_why_names_the_branch_that_skipped_a_node(host: flow.Flow) -> None:
+def test_why_names_the_branch_that_skipped_a_node(toy: flow.Flow) -> None:
     run_id = ended("publish", kind="film")
-    host.go()
+    toy.go()
     found = jobs.explain(flow.job(run_id, "done/keep_cut")["id"])
     assert found is not None
     assert found["detail"] == "it is skipped: branch done has chosen another arm"
 
 
-def test_retry_runs_the_failed_arm_again_and_no_other(host: flow.Flow) -> None:
+def test_retry_runs_the_failed_arm_again_and_no_other(toy: flow.Flow) -> None:
     run_id = ended("strict", kind="still")
-    host.go()
+    toy.go()
     assert (flow.status(run_id), CALLS) == ("failed", ["resize"])
-    assert retry.retried(run_id)["outcome"] == "queued"
-    host.go()
+    runs.retry(run_id)
+    toy.go()
     assert (flow.status(run_id), CALLS) == ("failed", ["resize", "resize"])
     assert flow.states(run_id)["done/encode"] == "skipped"
 
 
 def test_a_context_that_chooses_another_arm_needs_a_retry_from_the_branch(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
     def step(**more: Any) -> dict[str, Any]:
         return {"id": "b", "kind": "branch", "pipeline": "p", "on": {"$from": "kind"}, **more}
 
-    host.define(step(arms={"x": "one", "y": "two"}), p=flow.nodes(one="", two=""))
-    run_id = host.started(context={"kind": "x"})
+    toy.define(step(arms={"x": "one", "y": "two"}), p=flow.nodes(one="", two=""))
+    run_id = toy.started(context={"kind": "x"})
     assert flow.states(run_id) == {"b/one": "queued", "b/two": "skipped"}
     flow.complete(run_id, "b/one", made=1)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute('UPDATE workflow_runs SET context = \'{"kind": "y"}\'')
-    host.go()
+    toy.go()
     assert (flow.status(run_id), flow.run(run_id)["error"]) == (
         "failed",
         "branch 'b': 'b/one' has run, and 'y' chooses 'b/two' now: the value has changed since; "
         "retry from 'b' chooses again",
     )
-    assert retry.retried(run_id, from_node="b")["outcome"] == "queued"
-    host.go()
+    runs.retry(run_id, from_node="b")
+    toy.go()
     assert flow.status(run_id) == "completed"
     assert flow.states(run_id) == {"b/one": "skipped", "b/two": "completed", "b": "completed"}
 
 
-def test_a_branch_that_is_the_last_node_completes_the_run(host: flow.Flow) -> None:
+def test_a_branch_that_is_the_last_node_completes_the_run(toy: flow.Flow) -> None:
     run_id = ended("strict", kind="film")
-    host.go()
+    toy.go()
     assert (flow.status(run_id), flow.run(run_id)["progress_pct"]) == ("completed", 100)

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import jobs
-from queue_workflows.cli import cancel
-from queue_workflows.engine import handback
-from tests.support import factories, flow, invariants, notifications, transitions
+from queue_workflows import db, jobs
+from tests.support import console, factories, flow, notifications, transitions
 from tests.support.wait import until
 
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with engine.connect() as conn:
-        yield conn
-        assert invariants.broken(conn, slack_s=5) == []
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
-@pytest.fixture
-def host(conn: Any) -> Iterator[flow.Flow]:
-    made = flow.Flow()
-    yield made
-    made.close()
+def cancelled(any_id: str) -> Any:
+    return console.reply("cancel", any_id)
 
 
 def known_worker(conn: Any, job: dict[str, Any]) -> None:
@@ -41,13 +28,13 @@ def known_worker(conn: Any, job: dict[str, Any]) -> None:
 
 
 def test_a_run_is_cancelled_with_what_waits_and_names_what_still_runs(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    host.dag(a="", x="", b="a")
-    run_id = host.started()
+    toy.dag(a="", x="", b="a")
+    run_id = toy.started()
     job = transitions.claim_node(conn)
     known_worker(conn, job)
-    done = cancel.cancelled(run_id)
+    done = cancelled(run_id)
     assert [done[k] for k in ("kind", "outcome", "status")] == ["run", "cancelled", "cancelled"]
     assert done["nodes"] == {"running": 1, "cancelled": 1}
     (left,) = done["stopping"]
@@ -55,11 +42,11 @@ def test_a_run_is_cancelled_with_what_waits_and_names_what_still_runs(
     assert (left["worker_id"], left["host_label"], left["queue"]) == ("w1", "box", "cpu")
 
 
-def test_of_a_finished_run_only_the_status_is_printed(host: flow.Flow) -> None:
-    host.dag(a="")
-    run_id = host.submit()
-    host.go()
-    done = cancel.cancelled(run_id)
+def test_of_a_finished_run_only_the_status_is_printed(toy: flow.Flow) -> None:
+    toy.dag(a="")
+    run_id = toy.submit()
+    toy.go()
+    done = cancelled(run_id)
     assert (done["outcome"], done["status"], flow.status(run_id)) == (
         "already over", "completed", "completed",
     )  # fmt: skip
@@ -67,27 +54,27 @@ def test_of_a_finished_run_only_the_status_is_printed(host: flow.Flow) -> None:
 
 def test_an_app_row_of_another_status_is_cancelled_as_well(conn: Any) -> None:
     run_id = factories.run(conn, mode="step", status="rendering")
-    assert cancel.cancelled(run_id)["outcome"] == "cancelled"
+    assert cancelled(run_id)["outcome"] == "cancelled"
 
 
 # --- jobs
 
 
-def test_a_waiting_node_takes_its_run_with_it(host: flow.Flow) -> None:
-    host.dag(a="", x="")
-    run_id = host.started()
-    done = cancel.cancelled(flow.job(run_id, "s/a")["id"])
+def test_a_waiting_node_takes_its_run_with_it(toy: flow.Flow) -> None:
+    toy.dag(a="", x="")
+    run_id = toy.started()
+    done = cancelled(flow.job(run_id, "s/a")["id"])
     assert (done["kind"], done["outcome"], done["run_status"]) == (
         "node job", "cancelled", "cancelled",
     )  # fmt: skip
     assert flow.states(run_id) == {"s/a": "cancelled", "s/x": "cancelled"}
 
 
-def test_a_running_node_gets_a_stop_request(host: flow.Flow, conn: Any) -> None:
-    host.dag(a="", b="a")
-    run_id = host.started()
+def test_a_running_node_gets_a_stop_request(toy: flow.Flow, conn: Any) -> None:
+    toy.dag(a="", b="a")
+    run_id = toy.started()
     job = transitions.claim_node(conn)
-    done = cancel.cancelled(job["id"])
+    done = cancelled(job["id"])
     assert (done["outcome"], done["status"], done["run_status"]) == (
         "asked to stop", "running", "cancelled",
     )  # fmt: skip
@@ -97,13 +84,13 @@ def test_a_running_node_gets_a_stop_request(host: flow.Flow, conn: Any) -> None:
 
 def test_a_waiting_ingest_job_ends_at_once(conn: Any) -> None:
     job = factories.ingest(conn)
-    done = cancel.cancelled(job["id"])
+    done = cancelled(job["id"])
     assert [done[k] for k in ("kind", "name", "outcome")] == ["ingest job", "t", "cancelled"]
     row = factories.reread(conn, job)
     assert (row["status"], row["finished_at"] is not None) == ("cancelled", True)
     events = "SELECT event_type FROM ingest_job_events WHERE job_id = %s"
     assert factories.column(conn, events, job["id"]) == ["cancelled"]
-    assert cancel.cancelled(job["id"])["outcome"] == "already over"
+    assert cancelled(job["id"])["outcome"] == "already over"
 
 
 def test_a_running_ingest_job_gets_a_stop_request_and_its_worker_is_notified(conn: Any) -> None:
@@ -111,7 +98,7 @@ def test_a_running_ingest_job_gets_a_stop_request_and_its_worker_is_notified(con
     job = transitions.claim_ingest(conn)
     known_worker(conn, job)
     hearing = notifications.NotificationListener()
-    done = cancel.cancelled(job["id"])
+    done = cancelled(job["id"])
     assert ("job_cancel", job["id"]) in hearing.heard()
     hearing.close()
     assert (done["outcome"], done["stopping"][0]["pid"]) == ("asked to stop", 77)
@@ -127,15 +114,13 @@ def test_a_job_that_is_handed_back_meanwhile_is_cancelled_too(conn: Any, family:
     if family == "node":
         factories.node(conn)
         job = transitions.claim_node(conn)
-        lease = transitions.lease_of(job)
     else:
         factories.ingest(conn)
         job = transitions.claim_ingest(conn)
-        lease = transitions.lease_of(job)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(jobs.cancel(job["id"])))
-    with engine.connect() as worker, worker.transaction():
-        assert handback.hand_back(worker, lease, reason="shutdown")
+    with db.connect() as worker, worker.transaction():
+        assert transitions.hand_back(worker, job)
         thread.start()
         until(lambda: factories.one(conn, _BLOCKED) == 1)
     thread.join(10)
@@ -154,12 +139,12 @@ _BLOCKED = (
 
 @pytest.mark.parametrize("any_id", ["nope", "", "a'b", "\udcff"])
 def test_an_unknown_id_has_its_own_answer(conn: Any, any_id: str) -> None:
-    done = cancel.cancelled(any_id)
+    done = cancelled(any_id)
     assert (done["outcome"], done["kind"], done["stopping"]) == ("unknown", None, [])
 
 
 def test_an_id_of_a_run_and_of_a_job_is_the_runs(conn: Any) -> None:
     factories.run(conn, id="same")
     job = factories.ingest(conn, id="same")
-    assert cancel.cancelled("same")["kind"] == "run"
+    assert cancelled("same")["kind"] == "run"
     assert factories.reread(conn, job)["status"] == "queued"

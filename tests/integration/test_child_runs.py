@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import check, declare, errors, history, node, runs, workflow
-from queue_workflows import db as engine
-from queue_workflows.cli import retry
-from queue_workflows.engine import failure_alerts
-from tests.support import flow, invariants
+from queue_workflows import check, db, declare, errors, history, node, runs, workflow
+from tests.support import console, factories, flow
 from tests.support.wait import until
 
-
-@pytest.fixture
-def host(db: ModuleType) -> Iterator[flow.Flow]:
-    made = flow.Flow()
-    yield made
-    made.close()
-    with engine.connect() as conn:
-        assert invariants.broken(conn, slack_s=5) == []
-
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 CALLS: list[str] = []
 BAD: set[str] = set()
@@ -72,8 +59,8 @@ def sends(name: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def known(host: flow.Flow) -> None:
-    del host
+def known(toy: flow.Flow) -> None:
+    del toy
     CALLS.clear()
     BAD.clear()
     declare.install(first, second, last, inner, outer, top, sends)
@@ -89,17 +76,11 @@ def child(run_id: str, node_id: str = "inner") -> str:
     return found
 
 
-def sql(statement: str, *values: Any) -> list[dict[str, Any]]:
-    with engine.connect() as conn:
-        cursor = conn.execute(statement.encode(), values)
-        return cursor.fetchall() if cursor.description else []
-
-
-def started(run_id: str, host: flow.Flow) -> str:
+def started(run_id: str, toy: flow.Flow) -> str:
     """Start a run and its child, whose first node is queued; return the child."""
-    host.look()
+    toy.look()
     found = child(run_id)
-    host.look()
+    toy.look()
     assert flow.states(found)["first/first"] == "queued"
     return found
 
@@ -107,9 +88,9 @@ def started(run_id: str, host: flow.Flow) -> str:
 # --- the way of a run
 
 
-def test_the_node_waits_and_has_the_output_of_its_run(host: flow.Flow) -> None:
+def test_the_node_waits_and_has_the_output_of_its_run(toy: flow.Flow) -> None:
     run_id = submit("top", name="a")
-    host.go()
+    toy.go()
     assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
     middle = child(run_id, "outer")
     inside = child(middle)
@@ -126,37 +107,37 @@ def test_the_node_waits_and_has_the_output_of_its_run(host: flow.Flow) -> None:
     assert CALLS == ["first a", "second A", "last <A>"]
 
 
-def test_a_waiting_node_takes_no_slot(host: flow.Flow) -> None:
+def test_a_waiting_node_takes_no_slot(toy: flow.Flow) -> None:
     run_id = submit()
-    started(run_id, host)
+    started(run_id, toy)
     row = flow.job(run_id, "inner")
     assert (row["status"], row["worker_id"], row["claim_no"]) == ("awaiting_input", None, 0)
-    assert host.work() == 2  # the two nodes of the child
+    assert toy.work() == 2  # the two nodes of the child
 
 
-def test_start_makes_a_run_and_does_not_wait(host: flow.Flow) -> None:
+def test_start_makes_a_run_and_does_not_wait(toy: flow.Flow) -> None:
     run_id = submit("sends", name="a")
-    host.look()
+    toy.look()
     inside = child(run_id)
     assert flow.job(run_id, "last/last")["inputs"] == {"text": inside}
     flow.finish(run_id, "last/last", result=inside)
     assert (flow.status(run_id), flow.status(inside)) == ("completed", "running")
-    host.go()
+    toy.go()
     assert flow.status(inside) == "completed"
 
 
-def test_a_parent_that_ends_leaves_a_started_run_alone(host: flow.Flow) -> None:
+def test_a_parent_that_ends_leaves_a_started_run_alone(toy: flow.Flow) -> None:
     run_id = submit("sends", name="a")
-    host.look()
+    toy.look()
     runs.cancel(run_id)
-    host.go()
+    toy.go()
     assert (flow.status(run_id), flow.status(child(run_id))) == ("cancelled", "completed")
 
 
-def test_a_skipped_call_makes_no_run(host: flow.Flow) -> None:
+def test_a_skipped_call_makes_no_run(toy: flow.Flow) -> None:
     call = {"id": "c", "kind": "run", "workflow": "inner", "inputs": {"name": "a"}}
-    host.define({**call, "skip_if": {"$from": "no"}})
-    run_id = host.started(context={"no": True})
+    toy.define({**call, "skip_if": {"$from": "no"}})
+    run_id = toy.started(context={"no": True})
     assert (flow.status(run_id), flow.states(run_id)) == ("completed", {"c": "skipped"})
     assert len(runs.list()) == 1
 
@@ -165,78 +146,78 @@ def test_a_skipped_call_makes_no_run(host: flow.Flow) -> None:
 
 
 def test_a_failed_child_fails_the_node_with_its_error_and_retry_retries_the_child(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
     BAD.add("A")
     run_id = submit()
-    host.go()
+    toy.go()
     inside = child(run_id)
     error = flow.run(run_id)["error"]
     assert error.startswith(f"node inner failed: run {inside} failed: node second/second failed")
     assert "A is bad" in error
     BAD.clear()
     CALLS.clear()
-    assert retry.retried(run_id)["outcome"] == "queued"
-    host.go()
+    runs.retry(run_id)
+    toy.go()
     assert (flow.status(run_id), child(run_id)) == ("completed", inside)
     assert CALLS == ["second A", "last <A>"]
 
 
 def test_a_retry_from_the_node_makes_a_new_run_if_the_child_has_completed(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
     run_id = submit()
-    host.go()
+    toy.go()
     old = child(run_id)
-    assert retry.retried(run_id, from_node="inner")["outcome"] == "queued"
-    host.go()
+    runs.retry(run_id, from_node="inner")
+    toy.go()
     assert flow.status(run_id) == "completed"
     assert child(run_id) != old
     assert CALLS == ["first a", "second A", "last <A>"] * 2
 
 
-def test_other_inputs_make_a_new_run(host: flow.Flow) -> None:
+def test_other_inputs_make_a_new_run(toy: flow.Flow) -> None:
     BAD.add("A")
     run_id = submit()
-    host.go()
+    toy.go()
     old = child(run_id)
-    sql('UPDATE workflow_runs SET context = \'{"name": "b"}\' WHERE id = %s', run_id)
-    assert retry.retried(run_id)["outcome"] == "queued"
-    host.go()
+    factories.execute('UPDATE workflow_runs SET context = \'{"name": "b"}\' WHERE id = %s', run_id)
+    runs.retry(run_id)
+    toy.go()
     assert (flow.status(run_id), flow.status(old)) == ("completed", "failed")
     assert child(run_id) != old
 
 
-def test_cancel_of_the_parent_cancels_its_children(host: flow.Flow) -> None:
+def test_cancel_of_the_parent_cancels_its_children(toy: flow.Flow) -> None:
     run_id = submit("top", name="a")
-    host.look()
-    host.look()
+    toy.look()
+    toy.look()
     middle = child(run_id, "outer")
-    inside = started(middle, host)
+    inside = started(middle, toy)
     assert runs.cancel(run_id) is not None
     assert {flow.status(each) for each in (run_id, middle, inside)} == {"cancelled"}
     assert flow.states(run_id) == {"outer": "cancelled"}
     assert flow.states(inside) == {"first/first": "cancelled"}
-    assert sql("SELECT FROM workflow_dispatch_events") == []
-    assert retry.retried(run_id)["outcome"] == "queued"
-    host.go()
+    assert factories.execute("SELECT FROM workflow_dispatch_events") == []
+    runs.retry(run_id)
+    toy.go()
     assert flow.status(run_id) == "completed"
     assert (child(run_id, "outer"), child(middle)) == (middle, inside)
 
 
-def test_a_failure_beside_the_node_cancels_the_child(host: flow.Flow) -> None:
+def test_a_failure_beside_the_node_cancels_the_child(toy: flow.Flow) -> None:
     call = {"id": "c", "kind": "run", "workflow": "inner", "inputs": {"name": "a"}}
-    host.define(flow.step("s", "p"), call, p=flow.nodes(x=""))
-    run_id = host.started()
+    toy.define(flow.step("s", "p"), call, p=flow.nodes(x=""))
+    run_id = toy.started()
     flow.fail(run_id, "s/x")
     assert (flow.status(run_id), flow.status(child(run_id, "c"))) == ("failed", "cancelled")
 
 
-def test_a_cancelled_child_fails_the_parent(host: flow.Flow) -> None:
+def test_a_cancelled_child_fails_the_parent(toy: flow.Flow) -> None:
     run_id = submit()
-    inside = started(run_id, host)
+    inside = started(run_id, toy)
     runs.cancel(inside)
-    host.look()
+    toy.look()
     assert (flow.status(run_id), flow.run(run_id)["error"]) == (
         "failed",
         f"node inner failed: run {inside} was cancelled",
@@ -244,47 +225,47 @@ def test_a_cancelled_child_fails_the_parent(host: flow.Flow) -> None:
 
 
 def test_a_child_that_was_retried_alone_is_waited_for_by_a_retry_of_the_parent(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
     BAD.add("A")
     run_id = submit()
-    host.go()
+    toy.go()
     BAD.clear()
     inside = child(run_id)
-    retry.retried(inside)
-    retry.retried(run_id)
-    host.go()
+    runs.retry(inside)
+    runs.retry(run_id)
+    toy.go()
     assert (flow.status(run_id), child(run_id)) == ("completed", inside)
 
 
-def test_a_deleted_child_fails_the_parent(host: flow.Flow) -> None:
+def test_a_deleted_child_fails_the_parent(toy: flow.Flow) -> None:
     run_id = submit()
-    inside = started(run_id, host)
+    inside = started(run_id, toy)
     assert runs.delete(inside)
-    host.look()
+    toy.look()
     assert flow.run(run_id)["error"] == f"node inner failed: run {inside} was deleted"
 
 
-def test_a_child_without_its_parent_goes_on(host: flow.Flow) -> None:
+def test_a_child_without_its_parent_goes_on(toy: flow.Flow) -> None:
     run_id = submit()
-    inside = started(run_id, host)
+    inside = started(run_id, toy)
     assert runs.delete(run_id)
-    host.go()
+    toy.go()
     assert flow.status(inside) == "completed"
 
 
-def test_inputs_that_the_child_does_not_take_fail_the_parent(host: flow.Flow) -> None:
-    host.define({"id": "c", "kind": "run", "workflow": "inner", "inputs": {"nmae": "a"}})
-    run_id = host.started()
-    host.go()
+def test_inputs_that_the_child_does_not_take_fail_the_parent(toy: flow.Flow) -> None:
+    toy.define({"id": "c", "kind": "run", "workflow": "inner", "inputs": {"nmae": "a"}})
+    run_id = toy.started()
+    toy.go()
     assert "'name' missing; 'nmae' (did you mean 'name'?) unknown" in flow.run(run_id)["error"]
 
 
-def test_a_child_that_calls_its_parent_ends_by_the_depth(host: flow.Flow) -> None:
-    host.define({"id": "c", "kind": "run", "workflow": "w"})
-    run_id = host.started()
+def test_a_child_that_calls_its_parent_ends_by_the_depth(toy: flow.Flow) -> None:
+    toy.define({"id": "c", "kind": "run", "workflow": "w"})
+    run_id = toy.started()
     for _ in range(20):
-        host.look()
+        toy.look()
     assert {row["status"] for row in runs.list(limit=100)} == {"failed"}
     assert len(runs.list(limit=100)) == 9
     error = flow.run(run_id)["error"]
@@ -294,48 +275,50 @@ def test_a_child_that_calls_its_parent_ends_by_the_depth(host: flow.Flow) -> Non
 # --- forged rows
 
 
-def test_a_forged_child_ends_no_node_of_another_run(host: flow.Flow) -> None:
+def test_a_forged_child_ends_no_node_of_another_run(toy: flow.Flow) -> None:
     run_id = submit()
-    inside = started(run_id, host)
-    sql(
+    inside = started(run_id, toy)
+    factories.execute(
         "INSERT INTO workflow_runs (id, workflow_name, parent_run_id, parent_node_id)"
         " VALUES ('forged', 'inner', %s, 'inner')",
         run_id,
     )
-    sql("UPDATE workflow_runs SET status = 'completed' WHERE id = 'forged'")
+    factories.execute("UPDATE workflow_runs SET status = 'completed' WHERE id = 'forged'")
     assert flow.states(run_id) == {"inner": "awaiting_input"}
     runs.cancel(run_id)
     assert flow.status(inside) == "cancelled"
 
 
-def test_a_forged_node_cancels_and_retries_no_foreign_run(host: flow.Flow) -> None:
+def test_a_forged_node_cancels_and_retries_no_foreign_run(toy: flow.Flow) -> None:
     foreign = submit("inner", name="z")
     run_id = submit()
-    started(run_id, host)
-    sql("UPDATE workflow_node_jobs SET child_run_id = %s WHERE node_id = 'inner'", foreign)
+    started(run_id, toy)
+    factories.execute(
+        "UPDATE workflow_node_jobs SET child_run_id = %s WHERE node_id = 'inner'", foreign
+    )
     runs.cancel(run_id)
     assert flow.status(foreign) == "running"
     runs.cancel(foreign)
-    retry.retried(run_id)
-    host.go()
+    runs.retry(run_id)
+    toy.go()
     assert (flow.status(run_id), flow.status(foreign)) == ("completed", "cancelled")
 
 
-def test_forged_cycles_of_parents_end(host: flow.Flow) -> None:
+def test_forged_cycles_of_parents_end(toy: flow.Flow) -> None:
     run_id = submit()
-    inside = started(run_id, host)
-    sql(
+    inside = started(run_id, toy)
+    factories.execute(
         "UPDATE workflow_runs SET parent_run_id = %s, parent_node_id = 'first/first' WHERE id = %s",
         inside,
         run_id,
     )
-    sql(
+    factories.execute(
         "UPDATE workflow_node_jobs SET child_run_id = %s, status = 'awaiting_input'"
         " WHERE run_id = %s",
         run_id,
         inside,
     )
-    assert sql("SELECT queue_workflows_run_depth(%s) AS n", run_id) == [{"n": 9}]
+    assert factories.execute("SELECT queue_workflows_run_depth(%s) AS n", run_id) == [{"n": 9}]
     runs.cancel(run_id)
     assert (flow.status(run_id), flow.status(inside)) == ("cancelled", "cancelled")
 
@@ -344,19 +327,21 @@ def test_forged_cycles_of_parents_end(host: flow.Flow) -> None:
 
 
 def test_the_end_of_a_child_and_the_cancel_of_its_parent_do_not_deadlock(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
     lost: list[str | None] = []
     for _ in range(10):
         run_id = submit()
-        inside = started(run_id, host)
+        inside = started(run_id, toy)
         go = threading.Barrier(2)
 
         def end(run_id: str = inside, go: threading.Barrier = go) -> None:
             go.wait()
             try:
-                sql("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", run_id)
-            except engine.Error as error:
+                factories.execute(
+                    "UPDATE workflow_runs SET status = 'failed' WHERE id = %s", run_id
+                )
+            except db.Error as error:
                 lost.append(error.sqlstate)
 
         ending = threading.Thread(target=end)
@@ -371,29 +356,29 @@ def test_the_end_of_a_child_and_the_cancel_of_its_parent_do_not_deadlock(
 # --- before and after: check, show, why
 
 
-def test_check_finds_cycles_unknown_workflows_and_deep_chains(host: flow.Flow) -> None:
+def test_check_finds_cycles_unknown_workflows_and_deep_chains(toy: flow.Flow) -> None:
     def call(name: str) -> dict[str, Any]:
         return {"id": "c", "kind": "run", "workflow": name}
 
-    host.define(call("b"), name="a")
-    host.define(call("a"), name="b")
-    host.define(call("gone"), name="lost")
+    toy.define(call("b"), name="a")
+    toy.define(call("a"), name="b")
+    toy.define(call("gone"), name="lost")
     for number in range(9):
-        host.define(call(f"n{number - 1}") if number else flow.step("s", "p"), name=f"n{number}")
-    host.pipelines["p"] = {"nodes": flow.nodes(x="")}
+        toy.define(call(f"n{number - 1}") if number else flow.step("s", "p"), name=f"n{number}")
+    toy.pipelines["p"] = {"nodes": flow.nodes(x="")}
     (found,) = check.workflow("a").findings
     assert "a cycle of child runs: a -> b -> a" in str(found)
     (found,) = check.workflow("lost").findings
     assert "node 'c': workflow 'gone' is not known here" in str(found)
     assert check.workflow("n8").ok
-    host.define(call("n8"), name="n9")
+    toy.define(call("n8"), name="n9")
     (found,) = check.workflow("n9").findings
     assert "child runs are nested 9 deep" in str(found)
     assert check.workflow("top").ok
 
 
-def test_workflows_that_call_each_other_are_refused_in_python(host: flow.Flow) -> None:
-    del host
+def test_workflows_that_call_each_other_are_refused_in_python(toy: flow.Flow) -> None:
+    del toy
     known: dict[str, Any] = {}
 
     def ping() -> None:
@@ -409,22 +394,18 @@ def test_workflows_that_call_each_other_are_refused_in_python(host: flow.Flow) -
         inner("a")
 
 
-def test_show_and_why_name_parent_and_child(host: flow.Flow, capsys: Any) -> None:
-    from queue_workflows.cli import show
-
+def test_show_and_why_name_parent_and_child(toy: flow.Flow) -> None:
     run_id = submit()
-    inside = started(run_id, host)
+    inside = started(run_id, toy)
     found = runs.explain(run_id)
     assert found is not None
     assert (found["nodes"][0]["clause"], found["nodes"][0]["detail"]) == (
         "child",
         f"it waits for its run {inside} (running)",
     )
-    show.print_out(show.collect("run", run_id), as_json=False, full=False)
-    page = capsys.readouterr().out
-    assert f"inner: waiting for run {inside}" in page
-    show.print_out(show.collect("run", inside), as_json=False, full=False)
-    assert f"of node inner of run {run_id}: `queue-workflows show" in capsys.readouterr().out
+    assert f"inner: waiting for run {inside}" in console.printed("show", run_id)
+    words = f"of node inner of run {run_id}: `queue-workflows show"
+    assert words in console.printed("show", inside)
     shown = history.get_run(run_id)
     assert shown is not None
     json.dumps(shown, default=str)
@@ -436,22 +417,24 @@ def test_show_and_why_name_parent_and_child(host: flow.Flow, capsys: Any) -> Non
 
 def noted() -> list[tuple[str, str]]:
     """Return id and error of each run whose failure is noted for alerts."""
-    rows = sql("SELECT subject, error FROM failure_alerts WHERE kind = 'run' ORDER BY id")
+    rows = factories.execute(
+        "SELECT subject, error FROM failure_alerts WHERE kind = 'run' ORDER BY id"
+    )
     return [(row["subject"], row["error"]) for row in rows]
 
 
 @pytest.fixture
-def sender(host: flow.Flow) -> None:
-    del host
-    with engine.connect() as conn:
-        failure_alerts.announce(conn, keep_s=600)
+def sender(toy: flow.Flow) -> None:
+    del toy
+    with db.connect() as conn:
+        factories.alert_sender(conn)
 
 
 @pytest.mark.usefixtures("sender")
-def test_a_child_that_fails_is_one_alert_of_the_first_run(host: flow.Flow) -> None:
+def test_a_child_that_fails_is_one_alert_of_the_first_run(toy: flow.Flow) -> None:
     BAD.add("A")
     run_id = submit("top")
-    host.go()
+    toy.go()
     assert flow.status(run_id) == "failed"
     inside = child(child(run_id, "outer"))
     ((subject, error),) = noted()
@@ -462,21 +445,23 @@ def test_a_child_that_fails_is_one_alert_of_the_first_run(host: flow.Flow) -> No
 
 
 @pytest.mark.usefixtures("sender")
-def test_a_child_that_fails_is_an_alert_of_its_own_if_no_live_run_waits(host: flow.Flow) -> None:
+def test_a_child_that_fails_is_an_alert_of_its_own_if_no_live_run_waits(toy: flow.Flow) -> None:
     BAD.add("A")
     run_id = submit("sends")
-    host.go()
+    toy.go()
     own = child(run_id)
     assert (flow.status(run_id), flow.status(own)) == ("completed", "failed")
     assert [subject for subject, _ in noted()] == [own]
     # A child that somebody retries after its parent has failed.
     run_id = submit("outer")
-    host.go()
-    assert retry.retried(child(run_id))["outcome"] == "queued"
-    host.go()
+    toy.go()
+    runs.retry(child(run_id))
+    toy.go()
     assert [subject for subject, _ in noted()] == [own, run_id, child(run_id)]
     # A run that only claims to have a parent.
     forged = runs.submit("inner", context={"name": "a"})["id"]
-    sql("UPDATE workflow_runs SET parent_run_id = 'x', parent_node_id = 'y' WHERE id = %s", forged)
-    host.go()
+    factories.execute(
+        "UPDATE workflow_runs SET parent_run_id = 'x', parent_node_id = 'y' WHERE id = %s", forged
+    )
+    toy.go()
     assert noted()[-1][0] == forged

@@ -1,4 +1,4 @@
-"""The worker around its jobs: leases, guards, control, outages, against a real database."""
+"""The worker around its jobs: leases, guards, control, outages, against a real db."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ import queue_workflows
 from queue_workflows import (
     claim_worker,
     config,
+    db,
     dispatcher,
     errors,
     jobs,
     node_queue,
     run_store,
+    workers,
 )
-from queue_workflows import (
-    db as database,
-)
-from queue_workflows import workers as workers_api
-from queue_workflows.engine import attempts, claims, handback, job_tables, workers
-from queue_workflows.worker import claimer, guards, notes
-from tests.support import flow, transitions, wait
+from tests.support import factories, flow, lost_replies, transitions, wait
 
 Row = dict[str, Any]
 
@@ -75,7 +71,7 @@ def job(job_id: str) -> Row:
 
 
 def sql(statement: str, *parameters: Any) -> list[Row]:
-    with database.connection() as conn:
+    with db.connection() as conn:
         cursor = conn.execute(statement, parameters)  # pyright: ignore[reportArgumentType]
         return cursor.fetchall() if cursor.description else []
 
@@ -202,30 +198,6 @@ def test_a_timeout_requeues_up_to_the_cap_then_fails_with_its_event(
     assert [(e["job_id"], e["kind"]) for e in events] == [(job_id, "failed")]
 
 
-def test_a_result_after_the_time_limit_was_decided_is_dropped(
-    body: Body, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The write of the decision is slower than the handler, and changes nothing."""
-    decided: list[guards.Failure] = []
-
-    def decide(work: Any, failure: guards.Failure) -> None:
-        decided.append(failure)
-        body.release.set()
-
-    announced: list[str] = []
-    queue_workflows.set_on_node_completed(lambda job, run, delta: announced.append(job["id"]))
-    job_id = queued()
-    sql("UPDATE workflow_node_jobs SET timeout_s = 0.05 WHERE id = %s", job_id)
-    subject = worker()
-    monkeypatch.setattr(subject._keeper._shutdown, "end_by_guard", decide)
-    with running(subject):
-        wait.until(lambda: announced)
-    assert [each.event for each in decided] == ["budget_trip"]
-    assert event_types(job_id)[:3] == ["claimed", "requeued", "budget_trip"]
-    assert (job(job_id)["watchdog_retries"], job(job_id)["claim_no"]) == (1, 2)
-    assert announced == [job_id], "the result of the second attempt alone is announced"
-
-
 @pytest.mark.parametrize("state", [None, "dead", "busy"])
 def test_an_exit_by_a_guard_ages_the_heartbeat_unless_another_worker_there_lives(
     body: Body, monkeypatch: Any, state: str | None
@@ -251,7 +223,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
     thread = threading.Thread(target=slow.run_once)
     thread.start()
     assert body.started.wait(30)
-    with database.transaction() as conn:
+    with db.transaction() as conn:
         conn.execute(
             "UPDATE workflow_node_jobs SET lease_expires_at = now() - interval '1 s' WHERE id = %s",
             (job_id,),
@@ -260,8 +232,8 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
     successor = transitions.Claimant("other:1:b:r", "other", "cpu")
 
     def taken() -> bool:  # not at once: the refund of the crash locks the row for a moment
-        with database.transaction() as conn:
-            return claims.node_step(conn, successor) is not None
+        with db.connection() as conn:
+            return bool(transitions.claim(conn, successor))
 
     wait.until(taken)
     thread.join(15)
@@ -269,50 +241,6 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
     assert codes[:1] == [77]
     assert (row["status"], row["worker_id"], row["claim_no"]) == ("running", "other:1:b:r", 2)
     assert (row["crash_count"], row["priority"]) == (0, 10), "it lives, so that it did not crash"
-
-
-def test_a_guards_failure_never_ends_the_next_job(body: Body) -> None:
-    """O3: a guard's failure of a job that has ended is dropped."""
-    first = queued()
-    codes: list[int] = []
-    subject = worker(on_exit=codes.append)
-    watcher = subject._keeper
-    thread = threading.Thread(target=subject.run_once)
-    thread.start()
-    assert body.started.wait(30)
-    (old,) = watcher._jobs.running
-    body.release.set()
-    thread.join(15)
-    watcher._shutdown.end_by_guard(old, guards.Failure(75, "budget_trip", "late"))
-    watcher._renew()
-    watcher._close()
-    assert codes == []
-    assert job(first)["status"] == "completed"
-
-
-def test_the_goodbye_goes_along_with_the_hand_back(
-    body: Body, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The handler goes on until the exit: its claim is given up with the goodbye, not before it."""
-    job_id = queued()
-    seen: list[str] = []
-    stop = workers.stop
-
-    def says_goodbye(conn: database.Connection, worker_id: str) -> None:
-        seen.append(job(job_id)["status"])
-        stop(conn, worker_id)
-
-    monkeypatch.setattr(workers, "stop", says_goodbye)
-    subject = worker(on_exit=lambda code: seen.append(f"{code}, {job(job_id)['status']}"))
-    thread = threading.Thread(target=subject.run_once)
-    thread.start()
-    assert body.started.wait(30)
-    (held,) = subject._keeper._jobs.running
-    subject._keeper._shutdown.give_back(held)
-    assert seen == ["running", "0, queued"]
-    body.release.set()
-    thread.join(15)
-    subject._keeper._close()
 
 
 def test_a_connection_that_dies_under_the_handler_costs_nothing(body: Body) -> None:
@@ -332,41 +260,34 @@ def test_a_connection_that_dies_under_the_handler_costs_nothing(body: Body) -> N
 
 
 def test_an_outage_is_logged_once_for_any_error_text(
-    body: Body, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+    body: Body, caplog: pytest.LogCaptureFixture
 ) -> None:
-    words = ["it closed", "it starts up"]
-    real = claimer.Claimer.claim
-
-    def claim(self: claimer.Claimer, *, promote: bool = False) -> Row | None:
-        if words:
-            raise database.OperationalError(words.pop(0))
-        return real(self, promote=promote)
-
-    monkeypatch.setattr(claimer.Claimer, "claim", claim)
-    job_id = queued("quick")
     with running(worker()):
-        wait.until(lambda: job(job_id)["status"] == "completed")
+        wait.until(lambda: sql("SELECT 1 FROM workers WHERE state = 'idle'"))
+        with lost_replies.of_thread("test-worker", ["it closed", "it starts up"]):
+            job_id = queued("quick")
+            wait.until(lambda: job(job_id)["status"] == "completed")
     said = [text for text in caplog.messages if text.startswith("claiming waits")]
     assert said == ["claiming waits for the database: it closed"]
 
 
-def test_a_commit_whose_reply_was_lost_is_not_written_twice(body: Body, monkeypatch: Any) -> None:
+@contextmanager
+def lost_completion(job_id: str) -> Generator[None]:
+    """Let the reply to the statement be lost that completes this job."""
+    query = "SELECT status = 'completed' FROM workflow_node_jobs WHERE id = %s"
+
+    def is_over(conn: db.Connection) -> bool:
+        return factories.one(conn, query, job_id)
+
+    with lost_replies.after(is_over, "test-worker") as lost:
+        yield
+    assert lost.is_set()
+
+
+def test_a_commit_whose_reply_was_lost_is_not_written_twice(body: Body) -> None:
     job_id = queued("quick")
-    subject = worker()
-    real = claims.node_step
-    cut: list[bool] = []
-
-    def step(conn: database.Connection, who: transitions.Claimant, **more: Any) -> Row | None:
-        found = real(conn, who, **more)
-        if more.get("done") is not None and not cut:
-            cut.append(True)
-            conn.close()
-            raise database.OperationalError("the reply was lost")
-        return found
-
-    monkeypatch.setattr(claims, "node_step", step)
-    assert subject.run_once()
-    assert cut
+    with lost_completion(job_id), running(worker()):
+        wait.until(lambda: job(job_id)["status"] == "completed")
     assert job(job_id)["status"] == "completed"
     assert event_types(job_id) == ["claimed", "completed"]
 
@@ -383,7 +304,7 @@ def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
 
     with running(worker(on_exit=leave)):
         assert body.started.wait(30)
-        workers_api.disable("box", "cpu", requested_by="test")
+        workers.disable("box", "cpu", requested_by="test")
         wait.until(lambda: codes == [79])
         row = job(job_id)
         assert (row["status"], row["watchdog_retries"], row["crash_count"], row["attempts"]) == (
@@ -403,19 +324,19 @@ def test_off_with_a_hand_back_that_fails_leaves_a_note(
     queued()
     found: list[int] = []
 
-    def fails(*_: object, **__: object) -> None:
-        found.append(len(notes.paths()))
-        raise database.OperationalError("the connection is lost")
+    def count_notes() -> None:
+        found.append(sum(path.is_file() for path in (tmp_path / "state").rglob("*")))
 
     def leave(code: int) -> None:
-        found.extend([len(notes.paths()), code])
+        count_notes()
+        found.append(code)
         body.release.set()
 
-    monkeypatch.setattr(handback, "hand_back", fails)
     with running(worker(on_exit=leave)):
         assert body.started.wait(30)
-        workers_api.disable("box", "cpu", requested_by="test")
-        wait.until(lambda: len(found) >= 3)
+        with lost_replies.at_statement("'requeued'", None, meanwhile=count_notes):
+            workers.disable("box", "cpu", requested_by="test")
+            wait.until(lambda: len(found) >= 3)
     assert found[:3] == [1, 1, 79], "before it asks the database, and at the exit"
 
 
@@ -439,7 +360,7 @@ def test_without_listening_the_polls_find_work_and_off(body: Body, monkeypatch: 
         job_id = queued()
         assert body.started.wait(30)
         assert sql(LISTENING) == []
-        workers_api.disable("box", "cpu")
+        workers.disable("box", "cpu")
         wait.until(lambda: codes == [79])
     assert job(job_id)["priority"] == 10
 
@@ -448,13 +369,13 @@ def test_an_off_worker_claims_nothing_is_parked_and_resumes_in_place(
     body: Body, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
-    workers_api.disable("box", "cpu")
+    workers.disable("box", "cpu")
     job_id = queued("quick")
     with running(worker()):
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["parked"])
         assert sql("SELECT 1 FROM worker_heartbeats") == []
         assert job(job_id)["status"] == "queued"
-        workers_api.enable("box", "cpu")
+        workers.enable("box", "cpu")
         wait.until(lambda: job(job_id)["status"] == "completed")
         wait.until(lambda: sql("SELECT 1 FROM worker_heartbeats WHERE host_label = 'box'"))
 
@@ -469,14 +390,14 @@ def test_a_soft_off_lets_the_job_end_and_then_claims_nothing(
     codes: list[int] = []
     with running(worker(on_exit=codes.append)):
         assert body.started.wait(30)
-        workers_api.disable("box", "all", stop_policy=policy)
+        workers.disable("box", "all", stop_policy=policy)
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["draining"])
         body.release.set()
         wait.until(lambda: job(first)["status"] == "completed")
         idle = "paused" if policy == "pause" else "parked"
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == [idle])
         assert (job(second)["status"], codes) == ("queued", [])
-        workers_api.enable("box", "all")
+        workers.enable("box", "all")
         wait.until(lambda: job(second)["status"] == "completed")
 
 
@@ -487,7 +408,7 @@ def test_a_worker_that_drains_keeps_its_machines_heartbeat_fresh(
     queued()
     with running(worker()):
         assert body.started.wait(30)
-        workers_api.disable("box", "cpu", stop_policy="drain")
+        workers.disable("box", "cpu", stop_policy="drain")
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["draining"])
         sql("UPDATE worker_heartbeats SET last_seen = now() - interval '1 hour'")
         wait.until(
@@ -500,7 +421,7 @@ def test_an_off_that_ends_by_itself_resumes_the_worker_in_place(
     body: Body, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
-    workers_api.disable("box", "cpu")
+    workers.disable("box", "cpu")
     job_id = queued("quick")
     with running(worker()):
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["parked"])
@@ -527,6 +448,32 @@ def test_stop_gives_the_job_back_after_its_deadline(body: Body, monkeypatch: Any
     assert event_types(job_id) == ["claimed", "requeued"]
 
 
+def test_the_hand_back_at_a_stop_is_one_commit_with_the_goodbye(
+    body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler goes on until the exit: its claim is given up with the goodbye, not before it."""
+    monkeypatch.setenv("QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S", "0.1")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    queued()
+    query = "SELECT j.status || ' ' || w.state FROM workflow_node_jobs j, workers w"
+
+    def state(conn: db.Connection) -> str:
+        return factories.one(conn, query)
+
+    def leave(_: int) -> None:
+        with db.connection() as conn:
+            seen.append(state(conn))
+        body.release.set()
+
+    subject = worker(on_exit=leave)
+    with running(subject):
+        wait.until(lambda: sql("SELECT 1 FROM workers WHERE state = 'busy'"))
+        with lost_replies.states(state) as seen:
+            subject.stop()
+            assert body.release.wait(30)
+    assert [*dict.fromkeys(seen)] == ["running busy", "queued stopped"]
+
+
 def test_stop_lets_a_short_job_end(body: Body) -> None:
     job_id = queued()
     codes: list[int] = []
@@ -548,11 +495,11 @@ def test_two_workers_of_one_label_never_touch_each_others_job(body: Body) -> Non
     thread.start()
     assert body.started.wait(30)
     row = job(job_id)
-    stranger = job_tables.Lease(job_tables.NODE_JOBS, job_id, second.worker_id, row["claim_no"])
-    with database.transaction() as conn:
-        assert claims.renew(conn, [stranger], lease_s=600) == []
-        assert attempts.fail(conn, stranger, error="x") is None
-        assert handback.hand_back(conn, stranger, reason="x") is None
+    stranger = row | {"worker_id": second.worker_id}
+    with db.transaction() as conn:
+        assert transitions.renew(conn, stranger) == []
+        assert transitions.fail(conn, stranger) is None
+        assert transitions.hand_back(conn, stranger) is None
     body.release.set()
     thread.join(15)
     assert job(job_id)["status"] == "completed"
@@ -588,7 +535,7 @@ def test_a_batch_that_lost_one_claim_records_the_others(db: Any) -> None:
     def task(reason: str, args: Row) -> None:
         if args["i"] == 1:
             # In one transaction: a renewal in between would save it.
-            with database.transaction() as conn:
+            with db.transaction() as conn:
                 conn.execute(
                     "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'"
                     " WHERE status = 'running' AND (args ->> 'i')::int = 0"
@@ -651,27 +598,13 @@ def test_the_worker_dispatches_what_it_finished_without_an_orchestrator(body: Bo
     assert node_queue.count_unprocessed_dispatch_events() == 0
 
 
-def test_a_job_claimed_by_a_commit_whose_reply_was_lost_is_given_back(
-    body: Body, monkeypatch: Any
-) -> None:
+def test_a_job_claimed_by_a_commit_whose_reply_was_lost_is_given_back(body: Body) -> None:
     first = queued("quick")
     run_id = job(first)["run_id"]
     second = node_queue.enqueue_node_job(
         run_id=run_id, node_id="m", node_module="quick", queue="cpu"
     )
-    real = claims.node_step
-    cut: list[bool] = []
-
-    def step(conn: database.Connection, who: transitions.Claimant, **more: Any) -> Row | None:
-        found = real(conn, who, **more)
-        if more.get("done") is not None and not cut:
-            cut.append(True)
-            conn.close()
-            raise database.OperationalError("the reply was lost")
-        return found
-
-    monkeypatch.setattr(claims, "node_step", step)
-    with running(worker()):
+    with lost_completion(first), running(worker()):
         wait.until(lambda: job(second)["status"] == "completed")
     assert job(first)["claim_no"] == 1
     assert job(second)["claim_no"] == 2
@@ -728,14 +661,12 @@ def test_a_node_cancelled_then_retried_before_its_handler_ends_runs_again(body: 
     run = run_store.insert_run(workflow_name="w")
     dispatcher.start_run(run["id"])
     (found,) = node_queue.list_jobs_for_run(run["id"])
-    with database.transaction() as conn:
-        held = claims.node_step(conn, transitions.Claimant("w:1:b:r", "other", "cpu"))
-    assert held is not None
+    with db.transaction() as conn:
+        held = transitions.claim_node(conn, transitions.Claimant("w:1:b:r", "other", "cpu"))
     queue_workflows.cancel_job(found["id"])
     queue_workflows.retry_run(run["id"])
-    lease = job_tables.lease_of(job_tables.NODE_JOBS, held)
-    with database.transaction() as conn:
-        handback.hand_back(conn, lease, reason="cancelled")
+    with db.transaction() as conn:
+        transitions.hand_back(conn, held, "cancelled")
     assert job(found["id"])["status"] == "queued"
     dispatcher.start_run(run["id"])
     body.release.set()

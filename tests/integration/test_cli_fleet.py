@@ -6,15 +6,17 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from queue_workflows import config, errors, run_store, workers
-from queue_workflows import db as database
-from queue_workflows.cli import fleet, run_processes, run_snapshot, unserved_queues
+from queue_workflows import config, db, errors, run_store, runs, workers
+from queue_workflows.cli import command, fleet, run_processes, run_snapshot, unserved_queues
 from queue_workflows.runtime import identity, signals
 from queue_workflows.scheduler import ScheduleEntry
 from queue_workflows.worker import parent, pool_config
+from tests.support import console
+from tests.support.commands import TOYHOST
 
 
 def with_nodes() -> None:
@@ -171,7 +173,7 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
-    answers: list[set[str] | Exception] = [set(), database.OperationalError("away"), {"cpu"}]
+    answers: list[set[str] | Exception] = [set(), db.OperationalError("away"), {"cpu"}]
 
     def unserved(_: set[str]) -> set[str]:
         answer = answers.pop(0)
@@ -238,3 +240,44 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
     now[0] += run_processes.LOOK_EVERY_S
     helper.tick(run_snapshot.RunSnapshot({"status": "running"}, [], []))
     assert capsys.readouterr().err == ""
+
+
+# --- stop requests
+
+RUN = ("run", "chain", "--app", TOYHOST, "--input", "folder=/tmp")
+
+
+@pytest.mark.parametrize("moment", ["database", "processes"])
+def test_nothing_is_queued_after_a_stop_request(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    made = list[signals.StopRequest]()
+    prepare = command.prepare
+
+    def prepared(stop: signals.StopRequest, **more: Any) -> bool:
+        made.append(stop)
+        ready = prepare(stop, **more)
+        if moment == "database":
+            stop.request()
+        return ready
+
+    began = list[run_processes.RunProcesses]()
+
+    def begin(self: run_processes.RunProcesses) -> None:
+        began.append(self)
+        made[0].request()
+
+    monkeypatch.setattr(command, "prepare", prepared)
+    monkeypatch.setattr(run_processes.RunProcesses, "begin", begin)
+    said = console.command(*RUN)
+    assert said.code == 130
+    assert "queue-workflows: stopped before a run was queued\n" in said.err
+    assert "is queued" not in said.err
+    assert runs.list() == []
+    assert len(began) == (moment == "processes")
+    if moment == "database":
+        started = list[object]()
+        monkeypatch.setattr(fleet, "specs", lambda *a, **k: started.append(a) or [])
+        config.reset_for_tests()
+        assert console.command("up", "--app", TOYHOST).code == 0
+        assert started == []

@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from queue_workflows import config, queues, run_store, runs, workers
-from queue_workflows import db as database
-from queue_workflows.__main__ import main
-from queue_workflows.cli import command, fleet, interactive_run, run_processes
-from queue_workflows.runtime import entry_point, signals
-from tests.support import factories
+from queue_workflows import config, db, queues, run_store, runs, workers
+from tests.support import console, factories
 from tests.support.commands import TOYHOST
+from tests.support.wait import until
 
 RUN = ("run", "chain", "--app", TOYHOST, "--input", "folder=/tmp")
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
+def invoke(*argv: str) -> console.Done:
+    config.reset_for_tests()
+    return console.command(*argv)
 
 
-Invoke = Callable[..., Said]
-
-
-@pytest.fixture
-def invoke(capfd: pytest.CaptureFixture[str]) -> Invoke:
-    def call(*argv: str) -> Said:
-        config.reset_for_tests()
-        code = main(argv)
-        database.close_pool()
-        return Said(code, *capfd.readouterr())
-
-    return call
-
-
-def test_run_refuses_a_database_with_unfinished_runs_of_another_app(
-    db: ModuleType, invoke: Invoke
-) -> None:
+def test_run_refuses_a_database_with_unfinished_runs_of_another_app(db: ModuleType) -> None:
     theirs = run_store.insert_run(workflow_name="slow", status="running")["id"]
     said = invoke(*RUN)
-    assert said.code == entry_point.USAGE_ERROR
+    assert said.code == 2
     line = said.err.splitlines()[-1]
     for part in (f"1 run of 'slow': {theirs}", "`queue-workflows cancel RUN`", "--no-up"):
         assert part in line
@@ -57,44 +37,9 @@ def test_run_refuses_a_database_with_unfinished_runs_of_another_app(
     assert invoke(*RUN, "--no-wait").code == 0, "it starts no process that could harm them"
 
 
-@pytest.mark.parametrize("moment", ["database", "processes"])
-def test_nothing_is_queued_after_a_stop_request(
-    db: ModuleType, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    made = list[signals.StopRequest]()
-    prepare = command.prepare
-
-    def prepared(stop: signals.StopRequest, **more: Any) -> bool:
-        made.append(stop)
-        ready = prepare(stop, **more)
-        if moment == "database":
-            stop.request()
-        return ready
-
-    began = list[run_processes.RunProcesses]()
-
-    def begin(self: run_processes.RunProcesses) -> None:
-        began.append(self)
-        made[0].request()
-
-    monkeypatch.setattr(command, "prepare", prepared)
-    monkeypatch.setattr(run_processes.RunProcesses, "begin", begin)
-    said = invoke(*RUN)
-    assert said.code == entry_point.INTERRUPTED
-    assert "queue-workflows: stopped before a run was queued\n" in said.err
-    assert "is queued" not in said.err
-    assert runs.list() == []
-    assert len(began) == (moment == "processes")
-    if moment == "database":
-        started = list[object]()
-        monkeypatch.setattr(fleet, "specs", lambda *a, **k: started.append(a) or [])
-        assert invoke("up", "--app", TOYHOST).code == 0
-        assert started == []
-
-
-def test_a_status_that_no_run_has_is_refused(db: ModuleType, invoke: Invoke) -> None:
+def test_a_status_that_no_run_has_is_refused(db: ModuleType) -> None:
     said = invoke("runs", "--status", "bogus")
-    assert said.code == entry_point.USAGE_ERROR
+    assert said.code == 2
     assert "cancelled, completed, failed, queued, running" in said.err
     run_store.insert_run(workflow_name="w", status="drafted")
     assert "drafted" in invoke("runs", "--status", "bogus").err
@@ -102,18 +47,16 @@ def test_a_status_that_no_run_has_is_refused(db: ModuleType, invoke: Invoke) -> 
     assert invoke("runs", "--status", "failed").code == 0
 
 
-def test_the_demo_refuses_a_folder_without_texts(
-    db: ModuleType, invoke: Invoke, tmp_path: Path
-) -> None:
+def test_the_demo_refuses_a_folder_without_texts(db: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "program.py").touch()
     (tmp_path / "folder.txt").mkdir()
     said = invoke("demo", str(tmp_path), "--yes", "--out", str(tmp_path / "out"))
-    assert said.code == entry_point.USAGE_ERROR
+    assert said.code == 2
     assert f"{tmp_path}: it has no .txt or .md file" in said.err
     assert not (tmp_path / "out").exists()
 
 
-def test_status_shows_the_switches_that_are_off(db: ModuleType, invoke: Invoke) -> None:
+def test_status_shows_the_switches_that_are_off(db: ModuleType) -> None:
     workers.disable("box 2", "cpu", requested_by="ops")
     workers.enable("box", "gpu")
     assert (
@@ -126,15 +69,13 @@ def test_status_shows_the_switches_that_are_off(db: ModuleType, invoke: Invoke) 
 
 
 def test_where_there_is_no_server_the_way_to_one_names_the_app(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(tmp_path / "pg"))
     assert "`queue-workflows up --app MODULE[:CALLABLE]`" in invoke("status").err
 
 
-def test_jobs_show_shows_a_job_whose_id_a_run_has_too(
-    conn: database.Connection, invoke: Invoke
-) -> None:
+def test_jobs_show_shows_a_job_whose_id_a_run_has_too(conn: db.Connection) -> None:
     factories.run(conn, id="both")
     factories.ingest(conn, id="both", task_name="the job")
     assert json.loads(invoke("jobs", "show", "both", "--json").out)["task_name"] == "the job"
@@ -145,7 +86,7 @@ def test_jobs_show_shows_a_job_whose_id_a_run_has_too(
     "argv", [("why", "nothing"), ("jobs", "show", "nothing"), ("samples", "--job", "nothing")]
 )
 def test_an_unknown_id_is_reported_under_the_name_of_the_command(
-    db: ModuleType, invoke: Invoke, argv: tuple[str, ...]
+    db: ModuleType, argv: tuple[str, ...]
 ) -> None:
     said = invoke(*argv)
     name = " ".join(argv[: 1 + (argv[0] == "jobs")])
@@ -154,7 +95,7 @@ def test_an_unknown_id_is_reported_under_the_name_of_the_command(
 
 
 def test_inputs_of_a_run_that_is_not_there_are_none_of_a_run_that_waits_for_nobody(
-    db: ModuleType, invoke: Invoke
+    db: ModuleType,
 ) -> None:
     said = invoke("inputs", "nothing")
     assert (said.code, said.out) == (1, "")
@@ -164,7 +105,7 @@ def test_inputs_of_a_run_that_is_not_there_are_none_of_a_run_that_waits_for_nobo
     assert invoke("inputs", theirs, "--json")[:2] == (0, "[]\n")
 
 
-def test_status_prints_how_to_resume_a_paused_queue(db: ModuleType, invoke: Invoke) -> None:
+def test_status_prints_how_to_resume_a_paused_queue(db: ModuleType) -> None:
     queues.pause("cpu", requested_by="ops")
     queues.pause("load", partition="a b")
     lines = invoke("status").out.splitlines()
@@ -173,19 +114,23 @@ def test_status_prints_how_to_resume_a_paused_queue(db: ModuleType, invoke: Invo
     assert f"queue load, partition a b is paused: {again}" in lines
 
 
-def test_run_reports_that_its_queue_is_paused(
-    db: ModuleType, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_reports_that_its_queue_is_paused(db: ModuleType) -> None:
+    def cancel() -> None:
+        (run,) = until(runs.list)
+        runs.cancel(run["id"])
+
     queues.pause("cpu")
-    monkeypatch.setattr(interactive_run.Follower, "follow", lambda *_: None)
+    ending = threading.Thread(target=cancel)
+    ending.start()
     said = invoke(*RUN, "--no-up")
+    ending.join()
     note = "queue cpu is paused: `queue-workflows queues resume cpu` resumes it"
     assert f"queue-workflows: {note}\n" in said.err
 
 
-def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType, invoke: Invoke) -> None:
+def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType) -> None:
     said = invoke("queues", "paus", "load")
-    assert said.code == entry_point.USAGE_ERROR
+    assert said.code == 2
     assert said.err.splitlines()[-1] == (
         "queue-workflows queues: 'paus' is none of list, pause, resume, limit"
     )
@@ -195,7 +140,7 @@ def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType, invoke: In
 
 
 @pytest.mark.parametrize(("option", "example"), [("--bounce", "COMMAND"), ("--unit", "NAME")])
-def test_supervise_shows_what_its_option_takes(invoke: Invoke, option: str, example: str) -> None:
+def test_supervise_shows_what_its_option_takes(option: str, example: str) -> None:
     said = invoke("supervise", option, "cpu=")
-    assert said.code == entry_point.USAGE_ERROR
+    assert said.code == 2
     assert said.err.endswith(f"{option} 'cpu=': it should look like cpu={example}\n")

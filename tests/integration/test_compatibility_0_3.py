@@ -18,12 +18,11 @@ from queue_workflows import (
     model_registry,
     node_executor,
     node_queue,
+    runs,
     tasks,
 )
-from queue_workflows.dag import answers, widgets
-from queue_workflows.engine import attempts, handback, job_tables, recovery
 from queue_workflows.types import Row
-from tests.support import factories, transitions
+from tests.support import factories, flow, transitions
 
 
 def test_none_is_not_passed_to_configure() -> None:
@@ -48,31 +47,35 @@ def test_none_is_not_passed_to_configure() -> None:
     assert found.container_prefix == "ai_leads-"
 
 
-@pytest.fixture(autouse=True)
-def no_models() -> None:
-    model_registry.clear_for_tests()
-
-
 def test_there_is_always_a_registrar_of_models() -> None:
     config.get_config().builtin_model_registrar()
     assert not model_registry.known_ids()
 
 
+def asked(toy: flow.Flow, widget: str, answer: str, **keys: Any) -> dict[str, Any]:
+    """Return the question of a run that a person then answers so."""
+    toy.define({"id": "it", "kind": "input", "widget": widget, "target": "answer", **keys})
+    run_id = toy.started()
+    assert node_queue.mark_awaiting_input(flow.job(run_id, "it")["id"]) is not None
+    toy.look()
+    runs.answer(run_id, "it", answer, check=True)
+    return flow.job(run_id, "it")["input_spec"]
+
+
 @pytest.mark.parametrize("key", ["options", "turnout_options"])
-def test_turnout_offers_what_either_key_names(key: str) -> None:
-    step = {"id": "ask", "widget": "turnout", key: ["left", {"label": "Right", "value": "r"}]}
-    spec = widgets.build_spec(step, context={}, out_dir=None)
-    assert spec["turnout_options"] == [
+def test_turnout_offers_what_either_key_names(toy: flow.Flow, key: str) -> None:
+    options: Any = {key: ["left", {"label": "Right", "value": "r"}]}
+    assert asked(toy, "turnout", "r", **options)["turnout_options"] == [
         {"label": "left", "value": "left"},
         {"label": "Right", "value": "r"},
     ]
-    answers.check(spec, "r", "it")
 
 
-def test_an_upload_without_accept_takes_any_file_and_a_missing_prompt_is_empty() -> None:
-    spec = widgets.build_spec({"id": "up", "widget": "file_upload"}, context={}, out_dir=None)
+def test_an_upload_without_accept_takes_any_file_and_a_missing_prompt_is_empty(
+    toy: flow.Flow,
+) -> None:
+    spec = asked(toy, "file_upload", "any.bin")
     assert (spec["accept"], spec["prompt"]) == ("*/*", "")
-    answers.check(spec, "any.bin", "it")
 
 
 def test_a_skipped_job_needs_no_module(db: ModuleType) -> None:
@@ -155,22 +158,16 @@ def _requeue_by_sql_without_owner(conn: Any, job: Row) -> None:
     )
 
 
-def _lease(job: Row) -> job_tables.Lease:
-    return job_tables.lease_of(transitions.table_of(job), job)
-
-
 WAYS: dict[str, Callable[[Any, Row], object]] = {
     "reclaim": _requeue_by_reclaim,
     "plain SQL": _requeue_by_sql,
     "plain SQL that clears the owner": _requeue_by_sql_without_owner,
-    "hand-back": lambda conn, job: handback.hand_back(conn, _lease(job), reason="shutdown"),
-    "hand-back of all": lambda conn, job: handback.hand_back_all(
-        conn, [_lease(job)], reason="shutdown"
-    ),
-    "OFF": lambda conn, job: handback.hand_back(conn, _lease(job), reason="off", front=True),
-    "retry": lambda conn, job: attempts.fail(conn, _lease(job), error="no", most=2),
-    "dead process": lambda conn, job: recovery.reclaim_dead(
-        conn, transitions.table_of(job), prefix=job["worker_id"], evidence="killed"
+    "hand-back": transitions.hand_back,
+    "hand-back of all": lambda conn, job: transitions.hand_back_all(conn, [job]),
+    "OFF": lambda conn, job: transitions.hand_back(conn, job, "off", front=True),
+    "retry": lambda conn, job: transitions.fail(conn, job, most=2),
+    "dead process": lambda conn, job: transitions.reclaim_dead(
+        conn, transitions.kind_of(job), job["worker_id"]
     ),
 }
 
@@ -178,8 +175,7 @@ WAYS: dict[str, Callable[[Any, Row], object]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", ["node", "ingest"])
 def test_a_job_that_goes_back_belongs_to_nobody(db: ModuleType, family: str, way: str) -> None:
-    with db.connection() as conn:
-        conn.autocommit = True
+    with db.connect() as conn:
         if family == "node":
             factories.node(conn)
             job = transitions.claim_node(conn)
@@ -201,12 +197,9 @@ def test_a_job_that_goes_back_belongs_to_nobody(db: ModuleType, family: str, way
 
 
 def test_a_watchdog_puts_its_node_to_the_front(db: ModuleType) -> None:
-    with db.connection() as conn:
-        conn.autocommit = True
+    with db.connect() as conn:
         factories.node(conn, priority=100)
-        first = attempts.end_by_watchdog(
-            conn, _lease(transitions.claim_node(conn)), error="stalled", seconds=1.0
-        )
+        first = transitions.end_by_watchdog(conn, transitions.claim_node(conn))
         assert first is not None
         assert (first["status"], first["priority"], first["claimed_by"]) == ("queued", 10, None)
 
@@ -216,8 +209,7 @@ def test_a_watchdog_puts_its_node_to_the_front(db: ModuleType) -> None:
 def test_a_gpu_worker_without_a_model_prefers_jobs_without_one(
     db: ModuleType, models: list[str] | None, priority: int
 ) -> None:
-    with db.connection() as conn:
-        conn.autocommit = True
+    with db.connect() as conn:
         run = factories.run(conn)
         for node, model in (("a", "sd"), ("b", None), ("c", "sd"), ("d", None)):
             factories.node(conn, run, node, queue="gpu", required_model=model)
@@ -233,8 +225,7 @@ def test_a_job_that_is_not_claimed_is_skipped_before_its_handler_runs(db: Module
     ran: list[str] = []
     config.register_node("m", lambda: ran.append("node"))
     config.register_ingest_task("t", lambda reason: ran.append(reason))
-    with db.connection() as conn:
-        conn.autocommit = True
+    with db.connect() as conn:
         node = factories.node(conn, node_module="m")
         job = factories.ingest(conn, task_name="t")
         assert node_executor.execute_node(node) == "skipped"
@@ -275,8 +266,7 @@ def test_a_model_cache_needs_no_more_than_require_model(
 ) -> None:
     got: list[str] = []
     config.register_node("m", lambda model_handle: got.append(model_handle))
-    with db.connection() as conn:
-        conn.autocommit = True
+    with db.connect() as conn:
         run = factories.run(conn)
         for node_id in ("a", "b"):
             factories.node(conn, run, node_id, queue="gpu", required_model="sd", node_module="m")

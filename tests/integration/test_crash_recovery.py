@@ -9,17 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from queue_workflows import config, jobs, node_queue, run_store
-from queue_workflows import db as engine
-from queue_workflows.engine import claims, job_tables, recovery
-from queue_workflows.runtime import identity, supervisor
-from queue_workflows.worker import crash_recovery, guards, notes
-from tests.support import factories, proxy, transitions
-from tests.support.wait import until
+from tests.support import app_triggers, deaths, factories, proxy, transitions, worker_notes
+from tests.support.wait import patience, until
 
 LABEL = "box"
 CLAIM_AND_DIE = """
@@ -41,10 +36,10 @@ def job(run_id: str, node_id: str) -> dict[str, object]:
     return next(j for j in node_queue.list_jobs_for_run(run_id) if j["node_id"] == node_id)
 
 
-def a_worker_that_dies() -> supervisor.Exit:
+def a_worker_that_dies() -> deaths.Death:
     dead = subprocess.Popen([sys.executable, "-c", CLAIM_AND_DIE])
     assert dead.wait(30) == -signal.SIGKILL
-    return supervisor.Exit("cpu-1", dead.pid, None, signal.SIGKILL, 42, 0.5)
+    return deaths.killed(dead.pid)
 
 
 def count_connects(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -67,8 +62,8 @@ def test_only_the_dead_ones_claim_comes_back_with_its_crash_counted(db: ModuleTy
     assert alive
     ended = a_worker_that_dies()
     with db.connect() as conn:
-        rows = crash_recovery.recover_claims(conn, ended, host_label=LABEL)
-        assert crash_recovery.recover_claims(conn, ended, host_label=LABEL) == []
+        rows = deaths.recover(conn, ended, LABEL)
+        assert deaths.recover(conn, ended, LABEL) == []
     assert [row["node_id"] for row in rows] == ["b"]
     back = job(run_id, "b")
     assert (back["status"], back["crash_count"], back["priority"]) == ("queued", 1, 10)
@@ -80,9 +75,9 @@ def test_ingest_claims_come_back_too(db: ModuleType) -> None:
     config.register_ingest_task("t", lambda reason: {})
     job_id = jobs.enqueue(task_name="t", queue="fetch")
     assert node_queue.claim_next_ingest_job("fetch", host=LABEL)
-    ended = supervisor.Exit("fetch", os.getpid(), 1, None, 0, 1.0)
+    ended = deaths.of(code=1)
     with db.connect() as conn:
-        crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        deaths.recover(conn, ended, LABEL)
     row = node_queue.get_ingest_job(job_id)
     assert row
     assert (row["status"], row["crash_count"]) == ("queued", 1)
@@ -96,11 +91,12 @@ def test_only_a_worker_that_runs_handlers_itself_charges_what_it_has_claimed(
 ) -> None:
     config.register_ingest_task("t", lambda reason: {})
     jobs.enqueue_many(task_name="t", queue="fetch", args=[{}] * 3)
-    who = transitions.Claimant(identity.new_worker_id(LABEL, executors=executors), LABEL, "fetch")
-    ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
+    worker_id = deaths.id_with_executors(LABEL) if executors else deaths.worker_id(LABEL)
+    who = transitions.Claimant(worker_id, LABEL, "fetch")
+    ended = deaths.killed()
     with db.connect() as conn:
         assert len(transitions.claim(conn, who, 3)) == 3
-        changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL, excused=excused)
+        changed = deaths.recover(conn, ended, LABEL, excused=excused)
         rows = conn.execute("SELECT * FROM ingest_jobs ORDER BY seq").fetchall()
         events = conn.execute("SELECT event_type AS type, detail FROM ingest_job_events").fetchall()
     assert len(changed) == 3
@@ -116,13 +112,13 @@ def test_only_a_worker_that_runs_handlers_itself_charges_what_it_has_claimed(
 def test_the_claims_of_every_queue_of_a_pool_come_back_uncounted(db: ModuleType) -> None:
     config.register_ingest_task("t", lambda reason: {})
     queues = ["fetch", "load"]
-    ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
+    ended = deaths.killed()
     with db.connect() as conn:
         for queue in queues:
             jobs.enqueue_many(task_name="t", queue=queue, args=[{}] * 2)
-            who = transitions.Claimant(identity.new_worker_id(LABEL, executors=True), LABEL, queue)
+            who = transitions.Claimant(deaths.id_with_executors(LABEL), LABEL, queue)
             assert len(transitions.claim(conn, who, 2)) == 2
-        changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        changed = deaths.recover(conn, ended, LABEL)
         rows = conn.execute("SELECT * FROM ingest_jobs").fetchall()
         events = conn.execute(
             "SELECT e.worker_id = c.worker_id AS own FROM ingest_job_events e"
@@ -142,16 +138,15 @@ def test_each_job_of_the_dead_gets_its_death_certificate(db: ModuleType) -> None
         node_queue.claim_next_ingest_job("fetch", host=LABEL),
         node_queue.claim_next_cpu_job(host=LABEL),
     )
-    ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
-    prefix = identity.process_prefix(LABEL, os.getpid())
+    ended = deaths.killed()
     with db.connect() as conn:
         conn.execute("""UPDATE workflow_node_jobs SET progress = '{"step": 3}'""")
         conn.execute(
             "INSERT INTO workers (worker_id, host_label, queue, pid, detail)"
             " VALUES (%s, 'box', 'cpu', 1, '{\"gpu\": {\"use_pct\": 7}}')",
-            (prefix + "x",),
+            (deaths.worker_id(LABEL, suffix="y"),),
         )
-        crash_recovery.recover_claims(conn, ended, host_label=LABEL, oom_kills=1)
+        deaths.recover(conn, ended, LABEL, oom_kills=1)
         for table, job_id, progress, claim in (
             ("workflow_node_events", job(run_id, "a")["id"], {"step": 3}, held[1]),
             ("ingest_job_events", ingest_id, None, held[0]),
@@ -184,8 +179,8 @@ def test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_be
         conn.execute("UPDATE workflow_node_jobs SET crash_count = 2")
         claim = node_queue.claim_next_cpu_job(host=LABEL)
         assert claim
-        ended = supervisor.Exit("w", os.getpid(), None, signal.SIGSEGV, 42, 0.5)
-        crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        ended = deaths.of(signum=signal.SIGSEGV)
+        deaths.recover(conn, ended, LABEL)
     dead = job(run_id, "a")
     assert dead["status"] == "failed"
     assert re.fullmatch(
@@ -208,13 +203,13 @@ def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(db: Mo
     run_id = queued("a", "b")
     claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
     assert claims[0]
-    ended = supervisor.Exit("w", os.getpid(), 0, None, 42, 0.5, "did not stop within 12.0 s")
+    ended = deaths.of(code=0, overdue="did not stop within 12.0 s")
     with db.connect() as conn:
         conn.execute(
             "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, %s, 'cpu', %s)",
             (claims[0]["worker_id"], LABEL, os.getpid()),
         )
-        crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        deaths.recover(conn, ended, LABEL)
         assert conn.execute("SELECT state FROM workers").fetchall() == [{"state": "stopped"}]
     for name in "ab":
         back = job(run_id, name)
@@ -226,8 +221,7 @@ def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(db: Mo
 
 
 def test_a_death_is_written_into_the_workers_row(db: ModuleType) -> None:
-    worker_id = identity.process_prefix(LABEL, 4321) + "x"
-    other = identity.process_prefix(LABEL, 43210) + "x"
+    worker_id, other = deaths.worker_id(LABEL, 4321), deaths.worker_id(LABEL, 43210)
     with db.connect() as conn:
         for name in (worker_id, other):
             conn.execute(
@@ -235,8 +229,8 @@ def test_a_death_is_written_into_the_workers_row(db: ModuleType) -> None:
                 " VALUES (%s, 'box', 'cpu', 1)",
                 (name,),
             )
-        ended = supervisor.Exit("cpu-1", 4321, None, signal.SIGKILL, 42, 0.5)
-        crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        ended = deaths.killed(4321)
+        deaths.recover(conn, ended, LABEL)
         rows = conn.execute("SELECT worker_id, state, detail FROM workers").fetchall()
     found = {row["worker_id"]: (row["state"], row["detail"].get("signal")) for row in rows}
     assert found == {worker_id: ("dead", 9), other: ("idle", None)}
@@ -247,11 +241,11 @@ def test_a_death_is_recovered_once_the_database_is_back(
 ) -> None:
     run_id = queued("a")
     ended = a_worker_that_dies()
-    monkeypatch.setattr(crash_recovery, "RETRY_S", 0.05)
+    deaths.retry_after(monkeypatch, 0.05)
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://127.0.0.1:1/none_test")
     tries = count_connects(db, monkeypatch)
-    with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
-        recovery_thread.report(ended)
+    with deaths.parent(LABEL) as report:
+        report(ended)
         until(lambda: len(tries) >= 2)
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", dsn)
         until(lambda: job(run_id, "a")["status"] == "queued")
@@ -263,14 +257,12 @@ def test_a_claim_executed_after_the_workers_death_is_handed_back_too(
     """A finish that was under way at the death, and with it the claim of the next job."""
     run_id = queued("a", "b")
     ended = a_worker_that_dies()
-    monkeypatch.setattr(crash_recovery, "AGAIN_S", 0.3)
-    monkeypatch.setattr(identity, "process_exists", lambda _: False)
-    with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
-        recovery_thread.report(ended._replace(pid=os.getpid()))
-        recovery_thread.report(ended)
+    deaths.look_again_after(monkeypatch, patience(1.0))
+    who = transitions.Claimant(deaths.worker_id(LABEL, ended.pid), LABEL, "cpu")
+    with deaths.parent(LABEL) as report, db.connect() as conn:
+        report(ended)
         until(lambda: job(run_id, "a")["crash_count"] == 1)
-        late = node_queue.claim_next_cpu_job(host=LABEL)
-        assert late
+        late = transitions.claim_node(conn, who)
         until(lambda: job(run_id, late["node_id"])["status"] == "queued")
     assert job(run_id, late["node_id"])["claim_no"] == late["claim_no"]
 
@@ -285,9 +277,9 @@ def test_a_worker_that_left_a_note_is_charged_nothing_by_its_parent(
     monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
     run_id = queued("a")
     ended = a_worker_that_dies()._replace(code=code, signal=None)
-    notes.write_note([f"{identity.process_prefix(name, ended.pid)}random"], [])
-    with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
-        recovery_thread.report(ended)
+    worker_notes.leave(deaths.worker_id(name, ended.pid))
+    with deaths.parent(LABEL) as report:
+        report(ended)
         until(lambda: job(run_id, "a")["status"] == "queued")
     assert job(run_id, "a")["crash_count"] == counted
 
@@ -298,30 +290,19 @@ def test_a_crash_that_a_sweep_counted_while_the_parent_had_no_connection_is_subt
     monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_CONNECT_TIMEOUT_S", "2")
     config.register_ingest_task("t", lambda reason: {})
-    job_id = jobs.enqueue(task_name="t", queue="fetch")
-    ended = supervisor.Exit("w", dead_pid(), guards.EXIT_LOST, None, 42, 0.5)
-    worker_id = f"{identity.process_prefix(LABEL, ended.pid)}random"
+    jobs.enqueue(task_name="t", queue="fetch")
+    ended = deaths.of(deaths.dead_pid(), code=77)
+    worker_id = deaths.worker_id(LABEL, ended.pid)
     with proxy.Proxy(dsn) as wire, db.connect() as conn:
-        (held,) = claims.ingest_step(conn, transitions.Claimant(worker_id, LABEL, "fetch"), claim=1)
-        lease = job_tables.lease_of(job_tables.INGEST_JOBS, held)
+        held = transitions.claim_ingest(conn, transitions.Claimant(worker_id, LABEL, "fetch"))
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", wire.dsn)
-        notes.write_note([worker_id], [lease])
-        with crash_recovery.CrashRecovery(LABEL) as subject:
+        worker_notes.leave_with(worker_id, held)
+        with deaths.parent(LABEL) as report:
             wire.freeze()
-            subject.report(ended)
-            recovery.charge(conn, lease, evidence="a sweep")
+            report(ended)
+            transitions.charge(conn, held, evidence="a sweep")
             wire.thaw()
-            until(lambda: crashes(conn, job_id) == 0)
-
-
-def dead_pid() -> int:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    assert dead.wait(30) == 0
-    return dead.pid
-
-
-def crashes(conn: engine.Connection, job_id: str) -> int:
-    return factories.one(conn, "SELECT crash_count FROM ingest_jobs WHERE id = %s", job_id)
+            until(lambda: factories.reread(conn, held)["crash_count"] == 0)
 
 
 def test_the_end_of_recovery_retries_what_is_still_open(
@@ -330,11 +311,10 @@ def test_the_end_of_recovery_retries_what_is_still_open(
     run_id = queued("a")
     ended = a_worker_that_dies()
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://127.0.0.1:1/none_test")
-    monkeypatch.setattr(crash_recovery, "RETRY_S", 60.0)
+    deaths.retry_after(monkeypatch, 60.0)
     tries = count_connects(db, monkeypatch)
-    with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
-        until(lambda: not recovery_thread._loop._woken)
-        recovery_thread.report(ended)
+    with deaths.parent(LABEL) as report:
+        report(ended)
         until(lambda: tries)
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", dsn)
     assert job(run_id, "a")["status"] == "queued"
@@ -343,9 +323,9 @@ def test_the_end_of_recovery_retries_what_is_still_open(
 def test_a_pid_in_use_again_proves_nothing(db: ModuleType) -> None:
     run_id = queued("a")
     assert node_queue.claim_next_cpu_job(host=LABEL)
-    ended = supervisor.Exit("cpu-1", os.getpid(), None, signal.SIGKILL, 0, 0.5)
-    with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
-        recovery_thread.report(ended)
+    ended = deaths.killed()
+    with deaths.parent(LABEL) as report:
+        report(ended)
     assert job(run_id, "a")["status"] == "running"
 
 
@@ -358,25 +338,31 @@ def test_a_pid_in_use_again_proves_nothing(db: ModuleType) -> None:
         (None, None, 0, "ended for an unknown reason"),
     ],
 )
-def test_the_evidence_has_the_cause_of_death(
-    code: int | None, signum: int | None, rss: int, said: str
+def test_the_history_has_the_cause_of_death(
+    db: ModuleType, code: int | None, signum: int | None, rss: int, said: str
 ) -> None:
-    assert crash_recovery.evidence(supervisor.Exit("c", 1, code, signum, rss, 1.0)) == said
+    config.register_ingest_task("t", lambda reason: {})
+    jobs.enqueue(task_name="t", queue="fetch")
+    with db.connect() as conn:
+        transitions.claim_ingest(
+            conn, transitions.Claimant(deaths.id_with_executors(LABEL), LABEL, "fetch")
+        )
+        deaths.recover(conn, deaths.of(code=code, signum=signum, rss_mb=rss), LABEL)
+        query = "SELECT detail ->> 'reason' FROM ingest_job_events WHERE event_type = 'requeued'"
+        assert factories.one(conn, query) == f"its worker {said}"
 
 
 DEEP = """(repeat('{"a":', %s) || '1' || repeat('}', %s))::jsonb"""
 
 
-def dies_holding(db: ModuleType, *node_ids: str) -> tuple[str, supervisor.Exit]:
+def dies_holding(db: ModuleType, *node_ids: str) -> tuple[str, deaths.Death]:
     """A worker of `box` that died with these nodes claimed; the run, and its death record."""
     run_id = queued(*node_ids)
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    assert dead.wait(30) == 0
-    prefix = identity.process_prefix(LABEL, dead.pid)
+    ended = deaths.killed(deaths.dead_pid())
+    who = transitions.Claimant(deaths.worker_id(LABEL, ended.pid), LABEL, "cpu")
     with db.connect() as conn:
-        for _ in node_ids:
-            assert claims.node_step(conn, transitions.Claimant(f"{prefix}x", LABEL, "cpu"))
-    return run_id, supervisor.Exit("cpu-1", dead.pid, None, signal.SIGKILL, 42, 0.5)
+        assert len([transitions.claim_node(conn, who) for _ in node_ids]) == len(node_ids)
+    return run_id, ended
 
 
 @pytest.mark.parametrize("levels", [100, 1200])
@@ -389,7 +375,7 @@ def test_progress_that_no_record_can_hold_keeps_no_job_from_coming_back(
             f"UPDATE workflow_node_jobs SET progress = {DEEP} WHERE node_id = 'a'",
             (levels, levels),
         )
-        rows = crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        rows = deaths.recover(conn, ended, LABEL)
     assert sorted(row["node_id"] for row in rows) == ["a", "b"]
     death = events_of(db, run_id, "a")["death"]
     detail = death["detail"]
@@ -405,21 +391,11 @@ def test_a_job_that_cannot_be_written_is_left_to_its_lease_and_the_others_come_b
     run_id, ended = dies_holding(db, "a", "b", "c")
     if sentenced:
         ended = ended._replace(overdue="did not stop in time")
-    with db.connect() as conn:
-        conn.execute(
-            "CREATE FUNCTION app_refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-            " IF OLD.node_id = 'b' THEN RAISE EXCEPTION 'the app refuses'; END IF;"
-            " RETURN NEW; END $$"
-        )
-        conn.execute(
-            "CREATE TRIGGER a_app_refuses BEFORE UPDATE ON workflow_node_jobs"
-            " FOR EACH ROW EXECUTE FUNCTION app_refuses()"
-        )
-        try:
-            rows = crash_recovery.recover_claims(conn, ended, host_label=LABEL)
-        finally:
-            conn.execute("DROP TRIGGER a_app_refuses ON workflow_node_jobs")
-            conn.execute("DROP FUNCTION app_refuses()")
+    with (
+        db.connect() as conn,
+        app_triggers.refusing(conn, "workflow_node_jobs", "OLD.node_id = 'b'"),
+    ):
+        rows = deaths.recover(conn, ended, LABEL)
     assert sorted(str(row["node_id"]) for row in rows) == ["a", "c"]
     assert job(run_id, "b")["status"] == "running"
     assert job(run_id, "a")["crash_count"] == (0 if sentenced else 1)
@@ -427,19 +403,22 @@ def test_a_job_that_cannot_be_written_is_left_to_its_lease_and_the_others_come_b
 
 
 def test_a_dead_worker_that_cannot_be_recovered_holds_up_no_other(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+    db: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, first = dies_holding(db, "a")
     run_id, second = dies_holding(db, "b")
-    recover_claims = crash_recovery.recover_claims
-
-    def raises(conn: Any, ended: supervisor.Exit, **more: Any) -> Any:
-        if ended.pid == first.pid:
-            conn.execute("SELECT 1 / 0")
-        return recover_claims(conn, ended, **more)
-
-    monkeypatch.setattr(crash_recovery, "recover_claims", raises)
-    with crash_recovery.CrashRecovery(LABEL) as subject:
-        subject.report(first)
-        subject.report(second)
-        until(lambda: job(run_id, "b")["status"] == "queued")
+    worker_id = deaths.worker_id(LABEL, first.pid)
+    with db.connect() as conn:
+        factories.insert(
+            conn, "workers", worker_id=worker_id, host_label=LABEL, queue="cpu", pid=first.pid
+        )
+        # Its death can never be recorded.
+        conn.execute("ALTER TABLE workers ADD CONSTRAINT no_death CHECK (state <> 'dead')")
+        try:
+            with deaths.parent(LABEL) as report:
+                report(first)
+                report(second)
+                until(lambda: job(run_id, "b")["status"] == "queued")
+        finally:
+            conn.execute("ALTER TABLE workers DROP CONSTRAINT no_death")
+    assert "its claims end with their leases" in caplog.text

@@ -11,12 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import psycopg
+import psycopg_pool
 import pytest
 from psycopg import conninfo
 from psycopg.rows import tuple_row
 
 from queue_workflows import config, errors, jobs, run_store
-from queue_workflows.runtime import service
 from tests.support import factories, wait
 from tests.support.proxy import Proxy
 
@@ -108,22 +108,30 @@ def test_an_engine_connection_that_died_in_the_pool_is_replaced_unseen(db: Modul
 
 
 def test_a_connection_used_a_moment_ago_is_lent_without_a_round_trip(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+    db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from queue_workflows.db import pool
+    lent: list[Any] = []
 
-    with db.statement() as conn:
-        lent = conn
-    pings: list[object] = []
-    monkeypatch.setattr(pool, "_ping", pings.append)
-    with db.statement() as conn:
-        assert conn is lent
-    assert pings == []
-    monkeypatch.setattr(lent, "seen", time.monotonic() - pool.TRUSTED_S - 1)
-    for _ in range(2):
+    def lend() -> None:
         with db.statement() as conn:
-            assert conn is lent
-        assert pings == [lent]
+            lent.append(conn)
+
+    with Proxy(dsn) as wire:
+        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", wire.dsn)
+        lend()
+        wire.freeze()
+        lend()
+        now = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: now() + 60)
+        late = threading.Thread(target=lend)
+        late.start()
+        wait.until(lambda: wire.holds_back(b""))
+        wire.thaw()
+        late.join(10)
+        wire.freeze()
+        lend()
+        db.close_pool()
+    assert [conn is lent[0] for conn in lent] == [True] * 4
 
 
 def test_a_statement_commits_itself_and_a_transaction_does_at_its_end(db: ModuleType) -> None:
@@ -169,15 +177,18 @@ def test_a_kept_connection_is_lent_when_it_is_free_and_answers(
         own = kept.get()
         used = threading.Barrier(2)
 
-        def use(stop: threading.Event) -> None:
+        def use() -> None:
             with kept.using():
                 used.wait(5)
-                stop.wait(10)
+                used.wait(10)
 
-        with service.Pool("user", 1, use):
-            used.wait(5)
-            with kept.lend(within_s=0.1, statement_s=2) as none:
-                assert none is None, "another thread uses it"
+        user = threading.Thread(target=use)
+        user.start()
+        used.wait(5)
+        with kept.lend(within_s=0.1, statement_s=2) as none:
+            assert none is None, "another thread uses it"
+        used.wait(5)
+        user.join(10)
         assert not own.closed
         wire.freeze()
         with kept.lend(within_s=0.1, statement_s=2) as none:
@@ -251,20 +262,34 @@ def test_a_fork_drops_the_pool_and_leaves_the_parents_connections_alone(db: Modu
         assert conn.info.backend_pid == parent_pid
 
 
-def test_a_fork_while_a_thread_opens_the_pool_does_not_hang_the_child(db: ModuleType) -> None:
-    from queue_workflows.db import pool
+def test_a_fork_while_a_thread_opens_the_pool_does_not_hang_the_child(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens, may_open = threading.Event(), threading.Event()
+    really_open = psycopg_pool.ConnectionPool.open
 
-    with pool._lock:
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            try:
-                with db.connection() as conn:
-                    conn.execute("SELECT 1")
-                db.close_pool()
-            except BaseException:
-                os._exit(1)
-            os._exit(0)
+    def open_late(*arguments: Any, **more: Any) -> None:
+        opens.set()
+        may_open.wait(10)
+        really_open(*arguments, **more)
+
+    monkeypatch.setattr(psycopg_pool.ConnectionPool, "open", open_late)
+    opening = threading.Thread(target=db.get_pool)
+    opening.start()
+    assert opens.wait(10)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        may_open.set()
+        try:
+            with db.connection() as conn:
+                conn.execute("SELECT 1")
+            db.close_pool()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    may_open.set()
+    opening.join(10)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -576,9 +601,11 @@ def test_a_dedicated_connection_returns_notifications_between_and_during_stateme
     wait.until(lambda: kept.read() or len(received) >= 2)
     assert received == ["a", "b"]
 
+    told: list[str] = ["c"]
+
     def meanwhile(_: int) -> None:
-        if "c" not in received:
-            notify(db, "c")
+        if told:
+            notify(db, told.pop())
             kept.read()  # leaves the reply to the statement
 
     with kept.serving(meanwhile):

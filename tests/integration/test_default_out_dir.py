@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
 import queue_workflows
 from queue_workflows import claim_worker, config, dispatcher, node_queue, run_store
-from queue_workflows.admin import doctor as facts
-from queue_workflows.dag import run_folder
-from tests.support import factories, flow
+from tests.support import console, factories, flow
 
 
 @pytest.fixture
@@ -23,10 +20,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def app(db: ModuleType, folder: Path) -> Iterator[flow.Flow]:
-    made = flow.Flow()
-    yield made
-    made.close()
+def app(toy: flow.Flow, folder: Path) -> flow.Flow:
+    return toy
 
 
 def writes(out: Path) -> None:
@@ -67,32 +62,44 @@ def test_a_job_that_an_app_queued_into_its_own_run_has_a_folder(
     assert flow.run(run_id)["out_dir"] == str(folder / "mine")
 
 
+def folder_of(toy: flow.Flow, run_id: str = "r") -> Path:
+    """Return the folder that a run with this id gets, which plain SQL has inserted."""
+    toy.dag(a="")
+    factories.execute("INSERT INTO workflow_runs (id, workflow_name) VALUES (%s, 'w')", run_id)
+    toy.look()
+    found = flow.run(run_id)["out_dir"]
+    assert run_store.delete_run(run_id)
+    return Path(found)
+
+
 @pytest.mark.parametrize("run_id", ["../../x", "/etc", ".hidden", "a/b", "", "x" * 500, "a\nb"])
-def test_no_id_leads_out_of_the_folder(folder: Path, run_id: str) -> None:
-    found = Path(run_folder.of_run(run_id))
+def test_no_id_leads_out_of_the_folder(app: flow.Flow, folder: Path, run_id: str) -> None:
+    found = folder_of(app, run_id)
     assert found.parent == folder
     assert found.name.startswith("run-")
-    assert os.fspath(found) == run_folder.of_run(run_id), "the same on every call"
+    assert found == folder_of(app, run_id), "the same for every run of this id"
 
 
 def test_the_folder_is_the_knobs_then_the_first_root_then_the_data_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    toy: flow.Flow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_OUT_ROOTS", f"{tmp_path}{os.pathsep}/other")
     monkeypatch.setenv("QUEUE_WORKFLOWS_OUTPUTS_DIR", str(tmp_path / "named"))
-    assert run_folder.folder() == tmp_path / "named"
+    assert folder_of(toy).parent == tmp_path / "named"
     monkeypatch.delenv("QUEUE_WORKFLOWS_OUTPUTS_DIR")
-    assert run_folder.folder() == tmp_path / "runs"
+    assert folder_of(toy).parent == tmp_path / "runs"
     monkeypatch.delenv("QUEUE_WORKFLOWS_OUT_ROOTS")
-    assert run_folder.folder() == config.data_folder() / "outputs"
+    assert folder_of(toy).parent == config.data_folder() / "outputs"
 
 
-def test_machines_are_counted_that_run_nodes(db: ModuleType) -> None:
-    with db.connection() as conn:
-        for number, (host, queue) in enumerate((("a", "cpu"), ("a", "gpu"), ("b", "load"))):
-            factories.insert(
-                conn, "workers", worker_id=str(number), host_label=host, queue=queue, pid=1
-            )
-        assert facts.machines(conn) == 1
-        factories.insert(conn, "workers", worker_id="9", host_label="b", queue="cpu", pid=1)
-        assert facts.machines(conn) == 2
+def test_machines_are_counted_that_run_nodes(
+    conn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("QUEUE_WORKFLOWS_OUTPUTS_DIR")
+    for number, (host, queue) in enumerate((("a", "cpu"), ("a", "gpu"), ("b", "load"))):
+        factories.insert(
+            conn, "workers", worker_id=str(number), host_label=host, queue=queue, pid=1
+        )
+    assert "on each of" not in console.command("doctor").out
+    factories.insert(conn, "workers", worker_id="9", host_label="b", queue="cpu", pid=1)
+    assert ", on each of 2 machines" in console.command("doctor").out

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import queue_workflows
-from queue_workflows import config, node_pool
-from queue_workflows import db as engine
-from queue_workflows.db import statements
-from queue_workflows.engine import pending
-from tests.support import counting_cursor, database, factories, flow, wait
+from queue_workflows import config, db, node_pool
+from tests.support import counting_cursor, factories, flow, wait
 
 DUE = "now() + interval '1 second'"
 LATE = timedelta(seconds=1)
@@ -26,12 +21,10 @@ HOSTILE = {"-infinity": True, "4713-01-01 BC": True, "infinity": False, "294276-
 
 
 @pytest.fixture
-def host(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[flow.Flow]:
+def host(toy: flow.Flow, monkeypatch: pytest.MonkeyPatch) -> flow.Flow:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "30")
-    made = flow.Flow()
-    made.dag(a="")
-    yield made
-    made.close()
+    toy.dag(a="")
+    return toy
 
 
 @contextmanager
@@ -40,7 +33,7 @@ def running() -> Iterator[None]:
     pool = node_pool.NodePool()
     pool.start()
     try:
-        with engine.connect() as conn:
+        with db.connect() as conn:
             listening = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%%'"
             wait.until(lambda: factories.column(conn, listening))
         yield
@@ -138,30 +131,27 @@ def test_hostile_times_stop_no_other_run(
 def test_only_a_run_that_is_due_before_the_next_poll_shortens_the_wait(
     host: flow.Flow, conn: Any
 ) -> None:
-    def run_due_s() -> float | None:
-        return pending.work(conn, within_s=30).run_due_s
-
-    assert run_due_s() is None
     delayed(conn, "now() + interval '1 hour'")
-    delayed(conn, "now() - interval '1 hour'")
     delayed(conn, DUE, mode="step")
     delayed(conn, DUE, status="draft")
-    assert run_due_s() is None
+    host.look()
+    assert host.pool._poll_s() > 20
     delayed(conn, "now() + interval '25 seconds'")
     delayed(conn, "now() + interval '20 seconds'")
-    due_s = run_due_s()
-    assert due_s is not None and 10 < due_s <= 20
     host.look()
     assert 10 < host.pool._poll_s() <= 20
 
 
-@pytest.mark.parametrize("within_s", [0.0, -1.0, 1e300, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("poll_s", ["0", "-1", "1e300", "inf", "-inf", "nan"])
 def test_no_setting_of_the_poll_makes_the_check_fail(
-    db: ModuleType, conn: Any, within_s: float
+    host: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch, poll_s: str
 ) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", poll_s)
     delayed(conn, "now() + interval '30 seconds'")
-    due_s = pending.work(conn, within_s=within_s).run_due_s
-    assert (due_s is None) == (within_s <= 0)
+    run_id, _ = delayed(conn, "now() - interval '1 second'")
+    host.look()
+    assert flow.status(run_id) == "running"
+    assert 0 <= host.pool._poll_s() <= 30
 
 
 def test_a_run_whose_row_is_locked_when_it_is_due_is_left_to_the_next_poll(
@@ -180,7 +170,7 @@ def test_a_run_whose_row_is_locked_when_it_is_due_is_left_to_the_next_poll(
 def test_a_stream_of_delayed_runs_costs_one_check_for_many(host: flow.Flow) -> None:
     now = [0.0]
     pool = node_pool.NodePool(now_fn=lambda: now[0])
-    wake = engine.Wake("notify", frozenset({("orchestrator_work", "delayed")}))
+    wake = db.Wake("notify", frozenset({("orchestrator_work", "delayed")}))
     try:
         pool.check()
         asked = counting_cursor.Counter(pool._kept.get())
@@ -218,9 +208,7 @@ def test_runs_that_are_due_one_after_the_other_are_collected(
         pool.stop()
 
 
-def test_a_delayed_run_sends_a_wake_up_of_its_own(
-    db: ModuleType, conn: Any, heard: Callable[[], Any]
-) -> None:
+def test_a_delayed_run_sends_a_wake_up_of_its_own(conn: Any, heard: Callable[[], Any]) -> None:
     run_id, _ = delayed(conn, DUE)
     assert heard() == [("orchestrator_work", "delayed")]
     conn.execute("UPDATE workflow_runs SET progress_pct = 1 WHERE id = %s", (run_id,))
@@ -229,38 +217,3 @@ def test_a_delayed_run_sends_a_wake_up_of_its_own(
     assert heard() == []
     conn.execute("UPDATE workflow_runs SET available_at = NULL WHERE id = %s", (run_id,))
     assert heard() == [("orchestrator_work", "run")]
-
-
-# --- what it costs ---
-
-FILL = """
-SET session_replication_role = replica;
-INSERT INTO workflow_runs (workflow_name, status, available_at)
-    SELECT 'w', CASE WHEN i % 2 = 0 THEN 'queued' ELSE 'completed' END, now() + i * interval '1 s'
-      FROM generate_series(1, 20000) i;
-SET session_replication_role = origin;
-"""
-
-
-@pytest.mark.parametrize("fill", [[FILL], [FILL, "ANALYZE workflow_runs"]], ids=["new", "known"])
-def test_the_check_reads_one_entry_of_the_index_of_delayed_runs(
-    own_database: database.Database, fill: list[str]
-) -> None:
-    # In a database of its own: the other one may have statistics of a time when it was empty.
-    name = own_database.fresh_name()
-    dsn = own_database.create_migrated(name)
-    explain = b"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) " + statements.pending.work
-    with (
-        database.environment(QUEUE_WORKFLOWS_DB_URL=dsn),
-        engine.connect(limited=False) as conn,
-    ):
-        conn.execute("ALTER TABLE workflow_runs SET (autovacuum_enabled = off)")
-        for statement in fill:
-            conn.execute(statement.encode())
-        plan = [row["QUERY PLAN"] for row in conn.execute(explain, {"within_s": 30.0})]
-    own_database.drop(name)
-    assert not [line for line in plan if "Seq Scan on workflow_runs" in line]
-    (limit,) = [n for n, line in enumerate(plan) if "Limit" in line]
-    assert "rows=1" in plan[limit]
-    (scan,) = [line for line in plan[limit + 1 :] if "workflow_runs_delayed_idx" in line]
-    assert "rows=1" in scan

@@ -12,7 +12,6 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, demo, testing
-from queue_workflows.cli import demo as command
 from queue_workflows.testing import Harness, Result
 
 SAMPLES = ["A garden in March", "The harbour at night", "Sunday kitchen", "Above the clouds"]
@@ -20,23 +19,23 @@ SAMPLES = ["A garden in March", "The harbour at night", "Sunday kitchen", "Above
 
 @pytest.fixture
 def flows(db: ModuleType, dsn: str, tmp_path: Path) -> Iterator[Harness]:
-    with testing.harness(app=command.APP, dsn=dsn, own=True, out=tmp_path) as made:
+    with testing.harness(app="queue_workflows.demo:setup", dsn=dsn, own=True, out=tmp_path) as made:
         yield made
 
 
 def make_book(flows: Harness, folder: Path | None = None, first: str = SAMPLES[1]) -> Result:
     """Run the workflow to its end with this answer to its question."""
     context = {"folder": None if folder is None else str(folder)}
-    return flows.run_workflow(command.WORKFLOW, context, answers={"choose": first})
+    return flows.run_workflow("picture_book", context, answers={"choose": first})
 
 
 def book(made: Result) -> str:
-    return (made.out_dir / command.RESULTS["book"]).read_text("utf-8")
+    return (made.out_dir / "page/write_page/book.html").read_text("utf-8")
 
 
 def picture(made: Result) -> list[str]:
     """Every text in the picture of the run."""
-    root = ET.parse(made.out_dir / command.RESULTS["picture of the run"]).getroot()
+    root = ET.parse(made.out_dir / "picture/draw_run/run.svg").getroot()
     return [each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
@@ -88,7 +87,7 @@ def test_an_old_painting_in_the_folder_is_left_out(flows: Harness, tmp_path: Pat
     old = tmp_path / "out" / "part-0" / "paint"
     old.mkdir(parents=True)
     (old / "21.svg").write_text("<svg>of an earlier run</svg>")
-    run_id = flows.submit(command.WORKFLOW, {"folder": None}, out_dir=str(tmp_path / "out"))
+    run_id = flows.submit("picture_book", {"folder": None}, out_dir=str(tmp_path / "out"))
     made = flows.finish(run_id, answers={"choose": SAMPLES[0]}).completed()
     assert "earlier run" not in book(made)
 
@@ -102,7 +101,7 @@ def test_a_folder_that_cannot_be_used_fails_the_run_by_name(flows: Harness, tmp_
 
 
 def test_an_answer_that_is_no_title_fails_the_run_with_the_titles(flows: Harness) -> None:
-    asked = flows.run_workflow(command.WORKFLOW, {"folder": None})
+    asked = flows.run_workflow("picture_book", {"folder": None})
     labels = [option["label"] for option in asked.waiting["choose"]["turnout_options"]]
     assert labels[:4] == SAMPLES
     queue_workflows.submit_input(asked.run_id, "choose", "The moon")

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
-from queue_workflows import config, dispatcher, node_queue, run_store
-from queue_workflows import db as engine
-from queue_workflows.db import pool as pools
-from queue_workflows.dispatch import drain, hooks, run_cache, starts
-from tests.support import factories, flow, wait
+from queue_workflows import config, db, dispatcher, errors, node_queue, run_store
+from tests.support import factories, flow, timeouts, wait
 
 STAYS_OPEN_S = 1.0
-
-
-@pytest.fixture
-def host(db: ModuleType) -> Iterator[flow.Flow]:
-    made = flow.Flow()
-    yield made
-    made.close()
 
 
 def open_transactions() -> int:
@@ -32,7 +21,7 @@ def open_transactions() -> int:
 
     One that another thread opened for a moment, to renew a lease, ends by itself.
     """
-    with engine.connect() as conn:
+    with db.connect() as conn:
 
         def look() -> set[tuple[Any, ...]]:
             rows = conn.execute(
@@ -56,7 +45,7 @@ def make_due(conn: Any) -> None:
 
 
 def cancel_by_sql(run_id: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("UPDATE workflow_runs SET status = 'cancelled' WHERE id = %s", (run_id,))
 
 
@@ -76,36 +65,36 @@ class Broken:
 
 
 def test_a_providers_error_delays_its_run_and_is_poison_at_ten(
-    host: flow.Flow, conn: Any, caplog: pytest.LogCaptureFixture
+    toy: flow.Flow, conn: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = Broken(OSError("the share is away"))
     config.set_workflow_provider(broken, broken)
-    run_id = host.submit()
+    run_id = toy.submit()
     waits: list[float] = []
     for attempt in range(1, 10):
-        host.look()
-        host.look()
+        toy.look()
+        toy.look()
         row = flow.run(run_id)
         assert (row["status"], row["start_attempts"], broken.calls) == ("queued", attempt, attempt)
         assert row["error"] == "loading workflow 'w': OSError: the share is away"
         waits.append((row["available_at"] - row["updated_at"]).total_seconds())
         make_due(conn)
     assert waits == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
-    host.look()
+    toy.look()
     row = flow.run(run_id)
     assert row["status"] == "failed"
     assert row["error"].startswith("poison: the run could not start in 10 tries: loading workflow")
 
 
-def test_a_run_starts_once_its_provider_is_well_again(host: flow.Flow, conn: Any) -> None:
-    host.dag(a="")
+def test_a_run_starts_once_its_provider_is_well_again(toy: flow.Flow, conn: Any) -> None:
+    toy.dag(a="")
     broken = Broken(RuntimeError("not yet"))
     config.set_workflow_provider(broken, broken)
-    run_id = host.submit()
-    host.look()
-    host.provide()
+    run_id = toy.submit()
+    toy.look()
+    toy.provide()
     make_due(conn)
-    host.look()
+    toy.look()
     row = flow.run(run_id)
     assert (row["status"], row["error"]) == ("running", None)
 
@@ -121,25 +110,25 @@ def test_a_run_starts_once_its_provider_is_well_again(host: flow.Flow, conn: Any
     ids=repr,
 )
 def test_a_provider_that_fails_for_one_run_does_not_keep_the_next_from_starting(
-    host: flow.Flow, error: BaseException
+    toy: flow.Flow, error: BaseException
 ) -> None:
-    host.dag(a="")
-    bad = host.submit(workflow_name="bad", priority=1)
-    good = host.submit()
+    toy.dag(a="")
+    bad = toy.submit(workflow_name="bad", priority=1)
+    good = toy.submit()
 
     def load(name: str) -> Any:
         if name == "bad":
             raise error
-        return host.workflows[name]
+        return toy.workflows[name]
 
-    config.set_workflow_provider(load, host.pipelines.__getitem__)
-    host.look()
+    config.set_workflow_provider(load, toy.pipelines.__getitem__)
+    toy.look()
     assert (flow.status(bad), flow.status(good)) == ("queued", "running")
     assert type(error).__name__ in flow.run(bad)["error"]
 
 
 def test_a_provider_whose_error_cannot_even_be_read_is_only_another_error(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
@@ -147,27 +136,27 @@ def test_a_provider_whose_error_cannot_even_be_read_is_only_another_error(
 
     broken = Broken(Mute())
     config.set_workflow_provider(broken, broken)
-    run_id = host.submit()
-    host.look()
+    run_id = toy.submit()
+    toy.look()
     assert "Mute (its text cannot be read)" in flow.run(run_id)["error"]
 
 
 def test_without_a_provider_runs_stay_queued_and_one_warning_is_logged(
-    host: flow.Flow, caplog: pytest.LogCaptureFixture
+    toy: flow.Flow, caplog: pytest.LogCaptureFixture
 ) -> None:
     config.reset_for_tests()
     caplog.set_level(logging.WARNING)
-    run_ids = [host.submit(), host.submit()]
+    run_ids = [toy.submit(), toy.submit()]
     for _ in range(3):
-        host.look()
+        toy.look()
     assert {flow.status(run_id) for run_id in run_ids} == {"queued"}
     assert [r.getMessage() for r in caplog.records].count(caplog.records[0].getMessage()) == 1
     assert "no workflow provider" in caplog.text
-    with pytest.raises(hooks.NoProvider, match="--app"):
+    with pytest.raises(errors.InvalidConfig, match="--app"):
         dispatcher.start_run(run_ids[0])
-    host.dag(a="")
-    host.provide()
-    host.look()
+    toy.dag(a="")
+    toy.provide()
+    toy.look()
     assert {flow.status(run_id) for run_id in run_ids} == {"running"}
 
 
@@ -179,7 +168,7 @@ def park(run_id: str, node_id: str = "q") -> None:
 
 
 def test_an_event_that_cannot_be_dispatched_is_poison_at_ten_and_fails_its_run(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
     calls: list[int] = []
 
@@ -188,18 +177,18 @@ def test_an_event_that_cannot_be_dispatched_is_poison_at_ten_and_fails_its_run(
         raise ZeroDivisionError("no spec")
 
     config.register_input_widget("mine", build)
-    host.define(flow.ask("q", "mine"), flow.ask("p"))
-    run_id = host.submit()
-    host.look()
+    toy.define(flow.ask("q", "mine"), flow.ask("p"))
+    run_id = toy.submit()
+    toy.look()
     park(run_id)
     for attempt in range(1, 10):
-        host.look()
+        toy.look()
         (event,) = node_queue.list_unprocessed_dispatch_events()
         assert (event["attempts"], flow.status(run_id)) == (attempt, "running")
         assert "building widget 'mine': ZeroDivisionError: no spec" in event["error"]
         assert event["available_at"] is not None
         make_due(conn)
-    host.look()
+    toy.look()
     assert node_queue.list_unprocessed_dispatch_events() == []
     row = flow.run(run_id)
     assert row["status"] == "failed"
@@ -210,22 +199,22 @@ def test_an_event_that_cannot_be_dispatched_is_poison_at_ten_and_fails_its_run(
     assert len(calls) <= 20  # each time with its batch and then on its own
 
 
-def test_one_bad_event_holds_up_neither_its_run_nor_another(host: flow.Flow) -> None:
+def test_one_bad_event_holds_up_neither_its_run_nor_another(toy: flow.Flow) -> None:
     def build(step: Any, run: Any) -> Any:
         raise ValueError("no spec")
 
     config.register_input_widget("bad", build)
-    host.define(
+    toy.define(
         flow.ask("q", "bad"), flow.ask("fine"), flow.step("s"),
         flow.step("t", depends_on=["s"]), s=flow.nodes(a=""), t=flow.nodes(b=""),
     )  # fmt: skip
-    run_ids = [host.submit(), host.submit()]
-    host.look()
+    run_ids = [toy.submit(), toy.submit()]
+    toy.look()
     for run_id in run_ids:
         park(run_id, "q")
         park(run_id, "fine")
         flow.complete(run_id, "s/a")
-    host.look()
+    toy.look()
     for run_id in run_ids:
         assert flow.states(run_id)["t/b"] == "queued"
         assert flow.job(run_id, "fine")["input_spec"]["widget"] == "file_upload"
@@ -233,27 +222,27 @@ def test_one_bad_event_holds_up_neither_its_run_nor_another(host: flow.Flow) -> 
 
 
 def test_a_run_that_an_app_has_locked_does_not_delay_the_others(
-    host: flow.Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    toy: flow.Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.1)
-    host.dag(a="", b="a")
-    held, other = host.submit(priority=1), host.submit()
-    with engine.connection() as mine:
+    timeouts.shorten_lock_waits(monkeypatch, 0.1)
+    toy.dag(a="", b="a")
+    held, other = toy.submit(priority=1), toy.submit()
+    with db.connection() as mine:
         mine.execute("UPDATE workflow_runs SET parcel_id = 'x' WHERE id = %s", (held,))
-        host.look()
+        toy.look()
         assert (flow.status(held), flow.status(other)) == ("queued", "running")
-    host.look()
+    toy.look()
     assert flow.status(held) == "running"
     for run_id in (held, other):
         flow.complete(run_id, "s/a")
-    with engine.connection() as mine:
+    with db.connection() as mine:
         mine.execute("UPDATE workflow_runs SET parcel_id = 'y' WHERE id = %s", (held,))
-        host.look()
+        toy.look()
         assert (len(flow.jobs(held)), len(flow.jobs(other))) == (1, 2)
         assert {e["attempts"] for e in node_queue.list_unprocessed_dispatch_events()} == {0}
 
     def continued() -> bool:
-        host.look()
+        toy.look()
         return len(flow.jobs(held)) == 2
 
     wait.until(continued)
@@ -266,7 +255,7 @@ def test_a_run_that_an_app_has_locked_does_not_delay_the_others(
 SKIPS_NOTHING = ({"mine": 1}, {"mine": 0})
 
 
-def test_no_app_code_ever_runs_inside_an_engine_transaction(host: flow.Flow, tmp_path: Any) -> None:
+def test_no_app_code_ever_runs_inside_an_engine_transaction(toy: flow.Flow, tmp_path: Any) -> None:
     seen: dict[str, list[int]] = {}
 
     def watched(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -289,8 +278,8 @@ def test_no_app_code_ever_runs_inside_an_engine_transaction(host: flow.Flow, tmp
         return {"v": x}
 
     config.set_workflow_provider(
-        watched("workflow", host.workflows.__getitem__),
-        watched("pipeline", host.pipelines.__getitem__),
+        watched("workflow", toy.workflows.__getitem__),
+        watched("pipeline", toy.pipelines.__getitem__),
         resolve_ref=watched(
             "resolve", lambda value, context: None if value in SKIPS_NOTHING else value
         ),
@@ -300,7 +289,7 @@ def test_no_app_code_ever_runs_inside_an_engine_transaction(host: flow.Flow, tmp
     config.set_on_node_completed(watched("completed", lambda job, run, delta: None))
     config.set_node_resolver(watched("resolver", lambda name: config.RegisteredNode(run_body)))
     wanted = [{"name": "x", "from": "pipeline.x"}]
-    host.define(
+    toy.define(
         flow.step("s", inputs={"x": 1}, skip_if={"mine": 1}),
         flow.ask("q", "mine", depends_on=["s"]),
         flow.ask("p", "choose_one", source={"mine": 2}),
@@ -309,8 +298,8 @@ def test_no_app_code_ever_runs_inside_an_engine_transaction(host: flow.Flow, tmp
             {"id": "b", "depends_on": ["a"], "inputs": wanted, "skip_if": {"mine": 0}},
         ],
     )
-    run_id = host.submit(out_dir=str(tmp_path))
-    host.go()
+    run_id = toy.submit(out_dir=str(tmp_path))
+    toy.go()
     assert flow.states(run_id) == {
         "s/a": "completed", "p": "awaiting_input", "s/b": "completed", "q": "awaiting_input",
     }  # fmt: skip
@@ -324,13 +313,13 @@ def test_no_app_code_ever_runs_inside_an_engine_transaction(host: flow.Flow, tmp
 
 @pytest.mark.parametrize("when", ["start", "drain"])
 def test_a_run_cancelled_while_the_apps_resolver_runs_is_not_written(
-    host: flow.Flow, when: str
+    toy: flow.Flow, when: str
 ) -> None:
     members = flow.nodes(a="", b="a")
     for member in members:
         member["inputs"] = [{"name": "x", "from": "pipeline.x"}]
-    host.define(flow.step("s", inputs={"x": 1}), s=members)
-    run_id = host.submit()
+    toy.define(flow.step("s", inputs={"x": 1}), s=members)
+    run_id = toy.submit()
     armed = when == "start"
 
     def resolve(value: Any, context: Any) -> Any:
@@ -338,52 +327,52 @@ def test_a_run_cancelled_while_the_apps_resolver_runs_is_not_written(
             cancel_by_sql(run_id)
         return value
 
-    host.provide(resolve_ref=resolve)
-    host.look()
+    toy.provide(resolve_ref=resolve)
+    toy.look()
     if when == "drain":
         armed = True
         flow.complete(run_id, "s/a")
-        host.look()
+        toy.look()
         assert node_queue.count_unprocessed_dispatch_events() == 0
     assert flow.status(run_id) == "cancelled"
     assert "s/b" not in flow.jobs(run_id)
     assert ("s/a" in flow.jobs(run_id)) == (when == "drain")
 
 
-def test_a_run_cancelled_while_its_provider_thinks_is_not_written(host: flow.Flow) -> None:
-    host.dag(a="")
-    run_id = host.submit()
+def test_a_run_cancelled_while_its_provider_thinks_is_not_written(toy: flow.Flow) -> None:
+    toy.dag(a="")
+    run_id = toy.submit()
 
     def load(name: str) -> Any:
         cancel_by_sql(run_id)
-        return host.workflows[name]
+        return toy.workflows[name]
 
-    config.set_workflow_provider(load, host.pipelines.__getitem__)
-    host.look()
+    config.set_workflow_provider(load, toy.pipelines.__getitem__)
+    toy.look()
     assert (flow.status(run_id), flow.states(run_id)) == ("cancelled", {})
 
 
-def test_a_run_cancelled_while_a_widget_is_built_gets_no_spec(host: flow.Flow) -> None:
+def test_a_run_cancelled_while_a_widget_is_built_gets_no_spec(toy: flow.Flow) -> None:
     def build(step: Any, run: Any) -> Any:
         cancel_by_sql(run["id"])
         return {"late": True}
 
     config.register_input_widget("mine", build)
-    host.define(flow.ask("q", "mine"))
-    run_id = host.submit()
-    host.look()
+    toy.define(flow.ask("q", "mine"))
+    run_id = toy.submit()
+    toy.look()
     park(run_id)
-    host.look()
+    toy.look()
     assert flow.job(run_id, "q")["status"] == "cancelled"
     assert flow.job(run_id, "q")["input_spec"] is None
     assert node_queue.count_unprocessed_dispatch_events() == 0
 
 
 def test_a_run_reopened_while_the_apps_resolver_runs_is_planned_again(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
-    host.dag({"id": "a", "skip_if": {"mine": 1}})
-    run_id = host.submit()
+    toy.dag({"id": "a", "skip_if": {"mine": 1}})
+    run_id = toy.submit()
     turns: list[int] = []
 
     def resolve(value: Any, context: Any) -> Any:
@@ -393,16 +382,16 @@ def test_a_run_reopened_while_the_apps_resolver_runs_is_planned_again(
             run_store.update_run(run_id, status="queued")
         return value != {"mine": 1}
 
-    host.provide(resolve_ref=resolve)
-    host.look()
+    toy.provide(resolve_ref=resolve)
+    toy.look()
     assert flow.status(run_id) == "queued"
-    host.look()
+    toy.look()
     job = flow.job(run_id, "s/a")
     assert (job["status"], job["generation"], len(turns)) == ("queued", 1, 2)
 
 
 def test_an_apps_resolver_gets_the_whole_context_and_its_result_is_used(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
     contexts: list[dict[str, Any]] = []
 
@@ -410,44 +399,44 @@ def test_an_apps_resolver_gets_the_whole_context_and_its_result_is_used(
         contexts.append(dict(context))
         return context[value["@"]] if isinstance(value, dict) else value
 
-    host.provide(resolve_ref=resolve)
+    toy.provide(resolve_ref=resolve)
     members = flow.nodes(a="", b="a")
     members[1]["inputs"] = [{"name": "x", "from": "pipeline.x"}]
-    host.define(flow.step("s", inputs={"x": {"@": "s/a"}}), s=members)
-    run_id = host.submit(context={"k": 1})
-    host.look()
+    toy.define(flow.step("s", inputs={"x": {"@": "s/a"}}), s=members)
+    run_id = toy.submit(context={"k": 1})
+    toy.look()
     flow.complete(run_id, "s/a", v=2)
-    host.look()
+    toy.look()
     job = flow.job(run_id, "s/b")
     assert (job["inputs"], job["input_template"]) == ({"x": {"v": 2}}, {"x": {"@": "s/a"}})
     assert contexts[-1] == {"k": 1, "s/a": {"v": 2}}
 
 
 def test_an_apps_resolver_is_called_again_when_the_node_is_executed(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
-    host.provide(resolve_ref=lambda value, context: context.get(str(value), value))
+    toy.provide(resolve_ref=lambda value, context: context.get(str(value), value))
     seen: list[Any] = []
     flow.body(lambda x: seen.append(x), "see")
     wanted = [{"name": "x", "from": "pipeline.x"}]
-    host.define(
+    toy.define(
         flow.step("s", inputs={"x": "key"}),
         s=[{"id": "a", "node": "see", "inputs": wanted}],
     )
-    run_id = host.submit(context={"key": "then"})
-    host.look()
+    run_id = toy.submit(context={"key": "then"})
+    toy.look()
     run_store.update_run(run_id, context={"key": "now"})
-    host.work()
+    toy.work()
     job = flow.job(run_id, "s/a")
     assert (seen, job["inputs"], job["resolved_inputs"]) == (["now"], {"x": "then"}, {"x": "now"})
 
 
-def test_what_an_apps_resolver_returns_must_be_storable(host: flow.Flow) -> None:
-    host.provide(resolve_ref=lambda value, context: {1, 2})
+def test_what_an_apps_resolver_returns_must_be_storable(toy: flow.Flow) -> None:
+    toy.provide(resolve_ref=lambda value, context: {1, 2})
     wanted = [{"name": "x", "from": "pipeline.x"}]
-    host.define(flow.step("s", inputs={"x": 1}), s=[{"id": "a", "inputs": wanted}])
-    run_id = host.submit()
-    host.look()
+    toy.define(flow.step("s", inputs={"x": 1}), s=[{"id": "a", "inputs": wanted}])
+    run_id = toy.submit()
+    toy.look()
     row = flow.run(run_id)
     assert (row["status"], row["start_attempts"]) == ("failed", 0)
     assert "inputs of node 's/a'" in row["error"]
@@ -456,11 +445,11 @@ def test_what_an_apps_resolver_returns_must_be_storable(host: flow.Flow) -> None
 # --- the definition is frozen
 
 
-def test_editing_a_workflow_does_not_change_a_run_in_flight(host: flow.Flow) -> None:
-    host.dag(a="", b="a")
-    before = host.started()
-    host.dag(a="", c="a")
-    after = host.started()
+def test_editing_a_workflow_does_not_change_a_run_in_flight(toy: flow.Flow) -> None:
+    toy.dag(a="", b="a")
+    before = toy.started()
+    toy.dag(a="", c="a")
+    after = toy.started()
     for run_id in (before, after):
         flow.forget(run_id)
         flow.finish(run_id, "s/a")
@@ -469,44 +458,44 @@ def test_editing_a_workflow_does_not_change_a_run_in_flight(host: flow.Flow) -> 
     assert flow.run(before)["definition_hash"] != flow.run(after)["definition_hash"]
 
 
-def test_the_frozen_definition_is_a_copy_of_the_apps_definition(host: flow.Flow) -> None:
-    host.dag(a="", b="a")
-    run_id = host.started()
-    host.pipelines["s"]["nodes"].append({"id": "late", "depends_on": ["b"]})
+def test_the_frozen_definition_is_a_copy_of_the_apps_definition(toy: flow.Flow) -> None:
+    toy.dag(a="", b="a")
+    run_id = toy.started()
+    toy.pipelines["s"]["nodes"].append({"id": "late", "depends_on": ["b"]})
     flow.finish(run_id, "s/a")
     flow.finish(run_id, "s/b")
     assert flow.status(run_id) == "completed"
 
 
 def test_a_process_without_provider_dispatches_a_frozen_run_to_its_end(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
     ask = flow.ask("q", "choose_one", source={"$from": "s/a.options"}, depends_on=["s"])
-    host.define(flow.step("s"), ask, s=flow.nodes(a=""))
-    run_id = host.started()
+    toy.define(flow.step("s"), ask, s=flow.nodes(a=""))
+    run_id = toy.started()
     config.reset_for_tests()
     flow.forget(run_id)
     flow.complete(run_id, "s/a", options=["x"])
-    host.look()
+    toy.look()
     park(run_id)
-    host.look()
+    toy.look()
     assert flow.job(run_id, "q")["input_spec"]["options"] == ["x"]
     dispatcher.resume_after_input(run_id, "q", "x")
     assert flow.status(run_id) == "completed"
 
 
 def test_runs_without_definition_do_not_hide_others_from_a_process_without_provider(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
-    host.dag(a="", b="a")
-    reopened, live = host.started(priority=200), host.started()
+    toy.dag(a="", b="a")
+    reopened, live = toy.started(priority=200), toy.started()
     flow.fail(reopened, "s/a")
-    host.look()
+    toy.look()
     run_store.update_run(reopened, status="queued")
     config.reset_for_tests()
     for run_id in (reopened, live):
         flow.forget(run_id)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(
             "INSERT INTO workflow_runs (id, workflow_name, status) SELECT 'u' || n, 'w',"
             " CASE WHEN n > 60 THEN 'running' ELSE 'queued' END FROM generate_series(1, 120) n"
@@ -521,41 +510,41 @@ def test_runs_without_definition_do_not_hide_others_from_a_process_without_provi
             " SELECT run_id, 'n', 'completed' FROM workflow_node_jobs WHERE run_id LIKE 'u%'"
         )
     flow.complete(live, "s/a")
-    host.look()
+    toy.look()
     assert flow.states(reopened) == {"s/a": "queued"}
     assert flow.states(live) == {"s/a": "completed", "s/b": "queued"}
     assert node_queue.count_unprocessed_dispatch_events() == 60
 
 
-def test_a_run_reopened_keeps_its_frozen_definition(host: flow.Flow) -> None:
-    host.dag(a="", b="a")
-    run_id = host.started()
+def test_a_run_reopened_keeps_its_frozen_definition(toy: flow.Flow) -> None:
+    toy.dag(a="", b="a")
+    run_id = toy.started()
     flow.fail(run_id, "s/a")
-    host.dag(x="")
+    toy.dag(x="")
     run_store.update_run(run_id, status="queued")
-    host.look()
+    toy.look()
     assert flow.states(run_id) == {"s/a": "queued"}
 
 
 def test_the_first_stored_of_two_concurrent_definitions_counts_in_both_processes(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
-    host.dag(a="", b="a")
-    run_id = host.submit()
+    toy.dag(a="", b="a")
+    run_id = toy.submit()
     calls: list[str] = []
 
     def load(name: str) -> Any:
         calls.append(name)
         if len(calls) == 1:
             # Meanwhile another process starts the run, with the workflow as it was edited.
-            host.dag(a="", c="a")
-            with engine.connect() as other:
-                starts.start_run(run_id, begin=run_cache.on_connection(other))
+            toy.dag(a="", c="a")
+            with db.connect() as other:
+                flow.start_on(other, run_id)
             flow.forget(run_id)
-            host.dag(a="", b="a")
-        return host.workflows[name]
+            toy.dag(a="", b="a")
+        return toy.workflows[name]
 
-    config.set_workflow_provider(load, host.pipelines.__getitem__)
+    config.set_workflow_provider(load, toy.pipelines.__getitem__)
     assert dispatcher.start_run(run_id) == 0
     assert len(calls) == 2
     flow.finish(run_id, "s/a")
@@ -563,37 +552,37 @@ def test_the_first_stored_of_two_concurrent_definitions_counts_in_both_processes
 
 
 def test_a_running_run_without_definition_gets_it_at_the_first_touch(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    host.dag(a="", b="a")
+    toy.dag(a="", b="a")
     run_id = factories.run(conn, workflow_name="w")
     factories.node(conn, run_id, "s/a", node_module="ok")
     flow.complete(run_id, "s/a")
     config.reset_for_tests()
-    host.look()
+    toy.look()
     assert len(node_queue.list_unprocessed_dispatch_events()) == 1
     assert node_queue.list_unprocessed_dispatch_events()[0]["attempts"] == 0
-    host.provide()
-    host.look()
+    toy.provide()
+    toy.look()
     assert flow.states(run_id) == {"s/a": "completed", "s/b": "queued"}
     assert flow.run(run_id)["definition"] is not None
 
 
-def test_a_round_of_runs_that_this_process_cannot_dispatch_ends(host: flow.Flow, conn: Any) -> None:
-    run_ids = [factories.run(conn) for _ in range(drain.RUNS_A_ROUND + 1)]
+def test_a_round_of_runs_that_this_process_cannot_dispatch_ends(toy: flow.Flow, conn: Any) -> None:
+    run_ids = [factories.run(conn) for _ in range(60)]  # A round takes fewer.
     for run_id in run_ids:
         factories.node(conn, run_id, "s/a")
         flow.complete(run_id, "s/a")
     config.reset_for_tests()
-    host.look()
+    toy.look()
     assert node_queue.count_unprocessed_dispatch_events() == len(run_ids)
 
 
 def test_a_running_run_whose_workflow_is_gone_fails_with_the_reason(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
     run_id = factories.run(conn, workflow_name="gone")
     factories.node(conn, run_id, "s/a")
     flow.complete(run_id, "s/a")
-    host.look()
+    toy.look()
     assert flow.run(run_id)["error"].startswith("the provider knows no workflow 'gone'")

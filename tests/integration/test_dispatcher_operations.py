@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import queue_workflows
-from queue_workflows import config, dispatcher, node_queue, run_store
-from queue_workflows import db as engine
-from tests.support import factories, flow, invariants, transitions
+from queue_workflows import config, db, dispatcher, node_queue, run_store
+from tests.support import factories, flow, transitions
+
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
-@pytest.fixture
-def host(db: ModuleType) -> Iterator[flow.Flow]:
-    made = flow.Flow()
-    yield made
-    made.close()
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=5) == []
-
-
-def chain(host: flow.Flow) -> str:
+def chain(toy: flow.Flow) -> str:
     """A started run a → b → c and x, a completed, b and x queued."""
-    host.dag(a="", x="", b="a", c="b")
-    run_id = host.started()
+    toy.dag(a="", x="", b="a", c="b")
+    run_id = toy.started()
     flow.finish(run_id, "s/a", v=1)
     return run_id
 
@@ -34,8 +24,8 @@ def chain(host: flow.Flow) -> str:
 # --- cancel
 
 
-def test_cancel_run_cancels_what_waits_and_keeps_what_is_done(host: flow.Flow) -> None:
-    run_id = chain(host)
+def test_cancel_run_cancels_what_waits_and_keeps_what_is_done(toy: flow.Flow) -> None:
+    run_id = chain(toy)
     row = queue_workflows.cancel_run(run_id)
     assert row is not None
     assert (row["status"], row["finished_at"] is not None) == ("cancelled", True)
@@ -48,27 +38,27 @@ def test_cancel_run_cancels_what_waits_and_keeps_what_is_done(host: flow.Flow) -
     assert queue_workflows.cancel_run("nope") is None
 
 
-def test_cancel_run_joins_the_callers_transaction(host: flow.Flow) -> None:
-    run_id = chain(host)
-    with engine.connection() as mine:
+def test_cancel_run_joins_the_callers_transaction(toy: flow.Flow) -> None:
+    run_id = chain(toy)
+    with db.connection() as mine:
         queue_workflows.cancel_run(run_id, conn=mine)
         mine.rollback()
     assert flow.status(run_id) == "running"
-    with engine.connection() as mine:
+    with db.connection() as mine:
         queue_workflows.cancel_run(run_id, conn=mine)
     assert flow.status(run_id) == "cancelled"
 
 
-def test_a_queued_run_is_cancelled_before_it_starts(host: flow.Flow) -> None:
-    host.dag(a="")
-    run_id = host.submit()
+def test_a_queued_run_is_cancelled_before_it_starts(toy: flow.Flow) -> None:
+    toy.dag(a="")
+    run_id = toy.submit()
     queue_workflows.cancel_run(run_id)
-    host.look()
+    toy.look()
     assert (flow.status(run_id), flow.states(run_id)) == ("cancelled", {})
 
 
-def test_cancel_job_takes_the_run_with_it(host: flow.Flow) -> None:
-    run_id = chain(host)
+def test_cancel_job_takes_the_run_with_it(toy: flow.Flow) -> None:
+    run_id = chain(toy)
     row = queue_workflows.cancel_job(flow.job(run_id, "s/b")["id"])
     assert row is not None
     assert row["status"] == "cancelled"
@@ -78,14 +68,14 @@ def test_cancel_job_takes_the_run_with_it(host: flow.Flow) -> None:
     assert queue_workflows.cancel_job("nope") is None
 
 
-def test_cancel_job_of_a_done_node_leaves_its_run_alone(host: flow.Flow) -> None:
-    run_id = chain(host)
+def test_cancel_job_of_a_done_node_leaves_its_run_alone(toy: flow.Flow) -> None:
+    run_id = chain(toy)
     assert queue_workflows.cancel_job(flow.job(run_id, "s/a")["id"]) is None
     assert flow.status(run_id) == "running"
 
 
-def test_cancel_job_of_a_running_node_requests_its_end(host: flow.Flow, conn: Any) -> None:
-    run_id = chain(host)
+def test_cancel_job_of_a_running_node_requests_its_end(toy: flow.Flow, conn: Any) -> None:
+    run_id = chain(toy)
     job = transitions.claim_node(conn)
     row = queue_workflows.cancel_job(job["id"])
     assert row is not None
@@ -93,7 +83,7 @@ def test_cancel_job_of_a_running_node_requests_its_end(host: flow.Flow, conn: An
     assert flow.status(run_id) == "cancelled"
 
 
-def test_cancel_job_of_an_ingest_job(host: flow.Flow, conn: Any) -> None:
+def test_cancel_job_of_an_ingest_job(toy: flow.Flow, conn: Any) -> None:
     job = factories.ingest(conn)
     row = queue_workflows.cancel_job(job["id"])
     assert row is not None
@@ -105,7 +95,7 @@ def test_cancel_job_of_an_ingest_job(host: flow.Flow, conn: Any) -> None:
 
 
 def test_an_apps_update_to_queued_runs_only_what_was_not_completed(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
     ran: list[str] = []
     broken = [True]
@@ -118,18 +108,18 @@ def test_an_apps_update_to_queued_runs_only_what_was_not_completed(
     flow.body(lambda: ran.append("a"), "a")
     flow.body(b, "b")
     flow.body(lambda: ran.append("c"), "c")
-    host.dag(
+    toy.dag(
         {"id": "a", "node": "a"},
         {"id": "b", "node": "b", "depends_on": ["a"]},
         {"id": "c", "node": "c", "depends_on": ["b"]},
     )
-    run_id = host.submit()
-    host.go()
+    run_id = toy.submit()
+    toy.go()
     assert (flow.status(run_id), ran) == ("failed", ["a", "b"])
     broken.clear()
-    with engine.connection() as mine:
+    with db.connection() as mine:
         mine.execute("UPDATE workflow_runs SET status = 'queued' WHERE id = %s", (run_id,))
-    host.go()
+    toy.go()
     row = flow.run(run_id)
     assert (row["status"], row["generation"], row["error"]) == ("completed", 1, None)
     assert ran == ["a", "b", "b", "c"]
@@ -137,69 +127,69 @@ def test_an_apps_update_to_queued_runs_only_what_was_not_completed(
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
-def test_retry_run_opens_what_failed_or_was_cancelled(host: flow.Flow, how: str) -> None:
-    run_id = chain(host)
+def test_retry_run_opens_what_failed_or_was_cancelled(toy: flow.Flow, how: str) -> None:
+    run_id = chain(toy)
     if how == "failed":
         flow.fail(run_id, "s/b")
     else:
         queue_workflows.cancel_run(run_id)
     row = queue_workflows.retry_run(run_id)
     assert (row["status"], row["generation"], row["error"]) == ("queued", 1, None)
-    host.look()
+    toy.look()
     assert flow.states(run_id) == {"s/a": "completed", "s/x": "queued", "s/b": "queued"}
     job = flow.job(run_id, "s/b")
     assert (job["error"], job["attempts"], job["generation"]) == (None, 0, 1)
-    host.go()
+    toy.go()
     assert flow.status(run_id) == "completed"
     assert flow.job(run_id, "s/a")["context_delta"] == {"v": 1}
 
 
-def test_retry_run_from_a_node_runs_it_and_what_depends_on_it(host: flow.Flow) -> None:
-    host.dag(a="", x="", b="a", c="b")
-    run_id = host.submit()
-    host.go()
+def test_retry_run_from_a_node_runs_it_and_what_depends_on_it(toy: flow.Flow) -> None:
+    toy.dag(a="", x="", b="a", c="b")
+    run_id = toy.submit()
+    toy.go()
     assert flow.status(run_id) == "completed"
     assert queue_workflows.retry_run(run_id, from_node="s/b")["status"] == "queued"
-    host.look()
+    toy.look()
     assert flow.states(run_id) == {
         "s/a": "completed", "s/x": "completed", "s/b": "queued", "s/c": "cancelled",
     }  # fmt: skip
-    host.go()
+    toy.go()
     assert flow.status(run_id) == "completed"
     claims = {node_id: job["claim_no"] for node_id, job in flow.jobs(run_id).items()}
     assert claims == {"s/a": 1, "s/x": 1, "s/b": 2, "s/c": 2}
 
 
-def test_a_run_may_be_retried_from_a_node_again_and_again(host: flow.Flow) -> None:
-    host.dag(a="", b="a")
-    run_id = host.submit()
-    host.go()
+def test_a_run_may_be_retried_from_a_node_again_and_again(toy: flow.Flow) -> None:
+    toy.dag(a="", b="a")
+    run_id = toy.submit()
+    toy.go()
     for again in (2, 3):
         queue_workflows.retry_run(run_id, from_node="s/a")
-        host.go()
+        toy.go()
         assert flow.status(run_id) == "completed"
         assert {job["claim_no"] for job in flow.jobs(run_id).values()} == {again}
 
 
-def test_a_skip_is_decided_again_from_the_node_that_is_retried(host: flow.Flow) -> None:
-    host.dag({"id": "a", "node": "ok"}, {"id": "b", "node": "ok", "depends_on": ["a"],
+def test_a_skip_is_decided_again_from_the_node_that_is_retried(toy: flow.Flow) -> None:
+    toy.dag({"id": "a", "node": "ok"}, {"id": "b", "node": "ok", "depends_on": ["a"],
              "skip_if": {"$from": "skip"}})  # fmt: skip
-    run_id = host.submit(context={"skip": True})
-    host.go()
+    run_id = toy.submit(context={"skip": True})
+    toy.go()
     assert flow.states(run_id)["s/b"] == "skipped"
     run_store.update_run(run_id, context={"skip": False})
     queue_workflows.retry_run(run_id, from_node="s/a")
-    host.go()
+    toy.go()
     assert flow.states(run_id) == {"s/a": "completed", "s/b": "completed"}
 
 
-def test_retry_run_refuses_what_it_cannot_do(host: flow.Flow) -> None:
+def test_retry_run_refuses_what_it_cannot_do(toy: flow.Flow) -> None:
     with pytest.raises(KeyError, match="nope"):
         queue_workflows.retry_run("nope")
-    run_id = chain(host)
+    run_id = chain(toy)
     with pytest.raises(ValueError, match="is running: only a finished one"):
         queue_workflows.retry_run(run_id)
-    host.go()
+    toy.go()
     with pytest.raises(ValueError, match="completed: name the node"):
         queue_workflows.retry_run(run_id)
     with pytest.raises(KeyError, match="no node 's/zzz'"):
@@ -207,9 +197,9 @@ def test_retry_run_refuses_what_it_cannot_do(host: flow.Flow) -> None:
     assert flow.status(run_id) == "completed"
 
 
-def test_a_retry_waits_for_what_would_still_bring_an_old_result(host: flow.Flow, conn: Any) -> None:
-    host.dag(a="", b="a")
-    run_id = host.started()
+def test_a_retry_waits_for_what_would_still_bring_an_old_result(toy: flow.Flow, conn: Any) -> None:
+    toy.dag(a="", b="a")
+    run_id = toy.started()
     flow.finish(run_id, "s/a")
     old = transitions.claim_node(conn)
     queue_workflows.cancel_run(run_id)
@@ -217,38 +207,38 @@ def test_a_retry_waits_for_what_would_still_bring_an_old_result(host: flow.Flow,
         queue_workflows.retry_run(run_id, from_node="s/a")
     transitions.complete_node(conn, old)
     queue_workflows.retry_run(run_id, from_node="s/a")
-    host.go()
+    toy.go()
     assert flow.status(run_id) == "completed"
 
 
 def test_a_node_that_outlived_its_cancelled_run_counts_for_the_reopened_one(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    host.dag(a="", b="a")
-    run_id = host.started()
+    toy.dag(a="", b="a")
+    run_id = toy.started()
     running = transitions.claim_node(conn)
     queue_workflows.cancel_run(run_id)
     queue_workflows.retry_run(run_id)
-    host.look()
+    toy.look()
     assert flow.states(run_id) == {"s/a": "running"}
     transitions.complete_node(conn, running, v=1)
-    host.look()
+    toy.look()
     assert flow.states(run_id) == {"s/a": "completed", "s/b": "queued"}
 
 
 def test_a_run_that_waits_for_its_start_fails_by_whichever_event_is_of_its_generation(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    host.dag(a="", b="", c="b")
-    run_id = host.submit()
-    host.look()
+    toy.dag(a="", b="", c="b")
+    run_id = toy.submit()
+    toy.look()
     a, b = transitions.claim_node(conn), transitions.claim_node(conn)
     assert (a["node_id"], b["node_id"]) == ("s/a", "s/b")
     fail = {"error": "broke", "retry": False}
     transitions.fail(conn, b, **fail)
-    host.look()
+    toy.look()
     conn.execute("UPDATE workflow_runs SET status = 'queued'")
-    host.look()
+    toy.look()
     run_store.reenqueue_running_for_resume()
     b = transitions.claim_node(conn)
     assert b["node_id"] == "s/b"
@@ -259,31 +249,31 @@ def test_a_run_that_waits_for_its_start_fails_by_whichever_event_is_of_its_gener
 
 
 def test_a_retry_from_a_node_requests_no_end_of_nodes_that_still_run(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    run_id = chain(host)
+    run_id = chain(toy)
     x = transitions.claim_node(conn)
     assert x["node_id"] == "s/x"
     queue_workflows.cancel_job(x["id"])
     queue_workflows.retry_run(run_id, from_node="s/a")
     assert flow.job(run_id, "s/x")["cancel_requested_at"] is None
     transitions.hand_back(conn, x, reason="cancelled")
-    host.go()
+    toy.go()
     assert flow.status(run_id) == "completed"
 
 
-def test_retry_job_reopens_its_run(host: flow.Flow) -> None:
-    run_id = chain(host)
+def test_retry_job_reopens_its_run(toy: flow.Flow) -> None:
+    run_id = chain(toy)
     job_id = flow.job(run_id, "s/b")["id"]
     with pytest.raises(ValueError, match="is queued: only a failed or cancelled"):
         queue_workflows.retry_job(job_id)
     flow.fail(run_id, "s/b")
     assert queue_workflows.retry_job(job_id)["id"] == job_id
-    host.go()
+    toy.go()
     assert flow.status(run_id) == "completed"
 
 
-def test_retry_job_of_an_ingest_job_queues_it_again(host: flow.Flow, conn: Any) -> None:
+def test_retry_job_of_an_ingest_job_queues_it_again(toy: flow.Flow, conn: Any) -> None:
     config.register_ingest_task("t", lambda reason: {"done": True})
     job = factories.ingest(conn)
     with pytest.raises(KeyError, match="no failed or cancelled job"):
@@ -291,7 +281,7 @@ def test_retry_job_of_an_ingest_job_queues_it_again(host: flow.Flow, conn: Any) 
     node_queue.mark_ingest_failed(job["id"], error="broke")
     row = queue_workflows.retry_job(job["id"])
     assert (row["status"], row["generation"], row["error"]) == ("queued", 1, None)
-    host.work("fetch")
+    toy.work("fetch")
     assert factories.reread(conn, job)["result"] == {"done": True}
     with pytest.raises(KeyError, match="no failed or cancelled job"):
         queue_workflows.retry_job("nope")
@@ -301,37 +291,37 @@ def test_retry_job_of_an_ingest_job_queues_it_again(host: flow.Flow, conn: Any) 
 
 
 def test_a_failure_that_comes_in_while_a_run_waits_to_resume_fails_it(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
-    run_id = chain(host)
+    run_id = chain(toy)
     node_queue.mark_failed(flow.job(run_id, "s/b")["id"], error="broke")
     assert run_store.reenqueue_running_for_resume() == 1
     flow.dispatch_all()
     assert flow.run(run_id)["error"] == "node s/b failed: broke"
 
 
-def test_an_old_failure_does_not_fail_a_run_that_was_reopened(host: flow.Flow, conn: Any) -> None:
-    run_id = chain(host)
+def test_an_old_failure_does_not_fail_a_run_that_was_reopened(toy: flow.Flow, conn: Any) -> None:
+    run_id = chain(toy)
     running = transitions.claim_node(conn)
     queue_workflows.cancel_run(run_id)
     node_queue.mark_failed(running["id"], error="too late")
     queue_workflows.retry_run(run_id)
     flow.dispatch_all()
     assert flow.status(run_id) == "queued"
-    host.go()
+    toy.go()
     assert flow.status(run_id) == "completed"
 
 
 def test_a_node_that_parks_while_its_run_waits_to_resume_gets_its_spec(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
-    host.define(flow.ask("q"), flow.step("s"), s=flow.nodes(a=""))
-    run_id = host.started()
+    toy.define(flow.ask("q"), flow.step("s"), s=flow.nodes(a=""))
+    run_id = toy.started()
     node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])
     flow.complete(run_id, "s/a")
     assert run_store.reenqueue_running_for_resume() == 1
     flow.dispatch_all()
-    host.look()
+    toy.look()
     assert flow.status(run_id) == "running"
     assert flow.job(run_id, "q")["input_spec"]["widget"] == "file_upload"
     dispatcher.resume_after_input(run_id, "q", 1)

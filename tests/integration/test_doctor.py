@@ -10,53 +10,20 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows import db as engine
-from queue_workflows.admin import doctor as facts
-from queue_workflows.admin import permissions
-from queue_workflows.cli import doctor, server_checks, table_checks
-from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding
-from queue_workflows.engine import failure_alerts, unserved_jobs
-from tests.support import database, factories, reused_backends, transitions
+from queue_workflows import db
+from tests.support import database, factories, sweeps, transitions
+from tests.support.findings import ERROR, OK, WARNING, Finding, report, wrong
+from tests.support.findings import doctors as found
+from tests.support.findings import of_doctor as findings
 from tests.support.proxy import Proxy
 from tests.support.wait import until
 
 CANARY = "canary77"
 NOWHERE = f"postgresql://someone:{CANARY}@127.0.0.1:1/none"
-DATA = set(server_checks.DANGERS)
-"""Off on the servers that tests start."""
-
-
-def findings() -> dict[str, Finding]:
-    """What the doctor finds, by check; the worst of each."""
-    found: dict[str, Finding] = {}
-    for finding in doctor.examine():
-        if finding.check not in found or finding.level != OK:
-            found[finding.check] = finding
-    return found
-
-
-def found(check: str) -> Finding:
-    return findings()[check]
-
-
-def wrong(found: dict[str, Finding]) -> dict[str, str]:
-    """What is not ok, but for what the tests' own server does without."""
-    return {
-        name: finding.level
-        for name, finding in found.items()
-        if finding.level != OK and name not in DATA
-    }
 
 
 def with_options(dsn: str, options: str) -> str:
     return database.url({**psycopg.conninfo.conninfo_to_dict(dsn), "options": options})
-
-
-@pytest.fixture
-def own(migrated_database: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the DSN of a database of this test's own, with the schema."""
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
-    return migrated_database
 
 
 # --- health ------------------------------------------------------------------------------------
@@ -76,13 +43,17 @@ def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
     assert all(finding.remedy for finding in result.values() if finding.level != OK)
 
 
+def counts(conn: db.Connection) -> dict[str, int]:
+    """How many rows each table has."""
+    tables = factories.column(conn, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    return {name: factories.one(conn, f"SELECT count(*) FROM {name}") for name in tables}
+
+
 def test_nothing_is_written_and_no_connection_is_left(own: str) -> None:
-    before = findings()
-    assert wrong(before) == {}
-    with engine.connect() as conn:
-        for table in permissions.TABLES:
-            count = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
-            assert conn.execute(count).fetchone() == {"count": 0}
+    with db.connect() as conn:
+        was = counts(conn)
+        assert wrong(findings()) == {}
+        assert counts(conn) == was
 
 
 # --- the database is not there, or not as it should be -----------------------------------------
@@ -97,9 +68,8 @@ def test_a_database_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CANARY not in str(result)
 
 
-def test_a_database_that_is_frozen(
-    db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("db")
+def test_a_database_that_is_frozen(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Proxy(dsn) as proxy:
         proxy.freeze()
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", proxy.dsn)
@@ -132,13 +102,13 @@ def test_a_database_without_the_schema(
 
 
 def test_a_schema_that_is_newer_than_the_code(own: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("INSERT INTO queue_schema_version (version) VALUES (9999)")
     assert wrong(findings()) == {"schema": WARNING}
 
 
 def test_functions_and_columns_that_are_missing(own: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("DROP FUNCTION queue_workflows_is_paused CASCADE")
         conn.execute("ALTER TABLE workers DROP COLUMN state CASCADE")
     result = {name: each for name, each in findings().items() if name in wrong({name: each})}
@@ -153,7 +123,7 @@ def test_functions_and_columns_that_are_missing(own: str) -> None:
 def test_rights_that_are_missing(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     role = f"{psycopg.conninfo.conninfo_to_dict(own)['dbname']}_role"
     name = sql.Identifier(role)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(sql.SQL("CREATE ROLE {}").format(name))
         try:
             monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", with_options(own, f"-c role={role}"))
@@ -188,7 +158,7 @@ def test_a_role_that_may_only_submit_while_runs_may_keep_files_anywhere(
     role = f"{psycopg.conninfo.conninfo_to_dict(own)['dbname']}_submitter"
     name = sql.Identifier(role)
     seen: list[Finding] = []
-    with engine.connect() as conn:
+    with db.connect() as conn:
         seen.append(found("files"))
         conn.execute(sql.SQL("CREATE ROLE {}").format(name))
         try:
@@ -216,22 +186,6 @@ def test_a_read_only_role(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong(findings()) == {"server": ERROR}
 
 
-@pytest.mark.parametrize(
-    ("server", "said"),
-    [
-        ({"version_num": 130012, "version": "13.12"}, "PostgreSQL 14 or later"),
-        ({"standby": True}, "the primary"),
-    ],
-)
-def test_a_server_that_will_not_do(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch, server: dict[str, Any], said: str
-) -> None:
-    real = facts.server
-    monkeypatch.setattr(facts, "server", lambda conn: real(conn) | server)
-    assert found("server").level == ERROR
-    assert said in found("server").remedy
-
-
 def test_commits_that_are_not_durable(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", with_options(own, "-c synchronous_commit=off"))
     finding = found("synchronous_commit")
@@ -240,121 +194,12 @@ def test_commits_that_are_not_durable(own: str, monkeypatch: pytest.MonkeyPatch)
     assert found("synchronous_commit").level == OK
 
 
-@pytest.mark.parametrize(
-    ("name", "check", "level"),
-    [
-        ("fsync", "fsync", ERROR),
-        ("full_page_writes", "full_page_writes", ERROR),
-        ("autovacuum", "autovacuum", WARNING),
-        ("track_counts", "autovacuum", WARNING),
-    ],
-)
-def test_settings_of_the_whole_server(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, check: str, level: str
-) -> None:
-    real = facts.settings
-    monkeypatch.setattr(facts, "settings", lambda *args: real(*args) | {name: "off"})
-    assert found(check).level == level
-    monkeypatch.setattr(facts, "settings", lambda *args: real(*args) | {name: "on"})
-    assert found(check).level == OK
-
-
-@pytest.mark.parametrize(("hours", "word"), [(1, "ahead"), (-1, "behind")])
-def test_clocks_that_differ(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch, hours: int, word: str
-) -> None:
-    real = facts.clock
-    away = datetime.timedelta(hours=hours)
-    monkeypatch.setattr(facts, "clock", lambda conn: real(conn) + away)
-    finding = found("clock")
-    assert finding.level == WARNING
-    assert f" s {word}" in finding.text
-
-
-def test_notifications_that_do_not_arrive(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = facts.notify
-    monkeypatch.setattr(server_checks, "LISTEN_WAIT_S", 0.2)
-    monkeypatch.setattr(facts, "notify", lambda conn, _: real(conn, "another_channel"))
-    finding = found("listen")
-    assert finding.level == WARNING
-    assert "session mode" in finding.remedy
-
-
-def test_a_queue_of_notifications_that_fills(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = facts.notify
-    monkeypatch.setattr(facts, "notify", lambda *args: real(*args) + 0.6)
-    assert found("listen").level == WARNING
-    assert "60% full" in found("listen").text
-
-
-def test_a_transaction_that_was_forgotten(
-    db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with psycopg.connect(dsn, application_name="forgotten") as other:
-        other.execute("SELECT 1")
-        assert found("transactions").level == OK
-        assert "(forgotten)" in found("transactions").text
-        monkeypatch.setattr(server_checks, "IDLE_WARN_S", 0.0)
-        assert found("transactions").level == WARNING
-        assert "(forgotten) has been idle in one for" in found("transactions").text
-        monkeypatch.setattr(server_checks, "IDLE_WARN_S", 60.0)
-        monkeypatch.setattr(server_checks, "TRANSACTION_WARN_S", 0.0)
-        assert found("transactions").level == WARNING
-        assert "the oldest is open for" in found("transactions").text
-    assert found("transactions").text == "none is open"
-
-
-def test_connections_that_run_out(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    with engine.connect() as conn:
-        before = facts.connections(conn)
-        with reused_backends.shared.off(), engine.connect():
-            assert until(lambda: facts.connections(conn)["used"] > before["used"])
-        assert before["allowed"] < int(factories.one(conn, "SHOW max_connections"))
-    for share, level in ((0.5, OK), (0.85, WARNING), (0.99, ERROR)):
-        used = {"used": int(share * 1000), "allowed": 1000}
-        monkeypatch.setattr(facts, "connections", lambda _, used=used: used)
-        assert found("connections").level == level
-
-
-def test_a_connection_that_is_lost_on_the_way(
-    db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(conn: Any) -> None:
-        with psycopg.connect(dsn, autocommit=True) as other:
-            other.execute("SELECT pg_terminate_backend(%s, 5000)", (conn.info.backend_pid,))
-        conn.execute("SELECT 1")
-
-    monkeypatch.setattr(facts, "outbox", killed)
-    result = findings()
-    assert wrong(result) == {"database": ERROR}
-    assert "the connection was lost" in result["database"].text
-    assert "runs" not in result
-
-
-def test_a_server_that_is_gone_by_the_time_of_listening(
-    db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Proxy(dsn) as proxy:
-        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", proxy.dsn)
-        monkeypatch.setattr(server_checks, "LISTEN_WAIT_S", 0.2)
-        real = facts.clock
-
-        def cut(conn: Any) -> Any:
-            now = real(conn)
-            proxy.cut()
-            return now
-
-        monkeypatch.setattr(facts, "clock", cut)
-        assert wrong(findings()) == {"database": ERROR}
-
-
 # --- work that is not done ---------------------------------------------------------------------
 
 
-def test_events_that_nobody_dispatches(db: ModuleType) -> None:
-    with engine.connect() as conn:
+@pytest.mark.usefixtures("db")
+def test_events_that_nobody_dispatches() -> None:
+    with db.connect() as conn:
         run = factories.run(conn)
         for age_s, level in ((5, OK), (20, WARNING), (90, ERROR)):
             conn.execute("DELETE FROM workflow_dispatch_events")
@@ -372,8 +217,9 @@ def test_events_that_nobody_dispatches(db: ModuleType) -> None:
         assert found("outbox").level == OK, "it rested until now"
 
 
-def test_a_run_that_nobody_starts(db: ModuleType) -> None:
-    with engine.connect() as conn:
+@pytest.mark.usefixtures("db")
+def test_a_run_that_nobody_starts() -> None:
+    with db.connect() as conn:
         factories.run(conn, id="r", status="queued")
         assert found("runs").level == OK
         conn.execute("UPDATE workflow_runs SET queued_at = now() - interval '1 min'")
@@ -381,8 +227,9 @@ def test_a_run_that_nobody_starts(db: ModuleType) -> None:
         assert "run r " in found("runs").text
 
 
-def test_leases_that_nobody_takes_back(db: ModuleType) -> None:
-    with engine.connect() as conn:
+@pytest.mark.usefixtures("db")
+def test_leases_that_nobody_takes_back() -> None:
+    with db.connect() as conn:
         factories.ingest(conn)
         transitions.claim_ingest(conn)
         for age_s, level in ((-60, OK), (30, OK), (90, ERROR)):
@@ -395,7 +242,7 @@ def test_leases_that_nobody_takes_back(db: ModuleType) -> None:
 @pytest.fixture
 def waiting(db: ModuleType) -> None:
     """A gpu node and two jobs on `mail` that have waited for a minute, one not due on `later`."""
-    with engine.connect() as conn:
+    with db.connect() as conn:
         age = datetime.timedelta(minutes=1)
         now = factories.one(conn, "SELECT now()")
         factories.node(conn, queue="gpu", created_at=now - age)
@@ -404,30 +251,32 @@ def waiting(db: ModuleType) -> None:
         factories.ingest(conn, queue="later", available_at=now + age, created_at=now - age)
 
 
-def test_versions_that_no_live_worker_has(db: ModuleType) -> None:
+@pytest.mark.usefixtures("db")
+def test_versions_that_no_live_worker_has() -> None:
     serve("cpu", state="idle")
-    with engine.connect() as conn:
+    with db.connect() as conn:
         ids = [factories.node(conn, required_version=text)["id"] for text in ("a@1", "b@2", "b@2")]
         factories.node(conn)
         conn.execute('UPDATE workers SET detail = detail || \'{"claim": {"versions": ["a@1"]}}\'')
-    (row,) = [finding for finding in doctor.examine() if finding.check == "versions"]
+    (row,) = [finding for finding in report("doctor") if finding.check == "versions"]
     assert row.level == WARNING
     assert row.text.startswith("no live worker of queue cpu has b@2; jobs that need it wait, ")
     assert row.text.endswith(f": {ids[1]}, {ids[2]}")
     assert "upgrade" in row.remedy
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute('UPDATE workers SET detail = \'{"claim": {"versions": ["b@2", "a@1"]}}\'')
-    (row,) = [finding for finding in doctor.examine() if finding.check == "versions"]
+    (row,) = [finding for finding in report("doctor") if finding.check == "versions"]
     assert row.level == OK
 
 
-def test_lock_keys_that_passed_over_a_queue_without_a_worker(db: ModuleType) -> None:
+@pytest.mark.usefixtures("db")
+def test_lock_keys_that_passed_over_a_queue_without_a_worker() -> None:
     serve("mail", state="idle")
-    with engine.connect() as conn:
+    with db.connect() as conn:
         for queue in ("bin", "mail"):
             factories.ingest(conn, queue=queue, lock_key="k")
-        unserved_jobs.block_unserved(conn, unserved_jobs.served(conn, 30))
-    (row,) = [finding for finding in doctor.examine() if finding.check == "lock keys"]
+        sweeps.unserved(conn, 30)
+    (row,) = [finding for finding in report("doctor") if finding.check == "lock keys"]
     assert row.level == WARNING
     assert row.text == (
         "queue bin is served by no worker, so the lock keys of 1 job passed to others"
@@ -436,13 +285,13 @@ def test_lock_keys_that_passed_over_a_queue_without_a_worker(db: ModuleType) -> 
 
 
 def unserved() -> dict[str, str]:
-    rows = [finding for finding in doctor.examine() if finding.check == "queues"]
+    rows = [finding for finding in report("doctor") if finding.check == "queues"]
     return {row.text.partition(":")[0]: f"{row.text}; {row.remedy}" for row in rows if row.remedy}
 
 
 def serve(queue: str, **columns: Any) -> None:
     values = {"host_label": "box", "queue": queue, "pid": 1}
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("DELETE FROM workers")
         factories.insert(conn, "workers", worker_id="w", **values, **columns)
 
@@ -467,19 +316,21 @@ def test_queues_without_a_live_worker() -> None:
 
 @pytest.mark.usefixtures("waiting")
 def test_a_worker_of_an_older_engine_serves_by_its_heartbeat() -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("INSERT INTO worker_heartbeats (host_label, queue) VALUES ('old', 'mail')")
     assert list(unserved()) == ["gpu"]
 
 
-def test_jobs_that_came_just_now_are_given_time(db: ModuleType) -> None:
-    with engine.connect() as conn:
+@pytest.mark.usefixtures("db")
+def test_jobs_that_came_just_now_are_given_time() -> None:
+    with db.connect() as conn:
         factories.ingest(conn, queue="mail")
     assert unserved() == {}
 
 
-def test_workers_that_went_silent(db: ModuleType) -> None:
-    with engine.connect() as conn:
+@pytest.mark.usefixtures("db")
+def test_workers_that_went_silent() -> None:
+    with db.connect() as conn:
         conn.execute(
             "INSERT INTO worker_heartbeats (host_label, queue, last_flagged_dead_at)"
             " VALUES ('one', 'gpu', now()), ('fine', 'cpu', NULL)"
@@ -500,10 +351,11 @@ def test_workers_that_went_silent(db: ModuleType) -> None:
 # --- alerts -------------------------------------------------------------------------------------
 
 
-def test_failures_that_nobody_tells(db: ModuleType) -> None:
+@pytest.mark.usefixtures("db")
+def test_failures_that_nobody_tells() -> None:
     assert found("alerts").level == OK
-    with engine.connect() as conn:
-        failure_alerts.announce(conn, keep_s=3600.0)
+    with db.connect() as conn:
+        factories.alert_sender(conn)
         job = factories.ingest(conn)
         conn.execute("UPDATE ingest_jobs SET status = 'failed' WHERE id = %s", (job["id"],))
         assert found("alerts").level == OK
@@ -523,23 +375,6 @@ def test_failures_that_nobody_tells(db: ModuleType) -> None:
 # --- tables that get slow ----------------------------------------------------------------------
 
 
-def test_dead_rows(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with engine.connect() as conn:
-        conn.execute("ALTER TABLE workers SET (autovacuum_enabled = false)")
-        conn.execute(
-            "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES ('w', 'b', 'q', 1)"
-        )
-        for _ in range(30):
-            conn.execute("UPDATE workers SET last_seen = now(), queue = queue || 'x'")
-    assert found("dead rows").text == "autovacuum is off for workers"
-    with engine.connect() as conn:
-        conn.execute("ALTER TABLE workers RESET (autovacuum_enabled)")
-    monkeypatch.setattr(table_checks, "DEAD_ROWS_WARN", 5)
-    finding = until(lambda: f if (f := found("dead rows")).level == WARNING else None)
-    assert "workers (" in finding.text
-    assert "VACUUM" in finding.remedy
-
-
 @pytest.mark.parametrize(
     ("table", "index"),
     [
@@ -550,37 +385,14 @@ def test_dead_rows(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_indexes_that_make_renewals_slow(own: str, table: str, index: str) -> None:
     assert found("renewals").level == OK
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(f"CREATE INDEX their_own ON {table} {index}".encode())
     assert found("renewals").level == WARNING
     assert "their_own" in found("renewals").text
 
 
-STATISTICS = {"dead": 0, "live": 0, "vacuum_off": False}
-
-
-@pytest.mark.parametrize(
-    ("name", "updates", "hot", "inserts", "level"),
-    [
-        ("workers", 900, 0, 1, OK),
-        ("workers", 2000, 1500, 1, OK),
-        ("workers", 2000, 500, 1, WARNING),
-        ("ingest_jobs", 2000, 0, 1000, OK),
-        ("ingest_jobs", 90000, 70000, 1000, WARNING),
-        ("workflow_runs", 90000, 0, 1, OK),
-    ],
-)
-def test_renewals_that_are_not_hot(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch,
-    name: str, updates: int, hot: int, inserts: int, level: str,
-) -> None:  # fmt: skip
-    row = {**STATISTICS, "name": name, "updates": updates, "hot": hot, "inserts": inserts}
-    monkeypatch.setattr(facts, "table_statistics", lambda _: [row])
-    assert found("renewals").level == level
-
-
 def test_hot_updates_are_counted(own: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         factories.ingest(conn)
         job = transitions.claim_ingest(conn)
         for _ in range(20):
@@ -589,33 +401,8 @@ def test_hot_updates_are_counted(own: str) -> None:
     assert int(text.partition("ingest_jobs ")[2].partition("%")[0]) > 50
 
 
-def test_psycopg_without_its_c_part_is_slow(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(facts, "driver", lambda: ("3.2.0", "python", 150004))
-    assert found("psycopg") == (
-        "psycopg", WARNING, "psycopg 3.2.0 (python), libpq 15.4",
-        "install psycopg[binary], which is faster",
-    )  # fmt: skip
-
-
-def test_a_check_that_is_refused_is_one_finding(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(conn: Any, *_: Any) -> None:
-        conn.execute("SELECT * FROM nowhere")
-
-    for name in ("settings", "transactions", "connections", "lapsed", "table_statistics"):
-        monkeypatch.setattr(facts, name, refused)
-    result = findings()
-    assert wrong(result) == dict.fromkeys(
-        ("settings", "transactions", "connections", "leases", "dead rows", "renewals"), ERROR
-    )
-    assert 'relation "nowhere" does not exist' in result["leases"].text
-
-
 def test_a_schema_in_which_everybody_may_create_functions_is_named(own: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
         assert found("schema rights").level == WARNING
         assert "REVOKE CREATE ON SCHEMA public FROM PUBLIC" in found("schema rights").remedy

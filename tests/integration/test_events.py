@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,58 +13,47 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import errors, events, history, ingest_executor, jobs, node_executor, steps
-from queue_workflows.__main__ import main
-from queue_workflows.engine import claims
-from queue_workflows.maintenance import periodic
+from queue_workflows import db, errors, events, history, ingest_executor, jobs, node_executor, steps
 from tests.hostile import roles
-from tests.support import factories, invariants, transitions
+from tests.support import console, factories, sweeps, transitions
 
 Row = dict[str, Any]
-FETCH = transitions.who("fetch")
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with engine.connect() as conn:
-        yield conn
-        assert invariants.broken(conn, slack_s=5) == []
-
-
-def queued(conn: engine.Connection, task: Callable[..., Any]) -> None:
+def queued(conn: db.Connection, task: Callable[..., Any]) -> None:
     queue_workflows.register_ingest_task("t", task)
     factories.ingest(conn)
 
 
-def run(conn: engine.Connection) -> str | None:
+def run(conn: db.Connection) -> str | None:
     """Run the job if it can be claimed."""
     claimed = _claimed(conn)
     return ingest_executor.execute_ingest_job(claimed[0]) if claimed else None
 
 
-def _claimed(conn: engine.Connection) -> list[Row]:
-    return [job for job in claims.ingest_step(conn, FETCH, promote=True) if job.get("id")]
+def _claimed(conn: db.Connection) -> list[Row]:
+    return transitions.claim(conn, transitions.who("fetch"), promote=True)
 
 
-def job(conn: engine.Connection) -> Row:
+def job(conn: db.Connection) -> Row:
     row = conn.execute("SELECT * FROM ingest_jobs").fetchone()
     assert row is not None
     return row
 
 
-def is_waiting(conn: engine.Connection) -> bool:
+def is_waiting(conn: db.Connection) -> bool:
     row = job(conn)
     return (row["status"], row["blocked_reason"], row["attempts"]) == ("queued", "not_due", 0)
 
 
-def due_now(conn: engine.Connection) -> None:
+def due_now(conn: db.Connection) -> None:
     """Let all the time of waits pass."""
     conn.execute("UPDATE job_steps SET due_at = now() WHERE state = 'waiting'")
     conn.execute("UPDATE ingest_jobs SET available_at = now() WHERE status = 'queued'")
 
 
-def test_a_job_waits_uncounted_until_its_event_is_sent(conn: engine.Connection) -> None:
+def test_a_job_waits_uncounted_until_its_event_is_sent(conn: db.Connection) -> None:
     queued(conn, lambda reason: {"ok": steps.wait_for_event("approved", key="a")})
     assert run(conn) == "failed"
     assert is_waiting(conn)
@@ -80,7 +69,7 @@ def test_a_job_waits_uncounted_until_its_event_is_sent(conn: engine.Connection) 
 
 
 def test_an_event_that_was_sent_before_the_wait_counts_and_the_first_one_wins(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     assert events.send("approved", value=[1])
     assert not events.send("approved", value=[2])
@@ -93,14 +82,14 @@ def test_an_event_that_was_sent_before_the_wait_counts_and_the_first_one_wins(
 
 
 def test_a_plain_insert_wakes_at_its_commit_and_a_rollback_does_not(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     queued(conn, lambda reason: steps.wait_for_event("approved", key="k"))
     run(conn)
-    with engine.connect() as own, own.transaction(force_rollback=True):
+    with db.connect() as own, own.transaction(force_rollback=True):
         own.execute("INSERT INTO events (name, key) VALUES ('approved', 'k')")
     assert is_waiting(conn)
-    with engine.connect() as own, own.transaction():
+    with db.connect() as own, own.transaction():
         events.send("approved", key="k", value=True, conn=own)
         assert is_waiting(conn)
     assert factories.one(conn, "SELECT resume_at <= now() FROM ingest_jobs")
@@ -110,7 +99,7 @@ def test_a_plain_insert_wakes_at_its_commit_and_a_rollback_does_not(
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 def test_a_wait_ends_at_its_time_limit_with_the_default(
-    conn: engine.Connection, is_async: bool
+    conn: db.Connection, is_async: bool
 ) -> None:
     def plain(reason: str) -> Any:
         return steps.wait_for_event("approved", timeout_s=3600, default={"ok": False})
@@ -128,7 +117,7 @@ def test_a_wait_ends_at_its_time_limit_with_the_default(
 
 
 def test_an_event_after_the_time_limit_still_counts_if_the_job_has_not_run(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     queued(conn, lambda reason: steps.wait_for_event("approved", timeout_s=3600, default=0))
     run(conn)
@@ -138,7 +127,7 @@ def test_an_event_after_the_time_limit_still_counts_if_the_job_has_not_run(
     assert job(conn)["result"] == {"result": 7}
 
 
-def test_an_event_is_sent_from_an_event_loop(conn: engine.Connection, dsn: str) -> None:
+def test_an_event_is_sent_from_an_event_loop(conn: db.Connection, dsn: str) -> None:
     async def sent() -> list[bool]:
         async with await psycopg.AsyncConnection.connect(dsn) as own:
             mine = [await events.send_async("approved", key="own", value=1, conn=own)]
@@ -152,14 +141,14 @@ def test_an_event_is_sent_from_an_event_loop(conn: engine.Connection, dsn: str) 
     assert job(conn)["result"] == {"result": 7}
 
 
-def test_a_time_limit_of_zero_only_looks(conn: engine.Connection) -> None:
+def test_a_time_limit_of_zero_only_looks(conn: db.Connection) -> None:
     queued(conn, lambda reason: [steps.wait_for_event("a", timeout_s=0, default="none")] * 2)
     assert run(conn) == "completed"
     assert job(conn)["result"] == {"result": ["none", "none"]}
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
-def test_a_sleep_gives_the_job_back_until_its_time(conn: engine.Connection, is_async: bool) -> None:
+def test_a_sleep_gives_the_job_back_until_its_time(conn: db.Connection, is_async: bool) -> None:
     ran: list[str] = []
 
     def plain(reason: str) -> str:
@@ -196,7 +185,7 @@ async def asyncio_step(name: str, ran: list[str]) -> None:
 
 
 def test_a_handler_that_catches_every_error_does_not_end_its_own_wait(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     def task(reason: str) -> str:
         try:
@@ -210,7 +199,7 @@ def test_a_handler_that_catches_every_error_does_not_end_its_own_wait(
     assert is_waiting(conn)
 
 
-def test_a_node_waits_and_its_run_goes_on(conn: engine.Connection) -> None:
+def test_a_node_waits_and_its_run_goes_on(conn: db.Connection) -> None:
     queue_workflows.register_node("asks", lambda: {"ok": steps.wait_for_event("approved")})
     factories.node(conn, node_module="asks", max_attempts=1)
     assert node_executor.execute_node(transitions.claim_node(conn)) == "failed"
@@ -222,7 +211,7 @@ def test_a_node_waits_and_its_run_goes_on(conn: engine.Connection) -> None:
 
 
 def test_a_waiting_job_can_be_cancelled_and_an_event_leaves_it_alone(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     queued(conn, lambda reason: steps.wait_for_event("approved"))
     run(conn)
@@ -231,15 +220,15 @@ def test_a_waiting_job_can_be_cancelled_and_an_event_leaves_it_alone(
     assert job(conn)["status"] == "cancelled"
 
 
-def test_why_names_the_event(conn: engine.Connection, capfd: pytest.CaptureFixture[str]) -> None:
+def test_why_names_the_event(conn: db.Connection) -> None:
     queued(conn, lambda reason: steps.wait_for_event("approved", key="a", timeout_s=60))
     run(conn)
-    main(["why", job(conn)["id"]])
-    assert "its handler waits for event 'approved' with key 'a' until " in capfd.readouterr().out
+    said = "its handler waits for event 'approved' with key 'a' until "
+    assert said in console.command("why", job(conn)["id"]).out
 
 
 def test_an_event_sent_while_the_handler_ends_its_attempt_is_not_missed(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     def task(reason: str) -> Any:
         try:
@@ -257,27 +246,26 @@ def test_an_event_sent_while_the_handler_ends_its_attempt_is_not_missed(
 
 
 def test_the_sweep_wakes_for_an_event_whose_transaction_was_open_when_the_wait_began(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     queued(conn, lambda reason: steps.wait_for_event("approved"))
-    with engine.connect() as own, own.transaction():
+    with db.connect() as own, own.transaction():
         events.send("approved", value=1, conn=own)
         assert run(conn) == "failed"
     assert is_waiting(conn)
-    subject = periodic.PeriodicTasks()
-    subject.wake_waiting()
-    subject.close()
+    with sweeps.tasks() as orchestrator:
+        orchestrator.wake_waiting()
     assert run(conn) == "completed"
 
 
 def test_a_transaction_that_is_about_to_end_the_wait_holds_no_worker_up(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     queued(conn, lambda reason: steps.wait_for_event("approved"))
     run(conn)
     conn.execute("UPDATE ingest_jobs SET available_at = now()")
     claimed = _claimed(conn)  # as when its time came
-    with engine.connect() as own, own.transaction():
+    with db.connect() as own, own.transaction():
         events.send("approved", value=1, conn=own)
         assert ingest_executor.execute_ingest_job(claimed[0]) == "failed"
     soon = "SELECT resume_at < now() + interval '2 seconds' FROM ingest_jobs"
@@ -301,7 +289,7 @@ def test_a_transaction_that_is_about_to_end_the_wait_holds_no_worker_up(
     ],
 )
 def test_bad_waits_are_refused_in_one_line(
-    conn: engine.Connection, call: Callable[[], Any], says: str
+    conn: db.Connection, call: Callable[[], Any], says: str
 ) -> None:
     queued(conn, lambda reason: call())
     assert run(conn) == "failed"
@@ -316,13 +304,12 @@ def test_a_bad_name_of_an_event_is_refused(db: ModuleType, name: Any) -> None:
 
 
 def test_a_large_event_is_refused_in_one_line(
-    conn: engine.Connection, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = "x" * 10_000_000
     with pytest.raises(errors.InvalidPayload, match="more than the 1024 KiB"):
         events.send("a", value=large)
-    assert main(["events", "send", "a", "--value", json.dumps(large)]) == 2
-    (line,) = capfd.readouterr().err.splitlines()
+    line = console.refusal("events", "send", "a", "--value", json.dumps(large))
     assert "value of event 'a'" in line
     monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "20000")
     with pytest.raises(errors.InvalidPayload, match="event 'a': its value is larger than 1 MiB"):
@@ -334,23 +321,19 @@ def test_a_large_event_is_refused_in_one_line(
     assert events.list() == []
 
 
-def test_events_are_sent_and_listed_by_commands(
-    db: ModuleType, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["events", "send", "approved", "--key", "k", "--value", '{"by": "ann"}']) == 0
-    assert capfd.readouterr().out == "event approved (key k): sent\n"
-    assert main(["events", "send", "approved", "--key", "k"]) == 1
-    assert "was sent before" in capfd.readouterr().err
-    assert main(["events", "send", "approved", "--value", "yes"]) == 2
-    assert "--value yes: no JSON" in capfd.readouterr().err
-    assert main(["events", "list"]) == 0
-    lines = capfd.readouterr().out.splitlines()
+def test_events_are_sent_and_listed_by_commands(db: ModuleType) -> None:
+    send = ("events", "send", "approved")
+    sent = console.printed(*send, "--key", "k", "--value", '{"by": "ann"}')
+    assert sent == "event approved (key k): sent\n"
+    again = console.command(*send, "--key", "k")
+    assert (again.code, "was sent before" in again.err) == (1, True)
+    assert "--value yes: no JSON" in console.refusal(*send, "--value", "yes")
+    lines = console.printed("events", "list").splitlines()
     assert lines[1].split()[:2] == ["approved", "k"] and lines[1].endswith('{"by": "ann"}')
-    assert main(["events", "list", "other", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out) == []
+    assert json.loads(console.printed("events", "list", "other", "--json")) == []
 
 
-def test_old_events_are_deleted(conn: engine.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_events_are_deleted(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     events.send("old")
     conn.execute("UPDATE events SET created_at = now() - interval '31 days'")
     events.send("new")
@@ -362,7 +345,7 @@ def test_old_events_are_deleted(conn: engine.Connection, monkeypatch: pytest.Mon
 
 
 def test_a_role_for_submit_sends_events_and_wakes_jobs_and_changes_nothing_else(
-    conn: engine.Connection, dsn: str
+    conn: db.Connection, dsn: str
 ) -> None:
     queued(conn, lambda reason: steps.wait_for_event("approved"))
     run(conn)

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import errors
-from queue_workflows.schedule import expression, zones
+from queue_workflows.schedule import expression
 from tests.support.examples import examples
 
 UTC = timezone.utc
@@ -388,11 +388,3 @@ def test_a_preview_marks_what_is_skipped_and_what_comes_twice():
     assert ("03:00", None, True) in halves
     twice = [one for one in notes("30 * * * *", "Europe/Warsaw", autumn) if one[1]]
     assert twice == [("02:30", "first of two", True), ("02:30", "second of two", True)]
-
-
-def test_the_changes_of_a_zone_are_found_to_the_second():
-    for zone, texts in CHANGES.items():
-        for instant in texts if zone not in ("Asia/Kathmandu", "UTC") else ():
-            at = datetime.fromisoformat(instant).replace(tzinfo=UTC)
-            found = zones.next_change(zones.load(zone), at - MINUTE, at)
-            assert found is not None and found.at == at, (zone, instant)

@@ -9,13 +9,11 @@ from types import ModuleType
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, config, jobs
-from queue_workflows import db as engine
-from queue_workflows.engine import job_tables
+from queue_workflows import claim_worker, config, db, jobs
 from queue_workflows.types import Row
-from queue_workflows.worker import claimer
 from tests.integration.test_unreadable_rows import batches, serving
-from tests.support import commands, factories, flow, rows_before_checks, slot_app
+from tests.support import commands, factories, flow, rows_before_checks, slot_app, timeouts
+from tests.support.transitions import TABLES, Kind
 from tests.support.wait import until
 
 QUEUE = "load"
@@ -48,7 +46,7 @@ NOT_SWEPT = {"status", "queue"}
 
 
 @pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
+def conn(db: ModuleType) -> Generator[db.Connection]:
     def fails(reason: str) -> None:
         raise RuntimeError("boom")
 
@@ -57,11 +55,11 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
     config.register_ingest_task("fails", fails)
     queue_workflows.register_node("m", lambda: {"ok": True})
     queue_workflows.register_node("fails", lambda: fails("node"))
-    with engine.connect() as conn:
+    with db.connect() as conn:
         yield conn
 
 
-def put_extremes(conn: engine.Connection, table: str, column: str, **given: str) -> list[str]:
+def put_extremes(conn: db.Connection, table: str, column: str, **given: str) -> list[str]:
     """A row for each extreme value of a column; the ids of those that could be stored."""
     values = own_values(conn, table, column)
     rows = [{"id": f"'bad-{number}'"} | given | {column: own} for number, own in enumerate(values)]
@@ -69,7 +67,7 @@ def put_extremes(conn: engine.Connection, table: str, column: str, **given: str)
     return [str(number) for number, one in enumerate(taken) if one]
 
 
-def own_values(conn: engine.Connection, table: str, column: str) -> list[str]:
+def own_values(conn: db.Connection, table: str, column: str) -> list[str]:
     """Return the extreme values of a column, as SQL; for an id, another one each."""
     kind = rows_before_checks.columns(conn, table)[column]
     values = rows_before_checks.EXTREMES.get(kind, ())
@@ -78,37 +76,28 @@ def own_values(conn: engine.Connection, table: str, column: str) -> list[str]:
     return [*values]
 
 
-def status(conn: engine.Connection, table: job_tables.JobTable, job_id: str) -> str:
-    row = conn.execute(
-        f"SELECT status FROM {table.name} WHERE id = %s",  # pyright: ignore[reportArgumentType]
-        (job_id,),
-    ).fetchone()
-    assert row is not None
-    return row["status"]
+def are_completed(conn: db.Connection, kind: Kind, *ids: str) -> bool:
+    query = f"SELECT bool_and(status = 'completed') FROM {TABLES[kind]} WHERE id = ANY(%s)"
+    return factories.one(conn, query, [*ids])
 
 
-def work_until(
-    conn: engine.Connection, table: job_tables.JobTable, queue: str, good: str, bound: int
-) -> None:
+def work_until(conn: db.Connection, kind: Kind, queue: str, good: str, bound: int) -> None:
     """Claims, at most `bound`, one after the other until the good job has completed."""
     worker = claim_worker.ClaimWorker(queue=queue, host="box", on_exit=exits)
     for _ in flow.runs(worker, bound):
-        if status(conn, table, good) == "completed":
+        if are_completed(conn, kind, good):
             break
-    assert status(conn, table, good) == "completed"
+    assert are_completed(conn, kind, good)
     # Nothing of it is left with a worker that is gone.
-    row = conn.execute(
-        f"SELECT array_agg(id) AS ids FROM {table.name}"  # pyright: ignore[reportArgumentType]
-        " WHERE status = 'running' AND worker_id LIKE 'box%'"
-    ).fetchone()
-    assert row == {"ids": None}
+    query = f"SELECT id FROM {TABLES[kind]} WHERE status = 'running' AND worker_id LIKE 'box%%'"
+    assert factories.column(conn, query) == []
 
 
 def exits(code: int) -> None:
     raise AssertionError(f"the worker left with {code}")
 
 
-def test_every_column_is_swept(conn: engine.Connection) -> None:
+def test_every_column_is_swept(conn: db.Connection) -> None:
     for table, swept in (
         ("workflow_node_jobs", NODE_COLUMNS),
         ("ingest_jobs", INGEST_COLUMNS),
@@ -124,25 +113,25 @@ def test_every_column_is_swept(conn: engine.Connection) -> None:
 @pytest.fixture
 def few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the database refuses four times is given up at once."""
-    monkeypatch.setattr(claimer, "RETRY_FIRST_S", 0.01)
+    timeouts.shorten_claim_retries(monkeypatch, 0.01)
 
 
 @pytest.mark.parametrize("task", ["t", "fails"])
 @pytest.mark.parametrize("column", INGEST_COLUMNS)
 def test_an_ingest_job_behind_any_row_completes(
-    conn: engine.Connection, few_retries: None, column: str, task: str
+    conn: db.Connection, few_retries: None, column: str, task: str
 ) -> None:
     put_extremes(
         conn, "ingest_jobs", column, task_name=f"'{task}'", queue=f"'{QUEUE}'", priority="0"
     )
     good = factories.ingest(conn, id="good", task_name="t", queue=QUEUE)["id"]
-    work_until(conn, job_tables.INGEST_JOBS, QUEUE, good, 20)
+    work_until(conn, "ingest", QUEUE, good, 20)
 
 
 @pytest.mark.parametrize("node", ["m", "fails"])
 @pytest.mark.parametrize("column", NODE_COLUMNS)
 def test_a_node_behind_any_row_completes(
-    conn: engine.Connection, few_retries: None, column: str, node: str
+    conn: db.Connection, few_retries: None, column: str, node: str
 ) -> None:
     rows = [
         {
@@ -158,12 +147,12 @@ def test_a_node_behind_any_row_completes(
     ]
     rows_before_checks.put_each(conn, "workflow_node_jobs", rows)
     good = factories.node(conn, id="good", node_id="good")["id"]
-    work_until(conn, job_tables.NODE_JOBS, "cpu", good, 20)
+    work_until(conn, "node", "cpu", good, 20)
 
 
 @pytest.mark.parametrize("column", RUN_COLUMNS)
 def test_a_node_behind_those_of_any_run_completes(
-    conn: engine.Connection, few_retries: None, column: str
+    conn: db.Connection, few_retries: None, column: str
 ) -> None:
     rows = [
         {"id": f"'run-{number}'", "workflow_name": "'w'", "status": "'running'", column: own}
@@ -174,10 +163,10 @@ def test_a_node_behind_those_of_any_run_completes(
             asks: Row = {"x": {"$from": "x"}}
             factories.node(conn, f"run-{number}", input_template=asks, ref_heads=["x"], priority=0)
     good = factories.node(conn, id="good", node_id="good")["id"]
-    work_until(conn, job_tables.NODE_JOBS, "cpu", good, 20)
+    work_until(conn, "node", "cpu", good, 20)
 
 
-def test_batches_get_past_all_of_them_at_once(conn: engine.Connection, few_retries: None) -> None:
+def test_batches_get_past_all_of_them_at_once(conn: db.Connection, few_retries: None) -> None:
     for column in INGEST_COLUMNS:
         put_extremes(
             conn,
@@ -190,13 +179,10 @@ def test_batches_get_past_all_of_them_at_once(conn: engine.Connection, few_retri
         )
     good = [factories.ingest(conn, task_name="t", queue=QUEUE)["id"] for _ in range(5)]
     with serving(batches(QUEUE)):
-        until(
-            lambda: all(status(conn, job_tables.INGEST_JOBS, each) == "completed" for each in good),
-            timeout_s=60,
-        )
+        until(lambda: are_completed(conn, "ingest", *good), timeout_s=60)
 
 
-def test_a_pool_gets_past_all_of_them_at_once(conn: engine.Connection, dsn: str) -> None:
+def test_a_pool_gets_past_all_of_them_at_once(conn: db.Connection, dsn: str) -> None:
     slot_app.setup()
     for column in INGEST_COLUMNS:
         put_extremes(
@@ -212,7 +198,4 @@ def test_a_pool_gets_past_all_of_them_at_once(conn: engine.Connection, dsn: str)
     pool = json.dumps([{"queue": slot_app.QUEUE, "concurrency": 3}])
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn, WORKERS_JSON=pool) as cli:
         cli.start("queue-claim-worker", "--workers", "--app", "tests.support.slot_app:setup")
-        until(
-            lambda: all(status(conn, job_tables.INGEST_JOBS, each) == "completed" for each in good),
-            timeout_s=60,
-        )
+        until(lambda: are_completed(conn, "ingest", *good), timeout_s=60)

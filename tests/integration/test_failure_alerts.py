@@ -16,27 +16,24 @@ import pytest
 
 import queue_workflows
 from queue_workflows import claim_worker, config, history, jobs, node_queue, run_store, runs
-from queue_workflows.alerts import sender, settings
-from queue_workflows.engine import failure_alerts
 from queue_workflows.schedule import definition
 from queue_workflows.scheduler import Ticker
-from tests.support import counting_cursor, factories, transitions, wait
+from tests.support import alert_senders, counting_cursor, factories, lost_replies, transitions, wait
 from tests.support.clocks import Clock
 
 UTC = timezone.utc
 TEN = datetime(2024, 5, 1, 10, tzinfo=UTC)
 Alert = dict[str, Any]
-Make = Callable[..., sender.Sender]
+Make = Callable[..., alert_senders.Sender]
 
 
 @pytest.fixture
 def make(db: ModuleType) -> Generator[Make]:
     """Make senders that look for failures when they are called; each has announced itself."""
-    made: list[sender.Sender] = []
+    made: list[alert_senders.Sender] = []
 
-    def call(hook: Any = None, command: tuple[str, ...] = (), **more: Any) -> sender.Sender:
-        given = {"per_minute": 600, "timeout_s": 10.0, "max_age_s": 3600.0, "poll_s": 60.0}
-        one = sender.Sender(settings.Settings(hook, command, **(given | more)))
+    def call(hook: Any = None, command: tuple[str, ...] = (), **more: Any) -> alert_senders.Sender:
+        one = alert_senders.made(hook, command, **more)
         made.append(one)
         one.run_once()
         return one
@@ -165,13 +162,11 @@ def test_what_is_cancelled_completed_or_not_ours_is_not_sent(make: Make) -> None
         transitions.complete_ingest(conn, transitions.claim_ingest(conn))
         conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (steps,))
     runs.cancel(cancelled)
-    for each in (job["id"],):
-        with queue_workflows.db.connection() as conn:
-            conn.execute(
-                "UPDATE ingest_jobs SET status = 'cancelled', finished_at = now()"
-                " WHERE id = %s AND status = 'queued'",
-                (each,),
-            )
+    execute(
+        "UPDATE ingest_jobs SET status = 'cancelled', finished_at = now()"
+        " WHERE id = %s AND status = 'queued'",
+        job["id"],
+    )
     assert alerts() == []
     assert one.run_once() == 0
 
@@ -364,23 +359,21 @@ def test_a_hook_that_hangs_keeps_only_itself_from_being_called(
         go_on.wait(60)
 
     alone = make(hook, timeout_s=0.1)
-    both = make(hook, ("sh", "-c", f"cat >> {out}"), timeout_s=5.0)
+    both = make(hook, ("sh", "-c", f"cat >> {out}"), timeout_s=0.2)
     first = dead_job()
     assert alone.run_once() == 1
     assert "the hook has not returned within 0.1 s" in caplog.text
     second = dead_job()
     assert alone.run_once() == 0, "it leaves the failure to senders that can send it"
     assert [row["claims"] for row in alerts()] == [0]
-    both._settings = both._settings._replace(timeout_s=0.2)
     assert both.run_once() == 1
     third = dead_job()
     assert both.run_once() == 1
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [second, third]
     assert sent == [first, second]
     go_on.set()
-    wait.until(lambda: alone._can_send())
     fourth = dead_job()
-    assert alone.run_once() == 1
+    assert wait.until(alone.run_once) == 1
     assert sent[-1] == fourth
 
 
@@ -539,7 +532,7 @@ def test_several_senders_share_the_limit_and_send_each_failure_once(make: Make) 
     ids = {dead_job() for _ in range(40)}
     barrier = threading.Barrier(4)
 
-    def race(one: sender.Sender) -> None:
+    def race(one: alert_senders.Sender) -> None:
         for _ in range(5):
             barrier.wait(30)
             one.run_once()
@@ -580,37 +573,29 @@ def test_what_a_dead_sender_took_is_sent_once_more(
     sent: list[Alert] = []
     one = make(sent.append)
     job = dead_job()
-    given: dict[str, Any] = {"app": "a", "per_minute": 10, "lease_s": 60.0, "max_age_s": 60.0}
-    with queue_workflows.db.transaction() as conn:
-        assert failure_alerts.take(conn, **given) is not None
+    assert alert_senders.take()
     assert one.run_once() == 0, "another sender has it"
     lapse()
     assert one.run_once() == 1
     assert [each["id"] for each in sent] == [job]
     dead_job()
     for _ in range(2):
-        with queue_workflows.db.transaction() as conn:
-            assert failure_alerts.take(conn, **given) is not None
+        assert alert_senders.take()
         lapse()
     assert one.run_once() == 0
     assert "2 senders ended during the call; it is not sent again" in caplog.text
     assert alerts() == []
 
 
-def test_a_database_that_goes_away_after_the_call_gets_the_note_later(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_goes_away_after_the_call_gets_the_note_later(make: Make) -> None:
     sent: list[Alert] = []
     one = make(sent.append)
     dead_job()
-
-    def away(*_: Any) -> None:
-        raise queue_workflows.db.OperationalError("away")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(failure_alerts, "sent", away)
-        with pytest.raises(queue_workflows.db.OperationalError):
-            one.run_once()
+    with (
+        lost_replies.at_statement("SET sent_at"),
+        pytest.raises(queue_workflows.db.OperationalError),
+    ):
+        one.run_once()
     assert len(alerts()) == 1
     assert one.run_once() == 0
     assert (len(sent), alerts()) == (1, [])

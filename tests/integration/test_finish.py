@@ -7,21 +7,10 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import errors
-from queue_workflows.dag import policy
-from queue_workflows.engine import attempts, finish, handback, job_tables, outcomes, recovery
+from queue_workflows import db, errors
 from queue_workflows.types import Row
 from tests.support import factories, transitions
 
-FAMILIES = ("ingest", "node")
-OUTCOMES = {
-    "completed": outcomes.Outcome("completed", 0.5, '{"a": 1}'),
-    "failed": outcomes.Outcome("failed", 0.5, error="ValueError: no"),
-    "parked": outcomes.Outcome("parked", 0.0),
-    "cancelled": outcomes.Outcome("cancelled", 0.5),
-    "snoozed": outcomes.Outcome("snoozed", 0.5, error="later", raised=policy.Raised(after_s=60.0)),
-}
 LEFT = {
     "completed": ("completed", "completed", "completed", "completed"),
     "failed": ("failed", "failed", "failed", "failed"),
@@ -30,24 +19,14 @@ LEFT = {
     "snoozed": ("queued", "requeued", None, "failed"),
 }
 """By kind: the state of the job, its event, the kind of its outbox row, what `record` returns."""
+FAMILIES = transitions.KINDS
 KINDS = [(family, kind) for family in FAMILIES for kind in LEFT]
 KINDS.remove(("ingest", "parked"))
+QUEUES = {"node": "cpu", "ingest": "fetch"}
 
 
-def claimed(conn: engine.Connection, family: str, worker_id: str = "w1", **columns: Any) -> Row:
-    if family == "node":
-        factories.node(conn, **columns)
-        return transitions.claim_node(conn, transitions.who("cpu", worker_id))
-    factories.ingest(conn, **columns)
-    return transitions.claim_ingest(conn, transitions.who("fetch", worker_id))
-
-
-def lease(job: Row) -> job_tables.Lease:
-    return job_tables.lease_of(transitions.table_of(job), job)
-
-
-def last_event(conn: engine.Connection, job: Row) -> Row:
-    table = transitions.table_of(job).events
+def last_event(conn: db.Connection, job: Row) -> Row:
+    table = transitions.EVENTS[transitions.kind_of(job)]
     row = conn.execute(
         f"SELECT * FROM {table} WHERE job_id = %s ORDER BY id DESC LIMIT 1".encode(), (job["id"],)
     ).fetchone()
@@ -55,19 +34,19 @@ def last_event(conn: engine.Connection, job: Row) -> Row:
     return row
 
 
-def status(conn: engine.Connection, job: Row) -> str:
+def status(conn: db.Connection, job: Row) -> str:
     return factories.reread(conn, job)["status"]
 
 
 @pytest.mark.parametrize(("family", "kind"), KINDS)
 def test_an_outcome_leaves_its_state_its_event_and_its_outbox_row(
-    conn: engine.Connection, family: str, kind: str
+    conn: db.Connection, family: transitions.Kind, kind: str
 ) -> None:
-    job = claimed(conn, family)
+    job = transitions.claimed(conn, family)
     now, event_type, sent, result = LEFT[kind]
-    assert not finish.is_recorded(conn, lease(job), OUTCOMES[kind])
-    assert finish.record(conn, lease(job), OUTCOMES[kind]) == result
-    assert finish.is_recorded(conn, lease(job), OUTCOMES[kind])
+    assert not transitions.is_recorded(conn, job, kind)
+    assert transitions.record(conn, job, kind) == result
+    assert transitions.is_recorded(conn, job, kind)
     assert status(conn, job) == now
     event = last_event(conn, job)
     assert event["event_type"] == event_type
@@ -78,32 +57,31 @@ def test_an_outcome_leaves_its_state_its_event_and_its_outbox_row(
 
 @pytest.mark.parametrize(("family", "kind"), KINDS)
 def test_a_lost_claim_is_an_error_unless_the_job_was_cancelled(
-    conn: engine.Connection, family: str, kind: str
+    conn: db.Connection, family: transitions.Kind, kind: str
 ) -> None:
-    job = claimed(conn, family)
-    lost = lease(job)._replace(claim_no=job["claim_no"] + 1)
+    job = transitions.claimed(conn, family)
+    lost = job | {"claim_no": job["claim_no"] + 1}
     before = factories.reread(conn, job)
     if kind == "cancelled":
-        assert finish.finish(conn, [finish.Done(lost, OUTCOMES[kind])]) == []
+        assert transitions.finish_all(conn, [(lost, kind)]) == []
     else:
         with pytest.raises(errors.ClaimLost):
-            finish.finish(conn, [finish.Done(lost, OUTCOMES[kind])])
-    assert finish.record(conn, lost, OUTCOMES[kind]) == "skipped"
+            transitions.finish_all(conn, [(lost, kind)])
+    assert transitions.record(conn, lost, kind) == "skipped"
     assert factories.reread(conn, job) == before
     assert last_event(conn, job)["event_type"] == "claimed"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_is_recorded_and_the_next_jobs_are_claimed(
-    conn: engine.Connection, family: str
+    conn: db.Connection, family: transitions.Kind
 ) -> None:
-    jobs = [claimed(conn, family) for _ in range(3)]
+    jobs = [transitions.claimed(conn, family) for _ in range(3)]
     for _ in range(3):
         (factories.node if family == "node" else factories.ingest)(conn)
     kinds = ("completed", "failed", "completed")
-    done = [finish.Done(lease(job), OUTCOMES[kind]) for job, kind in zip(jobs, kinds, strict=True)]
-    who = transitions.who("cpu" if family == "node" else "fetch")
-    following = finish.finish(conn, done, who=who, claim=2)
+    ends = [*zip(jobs, kinds, strict=True)]
+    following = transitions.finish_all(conn, ends, transitions.who(QUEUES[family]), 2)
     assert [status(conn, job) for job in jobs] == list(kinds)
     assert len(following) == 2
     assert [status(conn, job) for job in following] == ["running"] * len(following)
@@ -111,54 +89,42 @@ def test_a_batch_is_recorded_and_the_next_jobs_are_claimed(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_with_a_lost_claim_records_and_claims_nothing(
-    conn: engine.Connection, family: str
+    conn: db.Connection, family: transitions.Kind
 ) -> None:
-    jobs = [claimed(conn, family) for _ in range(2)]
+    jobs = [transitions.claimed(conn, family) for _ in range(2)]
     waiting = (factories.node if family == "node" else factories.ingest)(conn)
-    leases = [lease(jobs[0]), lease(jobs[1])._replace(claim_no=7)]
-    done = [finish.Done(each, OUTCOMES["completed"]) for each in leases]
+    ends = [(jobs[0], "completed"), (jobs[1] | {"claim_no": 7}, "completed")]
     with pytest.raises(errors.ClaimLost):
-        finish.finish(
-            conn, done, who=transitions.who("cpu" if family == "node" else "fetch"), claim=1
-        )
+        transitions.finish_all(conn, ends, transitions.who(QUEUES[family]), 1)
     states = [status(conn, each) for each in (*jobs, waiting)]
     assert states == ["running", "running", "queued"]
 
 
-def test_a_node_that_failed_keeps_the_inputs_that_it_received(conn: engine.Connection) -> None:
-    job = claimed(conn, "node")
-    failed = OUTCOMES["failed"]._replace(resolved_inputs='{"path": "x"}')
-    finish.finish(conn, [finish.Done(lease(job), failed)])
+def test_a_node_that_failed_keeps_the_inputs_that_it_received(conn: db.Connection) -> None:
+    job = transitions.claimed(conn, "node")
+    transitions.record(conn, job, "failed", resolved_inputs='{"path": "x"}')
     assert factories.reread(conn, job)["resolved_inputs"] == {"path": "x"}
 
 
-def reclaim(conn: engine.Connection, job: Row) -> object:
+def reclaim(conn: db.Connection, job: Row) -> object:
     transitions.expire(conn, job)
     return transitions.reclaim_lapsed(conn, transitions.kind_of(job))
 
 
-def excuse(conn: engine.Connection, job: Row) -> object:
+def excuse(conn: db.Connection, job: Row) -> object:
     transitions.expire(conn, job)
-    conn.execute(
-        f"UPDATE {transitions.table_of(job).name} SET heartbeat_at = now() - interval '1 hour'"
-        " WHERE id = %s".encode(),
-        (job["id"],),
-    )
-    return recovery.excuse_lapsed(conn, transitions.table_of(job), had_s=1)
+    factories.change(conn, job, "heartbeat_at = now() - interval '1 hour'")
+    return transitions.excuse_lapsed(conn, transitions.kind_of(job), had_s=1)
 
 
 WAYS: dict[str, Callable[[Any, Row], object]] = {
-    "fail": lambda conn, job: attempts.fail(conn, lease(job), error="no", most=9),
-    "watchdog": lambda conn, job: attempts.end_by_watchdog(
-        conn, lease(job), error="late", seconds=1
-    ),
-    "park": lambda conn, job: attempts.park(conn, lease(job)),
-    "hand back": lambda conn, job: handback.hand_back(conn, lease(job), reason="r", after_s=5),
-    "stray": lambda conn, job: handback.release_strays(conn, transitions.table_of(job), "w1", []),
-    "crash": lambda conn, job: recovery.charge(conn, lease(job), evidence="it died"),
-    "dead process": lambda conn, job: recovery.reclaim_dead(
-        conn, transitions.table_of(job), prefix="w", evidence="it died"
-    ),
+    "fail": lambda conn, job: transitions.fail(conn, job, most=9),
+    "watchdog": transitions.end_by_watchdog,
+    "park": transitions.park,
+    "hand back": lambda conn, job: transitions.hand_back(conn, job, after_s=5),
+    "stray": lambda conn, job: transitions.release_strays(conn, transitions.kind_of(job)),
+    "crash": transitions.charge,
+    "dead process": lambda conn, job: transitions.reclaim_dead(conn, transitions.kind_of(job), "w"),
     "lapsed": reclaim,
     "excused": excuse,
 }
@@ -174,12 +140,11 @@ LEAVING = [
 
 @pytest.mark.parametrize(("way", "family", "cause"), LEAVING)
 def test_a_cancelled_job_leaves_its_claim_as_cancelled(
-    conn: engine.Connection, way: str, family: str, cause: str
+    conn: db.Connection, way: str, family: transitions.Kind, cause: str
 ) -> None:
-    job = claimed(conn, family)
+    job = transitions.claimed(conn, family)
     if cause == "request":
-        table = transitions.table_of(job).name
-        conn.execute(f"UPDATE {table} SET cancel_requested_at = now()".encode())
+        factories.change(conn, job, "cancel_requested_at = now()")
     else:
         with factories.unguarded(conn, "workflow_runs"):
             conn.execute("UPDATE workflow_runs SET status = 'failed'")

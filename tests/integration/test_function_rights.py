@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows.admin import permissions
-from queue_workflows.db import function_rights, functions
-from queue_workflows.engine import claim_isolation, job_tables
-from tests.support import factories, rows_before_checks, transitions
+from tests.support import (
+    factories,
+    installed_functions,
+    rights,
+    rows_before_checks,
+    transitions,
+)
 
 OURS = (
     " FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace"
@@ -103,9 +107,9 @@ def test_a_role_that_is_set_is_the_caller(conn: Any) -> None:
 def test_a_worker_that_lacks_a_right_on_a_new_function_reports_it(conn: Any) -> None:
     lacks = permissions_of(conn)
     with as_guest(conn, *lacks):
-        assert permissions.missing(conn) == []
+        assert rights.missing(conn) == []
     with as_guest(conn, *(each for each in lacks if "queue_workflows_record" not in each)):
-        assert [each.partition("(")[0] for each in permissions.missing(conn)] == [
+        assert [each.partition("(")[0] for each in rights.missing(conn)] == [
             "EXECUTE on queue_workflows_record"
         ] * 2
 
@@ -113,7 +117,7 @@ def test_a_worker_that_lacks_a_right_on_a_new_function_reports_it(conn: Any) -> 
 def permissions_of(conn: Any) -> list[str]:
     """What a role needs to work, each as `GRANT` takes it."""
     with as_guest(conn):
-        lacks = permissions.lacking(conn, "work")
+        lacks = rights.lacking(conn, "work")
     return [f"{each.right} ON {each.kind} {each.name}" for each in lacks]
 
 
@@ -153,7 +157,6 @@ def test_the_work_of_a_start_is_bounded_by_the_rate(conn: Any) -> None:
 
 @pytest.mark.parametrize("family", ["ingest", "node"])
 def test_a_role_that_works_claims_past_a_row_that_raises(conn: Any, family: str) -> None:
-    table = job_tables.INGEST_JOBS if family == "ingest" else job_tables.NODE_JOBS
     who = transitions.who("fetch" if family == "ingest" else "cpu")
     for each in ("bad", "good"):
         priority = 1 if each == "bad" else 2
@@ -161,19 +164,18 @@ def test_a_role_that_works_claims_past_a_row_that_raises(conn: Any, family: str)
             factories.ingest(conn, id=each, priority=priority)
         else:
             factories.node(conn, id=each, priority=priority)
-    rows_before_checks.change(conn, table.name, "bad", claim_no=str(2**63 - 1))
+    rows_before_checks.change(conn, transitions.TABLES[family], "bad", claim_no=str(2**63 - 1))
     with conn.transaction(force_rollback=True):
         conn.execute("CREATE ROLE queue_workflows_guest")
         conn.execute("SET LOCAL SESSION AUTHORIZATION queue_workflows_guest")
-        lacks = permissions.lacking(conn, "work")
+        lacks = rights.lacking(conn, "work")
         conn.execute("RESET SESSION AUTHORIZATION")
         for lack in lacks:
             conn.execute(
                 f"GRANT {lack.right} ON {lack.kind} {lack.name} TO queue_workflows_guest".encode()
             )
         conn.execute("SET LOCAL SESSION AUTHORIZATION queue_workflows_guest")
-        found = claim_isolation.claim_apart(conn, table, who, promote=True)
-        assert found is not None
+        assert transitions.claim_apart(conn, who, promote=True) == "good"
         assert factories.reread(conn, {"id": "good"} | NODE[family])["status"] == "running"
         assert factories.reread(conn, {"id": "bad"} | NODE[family])["status"] == "failed"
 
@@ -214,8 +216,8 @@ def test_rights_that_no_submitter_needs_are_named_until_they_are_gone(conn: Any)
         conn.execute("GRANT REFERENCES (id) ON workflow_runs TO queue_workflows_guest")
         conn.execute(f"GRANT CREATE ON SCHEMA {schema} TO PUBLIC".encode())
         conn.execute("SET LOCAL ROLE queue_workflows_guest")
-        excess = permissions.excessive(conn, "submit")
-        lacks = permissions.lacking(conn, "submit")
+        excess = rights.excessive(conn, "submit")
+        lacks = rights.lacking(conn, "submit")
         found = {(one.right, one.kind, one.name) for one in excess}
         assert ("REFERENCES", "TABLE", "workflow_runs") in found
         assert (("MAINTAIN", "TABLE", "workflow_runs") in found) == (row["v"] >= 170000)
@@ -226,12 +228,12 @@ def test_rights_that_no_submitter_needs_are_named_until_they_are_gone(conn: Any)
         assert grantees == {"PUBLIC", "queue_workflows_guest"}
         conn.execute("RESET ROLE")
         for statement in [
-            *permissions.revokes(excess),
-            *permissions.grants(lacks, "queue_workflows_guest"),
+            *rights.revokes(excess),
+            *rights.grants(lacks, "queue_workflows_guest"),
         ]:
             conn.execute(statement.encode())
         conn.execute("SET LOCAL ROLE queue_workflows_guest")
-        assert permissions.excessive(conn, "submit") == permissions.lacking(conn, "submit") == []
+        assert rights.excessive(conn, "submit") == rights.lacking(conn, "submit") == []
         refused(conn, f"CREATE FUNCTION {schema}.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'")
         refused(conn, "LOCK TABLE workflow_runs IN ACCESS EXCLUSIVE MODE")
         refused(conn, "SELECT setval('ingest_jobs_seq_seq', 9223372036854775807)")
@@ -249,11 +251,11 @@ ADDED = {
 """One function of each kind, and the purposes whose roles may call it."""
 
 
-def lacks(conn: Any, purpose: str) -> list[permissions.MissingRight]:
+def lacks(conn: Any, purpose: str) -> list[rights.Missing]:
     """What the guest lacks for this purpose."""
     with conn.transaction():
         conn.execute(f"SET LOCAL ROLE {GUEST}".encode())
-        found = permissions.lacking(conn, purpose)
+        found = rights.lacking(conn, purpose)
         conn.execute("RESET ROLE")
     return found
 
@@ -262,7 +264,7 @@ def upgrade(conn: Any) -> None:
     """Install the functions over those of a release that lacked some."""
     for name in ADDED:
         conn.execute(f"DROP FUNCTION {name}".encode())
-    functions.install(conn, functions.parts()[0])
+    installed_functions.install(conn, "functions")
 
 
 def callable_by_guest(conn: Any) -> set[str]:
@@ -286,7 +288,7 @@ def guest(conn: Any, request: pytest.FixtureRequest) -> Iterator[str]:
         conn.execute(f"CREATE ROLE {GUEST}".encode())
         conn.execute(f"GRANT USAGE ON SCHEMA public TO {GUEST}".encode())
         while missing := lacks(conn, purpose):
-            for statement in permissions.grants(missing, GUEST):
+            for statement in rights.grants(missing, GUEST):
                 conn.execute(statement.encode())
         yield purpose
 
@@ -299,7 +301,7 @@ def test_a_role_of_a_documented_purpose_gets_the_functions_that_an_upgrade_adds(
     assert lacks(conn, guest) == []
     assert callable_by_guest(conn) == {name for name, who in ADDED.items() if guest in who}
     conn.execute(f"SET LOCAL ROLE {GUEST}".encode())
-    assert permissions.excessive(conn, guest) == []
+    assert rights.excessive(conn, guest) == []
 
 
 @pytest.mark.parametrize("guest", ["submit", "work"], indirect=True)
@@ -322,11 +324,12 @@ def test_a_role_that_lacks_a_function_of_its_purpose_gets_none_of_that_kind_or_a
 @pytest.mark.parametrize("guest", ["work"], indirect=True)
 def test_a_function_that_was_taken_from_a_role_is_not_given_back(conn: Any, guest: str) -> None:
     conn.execute(f"REVOKE EXECUTE ON FUNCTION queue_workflows_nodes_step FROM {GUEST}".encode())
-    functions.install(conn, functions.parts()[0])
+    installed_functions.install(conn, "functions")
     assert "queue_workflows_nodes_step" not in callable_by_guest(conn)
 
 
 def test_the_installed_text_has_the_names_of_both_lists() -> None:
-    text = functions.parts()[0].text
-    for names in (function_rights.SUBMIT, function_rights.INTERNAL):
-        assert f"'{{{','.join(names)}}}'" in text
+    text = installed_functions.text("functions")
+    assert not re.search(r"'\{(submit|internal)\}'", text)
+    for name in ("enqueue", "refuse"):
+        assert re.search(rf"'\{{[a-z_,]*queue_workflows_{name}[a-z_,]*\}}'", text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,24 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows import db as engine
-from queue_workflows import errors, migrations
+from queue_workflows import db, errors, migrations
 from queue_workflows.__main__ import main
-from queue_workflows.cli import connect, doctor, findings
-from queue_workflows.db import functions, ledger, migration_files, readiness, schema
-from tests.support import database, factories, migration_folders, schema_snapshot, wait
+from tests.support import (
+    database,
+    factories,
+    findings,
+    installed_functions,
+    migration_folders,
+    schema_snapshot,
+    wait,
+)
+from tests.support.clocks import Clock
 
 SUPPORT = Path(schema_snapshot.__file__).parent
 SQL = migrations.dir().parent / "sql"
 OF_0_3_0 = {"notify_node_job_ready", "notify_ingest_job_ready", "notify_worker_control"}
-LAST = engine.REQUIRED_VERSION
-OBJECTS = "queue_schema_objects"
+LAST = db.REQUIRED_VERSION
+LEDGER, OBJECTS = "queue_schema_version", "queue_schema_objects"
 LEASE = """
 SELECT concat_ws(' ', id, seq, claim_no, coalesce(worker_id, '-'),
        coalesce(to_jsonb(j) ->> 'required_model', '-'),
@@ -36,51 +43,47 @@ SELECT concat_ws(' ', id, seq, claim_no, coalesce(worker_id, '-'),
 
 
 @pytest.fixture
-def empty(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    """The DSN of an empty database, which this process works on."""
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
-    yield fresh_database
-    engine.close_pool()
-
-
-@pytest.fixture
-def own(migrated_database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    """Return the DSN of a database of this test's own, with the schema."""
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
-    yield migrated_database
-    engine.close_pool()
-
-
-@pytest.fixture
 def change(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Replace the set by one with other texts: `change(functions="...")` appends to a part."""
 
     def call(**more: str) -> None:
-        parts = tuple(
-            part._replace(text=part.text + more.get(part.name, "")) for part in functions.parts()
-        )
-        monkeypatch.setattr(functions, "parts", lambda: parts)
+        texts = {part: installed_functions.text(part) + text for part, text in more.items()}
+        installed_functions.replace(monkeypatch, **texts)
 
     return call
 
 
-def record(conn: engine.Connection) -> dict[str, Any]:
+def record(conn: db.Connection) -> dict[str, Any]:
     rows = conn.execute("SELECT * FROM queue_schema_objects").fetchall()
     return {row["part"]: row for row in rows}
 
 
-def texts(conn: engine.Connection) -> list[str]:
-    return [problem.text for problem in functions.problems(conn)]
+def assert_is_installed() -> None:
+    """The installed set is that of this process."""
+    with db.connect() as conn:
+        found = {part: row["checksum"] for part, row in record(conn).items()}
+    assert found == {part: installed_functions.checksum(part) for part in found}
+    assert {*found} == {*installed_functions.PARTS}
+
+
+def is_ready() -> bool:
+    """Whether a worker would start now, and not wait."""
+    waits: list[float] = []
+    return db.wait_until_ready(stopped=lambda: bool(waits), pause=waits.append)
+
+
+texts = installed_functions.problems
 
 
 # --- every text once ---------------------------------------------------------------------------
 
 
 def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> None:
-    named = [name for part in functions.parts() for name in part.objects]
+    of_parts = {part: installed_functions.names(part) for part in installed_functions.PARTS}
+    named = [name for names in of_parts.values() for name in names]
     overloaded = ["queue_workflows_must_end", "queue_workflows_record"]
     assert sorted(named) == sorted([*{*named}, *overloaded]), "one text each, but for overloads"
-    with engine.connect() as conn:
+    with db.connect() as conn:
         there = set(
             factories.column(
                 conn,
@@ -89,7 +92,7 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
             )
         )
     assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
-    assert {part.name: len(part.objects) for part in functions.parts()} == {
+    assert {part: len(names) for part, names in of_parts.items()} == {
         "functions": 127,
         "triggers": 36,
     }
@@ -97,9 +100,10 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
 
 def test_migrations_after_0_3_0_define_no_function_and_no_trigger() -> None:
     made = re.compile(r"CREATE\s+(OR REPLACE\s+)?(CONSTRAINT\s+)?(FUNCTION|TRIGGER)", re.IGNORECASE)
-    for step in migration_files.chain()[12:]:
-        assert not made.search(step.up), step.name
-    assert made.search(migration_files.chain()[5].up)
+    ups = migration_folders.ours()
+    for path in ups[12:]:
+        assert not made.search(path.read_text()), path.name
+    assert made.search(ups[5].read_text())
 
 
 def test_every_function_has_a_comment_and_none_names_a_migration() -> None:
@@ -115,16 +119,16 @@ def test_every_function_has_a_comment_and_none_names_a_migration() -> None:
 
 
 def test_every_function_definition_is_valid(own: str) -> None:
-    with engine.connect() as conn, conn.transaction(force_rollback=True):
+    with db.connect() as conn, conn.transaction(force_rollback=True):
         conn.execute(
             "SET LOCAL check_function_bodies = on; SET LOCAL search_path = public, pg_temp"
         )
-        for part in functions.parts():
-            conn.execute(part.text.encode())
+        for part in installed_functions.PARTS:
+            conn.execute(installed_functions.text(part).encode())
 
 
 def test_no_function_is_executable_by_everybody(own: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert schema_snapshot.snapshot(conn)["public rights"] == {OBJECTS: "SELECT"}
 
 
@@ -281,7 +285,7 @@ CHANGED = {
 
 def test_the_database_is_that_of_the_migrations_of_before_but_for_the_record(own: str) -> None:
     before = json.loads((SUPPORT / "schema_before.json").read_text())
-    with engine.connect() as conn:
+    with db.connect() as conn:
         snapshot = schema_snapshot.snapshot(conn)
     now = schema_snapshot.hashes(snapshot)
     named = {
@@ -334,10 +338,10 @@ def test_the_database_is_that_of_the_migrations_of_before_but_for_the_record(own
 
 
 def test_rows_of_0_3_0_are_converted_as_before(empty: str, tmp_path: Path) -> None:
-    engine.bootstrap(migrations_dir=migration_folders.chain_up_to(12, tmp_path / "to12"))
-    with engine.connect() as conn:
+    db.bootstrap(migrations_dir=migration_folders.chain_up_to(12, tmp_path / "to12"))
+    with db.connect() as conn:
         conn.execute((SUPPORT / "takeover_rows.sql").read_bytes())
-        engine.bootstrap()
+        db.bootstrap()
         found = [
             line
             for table in ("workflow_node_jobs", "ingest_jobs")
@@ -352,15 +356,15 @@ def test_rows_of_0_3_0_are_converted_as_before(empty: str, tmp_path: Path) -> No
 def test_a_changed_part_is_installed_and_the_other_is_left(
     own: str, change: Callable[..., None]
 ) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         before = record(conn)
         change(functions="\n-- more\n")
-        assert engine.bootstrap() == []
+        assert db.bootstrap() == []
         after = record(conn)
         assert after["triggers"] == before["triggers"]
         assert after["functions"]["checksum"] != before["functions"]["checksum"]
         assert after["functions"]["objects"] == before["functions"]["objects"]
-        assert functions.stale(conn) == []
+    assert_is_installed()
 
 
 @pytest.mark.parametrize("part", ["functions", "triggers"])
@@ -368,9 +372,9 @@ def test_only_triggers_wait_for_who_works_with_the_tables(
     own: str, change: Callable[..., None], part: str
 ) -> None:
     change(**{part: "\n-- more\n"})
-    with engine.connect(autocommit=False) as worker, engine.connect() as conn:
+    with db.connect(autocommit=False) as worker, db.connect() as conn:
         factories.ingest(worker)
-        installing = threading.Thread(target=engine.bootstrap)
+        installing = threading.Thread(target=db.bootstrap)
         installing.start()
         waiting = (
             "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'ingest_jobs'::regclass"
@@ -383,9 +387,9 @@ def test_only_triggers_wait_for_who_works_with_the_tables(
 
 def test_a_reader_delays_the_installer_but_no_writer(own: str, change: Callable[..., None]) -> None:
     change(triggers="\n-- more\n")
-    with engine.connect(autocommit=False) as reader, engine.connect() as conn:
+    with db.connect(autocommit=False) as reader, db.connect() as conn:
         reader.execute("SELECT FROM lock_turns")
-        installing = threading.Thread(target=engine.bootstrap)
+        installing = threading.Thread(target=db.bootstrap)
         installing.start()
         waiting = (
             "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'lock_turns'::regclass"
@@ -397,27 +401,30 @@ def test_a_reader_delays_the_installer_but_no_writer(own: str, change: Callable[
         reader.commit()
         installing.join(30)
         assert not installing.is_alive()
-        assert functions.stale(conn) == []
+    assert_is_installed()
 
 
-def test_a_pre_release_is_below_its_release() -> None:
-    versions = ["0.3.9", "0.4.0rc1", "0.4", "0.4.1.dev3", "0.4.1", "0.10"]
-    releases = [functions._release(version) for version in versions]
-    assert releases == sorted(releases)
-    assert len({*releases}) == len(releases)
-    assert functions._release("0.4") == functions._release("0.4.0")
+def test_a_pre_release_is_below_its_release(own: str) -> None:
+    ready: list[str] = []
+    with db.connect() as conn:
+        for version in ("0.3.9", "0.4.0rc1", "0.4", "0.4.0", "0.4.1.dev3", "0.4.1", "0.10"):
+            conn.execute(
+                f"UPDATE {OBJECTS} SET package_version = %s, checksum = 'theirs'".encode(),
+                (version,),
+            )
+            ready += [version] if is_ready() else []
+    assert ready == ["0.4", "0.4.0", "0.4.1.dev3", "0.4.1", "0.10"]
 
 
 def test_functions_of_a_newer_package_stay_and_are_accepted(
     own: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(f"UPDATE {OBJECTS} SET package_version = '99.1rc1', checksum = 'theirs'")
-        assert engine.bootstrap() == []
+        assert db.bootstrap() == []
         assert {row["checksum"] for row in record(conn).values()} == {"theirs"}
-        assert functions.is_ready(conn)
-        assert all(problem.is_newer for problem in functions.problems(conn))
-        found = list(doctor._functions(conn))
+    assert is_ready()
+    found = [one for one in findings.report("doctor") if one.check == "functions"]
     assert {(each.level, each.remedy) for each in found} == {
         ("warning", "upgrade queue_workflows here")
     }
@@ -426,12 +433,12 @@ def test_functions_of_a_newer_package_stay_and_are_accepted(
 
 
 def test_functions_of_an_older_package_are_replaced_and_awaited(own: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(f"UPDATE {OBJECTS} SET package_version = '0.3.9', checksum = 'theirs'")
-        assert not functions.is_ready(conn)
+        assert not is_ready()
         assert "are those of queue_workflows 0.3.9, not of this 0.4.0" in texts(conn)[0]
-        assert engine.bootstrap() == []
-        assert functions.is_ready(conn)
+        assert db.bootstrap() == []
+        assert is_ready()
         assert texts(conn) == []
 
 
@@ -440,64 +447,76 @@ def test_a_set_that_fails_leaves_no_tables_without_it(
 ) -> None:
     change(triggers="\nSELECT 1 / 0;\n")
     with pytest.raises(errors.MigrationFailed, match="the triggers: division by zero"):
-        engine.bootstrap()
-    assert engine.current_schema_version() == 0
-    with engine.connect() as conn:
+        db.bootstrap()
+    assert db.current_schema_version() == 0
+    with db.connect() as conn:
         assert set(schema_snapshot.snapshot(conn)["tables"]) == set()
 
 
-def test_a_database_that_goes_away_before_the_last_check_is_waited_for(
-    own: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_database_that_goes_away_before_any_check_is_waited_for(
+    own: str, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    answers = iter([psycopg.OperationalError("the database system is shutting down"), None])
+    opened: list[object] = []
+    connect = psycopg.Connection.connect.__func__  # pyright: ignore[reportFunctionMemberAccess]
 
-    def refuse_newer() -> None:
-        if (error := next(answers)) is not None:
-            raise error
+    def failing_once(cls: type[psycopg.Connection[Any]], *given: Any, **more: Any) -> Any:
+        opened.append(cls)
+        if len(opened) == number:
+            raise psycopg.OperationalError("the database system is shutting down")
+        return connect(cls, *given, **more)
 
-    monkeypatch.setattr(schema, "refuse_newer", refuse_newer)
-    assert engine.wait_until_ready(stopped=lambda: False, pause=lambda _: None)
-    assert next(answers, "both were needed") == "both were needed"
+    monkeypatch.setattr(psycopg.Connection, "connect", classmethod(failing_once))
+    pauses: list[float] = []
+    assert db.wait_until_ready(stopped=lambda: False, pause=pauses.append)
+    assert len(pauses) == 1
 
 
 def test_a_process_with_nothing_to_install_needs_only_read_rights(own: str) -> None:
     role = f"{psycopg.conninfo.conninfo_to_dict(own)['dbname']}_reader"
     name = sql.Identifier(role)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
         try:
+            conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
             conn.execute(sql.SQL("GRANT SELECT ON queue_schema_version TO {}").format(name))
             parts = {**psycopg.conninfo.conninfo_to_dict(own), "options": f"-c role={role}"}
             with database.environment(QUEUE_WORKFLOWS_DB_URL=database.url(parts)):
-                engine.close_pool()
-                assert engine.bootstrap() == []
-                assert engine.wait_until_ready(stopped=lambda: False, pause=lambda _: None)
-                engine.close_pool()
+                db.close_pool()
+                assert db.bootstrap() == []
+                assert db.wait_until_ready(stopped=lambda: False, pause=lambda _: None)
+                db.close_pool()
         finally:
             conn.execute(sql.SQL("DROP OWNED BY {}").format(name))
             conn.execute(sql.SQL("DROP ROLE {}").format(name))
 
 
 def test_a_worker_waits_until_its_functions_are_there(
-    own: str, caplog: pytest.LogCaptureFixture
+    own: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(f"DELETE FROM {OBJECTS} WHERE part = 'triggers'")
-        assert readiness._check_ready()[1] == "its functions are missing or of an older version"
+        now, later_s = time.monotonic, Clock(0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "monotonic", lambda: now() + later_s())
+            with pytest.raises(errors.SchemaTimeout, match="functions are missing or of an older"):
+                db.wait_until_ready(
+                    stopped=lambda: False, pause=lambda _: setattr(later_s, "now", 300.0)
+                )
         pauses: list[float] = []
 
         def pause(seconds: float) -> None:
             pauses.append(seconds)
-            engine.bootstrap()
+            db.bootstrap()
 
-        assert engine.wait_until_ready(stopped=lambda: False, pause=pause)
+        assert db.wait_until_ready(stopped=lambda: False, pause=pause)
         assert pauses == [0.5]
     assert f"waiting for schema version {LAST}" in caplog.text
 
 
 def test_a_downgrade_forgets_the_set_and_takes_its_objects(own: str) -> None:
-    with engine.connect() as conn:
-        assert engine.downgrade(to_version=12) == [*range(LAST, 12, -1)]
+    with db.connect() as conn:
+        assert db.downgrade(to_version=12) == [*range(LAST, 12, -1)]
         left = schema_snapshot.snapshot(conn)
         assert {name.partition("(")[0] for name in left["functions"]} == OF_0_3_0
         assert OBJECTS not in left["tables"]
@@ -507,34 +526,34 @@ def test_a_downgrade_that_keeps_the_record_empties_it(own: str, tmp_path: Path) 
     folder = migration_folders.chain_up_to(LAST, tmp_path / "more")
     name = f"_{LAST + 1:04}_more"
     migration_folders.write_chain(folder, **{name: "SELECT 1", f"{name}_down": "SELECT 1"})
-    assert engine.bootstrap(migrations_dir=folder) == [LAST + 1]
-    with engine.connect() as conn:
+    assert db.bootstrap(migrations_dir=folder) == [LAST + 1]
+    with db.connect() as conn:
         assert len(record(conn)) == 2
-        assert engine.downgrade(to_version=LAST, migrations_dir=folder) == [LAST + 1]
+        assert db.downgrade(to_version=LAST, migrations_dir=folder) == [LAST + 1]
         assert record(conn) == {}
-        engine.bootstrap()
+        db.bootstrap()
         assert len(record(conn)) == 2
 
 
 def test_without_the_tables_of_alerts_a_run_and_a_job_can_still_fail(own: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         run_id, job = factories.run(conn), factories.ingest(conn)
-        assert engine.downgrade(to_version=14) == [*range(LAST, 14, -1)]
+        assert db.downgrade(to_version=14) == [*range(LAST, 14, -1)]
         conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (run_id,))
         conn.execute("UPDATE ingest_jobs SET status = 'failed' WHERE id = %s", (job["id"],))
-        assert engine.bootstrap() == [*range(15, LAST + 1)]
-        assert functions.problems(conn) == []
+        assert db.bootstrap() == [*range(15, LAST + 1)]
+        assert texts(conn) == []
 
 
 def test_an_apps_own_chain_installs_nothing(own: str, tmp_path: Path) -> None:
     folder = migration_folders.write_chain(
         tmp_path / "c", _0001_a="SELECT 1", _0001_a_down="SELECT 1"
     )
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(f"DELETE FROM {OBJECTS}")
-        engine.bootstrap(migrations_dir=folder, version_table="theirs")
+        db.bootstrap(migrations_dir=folder, version_table="theirs")
         assert record(conn) == {}
-        engine.downgrade(migrations_dir=folder, version_table="theirs")
+        db.downgrade(migrations_dir=folder, version_table="theirs")
 
 
 # --- verifying ---------------------------------------------------------------------------------
@@ -565,11 +584,11 @@ def test_an_object_that_somebody_changed_is_named_and_migrate_installs_it_again(
 ) -> None:
     assert main(["migrate", "--verify"]) == 0
     assert "0 problems" in capfd.readouterr().out
-    with engine.connect() as conn:
+    with db.connect() as conn:
         before = schema_snapshot.snapshot(conn)
         conn.execute(statement.encode())
         assert texts(conn) == [DAMAGE[statement]]
-        (finding,) = doctor._functions(conn)
+        (finding,) = [one for one in findings.report("doctor") if one.check == "functions"]
         assert finding.level == "error" and DAMAGE[statement] in finding.text
         assert main(["migrate", "--verify"]) == 1
         out = capfd.readouterr().out
@@ -593,7 +612,7 @@ def test_verify_names_what_an_empty_database_lacks(
     assert main(["migrate", "--verify", "--json"]) == 1
     found = json.loads(capfd.readouterr().out)
     assert found["version"] == 0
-    names = [f"{step.version:04}_{step.name}" for step in migration_files.chain()]
+    names = [path.stem for path in migration_folders.ours()]
     assert names[12] == "0013_release_0_4"
     assert found["problems"] == [
         *(f"migration {name} is not applied" for name in names),
@@ -607,14 +626,14 @@ def test_the_printed_sql_makes_the_schema_and_its_functions(
 ) -> None:
     assert main(["migrate", "--sql"]) == 0
     printed = capfd.readouterr().out
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(printed.encode())
         made = schema_snapshot.snapshot(conn)
         conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        engine.bootstrap()
+        db.bootstrap()
         whole = schema_snapshot.snapshot(conn)
     missing = {name for _, name, _, _ in schema_snapshot.difference(made, whole)}
-    assert all(ledger.NAME in name for name in missing)
+    assert all(LEDGER in name for name in missing)
 
 
 # --- databases of development builds -----------------------------------------------------------
@@ -624,18 +643,18 @@ LAST_16 = "79bba3898f603a3b0b3b0dbe1bddfb86fd634237c54ad29bf228d8e73df01f68"
 """The checksum of 0016 in the last development build, which alone differs from the ledger's."""
 
 
-def make_development(conn: engine.Connection, up_to: int = 33, *, last: bool = False) -> None:
+def make_development(conn: db.Connection, up_to: int = 33, *, last: bool = False) -> None:
     """Make the database what a development build made: its tables are the same, its ledger not."""
-    for step in reversed(migration_files.chain()[13:]):
-        conn.execute(step.down.encode())
-    conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {ledger.NAME} WHERE version > 12")
+    for path in reversed(migration_folders.ours(down=True)[13:]):
+        conn.execute(path.read_text().encode())
+    conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {LEDGER} WHERE version > 12")
     development = json.loads((SUPPORT / "development_ledger.json").read_text())
     if last:
         development["16"] = LAST_16
     for version, checksum in development.items():
         if int(version) <= up_to:
             conn.execute(
-                f"INSERT INTO {ledger.NAME} (version, checksum) VALUES (%s, %s)".encode(),
+                f"INSERT INTO {LEDGER} (version, checksum) VALUES (%s, %s)".encode(),
                 (int(version), checksum),
             )
 
@@ -644,55 +663,56 @@ def make_development(conn: engine.Connection, up_to: int = 33, *, last: bool = F
 def test_a_complete_database_of_a_development_build_is_converted(
     own: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, last: bool
 ) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         whole = schema_snapshot.snapshot(conn)
-        recorded = conn.execute(f"SELECT version, checksum FROM {ledger.NAME}").fetchall()
+        recorded = conn.execute(f"SELECT version, checksum FROM {LEDGER}").fetchall()
         job = factories.ingest(conn)  # now, as the triggers of today need the columns of today
         make_development(conn, last=last)
-        assert not functions.is_ready(conn)
-        (finding,) = doctor._schema(conn)
+        assert not is_ready()
+        caplog.clear()
+        finding = findings.doctors("schema")
         assert finding.level == findings.ERROR and "queue-workflows migrate" in finding.remedy
-        steps = {step.check: step for step in connect.examine(own, "work", 5)}
+        steps = {step.check: step for step in findings.of_connect(own)}
         assert steps["schema"].level == findings.ERROR
         assert "queue-workflows migrate" in steps["schema"].remedy
-        steps = {step.check: step for step in connect.examine(own, "migrate", 5)}
+        steps = {step.check: step for step in findings.of_connect(own, "--for", "migrate")}
         assert (steps["schema"].level, steps["rights"].level) == (findings.OK, findings.OK)
         assert main(["migrate", "--dry-run"]) == 0
         announced = f"version 33 -> {LAST}: would install the functions and triggers"
         assert announced in capfd.readouterr().out
-        assert engine.bootstrap() == [*range(14, LAST + 1)]
+        assert db.bootstrap() == [*range(14, LAST + 1)]
         assert schema_snapshot.snapshot(conn) == whole
-        assert conn.execute(f"SELECT version, checksum FROM {ledger.NAME}").fetchall() == recorded
+        assert conn.execute(f"SELECT version, checksum FROM {LEDGER}").fetchall() == recorded
         assert factories.reread(conn, job)["status"] == "queued"
-        assert engine.bootstrap() == []
+        assert db.bootstrap() == []
     assert not caplog.records
 
 
 @pytest.mark.parametrize("how", ["incomplete", "changed"])
 def test_any_other_database_of_a_development_build_is_refused(own: str, how: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         make_development(conn, up_to=30 if how == "incomplete" else 33)
         if how == "changed":
-            conn.execute(f"UPDATE {ledger.NAME} SET checksum = 'x' WHERE version = 20")
-        number = factories.one(conn, f"SELECT max(version) FROM {ledger.NAME}")
+            conn.execute(f"UPDATE {LEDGER} SET checksum = 'x' WHERE version = 20")
+        number = factories.one(conn, f"SELECT max(version) FROM {LEDGER}")
         text = rf"schema version {number} of a development build; run the last .*empty database"
         with pytest.raises(errors.MigrationFailed, match=text):
-            engine.bootstrap()
-        assert factories.one(conn, f"SELECT max(version) FROM {ledger.NAME}") == number
+            db.bootstrap()
+        assert factories.one(conn, f"SELECT max(version) FROM {LEDGER}") == number
         assert factories.one(conn, f"SELECT to_regclass('{OBJECTS}') IS NULL")
 
 
 def test_an_edited_migration_of_a_development_build_is_refused_with_the_remedy(
     own: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("ALTER TABLE schedules DROP COLUMN app CASCADE, DROP COLUMN clash")
-        conn.execute(f"UPDATE {ledger.NAME} SET checksum = 'old' WHERE version = 14".encode())
+        conn.execute(f"UPDATE {LEDGER} SET checksum = 'old' WHERE version = 14".encode())
         conn.execute(
             "INSERT INTO schedules (name, expression, task_name) VALUES ('s', '@daily', 't')"
         )
     with pytest.raises(errors.MigrationFailed, match="--to 13 --allow-data-loss"):
-        engine.bootstrap()
+        db.bootstrap()
     assert main(["migrate", "--dry-run"]) == 2
     said = capfd.readouterr().err
     assert "migration 0014_schedules of this database is that of a development build" in said

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,25 +22,25 @@ from queue_workflows import (
 )
 from queue_workflows import jobs as jobs_api
 from queue_workflows import workers as workers_api
-from queue_workflows.engine import claims, models, workers
-from queue_workflows.maintenance import periodic
-from queue_workflows.runtime import service
-from queue_workflows.worker import gpu_memory, gpu_runtime
-from tests.support import factories, transitions, wait
+from tests.support import (
+    factories,
+    gpu_models,
+    sweeps,
+    timeouts,
+    transitions,
+    wait,
+    worker_reports,
+)
 
 
 def report(conn: Any, worker_id: str = "w1", host: str = "box", **given: Any) -> None:
     """Write the row of a gpu worker: its model, and what it can load."""
-    values = {
-        "worker_id": worker_id, "host_label": host, "queue": "gpu", "pid": 1, "state": "idle",
-        "job_ids": [], "detail": "{}", "obey": True, "concurrency": 1, "current_model": None,
-        "known_models": [], "vram_total_mb": None,
-    }  # fmt: skip
-    workers.report(conn, values | given)
+    worker_reports.report(conn, transitions.who("gpu", worker_id, host=host), **given)
 
 
 def claim(conn: Any, worker_id: str = "w1", **more: Any) -> dict[str, Any] | None:
-    return claims.node_step(conn, transitions.who("gpu", worker_id, **more))
+    found = transitions.claim(conn, transitions.who("gpu", worker_id, **more))
+    return found[0] if found else None
 
 
 def learned(conn: Any, model: str, host: str = "box") -> tuple[Any, ...]:
@@ -55,12 +55,6 @@ def gpu_job(conn: Any, model: str | None = "m", **given: Any) -> dict[str, Any]:
     return factories.node(conn, queue="gpu", required_model=model, **given)
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Any:
-    with db.connect() as own:
-        yield own
-
-
 # --- what is learned ---------------------------------------------------------------------------
 
 
@@ -72,26 +66,25 @@ def test_a_completed_job_teaches_the_run_without_the_load(conn: Any) -> None:
         run_id=job["run_id"], node_id=job["node_id"], event_type="model_load_done",
         job_id=job["id"], host_label="box", queue="gpu", model="m", elapsed_s=30.0,
     )  # fmt: skip
-    done = claims.NodeResult(transitions.lease_of(job), "{}", 100.0)
-    claims.node_step(conn, transitions.who("gpu"), done=done, claim=False)
+    transitions.record(conn, job, seconds=100.0)
     assert learned(conn, "m") == (30.0, 1, 70.0, 1)
 
 
 def test_the_averages_follow_the_latest(conn: Any) -> None:
     for seconds in (10.0, 20.0, 30.0):
-        models.learn_load(conn, "box", "m", seconds)
+        gpu_models.learn_load(conn, "box", "m", seconds)
     assert learned(conn, "m")[:2] == (pytest.approx(20.0), 3)
     for _ in range(60):
-        models.learn_load(conn, "box", "m", 90.0)
+        gpu_models.learn_load(conn, "box", "m", 90.0)
     assert learned(conn, "m")[0] == pytest.approx(90.0, abs=1)
 
 
 def test_a_lesson_never_waits_for_a_row(conn: Any, db: ModuleType) -> None:
-    models.learn_load(conn, "box", "m", 10.0)
+    gpu_models.learn_load(conn, "box", "m", 10.0)
     with db.connect(autocommit=False) as other:
-        models.learn_load(other, "box", "m", 20.0)
+        gpu_models.learn_load(other, "box", "m", 20.0)
         conn.execute("SET lock_timeout = '200ms'")
-        models.learn_load(conn, "box", "m", 30.0)
+        gpu_models.learn_load(conn, "box", "m", 30.0)
         other.commit()
     assert learned(conn, "m")[:2] == (15.0, 2)
 
@@ -99,7 +92,7 @@ def test_a_lesson_never_waits_for_a_row(conn: Any, db: ModuleType) -> None:
 def test_averages_of_machines_long_gone_are_deleted(conn: Any) -> None:
     report(conn, host="box")
     for host in ("box", "gone", "lately"):
-        models.learn_load(conn, host, "m", 10.0)
+        gpu_models.learn_load(conn, host, "m", 10.0)
     conn.execute(
         "UPDATE gpu_models SET updated_at = now() - interval '31 days' WHERE host_label <> 'lately'"
     )
@@ -112,7 +105,7 @@ def test_averages_of_machines_long_gone_are_deleted(conn: Any) -> None:
 
 
 def test_a_job_too_large_for_the_gpu_is_not_claimed(conn: Any) -> None:
-    models.publish_sizes(conn, "box", {"small": 8.0, "large": 24.0, "unknown": 0.0})
+    gpu_models.publish_sizes(conn, "box", {"small": 8.0, "large": 24.0, "unknown": 0.0})
     report(conn, vram_total_mb=12288)
     for model in ("large", "small", "unknown", None):
         gpu_job(conn, model)
@@ -123,14 +116,14 @@ def test_a_job_too_large_for_the_gpu_is_not_claimed(conn: Any) -> None:
 
 
 def test_a_model_of_24_gb_fits_a_gpu_sold_with_24_gb(conn: Any) -> None:
-    models.publish_sizes(conn, "box", {"large": 24.0})
+    gpu_models.publish_sizes(conn, "box", {"large": 24.0})
     report(conn, vram_total_mb=24564)
     gpu_job(conn, "large")
     assert claim(conn, models=["large"]) is not None
 
 
 def test_the_size_of_a_model_is_known_on_another_machine(conn: Any) -> None:
-    models.publish_sizes(conn, "den", {"large": 24.0})
+    gpu_models.publish_sizes(conn, "den", {"large": 24.0})
     report(conn, vram_total_mb=12288)
     gpu_job(conn, "large")
     assert claim(conn, policy="balanced") is None
@@ -139,7 +132,7 @@ def test_the_size_of_a_model_is_known_on_another_machine(conn: Any) -> None:
 
 def test_a_size_that_changed_is_published_again(conn: Any) -> None:
     for size in (8.0, 16.0, 0.0):
-        models.publish_sizes(conn, "box", {"m": size})
+        gpu_models.publish_sizes(conn, "box", {"m": size})
     assert factories.one(conn, "SELECT est_vram_gb IS NULL FROM gpu_models")
 
 
@@ -202,9 +195,9 @@ def test_a_claim_that_names_no_models_gets_jobs_of_any_model(
 class Orchestrator:
     """Sweeps with a clock of their own, after a minute with the database."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: ExitStack) -> None:
         self.now = 0.0
-        self.sweeps = periodic.PeriodicTasks(lambda: self.now)
+        self.sweeps = stack.enter_context(sweeps.tasks(lambda: self.now))
         self.after(60)
 
     def after(self, seconds: float) -> None:
@@ -215,19 +208,22 @@ class Orchestrator:
 
 
 @pytest.fixture
-def orchestrator(conn: Any) -> Iterator[Orchestrator]:
-    del conn
-    made = Orchestrator()
-    yield made
-    made.sweeps.close()
+def orchestrators(db: ModuleType) -> Iterator[Callable[[], Orchestrator]]:
+    with ExitStack() as stack:
+        yield lambda: Orchestrator(stack)
+
+
+@pytest.fixture
+def orchestrator(orchestrators: Callable[[], Orchestrator]) -> Orchestrator:
+    return orchestrators()
 
 
 def flags(conn: Any) -> list[tuple[str, str]]:
-    return [(row["reason"], row["detail"]) for row in models.flagged(conn)]
+    return [(row["reason"], row["detail"]) for row in gpu_models.flagged(conn)]
 
 
 def unserved(conn: Any) -> dict[str, str]:
-    return {row["model"]: row["reason"] for row in models.unserved(conn) if row["reason"]}
+    return {row["model"]: row["reason"] for row in gpu_models.unserved(conn) if row["reason"]}
 
 
 def test_why_nobody_takes_it(conn: Any) -> None:
@@ -236,17 +232,17 @@ def test_why_nobody_takes_it(conn: Any) -> None:
     assert unserved(conn) == {"m": "no_worker", "": "no_worker"}
     report(conn, "w1", "den", known_models=["n"])
     assert unserved(conn) == {"m": "model"}
-    models.publish_sizes(conn, "attic", {"m": 24.0})
+    gpu_models.publish_sizes(conn, "attic", {"m": 24.0})
     report(conn, "w2", "attic", known_models=["m"], vram_total_mb=12288)
     report(conn, "w1", "den", known_models=["n"], vram_total_mb=49140)
-    (row,) = models.unserved(conn)
+    (row,) = gpu_models.unserved(conn)
     assert row["reason"] == "vram"
     assert row["detail"] == "it needs 24 GB, and the largest GPU that may load it has 12 GB"
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
     assert unserved(conn) == {}
     workers_api.disable("box", "gpu")
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
-    (row,) = models.unserved(conn)
+    (row,) = gpu_models.unserved(conn)
     assert (row["reason"], row["detail"]) == ("off", "every machine that can take it is off: box")
 
 
@@ -317,13 +313,11 @@ def test_each_waiting_job_has_the_event_of_its_own_model(
 
 
 def test_two_orchestrators_say_it_once(
-    conn: Any, orchestrator: Orchestrator, caplog: pytest.LogCaptureFixture
+    conn: Any, orchestrators: Callable[[], Orchestrator], caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu_job(conn, "m")
-    other = Orchestrator()
-    for one in (orchestrator, other, orchestrator, other):
+    for one in [orchestrators(), orchestrators()] * 2:
         one.after(30)
-    other.sweeps.close()
     assert len(caplog.records) == 1
     assert factories.one(conn, "SELECT count(*) FROM workflow_node_events") == 1
 
@@ -338,10 +332,10 @@ def test_many_waiting_jobs_get_a_hundred_events(conn: Any, orchestrator: Orchest
     orchestrator.after(0)
     orchestrator.after(30)
     assert factories.one(conn, "SELECT count(*) FROM workflow_node_events") == 100
-    assert [row["jobs"] for row in models.flagged(conn)] == [300]
+    assert [row["jobs"] for row in gpu_models.flagged(conn)] == [300]
     conn.execute("UPDATE workflow_runs SET status = 'cancelled'")
     orchestrator.after(0)
-    assert models.flagged(conn) == []
+    assert gpu_models.flagged(conn) == []
 
 
 # --- who gets what -----------------------------------------------------------------------------
@@ -383,17 +377,15 @@ def test_a_job_of_a_run_that_is_over_is_not_the_first_of_its_model(
         gpu_job(conn, model, run_id=run_id, node_id=name, priority=priority)
     conn.execute("UPDATE workflow_node_jobs SET created_at = now() - interval '1 minute'")
     claimant = transitions.who("gpu", "w1", **who)
-    detail = json.dumps({"claim": workers.claim_detail(claimant)})
-    report(conn, current_model=who.get("model"), known_models=who.get("models", []), detail=detail)
+    worker_reports.report(conn, claimant)
     rows = {row["node_id"]: row for row in conn.execute("SELECT * FROM workflow_node_jobs")}
     for name in ("other", "cold"):
         explained = jobs_api.explain(rows[name]["id"], conn=conn)
         assert explained is not None
         assert [worker["clause"] for worker in explained["workers"]] == ["next"], name
-        job = claims.node_step(conn, claimant)
-        assert job is not None and job["node_id"] == name
+        assert transitions.claim_node(conn, claimant)["node_id"] == name
         conn.execute("UPDATE workflow_node_jobs SET worker_id = 'w' WHERE status = 'running'")
-    assert claims.node_step(conn, claimant) is None
+    assert transitions.claim(conn, claimant) == []
 
 
 @pytest.mark.parametrize(("newest", "expected"), [(False, "warm older"), (True, "warm newer")])
@@ -453,31 +445,24 @@ def test_a_worker_reports_its_gpu_its_models_and_their_sizes(
         " FROM workers w JOIN worker_heartbeats h USING (host_label, queue)"
         " JOIN gpu_models g USING (host_label)"
     )
+    thread = threading.Thread(target=worker.run_forever)
+    thread.start()
     try:
-        with service.Pool("work", 1, lambda _: worker.run_forever()):
-            try:
-                wait.until(lambda: factories.column(conn, explained) == [True])
-            finally:
-                worker.stop()
+        wait.until(lambda: factories.column(conn, explained) == [True])
     finally:
+        worker.stop()
+        thread.join()
         model_registry.clear_for_tests()
 
 
-def nvidia_smi(folder: Path, script: str) -> None:
-    path = folder / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
-    path.chmod(0o755)
-
-
 def test_the_first_claim_waits_for_the_size_of_the_gpu(
-    conn: Any, monkeypatch: pytest.MonkeyPatch
+    conn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def slowly(_: object) -> int:
-        threading.Event().wait(0.5)
-        return 12288
-
-    monkeypatch.setattr(gpu_memory, "vram_total_mb", slowly)
-    monkeypatch.setattr(gpu_runtime, "PUBLISH_WAIT_S", 60.0)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nPATH=/usr/bin:/bin\nsleep 0.5\necho 0, GPU-aa, 12288\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    timeouts.wait_for_gpu_sizes(monkeypatch, 60.0)
     queue_workflows.register_node("m", lambda: None)
     for name, gb in (("large", 24.0), ("small", 8.0)):
         model_registry.register(model_registry.ModelSpec(name, dict, est_vram_gb=gb))
@@ -492,21 +477,6 @@ def test_the_first_claim_waits_for_the_size_of_the_gpu(
     assert [(node_queue.get_node_job(job["id"]) or {})["status"] for job in (large, small)] == [
         "queued", "completed",
     ]  # fmt: skip
-
-
-def test_a_known_size_is_kept_and_an_unknown_one_is_read_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(gpu_memory, "TIMEOUT_S", 30.0)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    subject = gpu_memory.GpuMemory()
-    assert (subject.measure(), subject.vram_mb) == (True, None)
-    soon_s = subject.every_s()
-    nvidia_smi(tmp_path, "echo 0, GPU-aa, 12288")
-    assert (subject.measure(), subject.vram_mb) == (True, 12288)
-    assert subject.every_s() > soon_s
-    nvidia_smi(tmp_path, "echo 0, GPU-aa, '[Unknown Error]'")
-    assert (subject.measure(), subject.vram_mb) == (False, 12288)
 
 
 def test_a_worker_of_the_version_before_claims_on(conn: Any) -> None:

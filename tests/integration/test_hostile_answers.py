@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Generator
-from types import ModuleType
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import input_listener, node_pool, runs
-from queue_workflows.db import pool as pools
-from queue_workflows.engine import input_answers, row_isolation
-from tests.support import factories, flow, rows_before_checks
+from queue_workflows import db, input_listener, node_pool, runs
+from tests.support import app_triggers, factories, flow, rows_before_checks, timeouts
 
 DEEP = "[" * 1500 + "]" * 1500
 DIGITS = "9" * 5000
 
 
 @pytest.fixture
-def flows(db: ModuleType) -> Generator[flow.Flow]:
-    made = flow.Flow()
-    made.define(flow.ask("q"))
-    yield made
-    made.close()
+def flows(toy: flow.Flow) -> flow.Flow:
+    toy.define(flow.ask("q"))
+    return toy
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with db.connect() as own:
-        yield own
-        own.execute("DROP FUNCTION IF EXISTS app_guard() CASCADE")
+@pytest.fixture(autouse=True)
+def without_triggers(conn: db.Connection) -> Generator[None]:
+    yield
+    app_triggers.accept(conn)
 
 
 def waiting(flows: flow.Flow) -> str:
@@ -42,7 +35,7 @@ def waiting(flows: flow.Flow) -> str:
     return run_id
 
 
-def answer(conn: engine.Connection, run_id: str, value: str, created_at: str = "now") -> str:
+def answer(conn: db.Connection, run_id: str, value: str, created_at: str = "now") -> str:
     """A submission as SQL writes it, or wrote it when nothing was refused; its id."""
     submission_id = str(uuid.uuid4())
     columns = {"id": submission_id, "run_id": run_id, "node_id": "q", "value": value}
@@ -55,7 +48,7 @@ def answer(conn: engine.Connection, run_id: str, value: str, created_at: str = "
     return submission_id
 
 
-def outcome(conn: engine.Connection, submission_id: str) -> tuple[str, str | None]:
+def outcome(conn: db.Connection, submission_id: str) -> tuple[str, str | None]:
     row = conn.execute(
         "SELECT status, error FROM workflow_input_submissions WHERE id = %s", (submission_id,)
     ).fetchone()
@@ -65,7 +58,7 @@ def outcome(conn: engine.Connection, submission_id: str) -> tuple[str, str | Non
 
 @pytest.mark.parametrize("value", [DEEP, DIGITS, f'{{"a": {DIGITS}}}', "[" * 100 + "]" * 100])
 def test_an_answer_that_cannot_be_read_fails_and_its_node_waits_on(
-    flows: flow.Flow, conn: engine.Connection, value: str
+    flows: flow.Flow, conn: db.Connection, value: str
 ) -> None:
     bad_run, good_run = waiting(flows), waiting(flows)
     bad = answer(conn, bad_run, value, "2001-01-01")
@@ -88,7 +81,7 @@ def test_an_answer_that_cannot_be_read_fails_and_its_node_waits_on(
 
 @pytest.mark.parametrize("inputs", [DEEP, '"x"', "[1]"])
 def test_a_node_whose_inputs_cannot_be_read_takes_no_answer_and_stops_no_other(
-    flows: flow.Flow, conn: engine.Connection, inputs: str
+    flows: flow.Flow, conn: db.Connection, inputs: str
 ) -> None:
     bad_run, good_run = waiting(flows), waiting(flows)
     conn.execute(
@@ -102,25 +95,13 @@ def test_a_node_whose_inputs_cannot_be_read_takes_no_answer_and_stops_no_other(
     assert flow.states(bad_run) == {"q": "awaiting_input"}
 
 
-def guard(conn: engine.Connection, table: str, state: str, column: str, value: str) -> None:
-    conn.execute(
-        "CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        f" IF NEW.{column} = '{value}' THEN RAISE EXCEPTION 'the app refuses this row'"
-        f" USING ERRCODE = '{state}'; END IF; RETURN NEW; END $$".encode()
-    )
-    conn.execute(
-        f"CREATE TRIGGER app_guard BEFORE UPDATE ON {table} FOR EACH ROW"
-        " EXECUTE FUNCTION app_guard()".encode()
-    )
-
-
 @pytest.mark.parametrize("state", ["P0001", "22003", "57P01", "08006"])
 def test_an_answer_that_raises_rests_counts_and_fails_at_its_bound(
-    flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, state: str
+    flows: flow.Flow, conn: db.Connection, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_MAX_ATTEMPTS", "2")
     bad_run, good_run = waiting(flows), waiting(flows)
-    guard(conn, "workflow_node_jobs", state, "run_id", bad_run)
+    app_triggers.refuse(conn, "workflow_node_jobs", f"NEW.run_id = '{bad_run}'", state=state)
     bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, good_run, "5")
     flows.look()
     assert outcome(conn, bad)[0] == "pending"
@@ -133,18 +114,18 @@ def test_an_answer_that_raises_rests_counts_and_fails_at_its_bound(
 
 
 def test_an_answer_whose_row_cannot_be_written_stops_no_other(
-    flows: flow.Flow, conn: engine.Connection
+    flows: flow.Flow, conn: db.Connection
 ) -> None:
     bad_run, good_run = waiting(flows), waiting(flows)
     bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, good_run, "5")
-    guard(conn, "workflow_input_submissions", "P0001", "id", bad)
+    app_triggers.refuse(conn, "workflow_input_submissions", f"NEW.id = '{bad}'")
     flows.look()
     assert (outcome(conn, bad)[0], outcome(conn, good)[0]) == ("pending", "processed")
 
 
 @pytest.mark.parametrize("attempts", [2147483647, -2147483648])
 def test_a_counter_at_its_end_stops_no_answer(
-    flows: flow.Flow, conn: engine.Connection, attempts: int
+    flows: flow.Flow, conn: db.Connection, attempts: int
 ) -> None:
     bad_run, good_run = waiting(flows), waiting(flows)
     bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, good_run, "5")
@@ -154,7 +135,7 @@ def test_a_counter_at_its_end_stops_no_answer(
 
 
 def test_an_answer_claimed_in_the_future_is_taken_back(
-    flows: flow.Flow, conn: engine.Connection
+    flows: flow.Flow, conn: db.Connection
 ) -> None:
     run_id = waiting(flows)
     held = answer(conn, run_id, "1")
@@ -166,12 +147,11 @@ def test_an_answer_claimed_in_the_future_is_taken_back(
 
 
 def test_an_early_answer_waits_without_using_up_its_attempts(
-    flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    flows: flow.Flow, conn: db.Connection
 ) -> None:
     run_id = flows.started()
     early = answer(conn, run_id, "1")
-    rows = row_isolation.Isolation()
-    listener = input_listener.InputListener(rows=rows)
+    listener = input_listener.InputListener()
     for _ in range(3):
         conn.execute("UPDATE workflow_input_submissions SET available_at = NULL")
         assert listener.process_once()
@@ -180,12 +160,12 @@ def test_an_early_answer_waits_without_using_up_its_attempts(
 
 
 def test_a_node_that_a_submitter_holds_delays_neither_its_answer_nor_its_end(
-    flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    flows: flow.Flow, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`queue_workflows_hold_node` may be called by every role that may answer."""
-    monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.2)
+    timeouts.shorten_lock_waits(monkeypatch, 0.2)
     answered, cancelled = waiting(flows), waiting(flows)
-    with engine.connection() as submitter:
+    with db.connection() as submitter:
         for run_id in (answered, cancelled):
             submitter.execute("SELECT queue_workflows_hold_node(%s, 'q')", (run_id,))
         taken = answer(conn, answered, "1")
@@ -196,12 +176,12 @@ def test_a_node_that_a_submitter_holds_delays_neither_its_answer_nor_its_end(
 
 
 def test_an_answer_to_a_locked_node_delays_no_other(
-    flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    flows: flow.Flow, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.2)
+    timeouts.shorten_lock_waits(monkeypatch, 0.2)
     held_run, free_run = waiting(flows), waiting(flows)
     held, free = answer(conn, held_run, "1", "2001-01-01"), answer(conn, free_run, "1")
-    with engine.connection() as other:
+    with db.connection() as other:
         other.execute(
             "UPDATE workflow_node_jobs SET host_label = 'x' WHERE run_id = %s", (held_run,)
         )
@@ -210,7 +190,7 @@ def test_an_answer_to_a_locked_node_delays_no_other(
 
 
 def test_a_flood_of_answers_delays_no_run_and_nothing_that_becomes_due(
-    flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    flows: flow.Flow, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_pool, "ANSWERS_A_ROUND", 3)
     run_id = waiting(flows)
@@ -219,23 +199,21 @@ def test_a_flood_of_answers_delays_no_run_and_nothing_that_becomes_due(
             "INSERT INTO workflow_input_submissions (run_id, node_id, value) VALUES (%s, %s, '1')",
             (run_id, f"no such node {number}"),
         )
-    arrived: list[str] = []
-    refuse = input_answers.refuse
-
-    def refuse_and_submit(own: engine.Connection, submission_id: str, error: str) -> None:
-        refuse(own, submission_id, error)
-        if not arrived:
-            arrived.append(flows.submit())
-            factories.ingest(conn, id="due", available_at="2100-01-01")
-            with factories.unguarded(conn, "ingest_jobs"):
-                conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
-
-    monkeypatch.setattr(input_answers, "refuse", refuse_and_submit)
+    # As the first one is refused, a run is submitted, and a job that is due a moment later.
+    conn.execute(
+        "CREATE FUNCTION app_refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO workflow_runs (id, workflow_name) VALUES ('late', 'w') ON CONFLICT"
+        " DO NOTHING;"
+        " INSERT INTO ingest_jobs (id, task_name, queue, available_at) VALUES ('due', 't', 'fetch',"
+        " clock_timestamp() + interval '1 microsecond') ON CONFLICT DO NOTHING; RETURN NEW; END $$;"
+        "CREATE TRIGGER app_refuses AFTER UPDATE ON workflow_input_submissions FOR EACH ROW"
+        " WHEN (NEW.status = 'failed') EXECUTE FUNCTION app_refuses()"
+    )
     flows.look()
     assert factories.one(
         conn,
         "SELECT r.started_at < max(s.processed_at) AND count(*) = 12"
         " FROM workflow_runs r, workflow_input_submissions s WHERE r.id = %s GROUP BY r.id",
-        arrived[0],
+        "late",
     )
     assert factories.one(conn, "SELECT blocked_reason FROM ingest_jobs WHERE id = 'due'") is None

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 import typer.main
 
-from queue_workflows import config
-from queue_workflows import db as engine
+from queue_workflows import config, db
 from queue_workflows.__main__ import main
-from queue_workflows.db import pool as pools
 from tests.support import extreme_rows as hostile
+from tests.support import timeouts
 
 pytestmark = pytest.mark.slow
 
@@ -61,9 +60,9 @@ def said(
 ) -> Generator[Callable[..., Said]]:
     """Runs a command in this process, on a database whose constraints are gone."""
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
-    close = engine.close_pool
+    close = db.close_pool
     # A thousand commands would open as many pools, and typer would build all commands as often.
-    monkeypatch.setattr(engine, "close_pool", lambda: None)
+    monkeypatch.setattr(db, "close_pool", lambda: None)
     monkeypatch.setattr(typer.main, "get_command", _built)
 
     def call(*argv: str) -> Said:
@@ -79,7 +78,7 @@ def said(
 
 @pytest.fixture
 def conn(said: object) -> Generator[Any]:
-    with engine.connect() as own:
+    with db.connect() as own:
         hostile.without_checks(own)
         yield own
 
@@ -261,11 +260,11 @@ def test_markup_and_percent_signs_are_text(conn: Any, said: Callable[..., Said])
 def test_a_row_that_another_session_locks_is_named_as_that(
     conn: Any, said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.2)
+    timeouts.shorten_lock_waits(monkeypatch, 0.2)
     conn.execute(
         "INSERT INTO workflow_runs (id, workflow_name, status) VALUES ('r', 'w', 'queued')"
     )
-    with engine.connect(autocommit=False) as other:
+    with db.connect(autocommit=False) as other:
         other.execute("SELECT FROM workflow_runs WHERE id = 'r' FOR UPDATE")
         done = said("cancel", "r")
     assert done.code == 2 and "canceling statement due to lock timeout" in done.err

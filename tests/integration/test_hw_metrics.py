@@ -16,11 +16,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import claim_worker, history, hw_metrics, workers
-from queue_workflows import db as engine
-from queue_workflows.__main__ import main
-from queue_workflows.engine import samples
-from queue_workflows.telemetry import sampler_lock
-from tests.support import factories, transitions, wait
+from tests.support import console, factories, transitions, wait
 
 Row = dict[str, Any]
 SAMPLE: Row = {
@@ -55,8 +51,8 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 class Heard:
     """What was notified on the channel."""
 
-    def __init__(self) -> None:
-        self._conn = engine.connect()
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
         self._conn.execute("LISTEN hw_metrics")
 
     def next(self, timeout_s: float = 20) -> str:
@@ -64,15 +60,11 @@ class Heard:
             return note.payload
         raise AssertionError("no sample was published")
 
-    def close(self) -> None:
-        self._conn.close()
-
 
 @pytest.fixture
 def heard(db: ModuleType) -> Iterator[Heard]:
-    made = Heard()
-    yield made
-    made.close()
+    with db.connect() as own:
+        yield Heard(own)
 
 
 def put(conn: Any, *, every_s: int = 2, age_s: float = 0, host: str = "box", **more: Any) -> None:
@@ -90,7 +82,7 @@ def put(conn: Any, *, every_s: int = 2, age_s: float = 0, host: str = "box", **m
 def test_a_notification_has_the_keys_of_the_contract_and_the_databases_time(
     conn: Any, heard: Heard
 ) -> None:
-    samples.put(conn, "box", None, json.dumps(SAMPLE), notify=True)
+    transitions.store_sample(conn, "box", None, SAMPLE, notify=True)
     published = json.loads(heard.next())
     at = datetime.fromisoformat(published.pop("sampled_at"))
     assert at.utcoffset() == timedelta(0)
@@ -103,7 +95,7 @@ def test_a_notification_has_the_keys_of_the_contract_and_the_databases_time(
 def test_a_notification_stays_under_postgresqls_limit(conn: Any, heard: Heard, host: str) -> None:
     card = {"id": 1000, "use_pct": 100.0, "vram_used_mb": 10**6, "vram_total_mb": 10**6}
     sample = hw_metrics.fit(SAMPLE | {"gpus": [card] * 500})
-    samples.put(conn, host, 2, json.dumps(sample), notify=True)
+    transitions.store_sample(conn, host, 2, sample, notify=True)
     payload = heard.next()
     assert 5000 < len(payload.encode()) < 8000
     published = json.loads(payload)
@@ -115,8 +107,8 @@ def test_the_oldest_sample_is_overwritten_so_that_a_ring_never_grows(conn: Any) 
         "INSERT INTO hw_samples (host_label, every_s, slot, sampled_at, sample)"
         " SELECT 'box', 2, n, now() - interval '1 hour', '{}' FROM generate_series(0, 1799) n"
     )
-    samples.put(conn, "box", 2, json.dumps(SAMPLE), notify=False)
-    samples.put(conn, "box", 60, json.dumps(SAMPLE), notify=False)
+    transitions.store_sample(conn, "box", 2, SAMPLE)
+    transitions.store_sample(conn, "box", 60, SAMPLE)
     rows = conn.execute(
         "SELECT every_s, count(*) AS n, count(*) FILTER (WHERE sample <> '{}') AS fresh"
         " FROM hw_samples GROUP BY 1 ORDER BY 1"
@@ -140,8 +132,17 @@ def test_an_overwritten_slot_touches_no_index(conn: Any) -> None:
             " SELECT 'box', 60, n, now() - interval '1 day', '{}' FROM generate_series(0, 1439) n"
         )
         updated, hot = counts()
-        samples.put(conn, "box", 60, json.dumps(SAMPLE), notify=False)
+        transitions.store_sample(conn, "box", 60, SAMPLE)
         assert counts() == (updated + 1, hot + 1)
+
+
+def lock_file(folder: Path) -> Path:
+    """Return where a sampler of host `box` has its lock file; there is none any more."""
+    with hw_metrics.Sampler("box", probe=Probe, folder=folder) as subject:
+        wait.until(lambda: subject.holds)
+        (path,) = folder.glob("*.lock")
+    path.unlink(missing_ok=True)
+    return path
 
 
 def test_a_sampler_notifies_and_stores_both_rings(
@@ -181,7 +182,7 @@ def test_a_lock_file_that_was_deleted_is_created_again(
 ) -> None:
     with hw_metrics.Sampler("box", probe=Probe, folder=tmp_path) as subject:
         wait.until(lambda: subject.holds)
-        path = tmp_path / sampler_lock.lock_name("box")
+        (path,) = tmp_path.glob("*.lock")
         path.unlink()
         wait.until(path.exists)
         wait.until(lambda: subject.take() and subject.holds)
@@ -196,10 +197,11 @@ def test_a_sampler_that_lost_its_lock_notifies_nothing_more(
     for task in tasks:
         task()
     assert len(subject.take()) == 3
+    (path,) = tmp_path.glob("*.lock")
     taken = tmp_path / "taken"
     with taken.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        taken.rename(tmp_path / sampler_lock.lock_name("box"))
+        taken.rename(path)
         for task in tasks:
             task()
         assert (subject.take(), subject.holds, probe.closed) == ([], False, True)
@@ -212,7 +214,7 @@ def test_a_sampler_that_lost_its_lock_notifies_nothing_more(
 def test_where_no_lock_can_be_had_nobody_samples(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
-    path = tmp_path / sampler_lock.lock_name("box")
+    path = lock_file(tmp_path)
     path.symlink_to(tmp_path / "elsewhere")
     with hw_metrics.Sampler("box", probe=Probe, folder=tmp_path) as subject:
         assert not subject.holds
@@ -222,7 +224,7 @@ def test_where_no_lock_can_be_had_nobody_samples(
 def test_a_fifo_in_the_place_of_the_lock_blocks_nobody(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
-    os.mkfifo(tmp_path / sampler_lock.lock_name("box"))
+    os.mkfifo(lock_file(tmp_path))
     with hw_metrics.Sampler("box", probe=Probe, folder=tmp_path) as subject:
         wait.until(subject.take)
 
@@ -352,59 +354,45 @@ def test_an_attempt_that_ended_well_shows_no_sample(conn: Any) -> None:
 # --- the command
 
 
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(argv)
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def test_show_prints_the_sample_of_the_machine_when_a_job_died(
-    conn: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_prints_the_sample_of_the_machine_when_a_job_died(conn: Any) -> None:
     job_id = died(conn)
     put(conn, age_s=200)
-    code, out, _ = run(capsys, "show", job_id)
+    code, out, _ = console.command("show", job_id)
     assert code == 0
     assert f"its machine: {IN_A_LINE}" in out
 
 
-def test_samples_of_a_machine_as_a_table_and_as_json(
-    conn: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_of_a_machine_as_a_table_and_as_json(conn: Any) -> None:
     for age_s in range(2, 92, 2):
         put(conn, age_s=age_s)
-    code, out, _ = run(capsys, "samples", "--host", "box")
+    code, out, _ = console.command("samples", "--host", "box")
     assert code == 0
     lines = out.splitlines()
     assert lines[0].split()[:2] == ["UTC", "cpu"]
     assert len(lines) == 1 + 23, "45 samples, two to a line"
     assert "63.0/64.0 GB" in lines[1] and "0 % 23.9/24.0 GB" in lines[1]
-    assert len(run(capsys, "samples", "--host", "box", "--full")[1].splitlines()) == 46
-    _, out, _ = run(capsys, "samples", "--host", "box", "--past", "45s", "--json")
+    assert len(console.command("samples", "--host", "box", "--full")[1].splitlines()) == 46
+    _, out, _ = console.command("samples", "--host", "box", "--past", "45s", "--json")
     assert 0 < len(json.loads(out)) < 23
 
 
-def test_samples_of_the_machine_of_a_job_end_with_the_job(
-    conn: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_of_the_machine_of_a_job_end_with_the_job(conn: Any) -> None:
     job_id = died(conn)
     for age_s in (900, 300, 200, 20):
         put(conn, age_s=age_s)
-    code, out, _ = run(capsys, "samples", "--job", job_id[:8], "--json")
+    code, out, _ = console.command("samples", "--job", job_id[:8], "--json")
     assert (code, len(json.loads(out))) == (0, 2)
 
 
-def test_a_sample_of_this_machine_needs_no_database(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_of_this_machine_needs_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    code, out, _ = run(capsys, "samples", "--now", "--json")
+    code, out, _ = console.command("samples", "--now", "--json")
     found = json.loads(out)
     assert code == 0
     assert found["sample"]["gpus"] == []
     assert found["gpus_by"] in ("none", "nvml")
     assert 0 <= found["cost"]["cpu_s"] < 1
-    assert "a sample costs" in run(capsys, "samples", "--now")[1]
+    assert "a sample costs" in console.command("samples", "--now")[1]
 
 
 @pytest.mark.parametrize(
@@ -418,10 +406,10 @@ def test_a_sample_of_this_machine_needs_no_database(
     ],
 )
 def test_what_cannot_be_shown_is_a_line_and_exit_code_2(
-    conn: Any, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], reason: str
+    conn: Any, argv: tuple[str, ...], reason: str
 ) -> None:
     put(conn)
-    code, out, err = run(capsys, "samples", *argv)
+    code, out, err = console.command("samples", *argv)
     assert (code, out) == (2, "")
     assert reason in err.splitlines()[-1]
 

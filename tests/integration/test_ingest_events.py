@@ -9,8 +9,6 @@ import psycopg
 import pytest
 
 from queue_workflows import history, jobs, node_queue
-from queue_workflows.engine import attempts, handback, manual_changes
-from queue_workflows.worker import guards, job_ending
 from tests.support import factories, transitions
 
 ENDS = {
@@ -36,8 +34,8 @@ def events(conn: Any, job_id: str = "j") -> list[Any]:
     ).fetchall()
 
 
-def lease(conn: Any) -> Any:
-    return transitions.lease_of(factories.reread(conn, {"id": "j"}))
+def by_its_claim(act: Callable[..., object], **given: Any) -> Callable[[Any], object]:
+    return lambda conn: act(conn, factories.reread(conn, {"id": "j"}), **given)
 
 
 def plainly(text: str) -> Callable[[Any], object]:
@@ -53,49 +51,26 @@ def complete(conn: Any) -> object:
     return transitions.complete_ingest(conn, job) if job["worker_id"] else None
 
 
-def trip(conn: Any) -> object:
-    found = guards.Failure(75, "budget_trip", "too long")
-    return job_ending.record_failure(conn, lease(conn), found, 1.0)
-
-
 def lapse(conn: Any) -> object:
     transitions.expire(conn, {"id": "j"})
     return transitions.reclaim_lapsed(conn, "ingest")
 
 
-def complete_by_hand(conn: Any) -> object:
-    table = transitions.INGEST_JOBS
-    return manual_changes.complete(conn, table, "j", result="{}", seconds=1.0)
-
-
-def fail_by_hand(conn: Any) -> object:
-    table = transitions.INGEST_JOBS
-    return manual_changes.fail(conn, table, "j", error="by hand", seconds=1.0)
-
-
-def strays(conn: Any) -> object:
-    return transitions.release_strays(conn, "ingest", "w1", [])
-
-
-def requeue(conn: Any) -> object:
-    return manual_changes.requeue_of_host(conn, transitions.INGEST_JOBS, "box", "fetch")
-
-
 MOVES: dict[str, Callable[[Any], object]] = {
     "claim": claim,
     "complete": complete,
-    "fail": lambda conn: attempts.fail(conn, lease(conn), error="e", after_s=0),
-    "fail for good": lambda conn: attempts.fail(conn, lease(conn), error="e", retry=False),
-    "hand back": lambda conn: handback.hand_back(conn, lease(conn), reason="snoozed"),
-    "hand all back": lambda conn: handback.hand_back_all(conn, [lease(conn)], reason="drained"),
-    "trip": trip,
+    "fail": by_its_claim(transitions.fail, after_s=0),
+    "fail for good": by_its_claim(transitions.fail, retry=False),
+    "hand back": by_its_claim(transitions.hand_back, reason="snoozed"),
+    "hand all back": by_its_claim(lambda conn, job: transitions.hand_back_all(conn, [job])),
+    "trip": by_its_claim(transitions.record, kind="timed_out", error="too long"),
     "lapse": lapse,
-    "strays": strays,
-    "requeue": requeue,
+    "strays": lambda conn: transitions.release_strays(conn, "ingest"),
+    "requeue": lambda _: node_queue.requeue_running_for_worker("box", "fetch"),
     "cancel": lambda conn: jobs.cancel("j", conn=conn),
     "retry": lambda conn: jobs.retry("j", conn=conn),
-    "complete by hand": complete_by_hand,
-    "fail by hand": fail_by_hand,
+    "complete by hand": lambda _: node_queue.mark_ingest_completed("j"),
+    "fail by hand": lambda _: node_queue.mark_ingest_failed("j", error="by hand"),
     "SQL claims": plainly("status = 'running', claimed_by = 'old'"),
     "SQL completes": plainly("status = 'completed', finished_at = now()"),
     "SQL fails": plainly("status = 'failed', error = 'e'"),

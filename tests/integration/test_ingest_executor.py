@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -14,19 +14,12 @@ import pytest
 from psycopg.types.json import Jsonb
 
 import queue_workflows
-from queue_workflows import config, ingest_executor, jobs, node_queue
-from queue_workflows import db as engine
-from tests.support import factories, invariants, rows_before_checks, transitions
+from queue_workflows import config, db, ingest_executor, jobs, node_queue
+from tests.support import factories, rows_before_checks, transitions
 
 Row = dict[str, Any]
 ARGS = {"scenario": 7}
-
-
-@pytest.fixture(autouse=True)
-def lawful(db: ModuleType) -> Iterator[None]:
-    yield
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=5) == []
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
 def claimed(task: Callable[..., Any], **columns: Any) -> Row:
@@ -117,7 +110,7 @@ def test_a_task_is_given_the_reason_and_the_args_that_it_takes(task: Any, got: l
 
 def test_a_job_by_plain_sql_has_empty_args() -> None:
     queue_workflows.register_ingest_task("t", _both)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         factories.ingest(conn)
     job = node_queue.claim_next_ingest_job("fetch", host="box")
     assert job is not None
@@ -128,7 +121,7 @@ def test_a_job_by_plain_sql_has_empty_args() -> None:
 def by_sql(task: Callable[..., Any], args: Any, reason: str = "boot") -> Row:
     """The job's row after its task has run with what a plain SQL INSERT stored."""
     queue_workflows.register_ingest_task("t", task)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         factories.ingest(conn, reason=reason, args=Jsonb(args))
     job = node_queue.claim_next_ingest_job("fetch", host="box")
     assert job is not None
@@ -229,7 +222,7 @@ def test_whatever_a_task_raises_fails_its_job(raised: BaseException, error: str)
 
     row = run(task)
     assert (row["status"], row["error"]) == ("failed", error)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         detail = factories.one(
             conn, "SELECT detail FROM ingest_job_events WHERE event_type = 'failed'"
         )
@@ -258,7 +251,7 @@ def test_a_failed_job_is_queued_again_while_attempts_are_left() -> None:
         raise ValueError("no")
 
     queue_workflows.register_ingest_task("t", task)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         made = factories.ingest(conn, max_attempts=2)
         job = node_queue.claim_next_ingest_job("fetch", host="box")
         assert job is not None
@@ -275,7 +268,7 @@ def test_a_failed_job_is_queued_again_while_attempts_are_left() -> None:
 @pytest.mark.parametrize("value", [{"a": 1}, {1: 1}], ids=["success", "failure"])
 def test_a_lost_claim_writes_nothing(value: Any) -> None:
     job = claimed(lambda reason: value)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         transitions.expire(conn, job)
     node_queue.reclaim_expired_ingest_leases()
     assert ingest_executor.execute_ingest_job(job) == "skipped"

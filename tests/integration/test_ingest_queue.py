@@ -10,8 +10,7 @@ import psycopg
 import pytest
 
 from queue_workflows import config, errors, jobs, node_queue
-from queue_workflows.engine import attempts, pending
-from tests.support import factories, transitions
+from tests.support import factories, flow, transitions
 
 
 @pytest.fixture(autouse=True)
@@ -148,12 +147,13 @@ def test_a_machine_that_is_off_claims_nothing(conn: Any) -> None:
     assert claim(host="other") is not None
 
 
-def test_a_job_that_is_not_due_waits_until_it_is(conn: Any, heard: Callable[[], Any]) -> None:
+def test_a_job_that_is_not_due_waits_until_it_is(
+    conn: Any, toy: flow.Flow, heard: Callable[[], Any]
+) -> None:
     factories.ingest(conn, available_at="2999-01-01")
     assert (claim(), heard(), transitions.promote_due(conn)) == (None, [], 0)
     conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 ms'")
-    assert pending.work(conn).due is True
-    assert transitions.promote_due(conn) == 1
+    toy.look()
     assert heard() == [("ingest_job_ready", "fetch")]
     assert claim() is not None
 
@@ -208,16 +208,14 @@ def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) 
     job = factories.ingest(conn, max_attempts=3)
     wait_s = "SELECT extract(epoch FROM available_at - now())::float8 FROM ingest_jobs"
     for attempt in (1, 2):
-        row = attempts.fail(
-            conn, transitions.lease_of(transitions.claim_ingest(conn)), error=f"e{attempt}"
-        )
+        row = transitions.fail(conn, transitions.claim_ingest(conn), f"e{attempt}")
         assert row is not None
         assert (row["status"], row["attempts"], row["error"]) == ("queued", attempt, f"e{attempt}")
         assert row["blocked_reason"] == "not_due"
         assert 30 * attempt - 5 < factories.one(conn, wait_s) <= 30 * attempt
         assert claim() is None
         conn.execute("UPDATE ingest_jobs SET available_at = NULL")
-    row = attempts.fail(conn, transitions.lease_of(transitions.claim_ingest(conn)), error="e3")
+    row = transitions.fail(conn, transitions.claim_ingest(conn), "e3")
     assert row is not None
     assert (row["status"], row["attempts"], row["available_at"]) == ("failed", 3, None)
     assert history(conn, job["id"]) == [

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import sql
-from queue_workflows.db import statements
+from tests.support import named_statements
 
 _CALLS = (b"queue_workflows_is_", b"queue_workflows_prunable_run")
 # Values that no condition becomes false of, which would take the rule out of the plan.
@@ -47,14 +46,11 @@ class _Given(dict[str, Any]):
         return None
 
 
-def _texts() -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for path in sorted(sql.QUERIES.glob("*.sql")):
-        for name, one in statements.parse(path.read_text("utf-8"), path.name).items():
-            for text in [one.text] if one.text else (one.texts or {}).values():
-                if any(call in text for call in _CALLS):
-                    found[f"{path.stem}.{name}"] = text
-    return found
+_TEXTS = {
+    name: text
+    for name, text in named_statements.texts().items()
+    if any(call in text for call in _CALLS)
+}
 
 
 def _called(plan: str) -> list[str]:
@@ -68,9 +64,9 @@ def _plan(db: ModuleType, text: bytes) -> str:
     return "\n".join(row["QUERY PLAN"] for row in rows)
 
 
-@pytest.mark.parametrize("name", _texts())
+@pytest.mark.parametrize("name", _TEXTS)
 def test_no_plan_of_a_statement_calls_one(db: ModuleType, name: str) -> None:
-    text = _texts()[name]
+    text = _TEXTS[name]
     plan = _plan(db, text)
     assert _called(plan) == []
     if name.startswith("queues.pause_"):  # EXPLAIN does not show what ON CONFLICT sets.
@@ -95,13 +91,14 @@ def test_each_is_inlined_where_it_selects_rows(db: ModuleType) -> None:
 
 
 def test_one_function_names_the_runs_that_retention_may_delete(db: ModuleType) -> None:
-    parsed = statements.parse((sql.QUERIES / "retention.sql").read_text("utf-8"), "retention.sql")
     of_runs = {
-        name: one.text for name, one in parsed.items() if b" workflow_runs r" in (one.text or b"")
+        name: text
+        for name, text in named_statements.texts().items()
+        if name.startswith("retention.") and b" workflow_runs r" in text
     }
-    assert set(of_runs) == {"delete_runs", "find_runs", "delete_runs_by_id", "count_runs"}
+    names = ("delete_runs", "find_runs", "delete_runs_by_id", "count_runs")
+    assert set(of_runs) == {f"retention.{name}" for name in names}
     for name, text in of_runs.items():
-        assert text is not None
         assert (text.count(b"queue_workflows_prunable_run("), text.count(b"EXISTS")) == (1, 0), name
         plan = _plan(db, text)
         assert ("Function Scan" in plan, "Join" in plan) == (False, False), name

@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
 import queue_workflows
-from queue_workflows import config, dispatcher, errors, input_listener, node_queue
-from queue_workflows import db as engine
-from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import input_answers
-from tests.support import factories, flow, invariants, wait
+from queue_workflows import config, db, dispatcher, errors, input_listener, node_queue
+from tests.support import factories, flow, wait
+
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
-@pytest.fixture
-def host(db: ModuleType) -> Iterator[flow.Flow]:
-    made = flow.Flow()
-    yield made
-    made.close()
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=5) == []
-
-
-def asked(host: flow.Flow, widget: str = "file_upload", *, context: Any = None, **keys: Any) -> str:
+def asked(toy: flow.Flow, widget: str = "file_upload", *, context: Any = None, **keys: Any) -> str:
     """A run whose input node `q` is parked, with `s/a` behind it; its id."""
-    host.define(
+    toy.define(
         flow.ask("q", widget, **keys),
         flow.step("s", depends_on=["q"]),
         s=flow.nodes(a=""),
     )
-    run_id = host.started(context=context)
+    run_id = toy.started(context=context)
     assert node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"]) is not None
-    host.look()
+    toy.look()
     return run_id
 
 
 def submit(run_id: str, value: Any, node_id: str = "q") -> str:
     """An answer by an app's plain SQL; its id."""
-    with engine.connection() as mine:
+    with db.connection() as mine:
         return factories.insert(
             mine, "workflow_input_submissions", run_id=run_id, node_id=node_id, value=Jsonb(value)
         )["id"]
@@ -64,15 +55,15 @@ def spec(run_id: str) -> dict[str, Any]:
 # --- parking
 
 
-def test_an_input_node_is_parked_and_nothing_is_imported_for_it(host: flow.Flow, conn: Any) -> None:
+def test_an_input_node_is_parked_and_nothing_is_imported_for_it(toy: flow.Flow, conn: Any) -> None:
     def resolver(name: str) -> Any:
         raise AssertionError(f"asked for {name}")
 
     config.set_node_resolver(resolver)
-    host.define(flow.ask("q"))
-    run_id = host.submit()
-    host.look()
-    assert host.work() == 1
+    toy.define(flow.ask("q"))
+    run_id = toy.submit()
+    toy.look()
+    assert toy.work() == 1
     job = flow.job(run_id, "q")
     assert (job["node_module"], job["queue"]) == ("__input__file_upload", "cpu")
     assert job["inputs"] == {"widget": "file_upload", "target": "answer"}
@@ -80,14 +71,14 @@ def test_an_input_node_is_parked_and_nothing_is_imported_for_it(host: flow.Flow,
     assert flow.status(run_id) == "running"
     kinds = factories.column(conn, "SELECT kind FROM workflow_dispatch_events")
     assert kinds == ["awaiting_input"]
-    host.look()
+    toy.look()
     assert job["input_spec"] is None
     assert spec(run_id)["step_id"] == "q"
     assert node_queue.count_unprocessed_dispatch_events() == 0
 
 
-def test_every_input_spec_names_step_widget_prompt_and_target(host: flow.Flow) -> None:
-    run_id = asked(host, "anything", prompt="Which?", colour="red", choices=[1, 2])
+def test_every_input_spec_names_step_widget_prompt_and_target(toy: flow.Flow) -> None:
+    run_id = asked(toy, "anything", prompt="Which?", colour="red", choices=[1, 2])
     assert spec(run_id) == {
         "step_id": "q",
         "widget": "anything",
@@ -132,23 +123,23 @@ def test_every_input_spec_names_step_widget_prompt_and_target(host: flow.Flow) -
     ],
 )
 def test_a_generic_widget_gets_what_it_needs(
-    host: flow.Flow, widget: str, keys: dict[str, Any], wanted: dict[str, Any]
+    toy: flow.Flow, widget: str, keys: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    found = spec(asked(host, widget, context={"list": [1, 2]}, **keys))
+    found = spec(asked(toy, widget, context={"list": [1, 2]}, **keys))
     assert {key: found[key] for key in wanted} == wanted
     assert found["step_id"] == "q"
 
 
-def test_choose_one_may_choose_among_files(host: flow.Flow, tmp_path: Path) -> None:
+def test_choose_one_may_choose_among_files(toy: flow.Flow, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"123")
     (folder / "b.csv").write_text("x")
     picture = {"$from": "made.files", "$filter": {"kind:eq": "image"}}
-    host.define(flow.ask("q", "choose_one", source=picture))
-    run_id = host.started(out_dir=str(tmp_path))
+    toy.define(flow.ask("q", "choose_one", source=picture))
+    run_id = toy.started(out_dir=str(tmp_path))
     node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])
-    host.look()
+    toy.look()
     assert spec(run_id)["options"] == [
         {
             "rel_path": "made/a.png",
@@ -159,7 +150,7 @@ def test_choose_one_may_choose_among_files(host: flow.Flow, tmp_path: Path) -> N
     ]
 
 
-def test_an_apps_widget_is_built_by_the_app(host: flow.Flow) -> None:
+def test_an_apps_widget_is_built_by_the_app(toy: flow.Flow) -> None:
     seen: list[Any] = []
 
     def build(step: Any, run: Any) -> dict[str, Any]:
@@ -167,7 +158,7 @@ def test_an_apps_widget_is_built_by_the_app(host: flow.Flow) -> None:
         return {"own": "key", "prompt": "Mine?"}
 
     queue_workflows.register_input_widget("mine", build)
-    run_id = asked(host, "mine", colour="red")
+    run_id = asked(toy, "mine", colour="red")
     head = {"step_id": "q", "widget": "mine", "target": "answer"}
     assert (spec(run_id), seen) == (
         {**head, "prompt": "Mine?", "own": "key"},
@@ -175,25 +166,25 @@ def test_an_apps_widget_is_built_by_the_app(host: flow.Flow) -> None:
     )
 
 
-def test_an_apps_builder_wins_over_a_generic_widget(host: flow.Flow) -> None:
+def test_an_apps_builder_wins_over_a_generic_widget(toy: flow.Flow) -> None:
     queue_workflows.register_input_widget("file_upload", lambda step, run: {"own": True})
-    found = spec(asked(host))
+    found = spec(asked(toy))
     assert (found["widget"], found["own"], "accept" in found) == ("file_upload", True, False)
 
 
-def test_a_worker_leaves_the_spec_to_the_orchestrator(host: flow.Flow) -> None:
+def test_a_worker_leaves_the_spec_to_the_orchestrator(toy: flow.Flow) -> None:
     queue_workflows.register_input_widget("mine", lambda step, run: {"from": "orchestrator"})
-    host.define(
+    toy.define(
         flow.step("s"),
         flow.ask("q", "mine", depends_on=["s"]),
         s=flow.nodes(a=""),
     )
-    run_id = host.started()
+    run_id = toy.started()
     config.get_config().input_widgets.clear()
-    host.work()
+    toy.work()
     assert (flow.job(run_id, "q")["status"], spec(run_id)) == ("awaiting_input", None)
     queue_workflows.register_input_widget("mine", lambda step, run: {"from": "orchestrator"})
-    host.look()
+    toy.look()
     assert spec(run_id)["from"] == "orchestrator"
 
 
@@ -201,11 +192,11 @@ def test_a_worker_leaves_the_spec_to_the_orchestrator(host: flow.Flow) -> None:
 
 
 def test_an_answer_by_plain_sql_completes_the_node_and_moves_the_run_on(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     submission = submit(run_id, {"path": "x"})
-    host.look()
+    toy.look()
     assert flow.states(run_id) == {"q": "completed", "s/a": "queued"}
     assert flow.job(run_id, "q")["context_delta"] == {"answer": {"path": "x"}}
     row = answer(conn, submission)
@@ -214,15 +205,15 @@ def test_an_answer_by_plain_sql_completes_the_node_and_moves_the_run_on(
         None,
         True,
     )
-    host.go()
+    toy.go()
     assert flow.status(run_id) == "completed"
 
 
 @pytest.mark.parametrize("value", ["5", 5, 5.5, True, [], {}, "", "null", {"$from": "x"}, ["é", 1]])
-def test_an_answer_stays_what_it_was(host: flow.Flow, value: Any) -> None:
-    run_id = asked(host, "mine")
+def test_an_answer_stays_what_it_was(toy: flow.Flow, value: Any) -> None:
+    run_id = asked(toy, "mine")
     queue_workflows.submit_input(run_id, "q", value)
-    host.look()
+    toy.look()
     found = flow.job(run_id, "q")["context_delta"]["answer"]
     assert (found, type(found)) == (value, type(value))
 
@@ -249,12 +240,12 @@ OPTIONS = {"turnout_options": [{"label": "Five", "value": 5}, {"label": "Six", "
     ],
 )
 def test_an_answer_that_is_json_in_a_text_is_decoded_where_no_text_is_taken(
-    host: flow.Flow, widget: str, keys: dict[str, Any], text: str, value: Any
+    toy: flow.Flow, widget: str, keys: dict[str, Any], text: str, value: Any
 ) -> None:
-    by_sql, by_call, resumed = (asked(host, widget, **keys) for _ in range(3))
+    by_sql, by_call, resumed = (asked(toy, widget, **keys) for _ in range(3))
     submit(by_sql, text)
     queue_workflows.submit_input(by_call, "q", text)
-    host.look()
+    toy.look()
     dispatcher.resume_after_input(resumed, "q", text)
     for run_id in (by_sql, by_call, resumed):
         job = flow.job(run_id, "q")
@@ -262,56 +253,56 @@ def test_an_answer_that_is_json_in_a_text_is_decoded_where_no_text_is_taken(
         assert (job["status"], found, type(found)) == ("completed", value, type(value))
 
 
-def test_a_null_answer_and_one_without_target_leave_nothing(host: flow.Flow) -> None:
-    null, aimless = asked(host), asked(host, target=None)
+def test_a_null_answer_and_one_without_target_leave_nothing(toy: flow.Flow) -> None:
+    null, aimless = asked(toy), asked(toy, target=None)
     queue_workflows.submit_input(null, "q", None)
     queue_workflows.submit_input(aimless, "q", "unheard")
-    host.look()
+    toy.look()
     for run_id in (null, aimless):
         job = flow.job(run_id, "q")
         assert (job["status"], job["context_delta"]) == ("completed", {})
 
 
-def test_an_answer_is_read_by_the_nodes_behind_it(host: flow.Flow) -> None:
+def test_an_answer_is_read_by_the_nodes_behind_it(toy: flow.Flow) -> None:
     seen: list[Any] = []
     flow.body(lambda x: seen.append(x), "see")
     wanted = [{"name": "x", "from": "pipeline.x"}]
-    host.define(
+    toy.define(
         flow.ask("q"), flow.step("s", depends_on=["q"], inputs={"x": {"$from": "q.answer.path"}}),
         s=[{"id": "a", "node": "see", "inputs": wanted}],
     )  # fmt: skip
-    run_id = host.submit()
-    host.go()
+    run_id = toy.submit()
+    toy.go()
     queue_workflows.submit_input(run_id, "q", {"path": "p"})
-    host.go()
+    toy.go()
     assert (seen, flow.status(run_id)) == (["p"], "completed")
 
 
-def test_submit_input_joins_the_callers_transaction(host: flow.Flow) -> None:
-    run_id = asked(host)
-    with engine.connection() as mine:
+def test_submit_input_joins_the_callers_transaction(toy: flow.Flow) -> None:
+    run_id = asked(toy)
+    with db.connection() as mine:
         queue_workflows.submit_input(run_id, "q", 1, conn=mine)
         mine.rollback()
-    host.look()
+    toy.look()
     assert flow.states(run_id) == {"q": "awaiting_input"}
-    with engine.connection() as mine:
+    with db.connection() as mine:
         queue_workflows.submit_input(run_id, "q", 2, conn=mine)
-    host.look()
+    toy.look()
     assert flow.job(run_id, "q")["context_delta"] == {"answer": 2}
 
 
 def test_the_first_answer_wins_and_the_second_is_refused_in_words(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     queue_workflows.submit_input(run_id, "q", "first")
     with pytest.raises(errors.InputRefused, match=r"node 'q' .* has been answered already"):
         queue_workflows.submit_input(run_id, "q", "second")
-    host.look()
+    toy.look()
     with pytest.raises(ValueError, match="is completed: it takes no answer now"):
         queue_workflows.submit_input(run_id, "q", "third")
     late = submit(run_id, "fourth")
-    host.look()
+    toy.look()
     assert flow.job(run_id, "q")["context_delta"] == {"answer": "first"}
     row = answer(conn, late)
     assert row["status"] == "failed"
@@ -319,9 +310,9 @@ def test_the_first_answer_wins_and_the_second_is_refused_in_words(
 
 
 def test_an_answer_that_comes_while_the_first_is_being_taken_is_refused(
-    host: flow.Flow, monkeypatch: pytest.MonkeyPatch
+    toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     queue_workflows.submit_input(run_id, "q", "first")
     taken, go_on = threading.Event(), threading.Event()
     take = input_listener._take
@@ -339,7 +330,7 @@ def test_an_answer_that_comes_while_the_first_is_being_taken_is_refused(
 
     def let_go() -> None:
         waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
-        with engine.connect() as conn:
+        with db.connect() as conn:
             wait.until(lambda: conn.execute(waits).fetchone())
         go_on.set()
 
@@ -352,12 +343,12 @@ def test_an_answer_that_comes_while_the_first_is_being_taken_is_refused(
         go_on.set()
         taking.join(10)
         releasing.join(10)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert factories.column(conn, "SELECT value FROM workflow_input_submissions") == ["first"]
 
 
-def test_submit_input_refuses_what_takes_no_answer(host: flow.Flow) -> None:
-    run_id = asked(host)
+def test_submit_input_refuses_what_takes_no_answer(toy: flow.Flow) -> None:
+    run_id = asked(toy)
     with pytest.raises(KeyError, match="no node 'zzz'"):
         queue_workflows.submit_input(run_id, "zzz", 1)
     with pytest.raises(KeyError, match="no node 'q' of run 'nope'"):
@@ -366,47 +357,45 @@ def test_submit_input_refuses_what_takes_no_answer(host: flow.Flow) -> None:
         with pytest.raises(errors.InvalidPayload, match="answer to 'q'"):
             queue_workflows.submit_input(run_id, "q", value)
     queue_workflows.submit_input(run_id, "q", 1)
-    host.look()
+    toy.look()
     with pytest.raises(errors.InputRefused, match=r"'s/a' .* asks for no input"):
         queue_workflows.submit_input(run_id, "s/a", 1)
 
 
 def test_an_answer_for_a_node_that_does_not_exist_is_refused_in_words(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     wrong = submit(run_id, 1, node_id="zzz")
-    host.look()
+    toy.look()
     row = answer(conn, wrong)
     assert (row["status"], row["error"]) == ("failed", f"there is no node 'zzz' of run {run_id!r}")
 
 
-def test_an_answer_that_comes_before_the_node_has_parked_is_kept(
-    host: flow.Flow, conn: Any
-) -> None:
-    host.define(flow.ask("q"))
-    run_id = host.started()
+def test_an_answer_that_comes_before_the_node_has_parked_is_kept(toy: flow.Flow, conn: Any) -> None:
+    toy.define(flow.ask("q"))
+    run_id = toy.started()
     submission = queue_workflows.submit_input(run_id, "q", "early")
-    host.look()
+    toy.look()
     row = answer(conn, submission)
     assert (row["status"], row["error"]) == (
         "pending",
         f"node 'q' of run {run_id!r} does not wait yet",
     )
-    host.work()
+    toy.work()
     conn.execute("UPDATE workflow_input_submissions SET available_at = now()")
-    host.look()
+    toy.look()
     assert flow.job(run_id, "q")["context_delta"] == {"answer": "early"}
     assert flow.status(run_id) == "completed"
 
 
 def test_an_answer_for_a_cancelled_run_is_refused_and_changes_nothing(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     before = submit(run_id, "before")
     queue_workflows.cancel_run(run_id)
-    host.look()
+    toy.look()
     with pytest.raises(errors.InputRefused, match="is cancelled"):
         queue_workflows.submit_input(run_id, "q", "after")
     assert "is cancelled: it takes no answer now" in answer(conn, before)["error"]
@@ -417,18 +406,18 @@ def test_an_answer_for_a_cancelled_run_is_refused_and_changes_nothing(
 
 
 def test_an_answer_too_large_to_keep_is_refused_in_words(
-    host: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
+    toy: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "1")
     submission = submit(run_id, "x" * 2000)
-    host.look()
+    toy.look()
     row = answer(conn, submission)
     assert row["status"] == "failed"
     assert "MAX_PAYLOAD_KB" in row["error"]
     assert flow.job(run_id, "q")["status"] == "awaiting_input"
     queue_workflows.submit_input(run_id, "q", "short")
-    host.look()
+    toy.look()
     assert flow.job(run_id, "q")["status"] == "completed"
 
 
@@ -436,47 +425,47 @@ def test_an_answer_too_large_to_keep_is_refused_in_words(
 
 
 def test_resume_after_input_completes_the_node_and_counts_new_rows(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     assert dispatcher.resume_after_input(run_id, "q", "x") == 1
     assert flow.job(run_id, "q")["context_delta"] == {"answer": "x"}
     assert dispatcher.resume_after_input(run_id, "q", "y") == 0
     assert flow.job(run_id, "q")["context_delta"] == {"answer": "x"}
 
 
-def test_resume_after_input_without_a_value(host: flow.Flow) -> None:
-    run_id = asked(host)
+def test_resume_after_input_without_a_value(toy: flow.Flow) -> None:
+    run_id = asked(toy)
     assert dispatcher.resume_after_input(run_id, "q") == 1
     assert flow.job(run_id, "q")["context_delta"] == {}
 
 
-def test_resume_after_input_of_an_unknown_node_is_a_key_error(host: flow.Flow) -> None:
-    run_id = asked(host)
+def test_resume_after_input_of_an_unknown_node_is_a_key_error(toy: flow.Flow) -> None:
+    run_id = asked(toy)
     with pytest.raises(KeyError, match="has no node 'zzz'"):
         dispatcher.resume_after_input(run_id, "zzz", 1)
 
 
 def test_resume_after_input_refuses_what_cannot_be_stored_and_the_node_waits_on(
-    host: flow.Flow,
+    toy: flow.Flow,
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     with pytest.raises(ValueError, match="answer to 'q'"):
         dispatcher.resume_after_input(run_id, "q", {1})
     assert flow.job(run_id, "q")["status"] == "awaiting_input"
 
 
 def test_an_answer_that_was_taken_counts_even_if_the_run_cannot_go_on_yet(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     conn.execute("UPDATE workflow_runs SET definition = NULL WHERE id = %s", (run_id,))
     flow.forget(run_id)
     config.reset_for_tests()
     assert dispatcher.resume_after_input(run_id, "q", 1) == 0
     assert flow.job(run_id, "q")["status"] == "completed"
-    host.provide()
-    host.look()
+    toy.provide()
+    toy.look()
     assert flow.states(run_id)["s/a"] == "queued"
 
 
@@ -484,10 +473,10 @@ def test_an_answer_that_was_taken_counts_even_if_the_run_cannot_go_on_yet(
 
 
 def test_a_listener_of_its_own_takes_answers(
-    host: flow.Flow, monkeypatch: pytest.MonkeyPatch
+    toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "0.02")
-    run_id = asked(host)
+    run_id = asked(toy)
     listener = input_listener.InputListener()
     listener.start()
     try:
@@ -498,19 +487,19 @@ def test_a_listener_of_its_own_takes_answers(
 
 
 def test_an_answer_left_processing_for_over_a_minute_is_taken_back(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     submission = submit(run_id, "kept")
     left = (
         "UPDATE workflow_input_submissions SET status = 'processing',"
         " claimed_at = now() - %s * interval '1 second' WHERE id = %s"
     )
     conn.execute(left, (59, submission))
-    host.look()
+    toy.look()
     assert answer(conn, submission)["status"] == "processing"
     conn.execute(left, (61, submission))
-    host.look()
+    toy.look()
     assert answer(conn, submission)["status"] == "processed"
     assert flow.job(run_id, "q")["context_delta"] == {"answer": "kept"}
 
@@ -519,33 +508,42 @@ class _Crash(BaseException):
     """Stands for the process that dies here."""
 
 
-@pytest.mark.parametrize("at", ["complete_node", "finish"])
+@pytest.mark.parametrize("statements", range(1, 6))
 def test_a_crash_half_way_loses_no_answer_and_takes_it_once(
-    host: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch, at: str
+    toy: flow.Flow, conn: Any, statements: int
 ) -> None:
-    run_id = asked(host)
+    run_id = asked(toy)
     submission = submit(run_id, "kept")
-    real = getattr(input_answers, at)
 
-    def die(*args: Any) -> Any:
-        real(*args)
-        raise _Crash
+    class Dying(psycopg.Cursor[Any]):
+        left = statements
 
-    with monkeypatch.context() as patch:
-        patch.setattr(input_answers, at, die)
-        with pytest.raises(_Crash):
-            host.look()
+        def execute(self, *args: Any, **more: Any) -> Any:
+            result = super().execute(*args, **more)
+            Dying.left -= 1
+            if not Dying.left:
+                raise _Crash
+            return result
+
+    @contextmanager
+    def begin() -> Generator[db.Connection]:
+        with db.connect() as own, own.transaction():
+            own.cursor_factory = Dying
+            yield own
+
+    with pytest.raises(_Crash):
+        input_listener.InputListener(begin=begin).process_all()
     assert answer(conn, submission)["status"] == "pending"
     assert flow.job(run_id, "q")["status"] == "awaiting_input"
-    host.look()
+    toy.look()
     assert answer(conn, submission)["status"] == "processed"
     assert flow.states(run_id) == {"q": "completed", "s/a": "queued"}
 
 
 def test_an_answer_that_the_database_refuses_does_not_hold_up_the_next(
-    host: flow.Flow, conn: Any, caplog: pytest.LogCaptureFixture
+    toy: flow.Flow, conn: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad, good = asked(host), asked(host)
+    bad, good = asked(toy), asked(toy)
     for run_id in (bad, good):
         submit(run_id, "x")
     conn.execute(
@@ -558,7 +556,7 @@ def test_an_answer_that_the_database_refuses_does_not_hold_up_the_next(
         " EXECUTE FUNCTION pg_temp.refuse()"
     )
     try:
-        host.look()
+        toy.look()
     finally:
         conn.execute("DROP TRIGGER refuse ON workflow_node_jobs")
     assert (flow.states(bad)["q"], flow.states(good)["q"]) == (
@@ -572,32 +570,31 @@ def test_an_answer_that_the_database_refuses_does_not_hold_up_the_next(
     assert (row["status"], row["rests"]) == ("pending", True)
     assert "not this one" in row["error"]
     conn.execute("UPDATE workflow_input_submissions SET available_at = now()")
-    host.look()
+    toy.look()
     assert flow.states(bad)["q"] == "completed"
 
 
-def test_many_listeners_take_each_answer_once(host: flow.Flow, conn: Any) -> None:
-    run_ids = [asked(host) for _ in range(4)]
+def test_many_listeners_take_each_answer_once(toy: flow.Flow, conn: Any) -> None:
+    run_ids = [asked(toy) for _ in range(4)]
     for run_id in run_ids:
         submit(run_id, run_id)
     problems: list[BaseException] = []
     barrier = threading.Barrier(3)
 
     def listen() -> None:
-        with engine.connect() as own:
-            listener = input_listener.InputListener(begin=run_cache.on_connection(own))
-            barrier.wait(10)
-            try:
-                listener.process_all()
-            except BaseException as error:
-                problems.append(error)
+        listener = input_listener.InputListener()
+        barrier.wait(10)
+        try:
+            listener.process_all()
+        except BaseException as error:
+            problems.append(error)
 
     threads = [threading.Thread(target=listen) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    host.look()
+    toy.look()
     assert problems == []
     for run_id in run_ids:
         assert flow.job(run_id, "q")["context_delta"] == {"answer": run_id}
@@ -606,10 +603,10 @@ def test_many_listeners_take_each_answer_once(host: flow.Flow, conn: Any) -> Non
     assert statuses == ["processed"] * 4
 
 
-def test_a_job_of_the_app_with_odd_inputs_takes_its_answer_too(host: flow.Flow, conn: Any) -> None:
+def test_a_job_of_the_app_with_odd_inputs_takes_its_answer_too(toy: flow.Flow, conn: Any) -> None:
     run_id = factories.run(conn)
     job = factories.node(conn, run_id, "q", node_module="__input__x", inputs=Jsonb([1]))
     node_queue.mark_awaiting_input(job["id"])
     queue_workflows.submit_input(run_id, "q", 1)
-    host.look()
+    toy.look()
     assert factories.reread(conn, job)["context_delta"] == {}

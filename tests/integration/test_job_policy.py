@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -10,26 +9,12 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, config, node_queue, runs
-from queue_workflows.engine import input_timeouts, outcomes, pending
-from queue_workflows.maintenance import input_timeouts as maintenance_input_timeouts
-from queue_workflows.maintenance import periodic
-from tests.support import factories, flow, invariants
+from queue_workflows import claim_worker, config, db, node_queue, runs
+from queue_workflows.db import Connection
+from tests.support import factories, flow, sweeps
 from tests.support.flow import Flow
 
-
-@pytest.fixture(autouse=True)
-def lawful(db: ModuleType) -> Iterator[None]:
-    yield
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=5) == []
-
-
-@pytest.fixture
-def flows(db: ModuleType) -> Iterator[Flow]:
-    made = Flow()
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
 class Flaky:
@@ -55,16 +40,16 @@ def node_events(db: ModuleType, run_id: str) -> list[tuple[str, str | None]]:
     return [(row["event_type"], row["error"]) for row in rows]
 
 
-def one_node(flows: Flow, body: Any, **policy: Any) -> str:
+def one_node(toy: Flow, body: Any, **policy: Any) -> str:
     flow.body(body)
-    flows.define(flow.step("s"), s=[{"id": "a", "node": "body", **policy}])
-    return flows.started()
+    toy.define(flow.step("s"), s=[{"id": "a", "node": "body", **policy}])
+    return toy.started()
 
 
-def test_a_flaky_node_is_tried_again_and_its_run_completes(flows: Flow, db: ModuleType) -> None:
+def test_a_flaky_node_is_tried_again_and_its_run_completes(toy: Flow, db: ModuleType) -> None:
     body = Flaky(OSError("first"), OSError("second"))
-    run_id = one_node(flows, body, retries=2, backoff=0)
-    flows.go()
+    run_id = one_node(toy, body, retries=2, backoff=0)
+    toy.go()
     assert (flow.status(run_id), body.calls) == ("completed", 3)
     job = flow.job(run_id, "s/a")
     assert (job["attempts"], job["max_attempts"], job["claim_no"]) == (2, 3, 3)
@@ -85,18 +70,18 @@ def test_a_flaky_node_is_tried_again_and_its_run_completes(flows: Flow, db: Modu
     assert ["first" in traces[0], "second" in traces[1]] == [True, True]
 
 
-def test_the_last_attempt_fails_the_run(flows: Flow) -> None:
+def test_the_last_attempt_fails_the_run(toy: Flow) -> None:
     body = Flaky(*[ValueError("no")] * 9)
-    run_id = one_node(flows, body, retries=1, backoff=0)
-    flows.go()
+    run_id = one_node(toy, body, retries=1, backoff=0)
+    toy.go()
     assert (flow.status(run_id), body.calls) == ("failed", 2)
     assert flow.job(run_id, "s/a")["attempts"] == 2
 
 
-def test_a_retry_waits_as_long_as_its_backoff(flows: Flow, db: ModuleType) -> None:
+def test_a_retry_waits_as_long_as_its_backoff(toy: Flow, db: ModuleType) -> None:
     backoff = {"kind": "exponential", "base_s": 500}
-    run_id = one_node(flows, Flaky(ValueError("no")), retries=5, backoff=backoff)
-    flows.work()
+    run_id = one_node(toy, Flaky(ValueError("no")), retries=5, backoff=backoff)
+    toy.work()
     job = flow.job(run_id, "s/a")
     assert (job["status"], job["blocked_reason"], job["attempts"]) == ("queued", "not_due", 1)
     with db.connect() as conn:
@@ -116,11 +101,11 @@ def test_a_retry_waits_as_long_as_its_backoff(flows: Flow, db: ModuleType) -> No
     ],
 )
 def test_only_what_the_policy_names_is_tried_again(
-    flows: Flow, policy: dict[str, Any], calls: int
+    toy: Flow, policy: dict[str, Any], calls: int
 ) -> None:
     body = Flaky(*[KeyError("k")] * 9)
-    run_id = one_node(flows, body, retries=2, backoff=0, **policy)
-    flows.go()
+    run_id = one_node(toy, body, retries=2, backoff=0, **policy)
+    toy.go()
     assert (flow.status(run_id), body.calls) == ("failed", calls)
 
 
@@ -135,13 +120,13 @@ def test_a_policy_that_sql_wrote_wrongly_is_no_worse_than_none(db: ModuleType) -
     assert (row["status"], row["blocked_reason"]) == ("queued", "not_due")
 
 
-def test_a_policy_is_in_the_nodes_row(flows: Flow) -> None:
-    flows.workflows["w"] = {"name": "w", "steps": [flow.step("s")]}
-    flows.pipelines["s"] = {
+def test_a_policy_is_in_the_nodes_row(toy: Flow) -> None:
+    toy.workflows["w"] = {"name": "w", "steps": [flow.step("s")]}
+    toy.pipelines["s"] = {
         "nodes": [{"id": "a", "node": "ok", "priority": 7}, {"id": "b", "node": "ok"}],
         "defaults": {"retries": 4, "timeout_s": 9, "lock_key": "k", "retry_on": "OSError"},
     }
-    run_id = flows.started(priority=50)
+    run_id = toy.started(priority=50)
     first, second = flow.job(run_id, "s/a"), flow.job(run_id, "s/b")
     columns = ("priority", "max_attempts", "timeout_s", "lock_key", "policy")
     rest = (5, 9.0, "k", {"retry_on": ["OSError"]})
@@ -149,20 +134,23 @@ def test_a_policy_is_in_the_nodes_row(flows: Flow) -> None:
     assert tuple(second[name] for name in columns) == (50, *rest)
 
 
-def test_a_bad_policy_fails_the_run_with_the_node_that_has_it(flows: Flow) -> None:
-    flows.define(flow.step("s"), s=[{"id": "a", "retries": -2}])
-    run_id = flows.started()
+def test_a_bad_policy_fails_the_run_with_the_node_that_has_it(toy: Flow) -> None:
+    toy.define(flow.step("s"), s=[{"id": "a", "retries": -2}])
+    run_id = toy.started()
     assert flow.status(run_id) == "failed"
     assert "node 'a': 'retries' must be 0 to 1000, not -2" in flow.run(run_id)["error"]
 
 
-def test_a_snoozed_node_counts_no_attempt(
-    flows: Flow, db: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outcomes, "SNOOZE_LEAST_S", 0.0)
-    body = Flaky(*[queue_workflows.Snooze(0)] * 4)
-    run_id = one_node(flows, body)
-    flows.go()
+def test_a_snoozed_node_counts_no_attempt(toy: Flow, conn: Connection) -> None:
+    body = Flaky(*[queue_workflows.Snooze(300)] * 4)
+    run_id = one_node(toy, body)
+    toy.go()
+    for _ in range(4):
+        with db.connect() as conn:
+            conn.execute(
+                "UPDATE workflow_node_jobs SET available_at = now() WHERE status = 'queued'"
+            )
+        toy.go()
     job = flow.job(run_id, "s/a")
     assert (flow.status(run_id), body.calls) == ("completed", 5)
     assert (job["attempts"], job["claim_no"]) == (0, 5)
@@ -170,9 +158,9 @@ def test_a_snoozed_node_counts_no_attempt(
     assert kinds == ["claimed", "requeued"] * 4 + ["claimed", "completed"]
 
 
-def test_a_snooze_waits(flows: Flow, db: ModuleType) -> None:
-    one_node(flows, Flaky(queue_workflows.Snooze(300)))
-    flows.work()
+def test_a_snooze_waits(toy: Flow, db: ModuleType) -> None:
+    one_node(toy, Flaky(queue_workflows.Snooze(300)))
+    toy.work()
     with db.connect() as conn:
         wait_s = factories.one(
             conn, "SELECT extract(epoch FROM available_at - now()) FROM workflow_node_jobs"
@@ -181,24 +169,24 @@ def test_a_snooze_waits(flows: Flow, db: ModuleType) -> None:
     assert 240 < wait_s <= 300
 
 
-def test_a_handler_that_requests_a_retry_gets_it_against_its_policy(flows: Flow) -> None:
+def test_a_handler_that_requests_a_retry_gets_it_against_its_policy(toy: Flow) -> None:
     body = Flaky(queue_workflows.Retry(0))
-    run_id = one_node(flows, body, retries=1, backoff=99, discard_on=["Exception"])
-    flows.go()
+    run_id = one_node(toy, body, retries=1, backoff=99, discard_on=["Exception"])
+    toy.go()
     assert (flow.status(run_id), body.calls) == ("completed", 2)
 
 
-def test_a_requested_retry_is_bounded_by_the_attempts(flows: Flow) -> None:
+def test_a_requested_retry_is_bounded_by_the_attempts(toy: Flow) -> None:
     body = Flaky(*[queue_workflows.Retry(0)] * 9)
-    run_id = one_node(flows, body, retries=2)
-    flows.go()
+    run_id = one_node(toy, body, retries=2)
+    toy.go()
     assert (flow.status(run_id), body.calls) == ("failed", 3)
 
 
-def test_a_handler_that_discards_its_job_fails_at_once(flows: Flow) -> None:
+def test_a_handler_that_discards_its_job_fails_at_once(toy: Flow) -> None:
     body = Flaky(queue_workflows.Discard("the source is gone"))
-    run_id = one_node(flows, body, retries=9, backoff=0)
-    flows.go()
+    run_id = one_node(toy, body, retries=9, backoff=0)
+    toy.go()
     assert (flow.status(run_id), body.calls) == ("failed", 1)
     assert "the source is gone" in flow.run(run_id)["error"]
 
@@ -224,99 +212,94 @@ def test_a_task_may_return_its_signal(
     assert (row["status"], row["attempts"]) == (status, attempts)
 
 
-def waiting(flows: Flow, **more: Any) -> str:
-    flows.define(
+def waiting(toy: Flow, **more: Any) -> str:
+    toy.define(
         flow.ask("ask", **more),
         flow.step("s", depends_on=["ask"]),
         s=flow.nodes(a=""),
     )
-    run_id = flows.started()
-    flows.work()
-    flows.look()
+    run_id = toy.started()
+    toy.work()
+    toy.look()
     assert flow.states(run_id)["ask"] == "awaiting_input"
     return run_id
 
 
-def let_time_pass(db: ModuleType) -> None:
-    with db.connect() as conn:
-        conn.execute("UPDATE workflow_input_timeouts SET due_at = now() - interval '1 second'")
+OVERDUE = "UPDATE workflow_input_timeouts SET due_at = now() - interval '1 second'"
 
 
-def test_an_input_nobody_answers_takes_its_default(flows: Flow, db: ModuleType) -> None:
-    run_id = waiting(flows, timeout_s=3600, default="blue")
-    maintenance_input_timeouts.expire_inputs()
+def test_an_input_nobody_answers_takes_its_default(toy: Flow, conn: Connection) -> None:
+    run_id = waiting(toy, timeout_s=3600, default="blue")
+    sweeps.expire_inputs(conn)
     assert flow.states(run_id)["ask"] == "awaiting_input"
-    let_time_pass(db)
-    maintenance_input_timeouts.expire_inputs()
-    flows.go()
+    conn.execute(OVERDUE)
+    sweeps.expire_inputs(conn)
+    toy.go()
     assert flow.status(run_id) == "completed"
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "blue"}
-    with db.connect() as conn:
-        assert not pending.sweeps(conn).inputs
+    assert factories.one(conn, "SELECT count(*) FROM workflow_input_timeouts") == 0
 
 
-def test_an_input_without_a_default_fails_its_run(flows: Flow, db: ModuleType) -> None:
-    run_id = waiting(flows, timeout_s=3600)
-    let_time_pass(db)
-    maintenance_input_timeouts.expire_inputs()
-    flows.go()
+def test_an_input_without_a_default_fails_its_run(toy: Flow, conn: Connection) -> None:
+    run_id = waiting(toy, timeout_s=3600)
+    conn.execute(OVERDUE)
+    sweeps.expire_inputs(conn)
+    toy.go()
     assert flow.status(run_id) == "failed"
     assert "nobody answered within 3600 s" in flow.run(run_id)["error"]
 
 
-def test_an_answer_that_came_before_the_timeout_wins(flows: Flow, db: ModuleType) -> None:
-    run_id = waiting(flows, timeout_s=3600, default="blue")
+def test_an_answer_that_came_before_the_timeout_wins(toy: Flow, conn: Connection) -> None:
+    run_id = waiting(toy, timeout_s=3600, default="blue")
     runs.answer(run_id, "ask", "red")
-    let_time_pass(db)
-    maintenance_input_timeouts.expire_inputs()
-    flows.go()
-    let_time_pass(db)
-    maintenance_input_timeouts.expire_inputs()
+    conn.execute(OVERDUE)
+    sweeps.expire_inputs(conn)
+    toy.go()
+    conn.execute(OVERDUE)
+    sweeps.expire_inputs(conn)
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "red"}
     assert flow.status(run_id) == "completed"
 
 
-def test_a_timeout_that_sql_wrote_as_text_works_too(flows: Flow, db: ModuleType) -> None:
-    run_id = waiting(flows, timeout_s=3600)
-    with db.connect() as conn:
-        conn.execute("""UPDATE workflow_node_jobs SET policy = '{"timeout_s": "1"}'""")
-    let_time_pass(db)
-    maintenance_input_timeouts.expire_inputs()
+def test_a_timeout_that_sql_wrote_as_text_works_too(toy: Flow, conn: Connection) -> None:
+    run_id = waiting(toy, timeout_s=3600)
+    conn.execute("""UPDATE workflow_node_jobs SET policy = '{"timeout_s": "1"}'""")
+    conn.execute(OVERDUE)
+    sweeps.expire_inputs(conn)
     assert flow.job(run_id, "ask")["error"] == "nobody answered within 1 s"
 
 
-def test_an_answer_that_is_being_handed_in_wins(flows: Flow, db: ModuleType) -> None:
-    run_id = waiting(flows, timeout_s=3600, default="blue")
-    let_time_pass(db)
+def test_an_answer_that_is_being_handed_in_wins(toy: Flow, conn: Connection) -> None:
+    run_id = waiting(toy, timeout_s=3600, default="blue")
+    conn.execute(OVERDUE)
     with db.transaction() as mine:
         runs.answer(run_id, "ask", "red", conn=mine)
-        maintenance_input_timeouts.expire_inputs()
-    flows.go()
-    let_time_pass(db)
-    maintenance_input_timeouts.expire_inputs()
+        sweeps.expire_inputs(conn)
+    toy.go()
+    conn.execute(OVERDUE)
+    sweeps.expire_inputs(conn)
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "red"}
 
 
 def test_an_answer_that_comes_after_the_check_waits_for_its_outcome(
-    flows: Flow, db: ModuleType
+    toy: Flow, conn: Connection
 ) -> None:
-    run_id = waiting(flows, timeout_s=3600, default="blue")
-    let_time_pass(db)
+    run_id = waiting(toy, timeout_s=3600, default="blue")
+    conn.execute(OVERDUE)
     with db.transaction() as sweep, db.transaction() as other:
         job_id = flow.job(run_id, "ask")["id"]
-        assert (input_timeouts.lock_overdue(sweep, job_id) or {})["node_id"] == "ask"
+        assert sweeps.hold_overdue_input(sweep, job_id)
         other.execute("SET LOCAL lock_timeout = '200ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             runs.answer(run_id, "ask", "red", conn=other)
 
 
-def test_an_input_without_a_timeout_waits_for_ever(flows: Flow, db: ModuleType) -> None:
-    waiting(flows, default="blue")
-    with db.connect() as conn:
-        assert factories.one(conn, "SELECT count(*) FROM workflow_input_timeouts") == 0
+def test_an_input_without_a_timeout_waits_for_ever(toy: Flow, conn: Connection) -> None:
+    waiting(toy, default="blue")
+    assert factories.one(conn, "SELECT count(*) FROM workflow_input_timeouts") == 0
 
 
 def test_the_node_pool_sweeps_inputs_and_lock_queues() -> None:
-    tasks = {task.name for task in periodic.PeriodicTasks().tasks()}
-    assert {"input-timeouts", "lock-keys"} <= tasks
+    with sweeps.tasks() as made:
+        assert {"input-timeouts", "lock-keys"} <= {task.name for task in made.tasks()}
     assert config.LEASE_RECLAIM_INTERVAL_S.read() <= 5

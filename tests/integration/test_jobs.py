@@ -4,46 +4,23 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from queue_workflows import config, errors, history, jobs, node_queue
-from queue_workflows import db as engine
-from queue_workflows.__main__ import main
-from queue_workflows.engine import finish, outcomes
-from queue_workflows.operations import many_jobs
-from queue_workflows.runtime import entry_point
-from tests.support import factories, invariants, transitions
+from queue_workflows import config, db, errors, history, ingest_executor, jobs, node_queue
+from tests.support import console, factories, transitions
+
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Iterator[Any]:
-    with db.connect() as conn:
-        yield conn
-        assert invariants.broken(conn, slack_s=5) == []
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def said(db: ModuleType, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """Runs `jobs` in this process."""
-
-    def call(*argv: str) -> Said:
-        config.reset_for_tests()
-        code = main(("jobs", *argv))
-        engine.close_pool()
-        return Said(code, *capfd.readouterr())
-
-    return call
+def said(*argv: str) -> console.Done:
+    """Run `jobs` as a process does that knows no app."""
+    config.reset_for_tests()
+    done = console.command("jobs", *argv)
+    db.close_pool()
+    return done
 
 
 def failed(conn: Any, job_id: str, **columns: Any) -> str:
@@ -54,13 +31,13 @@ def failed(conn: Any, job_id: str, **columns: Any) -> str:
 
 
 def fail(conn: Any, job_id: str, error: Exception | None = None) -> None:
-    (job,) = transitions.claim(conn, transitions.who("fetch"))
-    assert job["id"] == job_id
-    try:
+    def task(reason: str) -> None:
         raise error or ValueError("no such feed")
-    except Exception as raised:
-        outcome = outcomes.of_error(raised, 0.5, "task t")
-    finish.record(conn, transitions.lease_of(job), outcome)
+
+    config.register_ingest_task("t", task)
+    job = transitions.claim_ingest(conn)
+    assert job["id"] == job_id
+    ingest_executor.execute_ingest_job(job)
 
 
 def completed(conn: Any, job_id: str, **columns: Any) -> str:
@@ -185,7 +162,7 @@ def test_an_invalid_id_is_unknown_or_refused(conn: Any, some: None, change: Any)
 
 @pytest.mark.parametrize("far", ["infinity", "-infinity"])
 def test_a_time_without_an_end_of_a_row_from_before_is_shown_as_the_farthest(
-    conn: Any, said: Callable[..., Said], far: str
+    conn: Any, far: str
 ) -> None:
     factories.ingest(conn, id="far")
     with conn.transaction():  # as a row of before there were bounds
@@ -199,7 +176,7 @@ def test_a_time_without_an_end_of_a_row_from_before_is_shown_as_the_farthest(
     assert said("list").code == 0
 
 
-def test_the_list_as_a_table_and_as_json(some: None, said: Callable[..., Said]) -> None:
+def test_the_list_as_a_table_and_as_json(some: None) -> None:
     done = said("list", "--limit", "4")
     assert (done.code, done.err) == (0, "")
     lines = {line.split()[0]: line for line in done.out.splitlines()}
@@ -215,9 +192,7 @@ def test_the_list_as_a_table_and_as_json(some: None, said: Callable[..., Said]) 
 # --- show ----------------------------------------------------------------------------------------
 
 
-def test_a_dead_job_shows_each_attempt_with_its_own_traceback(
-    conn: Any, said: Callable[..., Said]
-) -> None:
+def test_a_dead_job_shows_each_attempt_with_its_own_traceback(conn: Any) -> None:
     factories.ingest(conn, id="j", max_attempts=3, headers={"by": "billing"}, lock_key="feed")
     for error in (OSError("no route"), OSError("no route"), ValueError("a bad row")):
         conn.execute("UPDATE ingest_jobs SET available_at = NULL, blocked_reason = NULL")
@@ -239,7 +214,7 @@ def test_a_dead_job_shows_each_attempt_with_its_own_traceback(
     assert "traceback of attempt 3" in out and out.count("    ValueError: a bad row\n") == 1
 
 
-def test_manual_changes_are_shown_with_their_author(conn: Any, said: Callable[..., Said]) -> None:
+def test_manual_changes_are_shown_with_their_author(conn: Any) -> None:
     failed(conn, "j")
     assert jobs.retry_many(["j"], by="ann@box")[0]["outcome"] == "queued"
     assert jobs.cancel_many(["j"], by="bob@box")[0]["outcome"] == "cancelled"
@@ -252,10 +227,10 @@ def test_manual_changes_are_shown_with_their_author(conn: Any, said: Callable[..
     assert json.loads(said("show", "j", "--json").out)["acts"][0]["actor"] == "ann@box"
 
 
-def test_a_run_is_no_job(conn: Any, said: Callable[..., Said]) -> None:
+def test_a_run_is_no_job(conn: Any) -> None:
     run_id = factories.run(conn)
     done = said("show", run_id)
-    assert (done.code, "is a run" in done.err) == (entry_point.USAGE_ERROR, True)
+    assert (done.code, "is a run" in done.err) == (2, True)
     assert said("show", "nothing").code == 1
 
 
@@ -332,13 +307,12 @@ def test_a_call_joins_the_transaction_that_it_is_given(conn: Any, some: None) ->
     assert statuses(conn)["dead"] == "failed" and "done" in statuses(conn)
 
 
-def test_many_go_in_batches_and_of_two_people_one_retries_each(
-    conn: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(many_jobs, "BATCH", 7)
-    names = [f"j{n:02}" for n in range(60)]
-    for name in names:
-        factories.ingest(conn, id=name, status="failed", finished_at=datetime.now(timezone.utc))
+def test_many_go_in_batches_and_of_two_people_one_retries_each(conn: Any) -> None:
+    names = factories.column(
+        conn,
+        "INSERT INTO ingest_jobs (id, task_name, queue, status, finished_at) SELECT"
+        " 'j' || n, 't', 'fetch', 'failed', now() FROM generate_series(1, 1200) n RETURNING id",
+    )
     answers: list[Any] = []
     people = [
         threading.Thread(target=lambda line=line: answers.extend(jobs.retry_many(line)))
@@ -348,17 +322,15 @@ def test_many_go_in_batches_and_of_two_people_one_retries_each(
         person.start()
     for person in people:
         person.join(30)
-    assert len(answers) == 120
-    assert sum(one["outcome"] == "queued" for one in answers) == 60, "each once"
+    assert len(answers) == 2400
+    assert sum(one["outcome"] == "queued" for one in answers) == 1200, "each once"
     assert set(statuses(conn).values()) == {"queued"}
 
 
 # --- the commands --------------------------------------------------------------------------------
 
 
-def test_a_filter_selects_dead_jobs_and_prints_their_number(
-    conn: Any, said: Callable[..., Said]
-) -> None:
+def test_a_filter_selects_dead_jobs_and_prints_their_number(conn: Any) -> None:
     for n in range(25):
         failed(conn, f"d{n}")
     completed(conn, "fine")
@@ -380,7 +352,7 @@ def test_a_filter_selects_dead_jobs_and_prints_their_number(
     assert (done.code, done.out) == (0, "no such jobs\n")
 
 
-def test_cancel_and_delete_by_filter(conn: Any, some: None, said: Callable[..., Said]) -> None:
+def test_cancel_and_delete_by_filter(conn: Any, some: None) -> None:
     factories.ingest(conn, id="runs", priority=1)
     transitions.claim_ingest(conn)
     assert said("cancel", "--status", "queued", "--task", "other").out == "job later: cancelled\n"
@@ -393,7 +365,7 @@ def test_cancel_and_delete_by_filter(conn: Any, some: None, said: Callable[..., 
 
 
 def test_a_job_that_has_begun_since_it_was_listed_as_waiting_runs_on(
-    conn: Any, said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+    conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factories.ingest(conn, id="begun")
     waiting = jobs.list()
@@ -404,9 +376,7 @@ def test_a_job_that_has_begun_since_it_was_listed_as_waiting_runs_on(
     assert factories.reread(conn, {"id": "begun"})["cancel_requested_at"] is None
 
 
-def test_refusals_are_printed_on_stderr_and_change_the_exit_code(
-    conn: Any, some: None, said: Callable[..., Said]
-) -> None:
+def test_refusals_are_printed_on_stderr_and_change_the_exit_code(conn: Any, some: None) -> None:
     done = said("retry", "dead", "done", "no\x1b[31mbody\udcff")
     assert (done.code, done.out) == (1, "job dead: queued\n")
     assert done.err.splitlines() == [
@@ -432,23 +402,21 @@ def test_refusals_are_printed_on_stderr_and_change_the_exit_code(
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_code_2(
-    some: None, said: Callable[..., Said], conn: Any, argv: tuple[str, ...], message: str
+    some: None, conn: Any, argv: tuple[str, ...], message: str
 ) -> None:
     before = statuses(conn)
     done = said(*argv)
-    assert (done.code, message in done.err) == (entry_point.USAGE_ERROR, True), done.err
+    assert (done.code, message in done.err) == (2, True), done.err
     assert statuses(conn) == before
 
 
-def test_an_iso_time_with_its_zone_is_a_since(some: None, said: Callable[..., Said]) -> None:
+def test_an_iso_time_with_its_zone_is_a_since(some: None) -> None:
     past, future = "2020-01-01T00:00Z", "2999-01-01T00:00+01:00"
     assert len(json.loads(said("list", "--since", past, "--json").out)) == 4
     assert json.loads(said("list", "--since", future, "--json").out) == []
 
 
-def test_a_job_that_lost_its_key_is_refused_and_the_rest_is_retried(
-    conn: Any, said: Callable[..., Said]
-) -> None:
+def test_a_job_that_lost_its_key_is_refused_and_the_rest_is_retried(conn: Any) -> None:
     for name in ("a", "b", "c"):
         failed(conn, name, idempotency_key=f"key of {name}", idempotency_window_s=0)
     factories.ingest(conn, idempotency_key="key of b")

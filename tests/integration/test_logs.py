@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, history, node_queue, run_store
-from queue_workflows import db as engine
+from queue_workflows import claim_worker, db, history, node_queue, run_store
 from queue_workflows import jobs as jobs_api
-from queue_workflows.engine import job_tables, logs
-from queue_workflows.worker import capture
-from tests.support import factories, flow, transitions
+from tests.support import factories, flow, lost_replies, timeouts, transitions
 from tests.support.flow import Flow
+from tests.support.transitions import write_log as write
 from tests.support.wait import until
 
 
@@ -27,16 +25,8 @@ def texts(job_id: str) -> list[str | None]:
     return [attempt["log"] and attempt["log"]["text"] for attempt in job["attempts"]]
 
 
-def stored(conn: engine.Connection) -> int:
+def stored(conn: db.Connection) -> int:
     return factories.one(conn, "SELECT count(*) FROM job_attempt_logs")
-
-
-def written(job: dict[str, Any], head: str | None, tail: str = "", cut: int = 0) -> logs.Written:
-    return logs.Written(job_tables.lease_of(transitions.table_of(job), job), head, tail, cut)
-
-
-def write(conn: engine.Connection, job: dict[str, Any], *parts: Any) -> int:
-    return logs.write(conn, transitions.table_of(job), [written(job, *parts)])
 
 
 def test_a_bodys_log_is_stored_with_its_attempt(toy: Flow) -> None:
@@ -68,7 +58,7 @@ def test_a_handler_that_fails_leaves_its_log(toy: Flow) -> None:
 def test_the_end_of_a_worker_stores_what_is_left(
     toy: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture.Source, "_store", lambda _: None)
+    timeouts.store_logs_every(monkeypatch, 600.0)
     flow.body(lambda: print("last words"), name="ok")
     toy.dag(a="")
     run_id = toy.started()
@@ -76,17 +66,12 @@ def test_the_end_of_a_worker_stores_what_is_left(
     assert texts(flow.job(run_id, "s/a")["id"]) == ["last words\n"]
 
 
-def test_a_silent_handler_costs_no_statement(
-    toy: Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unwanted(*_: object) -> None:
-        raise AssertionError("nothing was printed")
-
-    monkeypatch.setattr(capture, "_write", unwanted)
+def test_a_silent_handler_costs_no_statement(toy: Flow, conn: db.Connection) -> None:
     toy.dag(a="", b="a")
     toy.started()
-    assert toy.work() == 2
-    assert stored(conn) == 0
+    with lost_replies.at_statement("job_attempt_logs") as seen:
+        assert toy.work() == 2
+    assert (seen, stored(conn)) == ([], 0)
 
 
 def test_jobs_of_a_batch_keep_their_own(db: ModuleType) -> None:
@@ -116,18 +101,18 @@ def test_each_attempt_has_its_own_log(db: ModuleType) -> None:
 
     queue_workflows.register_ingest_task("speak", speak)
     job_id = jobs_api.enqueue(task_name="speak", queue="fetch")
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("UPDATE ingest_jobs SET max_attempts = 2")
     worker = claim_worker.ClaimWorker(queue="fetch", host="box")
     worker.run_once()
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("UPDATE ingest_jobs SET available_at = NULL, blocked_reason = NULL")
     worker.run_once()
     assert texts(job_id) == ["try 1\n", "try 2\n"]
 
 
 def test_a_log_grows_while_its_handler_runs(toy: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "STORE_S", 0.05)
+    timeouts.store_logs_every(monkeypatch, 0.05)
     go = threading.Event()
     seen: list[list[str | None]] = []
 
@@ -162,7 +147,7 @@ def test_a_longer_log_loses_its_middle_and_reports_the_size(
     assert text == "a" * 512 + "\n[... 177 bytes cut ...]\n" + "b" * 511 + "\n"
 
 
-def test_another_claim_refuses_the_log_of_the_one_before(conn: engine.Connection) -> None:
+def test_another_claim_refuses_the_log_of_the_one_before(conn: db.Connection) -> None:
     factories.node(conn)
     first = transitions.claim_node(conn)
     assert write(conn, first, "begun") == 1
@@ -175,7 +160,7 @@ def test_another_claim_refuses_the_log_of_the_one_before(conn: engine.Connection
     assert texts(first["id"]) == ["taken back, not yet claimed", "mine"]
 
 
-def test_a_head_left_out_stays(conn: engine.Connection) -> None:
+def test_a_head_left_out_stays(conn: db.Connection) -> None:
     factories.ingest(conn)
     job = transitions.claim_ingest(conn)
     write(conn, job, "head", "t1")
@@ -183,28 +168,7 @@ def test_a_head_left_out_stays(conn: engine.Connection) -> None:
     assert texts(job["id"]) == ["head\n[... 5 bytes cut ...]\nt2"]
 
 
-def test_the_nodes_that_logged_come_in_the_order_of_their_last_write(
-    conn: engine.Connection,
-) -> None:
-    run_id = factories.run(conn)
-    jobs: dict[str, dict[str, Any]] = {}
-    for name in "abcd":
-        factories.node(conn, run_id, name)
-        jobs[name] = transitions.claim_node(conn)
-        write(conn, jobs[name], name)
-    write(conn, jobs["b"], None, "more")
-
-    def logged(*given: Any) -> list[str]:
-        found = logs.nodes_that_logged(conn, run_id, *given)
-        return [row["node_id"] for row in found]
-
-    assert logged(None, None) == ["a", "c", "d", "b"]
-    since = logs.nodes_that_logged(conn, run_id, None, None)[2]["updated_at"]
-    assert logged(since, None) == ["d", "b"]
-    assert logged(since, ["d", "a"]) == ["d"]
-
-
-def test_a_log_goes_with_its_run_and_with_its_job(conn: engine.Connection) -> None:
+def test_a_log_goes_with_its_run_and_with_its_job(conn: db.Connection) -> None:
     for n in range(2):
         factories.node(conn, factories.run(conn, id=f"r{n}"))
         assert write(conn, transitions.claim_node(conn), "x") == 1
@@ -221,7 +185,7 @@ def test_a_log_goes_with_its_run_and_with_its_job(conn: engine.Connection) -> No
     assert stored(conn) == 0
 
 
-def test_old_logs_are_pruned_with_the_events(conn: engine.Connection) -> None:
+def test_old_logs_are_pruned_with_the_events(conn: db.Connection) -> None:
     for days in (29, 31):
         factories.ingest(conn)
         write(conn, transitions.claim_ingest(conn), "x")
@@ -235,7 +199,7 @@ def test_old_logs_are_pruned_with_the_events(conn: engine.Connection) -> None:
 
 
 def test_a_log_that_cannot_be_stored_fails_no_job(
-    toy: Flow, conn: engine.Connection, caplog: pytest.LogCaptureFixture
+    toy: Flow, conn: db.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     flow.body(lambda: print("x"), name="ok")
     toy.dag(a="", b="")
@@ -250,20 +214,10 @@ def test_a_log_that_cannot_be_stored_fails_no_job(
 
 
 def test_a_log_that_could_not_be_stored_is_stored_later(
-    toy: Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    toy: Flow, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "STORE_S", 0.05)
+    timeouts.store_logs_every(monkeypatch, 0.05)
     tried = threading.Event()
-    go = threading.Event()
-    real = logs.write
-
-    def refuse(*args: Any) -> int:
-        if not go.is_set():
-            tried.set()
-            raise engine.OperationalError("away")
-        return real(*args)
-
-    monkeypatch.setattr(logs, "write", refuse)
 
     def talk(word: str) -> None:
         print(word)
@@ -281,15 +235,14 @@ def test_a_log_that_could_not_be_stored_is_stored_later(
     run_id = toy.started()
     worker = claim_worker.ClaimWorker(queue="cpu", host="box")
     thread = threading.Thread(target=worker.run_forever)
-    thread.start()
     try:
-        until(lambda: set(flow.states(run_id).values()) == {"completed"})
-        assert tried.wait(30)
-        assert stored(conn) == 0
-        go.set()
+        with lost_replies.at_statement("INSERT INTO job_attempt_logs", None, meanwhile=tried.set):
+            thread.start()
+            until(lambda: set(flow.states(run_id).values()) == {"completed"})
+            assert tried.wait(30)
+            assert stored(conn) == 0
         until(lambda: stored(conn) == 2)
     finally:
-        go.set()
         worker.stop()
         thread.join()
     found = [texts(job["id"]) for job in flow.jobs(run_id).values()]

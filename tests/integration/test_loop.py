@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import ModuleType
-
 import pytest
 
-from queue_workflows import db as engine
 from queue_workflows import declare, loop, node, runs, workflow
 from queue_workflows.__main__ import main
-from queue_workflows.cli import retry
-from tests.support import flow, invariants
+from tests.support import flow
 
-
-@pytest.fixture
-def host(db: ModuleType) -> Iterator[flow.Flow]:
-    made = flow.Flow()
-    yield made
-    made.close()
-    with engine.connect() as conn:
-        assert invariants.broken(conn, slack_s=5) == []
-
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 CALLS: list[str] = []
 BAD: set[int] = set()
@@ -56,8 +43,8 @@ def as_far_as_it_goes(start: dict[str, int]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def known(host: flow.Flow) -> None:
-    del host
+def known(toy: flow.Flow) -> None:
+    del toy
     CALLS.clear()
     BAD.clear()
     declare.install(lower, report, count_down, as_far_as_it_goes)
@@ -67,9 +54,9 @@ def submit(name: str, n: int) -> str:
     return runs.submit(name, context={"start": {"n": n}})["id"]
 
 
-def test_it_ends_when_until_holds_and_the_rounds_left_are_skipped(host: flow.Flow) -> None:
+def test_it_ends_when_until_holds_and_the_rounds_left_are_skipped(toy: flow.Flow) -> None:
     run_id = submit("count_down", 2)
-    host.go()
+    toy.go()
     assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
     assert CALLS == ["lower 2", "lower 1", "report 0"]
     assert flow.states(run_id) == {
@@ -84,17 +71,17 @@ def test_it_ends_when_until_holds_and_the_rounds_left_are_skipped(host: flow.Flo
     assert (row["context_delta"], row["inputs"]) == ({"n": 0}, {"rounds": 2})
 
 
-def test_rounds_are_made_as_they_are_reached(host: flow.Flow) -> None:
+def test_rounds_are_made_as_they_are_reached(toy: flow.Flow) -> None:
     run_id = submit("count_down", 9)
-    host.look()
+    toy.look()
     assert flow.states(run_id) == {"down/lower#1": "queued"}
     flow.finish(run_id, "down/lower#1", n=8)
     assert flow.states(run_id) == {"down/lower#1": "completed", "down/lower#2": "queued"}
 
 
-def test_a_loop_that_does_not_end_fails_the_run_at_its_limit(host: flow.Flow) -> None:
+def test_a_loop_that_does_not_end_fails_the_run_at_its_limit(toy: flow.Flow) -> None:
     run_id = submit("count_down", 9)
-    host.go()
+    toy.go()
     assert (flow.status(run_id), len(CALLS)) == ("failed", 4)
     assert flow.run(run_id)["error"] == (
         "loop 'down': 'until' does not hold after round 4, and at_most is 4: raise it, or take the "
@@ -102,44 +89,44 @@ def test_a_loop_that_does_not_end_fails_the_run_at_its_limit(host: flow.Flow) ->
     )
 
 
-def test_the_last_state_counts_if_it_need_not_end(host: flow.Flow) -> None:
+def test_the_last_state_counts_if_it_need_not_end(toy: flow.Flow) -> None:
     run_id = submit("as_far_as_it_goes", 9)
-    host.go()
+    toy.go()
     assert (flow.status(run_id), CALLS[-1]) == ("completed", "report 7")
 
 
-def test_retry_goes_on_in_the_round_that_failed(host: flow.Flow) -> None:
+def test_retry_goes_on_in_the_round_that_failed(toy: flow.Flow) -> None:
     BAD.add(2)
     run_id = submit("count_down", 3)
-    host.go()
+    toy.go()
     assert (flow.status(run_id), CALLS) == ("failed", ["lower 3", "lower 2"])
     BAD.clear()
     CALLS.clear()
-    assert retry.retried(run_id)["outcome"] == "queued"
-    host.go()
+    runs.retry(run_id)
+    toy.go()
     assert (flow.status(run_id), CALLS) == ("completed", ["lower 2", "lower 1", "report 0"])
 
 
-def test_retry_from_a_round_repeats_it_and_those_after_it(host: flow.Flow) -> None:
+def test_retry_from_a_round_repeats_it_and_those_after_it(toy: flow.Flow) -> None:
     run_id = submit("count_down", 3)
-    host.go()
+    toy.go()
     CALLS.clear()
-    assert retry.retried(run_id, from_node="down/lower#2")["outcome"] == "queued"
-    host.go()
+    runs.retry(run_id, from_node="down/lower#2")
+    toy.go()
     assert (flow.status(run_id), CALLS) == ("completed", ["lower 2", "lower 1", "report 0"])
     assert flow.job(run_id, "down")["inputs"] == {"rounds": 3}
 
 
-def test_show_folds_the_rounds(host: flow.Flow, capfd: pytest.CaptureFixture[str]) -> None:
+def test_show_folds_the_rounds(toy: flow.Flow, capfd: pytest.CaptureFixture[str]) -> None:
     def lines(*argv: str) -> list[str]:
         assert main(["show", *argv]) == 0
         return capfd.readouterr().out.splitlines()
 
     run_id = submit("count_down", 2)
     assert not [line for line in lines(run_id) if line.startswith("loop")]  # it has not started
-    host.look()
+    toy.look()
     assert "loop down: 1 round of at most 4, last running" in lines(run_id)
-    host.go()
+    toy.go()
     shown = lines(run_id)
     assert "loop down: 2 rounds of at most 4, last completed" in shown
     assert not [line for line in shown if line.startswith("down/lower#")]
@@ -153,11 +140,11 @@ def test_show_folds_the_rounds(host: flow.Flow, capfd: pytest.CaptureFixture[str
 
 
 def test_show_names_the_round_that_failed(
-    host: flow.Flow, capfd: pytest.CaptureFixture[str]
+    toy: flow.Flow, capfd: pytest.CaptureFixture[str]
 ) -> None:
     BAD.add(2)
     run_id = submit("count_down", 3)
-    host.go()
+    toy.go()
     assert main(["show", run_id]) == 0
     shown = capfd.readouterr().out.splitlines()
     assert "loop down: 2 rounds of at most 4, last failed" in shown

@@ -2,70 +2,28 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from queue_workflows import db as engine
-from queue_workflows import errors, history, jobs
-from queue_workflows.db import statements
-from queue_workflows.engine import attempts, finish, handback, metric_rows, outcomes
-from queue_workflows.maintenance import periodic
-from queue_workflows.runtime import display
-from queue_workflows.telemetry import metrics
-from tests.support import factories, transitions
+from queue_workflows import db, errors, history, jobs
+from tests.hostile import roles
+from tests.support import console, factories, sweeps, transitions
+from tests.support.metrics_page import falls, read, value
 from tests.support.wait import until
 
-Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-
-def read(text: str | None = None) -> Series:
-    """Return the page's values by name and labels; a series stands there once."""
-    found: Series = {}
-    for family in text_string_to_metric_families(metrics.scrape() if text is None else text):
-        for sample in family.samples:
-            key = sample.name, tuple(sorted(sample.labels.items()))
-            assert key not in found
-            found[key] = sample.value
-    return found
-
-
-def value(found: Series, name: str, **labels: str) -> float:
-    """Return the sum of the series of a metric that have these labels."""
-    return sum(
-        number
-        for (one, given), number in found.items()
-        if one == f"queue_workflows_{name}" and labels.items() <= dict(given).items()
-    )
-
-
-def falls(before: Series, after: Series) -> dict[Any, Any]:
-    """Return the counters, with buckets, counts and sums, that are lower than before or gone."""
-    return {
-        key: (number, after.get(key))
-        for key, number in before.items()
-        if key[0].endswith(("_total", "_bucket", "_count", "_sum")) and after.get(key, -1) < number
-    }
-
-
-def finish_ingest(conn: Any, queue: str = "fetch", seconds: float = 1.5) -> None:
-    factories.ingest(conn, queue=queue)
-    job = transitions.claim_ingest(conn, transitions.who(queue))
-    done = finish.Done(transitions.lease_of(job), outcomes.Outcome("completed", seconds))
-    finish.finish(conn, [done])
+COUNT = "SELECT queue_workflows_count_events(%s)"
+"""Count the events of so many transactions; return whether there are more, None: another counts."""
 
 
 def test_ends_of_jobs_are_counted_by_queue_and_outcome(conn: Any) -> None:
-    finish_ingest(conn)
-    finish_ingest(conn, "load")
+    transitions.run_ingest(conn)
+    transitions.run_ingest(conn, "load")
     factories.node(conn)
     transitions.complete_node(conn, transitions.claim_node(conn))
     factories.ingest(conn)
     job = transitions.claim_ingest(conn, transitions.who("fetch"))
-    failed = outcomes.of_error(errors.Discard("no"), 0.5, "t")
-    assert finish.record(conn, transitions.lease_of(job), failed) == "failed"
+    assert transitions.record(conn, job, "failed", error="no") == "failed"
     jobs.cancel(factories.ingest(conn)["id"])
     found = read()
     assert value(found, "jobs_total", queue="fetch", outcome="completed") == 1
@@ -80,10 +38,10 @@ def test_ends_of_jobs_are_counted_by_queue_and_outcome(conn: Any) -> None:
 
 def test_plain_sql_counts_when_its_transaction_commits(conn: Any) -> None:
     ids = [factories.ingest(conn)["id"] for _ in range(3)]
-    with engine.connect() as app:
+    with db.connect() as app:
         app.autocommit = False
         app.execute("UPDATE ingest_jobs SET status = 'cancelled' WHERE id = %s", (ids[0],))
-        finish_ingest(conn)
+        transitions.run_ingest(conn)
         # What came later is counted while the app's transaction is open, and that one afterwards.
         before = read()
         assert value(before, "jobs_total") == 1
@@ -98,13 +56,13 @@ def test_plain_sql_counts_when_its_transaction_commits(conn: Any) -> None:
 
 def test_each_event_is_counted_once_in_small_steps(conn: Any) -> None:
     for n in range(20):
-        finish_ingest(conn, f"q{n % 3}")
+        transitions.run_ingest(conn, f"q{n % 3}")
     # What a running transaction may precede is not counted, also one of another test's database.
     last = factories.one(conn, "SELECT pg_current_xact_id()::text::bigint")
     oldest = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
     until(lambda: factories.one(conn, oldest) > last)
     steps = 1
-    while metric_rows.count_step(conn, most=7):
+    while factories.one(conn, COUNT, 7):
         steps += 1
     assert steps > 3
     found = read()
@@ -115,7 +73,7 @@ def test_each_event_is_counted_once_in_small_steps(conn: Any) -> None:
 
 def test_histograms_are_cumulative_and_a_bound_belongs_to_its_bucket(conn: Any) -> None:
     for seconds in (0.0, 1.0, 1.5, 20_000.0):
-        finish_ingest(conn, seconds=seconds)
+        transitions.run_ingest(conn, seconds=seconds)
     found = read()
     bucket = {
         dict(labels)["le"]: number
@@ -131,10 +89,9 @@ def test_histograms_are_cumulative_and_a_bound_belongs_to_its_bucket(conn: Any) 
 def test_a_wait_after_a_return_to_the_queue_has_its_reason(conn: Any) -> None:
     who = transitions.who("fetch")
     factories.ingest(conn, max_attempts=9)
-    lease = transitions.lease_of(transitions.claim_ingest(conn, who))
-    assert attempts.fail(conn, lease, retry=True, after_s=0, most=9, error="x", seconds=1.0)
-    lease = transitions.lease_of(transitions.claim_ingest(conn, who))
-    assert handback.hand_back(conn, lease, reason="OFF")
+    job = transitions.claim_ingest(conn, who)
+    assert transitions.fail(conn, job, "x", retry=True, after_s=0, most=9, seconds=1.0)
+    assert transitions.hand_back(conn, transitions.claim_ingest(conn, who), "OFF")
     job = transitions.claim_ingest(conn, who)
     transitions.expire(conn, job)
     assert transitions.reclaim_lapsed(conn, transitions.kind_of(job))
@@ -170,11 +127,11 @@ def test_the_crash_that_ends_a_job_counts_too(
 def test_prune_counts_first_and_no_counter_falls(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish_ingest(conn)
+    transitions.run_ingest(conn)
     factories.node(conn)
     transitions.complete_node(conn, transitions.claim_node(conn))
     before = read()
-    finish_ingest(conn)
+    transitions.run_ingest(conn)
     for table in ("ingest_job_events", "workflow_node_events"):
         with factories.unguarded(conn, table):
             conn.execute(f"UPDATE {table} SET created_at = now() - interval '99 days'")
@@ -187,13 +144,13 @@ def test_prune_counts_first_and_no_counter_falls(
 
 
 def test_a_dump_in_a_server_of_fewer_transactions_counts_on(conn: Any) -> None:
-    finish_ingest(conn)
+    transitions.run_ingest(conn)
     before = read()
     high = (1 << 40) + 3
     # As after a restore: what is stored names transactions that this server has not made.
     conn.execute("UPDATE metric_position SET counted = %s::text::pg_snapshot", (f"{high}:{high}:",))
     assert not falls(before, read())
-    finish_ingest(conn)
+    transitions.run_ingest(conn)
     after = read()
     assert value(after, "jobs_total") == 2
     assert not falls(before, after)
@@ -203,50 +160,50 @@ def test_a_downgrade_drops_the_counters_and_no_event(
     migrated_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
-    with engine.connect() as conn:
-        finish_ingest(conn)
+    with db.connect() as conn:
+        transitions.run_ingest(conn)
         conn.execute("DELETE FROM ingest_jobs")
-        assert value(read(metrics.scrape(conn)), "jobs_total") == 1
+        assert value(read(), "jobs_total") == 1
         with pytest.raises(errors.DataLossRefused, match="metric_totals with"):
-            engine.downgrade(to_version=16)
-        assert engine.downgrade(to_version=16, allow_data_loss=True) == [*range(23, 16, -1)]
+            db.downgrade(to_version=16)
+        assert db.downgrade(to_version=16, allow_data_loss=True) == [*range(23, 16, -1)]
         events = "SELECT count(*) FROM ingest_job_events"
         assert factories.one(conn, events) == 3
-        engine.bootstrap()
+        db.bootstrap()
         # Events of before are not counted, as they carry no transaction.
-        assert value(read(metrics.scrape(conn)), "jobs_total") == 0
-        finish_ingest(conn)
-        assert value(read(metrics.scrape(conn)), "jobs_total") == 1
+        assert value(read(), "jobs_total") == 0
+        transitions.run_ingest(conn)
+        assert value(read(), "jobs_total") == 1
         conn.execute("DELETE FROM metric_totals; DELETE FROM metric_position")
         conn.execute("DELETE FROM workers; DELETE FROM ingest_jobs")
         # The numbers of transactions alone are nobody's data.
-        assert engine.downgrade(to_version=16) == [*range(23, 16, -1)]
+        assert db.downgrade(to_version=16) == [*range(23, 16, -1)]
 
 
-HOSTILE = (
-    'a"b\\c\nd{e="f"} 1\n# HELP x',
-    "\r\n\x85\u2028\u202e\x1b[31m",
-    "é" * 100,
-    "}",
-    "",
-)
+HOSTILE = {
+    'a"b\\c\nd{e="f"} 1\n# HELP x': r'a"b\c\nd{e="f"} 1\n# HELP x',
+    "\r\n\x85\u2028\u202e\x1b[31m": r"\r\n\x85\u2028\u202e\x1b[31m",
+    "é" * 100: "é" * 100,
+    "}": "}",
+    "": "",
+}
+"""Names, and how the page shows them."""
 
 
 def test_hostile_names_stay_values_of_labels(conn: Any) -> None:
     for name in HOSTILE:
         if name:
-            finish_ingest(conn, name)
+            transitions.run_ingest(conn, name)
             factories.ingest(conn, queue=name)
         conn.execute(
             "INSERT INTO workflow_node_events (run_id, node_id, event_type, queue, model)"
             " VALUES ('r', 'n', 'model_load_done', %s, %s)",
             (name, name),
         )
-    text = metrics.scrape()
+    text = console.printed("metrics")
     assert not [char for char in text if not char.isprintable() and char != "\n"]
     found = read(text)
-    for name in HOSTILE:
-        shown = display.line(name)
+    for name, shown in HOSTILE.items():
         if name:
             assert value(found, "jobs_total", queue=shown) == 1
             assert value(found, "jobs", queue=shown, state="queued") == 1
@@ -280,7 +237,7 @@ def test_queues_and_models_beyond_a_hundred_are_one_series(conn: Any) -> None:
 
 
 def test_hostile_events_neither_stop_the_count_nor_spoil_a_sum(conn: Any) -> None:
-    finish_ingest(conn)
+    transitions.run_ingest(conn)
     for seconds in ("NaN", "Infinity", "-Infinity", "-5", "1e308"):
         conn.execute(
             "INSERT INTO workflow_node_events"
@@ -299,46 +256,24 @@ def test_hostile_events_neither_stop_the_count_nor_spoil_a_sum(conn: Any) -> Non
     assert value(found, "job_run_seconds_sum", queue="q" * 200) < 1e10
 
 
-def test_a_role_that_only_reads_gets_what_is_counted(
-    migrated_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
-    with engine.connect() as conn:
-        finish_ingest(conn)
-        assert value(read(metrics.scrape(conn)), "jobs_total") == 1
-        finish_ingest(conn)
-        conn.execute(
-            "GRANT EXECUTE ON FUNCTION queue_workflows_metric_bounds(),"
-            " queue_workflows_is_paused(timestamptz, timestamptz) TO pg_read_all_data;"
-            " SET ROLE pg_read_all_data"
-        )
-        assert not metric_rows.progress(conn).may_count
-        assert value(read(metrics.scrape(conn)), "jobs_total") == 1
-        conn.execute("RESET ROLE; SET default_transaction_read_only = on")
-        assert value(read(metrics.scrape(conn)), "jobs_total") == 1
-        conn.execute("SET default_transaction_read_only = off")
-        assert value(read(metrics.scrape(conn)), "jobs_total") == 2
-
-
 def test_an_orchestrator_without_the_new_rights_reports_that_once(
-    conn: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    conn: Any, dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tasks = periodic.PeriodicTasks()
-    refused = metric_rows.Progress(None, None, may_count=False)
-    finish_ingest(conn)
-    try:
-        with monkeypatch.context() as patched:
-            patched.setattr(metric_rows, "progress", lambda _: refused)
+    transitions.run_ingest(conn)
+    with roles.role(dsn, "work") as name, monkeypatch.context() as patched:
+        conn.execute(f"REVOKE INSERT ON metric_totals FROM {name}")
+        patched.setenv("QUEUE_WORKFLOWS_DB_URL", roles.as_role(dsn, name))
+        with sweeps.tasks() as tasks:
             for _ in range(3):
                 tasks.count_events()
             assert caplog.text.count("no events are counted") == 1
             assert history.prune()["jobs"] == 0
             assert "events are deleted uncounted" in caplog.text
-        assert factories.one(conn, "SELECT count(*) FROM metric_totals") == 0
-        tasks.count_events()
-        assert factories.one(conn, "SELECT count(*) FROM metric_totals") > 0
-    finally:
-        tasks.close()
+            assert factories.one(conn, "SELECT count(*) FROM metric_totals") == 0
+            conn.execute(f"GRANT INSERT ON metric_totals TO {name}")
+            tasks.count_events()
+            assert factories.one(conn, "SELECT count(*) FROM metric_totals") > 0
+        db.close_pool()
 
 
 def test_the_gauges_describe_the_tables(conn: Any) -> None:
@@ -387,40 +322,6 @@ def test_the_gauges_describe_the_tables(conn: Any) -> None:
     assert abs(oldest - expected) < 60
 
 
-def test_the_oldest_node_is_found_among_versions_priorities_and_queues(conn: Any) -> None:
-    factories.node(conn, status="completed")
-    conn.execute(
-        "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status, priority,"
-        " required_version, created_at)"
-        " SELECT r.id, concat_ws('-', q, p, v, n), 'm', q, 'queued', p, v,"
-        " timestamptz '2026-01-01' + n * interval '1 s'"
-        "   - CASE WHEN (q, p) = ('cpu', 7) AND v IS NULL THEN interval '30 days'"
-        "          WHEN (q, p, v) = ('gpu', -32768, 'b') THEN interval '40 days'"
-        "          ELSE interval '0' END"
-        " FROM workflow_runs r, unnest(ARRAY['cpu', 'gpu']) q,"
-        " unnest(ARRAY[-32768, 3, 7]) p, unnest(ARRAY['a', 'b', NULL]) v,"
-        " generate_series(1, 200) n"
-    )
-    expected = {
-        row["queue"]: row["age_s"]
-        for row in conn.execute(
-            "SELECT queue::text, extract(epoch FROM now() - min(created_at))::float8 AS age_s"
-            " FROM workflow_node_jobs WHERE status = 'queued' GROUP BY queue"
-        )
-    }
-    read_rows = (
-        "SELECT coalesce(idx_tup_fetch, 0) + seq_tup_read FROM pg_stat_xact_user_tables"
-        " WHERE relname = 'workflow_node_jobs'"
-    )
-    with conn.transaction():
-        conn.execute(statements.metrics.in_order)
-        before = factories.one(conn, read_rows)
-        found = conn.execute(statements.metrics.oldest_nodes).fetchall()
-        rows = factories.one(conn, read_rows) - before
-    assert {row["queue"]: row["age_s"] for row in found} == pytest.approx(expected, abs=5)
-    assert rows <= 3 * 18 + 1, "three searches for each version and priority"
-
-
 def test_the_last_sample_of_each_machine(conn: Any) -> None:
     sample = (
         '{"cpu_percent": 50, "ram_used_mb": 2, "ram_total_mb": 4, "swap_used_mb": null,'
@@ -441,41 +342,9 @@ def test_the_last_sample_of_each_machine(conn: Any) -> None:
 
 
 def test_two_counts_at_once_count_once(conn: Any) -> None:
-    finish_ingest(conn)
-    with engine.connect() as other, other.transaction():
-        row = other.execute("SELECT queue_workflows_count_events(1000)").fetchone()
-        assert row is not None
-        assert metric_rows.count_step(conn) is False
+    transitions.run_ingest(conn)
+    with db.connect() as other, other.transaction():
+        assert factories.one(other, COUNT, 1000) is False
+        assert factories.one(conn, COUNT, 1000) is None
         assert value(read(), "jobs_total") == 0
     assert value(read(), "jobs_total") == 1
-
-
-# --- what a scrape costs -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("table", statements.JOB_TABLES)
-def test_queued_jobs_are_counted_by_pages_until_there_are_statistics(
-    db: ModuleType, own_database: Any, table: str
-) -> None:
-    text = statements.metrics
-
-    def plan() -> str:
-        with db.connect() as conn, conn.transaction():
-            conn.execute(text.by_index)
-            conn.execute(text.by_pages[table])
-            rows = conn.execute(b"EXPLAIN " + text.waiting[table]).fetchall()
-        return "\n".join(row["QUERY PLAN"] for row in rows)
-
-    admin = own_database.conn
-    admin.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
-    admin.execute(f"TRUNCATE {table} CASCADE")  # which forgets what an earlier test had counted
-    if table == "ingest_jobs":
-        rows = "(task_name, queue) SELECT 't', 'load'"
-    else:
-        admin.execute("INSERT INTO workflow_runs (id, workflow_name) VALUES ('r', 'w')")
-        rows = "(run_id, node_id, node_module, queue) SELECT 'r', 'n' || n, 'm', 'cpu'"
-    admin.execute(f"INSERT INTO {table} {rows} FROM generate_series(1, 2000) n")
-    assert f"Bitmap Heap Scan on {table}" in plan() and "Sort" not in plan()
-    admin.execute(f"VACUUM ANALYZE {table}")
-    assert "Index Only Scan" in plan()
-    admin.execute(f"ALTER TABLE {table} RESET (autovacuum_enabled)")

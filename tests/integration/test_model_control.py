@@ -15,6 +15,7 @@ import queue_workflows
 from queue_workflows import (
     claim_worker,
     config,
+    db,
     errors,
     model_cache,
     model_registry,
@@ -23,13 +24,9 @@ from queue_workflows import (
     worker_control,
     workers,
 )
-from queue_workflows import db as engine
 from queue_workflows import models as models_api
-from queue_workflows.__main__ import main
-from queue_workflows.cli import command
-from queue_workflows.cli import models as models_command
-from queue_workflows.worker import gpu_runtime, guards, job_guards
-from tests.support import factories, flow, wait
+from tests.support import console, factories, flow, wait
+from tests.support.commands import Commands
 
 Row = dict[str, Any]
 
@@ -205,25 +202,15 @@ def test_a_load_that_fails_fails_its_job_and_the_worker_goes_on(
 def test_an_idle_model_goes_after_its_ttl_and_never_under_a_job(
     models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_runtime, "REAP_S", 0.02)
-    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.2")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.001")
     models.add("a")
     with held_body() as (started, go_on):
         subject = gpu()
-        looks: list[bool] = []
-        reap = subject.cache.reap_idle_once
-
-        def counted() -> bool:
-            looks.append(reap())
-            return looks[-1]
-
-        monkeypatch.setattr(subject.cache, "reap_idle_once", counted)
         running = queued("held", model="a")
         assert started.wait(20)
         # The TTL passes many times over.
-        wait.until(lambda: len(looks) > 30)
+        assert not any(subject.cache.reap_idle_once() for _ in range(1000))
         assert models.log == ["load a"]
-        assert not any(looks)
         go_on.set()
         wait.until(is_over(running))
         wait.until(lambda: models.log == ["load a", "unload a"])
@@ -233,7 +220,6 @@ def test_an_idle_model_goes_after_its_ttl_and_never_under_a_job(
 def test_a_slow_idle_unload_does_not_block_the_lease_keeper(
     models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_runtime, "REAP_S", 0.02)
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.1")
     monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
     unloading, go_on = threading.Event(), threading.Event()
@@ -391,17 +377,6 @@ def test_off_hard_ends_a_worker_in_the_middle_of_a_load(models: Models, gpu: Any
     wait.until(lambda: worker_control.EXIT_CONTROL_HARD_STOP in subject.exits)
 
 
-def test_a_load_on_request_that_never_ends_ends_its_worker(
-    models: Models, gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_guards, "GPU_S", 0.2)
-    models.add("a", held_up=True)
-    subject = gpu()
-    models_api.load("box", "a")
-    wait.until(lambda: subject.exits)
-    assert set(subject.exits) == {guards.EXIT_BUDGET}
-
-
 def test_a_worker_that_stops_gives_a_load_its_shutdown_time_and_leaves(
     models: Models, gpu: Any
 ) -> None:
@@ -521,7 +496,7 @@ def test_a_dead_worker_gets_no_request_and_has_no_model(conn: Any) -> None:
 
 def test_a_request_joins_the_callers_transaction(conn: Any) -> None:
     known(conn)
-    with engine.connection() as mine:
+    with db.connection() as mine:
         models_api.load("box", "a", conn=mine)
         mine.rollback()
     assert factories.one(conn, "SELECT count(*) FROM model_controls") == 0
@@ -529,7 +504,7 @@ def test_a_request_joins_the_callers_transaction(conn: Any) -> None:
 
 def test_the_table_refuses_requests_that_no_worker_could_carry_out(conn: Any) -> None:
     for columns in ("'load', NULL", "'dance', 'a'"):
-        with pytest.raises(engine.Error, match="model_controls_"):
+        with pytest.raises(db.Error, match="model_controls_"):
             conn.execute(
                 f"INSERT INTO model_controls (host_label, action, model) VALUES ('box', {columns})"
             )
@@ -538,22 +513,14 @@ def test_the_table_refuses_requests_that_no_worker_could_carry_out(conn: Any) ->
 # --- the command
 
 
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(argv)
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def test_the_command_loads_lists_and_unloads(
-    models: Models, gpu: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_loads_lists_and_unloads(models: Models, gpu: Any) -> None:
     models.add("a", gb=2.5)
     subject = gpu()
     pid = str(subject.row()["pid"])
-    code, out, _ = run(capsys, "models", "load", "a", "--host", "box", "--requested-by", "me")
+    code, out, _ = console.command("models", "load", "a", "--host", "box", "--requested-by", "me")
     assert code == 0
     assert out.startswith(f"box pid {pid} holds a, after ")
-    code, out, _ = run(capsys, "models")
+    code, out, _ = console.command("models")
     assert code == 0
     head, line = out.splitlines()
     assert head.split() == [
@@ -562,49 +529,35 @@ def test_the_command_loads_lists_and_unloads(
     assert line.split()[:4] == ["box", pid, "idle", "a"]
     assert "2.5 GB" in line
     assert line.endswith("load a by me done")
-    code, out, _ = run(capsys, "models", "unload", "--host", "box", "--worker", pid)
+    code, out, _ = console.command("models", "unload", "--host", "box", "--worker", pid)
     assert (code, out.startswith(f"box pid {pid} holds no model, after ")) == (0, True)
-    code, out, _ = run(capsys, "models", "list", "--host", "box", "--json")
+    code, out, _ = console.command("models", "list", "--host", "box", "--json")
     (row,) = json.loads(out)
     assert (row["model"], row["request"]["state"]) == (None, "done")
 
 
 def test_the_command_prints_what_it_waits_for_and_what_failed(
-    models: Models, gpu: Any, capsys: pytest.CaptureFixture[str]
+    models: Models, gpu: Any, cli: Commands
 ) -> None:
     models.add("bad", error=MemoryError("24 GB short"))
     with held_body() as (started, go_on):
         subject = gpu()
         running = queued("held")
         assert started.wait(20)
-
-        def let_go() -> None:
-            wait.until(lambda: (subject.row()["request"] or {}).get("state") == "waiting")
-            wait.until(answered.is_set)
-            go_on.set()
-
-        answered = threading.Event()
-        said: list[str] = []
-
-        def print_message(text: str) -> None:
-            said.append(text)
-            answered.set()
-
-        helper = threading.Thread(target=let_go)
-        helper.start()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(command, "print_message", print_message)
-            code, out, _ = run(capsys, "models", "load", "bad", "--host", "box")
-        helper.join(20)
-    assert (code, said) == (1, [f"box pid {subject.row()['pid']} obeys after job {running}"])
-    assert out.rstrip().endswith("failed: loading model 'bad' failed: MemoryError: 24 GB short")
+        command = cli.start("queue-workflows", "models", "load", "bad", "--host", "box")
+        said = f"box pid {subject.row()['pid']} obeys after job {running}\n"
+        wait.until(lambda: command.err.endswith(said))
+        wait.until(lambda: (subject.row()["request"] or {}).get("state") == "waiting")
+        go_on.set()
+        assert command.wait() == 1
+    assert command.err.count("obeys") == 1
+    reason = "failed: loading model 'bad' failed: MemoryError: 24 GB short"
+    assert command.out.rstrip().endswith(reason)
 
 
-def test_the_command_does_not_wait_with_no_wait(
-    conn: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_does_not_wait_with_no_wait(conn: Any) -> None:
     known(conn)
-    code, out, _ = run(capsys, "models", "load", "a", "--host", "box", "--no-wait", "--json")
+    code, out, _ = console.command("models", "load", "a", "--host", "box", "--no-wait", "--json")
     assert (code, json.loads(out)[0]["worker_id"]) == (0, "w1")
     row = conn.execute("SELECT * FROM model_controls").fetchone()
     assert (row["host_label"], row["worker_id"], row["action"], row["model"]) == (
@@ -615,20 +568,13 @@ def test_the_command_does_not_wait_with_no_wait(
     )
 
 
-def test_the_command_gives_up_on_a_worker_that_died(
-    conn: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_gives_up_on_a_worker_that_died(conn: Any, cli: Commands) -> None:
     known(conn)
-    meant = models_command._requested_workers
-
-    def and_then_it_dies(request: Row) -> list[Row]:
-        rows = meant(request)
-        conn.execute("UPDATE workers SET state = 'dead'")
-        return rows
-
-    monkeypatch.setattr(models_command, "_requested_workers", and_then_it_dies)
-    code, out, _ = run(capsys, "models", "load", "a", "--host", "box")
-    assert (code, out) == (1, "box pid 7 failed: the worker is dead\n")
+    conn.execute("UPDATE workers SET job_ids = '{j}'")
+    command = cli.start("queue-workflows", "models", "load", "a", "--host", "box")
+    wait.until(lambda: "obeys after job j" in command.err)
+    conn.execute("UPDATE workers SET state = 'dead'")
+    assert (command.wait(), command.out) == (1, "box pid 7 failed: the worker is dead\n")
 
 
 @pytest.mark.parametrize(
@@ -643,15 +589,15 @@ def test_the_command_gives_up_on_a_worker_that_died(
     ],
 )
 def test_what_the_command_cannot_do_is_a_line_and_exit_code_2(
-    conn: Any, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], reason: str
+    conn: Any, argv: tuple[str, ...], reason: str
 ) -> None:
     known(conn)
-    code, out, err = run(capsys, "models", *argv)
+    code, out, err = console.command("models", *argv)
     assert (code, out) == (2, "")
     assert reason in err
     assert len(err.splitlines()) == 1
 
 
-def test_no_gpu_worker_is_an_empty_list(db: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "models")
+def test_no_gpu_worker_is_an_empty_list(db: ModuleType) -> None:
+    code, out, _ = console.command("models")
     assert (code, len(out.splitlines())) == (0, 1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from queue_workflows.telemetry import metrics
+from tests.support import console
 from tests.support.commands import ROOT
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
@@ -69,7 +69,7 @@ def used(expression: str) -> Iterator[tuple[str, set[str]]]:
 
 
 def test_the_page_has_these_metrics_and_no_other(conn: Any) -> None:
-    assert set(kinds(metrics.scrape())) == set(LABELS)
+    assert set(kinds(console.printed("metrics"))) == set(LABELS)
 
 
 def test_the_page_of_the_docs_names_every_metric_with_its_labels() -> None:
@@ -80,7 +80,7 @@ def test_the_page_of_the_docs_names_every_metric_with_its_labels() -> None:
 
 
 def test_expressions_name_metrics_and_labels_that_exist(conn: Any) -> None:
-    kind = kinds(metrics.scrape())
+    kind = kinds(console.printed("metrics"))
     seen: set[str] = set()
     for expression in expressions():
         for full, chosen in used(expression):
@@ -149,6 +149,5 @@ def test_the_page_scrapes_the_service_as_the_job_of_the_rules() -> None:
 def test_promtool_accepts_the_rules_the_configuration_and_the_page(conn: Any) -> None:
     for words in (["check", "rules", str(RULES)], ["check", "config", str(SCRAPES)]):
         subprocess.run(["promtool", *words], check=True, capture_output=True, timeout=60)
-    subprocess.run(
-        ["promtool", "check", "metrics"], input=metrics.scrape().encode(), check=True, timeout=60
-    )
+    page = console.printed("metrics").encode()
+    subprocess.run(["promtool", "check", "metrics"], input=page, check=True, timeout=60)

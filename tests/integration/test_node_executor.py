@@ -6,11 +6,10 @@ import asyncio
 import math
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
 
 import pytest
@@ -18,6 +17,7 @@ import pytest
 import queue_workflows
 from queue_workflows import (
     config,
+    db,
     errors,
     model_registry,
     node_executor,
@@ -25,13 +25,9 @@ from queue_workflows import (
     run_store,
     runs,
 )
-from queue_workflows import db as engine
-from queue_workflows.dag import run_folder
-from queue_workflows.dispatch import job_inputs
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
-from queue_workflows.runtime import app_loading
-from tests.support import factories, flow, invariants, transitions
+from tests.support import console, factories, flow, transitions
 
 if TYPE_CHECKING:
     from somewhere_else import Unknown
@@ -39,12 +35,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def registry(db: ModuleType) -> Iterator[None]:
-    yield
-    model_registry.clear_for_tests()
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=5) == []
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
 def claimed(
@@ -147,7 +138,7 @@ def test_another_attempt_has_the_same_key_and_another_claim() -> None:
             raise queue_workflows.Retry(0)
 
     job = claimed(body)
-    with engine.transaction() as conn:
+    with db.transaction() as conn:
         conn.execute("UPDATE workflow_node_jobs SET max_attempts = 2")
     node_executor.execute_node(job)
     again = node_queue.claim_next_cpu_job(host="box")
@@ -343,10 +334,10 @@ def test_out_is_shared_by_attempts_and_scratch_is_each_ones_own(tmp_path: Path) 
         return {"before": before}
 
     job = claimed(body, out_dir=tmp_path)
-    with engine.connection() as conn:
+    with db.connection() as conn:
         conn.execute("UPDATE workflow_node_jobs SET max_attempts = 2")
     assert node_executor.execute_node(job) == "failed"
-    with engine.connection() as conn:
+    with db.connection() as conn:
         conn.execute("UPDATE workflow_node_jobs SET available_at = now()")
     again = node_queue.claim_next_cpu_job(host="box")
     assert again is not None
@@ -357,14 +348,18 @@ def test_out_is_shared_by_attempts_and_scratch_is_each_ones_own(tmp_path: Path) 
     assert all(tmp_path in path.parents for path in scratches)
 
 
-def test_a_run_without_out_dir_has_its_folder_in_the_outputs_folder() -> None:
+def test_a_run_without_out_dir_has_its_folder_in_the_outputs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_OUTPUTS_DIR", str(tmp_path))
+
     def body(out: Path, scratch: Path) -> Row:
         assert scratch.is_dir()
         return {"out": str(out), "scratch": str(scratch)}
 
     found = arguments(body, {})
-    assert Path(found["out"]).is_relative_to(run_folder.folder().resolve())
-    assert Path(found["scratch"]).is_relative_to(run_folder.folder().resolve())
+    assert Path(found["out"]).is_relative_to(tmp_path.resolve())
+    assert Path(found["scratch"]).is_relative_to(tmp_path.resolve())
     assert Path(found["out"]).is_dir()
     assert not Path(found["scratch"]).exists()
 
@@ -471,7 +466,7 @@ def test_a_result_that_cannot_be_stored_fails_the_node_with_the_reason(
     error = failure(returning(value))
     assert error.startswith("InvalidPayload: result of node 's/n'")
     assert reason in error
-    with engine.connect() as conn:
+    with db.connect() as conn:
         trace = factories.one(
             conn,
             "SELECT detail ->> 'traceback' FROM workflow_node_events WHERE detail ? 'traceback'",
@@ -522,7 +517,7 @@ def test_the_traceback_goes_to_the_history() -> None:
 
     job = claimed(body)
     node_executor.execute_node(job)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         detail = factories.one(
             conn, "SELECT detail FROM workflow_node_events WHERE event_type = 'failed'"
         )
@@ -558,7 +553,7 @@ def test_a_node_that_nobody_knows_names_the_worker_and_the_age_of_the_run(
     (tmp_path / "letters_of_old.py").write_text("__version__ = '1.7'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "a worker without an app (queue_workflows" in failure(None)
-    app_loading.load_app("letters_of_old")
+    console.printed("status", "--app", "letters_of_old")
     row = run(None)
     made = (run_store.get_run(row["run_id"]) or {})["created_at"]
     version = queue_workflows.__version__
@@ -589,14 +584,12 @@ def test_resolved_inputs_are_what_the_node_received() -> None:
     assert row["context_delta"] == {"x": "v"}
 
 
-def test_resolved_inputs_are_stored_for_plain_inputs_too() -> None:
-    host = flow.Flow()
+def test_resolved_inputs_are_stored_for_plain_inputs_too(toy: flow.Flow) -> None:
     wanted = [{"name": "x", "from": "pipeline.x"}]
     flow.body(lambda x: None, "plain")
-    host.define(flow.step("s", inputs={"x": 3}), s=[{"id": "a", "node": "plain", "inputs": wanted}])
-    run_id = host.submit()
-    host.go()
-    host.close()
+    toy.define(flow.step("s", inputs={"x": 3}), s=[{"id": "a", "node": "plain", "inputs": wanted}])
+    run_id = toy.submit()
+    toy.go()
     assert flow.job(run_id, "s/a")["resolved_inputs"] == {"x": 3}
 
 
@@ -691,7 +684,7 @@ def test_the_completion_hook_runs_after_the_commit() -> None:
     seen: list[Any] = []
 
     def hook(job: Row, run: Row, delta: Row) -> None:
-        with engine.connect() as conn:
+        with db.connect() as conn:
             seen.append(factories.reread(conn, job)["status"])
         seen.append((job["status"], run["workflow_name"], delta))
 
@@ -755,7 +748,7 @@ def test_a_handler_that_raises_because_it_was_cancelled_has_not_failed() -> None
 @pytest.mark.parametrize("value", [{"a": 1}, {1: 1}], ids=["success", "failure"])
 def test_a_lost_claim_writes_nothing(value: Any) -> None:
     job = claimed(returning(value))
-    with engine.connect() as conn:
+    with db.connect() as conn:
         transitions.expire(conn, job)
     node_queue.reclaim_expired_leases()
     assert node_executor.execute_node(job) == "skipped"
@@ -780,32 +773,31 @@ def test_a_read_that_the_database_fails_is_tried_again_and_not_the_nodes_failure
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     monkeypatch.setattr(node_executor, "READ_AGAIN_FIRST_S", 0.001)
-    real, failures = job_inputs.resolve_inputs_for_job, [engine.OperationalError("gone")] * times
+    failures = [db.OperationalError("gone")] * times
 
-    def flaky(job_id: str, *, job: Row | None = None) -> Row:
+    def fail() -> None:
         if failures:
             raise failures.pop()
-        return real(job_id, job=job)
 
-    monkeypatch.setattr(job_inputs, "resolve_inputs_for_job", flaky)
+    flow.before_input_reads(monkeypatch, fail)
     assert run(returning({"a": 1}))["context_delta"] == {"a": 1}
 
 
 def test_waiting_for_the_database_ends_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     event = threading.Event()
 
-    def away(job_id: str, *, job: Row | None = None) -> Row:
+    def away() -> None:
         event.set()
-        raise engine.OperationalError("gone")
+        raise db.OperationalError("gone")
 
     job = claimed(returning({}))
-    monkeypatch.setattr(job_inputs, "resolve_inputs_for_job", away)
+    flow.before_input_reads(monkeypatch, away)
     assert node_executor.execute_node(job, cancel_event=event) == "skipped"
 
 
 def test_a_database_error_of_the_app_is_the_handlers_failure() -> None:
     def body() -> None:
-        raise engine.OperationalError("the host's own")
+        raise db.OperationalError("the host's own")
 
     assert failure(body) == "OperationalError: the host's own"
 
@@ -818,7 +810,7 @@ def gpu(body: Any, model: str | None = "m", **more: Any) -> Row:
 
 
 def model_events(job: Row) -> list[str]:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         return factories.column(
             conn,
             "SELECT event_type FROM workflow_node_events WHERE job_id = %s"

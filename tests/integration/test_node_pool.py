@@ -5,26 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import config, node_pool, node_queue, runs
-from queue_workflows import db as engine
-from queue_workflows.db import statements as queries
-from queue_workflows.engine import job_tables, manual_changes, recovery
-from queue_workflows.maintenance import periodic
-from queue_workflows.maintenance import recovery as maintenance_recovery
-from tests.support import counting_cursor, factories, flow, transitions, wait
-
-
-@pytest.fixture
-def host(db: ModuleType) -> Iterator[flow.Flow]:
-    made = flow.Flow()
-    yield made
-    made.close()
+from queue_workflows import config, db, node_pool, node_queue, runs
+from tests.support import counting_cursor, factories, flow, sweeps, transitions, wait
 
 
 @contextmanager
@@ -33,7 +21,7 @@ def running(**more: Any) -> Iterator[node_pool.NodePool]:
     pool = node_pool.NodePool(**more)
     pool.start()
     try:
-        with engine.connect() as conn:
+        with db.connect() as conn:
             listening = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%%'"
             wait.until(lambda: factories.column(conn, listening))
         yield pool
@@ -50,20 +38,20 @@ def hourly(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- starting, waking, stopping
 
 
-def test_a_new_run_starts_at_once_and_not_at_the_next_poll(host: flow.Flow, hourly: None) -> None:
-    host.dag(a="")
+def test_a_new_run_starts_at_once_and_not_at_the_next_poll(toy: flow.Flow, hourly: None) -> None:
+    toy.dag(a="")
     with running():
-        run_id = host.submit()
+        run_id = toy.submit()
         wait.until(lambda: flow.status(run_id) == "running")
 
 
-def test_an_event_and_an_answer_are_dispatched_at_once(host: flow.Flow, hourly: None) -> None:
-    host.define(
+def test_an_event_and_an_answer_are_dispatched_at_once(toy: flow.Flow, hourly: None) -> None:
+    toy.define(
         flow.step("s"), flow.ask("q", depends_on=["s"]), flow.step("t", depends_on=["q"]),
         s=flow.nodes(a=""), t=flow.nodes(b=""),
     )  # fmt: skip
     with running():
-        run_id = host.submit()
+        run_id = toy.submit()
         wait.until(lambda: "s/a" in flow.jobs(run_id))
         flow.complete(run_id, "s/a")
         wait.until(lambda: "q" in flow.jobs(run_id))
@@ -74,59 +62,59 @@ def test_an_event_and_an_answer_are_dispatched_at_once(host: flow.Flow, hourly: 
 
 
 def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notification(
-    host: flow.Flow, conn: Any, hourly: None, monkeypatch: pytest.MonkeyPatch
+    toy: flow.Flow, conn: Any, hourly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_pool, "STREAM_PAUSE_S", 1.0)
     closed = "SELECT 1 FROM workflow_dispatch_events WHERE processed_at IS NOT NULL"
-    host.dag(a="", b="", c="a", d="b")
+    toy.dag(a="", b="", c="a", d="b")
     with running():
-        run_id = host.submit()
+        run_id = toy.submit()
         wait.until(lambda: len(flow.jobs(run_id)) == 2)
-        with engine.connect(autocommit=False) as ours, engine.connect(autocommit=False) as theirs:
+        first, second = transitions.claim(conn, count=2)
+        with db.connect(autocommit=False) as ours, db.connect(autocommit=False) as theirs:
             theirs.execute("SELECT FROM workflow_runs FOR NO KEY UPDATE")
-            flow.complete(run_id, "s/a")
+            transitions.complete_node(conn, first)
             # It sees the event of a, which waits for the run's lock, and so wakes nobody.
-            job_id = flow.job(run_id, "s/b")["id"]
-            assert manual_changes.complete(ours, job_tables.NODE_JOBS, job_id, result="{}")
+            transitions.complete_node(ours, second)
             theirs.rollback()
             wait.until(lambda: factories.column(conn, closed))
             ours.commit()
         wait.until(lambda: {"s/c", "s/d"} <= {*flow.jobs(run_id)})
 
 
-def test_work_from_before_the_start_is_done_too(host: flow.Flow, hourly: None) -> None:
-    host.dag(a="", b="a")
-    run_id = host.submit()
+def test_work_from_before_the_start_is_done_too(toy: flow.Flow, hourly: None) -> None:
+    toy.dag(a="", b="a")
+    run_id = toy.submit()
     with running():
         wait.until(lambda: flow.status(run_id) == "running")
 
 
 def test_a_lost_notification_is_made_good_by_the_poll(
-    host: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
+    toy: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "0.05")
-    host.dag(a="")
+    toy.dag(a="")
     with running():
         conn.execute("ALTER TABLE workflow_runs DISABLE TRIGGER USER")
         try:
-            run_id = host.submit()
+            run_id = toy.submit()
         finally:
             conn.execute("ALTER TABLE workflow_runs ENABLE TRIGGER USER")
         wait.until(lambda: flow.status(run_id) == "running")
 
 
-def test_it_goes_on_after_its_connections_were_cut(host: flow.Flow, conn: Any) -> None:
-    host.dag(a="")
+def test_it_goes_on_after_its_connections_were_cut(toy: flow.Flow, conn: Any) -> None:
+    toy.dag(a="")
     with running():
-        first = host.submit()
+        first = toy.submit()
         wait.until(lambda: flow.status(first) == "running")
         conn.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             " AND application_name = 'queue_workflows'"
         )
-        engine.close_pool()
-        second = host.submit()
+        db.close_pool()
+        second = toy.submit()
         wait.until(lambda: flow.status(second) == "running")
 
 
@@ -151,15 +139,15 @@ def test_a_pool_that_was_never_started_may_be_stopped(db: ModuleType) -> None:
 
 
 def test_what_becomes_due_is_seen_under_a_stream_of_notifications(
-    host: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any
 ) -> None:
     now = [0.0]
     pool = node_pool.NodePool(now_fn=lambda: now[0])
-    wake = engine.Wake("notify", frozenset({("orchestrator_work", "run")}))
-    host.dag(a="")
+    wake = db.Wake("notify", frozenset({("orchestrator_work", "run")}))
+    toy.dag(a="")
     try:
         pool.check()
-        run_id = host.submit()
+        run_id = toy.submit()
         conn.execute("UPDATE workflow_runs SET available_at = now() WHERE id = %s", (run_id,))
         pool._act(wake)
         assert flow.status(run_id) == "queued"
@@ -170,27 +158,27 @@ def test_what_becomes_due_is_seen_under_a_stream_of_notifications(
         pool.stop()
 
 
-def test_a_poll_promotes_jobs_that_have_become_due(host: flow.Flow, conn: Any) -> None:
+def test_a_poll_promotes_jobs_that_have_become_due(toy: flow.Flow, conn: Any) -> None:
     later = "now() + interval '1 hour'"
     run_id = factories.run(conn)
     node = factories.node(conn, run_id)
     ingest = factories.ingest(conn)
     for table in ("workflow_node_jobs", "ingest_jobs"):
         conn.execute(f"UPDATE {table} SET available_at = {later}")
-    host.look()
+    toy.look()
     assert factories.reread(conn, node)["blocked_reason"] == "not_due"
     for table in ("workflow_node_jobs", "ingest_jobs"):
         conn.execute(f"UPDATE {table} SET available_at = now()")
-    host.look()
+    toy.look()
     for job in (node, ingest):
         row = factories.reread(conn, job)
         assert (row["blocked_reason"], row["available_at"]) == (None, None)
 
 
-def test_an_idle_poll_is_one_statement(host: flow.Flow) -> None:
-    host.look()
-    asked = counting_cursor.Counter(host.pool._kept.get())
-    host.look()
+def test_an_idle_poll_is_one_statement(toy: flow.Flow) -> None:
+    toy.look()
+    asked = counting_cursor.Counter(toy.pool._kept.get())
+    toy.look()
     assert asked.statements == 1
 
 
@@ -202,29 +190,28 @@ def test_the_list_of_sweeps_and_their_knobs(
 ) -> None:
     monkeypatch.setenv("AI_LEADS_LEASE_RECLAIM_INTERVAL_S", "7")
     monkeypatch.setenv("AI_LEADS_DEAD_WORKER_SWEEP_INTERVAL_S", "8")
-    sweeps = periodic.PeriodicTasks()
-    found = {
-        task.name: task.every_s() if callable(task.every_s) else task.every_s
-        for task in sweeps.tasks()
-    }
-    assert found["check"] == 7
-    assert found["dead-workers"] == 8
-    assert found["lost-sessions"] == 10
-    assert {*found} >= {"orphans", "input-timeouts", "lock-keys"}
-    for task in sweeps.tasks():
-        task.run()
-    sweeps.close()
+    with sweeps.tasks() as made:
+        found = {
+            task.name: task.every_s() if callable(task.every_s) else task.every_s
+            for task in made.tasks()
+        }
+        assert found["check"] == 7
+        assert found["dead-workers"] == 8
+        assert found["lost-sessions"] == 10
+        assert {*found} >= {"orphans", "input-timeouts", "lock-keys"}
+        for task in made.tasks():
+            task.run()
 
 
 class Rounds:
     """The loop of the sweeps by a clock of its own, past its first round; it counts statements."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: ExitStack) -> None:
         self.now = 1000.0
-        self.duties = periodic.PeriodicTasks(lambda: self.now)
-        self._loop = self.duties.loop()
+        made = stack.enter_context(sweeps.tasks(lambda: self.now))
+        self._loop = made.loop()
         self._due_at = self.now + self._loop.run_due()
-        self.asked = counting_cursor.Counter(self.duties._dedicated.get())
+        self.asked = counting_cursor.Counter(made._dedicated.get())
 
     def go_on(self, seconds: float) -> None:
         end = self.now + seconds
@@ -236,9 +223,8 @@ class Rounds:
 
 @pytest.fixture
 def rounds(db: ModuleType) -> Iterator[Rounds]:
-    made = Rounds()
-    yield made
-    made.duties.close()
+    with ExitStack() as stack:
+        yield Rounds(stack)
 
 
 def test_idle_sweeps_run_few_statements(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,38 +332,11 @@ def test_no_job_loses_its_lock_key_before_workers_could_report(conn: Any, rounds
     assert factories.one(conn, done)
 
 
-ALL_RAN_OR_WAITED = """
-SET session_replication_role = replica;
-INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status, worker_id,
-       lease_expires_at, heartbeat_at, blocked_reason, lock_key)
-SELECT 'r', i::text, 'm', 'cpu', CASE WHEN i <= 5000 THEN 'running' ELSE 'queued' END, 'w', now(),
-       now(), CASE WHEN i > 5000 THEN 'locked' END, 'k' || i FROM generate_series(1, 10000) i;
-INSERT INTO ingest_jobs (task_name, queue, status, worker_id, lease_expires_at, heartbeat_at,
-       blocked_reason, lock_key, partition_key)
-SELECT 't', 'q', CASE WHEN i <= 5000 THEN 'running' ELSE 'queued' END, 'w', now(), now(),
-       CASE WHEN i > 7500 THEN 'limited' WHEN i > 5000 THEN 'locked' END, 'k' || i, 'p'
-  FROM generate_series(1, 10000) i;
-ANALYZE workflow_node_jobs, ingest_jobs;
-UPDATE workflow_node_jobs SET status = 'completed', worker_id = NULL, blocked_reason = NULL;
-UPDATE ingest_jobs SET status = 'completed', worker_id = NULL, blocked_reason = NULL;
-SET session_replication_role = origin;
-"""
-
-
-def test_a_poll_reads_no_finished_job_for_any_statistics(conn: Any) -> None:
-    conn.execute(ALL_RAN_OR_WAITED)
-    for statement in (queries.pending.sweeps, queries.pending.silent_jobs):
-        found = conn.execute(b"EXPLAIN " + statement, {"silent_s": 30})
-        plan = "\n".join(row["QUERY PLAN"] for row in found)
-        assert "Seq Scan on workflow_node_jobs" not in plan
-        assert "Seq Scan on ingest_jobs" not in plan
-
-
 class Session:
-    """A session that holds a worker's lock of life, as its LISTEN connection does."""
+    """A worker's session, until its end."""
 
     def __init__(self, worker_id: str) -> None:
-        self._listener = engine.listen("a_test", locks=[recovery.LIFE_LOCK + worker_id])
+        self._listener = transitions.session(worker_id)
         self._wakes = iter(self._listener)
         assert next(self._wakes).reason == "connected"
 
@@ -409,22 +368,19 @@ def test_a_worker_without_session_and_renewal_is_dead_before_its_lease_ends(conn
         "UPDATE workflow_node_jobs SET heartbeat_at = now() - interval '31 s' WHERE node_id <> 'n2'"
     )
     now = [0.0]
-    sweeps = periodic.PeriodicTasks(lambda: now[0])
-    try:
+    with sweeps.tasks(lambda: now[0]) as tasks:
         for now[0] in (10.0, 20.0, 29.0):
-            sweeps.reclaim()
+            tasks.reclaim()
         session.end()
-        sweeps.reclaim_lost_sessions()
+        tasks.reclaim_lost_sessions()
         assert factories.reread(conn, dead)["status"] == "running", "we were not here for long"
         session = Session(ids[0])
         now[0] = 31.0
-        sweeps.reclaim_lost_sessions()
+        tasks.reclaim_lost_sessions()
         assert factories.reread(conn, dead)["status"] == "running", "its session lives"
         session.end()
         wait.until(lambda: not conn.execute(LOCKS).fetchall())
-        sweeps.reclaim_lost_sessions()
-    finally:
-        sweeps.close()
+        tasks.reclaim_lost_sessions()
     row = factories.reread(conn, dead)
     assert (row["status"], row["crash_count"], row["priority"]) == ("queued", 1, 10)
     for other in (unlocked, renewing):
@@ -449,7 +405,7 @@ def test_reclaim_takes_back_what_is_lapsed_in_both_families_batch_after_batch(co
         " FROM generate_series(1, 150)"
     )
     transitions.expire(conn, lapsed)
-    maintenance_recovery.reclaim()
+    sweeps.reclaim(conn)
     row = factories.reread(conn, lapsed)
     assert (row["status"], row["crash_count"], row["priority"]) == ("queued", 1, 10)
     assert factories.reread(conn, fresh)["status"] == "running"
@@ -460,7 +416,7 @@ def test_orphans_of_a_run_that_is_over_are_cancelled(conn: Any) -> None:
     over = factories.run(conn, status="cancelled")
     live = factories.run(conn)
     orphan, kept = factories.node(conn, over), factories.node(conn, live)
-    maintenance_recovery.cancel_orphans()
+    sweeps.cancel_orphans(conn)
     assert factories.reread(conn, orphan)["status"] == "cancelled"
     assert factories.reread(conn, kept)["status"] == "queued"
 
@@ -483,48 +439,44 @@ def test_staleness_counts_only_once_the_database_was_there_for_a_whole_window(
     caplog.set_level(logging.ERROR)
     stale_worker(conn)
     now = [1000.0]
-    sweeps = periodic.PeriodicTasks(lambda: now[0])
-    try:
+    with sweeps.tasks(lambda: now[0]) as tasks:
         for _ in range(6):
-            sweeps.reclaim()
-            sweeps.flag_dead_workers()
+            tasks.reclaim()
+            tasks.flag_dead_workers()
             assert not flagged(conn)
             now[0] += 5
         now[0] += 40  # an outage: no sweep came through
-        sweeps.flag_dead_workers()
+        tasks.flag_dead_workers()
         assert not flagged(conn), "the first to come through does not know of it"
-        sweeps.reclaim()
-        sweeps.flag_dead_workers()
+        tasks.reclaim()
+        tasks.flag_dead_workers()
         assert not flagged(conn)
         for _ in range(6):
             now[0] += 5
-            sweeps.reclaim()
-        sweeps.flag_dead_workers()
+            tasks.reclaim()
+        tasks.flag_dead_workers()
         assert flagged(conn)
         assert caplog.messages[0].startswith("DEAD WORKER:")
-        sweeps.flag_dead_workers()
+        tasks.flag_dead_workers()
         assert len(caplog.messages) == 1
-    finally:
-        sweeps.close()
 
 
 def test_a_sweep_that_fails_leaves_the_next_one_its_own_connection(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweeps = periodic.PeriodicTasks()
-    sweeps.reclaim()
-    conn.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        " AND application_name = 'queue_workflows'"
-    )
-    with pytest.raises(engine.Error):
-        sweeps.reclaim()
-    sweeps.reclaim()
-    sweeps.close()
+    with sweeps.tasks() as tasks:
+        tasks.reclaim()
+        conn.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND application_name = 'queue_workflows'"
+        )
+        with pytest.raises(db.Error):
+            tasks.reclaim()
+        tasks.reclaim()
 
 
-def test_a_restart_under_work_touches_no_fresh_lease(host: flow.Flow, conn: Any) -> None:
+def test_a_restart_under_work_touches_no_fresh_lease(toy: flow.Flow, conn: Any) -> None:
     run_id = factories.run(conn)
     job = factories.node(conn, run_id)
     ingest = factories.ingest(conn)
@@ -539,10 +491,7 @@ def test_a_restart_under_work_touches_no_fresh_lease(host: flow.Flow, conn: Any)
 
 def test_a_running_job_without_an_owner_is_taken_back(conn: Any) -> None:
     job = factories.node(conn)
-    conn.execute("ALTER TABLE workflow_node_jobs DISABLE TRIGGER USER")
-    try:
+    with factories.unguarded(conn, "workflow_node_jobs"):
         conn.execute("UPDATE workflow_node_jobs SET status = 'running', claimed_by = 'box'")
-    finally:
-        conn.execute("ALTER TABLE workflow_node_jobs ENABLE TRIGGER USER")
-    maintenance_recovery.reclaim()
+    sweeps.reclaim(conn)
     assert factories.reread(conn, job)["status"] == "queued"

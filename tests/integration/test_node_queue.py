@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from types import ModuleType
@@ -12,8 +11,7 @@ import psycopg
 import pytest
 
 from queue_workflows import config, errors, jobs, node_queue
-from queue_workflows.engine import claims, pending
-from tests.support import factories, transitions
+from tests.support import factories, flow, transitions
 
 TERMINAL = ("completed", "failed", "cancelled", "skipped")
 
@@ -106,8 +104,7 @@ def test_a_job_whose_model_is_empty_needs_none(run: str, conn: Any) -> None:
     """No worker knows a model of that name: the job would wait for ever."""
     job_id = enqueue(run, queue="gpu", required_model="")
     assert (node_queue.get_node_job(job_id) or {})["required_model"] is None
-    job = claims.node_step(conn, transitions.who("gpu", models=["m"]))
-    assert job is not None and job["id"] == job_id
+    assert transitions.claim_node(conn, transitions.who("gpu", models=["m"]))["id"] == job_id
 
 
 def test_a_job_of_no_run_is_refused(db: ModuleType) -> None:
@@ -164,14 +161,6 @@ def test_the_wake_up_leaves_with_the_writers_transaction(
     assert heard() == []
 
 
-def follows(name: str, queue: str = "cpu", **more: Any) -> dict[str, Any]:
-    """A row of a plan that queues this node."""
-    return {
-        "node_id": name, "node_module": "m", "queue": queue, "status": "queued", "inputs": {},
-        "input_template": {}, "ref_heads": [], **more,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "case", ["it is claimed", "another is claimed", "none is", "other queue", "two follow"]
 )
@@ -180,21 +169,17 @@ def test_a_node_wakes_its_workers_unless_it_is_claimed_as_it_is_queued(
 ) -> None:
     if case == "another is claimed":
         factories.node(conn, run, "better", priority=2)
-    rows = [follows("next", queue="gpu" if case == "other queue" else "cpu")]
-    if case == "two follow":
-        rows.append(follows("too"))
+    queue = "gpu" if case == "other queue" else "cpu"
+    following = ["next", "too"] if case == "two follow" else ["next"]
     factories.node(conn, run, "first", priority=1)
     job = transitions.claim_node(conn)
     heard()
-    done, ahead = transitions.node_result(job), claims.Ahead(0, json.dumps(rows), False)
-    taken = claims.node_step(
-        conn, transitions.who(), done=done, ahead=ahead, claim=case != "none is"
-    )
-    assert (taken and taken["node_id"]) == {
-        "it is claimed": "next", "another is claimed": "better", "none is": None,
-        "other queue": None, "two follow": "next",
+    done = [(job, transitions.plan(*following, queue=queue))]
+    taken = transitions.complete_with_plans(conn, done, count=int(case != "none is"))
+    assert [each["node_id"] for each in taken] == {
+        "it is claimed": ["next"], "another is claimed": ["better"], "none is": [],
+        "other queue": [], "two follow": ["next"],
     }[case]  # fmt: skip
-    queue = "gpu" if case == "other queue" else "cpu"
     assert heard() == ([] if case == "it is claimed" else [("node_job_ready", queue)])
     # The next INSERT of the connection is heard again.
     factories.node(conn, run, "later")
@@ -363,22 +348,20 @@ def test_a_job_that_is_not_due_is_not_claimed_and_wakes_no_worker(
     assert heard() == []
     assert cpu()() is None
     assert transitions.promote_due(conn) == 0
-    assert pending.work(conn).due is False
 
 
-def test_what_has_become_due_is_promoted_and_wakes_its_workers(
-    run: str, conn: Any, heard: Callable[[], Any]
+def test_an_orchestrator_promotes_what_has_become_due_which_wakes_its_workers(
+    run: str, conn: Any, toy: flow.Flow, heard: Callable[[], Any]
 ) -> None:
     job = factories.node(conn, run, available_at="2999-01-01")
     conn.execute("UPDATE workflow_node_jobs SET available_at = now() - interval '1 ms'")
     assert factories.reread(conn, job)["blocked_reason"] == "not_due"
-    assert pending.work(conn).due is True
     heard()
-    assert transitions.promote_due(conn) == 1
+    toy.look()
     assert heard() == [("node_job_ready", "cpu")]
     job = factories.reread(conn, job)
     assert (job["blocked_reason"], job["available_at"]) == (None, None)
-    assert pending.work(conn).due is False
+    assert transitions.promote_due(conn) == 0
 
 
 def test_a_workers_own_claim_promotes_what_is_due(run: str, conn: Any) -> None:

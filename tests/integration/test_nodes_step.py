@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import errors
-from queue_workflows.engine import claims
+from queue_workflows import db, errors
 from queue_workflows.types import Row
 from tests.support import factories, transitions
 
@@ -23,18 +20,7 @@ OUTBOX = "node_id, kind, claim_no, generation, processed_at IS NOT NULL AS proce
 RUN = "status, progress_pct, error, finished_at IS NULL AS open"
 
 
-def following(*names: str) -> str:
-    """Return the rows of a plan that queues these nodes."""
-    return json.dumps(
-        [
-            {"node_id": name, "node_module": "m", "queue": "cpu", "status": "queued", "inputs": {},
-             "input_template": {}, "ref_heads": []}
-            for name in names
-        ]
-    )  # fmt: skip
-
-
-def state(conn: engine.Connection, run_id: str) -> dict[str, list[Row]]:
+def state(conn: db.Connection, run_id: str) -> dict[str, list[Row]]:
     """Return what a call leaves of a run, without what differs by chance: ids and times."""
 
     def rows(query: str) -> list[Row]:
@@ -49,7 +35,7 @@ def state(conn: engine.Connection, run_id: str) -> dict[str, list[Row]]:
     }
 
 
-def begin(conn: engine.Connection, context: dict[str, Any] | None = None) -> tuple[str, list[Row]]:
+def begin(conn: db.Connection, context: dict[str, Any] | None = None) -> tuple[str, list[Row]]:
     """Return a new run with two claimed nodes, `a` and `b`, and four that are queued."""
     run_id = factories.run(conn, context=context or {})
     for node_id in "abcdef":
@@ -59,34 +45,28 @@ def begin(conn: engine.Connection, context: dict[str, Any] | None = None) -> tup
     return run_id, [transitions.claim_node(conn) for _ in "ab"]
 
 
-def result(job: Row) -> claims.NodeResult:
-    made = transitions.node_result(job, made=job["node_id"])
-    return made._replace(vm_rss_mb_peak=7, resolved_inputs=json.dumps({"got": job["node_id"]}))
-
-
-AHEAD: dict[str, tuple[claims.Ahead | None, claims.Ahead | None]] = {
+NOTHING, END = transitions.plan(), transitions.plan(complete=True)
+PLANS: dict[str, tuple[transitions.Plan | None, transitions.Plan | None]] = {
     "nothing known": (None, None),
-    "nothing follows": (claims.Ahead(0, None, False), claims.Ahead(0, None, False)),
-    "nodes follow": (claims.Ahead(0, None, False), claims.Ahead(0, following("x", "y"), False)),
-    "two plans": (claims.Ahead(0, following("x"), False), claims.Ahead(0, following("y"), False)),
-    "the run ends": (claims.Ahead(0, None, False), claims.Ahead(0, None, True)),
-    "another generation": (claims.Ahead(1, following("x"), False), claims.Ahead(1, None, True)),
-    "one of two known": (None, claims.Ahead(0, following("x"), False)),
-}
+    "nothing follows": (NOTHING, NOTHING),
+    "nodes follow": (NOTHING, transitions.plan("x", "y")),
+    "two plans": (transitions.plan("x"), transitions.plan("y")),
+    "the run ends": (NOTHING, END),
+    "another generation": (
+        transitions.plan("x", generation=1), transitions.plan(complete=True, generation=1),
+    ),
+    "one of two known": (None, transitions.plan("x")),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", AHEAD)
-def test_several_results_leave_what_single_ones_leave(conn: engine.Connection, name: str) -> None:
-    ahead = AHEAD[name]
+@pytest.mark.parametrize("name", PLANS)
+def test_several_results_leave_what_single_ones_leave(conn: db.Connection, name: str) -> None:
     left: list[dict[str, list[Row]]] = []
     for at_once in (False, True):
         run_id, jobs = begin(conn)
-        done = [(result(job), one) for job, one in zip(jobs, ahead, strict=True)]
-        if at_once:
-            assert claims.nodes_step(conn, transitions.who(), done=done, claim=0) == []
-        else:
-            for each, one in done:
-                claims.node_step(conn, transitions.who(), done=each, ahead=one, claim=False)
+        done = [*zip(jobs, PLANS[name], strict=True)]
+        for part in [done] if at_once else ([each] for each in done):
+            assert transitions.complete_with_plans(conn, part) == []
         left.append(state(conn, run_id))
         factories.empty(conn, "workflow_runs")
     single, several = left
@@ -95,7 +75,7 @@ def test_several_results_leave_what_single_ones_leave(conn: engine.Connection, n
 
 
 @pytest.mark.parametrize("newest", [False, True])
-def test_several_claims_take_what_single_ones_take(conn: engine.Connection, newest: bool) -> None:
+def test_several_claims_take_what_single_ones_take(conn: db.Connection, newest: bool) -> None:
     who = transitions.who(newest=newest)
     taken: list[list[Row]] = []
     for at_once in (False, True):
@@ -108,7 +88,7 @@ def test_several_claims_take_what_single_ones_take(conn: engine.Connection, newe
         if at_once:
             jobs = transitions.claim(conn, who, 3)
         else:
-            jobs = [job for _ in range(3) if (job := claims.node_step(conn, who)) is not None]
+            jobs = [transitions.claim_node(conn, who) for _ in range(3)]
         own = ("id", "run_id", "run", "seq")
         taken.append([{key: job[key] for key in job if key not in own} for job in jobs])
         assert [job["run"]["id"] for job in jobs] == [run_id] * 3
@@ -121,41 +101,37 @@ def test_several_claims_take_what_single_ones_take(conn: engine.Connection, newe
     assert several[0]["context"] is None
 
 
-def test_a_run_that_another_session_has_locked_leaves_its_events_open(
-    conn: engine.Connection, db: Any
-) -> None:
+def test_a_run_that_another_session_has_locked_leaves_its_events_open(conn: db.Connection) -> None:
     run_id, jobs = begin(conn)
-    done = [(result(job), claims.Ahead(0, following("x"), True)) for job in jobs]
+    done = [(job, transitions.plan("x", complete=True)) for job in jobs]
     with db.connect() as other, other.transaction():
         other.execute("SELECT FROM workflow_runs WHERE id = %s FOR NO KEY UPDATE", (run_id,))
-        claims.nodes_step(conn, transitions.who(), done=done, claim=0)
+        transitions.complete_with_plans(conn, done)
     left = state(conn, run_id)
     assert [each["processed"] for each in left["outbox"]] == [False, False]
     assert "x" not in [each["node_id"] for each in left["jobs"]]
     assert left["run"][0]["status"] == "running"
 
 
-def test_one_lost_claim_of_several_leaves_all_as_they_were(conn: engine.Connection) -> None:
+def test_one_lost_claim_of_several_leaves_all_as_they_were(conn: db.Connection) -> None:
     run_id, jobs = begin(conn)
     before = state(conn, run_id)
-    done = [(result(job), claims.Ahead(0, following("x"), False)) for job in jobs]
-    lease = done[1][0].lease
-    done[1] = (done[1][0]._replace(lease=lease._replace(claim_no=9)), None)
+    done = [(jobs[0], transitions.plan("x")), (jobs[1] | {"claim_no": 9}, None)]
     with pytest.raises(errors.ClaimLost, match="1 of 2 claims"):
-        claims.nodes_step(conn, transitions.who(), done=done, claim=2)
+        transitions.complete_with_plans(conn, done, count=2)
     assert state(conn, run_id) == before
 
 
-def test_a_machine_that_is_off_records_several_and_claims_none(conn: engine.Connection) -> None:
+def test_a_machine_that_is_off_records_several_and_claims_none(conn: db.Connection) -> None:
     run_id, jobs = begin(conn)
     factories.insert(conn, "worker_controls", host_label="box", queue="cpu", desired_state="off")
-    done = [(result(job), None) for job in jobs]
-    assert claims.nodes_step(conn, transitions.who(obey=True), done=done, claim=2) == []
+    done = [(job, None) for job in jobs]
+    assert transitions.complete_with_plans(conn, done, transitions.who(obey=True), 2) == []
     assert [job["status"] for job in state(conn, run_id)["jobs"][:2]] == ["completed"] * 2
     assert len(transitions.claim(conn, transitions.who(obey=False), 2)) == 2
 
 
-def test_jobs_of_a_run_that_is_over_are_no_claims(conn: engine.Connection) -> None:
+def test_jobs_of_a_run_that_is_over_are_no_claims(conn: db.Connection) -> None:
     over, _ = begin(conn)
     with factories.unguarded(conn, "workflow_runs"):
         conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (over,))
@@ -164,18 +140,18 @@ def test_jobs_of_a_run_that_is_over_are_no_claims(conn: engine.Connection) -> No
     assert [job["node_id"] for job in transitions.claim(conn, transitions.who(), 3)] == ["g"]
 
 
-def test_nodes_that_follow_are_claimed_in_the_same_call(conn: engine.Connection) -> None:
+def test_nodes_that_follow_are_claimed_in_the_same_call(conn: db.Connection) -> None:
     _, jobs = begin(conn)
     conn.execute("UPDATE workflow_node_jobs SET status = 'cancelled' WHERE status = 'queued'")
-    done = [(result(jobs[0]), None), (result(jobs[1]), claims.Ahead(0, following("x"), False))]
-    claimed = claims.nodes_step(conn, transitions.who(), done=done, claim=2)
+    done = [(jobs[0], None), (jobs[1], transitions.plan("x"))]
+    claimed = transitions.complete_with_plans(conn, done, count=2)
     assert [job["node_id"] for job in claimed] == ["x"]
 
 
-def test_due_nodes_are_admitted_first(conn: engine.Connection) -> None:
+def test_due_nodes_are_admitted_first(conn: db.Connection) -> None:
     factories.node(
         conn, None, "later", blocked_reason="not_due", available_at="2020-01-01 00:00+00"
     )
-    assert transitions.claim(conn, transitions.who(), 1) == []
-    (job,) = claims.nodes_step(conn, transitions.who(), claim=1, promote=True)
+    assert transitions.claim(conn, transitions.who(), 2) == []
+    (job,) = transitions.claim(conn, transitions.who(), 2, promote=True)
     assert job["node_id"] == "later"

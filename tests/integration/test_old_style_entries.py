@@ -15,10 +15,10 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, errors, schedules
-from queue_workflows.schedule import old_style_entries
 from queue_workflows.scheduler import ScheduleEntry, Ticker
 from tests.support import frequent_schedule, wait
 from tests.support.clocks import Clock
+from tests.support.factories import execute as rows
 
 TEN = datetime(2024, 5, 1, 10, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)
@@ -33,11 +33,6 @@ def _tasks(clean_process: None) -> None:
 
 def entry(name: str = "prices", minute: int = 5, task: str = "prices", **more: Any):
     return ScheduleEntry(name, minute, task, "fetch", **more)
-
-
-def rows(query: str) -> list[dict[str, Any]]:
-    with queue_workflows.db.connection() as conn:
-        return conn.execute(query).fetchall()
 
 
 def fires() -> list[tuple[str, float]]:
@@ -106,15 +101,15 @@ def test_entries_of_one_name_fire_at_each_of_their_minutes(db: ModuleType):
     assert tasks == ["prices", "prices", "other"]
 
 
-def test_an_entry_whose_instants_only_python_knows_is_refused():
+def test_an_entry_whose_instants_only_python_knows_is_refused(db: ModuleType):
     class Odd(ScheduleEntry):
         def next_fire_at(self, now: datetime) -> datetime:
             return now + MINUTE
 
     with pytest.raises(errors.InvalidConfig, match="override the property `expression`"):
-        old_style_entries.converted([Odd("odd", 5, "prices", "fetch")])
-    (found,) = old_style_entries.converted([frequent_schedule.Every("e", 0, "prices", "fetch")])
-    assert found.expression == "every 2s"
+        follow(Clock(TEN), Odd("odd", 5, "prices", "fetch")).run_once()
+    follow(Clock(TEN), frequent_schedule.Every("e", 0, "prices", "fetch")).run_once()
+    assert rows("SELECT expression FROM schedules") == [{"expression": "every 2s"}]
 
 
 # --- the boot kick -------------------------------------------------------------------------------

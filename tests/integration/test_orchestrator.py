@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import node_pool, orchestrator
-from queue_workflows.maintenance import recovery
-from queue_workflows.runtime import signals
-from tests.support import commands, database, factories, flow, transitions, wait
+from queue_workflows import db, node_pool, orchestrator
+from tests.support import commands, database, factories, flow, orchestrators, transitions, wait
 from tests.support.commands import TOYHOST
-
-
-@contextmanager
-def serving() -> Iterator[signals.StopRequest]:
-    """`serve` in a thread, as `main` calls it."""
-    stop = signals.StopRequest()
-    thread = threading.Thread(target=orchestrator.serve, args=(stop,), name="serve")
-    thread.start()
-    try:
-        yield stop
-    finally:
-        stop.request()
-        thread.join(15)
-        assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -38,13 +19,11 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_BACKOFF_S", "0.001")
 
 
-def test_it_starts_runs_and_stops_on_request(db: ModuleType) -> None:
-    host = flow.Flow()
-    host.dag(a="")
-    with serving():
-        run_id = host.submit()
+def test_it_starts_runs_and_stops_on_request(toy: flow.Flow) -> None:
+    toy.dag(a="")
+    with orchestrators.serving():
+        run_id = toy.submit()
         wait.until(lambda: flow.status(run_id) == "running")
-    host.close()
 
 
 def test_boot_takes_back_what_is_lapsed_or_ownerless_and_nothing_else(conn: Any) -> None:
@@ -57,7 +36,7 @@ def test_boot_takes_back_what_is_lapsed_or_ownerless_and_nothing_else(conn: Any)
     conn.execute(
         "UPDATE workflow_node_jobs SET lease_expires_at = NULL WHERE id = %s", (ownerless["id"],)
     )
-    assert recovery.recover_at_start(never) is True
+    assert orchestrators.recover() is True
     states = {job["node_id"]: job["status"] for job in node_rows(conn)}
     assert states == {"a": "running", "b": "queued", "c": "queued", "d": "cancelled"}
     row = factories.reread(conn, fresh)
@@ -80,12 +59,8 @@ class Flaky:
     def __call__(self, **_: object) -> Any:
         self.calls += 1
         if self.calls <= self.failures:
-            raise engine.OperationalError("gone")
+            raise db.OperationalError("gone")
         return self.act()
-
-
-def never(_: float) -> bool:
-    return False
 
 
 @pytest.mark.parametrize(("failures", "calls"), [(0, 1), (2, 3), (9, 3)])
@@ -94,12 +69,11 @@ def test_a_pool_recovers_before_it_starts_and_raises_what_stays_broken(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_RETRIES", "3")
     flaky = Flaky(failures)
-    monkeypatch.setattr(recovery, "reclaim", flaky)
-    monkeypatch.setattr(recovery, "cancel_orphans", lambda: None)
+    orchestrators.before_recovery(monkeypatch, flaky)
     pool = node_pool.NodePool()
     try:
         if failures > 2:
-            with pytest.raises(engine.OperationalError):
+            with pytest.raises(db.OperationalError):
                 pool.start()
             flaky.failures = 0
         # What failed to start may be started again.
@@ -112,29 +86,31 @@ def test_a_pool_recovers_before_it_starts_and_raises_what_stays_broken(
 
 
 def test_the_command_waits_for_its_database_where_a_pool_raises(
-    monkeypatch: pytest.MonkeyPatch, no_rest: None
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, no_rest: None
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_RETRIES", "2")
     flaky = Flaky(5)
-    monkeypatch.setattr(recovery, "reclaim", flaky)
-    monkeypatch.setattr(recovery, "cancel_orphans", lambda: None)
+    orchestrators.before_recovery(monkeypatch, flaky)
     waits: list[object] = []
-    monkeypatch.setattr(engine, "wait_until_reachable", lambda **_: waits.append(1))
-    started: list[int] = []
+    monkeypatch.setattr(db, "wait_until_reachable", lambda **_: waits.append(1))
     pool = node_pool.NodePool()
-    monkeypatch.setattr(pool, "start", lambda: started.append(recovery.recover_at_start(never)))
-    assert orchestrator.start(pool, signals.StopRequest()) is True
-    assert (flaky.calls, len(waits), started) == (6, 2, [True])
+    try:
+        assert orchestrator.start(pool, orchestrators.StopRequest()) is True
+        assert (flaky.calls, len(waits)) == (6, 2)
+        with pytest.raises(RuntimeError, match="started before"):
+            pool.start()
+    finally:
+        pool.stop()
 
 
 def test_recovery_ends_when_a_stop_is_requested(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flaky = Flaky(9)
-    monkeypatch.setattr(recovery, "reclaim", flaky)
-    stop = signals.StopRequest()
+    orchestrators.before_recovery(monkeypatch, flaky)
+    stop = orchestrators.StopRequest()
     stop.request()
-    assert recovery.recover_at_start(stop.requested.wait) is False
+    assert orchestrators.recover(stop) is False
     assert flaky.calls == 1
     assert orchestrator.start(node_pool.NodePool(), stop) is False
 
@@ -143,8 +119,8 @@ def test_a_database_that_goes_away_during_the_bootstrap_is_waited_for(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, no_rest: None
 ) -> None:
     flaky = Flaky(2, list)
-    monkeypatch.setattr(engine, "bootstrap", flaky)
-    assert orchestrator.bring_schema(signals.StopRequest()) is True
+    monkeypatch.setattr(db, "bootstrap", flaky)
+    assert orchestrator.bring_schema(orchestrators.StopRequest()) is True
     assert flaky.calls == 3
 
 
@@ -152,7 +128,7 @@ def test_a_stop_ends_the_wait_for_a_database(
     own_database: database.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", own_database.dsn.replace("_test?", "_no_test?"))
-    stop = signals.StopRequest()
+    stop = orchestrators.StopRequest()
     stop.request()
     assert orchestrator.serve(stop) == 0
 

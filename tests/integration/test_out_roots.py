@@ -10,7 +10,6 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, dispatcher, node_executor, node_queue, run_store
-from queue_workflows.dispatch import starts
 from tests.support import flow, transitions
 
 KNOB = "QUEUE_WORKFLOWS_OUT_ROOTS"
@@ -68,7 +67,7 @@ def test_a_run_outside_of_the_roots_fails_at_its_start_naming_folder_and_knob(
     (root / "link").symlink_to(tmp_path)
     inside = run_of(root / "run")
     outside = [run_of(tmp_path / "elsewhere"), run_of(root / "link"), run_of(root / "..")]
-    assert starts.start_queued()[0] == 4
+    assert flow.start_queued() == 4
     assert run_row(inside)["status"] == "running"
     for run_id in outside:
         row = run_row(run_id)
@@ -82,7 +81,7 @@ def test_a_row_by_plain_sql_is_checked_as_any_other(root: Path, db: ModuleType) 
     with db.connect() as conn:
         conn.execute("INSERT INTO workflow_runs (id, workflow_name, mode, out_dir)"
                      " VALUES ('r', 'w', 'node', '/etc')")  # fmt: skip
-    starts.start_queued()
+    flow.start_queued()
     assert (run_row("r")["status"], KNOB in run_row("r")["error"]) == ("failed", True)
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import claim_worker, cli, config, errors, node_queue, queues
+from queue_workflows import claim_worker, config, errors, node_queue, queues
 from queue_workflows import jobs as jobs_api
-from queue_workflows.engine import claims
-from tests.support import factories, transitions
+from tests.support import console, factories, transitions
 from tests.support.wait import until
 
 
@@ -24,10 +23,8 @@ def of(queue: str = "fetch") -> dict[str, Any]:
     return row
 
 
-def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = cli.main(["queues", *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
+def printed(*arguments: str) -> str:
+    return console.printed("queues", *arguments)
 
 
 def test_a_queue_without_settings_is_open(db: ModuleType) -> None:
@@ -200,8 +197,8 @@ def test_why_names_the_limit(db: ModuleType) -> None:
         queues.limit("fetch", partition="a", max_running=1)
         _, second = (factories.ingest(conn, partition_key="a", priority=1) for _ in range(2))
         for _ in range(2):
-            claims.ingest_step(
-                conn, transitions.who("fetch"), on_wait=claims.OnWait(lambda _: None, 1.0)
+            transitions.claim(
+                conn, transitions.who("fetch"), on_wait=transitions.on_wait(lambda _: None, 1.0)
             )
         assert reason_of(second)[1] == "it waits for partition a, of which 1 of 1 jobs run"
         queues.limit("fetch", partition="a", max_running=None, rate="1/h")
@@ -211,18 +208,16 @@ def test_why_names_the_limit(db: ModuleType) -> None:
         assert (clause, detail[:30]) == ("paused", "partition a is paused until 20")
 
 
-def test_the_command(db: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(capsys, "pause", "fetch", "--until", "2h", "--requested-by", "ana")[0] == 0
-    code, out, _ = command(capsys, "limit", "fetch", "--rate", "100/m", "--partition-max-running=2")
-    assert code == 0
+def test_the_command(db: ModuleType) -> None:
+    printed("pause", "fetch", "--until", "2h", "--requested-by", "ana")
+    out = printed("limit", "fetch", "--rate", "100/m", "--partition-max-running=2")
     assert "100/m, each partition 2 at once" in out
     assert "by ana" in out
-    assert command(capsys, "pause", "load", "--partition", "a")[0] == 0
-    _, out, _ = command(capsys, "list")
-    assert "load, partition a: paused" in out
-    assert command(capsys, "resume", "fetch")[0] == 0
-    assert command(capsys, "limit", "fetch", "--rate", "none")[0] == 0
-    (row,) = json.loads(command(capsys, "list", "fetch", "--json")[1])
+    printed("pause", "load", "--partition", "a")
+    assert "load, partition a: paused" in printed("list")
+    printed("resume", "fetch")
+    printed("limit", "fetch", "--rate", "none")
+    (row,) = json.loads(printed("list", "fetch", "--json"))
     assert (row["state"], row["rate"], row["partition_max_running"]) == ("open", None, 2)
 
 
@@ -239,18 +234,14 @@ def test_the_command(db: ModuleType, capsys: pytest.CaptureFixture[str]) -> None
         ("limit", "nobody", "--max-running", "1"),
     ],
 )
-def test_the_command_refuses_in_one_line(
-    db: ModuleType, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
-) -> None:
-    code, out, err = command(capsys, *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
+def test_the_command_refuses_in_one_line(db: ModuleType, arguments: tuple[str, ...]) -> None:
+    console.refusal("queues", *arguments)
 
 
-def test_status_shows_what_is_paused(db: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_what_is_paused(db: ModuleType) -> None:
     queues.pause("cpu", requested_by="ana")
     queues.pause("load", partition="a")
-    assert cli.main(["status"]) == 0
-    out = capsys.readouterr().out
+    out = console.printed("status")
     assert "queue cpu is paused by ana: `queue-workflows queues resume cpu` resumes it\n" in out
     assert (
         "queue load, partition a is paused: `queue-workflows queues resume load --partition a`"

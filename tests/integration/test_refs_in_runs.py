@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import node_executor, node_queue
-from queue_workflows.dispatch import fast_path, job_inputs
-from queue_workflows.engine import nodes
-from tests.support import flow
+from queue_workflows import db, dispatcher, node_executor, node_queue, refs
+from tests.support import factories, flow
 
 Json = dict[str, Any]
 
@@ -48,8 +45,7 @@ def ahead(toy: flow.Flow, run_id: str) -> None:
 
 def dispatched(toy: flow.Flow, run_id: str) -> None:
     """An orchestrator decides after each node."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_path, "plan", lambda done: None)
+    with flow.unplanned():
         toy.go("cpu", "gpu")
 
 
@@ -520,11 +516,11 @@ def test_a_worker_reads_the_context_behind_an_empty_result_when_the_job_runs(
     run_id = toy.started(context={"s/a": {"v": 5}})
     flow.finish(run_id, "s/a")
     assert flow.job(run_id, "s/b")["inputs"] == {"x": 5, "y": {"v": 5}}
-    with engine.connection() as conn:
+    with db.connection() as conn:
         conn.execute(
             """UPDATE workflow_runs SET context = '{"s/a": {"v": 6}}' WHERE id = %s""", (run_id,)
         )
-    assert job_inputs.resolve_inputs_for_job(flow.job(run_id, "s/b")["id"]) == {
+    assert dispatcher.resolve_inputs_for_job(flow.job(run_id, "s/b")["id"]) == {
         "x": 6,
         "y": {"v": 6},
     }
@@ -532,23 +528,34 @@ def test_a_worker_reads_the_context_behind_an_empty_result_when_the_job_runs(
     assert seen == [{"x": 6, "y": {"v": 6}}]
 
 
+@pytest.mark.parametrize("resolver", ["the app's", "ours"])
 def test_the_context_of_a_run_has_empty_results_where_it_has_nothing_itself(
-    toy: flow.Flow,
+    toy: flow.Flow, resolver: str
 ) -> None:
-    toy.dag(a="", b="", c="", d="")
+    found: Json = {"s/a": {"v": 5}, "s/b": {"w": 1}, "s/c": {}, "s/d": None, "k": 2}
+    contexts: list[Json] = []
+
+    def resolve(value: Any, context: Json) -> Any:
+        contexts.append(context)
+        return refs.resolve_ref(value, context)
+
+    toy.provide(resolve_ref=resolve if resolver == "the app's" else None)
+    inputs = {name.replace("/", ""): read(name) for name in found}
+    toy.define(
+        flow.step("s"),
+        flow.step("t", depends_on=["s"], inputs=inputs),
+        s=flow.nodes(a="", b="", c="", d=""),
+        t=[taking("e", *inputs)],
+    )
     run_id = toy.started(context={"s/a": {"v": 5}, "s/b": 1, "s/d": None, "k": 2})
     for node_id, delta in {"s/a": {}, "s/b": {"w": 1}, "s/c": {}, "s/d": {}}.items():
-        flow.complete(run_id, node_id, **delta)
-    found: Json = {"s/a": {"v": 5}, "s/b": {"w": 1}, "s/c": {}, "s/d": None, "k": 2}
-    heads = [*found, "s/none"]
-    with engine.connection() as conn:
-        assert nodes.context(conn, run_id, None) == found
-        assert nodes.context(conn, run_id, set(heads)) == found
-        assert nodes.context(conn, run_id, {"s/a", "s/c"}) == {"s/a": {"v": 5}, "s/c": {}}
-        row = conn.execute(
-            "SELECT queue_workflows_context_of(%s, %s) AS found", (run_id, heads)
-        ).fetchone()
-    assert row is not None
+        flow.finish(run_id, node_id, **delta)
+    given = dict(zip(inputs, found.values(), strict=True))
+    assert flow.job(run_id, "t/e")["inputs"] == given
+    assert [context for context in contexts if context != found] == []
+    assert bool(contexts) == (resolver == "the app's")
+    query = "SELECT queue_workflows_context_of(%s, %s) AS found"
+    (row,) = factories.execute(query, run_id, [*found, "s/none"])
     assert row["found"] == found
 
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import events, history, node_pool, node_queue, run_store
-from queue_workflows.engine import job_events, logs, models, row_isolation, schedules
-from queue_workflows.engine import retention as statements
-from queue_workflows.operations import retention
+from queue_workflows import db, events, history, node_pool, node_queue, run_store
 from tests.support import factories, invariants, transitions, wait
 
 
@@ -160,7 +154,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
             "INSERT INTO hw_samples (host_label, every_s, slot, sample) VALUES ('b', 2, %s, '{}')",
             (n,),
         )
-        models.learn_load(conn, f"gone{n}", "m", 1.0)
+        factories.insert(conn, "gpu_models", host_label=f"gone{n}", model="m")
         conn.execute(
             "INSERT INTO failure_alerts (kind, subject, occurrence, reason)"
             " VALUES ('job', %s, '1', 'failed')",
@@ -182,77 +176,17 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
     }
     for table, column in tables.items():
         age(conn, table, column)
-    assert history.prune() == dict.fromkeys(retention.KINDS, 1) | {"runs": 0, "jobs": 0}
+    gone = history.prune()
+    assert (gone.pop("runs"), gone.pop("jobs")) == (0, 0)
+    assert [*gone.values()] == [1] * len(tables)
     for table in tables:
         assert factories.one(conn, f"SELECT count(*) FROM {table}") == 1, table
-
-
-def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
-    migrated_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
-    with engine.connect() as conn:
-        old = "'2001-01-01' FROM generate_series(1, 20000) AS n"
-        fills = {
-            "workflow_runs": "(workflow_name, status, finished_at) SELECT 'w', 'completed',"
-            " '2001-01-01' FROM generate_series(1, 5000) AS n",
-            "workflow_node_jobs": "(run_id, node_id, node_module, queue, status, finished_at)"
-            f" SELECT (SELECT min(id) FROM workflow_runs), n, 'm', 'cpu', 'completed', {old}",
-            "workflow_dispatch_events": "(run_id, node_id, kind, processed_at)"
-            f" SELECT (SELECT min(id) FROM workflow_runs), 'n', 'completed', {old}",
-            "workflow_node_events": "(run_id, node_id, event_type, created_at)"
-            f" SELECT gen_random_uuid(), 'n', 'claimed', {old}",
-            "ingest_job_events": f"(job_id, event_type, created_at) SELECT 'x', 'claimed', {old}",
-            "job_attempt_logs": "(job_table, job_id, claim_no, created_at)"
-            f" SELECT 'ingest_jobs', 'x', n, {old}",
-            "schedule_fires": "(name, fire_at, created_at)"
-            f" SELECT 'a', now() + n * interval '1 second', {old}",
-        }
-        for table, fill in fills.items():
-            conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
-            conn.execute(f"INSERT INTO {table} {fill}")
-            with factories.unguarded(conn, table):
-                conn.execute(f"DELETE FROM {table}")
-            conn.execute(f"VACUUM (ANALYZE, TRUNCATE false) {table}")
-            conn.execute(f"INSERT INTO {table} {fill}")
-            estimate = "SELECT reltuples FROM pg_class WHERE relname = %s"
-            assert factories.one(conn, estimate, table) == 0, table
-        conn.execute("SET statement_timeout = '5s'")  # by key it is 100 million comparisons
-        with conn.transaction():
-            assert statements.delete_outbox(conn, 30) == 5000
-            assert job_events.prune_nodes(conn, older_than_days=30, batch=5000) == 5000
-            assert statements.delete_ingest_events(conn, 30) == 5000
-            assert logs.prune(conn, older_than_days=30, batch=5000) == 5000
-            assert schedules.prune(conn, batch=5000) == 5000
-            assert statements.due(conn, run_days=30, job_days=30) == {"runs": 5000, "jobs": 0}
-            assert statements.delete_runs(conn, 0, 30, row_isolation.Isolation()) == statements.RUNS
-
-
-def test_large_tables_go_batch_by_batch(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "BLOCKS", 2)
-    monkeypatch.setattr(statements, "RUNS", 3)
-    conn.execute(
-        "INSERT INTO ingest_jobs (task_name, queue, reason, status, finished_at)"
-        " SELECT 'note', 'load', 'x', 'completed', now() - interval '100 days'"
-        " FROM generate_series(1, 500)"
-    )
-    for _ in range(8):
-        finished_run(conn, 400)
-    kept = finished_job(conn, 1), finished_run(conn, 1)
-    found = list(retention.batches())
-    of_jobs = [count for kind, count in found if kind == "jobs"]
-    of_runs = [count for kind, count in found if kind == "runs"]
-    assert (sum(of_jobs), sum(of_runs)) == (500, 8)
-    assert len(of_jobs) > 3
-    assert max(of_jobs) < 250
-    assert max(of_runs) == 3
-    assert (jobs(conn), runs(conn)) == ({kept[0]}, {kept[1]})
 
 
 def test_nobody_waits_and_nothing_is_lost_that_another_transaction_has(conn: Any) -> None:
     held, run_id = finished_job(conn, 100), finished_run(conn, 400)
     gone = finished_job(conn, 100)
-    with engine.connect(autocommit=False) as host:
+    with db.connect(autocommit=False) as host:
         host.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (held,))
         host.execute("UPDATE workflow_runs SET parcel_id = 'x' WHERE id = %s", (run_id,))
         assert history.prune()["jobs"] == 1
@@ -265,7 +199,7 @@ def test_nobody_waits_and_nothing_is_lost_that_another_transaction_has(conn: Any
 
 def test_a_run_that_is_reopened_beside_the_pruning_stays(conn: Any) -> None:
     run_id = finished_run(conn, 400, node="failed", status="failed")
-    with engine.connect(autocommit=False) as host:
+    with db.connect(autocommit=False) as host:
         host.execute("UPDATE workflow_runs SET status = 'queued' WHERE id = %s", (run_id,))
         assert history.prune()["runs"] == 0
         host.commit()
@@ -273,9 +207,7 @@ def test_a_run_that_is_reopened_beside_the_pruning_stays(conn: Any) -> None:
     assert run_store.get_run(run_id) is not None
 
 
-def test_the_orchestrator_prunes_and_stops_between_batches(
-    conn: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_orchestrator_prunes(conn: Any) -> None:
     finished_job(conn, 100)
     pool = node_pool.NodePool()
     pool.start()
@@ -283,22 +215,6 @@ def test_the_orchestrator_prunes_and_stops_between_batches(
         wait.until(lambda: not jobs(conn))
     finally:
         pool.stop()
-    begun, stopped = threading.Event(), threading.Event()
-
-    def endless(*_: object) -> Iterator[tuple[str, int]]:
-        try:
-            while True:
-                begun.set()
-                yield "jobs", 1
-        finally:
-            stopped.set()
-
-    monkeypatch.setattr(retention, "batches", endless)
-    pool = node_pool.NodePool()
-    pool.start()
-    assert begun.wait(30)
-    pool.stop()
-    assert stopped.wait(30)
 
 
 def test_the_invariants_hold_after_it(conn: Any) -> None:

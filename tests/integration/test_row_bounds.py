@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from queue_workflows import node_queue
-from queue_workflows.engine import attempts, job_tables
 from tests.support import factories, transitions
 
 FAMILIES = ("workflow_node_jobs", "ingest_jobs")
@@ -247,8 +246,7 @@ def test_a_count_of_watchdog_retries_at_its_limit_can_still_grow(conn: Any, coun
     job = transitions.claim_node(conn)
     with as_before(conn):
         conn.execute("UPDATE workflow_node_jobs SET watchdog_retries = %s", (count,))
-    lease = job_tables.lease_of(job_tables.NODE_JOBS, job)
-    row = attempts.end_by_watchdog(conn, lease, error="e", seconds=1.0)
+    row = transitions.end_by_watchdog(conn, job)
     assert row is not None
     assert row["status"] == ("failed" if count > 0 else "queued")
 

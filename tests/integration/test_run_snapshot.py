@@ -9,6 +9,7 @@ import pytest
 
 from queue_workflows import config, dispatcher, errors, node_queue, run_store
 from queue_workflows.cli import run_snapshot, summary
+from tests.support import flow
 
 
 def started(count: int) -> str:
@@ -51,6 +52,27 @@ def test_steps_come_in_the_workflows_order_with_what_has_no_row_yet(reader) -> N
     ]
     assert [node["status"] for node in seen.nodes] == ["running", "queued", "queued"]
     assert (seen.total, seen.done, seen.over) == (4, 0, False)
+
+
+def test_the_items_of_a_map_count_as_nodes_of_its_step(reader, toy: flow.Flow) -> None:  # type: ignore[no-untyped-def]
+    def draw(inputs: dict[str, int]) -> dict[str, int]:
+        return {"at": 1 // inputs["by"]}
+
+    flow.body(draw, "draw")
+    given = {"inputs": {"by": {"$from": "item"}}}
+    each = {"id": "m", "kind": "map", "over": [1, 2, 0], "may_fail": 1, "pipeline": "draw"}
+    toy.define(
+        flow.step("scan"),
+        each | given | {"depends_on": ["scan"]},
+        flow.step("end", depends_on=["m"]),
+        scan=flow.nodes(scan=""),
+        draw=[{"id": "draw", "inputs": [{"name": "by", "from": "pipeline.by"}]}],
+        end=flow.nodes(end=""),
+    )
+    run_id = toy.submit()
+    toy.go()
+    steps = [(step.name, step.done, step.total) for step in reader(run_id).read().steps]
+    assert steps == [("scan", 1, 1), ("m", 3, 4), ("end", 1, 1)]
 
 
 def test_of_a_large_run_only_what_matters_is_listed(reader) -> None:  # type: ignore[no-untyped-def]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from queue_workflows import config, dispatcher, errors, runs
-from queue_workflows import db as engine
-from queue_workflows.cli import show, upgrade
+from queue_workflows import config, db, dispatcher, errors, runs
 from queue_workflows.declare import branch, loop, node, pipeline, workflow
-from queue_workflows.engine import claims
-from tests.support import factories, flow, transitions
+from queue_workflows.types import Row
+from tests.support import console, factories, flow, transitions
 
 
 def declare(versions: dict[str, int | None], *, more: bool = False) -> None:
@@ -21,21 +18,21 @@ def declare(versions: dict[str, int | None], *, more: bool = False) -> None:
 
     @node(version=versions.get("a"))
     def a(given: int) -> dict[str, Any]:
-        return {"n": given}
+        return {"made": given}
 
     @node(version=versions.get("b"))
     def b(n: int) -> dict[str, Any]:
-        return {"n": n}
+        return {"made": n}
 
     @node(version=versions.get("c"))
     def c(n: int) -> dict[str, Any]:
-        return {"n": n}
+        return {"made": n}
 
     @workflow
     def chain(given: int) -> None:
-        last = c(b(a(given)["n"])["n"])
+        last = c(b(a(given)["made"])["made"])
         if more:
-            c.options("again")(last["n"])
+            c.options("again")(last["made"])
 
 
 def who(*versions: str) -> transitions.Claimant:
@@ -49,7 +46,7 @@ def started(versions: dict[str, int | None]) -> str:
     return run_id
 
 
-def jobs(conn: engine.Connection, run_id: str) -> dict[str, tuple[str, str | None]]:
+def jobs(conn: db.Connection, run_id: str) -> dict[str, tuple[str, str | None]]:
     return {
         row["node_id"]: (row["status"], row["required_version"])
         for row in conn.execute(
@@ -59,7 +56,7 @@ def jobs(conn: engine.Connection, run_id: str) -> dict[str, tuple[str, str | Non
     }
 
 
-def test_a_run_moves_with_its_queued_node_to_the_new_version(conn: engine.Connection) -> None:
+def test_a_run_moves_with_its_queued_node_to_the_new_version(conn: db.Connection) -> None:
     run_id = started({"a": 1, "b": 1})
     assert jobs(conn, run_id) == {"a/a": ("queued", "a@1")}
     declare({"a": 2, "b": 1, "c": 5}, more=True)
@@ -76,19 +73,19 @@ def test_a_run_moves_with_its_queued_node_to_the_new_version(conn: engine.Connec
     assert (run["upgrades"][0]["actor"], run["upgrades"][0]["nodes"]) == ("ann", 3)
     assert dispatcher.start_run(run_id) == 0
     assert runs.upgrade(run_id)["outcome"] == "same"
-    assert claims.node_step(conn, who("a@1")) is None
+    assert transitions.claim(conn, who("a@1")) == []
     job = transitions.claim_node(conn, who("a@2"))
-    claims.node_step(conn, who(), done=transitions.node_result(job, n=1), claim=False)
+    transitions.complete_node(conn, job, made=1)
     flow.dispatch_all()
     assert jobs(conn, run_id)["b/b"] == ("queued", "b@1")
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_node_that_ended_or_runs_keeps_the_run(conn: engine.Connection, ended: bool) -> None:
+def test_a_node_that_ended_or_runs_keeps_the_run(conn: db.Connection, ended: bool) -> None:
     run_id = started({"a": 1})
     job = transitions.claim_node(conn, who("a@1"))
     if ended:
-        claims.node_step(conn, who(), done=transitions.node_result(job, n=1), claim=False)
+        transitions.complete_node(conn, job, made=1)
     declare({"a": 2})
     before = runs.get(run_id)
     assert runs.upgrade(run_id, dry_run=True)["blocked"] == ["a/a"]
@@ -101,29 +98,24 @@ def test_a_node_that_ended_or_runs_keeps_the_run(conn: engine.Connection, ended:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_a_worker_that_planned_by_the_old_graph_is_fenced(
-    conn: engine.Connection, batch: bool
-) -> None:
+def test_a_worker_that_planned_by_the_old_graph_is_fenced(conn: db.Connection, batch: bool) -> None:
     run_id = started({"a": 1, "b": 1})
     job = transitions.claim_node(conn, who("a@1"))
     assert job["run"]["revision"] == 0
-    row = {"node_id": "b/b", "node_module": "b", "queue": "cpu", "status": "queued", "inputs": {},
-           "input_template": {}, "ref_heads": [], "required_version": "b@1"}  # fmt: skip
-    ahead = claims.Ahead(0, json.dumps([row]), False, job["run"]["revision"])
+    ahead = transitions.plan("b/b")  # of revision 0
     declare({"a": 1, "b": 2})
     assert runs.upgrade(run_id)["outcome"] == "moved"
     dispatcher.start_run(run_id)
-    done = transitions.node_result(job, n=1)
+    done: list[tuple[Row, transitions.Plan | None]] = [(job, ahead)]
     if batch:
-        claims.nodes_step(conn, who(), done=[(done, ahead)], claim=0)
-    else:
-        claims.node_step(conn, who(), done=done, ahead=ahead, claim=False)
+        done.insert(0, (transitions.claimed(conn, "node"), None))
+    transitions.complete_with_plans(conn, done, who())
     assert "b/b" not in jobs(conn, run_id)
     flow.dispatch_all()
     assert jobs(conn, run_id)["b/b"] == ("queued", "b@2")
 
 
-def test_a_run_that_cannot_move_is_refused(conn: engine.Connection) -> None:
+def test_a_run_that_cannot_move_is_refused(conn: db.Connection) -> None:
     with pytest.raises(errors.UnknownJob, match="no run"):
         runs.upgrade("nowhere")
     declare({})
@@ -151,7 +143,7 @@ def declare_map(version: int, *, at_once: int = 2) -> None:
         cut.map(clips, at_once=at_once)
 
 
-def test_items_that_have_not_started_move_with_an_open_map(conn: engine.Connection) -> None:
+def test_items_that_have_not_started_move_with_an_open_map(conn: db.Connection) -> None:
     declare_map(1)
     run_id = runs.submit("cuts", context={"clips": ["x", "y", "z"]})["id"]
     dispatcher.start_run(run_id)
@@ -162,7 +154,7 @@ def test_items_that_have_not_started_move_with_an_open_map(conn: engine.Connecti
     assert runs.upgrade(run_id)["outcome"] == "moved"
     dispatcher.start_run(run_id)
     job = transitions.claim_node(conn, who("cut@2"))
-    claims.node_step(conn, who(), done=transitions.node_result(job, item="x"), claim=False)
+    transitions.complete_node(conn, job, item="x")
     flow.dispatch_all()
     assert [pair[1] for name, pair in jobs(conn, run_id).items() if "[" in name] == ["cut@2"] * 3
     declare_map(3)
@@ -198,7 +190,7 @@ def declare_deciding_map(cutting: int, improving: int, *, at_most: int = 2) -> N
         treat.map(items, at_once=1)
 
 
-def test_the_arms_and_rounds_of_items_move_with_an_open_map(conn: engine.Connection) -> None:
+def test_the_arms_and_rounds_of_items_move_with_an_open_map(conn: db.Connection) -> None:
     declare_deciding_map(1, 1)
     run_id = runs.submit("treated", context={"items": ["x", "y"]})["id"]
     dispatcher.start_run(run_id)
@@ -207,8 +199,7 @@ def test_the_arms_and_rounds_of_items_move_with_an_open_map(conn: engine.Connect
     dispatcher.start_run(run_id)
     assert jobs(conn, run_id)["treat[x]/made/cut"] == ("queued", "cut@2")
     job = transitions.claim_node(conn, who("cut@2"))
-    done = transitions.node_result(job, kind="x", good=False)
-    claims.node_step(conn, who(), done=done, claim=False)
+    transitions.complete_node(conn, job, kind="x", good=False)
     flow.dispatch_all()
     assert jobs(conn, run_id)["treat[x]/best/improve#1"] == ("queued", "improve@1")
     declare_deciding_map(2, 2)
@@ -222,28 +213,21 @@ def test_the_arms_and_rounds_of_items_move_with_an_open_map(conn: engine.Connect
         runs.upgrade(run_id)
 
 
-def test_the_command_shows_the_difference(
-    conn: engine.Connection, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_shows_the_difference(conn: db.Connection) -> None:
     run_id = started({"a": 1})
     declare({"a": 2}, more=True)
-    with pytest.raises((SystemExit, Exception)) as caught:
-        upgrade.upgrade(run_id, dry_run=True)
-    assert getattr(caught.value, "exit_code", getattr(caught.value, "code", None)) in (0, None)
-    out = capsys.readouterr().out
+    out = console.printed("upgrade", run_id, "--dry-run")
     assert "+ again/c" in out
     assert "~ a/a: version 1 to 2" in out
     assert f"run {run_id}: can move" in out
 
 
-def test_show_prints_who_moved_a_run_and_what_differed(
-    conn: engine.Connection, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_show_prints_who_moved_a_run_and_what_differed(conn: db.Connection) -> None:
     run_id = started({"a": 1, "b": 1})
     declare({"a": 2, "b": 1}, more=True)
     runs.upgrade(run_id, by="ann\x1b[31m")
-    show.print_out(show.collect("run", run_id, logs=False), as_json=False, full=False)
-    (line,) = [each for each in capfd.readouterr().out.splitlines() if each.startswith("moved")]
+    lines = console.printed("show", run_id).splitlines()
+    (line,) = [each for each in lines if each.startswith("moved")]
     at = factories.one(
         conn, "SELECT to_char((upgrades -> 0 ->> 'at')::timestamptz AT TIME ZONE 'UTC',"
         " 'YYYY-MM-DD HH24:MI:SS') FROM workflow_runs"
@@ -252,5 +236,4 @@ def test_show_prints_who_moved_a_run_and_what_differed(
         f"moved to other code at {at} UTC by ann\\x1b[31m: +again/c, a/a: version 1 to 2"
     )
     conn.execute('UPDATE workflow_runs SET upgrades = \'[{"at": [], "added": 3}, null, 7]\'')
-    show.print_out(show.collect("run", run_id, logs=False), as_json=False, full=False)
-    assert capfd.readouterr().out.count("moved to other code") == 3
+    assert console.printed("show", run_id).count("moved to other code") == 3

@@ -15,8 +15,8 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, scheduler, schedules
-from queue_workflows.runtime import app_loading
 from tests.support import wait
+from tests.support.factories import execute as rows
 
 APP = """
 import queue_workflows
@@ -60,11 +60,6 @@ def start(tmp_path: Path, db: ModuleType) -> Generator[START]:
     for child in children:
         child.kill()
         child.wait(30)
-
-
-def rows(query: str) -> list[dict[str, Any]]:
-    with queue_workflows.db.connection() as conn:
-        return conn.execute(query).fetchall()
 
 
 def fired(name: str) -> int:
@@ -147,7 +142,7 @@ def test_only_an_app_with_a_name_or_a_schedule_marks_its_own_as_gone(
     config.register_ingest_task("task_one", lambda: None)
     config.set_ingest_schedule([hourly("a", "one"), hourly("b", "one")])
     scheduler.Ticker(now_fn=lambda: TEN).run_once()
-    assert row("a")["app"] == app_loading.app_name() != ""
+    assert row("a")["app"], "the name of the main program"
     config.set_ingest_schedule([])
     scheduler.Ticker(now_fn=lambda: TEN).run_once()
     assert gone() == [], "a process without schedules and without an app"

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, schedules
-from queue_workflows.engine import row_isolation, schedule_rows
-from queue_workflows.engine import schedules as engine
 from queue_workflows.scheduler import Ticker
+from tests.support import timeouts
 from tests.support.clocks import Clock
 
 TEN = datetime(2024, 5, 1, 10, tzinfo=timezone.utc)
@@ -66,7 +65,7 @@ def test_what_an_outage_missed_is_fired_in_short_transactions(
         conn.execute("UPDATE schedules SET changed_at = %s", (TEN,))
     ticker = Ticker(now_fn=clock)
     ticker.run_once()
-    monkeypatch.setattr(schedule_rows, "BATCH_S", 0.2)
+    timeouts.shorten_schedule_batches(monkeypatch, 0.2)
     clock.now = TEN + 100 * MINUTE
     with slow_fires(db):
         ticker.run_once()
@@ -90,49 +89,44 @@ FEW = MANY.replace("10000", "3")
 
 
 @pytest.mark.parametrize("statistics", ["of the empty table", "of a few rows", "up to date"])
-def test_a_tick_reads_few_of_ten_thousand_schedules(db: ModuleType, statistics: str):
-    scope = schedule_rows.Scope("app", ["prices"])
-    isolation = row_isolation.Isolation()
+def test_a_tick_reads_few_of_ten_thousand_schedules(db: ModuleType, conn: Any, statistics: str):
+    ticker = Ticker()
     for _ in range(20):
-        # Plans that this connection kept would be for a table of one page.
-        with db.transaction() as conn:
-            conn.execute(FEW)
-            conn.execute("ANALYZE schedules")
-            schedule_rows.fire_due(conn, engine.database_now(conn), scope, isolation)
-            conn.execute("DELETE FROM schedules")
-    with db.connection() as conn:
-        if statistics == "of the empty table":
-            conn.execute("ANALYZE schedules, schedule_fires")
-        conn.execute(MANY)
-        conn.execute(
-            "UPDATE schedules SET next_at = now() + interval '1 day',"
-            " wake_at = now() + interval '1 day'"
-        )
-        if statistics == "up to date":
-            conn.execute("ANALYZE schedules, schedule_fires")
-        conn.execute(
-            "UPDATE schedules SET next_at = now() - interval '1 day', wake_at = now()"
-            " WHERE name IN ('s7', 's4711')"
-        )
-    with db.transaction() as conn:
-        now = engine.database_now(conn)
-        read_before = rows_read(conn)
-        schedule_rows.fire_due(conn, now, scope, isolation)
-        schedule_rows.next_wake(conn, scope, isolation)
-        assert 0 < rows_read(conn) - read_before <= 60, scans(conn)
-    with db.transaction() as conn:
-        read_before = rows_read(conn)
-        schedule_rows.fire_due(conn, engine.database_now(conn), scope, isolation)
-        found, wake_at = schedule_rows.next_wake(conn, scope, isolation)
-        assert rows_read(conn) - read_before <= 10, scans(conn)
-    assert found and wake_at is not None
+        # Plans that the scheduler's connection kept would be for a table of one page.
+        conn.execute(FEW)
+        conn.execute("ANALYZE schedules")
+        ticker.run_once()
+        conn.execute("DELETE FROM schedules")
+    if statistics == "of the empty table":
+        conn.execute("ANALYZE schedules, schedule_fires")
+    conn.execute(MANY)
+    conn.execute(
+        "UPDATE schedules SET next_at = now() + interval '1 day',"
+        " wake_at = now() + interval '1 day'"
+    )
+    if statistics == "up to date":
+        conn.execute("ANALYZE schedules, schedule_fires")
+    conn.execute(
+        "UPDATE schedules SET next_at = now() - interval '1 day', wake_at = now()"
+        " WHERE name IN ('s7', 's4711')"
+    )
+    read_before = rows_read(db, conn)
+    ticker.run_once()
+    assert 0 < rows_read(db, conn) - read_before <= 60, scans(conn)
+    assert read(db, "SELECT FROM schedules WHERE wake_at <= now()") == []
+    read_before = rows_read(db, conn)
+    ticker.run_once()
+    assert rows_read(db, conn) - read_before <= 10, scans(conn)
 
 
-def rows_read(conn: Any) -> int:
-    """Rows that this transaction has read from the tables of schedules."""
+def rows_read(db: ModuleType, conn: Any) -> int:
+    """Rows that this test and the scheduler have read from the tables of schedules."""
+    with db.transaction() as of_scheduler:
+        of_scheduler.execute("SELECT pg_stat_force_next_flush()")
+    conn.execute("SELECT pg_stat_force_next_flush()")
     (row,) = conn.execute(
         "SELECT sum(coalesce(idx_tup_fetch, 0) + seq_tup_read)::bigint AS n"
-        "  FROM pg_stat_xact_user_tables WHERE relname IN ('schedules', 'schedule_fires')"
+        "  FROM pg_stat_user_tables WHERE relname IN ('schedules', 'schedule_fires')"
     ).fetchall()
     return row["n"]
 
@@ -142,7 +136,7 @@ def scans(conn: Any) -> str:
     found = conn.execute(
         "SELECT t.relname, t.seq_scan, t.seq_tup_read, t.idx_scan, t.idx_tup_fetch,"
         " c.reltuples, c.relpages"
-        "  FROM pg_stat_xact_user_tables t JOIN pg_class c ON c.oid = t.relid"
+        "  FROM pg_stat_user_tables t JOIN pg_class c ON c.oid = t.relid"
         " WHERE t.relname IN ('schedules', 'schedule_fires')"
     ).fetchall()
     return "\n".join(map(str, found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from types import ModuleType
 from typing import Any
@@ -12,11 +12,11 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, errors, node_queue, schedules
-from queue_workflows.alerts import sender, settings
-from queue_workflows.engine import failure_alerts
 from queue_workflows.schedule import definition
 from queue_workflows.scheduler import Ticker
+from tests.support.alert_senders import send
 from tests.support.clocks import Clock
+from tests.support.factories import execute
 
 TEN = datetime(2024, 5, 1, 10, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
@@ -28,20 +28,6 @@ def calls(clean_process: None) -> list[tuple[str, Alert]]:
     for name in ("prices", "other"):
         config.register_ingest_task(name, lambda: None)
     return []
-
-
-@pytest.fixture
-def send(db: ModuleType) -> Generator[Callable[[], None]]:
-    """Send what waits as a scheduler that starts now does."""
-    made: list[sender.Sender] = []
-
-    def call() -> None:
-        made.append(sender.Sender(settings.read()))
-        made[-1].run_once()
-
-    yield call
-    for one in made:
-        one.stop()
 
 
 def noted(calls: list[tuple[str, Alert]], who: str) -> Callable[[Alert], None]:
@@ -67,13 +53,8 @@ def fire(clock: Clock[datetime]) -> list[str]:
     return ticker.run_once()
 
 
-def execute(query: str, *values: Any) -> None:
-    with queue_workflows.db.connection() as conn:
-        conn.execute(query.encode(), values)
-
-
 def test_the_function_of_a_schedule_and_that_of_the_app_get_its_failures(
-    db: ModuleType, calls: list[tuple[str, Alert]], send: Callable[[], None]
+    db: ModuleType, calls: list[tuple[str, Alert]]
 ):
     declare(calls)
     queue_workflows.set_on_failed(noted(calls, "app"))
@@ -89,7 +70,7 @@ def test_the_function_of_a_schedule_and_that_of_the_app_get_its_failures(
 
 
 def test_it_needs_no_function_of_the_app_and_gets_missed_instants(
-    db: ModuleType, calls: list[tuple[str, Alert]], send: Callable[[], None]
+    db: ModuleType, calls: list[tuple[str, Alert]]
 ):
     declare(calls, catch_up="none", tz="Europe/Warsaw")
     send()
@@ -106,7 +87,6 @@ def test_it_needs_no_function_of_the_app_and_gets_missed_instants(
 def test_a_function_that_raises_keeps_the_others_from_nothing(
     db: ModuleType,
     calls: list[tuple[str, Alert]],
-    send: Callable[[], None],
     caplog: pytest.LogCaptureFixture,
 ):
     def broken(alert: Alert) -> None:
@@ -125,7 +105,7 @@ def test_a_function_that_raises_keeps_the_others_from_nothing(
 
 
 def test_a_run_names_the_schedule_of_its_fire_though_it_is_not_the_last(
-    db: ModuleType, calls: list[tuple[str, Alert]], send: Callable[[], None]
+    db: ModuleType, calls: list[tuple[str, Alert]]
 ):
     schedules.set([
         schedules.Schedule(
@@ -145,7 +125,7 @@ def test_a_run_names_the_schedule_of_its_fire_though_it_is_not_the_last(
 
 
 def test_a_sender_of_another_app_leaves_it_to_its_own_for_a_minute(
-    db: ModuleType, calls: list[tuple[str, Alert]], send: Callable[[], None]
+    db: ModuleType, calls: list[tuple[str, Alert]]
 ):
     config.configure(app_name="ours")
     (one, _) = declare(calls)
@@ -159,9 +139,7 @@ def test_a_sender_of_another_app_leaves_it_to_its_own_for_a_minute(
     send()
     assert calls == []
     execute(
-        "UPDATE failure_alerts SET failed_at = now() - make_interval(secs => %s)"
-        " WHERE schedule = 'day'",
-        failure_alerts.PATIENCE_S + 1,
+        "UPDATE failure_alerts SET failed_at = now() - interval '61 seconds' WHERE schedule = 'day'"
     )
     send()
     assert [(who, alert["schedule"]) for who, alert in calls] == [("app", "day")]

@@ -17,12 +17,11 @@ from psycopg import sql
 
 import queue_workflows
 from queue_workflows import config, errors, scheduler, schedules
-from queue_workflows.db import pool as pools
-from queue_workflows.engine import schedule_rows
 from queue_workflows.schedule import definition
 from queue_workflows.scheduler import Ticker
-from tests.support import wait
+from tests.support import timeouts, wait
 from tests.support.clocks import Clock
+from tests.support.factories import execute as rows
 
 UTC = timezone.utc
 TEN = datetime(2024, 5, 1, 10, tzinfo=UTC)
@@ -53,11 +52,6 @@ def put(clock: Clock[datetime], *wanted: Schedule) -> Ticker:
         )
     ticker.run_once()
     return ticker
-
-
-def rows(query: str) -> list[dict[str, Any]]:
-    with queue_workflows.db.connection() as conn:
-        return conn.execute(query).fetchall()
 
 
 def fires() -> list[tuple[str, float, str | None]]:
@@ -347,20 +341,20 @@ def test_an_idempotency_key_that_a_session_holds_delays_one_schedule(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """A role that may only submit can insert a job with any key, and keep its transaction open."""
-    monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(schedule_rows, "BATCH_S", 0.1)
+    timeouts.shorten_lock_waits(monkeypatch, 0.2)
+    timeouts.shorten_schedule_batches(monkeypatch, 0.1)
     clock = Clock(TEN)
     held = [hourly(f"a{n}", idempotency_key=f"key {n}") for n in range(3)]
     ticker = put(clock, *held, hourly("z"))
     clock.now = TEN + 6 * MINUTE
-    batches: list[object] = []
-    fire_due = schedule_rows.fire_due
+    free: list[list[str]] = []
 
-    def counted(*args: Any) -> schedule_rows.Fired:
-        batches.append(args)
-        return fire_due(*args)
+    def logged(record: logging.LogRecord) -> None:
+        if "is tried later" in record.getMessage():
+            found = rows("SELECT name FROM schedules ORDER BY name FOR UPDATE SKIP LOCKED")
+            free.append([row["name"] for row in found])
 
-    monkeypatch.setattr(schedule_rows, "fire_due", counted)
+    monkeypatch.setattr(caplog.handler, "emit", logged)
     with queue_workflows.db.connect(autocommit=False, limited=False) as submitter:
         for number in range(3):
             submitter.execute(
@@ -371,8 +365,7 @@ def test_an_idempotency_key_that_a_session_holds_delays_one_schedule(
         ticker.run_once()
         assert fires() == [("z", 5, None)]
         # Each wait for a lock ends its transaction, so that no other schedule stays locked.
-        assert caplog.text.count("is tried later") >= 3
-        assert len(batches) > 3
+        assert free[:3] == [[], ["a0"], ["a0", "a1"]]
         submitter.rollback()
 
     def caught_up() -> bool:
@@ -812,14 +805,13 @@ def test_an_instant_that_catch_up_leaves_out_is_missed(
 
 
 def test_run_now_before_the_first_plan_loses_no_instant(db: ModuleType):
-    clock = Clock(TEN)
-    schedules.add("s", "5 * * * *", task_name="prices", queue="fetch", overlap="allow")
+    schedules.add("s", every="1h", task_name="prices", queue="fetch", overlap="allow")
     with queue_workflows.db.connection() as conn:
-        conn.execute("UPDATE schedules SET changed_at = %s", (TEN,))
-        (row,) = conn.execute("SELECT * FROM schedules").fetchall()
-        schedule_rows.fire_now(conn, row, TEN + 6 * MINUTE)
-    after(Ticker(now_fn=clock), clock, 7)
-    assert fires() == [("s", 5.0, None), ("s", 6.0, None)]
+        conn.execute("UPDATE schedules SET changed_at = now() - interval '90 minutes'")
+    made = schedules.run_now("s")
+    assert len(Ticker().run_once()) == 1
+    planned, now = rows("SELECT * FROM schedule_fires ORDER BY fire_at")
+    assert (planned["job_id"] != made) and now["job_id"] == made
 
 
 def test_run_now_wakes_the_schedulers_for_a_row_that_it_has_planned(db: ModuleType):

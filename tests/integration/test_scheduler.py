@@ -21,10 +21,10 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, scheduler, tasks
-from queue_workflows.engine import schedules
 from queue_workflows.scheduler import ScheduleEntry, Ticker
 from tests.support import entry_instants, wait
 from tests.support.clocks import Clock
+from tests.support.factories import execute as rows
 from tests.support.wait import patience
 
 UTC = timezone.utc
@@ -43,18 +43,13 @@ def entry(name: str = "prices", minute: int = 5, task: str = "prices", **more: A
     return ScheduleEntry(name, minute, task, "fetch", **more)
 
 
-def rows(db: ModuleType, query: str) -> list[dict[str, Any]]:
-    with db.connection() as conn:
-        return conn.execute(query).fetchall()
-
-
-def fires(db: ModuleType) -> list[tuple[str, datetime]]:
-    found = rows(db, "SELECT * FROM schedule_fires ORDER BY fire_at, name")
+def fires() -> list[tuple[str, datetime]]:
+    found = rows("SELECT * FROM schedule_fires ORDER BY fire_at, name")
     return [(row["name"], row["fire_at"]) for row in found]
 
 
-def jobs(db: ModuleType) -> list[dict[str, Any]]:
-    return rows(db, "SELECT * FROM ingest_jobs ORDER BY seq")
+def jobs() -> list[dict[str, Any]]:
+    return rows("SELECT * FROM ingest_jobs ORDER BY seq")
 
 
 def seen_before(db: ModuleType, name: str, fire_at: datetime) -> None:
@@ -62,56 +57,8 @@ def seen_before(db: ModuleType, name: str, fire_at: datetime) -> None:
         conn.execute("INSERT INTO schedule_fires (name, fire_at) VALUES (%s, %s)", (name, fire_at))
 
 
-# --- the claim of an instant
-
-
-def fire(conn: Any, **more: Any) -> str | None:
-    given: dict[str, Any] = {
-        "name": "x", "fire_at": TEN, "task_name": "prices", "queue": "fetch", "reason": "tick"
-    }  # fmt: skip
-    return schedules.fire(conn, **(given | more))
-
-
-def test_an_instant_is_claimed_once_together_with_its_job(db: ModuleType):
-    with db.transaction() as conn:
-        job_id = fire(conn, args={"a": [1]})
-    with db.transaction() as conn:
-        assert fire(conn) is None
-        assert fire(conn, fire_at=TEN + HOUR) is not None
-        assert fire(conn, name="y") is not None
-
-    first = jobs(db)[0]
-    assert first["id"] == job_id
-    assert (first["status"], first["reason"], first["args"]) == ("queued", "tick", {"a": [1]})
-    assert len(jobs(db)) == 3
-    stored = rows(db, "SELECT job_id FROM schedule_fires WHERE name = 'x' ORDER BY fire_at LIMIT 1")
-    assert stored[0]["job_id"] == job_id
-
-
-def test_a_rolled_back_claim_leaves_the_instant_free(db: ModuleType):
-    def claim_and_fail() -> None:
-        with db.transaction() as conn:
-            assert fire(conn) is not None
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        claim_and_fail()
-    assert (fires(db), jobs(db)) == ([], [])
-    with db.transaction() as conn:
-        assert fire(conn) is not None
-
-
-def test_last_fires_and_prune(db: ModuleType):
-    for hours in range(3):
-        seen_before(db, "a", TEN + hours * HOUR)
-    with db.transaction() as conn:
-        last = schedules.last_fires(conn, ["a", "never"], until=TEN + 2 * HOUR)
-        assert last == {"a": TEN + 2 * HOUR}
-        assert schedules.last_fires(conn, ["a"], until=TEN + 119 * MINUTE) == {"a": TEN + HOUR}
-        assert schedules.prune(conn, older_than_days=30) == 0
-        conn.execute("UPDATE schedule_fires SET created_at = now() - interval '31 days'")
-        assert schedules.prune(conn, older_than_days=30, batch=2) == 2
-        assert schedules.prune(conn, older_than_days=30, batch=2) == 1
+def database_now() -> datetime:
+    return rows("SELECT now() AS now")[0]["now"]
 
 
 # --- the functions that apps call
@@ -120,19 +67,18 @@ def test_last_fires_and_prune(db: ModuleType):
 def test_enqueue_due_queues_each_instant_once(db: ModuleType):
     (job_id,) = scheduler.enqueue_due([entry()])
     assert scheduler.enqueue_due([entry()]) == []
-    (job,) = jobs(db)
+    (job,) = jobs()
     assert job["id"] == job_id
     assert (job["task_name"], job["queue"], job["reason"]) == ("prices", "fetch", "tick")
-    with db.transaction() as conn:
-        now = schedules.database_now(conn)
-    ((_, fire_at),) = fires(db)
+    now = database_now()
+    ((_, fire_at),) = fires()
+    assert rows("SELECT job_id FROM schedule_fires") == [{"job_id": job_id}]
     assert now - HOUR - MINUTE < fire_at <= now
     assert fire_at.minute == 5
 
 
 def test_schedules_in_opposite_orders_do_not_deadlock(db: ModuleType):
-    with db.transaction() as conn:
-        now = schedules.database_now(conn).astimezone(UTC)
+    now = database_now().astimezone(UTC)
     half_past = entry("a", (now - 30 * MINUTE).minute)
     both = [half_past, entry("b", half_past.minute)]
     fire_at = half_past.previous_fire_at(now)
@@ -141,18 +87,33 @@ def test_schedules_in_opposite_orders_do_not_deadlock(db: ModuleType):
 
     def waits() -> bool:
         query = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        return bool(rows(db, query + " AND datname = current_database()"))
+        return bool(rows(query + " AND datname = current_database()"))
 
+    insert = "INSERT INTO schedule_fires (name, fire_at) VALUES (%s, %s)"
     try:
         with db.transaction() as conn:
-            assert fire(conn, name="a", fire_at=fire_at) is not None
+            conn.execute(insert, ("a", fire_at))
             other.start()
             wait.until(waits)
-            assert fire(conn, name="b", fire_at=fire_at) is not None
+            conn.execute(insert, ("b", fire_at))
     finally:
         other.join(10)
-    assert queued == []
-    assert len(jobs(db)) == 2
+    assert (queued, jobs()) == ([], [])
+
+
+def test_a_fire_whose_job_cannot_be_stored_leaves_all_instants_free(db: ModuleType):
+    both = [entry("a"), entry("b", task="check_freshness")]
+    refusing = "ALTER TABLE ingest_jobs {} CONSTRAINT none"
+    with db.connection() as conn:
+        conn.execute(refusing.format("ADD") + " CHECK (task_name <> 'check_freshness')")
+    try:
+        with pytest.raises(db.Error, match='"none"'):
+            scheduler.enqueue_due(both)
+        assert (fires(), jobs()) == ([], [])
+    finally:
+        with db.connection() as conn:
+            conn.execute(refusing.format("DROP"))
+    assert len(scheduler.enqueue_due(both)) == 2
 
 
 @pytest.mark.parametrize(
@@ -161,13 +122,13 @@ def test_schedules_in_opposite_orders_do_not_deadlock(db: ModuleType):
 def test_enqueue_due_refuses_unknown_names_before_any_write(db: ModuleType, bad: ScheduleEntry):
     with pytest.raises(ValueError, match=r"nope|nowhere"):
         scheduler.enqueue_due([entry(), bad])
-    assert (fires(db), jobs(db)) == ([], [])
+    assert (fires(), jobs()) == ([], [])
 
 
 def test_a_fire_takes_the_priority_and_lock_key_of_its_task(db: ModuleType):
     tasks.register_ingest_task("prices", lambda: None, priority=7, lock_key="one")
     scheduler.enqueue_due([entry()])
-    assert [(job["priority"], job["lock_key"]) for job in jobs(db)] == [(7, "one")]
+    assert [(job["priority"], job["lock_key"]) for job in jobs()] == [(7, "one")]
 
 
 def test_a_task_that_needs_args_cannot_be_scheduled(db: ModuleType):
@@ -176,7 +137,7 @@ def test_a_task_that_needs_args_cannot_be_scheduled(db: ModuleType):
     tasks.register_ingest_task("prices", task)
     with pytest.raises(ValueError, match=r"entry 'n': it sends no args, and .* 'day' missing"):
         scheduler.enqueue_due([entry("n")])
-    assert (fires(db), jobs(db)) == ([], [])
+    assert (fires(), jobs()) == ([], [])
 
 
 def test_the_boot_kick_is_one_job_an_entry_and_hour_without_freshness(
@@ -187,11 +148,11 @@ def test_the_boot_kick_is_one_job_an_entry_and_hour_without_freshness(
     scheduler.enqueue_due([entry()])
     queued = [scheduler.enqueue_boot_kick() for _ in range(3)]
     # The hour may turn between the calls, once.
-    boots = [job for job in jobs(db) if job["reason"] == "boot"]
+    boots = [job for job in jobs() if job["reason"] == "boot"]
     assert 1 <= len(boots) <= 2
     assert [job["id"] for job in boots] == [job_id for ids in queued for job_id in ids]
     assert {job["task_name"] for job in boots} == {"prices"}
-    instants = {at.astimezone(UTC) for name, at in fires(db) if name == "prices:boot"}
+    instants = {at.astimezone(UTC) for name, at in fires() if name == "prices:boot"}
     assert len(instants) == len(boots)
     assert {(at.minute, at.second, at.microsecond) for at in instants} == {(0, 0, 0)}
 
@@ -208,7 +169,7 @@ def test_a_new_entry_waits_for_its_next_instant(db: ModuleType):
     clock.now = TEN + 65 * MINUTE
     assert len(ticker.run_once()) == 1
     assert ticker.run_once() == []
-    assert fires(db) == [("prices", TEN + 65 * MINUTE)]
+    assert fires() == [("prices", TEN + 65 * MINUTE)]
 
 
 def test_a_restart_fires_nothing_again_and_what_came_due_meanwhile(db: ModuleType):
@@ -221,7 +182,7 @@ def test_a_restart_fires_nothing_again_and_what_came_due_meanwhile(db: ModuleTyp
     assert Ticker(schedule=[entry()], now_fn=clock).run_once() == []
     clock.now = TEN + 70 * MINUTE
     assert len(Ticker(schedule=[entry()], now_fn=clock).run_once()) == 1
-    assert fires(db) == [("prices", TEN + 5 * MINUTE), ("prices", TEN + 65 * MINUTE)]
+    assert fires() == [("prices", TEN + 5 * MINUTE), ("prices", TEN + 65 * MINUTE)]
 
 
 def test_an_outage_of_hours_costs_one_late_fire(db: ModuleType):
@@ -230,7 +191,7 @@ def test_an_outage_of_hours_costs_one_late_fire(db: ModuleType):
     ticker.run_once()
     clock.now = TEN + 4 * HOUR
     ticker.run_once()
-    assert fires(db) == [("prices", TEN + 3 * HOUR + 5 * MINUTE)]
+    assert fires() == [("prices", TEN + 3 * HOUR + 5 * MINUTE)]
 
 
 def test_a_clock_that_steps_back_and_forth_fires_nothing_twice_and_goes_on(db: ModuleType):
@@ -239,8 +200,8 @@ def test_a_clock_that_steps_back_and_forth_fires_nothing_twice_and_goes_on(db: M
     for minutes in (0, 5, -55, -50, 5, 6, 66, 5, 6, 66, 125):
         clock.now = TEN + minutes * MINUTE
         ticker.run_once()
-    assert fires(db) == [("prices", TEN + at * MINUTE) for at in (5, 65, 125)]
-    assert len(jobs(db)) == 3
+    assert fires() == [("prices", TEN + at * MINUTE) for at in (5, 65, 125)]
+    assert len(jobs()) == 3
 
 
 def test_what_came_due_while_the_clock_was_ahead_fires_when_it_is_put_right(db: ModuleType):
@@ -250,8 +211,8 @@ def test_what_came_due_while_the_clock_was_ahead_fires_when_it_is_put_right(db: 
     for minutes in (0, 126, 10, 66, 127):
         clock.now = TEN + minutes * MINUTE
         ticker.run_once()
-    assert [job["reason"] for job in jobs(db)] == ["tick"] * 3
-    assert fires(db)[1:] == [("prices", TEN + at * MINUTE) for at in (5, 65, 125)]
+    assert [job["reason"] for job in jobs()] == ["tick"] * 3
+    assert fires()[1:] == [("prices", TEN + at * MINUTE) for at in (5, 65, 125)]
 
 
 def test_a_clock_that_was_days_ahead_does_not_stop_the_ticker(db: ModuleType):
@@ -265,15 +226,14 @@ def test_a_clock_that_was_days_ahead_does_not_stop_the_ticker(db: ModuleType):
 
 
 def test_due_is_decided_by_the_databases_clock(db: ModuleType):
-    with db.transaction() as conn:
-        now = schedules.database_now(conn).astimezone(UTC)
+    now = database_now().astimezone(UTC)
     passed = now - 2 * MINUTE
     due = entry("due", passed.minute)
     coming = entry("coming", (now + 5 * MINUTE).minute)
     for name in ("due", "coming"):
         seen_before(db, name, now - 50 * MINUTE)
     assert len(Ticker(schedule=[due, coming]).run_once()) == 1
-    assert ("due", passed.replace(second=0, microsecond=0)) in fires(db)
+    assert ("due", passed.replace(second=0, microsecond=0)) in fires()
 
 
 def test_an_unusable_entry_is_logged_once_and_left_out(
@@ -284,7 +244,7 @@ def test_an_unusable_entry_is_logged_once_and_left_out(
     ticker.run_once()
     clock.now = TEN + 6 * MINUTE
     ticker.run_once()
-    assert [name for name, _ in fires(db)] == ["good"]
+    assert [name for name, _ in fires()] == ["good"]
     assert caplog.text.count("'bad' is left out") == 1
 
 
@@ -316,13 +276,12 @@ def running(ticker: Ticker) -> Generator[threading.Thread]:
 
 
 def test_stop_ends_a_long_wait_at_once(db: ModuleType):
-    with db.transaction() as conn:
-        now = schedules.database_now(conn)
+    now = database_now()
     ticker = Ticker(schedule=[entry(minute=(now + 30 * MINUTE).minute)])
     started = time.monotonic()
     with running(ticker):
-        wait.until(lambda: ticker.pause_s() > 20 and rows(db, "SELECT FROM schedules"))
-        wait.until(lambda: rows(db, "SELECT FROM schedules WHERE next_at IS NOT NULL"))
+        wait.until(lambda: ticker.pause_s() > 20 and rows("SELECT FROM schedules"))
+        wait.until(lambda: rows("SELECT FROM schedules WHERE next_at IS NOT NULL"))
     assert time.monotonic() - started < patience(10)
 
 
@@ -339,7 +298,7 @@ def test_run_forever_sleeps_to_the_instant_but_reads_the_clock_before(db: Module
 
     ticker.run_forever()
     assert max(slept) <= scheduler.LOOK_EVERY_S
-    ((_, fire_at),) = fires(db)
+    ((_, fire_at),) = fires()
     assert fire_at == TEN + 5 * MINUTE
     assert len(slept) < 12
 
@@ -367,7 +326,7 @@ def test_database_errors_are_logged_once_and_waited_out(
         finally:
             with db.connection() as conn:
                 conn.execute("ALTER TABLE away RENAME TO schedule_fires")
-        wait.until(lambda: fires(db))
+        wait.until(lambda: fires())
         wait.until(lambda: "continues" in caplog.text)
         with db.connection() as conn:
             conn.execute(
@@ -376,9 +335,9 @@ def test_database_errors_are_logged_once_and_waited_out(
                 " AND application_name = 'queue_workflows'"
             )
         clock.now = TEN + 66 * MINUTE
-        wait.until(lambda: len(fires(db)) == 2)
+        wait.until(lambda: len(fires()) == 2)
     assert caplog.text.count("waits for the database") <= 2
-    assert fires(db) == [("prices", TEN + 5 * MINUTE), ("prices", TEN + 65 * MINUTE)]
+    assert fires() == [("prices", TEN + 5 * MINUTE), ("prices", TEN + 65 * MINUTE)]
 
 
 def test_tickers_beside_each_other_fire_each_instant_once(db: ModuleType):
@@ -403,8 +362,8 @@ def test_tickers_beside_each_other_fire_each_instant_once(db: ModuleType):
         (due.name, fire_at)
         for due, fire_at in entry_instants.between(schedule, TEN - MINUTE, TEN + 119 * MINUTE)
     ]
-    assert fires(db) == expected
-    assert len(jobs(db)) == len(expected) == 12
+    assert fires() == expected
+    assert len(jobs()) == len(expected) == 12
 
 
 # --- processes
@@ -451,16 +410,16 @@ def test_three_schedulers_under_kill_and_restart_fire_each_instant_once(db: Modu
     alive = [spawn(args) for _ in range(3)]
     said: list[str] = []
     try:
-        wait.until(lambda: jobs(db), timeout_s=30)
+        wait.until(lambda: jobs(), timeout_s=30)
         for _ in range(4):
             said.append(end(alive.pop(chance.randrange(3))))
             alive.append(spawn(args))
-            least = len(jobs(db)) + 5
-            wait.until(lambda least=least: len(jobs(db)) >= least, timeout_s=30)
+            least = len(jobs()) + 5
+            wait.until(lambda least=least: len(jobs()) >= least, timeout_s=30)
     finally:
         said += [end(process) for process in alive]
     assert "".join(said).strip() == ""
-    fired = fires(db)[60:]
+    fired = fires()[60:]
     schedule = [entry(f"m{minute}", minute) for minute in range(60)]
     due = entry_instants.between(schedule, fired[0][1] - MINUTE, fired[-1][1])
     expected = [(one.name, fire_at) for one, fire_at in due]
@@ -469,10 +428,10 @@ def test_three_schedulers_under_kill_and_restart_fire_each_instant_once(db: Modu
 
     def caught_up() -> bool:
         ticker.run_once()
-        return fires(db)[60:] == expected
+        return fires()[60:] == expected
 
     wait.until(caught_up, timeout_s=30)
-    assert len({job["id"] for job in jobs(db)}) == len(expected) == len(jobs(db))
+    assert len({job["id"] for job in jobs()}) == len(expected) == len(jobs())
 
 
 @pytest.fixture
@@ -514,7 +473,7 @@ def test_the_command_runs_until_sigterm(
     try:
         started(process, text)
         if schedule:
-            wait.until(lambda: [job["reason"] for job in jobs(db)] == ["boot"])
+            wait.until(lambda: [job["reason"] for job in jobs()] == ["boot"])
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:

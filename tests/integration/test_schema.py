@@ -13,13 +13,18 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import errors, migrations
-from queue_workflows.db import functions, ledger, migration_files, migration_lock
-from tests.support import database, factories, migration_folders, transitions
+from queue_workflows import db, errors, migrations
+from tests.support import (
+    database,
+    factories,
+    installed_functions,
+    migration_folders,
+    timeouts,
+    transitions,
+)
 
-VERSIONS = [step.version for step in migration_files.chain()]
-HEAD = VERSIONS[-1]
+HEAD = db.REQUIRED_VERSION
+VERSIONS = [*range(1, HEAD + 1)]
 
 # The contract's §4, table by table: column → type and default, as the contract writes them.
 CONTRACT = {
@@ -105,14 +110,6 @@ PLAIN = {
     "workflow_node_events": {"run_id": "r", "node_id": "n", "event_type": "claimed"},
     "worker_controls": {"host_label": "h", "queue": "cpu"},
 }
-
-
-@pytest.fixture(scope="module")
-def spare(own_database: database.Database) -> Generator[str]:
-    """The DSN of a database for this module alone."""
-    name = own_database.fresh_name()
-    yield own_database.create(name)
-    own_database.drop(name)
 
 
 @pytest.fixture
@@ -296,8 +293,8 @@ def test_bootstrap_with_nothing_to_apply_waits_for_nobody_who_holds_its_lock(
     done: list[list[int]] = []
     with fresh.connect() as other:
         other.execute(
-            "SELECT pg_advisory_lock(hashtextextended('queue_workflows.schema.' || %s, 0))",
-            (ledger.NAME,),
+            "SELECT pg_advisory_lock("
+            "hashtextextended('queue_workflows.schema.queue_schema_version', 0))"
         )
         starting = threading.Thread(target=lambda: done.append(fresh.bootstrap()))
         starting.start()
@@ -514,8 +511,7 @@ def test_each_single_step_down_and_up_gives_the_same_catalogue(fresh: ModuleType
             with conn.transaction(force_rollback=True):
                 conn.execute(step.up.encode())
                 if version == HEAD:
-                    for part in functions.parts():
-                        functions.install(conn, part)
+                    installed_functions.install(conn)
                 made = migration_folders.catalogue(conn)
                 if version < HEAD:
                     # The set of functions and triggers is that of HEAD, and later steps leave it.
@@ -666,26 +662,16 @@ def test_an_app_runs_its_own_chain_on_its_own_ledger(fresh: ModuleType, tmp_path
     assert fresh.current_schema_version() == HEAD
 
 
-def test_a_role_with_nothing_to_apply_needs_no_right_to_create(db: ModuleType, dsn: str) -> None:
-    with db.connect(limited=False) as conn, conn.transaction(force_rollback=True):
-        conn.execute("CREATE ROLE queue_workflows_poor")
-        conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
-        conn.execute("GRANT SELECT ON queue_schema_version TO queue_workflows_poor")
-        conn.execute("SET LOCAL ROLE queue_workflows_poor")
-        assert max(ledger.read(conn, "queue_schema_version")) == db.REQUIRED_VERSION
-
-
 def test_a_session_that_holds_the_schemas_lock_is_named_and_a_stop_ends_the_wait(
-    fresh_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    empty: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
-    monkeypatch.setattr(migration_lock, "LOGGED_S", 0.0)
-    with engine.connect(limited=False) as other:
+    timeouts.report_migrations_at_once(monkeypatch)
+    with db.connect(limited=False) as other:
         other.execute(
             "SELECT pg_advisory_lock("
             "hashtextextended('queue_workflows.schema.queue_schema_version', 0))"
         )
         pid = other.info.backend_pid
         with pytest.raises(errors.MigrationFailed, match="stop"):
-            engine.bootstrap(stopped=lambda: f"pid {pid}" in caplog.text)
-    assert engine.bootstrap()
+            db.bootstrap(stopped=lambda: f"pid {pid}" in caplog.text)
+    assert db.bootstrap()

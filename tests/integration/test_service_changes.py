@@ -1,16 +1,13 @@
-"""The stream of changes: what happens while it begins, after an error, and behind many others."""
+"""The stream of changes: after an error, and behind many others."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import history, jobs
-from queue_workflows.service import change_reader, changes
+from queue_workflows import db, history, jobs
 from tests.support.asgi_service import streamed
 
 
@@ -28,28 +25,6 @@ def place(ago_s: float = 0.0) -> str:
     return f"{int((history.now().timestamp() - ago_s) * 1_000_000)}-i1"
 
 
-def test_a_change_while_a_stream_begins_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first read of changes waits for the search: it must not come behind it."""
-    found: list[str] = []
-    replayed = threading.Event()
-    replay, read = changes.replay, changes.Changes.__dict__["_read"]
-
-    def and_then(*args: Any) -> Any:
-        missed = replay(*args)
-        found.append(enqueue())
-        replayed.set()
-        return missed
-
-    def late(self: changes.Changes) -> Any:
-        replayed.wait(1)
-        return read(self)
-
-    monkeypatch.setattr(changes, "replay", and_then)
-    monkeypatch.setattr(changes.Changes, "_read", late)
-    status, text = streamed(last=place(), until=lambda text: bool(found) and found[0] in text)
-    assert (status, found[0] in text) == (200, True)
-
-
 def test_an_error_of_the_database_loses_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
     states, failed = history.run_states, []
@@ -58,7 +33,7 @@ def test_an_error_of_the_database_loses_no_change(monkeypatch: pytest.MonkeyPatc
     def once(*args: Any, **keywords: Any) -> Any:
         if begun and not failed:
             failed.append(True)
-            raise engine.OperationalError("the server was restarted")
+            raise db.OperationalError("the server was restarted")
         return states(*args, **keywords)
 
     def opened() -> None:
@@ -73,21 +48,19 @@ def test_an_error_of_the_database_loses_no_change(monkeypatch: pytest.MonkeyPatc
     assert (status, found[0] in text, failed) == (200, True, [True])
 
 
-def test_changes_of_others_do_not_put_a_reader_too_far_behind(
-    db: Any, conn: engine.Connection
-) -> None:
+def test_changes_of_others_do_not_put_a_reader_too_far_behind(db: Any, conn: db.Connection) -> None:
     last = place()
     mine = enqueue("load.b")
     conn.execute(
         "INSERT INTO ingest_job_events (job_id, event_type, queue)"
         " SELECT 'other', 'note', 'load.a' FROM generate_series(1, %s)",
-        (2 * change_reader.BACKLOG,),
+        (4000,),
     )
     status, text = streamed(f"job_id={mine}", last=last, until=lambda text: mine in text)
     assert (status, mine in text, "other" in text) == (200, True, False)
 
 
-def test_a_run_that_was_submitted_meanwhile_is_replayed(db: Any, conn: engine.Connection) -> None:
+def test_a_run_that_was_submitted_meanwhile_is_replayed(db: Any, conn: db.Connection) -> None:
     last = place()
     conn.execute("INSERT INTO workflow_runs (id, workflow_name) VALUES ('new', 'any')")
     status, text = streamed("kind=run", last=last, until=lambda text: '"new"' in text)

@@ -5,52 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Generator
-from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import service, streams
-from queue_workflows.engine import job_steps, job_tables
-from queue_workflows.service import request_parts
-from queue_workflows.service.routes import streams as routes
-from tests.support import asgi_service, factories, http_service, transitions, wait
+from queue_workflows import db, service, streams
+from tests.support import asgi_service, factories, http_service, timeouts, transitions, wait
 from tests.support.asgi_service import streamed
 
 FETCH = transitions.who("fetch")
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with engine.connect() as conn:
-        yield conn
-
-
 class Writer:
     """A claimed job that streams without a handler."""
 
-    def __init__(self, conn: engine.Connection, **columns: Any) -> None:
+    def __init__(self, conn: db.Connection, **columns: Any) -> None:
         self._conn = conn
         self.job_id = factories.ingest(conn, args={}, max_attempts=9, **columns)["id"]
         self.path = f"/api/v1/jobs/{quote(self.job_id, safe='')}"
         self.claim()
 
     def claim(self) -> None:
-        self.lease = job_tables.lease_of(
-            job_tables.INGEST_JOBS, transitions.claim_ingest(self._conn, FETCH)
-        )
+        self._job = transitions.claim_ingest(self._conn, FETCH)
         self._count = 0
 
     def send(self, *values: Any, name: str = "text") -> None:
-        request = {
-            "op": "stream", "first": self._count + 1, "names": [name] * len(values),
-            "parts": [json.dumps(value) for value in values],
-        }  # fmt: skip
-        with engine.connect() as conn:  # also from another thread
-            assert job_steps.answer(conn, self.lease, request) == {"state": "done"}
+        with db.connect() as conn:  # also from another thread
+            assert transitions.stream(conn, self._job, self._count + 1, *values, name=name)
         self._count += len(values)
 
     def again(self) -> None:
@@ -63,7 +45,7 @@ class Writer:
         self.claim()
 
     def end(self) -> None:
-        with engine.connect() as conn:
+        with db.connect() as conn:
             conn.execute(
                 "UPDATE ingest_jobs SET status = 'completed', worker_id = NULL, claimed_by = NULL,"
                 " lease_expires_at = NULL, finished_at = now() WHERE id = %s",
@@ -72,7 +54,7 @@ class Writer:
 
 
 @pytest.fixture
-def writer(conn: engine.Connection) -> Writer:
+def writer(conn: db.Connection) -> Writer:
     return Writer(conn)
 
 
@@ -124,7 +106,7 @@ def test_parts_marks_and_the_end_come_while_a_stream_is_open(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only notifications and the job's events wake it: its pause is longer than the test."""
-    monkeypatch.setattr(routes, "PAUSE_S", 600.0)
+    timeouts.pause_streams(monkeypatch, 600.0)
     writer.send(0)
 
     texts = [""]
@@ -136,13 +118,13 @@ def test_parts_marks_and_the_end_come_while_a_stream_is_open(
     def write() -> None:
         for number in (1, 2, 3):
             if number == 3:
-                with engine.connect() as conn:
+                with db.connect() as conn:
                     writer._conn = conn
                     writer.again()
             writer.send(number)
             wait.until(lambda number=number: f'"value":{number},' in texts[-1])
         writer.end()
-        with engine.connect() as conn:
+        with db.connect() as conn:
             conn.execute(
                 "INSERT INTO ingest_job_events (job_id, event_type, queue)"
                 " VALUES (%s, 'completed', 'fetch')",
@@ -160,7 +142,7 @@ def test_parts_marks_and_the_end_come_while_a_stream_is_open(
 def test_a_part_that_comes_while_a_stream_begins_is_not_missed(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "PAUSE_S", 600.0)
+    timeouts.pause_streams(monkeypatch, 600.0)
     read, begun = streams.read_page, []
 
     def and_then(*args: Any, **keywords: Any) -> Any:
@@ -178,13 +160,13 @@ def test_a_part_that_comes_while_a_stream_begins_is_not_missed(
 def test_an_error_of_the_database_loses_and_repeats_no_part(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "PAUSE_S", 0.1)
+    timeouts.pause_streams(monkeypatch, 0.1)
     read, calls = streams.read_page, []
 
     def failing(*args: Any, **keywords: Any) -> Any:
         calls.append(keywords)
         if len(calls) in (2, 3):
-            raise engine.OperationalError("the server was restarted")
+            raise db.OperationalError("the server was restarted")
         return read(*args, **keywords)
 
     def opened() -> None:
@@ -198,10 +180,10 @@ def test_an_error_of_the_database_loses_and_repeats_no_part(
 
 
 def test_a_stream_of_a_deleted_job_ends(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "PAUSE_S", 0.1)
+    timeouts.pause_streams(monkeypatch, 0.1)
 
     def opened() -> None:
-        with engine.connect() as conn:
+        with db.connect() as conn:
             conn.execute("DELETE FROM ingest_jobs")
 
     _, text = streamed(path=f"{writer.path}/stream", opened=opened)
@@ -210,7 +192,7 @@ def test_a_stream_of_a_deleted_job_ends(writer: Writer, monkeypatch: pytest.Monk
 
 def test_a_part_that_cannot_be_read_ends_a_stream_and_is_named(writer: Writer) -> None:
     def opened() -> None:
-        with engine.connect() as conn:
+        with db.connect() as conn:
             conn.execute(
                 "INSERT INTO job_parts VALUES ('ingest_jobs', %s, 1, 1, 'text', %s::jsonb)",
                 (writer.job_id, "9" * 5000),
@@ -223,11 +205,11 @@ def test_a_part_that_cannot_be_read_ends_a_stream_and_is_named(writer: Writer) -
     assert (status, "part 1-1 of job" in json.loads(text)["detail"]) == (422, True)
 
 
-def test_a_node_of_a_run_has_a_stream_and_pages(conn: engine.Connection) -> None:
+def test_a_node_of_a_run_has_a_stream_and_pages(conn: db.Connection) -> None:
     row = factories.node(conn, node_id="cut[clip-7]/encode", inputs={})
-    lease = job_tables.lease_of(job_tables.NODE_JOBS, transitions.claim_node(conn))
-    request = {"op": "stream", "first": 1, "names": ["text", "log"], "parts": ["1", "2"]}
-    assert job_steps.answer(conn, lease, request) == {"state": "done"}
+    job = transitions.claim_node(conn)
+    for number, name in ((1, "text"), (2, "log")):
+        assert transitions.stream(conn, job, number, number, name=name)
     path = f"/api/v1/runs/{row['run_id']}/nodes/cut[clip-7]/encode"
     _, text = streamed("name=log", path=f"{path}/stream", until=lambda text: "1-2" in text)
     assert brief(text) == ["1-2"]
@@ -301,18 +283,3 @@ def test_streams_have_their_own_limit_of_connections(writer: Writer) -> None:
 
     asyncio.run(run())
     assert statuses == [200, 503, 200]
-
-
-@pytest.mark.parametrize(
-    ("path", "stays"),
-    [
-        ("/api/v1/events", True), ("/api/v1/jobs/a\nb/stream", True),
-        ("/api/v1/runs/r/nodes/a/b/stream", True), ("/api/v1/jobs/a/b/stream", False),
-        ("/api/v1/jobs/a/stream/x", False), ("/api/v1/runs/r/stream", False),
-    ],
-)  # fmt: skip
-def test_only_streams_may_stay_open(path: str, stays: bool) -> None:
-    asked = request_parts.of(asgi_service.scope_of(path))
-    assert (asked.stays_open, asked.is_stream) == (stays, stays)
-    waits = request_parts.of(asgi_service.scope_of(path, "wait=1"))
-    assert (waits.stays_open, waits.is_stream) == (stays, True)

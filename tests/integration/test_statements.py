@@ -9,22 +9,10 @@ from types import ModuleType
 import psycopg
 
 import queue_workflows
-from queue_workflows import sql
-from queue_workflows.db import statements
+from tests.support import named_statements
 
 _PARAMETER = re.compile(rb"%\((\w+)\)s|%%")
 PACKAGE = Path(queue_workflows.__file__).parent
-
-
-def _all() -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for path in sorted(sql.QUERIES.glob("*.sql")):
-        for name, one in statements.parse(path.read_text("utf-8"), path.name).items():
-            if one.text is not None:
-                found[f"{path.stem}.{name}"] = one.text
-            for table, text in (one.texts or {}).items():
-                found[f"{path.stem}.{name}[{table}]"] = text
-    return found
 
 
 def numbered(text: bytes) -> bytes:
@@ -44,7 +32,7 @@ def numbered(text: bytes) -> bytes:
 def test_the_server_takes_each(db: ModuleType) -> None:
     refused: dict[str, str] = {}
     with db.connect() as conn:
-        for name, text in _all().items():
+        for name, text in named_statements.texts().items():
             try:
                 with conn.transaction(force_rollback=True):
                     conn.execute(b"PREPARE this_statement AS " + numbered(text))
@@ -57,4 +45,4 @@ def test_the_server_takes_each(db: ModuleType) -> None:
 def test_the_code_uses_every_statement() -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     used = set(re.findall(r"\bstatements\.(\w+\.\w+)", code))
-    assert sorted({name.partition("[")[0] for name in _all()} - used) == []
+    assert sorted({name.partition("[")[0] for name in named_statements.texts()} - used) == []

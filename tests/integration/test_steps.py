@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,24 +11,15 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import errors, ingest_executor, jobs, node_executor, runs, steps
-from queue_workflows.engine import job_steps, job_tables
-from queue_workflows.tasks import step_requests
-from tests.support import factories, invariants, step_app, transitions
+from queue_workflows import db, errors, ingest_executor, jobs, node_executor, runs, steps
+from tests.support import factories, lost_replies, step_app, transitions
 
 Row = dict[str, Any]
 FETCH = transitions.who("fetch")
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with engine.connect() as conn:
-        yield conn
-        assert invariants.broken(conn, slack_s=5) == []
-
-
-def run(conn: engine.Connection, task: Callable[..., Any], **args: Any) -> str:
+def run(conn: db.Connection, task: Callable[..., Any], **args: Any) -> str:
     """Claim the next job of this task, which is queued if there is none, and run it."""
     queue_workflows.register_ingest_task("t", task)
     if factories.one(conn, "SELECT count(*) FROM ingest_jobs WHERE status = 'queued'") == 0:
@@ -37,13 +28,13 @@ def run(conn: engine.Connection, task: Callable[..., Any], **args: Any) -> str:
     return ingest_executor.execute_ingest_job(transitions.claim_ingest(conn, FETCH))
 
 
-def job(conn: engine.Connection) -> Row:
+def job(conn: db.Connection) -> Row:
     row = conn.execute("SELECT * FROM ingest_jobs").fetchone()
     assert row is not None
     return row
 
 
-def recorded(conn: engine.Connection) -> list[tuple[Any, ...]]:
+def recorded(conn: db.Connection) -> list[tuple[Any, ...]]:
     return [
         (row["name"], row["key"], row["state"], row["output"])
         for row in jobs.steps(job(conn)["id"], conn=conn)
@@ -52,7 +43,7 @@ def recorded(conn: engine.Connection) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("task", [step_app.two, step_app.two_async], ids=["plain", "async"])
 def test_a_later_attempt_gets_recorded_results_and_calls_nothing(
-    conn: engine.Connection, tmp_path: Path, task: Callable[..., Any]
+    conn: db.Connection, tmp_path: Path, task: Callable[..., Any]
 ) -> None:
     folder = str(tmp_path)
     assert run(conn, task, folder=folder) == "failed"
@@ -69,7 +60,7 @@ def test_a_later_attempt_gets_recorded_results_and_calls_nothing(
 
 @pytest.mark.parametrize("node", ["node_two", "node_two_async"])
 def test_a_node_has_steps_and_a_retry_of_a_completed_one_forgets_them(
-    conn: engine.Connection, tmp_path: Path, node: str
+    conn: db.Connection, tmp_path: Path, node: str
 ) -> None:
     step_app.setup()
     row = factories.node(conn, node_module=node, inputs={"folder": str(tmp_path)}, max_attempts=3)
@@ -83,7 +74,7 @@ def test_a_node_has_steps_and_a_retry_of_a_completed_one_forgets_them(
     assert jobs.steps(row["id"]) == []
 
 
-def test_the_first_call_returns_what_a_later_attempt_gets(conn: engine.Connection) -> None:
+def test_the_first_call_returns_what_a_later_attempt_gets(conn: db.Connection) -> None:
     value = {"b": (1, Path("/x")), "a": 1e16}
     seen: list[Any] = []
 
@@ -97,7 +88,7 @@ def test_the_first_call_returns_what_a_later_attempt_gets(conn: engine.Connectio
     assert repr(seen[0]) == repr(seen[1])
 
 
-def test_a_repeated_name_needs_a_key_and_the_error_names_both(conn: engine.Connection) -> None:
+def test_a_repeated_name_needs_a_key_and_the_error_names_both(conn: db.Connection) -> None:
     def task(reason: str) -> list[int]:
         for number in (1, 2):
             steps.step("one", int, number, key=number)
@@ -117,7 +108,7 @@ def test_a_repeated_name_needs_a_key_and_the_error_names_both(conn: engine.Conne
 
 
 def test_changed_arguments_of_a_recorded_step_are_an_error_that_shows_both(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     values = iter([{"x": [1]}, {"x": [2]}, {"x": [1]}])
 
@@ -135,7 +126,7 @@ def test_changed_arguments_of_a_recorded_step_are_an_error_that_shows_both(
     assert recorded(conn) == [("load", "", "done", "5")]
 
 
-def test_a_step_that_failed_may_have_other_arguments(conn: engine.Connection) -> None:
+def test_a_step_that_failed_may_have_other_arguments(conn: db.Connection) -> None:
     values = iter(["x", "7"])
 
     def task(reason: str) -> int:
@@ -169,7 +160,7 @@ def test_a_step_that_failed_may_have_other_arguments(conn: engine.Connection) ->
     ],
 )
 def test_bad_names_keys_and_retries_are_refused_in_one_line(
-    conn: engine.Connection, name: Any, more: Row, says: str
+    conn: db.Connection, name: Any, more: Row, says: str
 ) -> None:
     def task(reason: str) -> Any:
         return steps.step(name, int, 1, **more)
@@ -192,7 +183,7 @@ def test_bad_names_keys_and_retries_are_refused_in_one_line(
     ids=["nan", "set", "nul", "large"],
 )
 def test_a_result_that_cannot_be_stored_fails_the_step_without_another_call(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, value: Any, says: str
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, value: Any, says: str
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "64")
     calls: list[int] = []
@@ -206,10 +197,7 @@ def test_a_result_that_cannot_be_stored_fails_the_step_without_another_call(
     assert [row[2] for row in recorded(conn)] == ["failed"]
 
 
-def test_retries_call_again_within_the_attempt(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_requests, "RETRY_FIRST_S", 0.0)
+def test_retries_call_again_within_the_attempt(conn: db.Connection) -> None:
     calls: list[int] = []
 
     def flaky() -> str:
@@ -228,7 +216,7 @@ def test_retries_call_again_within_the_attempt(
 
 @pytest.mark.parametrize("signal", [errors.Retry(), errors.Discard("no"), errors.Snooze(5)])
 def test_a_signal_of_the_handler_passes_through_without_a_retry(
-    conn: engine.Connection, signal: errors.JobSignal
+    conn: db.Connection, signal: errors.JobSignal
 ) -> None:
     calls: list[int] = []
 
@@ -240,7 +228,7 @@ def test_a_signal_of_the_handler_passes_through_without_a_retry(
     assert calls == [1]
 
 
-def test_nothing_is_written_under_a_lost_claim(conn: engine.Connection) -> None:
+def test_nothing_is_written_under_a_lost_claim(conn: db.Connection) -> None:
     ran: list[str] = []
 
     def loses(reason: str) -> None:
@@ -254,7 +242,7 @@ def test_nothing_is_written_under_a_lost_claim(conn: engine.Connection) -> None:
     assert [row[0] for row in recorded(conn)] == ["before"]
 
 
-def test_a_result_is_not_recorded_if_the_claim_is_lost_meanwhile(conn: engine.Connection) -> None:
+def test_a_result_is_not_recorded_if_the_claim_is_lost_meanwhile(conn: db.Connection) -> None:
     caught: list[BaseException] = []
 
     def lose() -> int:
@@ -277,7 +265,7 @@ def test_a_result_is_not_recorded_if_the_claim_is_lost_meanwhile(conn: engine.Co
 
 
 def test_crashes_count_to_the_step_that_ran_and_the_poisoned_job_names_it(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     class Killed(BaseException):
         pass
@@ -299,7 +287,7 @@ def test_crashes_count_to_the_step_that_ran_and_the_poisoned_job_names_it(
     assert (row["crashes"], row["attempts"]) == (3, 3)
 
 
-def test_a_step_that_has_ended_is_not_charged(conn: engine.Connection) -> None:
+def test_a_step_that_has_ended_is_not_charged(conn: db.Connection) -> None:
     queue_workflows.register_ingest_task("t", lambda reason: steps.step("fine", int, 1))
     factories.ingest(conn)
     claimed = transitions.claim_ingest(conn, FETCH)
@@ -309,7 +297,7 @@ def test_a_step_that_has_ended_is_not_charged(conn: engine.Connection) -> None:
 
 
 def test_a_retry_keeps_the_steps_or_forgets_those_from_a_name_on(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     calls: list[str] = []
 
@@ -331,13 +319,13 @@ def test_a_retry_keeps_the_steps_or_forgets_those_from_a_name_on(
     assert job(conn)["status"] == "failed"
 
 
-def test_steps_go_with_their_job(conn: engine.Connection) -> None:
+def test_steps_go_with_their_job(conn: db.Connection) -> None:
     run(conn, lambda reason: steps.step("a", int, 1))
     jobs.delete(job(conn)["id"])
     assert factories.one(conn, "SELECT count(*) FROM job_steps") == 0
 
 
-def test_steps_of_nodes_go_with_their_run(conn: engine.Connection, tmp_path: Path) -> None:
+def test_steps_of_nodes_go_with_their_run(conn: db.Connection, tmp_path: Path) -> None:
     step_app.setup()
     factories.node(conn, node_module="node_two", inputs={"folder": str(tmp_path)})
     node_executor.execute_node(transitions.claim_node(conn))
@@ -354,7 +342,7 @@ def test_without_a_job_or_a_worker_the_error_says_what_is_missing(db: ModuleType
 
 
 def test_a_recorded_output_that_cannot_be_loaded_fails_the_attempt(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     def task(reason: str) -> Any:
         steps.step("a", int, 1)
@@ -369,7 +357,7 @@ def test_a_recorded_output_that_cannot_be_loaded_fails_the_attempt(
 # --- loops ------------------------------------------------------------------------------------
 
 
-def test_a_loop_goes_on_at_the_item_that_failed(conn: engine.Connection) -> None:
+def test_a_loop_goes_on_at_the_item_that_failed(conn: db.Connection) -> None:
     made: list[str] = []
 
     def task(reason: str) -> None:
@@ -387,7 +375,7 @@ def test_a_loop_goes_on_at_the_item_that_failed(conn: engine.Connection) -> None
     assert (row["state"], row["position"], row["attempts"]) == ("done", 3, 2)
 
 
-def test_a_loop_that_is_done_yields_nothing(conn: engine.Connection) -> None:
+def test_a_loop_that_is_done_yields_nothing(conn: db.Connection) -> None:
     made: list[int] = []
 
     def task(reason: str) -> None:
@@ -399,7 +387,7 @@ def test_a_loop_that_is_done_yields_nothing(conn: engine.Connection) -> None:
     assert made == [0, 1, 2]
 
 
-def test_an_async_loop_takes_async_items(conn: engine.Connection) -> None:
+def test_an_async_loop_takes_async_items(conn: db.Connection) -> None:
     made: list[int] = []
 
     async def items() -> AsyncGenerator[int, None]:
@@ -426,7 +414,7 @@ def test_an_async_loop_takes_async_items(conn: engine.Connection) -> None:
     ],
 )
 def test_changed_items_of_a_loop_are_an_error_that_shows_both(
-    conn: engine.Connection, before: Any, after: Any, says: str
+    conn: db.Connection, before: Any, after: Any, says: str
 ) -> None:
     given = iter([before, after])
 
@@ -440,7 +428,7 @@ def test_changed_items_of_a_loop_are_an_error_that_shows_both(
     assert "--from-step n" in job(conn)["error"]
 
 
-def test_two_loops_of_one_name_need_a_key(conn: engine.Connection) -> None:
+def test_two_loops_of_one_name_need_a_key(conn: db.Connection) -> None:
     def task(reason: str) -> None:
         assert [*steps.steps("n", [1], key="a"), *steps.steps("n", [2], key="b")] == [1, 2]
         assert [*steps.steps("n", [1]), *steps.steps("n", [1])]
@@ -449,14 +437,14 @@ def test_two_loops_of_one_name_need_a_key(conn: engine.Connection) -> None:
     assert "cursor 'n' has been used before in this attempt" in job(conn)["error"]
 
 
-def test_cursors_are_stored_under_their_own_claim_alone(conn: engine.Connection) -> None:
+def test_cursors_are_stored_under_their_own_claim_alone(conn: db.Connection) -> None:
     queue_workflows.register_ingest_task("t", lambda reason: next(steps.steps("n", range(9))))
     factories.ingest(conn)
     claimed = transitions.claim_ingest(conn, FETCH)
     ingest_executor.run_task(claimed)
-    lease = transitions.lease_of(claimed)
-    for held, noted, stored in ((lease, 4, 4), (lease._replace(claim_no=7), 6, 4), (lease, 5, 5)):
-        job_steps.store_cursors(conn, {held: [("n", "", noted)]})
+    lost = claimed | {"claim_no": 7}
+    for held, noted, stored in ((claimed, 4, 4), (lost, 6, 4), (claimed, 5, 5)):
+        transitions.store_position(conn, held, "n", noted)
         assert [row["position"] for row in jobs.steps(job(conn)["id"])] == [stored]
 
 
@@ -466,23 +454,16 @@ def test_cursors_are_stored_under_their_own_claim_alone(conn: engine.Connection)
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("nth", range(4))
 def test_a_request_whose_reply_is_lost_is_made_again_and_calls_nothing_twice(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, nth: int, is_after: bool
+    conn: db.Connection, nth: int, is_after: bool
 ) -> None:
     calls: list[str] = []
-    answer, seen = job_steps.answer, iter(range(100))
-
-    def broken(conn: engine.Connection, lease: job_tables.Lease, request: Row) -> Row:
-        if next(seen) != nth:
-            return answer(conn, lease, request)
-        if is_after:
-            answer(conn, lease, request)
-        raise engine.OperationalError("the connection is lost")
 
     def task(reason: str) -> None:
-        for name in ("a", "b"):
-            steps.step(name, calls.append, name)
+        with lost_replies.at_statement("job_steps", nth, executed=is_after) as requests:
+            for name in ("a", "b"):
+                steps.step(name, calls.append, name)
+            assert len(requests) == 5, "two of each step, and one of them again"
 
-    monkeypatch.setattr(job_steps, "answer", broken)
     assert run(conn, task) == "completed"
     assert calls == ["a", "b"]
     assert [row[2] for row in recorded(conn)] == ["done", "done"]

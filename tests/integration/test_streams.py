@@ -5,30 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Generator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import errors, ingest_executor, node_executor, steps, streams
-from queue_workflows.cli import parts
-from queue_workflows.engine import job_steps, job_tables
-from tests.support import factories, invariants, notifications, transitions
+from queue_workflows import db, errors, ingest_executor, node_executor, steps, streams
+from tests.support import console, factories, notifications, transitions
 
 FETCH = transitions.who("fetch")
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with engine.connect() as conn:
-        yield conn
-        assert invariants.broken(conn, slack_s=5) == []
-
-
-def run(conn: engine.Connection, task: Callable[..., Any]) -> str:
+def run(conn: db.Connection, task: Callable[..., Any]) -> str:
     """Claim the job of this task, which is queued if there is none; return how it ended."""
     queue_workflows.register_ingest_task("t", task)
     if factories.one(conn, "SELECT count(*) FROM ingest_jobs WHERE status = 'queued'") == 0:
@@ -37,11 +27,11 @@ def run(conn: engine.Connection, task: Callable[..., Any]) -> str:
     return ingest_executor.execute_ingest_job(transitions.claim_ingest(conn, FETCH))
 
 
-def the_id(conn: engine.Connection) -> str:
+def the_id(conn: db.Connection) -> str:
     return factories.one(conn, "SELECT id FROM ingest_jobs")
 
 
-def test_the_parts_of_the_last_attempts_are_read_with_reset_marks(conn: engine.Connection) -> None:
+def test_the_parts_of_the_last_attempts_are_read_with_reset_marks(conn: db.Connection) -> None:
     def task(reason: str) -> None:
         claim = queue_workflows.current_job().claim
         for number in range(2):
@@ -73,7 +63,7 @@ def test_the_parts_of_the_last_attempts_are_read_with_reset_marks(conn: engine.C
 
 
 def test_a_later_claim_without_parts_is_a_reset_mark_whether_it_runs_or_not(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     def task(reason: str) -> None:
         if queue_workflows.current_job().claim == 1:
@@ -88,7 +78,7 @@ def test_a_later_claim_without_parts_is_a_reset_mark_whether_it_runs_or_not(
 
 
 def test_a_name_is_chosen_by_the_database_and_other_parts_are_passed_once(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def task(reason: str) -> None:
         for number in range(30):
@@ -104,7 +94,7 @@ def test_a_name_is_chosen_by_the_database_and_other_parts_are_passed_once(
     assert streams.read(the_id(conn), "none") == []
 
 
-def test_large_parts_are_read_in_pages_of_about_a_mebibyte(conn: engine.Connection) -> None:
+def test_large_parts_are_read_in_pages_of_about_a_mebibyte(conn: db.Connection) -> None:
     def task(reason: str) -> None:
         for number in range(40):
             streams.stream("text", f"{number}".ljust(60_000))
@@ -115,16 +105,15 @@ def test_large_parts_are_read_in_pages_of_about_a_mebibyte(conn: engine.Connecti
     assert [part.seq for part in streams.read(the_id(conn))] == [*range(1, 41)]
 
 
-def test_a_batch_is_one_notification_of_its_transaction(conn: engine.Connection) -> None:
-    row = factories.ingest(conn, args={})
-    lease = job_tables.lease_of(job_tables.INGEST_JOBS, transitions.claim_ingest(conn, FETCH))
-    request = {"op": "stream", "first": 1, "names": ["a"] * 9, "parts": ["1"] * 9}
+def test_a_batch_is_one_notification_of_its_transaction(conn: db.Connection) -> None:
+    factories.ingest(conn, args={})
+    job = transitions.claim_ingest(conn, FETCH)
     with contextlib.closing(notifications.NotificationListener()) as listener:
         with conn.transaction():
-            job_steps.answer(conn, lease, request)
+            transitions.stream(conn, job, 1, *range(9))
             assert listener.heard() == []
-        assert listener.heard() == [("job_parts", row["id"])]
-        job_steps.answer(conn, lease._replace(claim_no=9), request)
+        assert listener.heard() == [("job_parts", job["id"])]
+        assert not transitions.stream(conn, job | {"claim_no": 9}, 1, *range(9))
         assert listener.heard() == []
 
 
@@ -144,22 +133,21 @@ def empty_reads(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
 
 
 def test_a_follower_reads_at_once_when_a_batch_comes(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, empty_reads: threading.Semaphore
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, empty_reads: threading.Semaphore
 ) -> None:
     """With pauses of a minute only the notifications wake it."""
     monkeypatch.setattr(streams, "PAUSE_FIRST_S", 60.0)
     monkeypatch.setattr(streams, "PAUSE_MAX_S", 60.0)
     factories.ingest(conn, args={})
-    lease = job_tables.lease_of(job_tables.INGEST_JOBS, transitions.claim_ingest(conn, FETCH))
+    job = transitions.claim_ingest(conn, FETCH)
 
     def send(number: int, *, after_reads: int = 0) -> None:
         for _ in range(after_reads):
             assert empty_reads.acquire(timeout=20)
-        request = {"op": "stream", "first": number, "names": ["a"], "parts": [str(number)]}
-        assert job_steps.answer(conn, lease, request) == {"state": "done"}
+        assert transitions.stream(conn, job, number, number)
 
     send(1)
-    reader = streams.follow(lease.job_id)
+    reader = streams.follow(job["id"])
     found = [next(reader).value]
     # It listens, reads once more, and from then on reads only when it is woken.
     for number, reads in ((2, 1), (3, 0), (4, 0)):
@@ -170,7 +158,7 @@ def test_a_follower_reads_at_once_when_a_batch_comes(
     reader.close()
 
     async def followed() -> None:
-        parts = streams.follow_async(lease.job_id, after="1-4")
+        parts = streams.follow_async(job["id"], after="1-4")
         for number, reads in ((5, 2), (6, 0)):
             waiting = asyncio.ensure_future(anext(parts))
             await asyncio.to_thread(send, number, after_reads=reads)
@@ -182,18 +170,17 @@ def test_a_follower_reads_at_once_when_a_batch_comes(
 
 
 def test_a_follower_that_nothing_wakes_reads_after_a_pause(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, empty_reads: threading.Semaphore
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, empty_reads: threading.Semaphore
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
     factories.ingest(conn, args={})
-    lease = job_tables.lease_of(job_tables.INGEST_JOBS, transitions.claim_ingest(conn, FETCH))
-    reader = streams.follow(lease.job_id)
-    request = {"op": "stream", "first": 1, "names": ["a"], "parts": ["1"]}
+    job = transitions.claim_ingest(conn, FETCH)
+    reader = streams.follow(job["id"])
 
     def send() -> None:
         for _ in range(3):
             assert empty_reads.acquire(timeout=20)
-        job_steps.answer(conn, lease, request)
+        assert transitions.stream(conn, job, 1, 1)
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -202,7 +189,7 @@ def test_a_follower_that_nothing_wakes_reads_after_a_pause(
     reader.close()
 
 
-def test_the_job_of_a_node_is_found(conn: engine.Connection) -> None:
+def test_the_job_of_a_node_is_found(conn: db.Connection) -> None:
     row = factories.node(conn, inputs={})
     assert streams.job_of_node(row["run_id"], row["node_id"]) == row["id"]
     for run_id, node_id in ((row["run_id"], "none"), ("none", row["node_id"]), ("a\0", "\ud800")):
@@ -210,24 +197,25 @@ def test_the_job_of_a_node_is_found(conn: engine.Connection) -> None:
             streams.job_of_node(run_id, node_id)
 
 
-def test_a_part_that_cannot_be_read_hides_no_other_node(conn: engine.Connection) -> None:
+def test_a_part_that_cannot_be_read_hides_no_other_node(conn: db.Connection) -> None:
     run_id = factories.run(conn)
     for node_id, part in (("s/bad", "9" * 5000), ("s/good", '"fine"')):
-        job_id = factories.node(conn, run_id, node_id, inputs={})["id"]
-        transitions.claim_node(conn)
+        factories.node(conn, run_id, node_id, inputs={})
+        job = transitions.claim_node(conn)
         conn.execute(
             "INSERT INTO job_parts VALUES ('workflow_node_jobs', %s, 1, 1, 'text', %s::jsonb)",
-            (job_id, part),
+            (job["id"], part),
         )
-    lines: list[str] = []
-    shown = parts.RunParts(run_id, lines.append)
-    shown.show()
-    shown.show(last=True)
-    assert lines[0].startswith("s/bad: its stream cannot be shown: part 1-1 of job")
-    assert lines[1:] == ["s/good: text: fine"]
+        transitions.complete(conn, job)
+    conn.execute("UPDATE workflow_runs SET status = 'completed', finished_at = now()")
+    conn.execute("UPDATE workflow_dispatch_events SET processed_at = now()")
+    shown = console.printed("show", run_id, "--follow").splitlines()
+    found = [line for line in shown if "stream" in line or "fine" in line]
+    assert found[0].startswith("s/bad: its stream cannot be shown: part 1-1 of job")
+    assert found[1:] == ["s/good: text: fine"]
 
 
-def test_async_handlers_and_nodes_stream(conn: engine.Connection, monkeypatch: Any) -> None:
+def test_async_handlers_and_nodes_stream(conn: db.Connection, monkeypatch: Any) -> None:
     async def task(reason: str) -> None:
         await streams.stream_async("text", {"a": 1})
         streams.stream("text", "b")
@@ -245,7 +233,7 @@ def test_async_handlers_and_nodes_stream(conn: engine.Connection, monkeypatch: A
     assert [part.value for part in streams.read(row["id"])] == ["from a node"]
 
 
-def test_parts_go_with_their_job(conn: engine.Connection) -> None:
+def test_parts_go_with_their_job(conn: db.Connection) -> None:
     assert run(conn, lambda reason: streams.stream("text", 1)) == "completed"
     job_id = the_id(conn)
     conn.execute("DELETE FROM ingest_jobs")
@@ -255,7 +243,7 @@ def test_parts_go_with_their_job(conn: engine.Connection) -> None:
 
 
 def test_a_wait_keeps_what_came_before_it_and_begins_the_stream_again(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     def task(reason: str) -> None:
         streams.stream("text", "before")
@@ -285,7 +273,7 @@ def test_a_wait_keeps_what_came_before_it_and_begins_the_stream_again(
     ],
 )
 def test_a_bad_part_is_refused_and_takes_no_number(
-    conn: engine.Connection, name: str, part: Any, error: type[Exception], words: str
+    conn: db.Connection, name: str, part: Any, error: type[Exception], words: str
 ) -> None:
     def task(reason: str) -> None:
         with pytest.raises(error, match=words):
@@ -296,7 +284,7 @@ def test_a_bad_part_is_refused_and_takes_no_number(
     assert [(part.id, part.value) for part in streams.read(the_id(conn))] == [("1-1", "good")]
 
 
-def test_a_deep_part_is_refused(conn: engine.Connection) -> None:
+def test_a_deep_part_is_refused(conn: db.Connection) -> None:
     deep: list[Any] = []
     for _ in range(100):
         deep = [deep]
@@ -313,7 +301,7 @@ def test_a_deep_part_is_refused(conn: engine.Connection) -> None:
     [("STREAM_MAX_PARTS", "a", 3), ("STREAM_MAX_MB", "a" * 60 * 1024, 17)],
 )
 def test_an_attempt_streams_up_to_its_limits(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, knob: str, part: str, most: int
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, knob: str, part: str, most: int
 ) -> None:
     monkeypatch.setenv(f"QUEUE_WORKFLOWS_{knob}", "3" if "PARTS" in knob else "1")
 
@@ -328,23 +316,19 @@ def test_an_attempt_streams_up_to_its_limits(
 
 
 def test_a_lost_claim_writes_nothing_and_a_repeated_batch_nothing_twice(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     factories.ingest(conn, args={})
-    row = transitions.claim_ingest(conn, FETCH)
-    lease = job_tables.lease_of(job_tables.INGEST_JOBS, row)
-    request = {"op": "stream", "first": 1, "names": ["a", "a"], "parts": ["1", "2"]}
-    assert job_steps.answer(conn, lease, request) == {"state": "done"}
-    assert job_steps.answer(conn, lease, request) == {"state": "done"}
-    lost = lease._replace(claim_no=lease.claim_no + 1)
-    assert job_steps.answer(conn, lost, request | {"first": 3}) == {"state": "lost"}
-    ahead = request | {"first": 4}
+    job = transitions.claim_ingest(conn, FETCH)
+    assert transitions.stream(conn, job, 1, 1, 2)
+    assert transitions.stream(conn, job, 1, 1, 2)
+    assert not transitions.stream(conn, job | {"claim_no": job["claim_no"] + 1}, 3, 1, 2)
     with pytest.raises(errors.RowRefused, match="an earlier batch"):
-        job_steps.answer(conn, lease, ahead)
-    assert [part.id for part in streams.read(row["id"])] == ["1-1", "1-2"]
+        transitions.stream(conn, job, 4, 1, 2)
+    assert [part.id for part in streams.read(job["id"])] == ["1-1", "1-2"]
 
 
-def test_streams_outside_of_a_job_and_bad_ids_are_refused(conn: engine.Connection) -> None:
+def test_streams_outside_of_a_job_and_bad_ids_are_refused(conn: db.Connection) -> None:
     with pytest.raises(errors.NoCurrentJob):
         streams.stream("text", 1)
     for job_id in ("none", "a\0"):

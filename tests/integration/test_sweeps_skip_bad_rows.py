@@ -4,61 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from datetime import datetime, timedelta, timezone
-from types import ModuleType
 
 import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import config, history
-from queue_workflows import db as engine
-from queue_workflows.engine import job_tables, promotion, row_isolation
-from queue_workflows.maintenance import input_timeouts
-from queue_workflows.maintenance import recovery as maintenance_recovery
+from queue_workflows import config, db, history
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from tests.support import factories, rows_before_checks, transitions, wait
+from tests.support import app_triggers, factories, rows_before_checks, sweeps, transitions, wait
 from tests.support.clocks import Clock
 from tests.support.factories import one
 
-GUARD = """
-CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF coalesce(to_jsonb(NEW), to_jsonb(OLD)) ->> 'id' = ANY (TG_ARGV) THEN
-        RAISE EXCEPTION 'the app refuses this row' USING ERRCODE = '{state}';
-    END IF;
-    RETURN coalesce(NEW, OLD);
-END $$;
-CREATE TRIGGER app_guard BEFORE {event} ON {table}
-    FOR EACH ROW EXECUTE FUNCTION app_guard({ids});
-"""
 STATES = ["P0001", "22003", "57P01", "40001", "53100"]
 """A plain RAISE, a number out of range, and words that only the server should use."""
 
 
-def guard(
-    conn: engine.Connection,
-    table: str,
-    *ids: str,
-    event: str = "UPDATE",
-    state: str = "P0001",
-) -> None:
+def guard(conn: db.Connection, table: str, *ids: str, **more: str) -> None:
     """An app's own trigger that raises for these ids."""
     listed = ", ".join(f"'{each}'" for each in ids)
-    text = GUARD.replace("{state}", state).replace("{event}", event).replace("{table}", table)
-    conn.execute(text.replace("{ids}", listed).encode())
+    app_triggers.refuse(conn, table, f"OLD.id IN ({listed})", **more)
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with db.connect() as own:
-        yield own
-        own.execute("DROP FUNCTION IF EXISTS app_guard() CASCADE")
+@pytest.fixture(autouse=True)
+def accepted(conn: db.Connection) -> Generator[None]:
+    yield
+    app_triggers.accept(conn)
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("table", ["ingest_jobs", "workflow_node_jobs", "workflow_runs"])
 def test_a_row_that_cannot_be_promoted_delays_no_other(
-    conn: engine.Connection, table: str, state: str
+    conn: db.Connection, table: str, state: str
 ) -> None:
     for name in ("a", "bad", "z"):
         if table == "workflow_runs":
@@ -71,7 +47,7 @@ def test_a_row_that_cannot_be_promoted_delays_no_other(
         due = "available_at = now() - interval '1 minute'"
         conn.execute(f"UPDATE {table} SET {due} WHERE id IN ('a', 'bad', 'z')".encode())
     guard(conn, table, "bad", state=state)
-    rows = row_isolation.Isolation()
+    rows = sweeps.Isolation()
     assert transitions.promote_due(conn, rows) == 2
     waiting = factories.column(conn, f"SELECT id FROM {table} WHERE available_at IS NOT NULL")
     assert waiting == ["bad"]
@@ -79,7 +55,7 @@ def test_a_row_that_cannot_be_promoted_delays_no_other(
 
 
 def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_MAX_ATTEMPTS", "3")
     factories.ingest(conn, id="bad", available_at="2100-01-01")
@@ -87,37 +63,36 @@ def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
         conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
     guard(conn, "ingest_jobs", "bad", event="UPDATE OF available_at")
     clock = Clock(0.0)
-    rows = row_isolation.Isolation(clock)
+    rows = sweeps.Isolation(clock)
     for _ in range(3):
         assert one(conn, "SELECT status FROM ingest_jobs") == "queued"
         transitions.promote_due(conn, rows)
-        clock.now += row_isolation.MAX_S
-    status, error = factories.reread(conn, {"id": "bad"}), None
-    status, error = status["status"], status["error"]
-    assert (status, "the app refuses this row" in error) == ("failed", True)
-    assert error.startswith("poison: the engine failed 3 times on it")
+        clock.now += 60
+    row = factories.reread(conn, {"id": "bad"})
+    assert (row["status"], "the app refuses bad" in row["error"]) == ("failed", True)
+    assert row["error"].startswith("poison: the engine failed 3 times on it")
 
 
 def test_a_row_that_is_set_aside_is_left_alone_until_its_back_off_is_over(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     factories.ingest(conn, id="bad", available_at="2100-01-01")
     with factories.unguarded(conn, "ingest_jobs"):
         conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
     guard(conn, "ingest_jobs", "bad")
     clock = Clock(0.0)
-    rows = row_isolation.Isolation(clock)
+    rows = sweeps.Isolation(clock)
     transitions.promote_due(conn, rows)
-    conn.execute("DROP FUNCTION app_guard() CASCADE")
+    app_triggers.accept(conn)
     assert transitions.promote_due(conn, rows) == 0
-    clock.now += row_isolation.FIRST_S
+    clock.now += 0.5
     assert transitions.promote_due(conn, rows) == 1
 
 
 def test_a_locked_row_is_left_alone_for_longer_each_time_and_is_no_failure() -> None:
     """Each try waits for the lock, and the rows behind it wait too."""
     clock = Clock(0.0)
-    rows = row_isolation.Isolation(clock)
+    rows = sweeps.Isolation(clock)
 
     def locked() -> None:
         raise psycopg.errors.LockNotAvailable
@@ -141,9 +116,8 @@ def test_a_locked_row_is_left_alone_for_longer_each_time_and_is_no_failure() -> 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("family", ["node", "ingest"])
 def test_a_lapsed_lease_that_cannot_be_taken_back_delays_no_other(
-    conn: engine.Connection, family: str, state: str
+    conn: db.Connection, family: str, state: str
 ) -> None:
-    table = job_tables.NODE_JOBS if family == "node" else job_tables.INGEST_JOBS
     ids = [f"j{number}" for number in range(5)]
     for each in ids:
         if family == "node":
@@ -152,24 +126,25 @@ def test_a_lapsed_lease_that_cannot_be_taken_back_delays_no_other(
         else:
             factories.ingest(conn, id=each)
             transitions.expire(conn, transitions.claim_ingest(conn))
-    guard(conn, table.name, "j1", "j3", state=state)
-    maintenance_recovery.reclaim(conn)
-    left = factories.column(conn, f"SELECT id FROM {table.name} WHERE status = 'running'")
+    table = "workflow_node_jobs" if family == "node" else "ingest_jobs"
+    guard(conn, table, "j1", "j3", state=state)
+    sweeps.reclaim(conn)
+    left = factories.column(conn, f"SELECT id FROM {table} WHERE status = 'running'")
     assert sorted(left) == ["j1", "j3"]
 
 
-def test_a_crash_count_at_its_end_delays_no_other(conn: engine.Connection) -> None:
+def test_a_crash_count_at_its_end_delays_no_other(conn: db.Connection) -> None:
     for each in ("bad", "good"):
         factories.ingest(conn, id=each)
         transitions.expire(conn, transitions.claim_ingest(conn))
     rows_before_checks.change(conn, "ingest_jobs", "bad", crash_count="2147483647")
-    maintenance_recovery.reclaim(conn)
+    sweeps.reclaim(conn)
     assert one(conn, "SELECT status FROM ingest_jobs WHERE id = 'good'") == "queued"
     assert one(conn, "SELECT status FROM ingest_jobs WHERE id = 'bad'") == "failed"
 
 
 def test_a_worker_row_of_garbage_does_not_stop_the_reclaim_of_gone_workers(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     for worker, detail in (("gone", {"lock": True}), ("odd", {"lock": "maybe"})):
         factories.ingest(conn, id=worker)
@@ -183,22 +158,22 @@ def test_a_worker_row_of_garbage_does_not_stop_the_reclaim_of_gone_workers(
                 (job["id"],),
             )
     conn.execute("UPDATE workers SET last_seen = now() - interval '1 hour'")
-    rows = row_isolation.Isolation()
+    rows = sweeps.Isolation()
     taken = transitions.reclaim_gone(conn, "ingest", 30, rows=rows)
     assert [row["id"] for row in taken] == ["gone"]
 
 
-def test_an_orphan_that_cannot_be_cancelled_delays_no_other(conn: engine.Connection) -> None:
+def test_an_orphan_that_cannot_be_cancelled_delays_no_other(conn: db.Connection) -> None:
     run_id = factories.run(conn, mode="node", status="completed")
     for each in ("a", "bad", "z"):
         factories.node(conn, run_id, each, id=each)
     guard(conn, "workflow_node_jobs", "bad")
-    maintenance_recovery.cancel_orphans(conn)
+    sweeps.cancel_orphans(conn)
     query = "SELECT id FROM workflow_node_jobs WHERE status = 'queued'"
     assert factories.column(conn, query) == ["bad"]
 
 
-def waits(conn: engine.Connection, job_id: str, policy: str = '{"timeout_s": 1}') -> None:
+def waits(conn: db.Connection, job_id: str, policy: str = '{"timeout_s": 1}') -> None:
     """An input node whose wait has been over for an hour."""
     factories.node(
         conn, factories.run(conn, mode="node"), job_id, id=job_id, node_module="__input__x",
@@ -217,14 +192,14 @@ def waits(conn: engine.Connection, job_id: str, policy: str = '{"timeout_s": 1}'
     )
 
 
-def test_a_wait_that_cannot_be_ended_delays_no_other(conn: engine.Connection) -> None:
+def test_a_wait_that_cannot_be_ended_delays_no_other(conn: db.Connection) -> None:
     for each in ("a", "bad", "z"):
         waits(conn, each)
     rows_before_checks.change(
         conn, "workflow_input_timeouts", "bad", key="job_id", due_at="'-infinity'"
     )
     guard(conn, "workflow_node_jobs", "bad")
-    input_timeouts.expire_inputs(conn)
+    sweeps.expire_inputs(conn)
     query = "SELECT id FROM workflow_node_jobs WHERE status = 'failed' ORDER BY id"
     assert factories.column(conn, query) == ["a", "z"]
 
@@ -241,15 +216,15 @@ def test_a_wait_that_cannot_be_ended_delays_no_other(conn: engine.Connection) ->
         '{"timeout_s": 1, "default": ' + "[" * 150 + "]" * 150 + "}",
     ],
 )
-def test_a_policy_of_garbage_ends_its_wait(conn: engine.Connection, policy: str) -> None:
+def test_a_policy_of_garbage_ends_its_wait(conn: db.Connection, policy: str) -> None:
     waits(conn, "odd", policy)
-    input_timeouts.expire_inputs(conn)
+    sweeps.expire_inputs(conn)
     assert one(conn, "SELECT status FROM workflow_node_jobs") == "failed"
     assert one(conn, "SELECT count(*) FROM workflow_input_timeouts") == 0
 
 
 @pytest.mark.parametrize("table", ["ingest_jobs", "workflow_runs"])
-def test_a_row_that_cannot_be_deleted_stops_no_pruning(conn: engine.Connection, table: str) -> None:
+def test_a_row_that_cannot_be_deleted_stops_no_pruning(conn: db.Connection, table: str) -> None:
     for each in ("a", "bad", "z"):
         if table == "ingest_jobs":
             factories.ingest(conn, id=each, status="completed", finished_at="2020-01-01")
@@ -267,7 +242,7 @@ def test_a_row_that_cannot_be_deleted_stops_no_pruning(conn: engine.Connection, 
     assert one(conn, "SELECT count(*) FROM worker_heartbeats") == 0
 
 
-def test_a_retention_of_garbage_stops_no_pruning(conn: engine.Connection) -> None:
+def test_a_retention_of_garbage_stops_no_pruning(conn: db.Connection) -> None:
     for queue in ("odd", "fetch"):
         factories.ingest(conn, id=queue, queue=queue, status="completed", finished_at="2020-01-01")
     rows_before_checks.put(conn, "queue_settings", queue="'odd'", retention_days="'NaN'")
@@ -276,7 +251,7 @@ def test_a_retention_of_garbage_stops_no_pruning(conn: engine.Connection) -> Non
 
 
 def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = datetime(2031, 3, 1, 10, tzinfo=timezone.utc)
     config.configure(ingest_queues={"fetch"})
@@ -287,17 +262,10 @@ def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
     ticker = Ticker(schedule=entries, now_fn=lambda: at + timedelta(seconds=clock.now))
     ticker.run_once()
     clock.now = 600
-    conn.execute(
-        "CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " IF NEW.task_name = 'bad' THEN RAISE EXCEPTION 'no'; END IF; RETURN NEW; END $$"
-    )
-    conn.execute(
-        "CREATE TRIGGER app_guard BEFORE INSERT ON ingest_jobs FOR EACH ROW"
-        " EXECUTE FUNCTION app_guard()"
-    )
+    app_triggers.refuse(conn, "ingest_jobs", "NEW.task_name = 'bad'", event="INSERT")
     assert len(ticker.run_once()) == 1
     assert factories.column(conn, "SELECT task_name FROM ingest_jobs") == ["good"]
-    conn.execute("DROP FUNCTION app_guard() CASCADE")
+    app_triggers.accept(conn)
     assert wait.until(ticker.run_once)
     query = "SELECT task_name FROM ingest_jobs ORDER BY 1"
     assert factories.column(conn, query) == ["bad", "good"]
@@ -305,7 +273,7 @@ def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_waiter_that_raises_fails_no_holder_and_delays_no_other(
-    conn: engine.Connection, state: str
+    conn: db.Connection, state: str
 ) -> None:
     for each in ("holder", "bad", "next"):
         factories.ingest(conn, id=each, lock_key="k")
@@ -315,7 +283,7 @@ def test_a_waiter_that_raises_fails_no_holder_and_delays_no_other(
     assert transitions.claim_ingest(conn)["id"] == "next"
 
 
-def test_the_sweep_of_lock_queues_skips_a_waiter_that_raises(conn: engine.Connection) -> None:
+def test_the_sweep_of_lock_queues_skips_a_waiter_that_raises(conn: db.Connection) -> None:
     for key in ("k", "l"):
         for each in ("holder", "bad", "next"):
             factories.ingest(conn, id=f"{each} of {key}", lock_key=key)
@@ -325,13 +293,13 @@ def test_the_sweep_of_lock_queues_skips_a_waiter_that_raises(conn: engine.Connec
             " WHERE id LIKE 'holder%'"
         )
     guard(conn, "ingest_jobs", "bad of k")
-    assert promotion.admit_missed_waiters(conn) == 2
+    assert sweeps.admit_missed_waiters(conn) == 2
     query = "SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL"
     assert sorted(factories.column(conn, query)) == ["bad of l", "next of k"]
 
 
 def test_a_waiter_that_cannot_be_admitted_fails_no_holder_and_delays_no_other(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     factories.insert(conn, "queue_settings", queue="fetch", partition_max_running=1)
     for each in ("holder", "bad", "next", "last"):

@@ -8,19 +8,15 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, errors, ingest_executor, node_queue
-from queue_workflows import db as engine
+from queue_workflows import claim_worker, db, errors, ingest_executor, node_queue
 from queue_workflows import jobs as jobs_api
-from queue_workflows.handlers import task_call
-from queue_workflows.tasks import control
-from queue_workflows.worker import guards
-from tests.support import commands, factories, invariants, task_app
+from tests.support import factories, task_app
+from tests.support.commands import Commands
 from tests.support.wait import until
 
 Row = dict[str, Any]
@@ -28,12 +24,12 @@ NAMES = pytest.mark.parametrize("kind", task_app.ENDS_BY_ITSELF)
 BATCHES = pytest.mark.parametrize("batch", [1, 3], ids=["one by one", "in batches"])
 
 
+pytestmark = pytest.mark.usefixtures("invariants_hold")
+
+
 @pytest.fixture(autouse=True)
-def conn(db: ModuleType) -> Generator[engine.Connection]:
+def app() -> None:
     task_app.setup()
-    with engine.connect() as conn:
-        yield conn
-        assert invariants.broken(conn, slack_s=5) == []
 
 
 def queued(task: str, **args: Any) -> str:
@@ -50,7 +46,7 @@ def is_now(job_id: str, status: str) -> Callable[[], bool]:
     return lambda: row(job_id)["status"] == status
 
 
-def events(conn: engine.Connection, job_id: str) -> list[str]:
+def events(conn: db.Connection, job_id: str) -> list[str]:
     query = "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id"
     return factories.column(conn, query, job_id)
 
@@ -74,7 +70,7 @@ def working(folder: Path, **more: Any) -> Generator[claim_worker.ClaimWorker]:
 
 
 @BATCHES
-def test_each_kind_leaves_its_result(conn: engine.Connection, tmp_path: Path, batch: int) -> None:
+def test_each_kind_leaves_its_result(conn: db.Connection, tmp_path: Path, batch: int) -> None:
     (tmp_path / "go").touch()
     ids = [queued(kind, folder=str(tmp_path)) for kind in task_app.KINDS]
     with working(tmp_path, batch=batch):
@@ -85,7 +81,7 @@ def test_each_kind_leaves_its_result(conn: engine.Connection, tmp_path: Path, ba
 @NAMES
 @BATCHES
 def test_a_cancel_ends_a_handler_that_yields_or_awaits_and_the_worker_goes_on(
-    conn: engine.Connection, tmp_path: Path, batch: int, kind: str
+    conn: db.Connection, tmp_path: Path, batch: int, kind: str
 ) -> None:
     codes: list[int] = []
     first, after = queued(kind, folder=str(tmp_path)), queued("function", folder=str(tmp_path))
@@ -103,7 +99,7 @@ def test_a_cancel_ends_a_handler_that_yields_or_awaits_and_the_worker_goes_on(
 
 @NAMES
 def test_a_stop_ends_a_handler_in_good_order_and_hands_the_job_back(
-    conn: engine.Connection, tmp_path: Path, kind: str
+    conn: db.Connection, tmp_path: Path, kind: str
 ) -> None:
     codes: list[int] = []
     job_id = queued(kind, folder=str(tmp_path))
@@ -122,7 +118,7 @@ def test_a_stop_ends_a_handler_in_good_order_and_hands_the_job_back(
 
 @pytest.mark.parametrize("kind", ["generator", "async"])
 def test_a_handler_that_neither_yields_nor_awaits_is_stopped_after_its_grace(
-    conn: engine.Connection, tmp_path: Path, monkeypatch: Any, kind: str
+    conn: db.Connection, tmp_path: Path, monkeypatch: Any, kind: str
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CANCEL_GRACE_S", "0.2")
     begun, release = threading.Event(), threading.Event()
@@ -151,11 +147,11 @@ def test_a_handler_that_neither_yields_nor_awaits_is_stopped_after_its_grace(
             until(lambda: codes)
     finally:
         release.set()
-    assert (codes[0], row(job_id)["status"]) == (guards.EXIT_CONTROL, "cancelled")
+    assert (codes[0], row(job_id)["status"]) == (79, "cancelled")
 
 
 def test_a_function_that_sees_its_cancel_leaves_no_result(
-    conn: engine.Connection, tmp_path: Path
+    conn: db.Connection, tmp_path: Path
 ) -> None:
     begun = threading.Event()
 
@@ -174,23 +170,22 @@ def test_a_function_that_sees_its_cancel_leaves_no_result(
 
 
 def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
-    conn: engine.Connection, dsn: str, tmp_path: Path
+    cli: Commands, tmp_path: Path
 ) -> None:
     kinds = task_app.ENDS_BY_ITSELF
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as cli:
-        subject = cli.start(
-            *("queue-claim-worker", "--queue", task_app.QUEUE, "--shutdown-timeout", "6"),
-            *("--app", "tests.support.task_app:setup"),
-        )
-        for kind in kinds:
-            job_id = queued(kind, folder=str(tmp_path))
-            until(lambda kind=kind: f"{kind} begins" in task_app.lines(tmp_path), timeout_s=30)
-            jobs_api.cancel(job_id)
-            until(is_now(job_id, "cancelled"))
-        job_id = queued("async_generator", folder=str(tmp_path))
-        until(lambda: task_app.lines(tmp_path).count("async_generator begins") == 2)
-        subject.send(signal.SIGTERM)
-        assert subject.wait() == 0, subject.err
+    subject = cli.start(
+        *("queue-claim-worker", "--queue", task_app.QUEUE, "--shutdown-timeout", "6"),
+        *("--app", "tests.support.task_app:setup"),
+    )
+    for kind in kinds:
+        job_id = queued(kind, folder=str(tmp_path))
+        until(lambda kind=kind: f"{kind} begins" in task_app.lines(tmp_path), timeout_s=30)
+        jobs_api.cancel(job_id)
+        until(is_now(job_id, "cancelled"))
+    job_id = queued("async_generator", folder=str(tmp_path))
+    until(lambda: task_app.lines(tmp_path).count("async_generator begins") == 2)
+    subject.send(signal.SIGTERM)
+    assert subject.wait() == 0, subject.err
     received = [
         f"{kind} {does}" for kind in [*kinds, "async_generator"] for does in ("begins", "tidies")
     ]
@@ -201,7 +196,7 @@ def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
 # --- what a handler receives ----------------------------------------------------------------------
 
 
-def test_a_handler_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
+def test_a_handler_of_any_kind_knows_its_job(conn: db.Connection) -> None:
     received: list[tuple[Any, ...]] = []
 
     def tell() -> None:
@@ -243,31 +238,21 @@ def test_a_handler_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
         queue_workflows.current_job()
 
 
-def test_an_async_task_runs_beside_others_on_a_loop_that_runs(conn: engine.Connection) -> None:
-    """What an executor does: one loop, many jobs, each with its own context."""
-    meet = asyncio.Event()
-
-    async def task(args: Row) -> Row:
-        if args["n"] == 0:
-            await meet.wait()
-        meet.set()
-        return {"job": queue_workflows.current_job().id}
-
-    queue_workflows.register_ingest_task("t", task)
-    ids = [queued("t", n=n) for n in range(3)]
-    jobs = [node_queue.claim_next_ingest_job(task_app.QUEUE) or {} for _ in ids]
-
-    async def all_of_them() -> list[Any]:
-        runs = [task_call.call_async(job, control.NoControl()) for job in jobs]
-        return await asyncio.gather(*runs)
-
-    found = asyncio.run(all_of_them())
-    assert [(each.kind, each.value) for each in found] == [
-        ("completed", {"job": job_id}) for job_id in ids
-    ]
+def test_async_tasks_run_beside_each_other_each_with_its_own_context(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ids = [queued("named", folder=str(tmp_path)) for _ in range(3)]
+    cli.start(
+        *("queue-claim-worker", "--queue", task_app.QUEUE, "--slots", "3", "--async"),
+        *("--app", "tests.support.task_app:setup"),
+    )
+    until(lambda: task_app.lines(tmp_path) == ["named begins"] * 3)
+    (tmp_path / "go").touch()
+    until(lambda: all(row(job_id)["status"] == "completed" for job_id in ids))
+    assert [row(job_id)["result"] for job_id in ids] == [{"job": job_id} for job_id in ids]
 
 
-def test_the_traceback_of_an_async_task_begins_in_it(conn: engine.Connection) -> None:
+def test_the_traceback_of_an_async_task_begins_in_it(conn: db.Connection) -> None:
     async def task() -> None:
         await asyncio.sleep(0)
         raise ValueError("no")
@@ -297,7 +282,7 @@ def failing(error: BaseException = Flaky("no"), **policy: Any) -> None:
     queue_workflows.register_ingest_task("t", task, **policy)
 
 
-def attempted(conn: engine.Connection, made: Row) -> Row:
+def attempted(conn: db.Connection, made: Row) -> Row:
     """The job after another attempt, which is let have its time."""
     conn.execute("UPDATE ingest_jobs SET available_at = now() WHERE id = %s", (made["id"],))
     job = node_queue.claim_next_ingest_job(task_app.QUEUE)
@@ -306,16 +291,16 @@ def attempted(conn: engine.Connection, made: Row) -> Row:
     return row(made["id"])
 
 
-def inserted(conn: engine.Connection, **columns: Any) -> Row:
+def inserted(conn: db.Connection, **columns: Any) -> Row:
     return factories.ingest(conn, queue=task_app.QUEUE, **columns)
 
 
-def waits_s(conn: engine.Connection, made: Row) -> float:
+def waits_s(conn: db.Connection, made: Row) -> float:
     query = "SELECT extract(epoch FROM available_at - now())::float8 FROM ingest_jobs WHERE id = %s"
     return factories.one(conn, query, made["id"])
 
 
-def test_a_row_without_options_is_retried_by_its_tasks_options(conn: engine.Connection) -> None:
+def test_a_row_without_options_is_retried_by_its_tasks_options(conn: db.Connection) -> None:
     failing(retries=2, backoff={"kind": "constant", "base_s": 500})
     made = inserted(conn)
     found = attempted(conn, made)
@@ -339,7 +324,7 @@ def test_a_row_without_options_is_retried_by_its_tasks_options(conn: engine.Conn
     ids=str,
 )
 def test_options_of_the_row_go_before_those_of_its_task(
-    conn: engine.Connection, columns: Row, attempts: int, wait_s: float | None
+    conn: db.Connection, columns: Row, attempts: int, wait_s: float | None
 ) -> None:
     failing(retries=5, backoff=500)
     made = inserted(conn, **columns)
@@ -364,14 +349,14 @@ def test_options_of_the_row_go_before_those_of_its_task(
     ids=str,
 )
 def test_a_task_decides_which_errors_are_retried(
-    conn: engine.Connection, policy: Row, error: BaseException, status: str
+    conn: db.Connection, policy: Row, error: BaseException, status: str
 ) -> None:
     failing(error, retries=1, **policy)
     assert attempted(conn, inserted(conn))["status"] == status
 
 
 def test_a_policy_that_plain_sql_got_wrong_leaves_the_tasks(
-    conn: engine.Connection, caplog: pytest.LogCaptureFixture
+    conn: db.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing(retries=1)
     found = attempted(conn, inserted(conn, policy={"backoff": "soon"}))
@@ -390,7 +375,7 @@ def test_the_budget_of_a_job_is_its_own_or_its_tasks() -> None:
 # --- args -------------------------------------------------------------------------------------
 
 
-def test_args_that_a_task_does_not_take_fail_the_job_at_once(conn: engine.Connection) -> None:
+def test_args_that_a_task_does_not_take_fail_the_job_at_once(conn: db.Connection) -> None:
     def task(*, day: str, limit: int = 5) -> Row:
         return {"day": day, "limit": limit}
 

@@ -21,20 +21,15 @@ import pytest
 import queue_workflows
 from queue_workflows import (
     config,
+    db,
     errors,
     jobs,
     model_registry,
     node_queue,
     run_store,
-    runs,
     testing,
 )
-from queue_workflows import db as engine
-from queue_workflows.db import scratch_databases
-from queue_workflows.dispatch import starts
-from queue_workflows.runtime import service
 from queue_workflows.scheduler import ScheduleEntry
-from queue_workflows.testing import apps
 from tests.support import factories, flow, invariants, task_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +77,7 @@ def host() -> None:
 def flows(db: ModuleType, dsn: str, tmp_path: Path) -> Iterator[Flows]:
     with testing.harness(app=host, dsn=dsn, own=True, out=tmp_path) as made:
         yield made
-        with engine.connect() as conn:
+        with db.connect() as conn:
             assert invariants.broken(conn, slack_s=5) == []
 
 
@@ -95,7 +90,7 @@ def test_a_run_goes_to_its_end_through_every_role_without_thread_or_sleep(
     def refused(*_: object) -> None:
         raise AssertionError("a test of a host waits for nothing and starts no thread")
 
-    monkeypatch.setattr(service.Service, "start", refused)
+    monkeypatch.setattr(threading.Thread, "start", refused)
     monkeypatch.setattr(time, "sleep", refused)
     threads = list[threading.Thread]()
     queue_workflows.register_node("give", lambda: threads.append(threading.current_thread()))
@@ -129,7 +124,7 @@ def test_the_clock_moves_to_a_job_that_is_not_due(flows: Flows) -> None:
     flows.work()
     assert flows.result(run_id).completed()
     job = jobs.enqueue(task_name="note", queue="notes")
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("UPDATE ingest_jobs SET available_at = now() + interval '2 hours'")
     assert flows.work() == 0
     flows.advance(7100)
@@ -152,7 +147,7 @@ def test_the_schedule_is_fired_by_the_clock_that_is_moved(flows: Flows) -> None:
 
 def test_a_lease_lapses_by_the_clock_that_is_moved(flows: Flows) -> None:
     run_id = flows.submit("plain")
-    starts.start_queued()
+    flow.start_queued()
     held = node_queue.claim_next_cpu_job(lease_s=600)
     assert held is not None
     flows.advance(599)
@@ -295,7 +290,6 @@ def test_an_app_that_wires_itself_in_by_its_import_may_come_twice(
         "import queue_workflows\nqueue_workflows.register_node('n', dict)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(apps, "_loaded", {})
     for _ in range(2):
         with testing.harness(app="once_only", dsn=dsn, own=True):
             assert set(config.get_config().node_map) == {"n"}
@@ -303,9 +297,13 @@ def test_an_app_that_wires_itself_in_by_its_import_may_come_twice(
 
 
 def test_a_harness_begins_with_an_empty_database(db: ModuleType, dsn: str) -> None:
-    run_store.insert_run(workflow_name="of an earlier test")
-    with testing.harness(app=host, dsn=dsn, own=True):
-        assert runs.list() == []
+    with db.connect() as conn:
+        factories.node(conn)
+        factories.ingest(conn)
+    with testing.harness(app=host, dsn=dsn, own=True), db.connect() as conn:
+        for table in ("workflow_runs", "workflow_node_jobs", "ingest_jobs", "ingest_job_events"):
+            assert factories.one(conn, f"SELECT count(*) FROM {table}") == 0
+        assert db.current_schema_version() == db.REQUIRED_VERSION
 
 
 # --- databases
@@ -343,7 +341,7 @@ def test_databases_of_a_killed_test_run_are_dropped_by_the_next(db: ModuleType, 
     left = f"{stem}_0123abcd_test"
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {left}")
-        with scratch_databases.database(dsn):
+        with testing.database(dsn):
             found = conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", (left,)).fetchone()
     assert found is None
 
@@ -359,15 +357,6 @@ def test_no_database_but_a_test_one_is_come_near(db: ModuleType) -> None:
         testing.harness(dsn="postgresql://someone@/production", own=True),
     ):
         pass
-
-
-def test_tables_are_emptied_and_the_ledger_stays(db: ModuleType) -> None:
-    with engine.connect() as conn:
-        factories.run(conn)
-        factories.ingest(conn)
-        scratch_databases.empty(conn, keep={"queue_schema_version", "queue_schema_objects"})
-        assert scratch_databases.filled(conn) == {"queue_schema_version", "queue_schema_objects"}
-    assert engine.current_schema_version() == engine.REQUIRED_VERSION
 
 
 # --- pytest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +13,8 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import config, declare, testing
-from queue_workflows import db as engine
-from queue_workflows.testing import app_harness, apps
+from queue_workflows import config, db, declare, testing
+from queue_workflows.testing import app_harness
 
 DECLARED = """
 import queue_workflows
@@ -32,22 +33,24 @@ def setup():
 """
 
 
+NUMBERS = itertools.count()
+
+
 @pytest.fixture
 def letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """A package that declares in a submodule, imported as a test module would have done before."""
-    package = tmp_path / "letters_app"
+    name = f"letters_{next(NUMBERS)}"
+    package = tmp_path / name
     package.mkdir()
-    (package / "__init__.py").write_text("from letters_app.flows import setup\n")
+    (package / "__init__.py").write_text(f"from {name}.flows import setup\n")
     (package / "flows.py").write_text(DECLARED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(apps, "_loaded", {})
     monkeypatch.setattr(declare, "_declared", {})
-    import letters_app  # pyright: ignore[reportMissingImports]
-
+    made = importlib.import_module(name)
     config.reset_for_tests()
-    yield letters_app
-    for name in ("letters_app.flows", "letters_app"):
-        del sys.modules[name]
+    yield made
+    for each in (f"{name}.flows", name):
+        del sys.modules[each]
 
 
 def flaky_app() -> None:
@@ -91,7 +94,7 @@ def comes_due_after_the_work(monkeypatch: pytest.MonkeyPatch, table: str) -> lis
     def work(self: app_harness.Harness) -> int:
         done = original(self)
         if not moved:
-            with engine.connect() as conn:
+            with db.connect() as conn:
                 moved.append(conn.execute(COMES_DUE.format(table=table).encode()).rowcount)
         return done
 
@@ -130,11 +133,11 @@ def test_a_task_whose_back_off_has_just_ended_is_seen_through(
     assert moved == [1]
 
 
-@pytest.mark.parametrize("named", ["letters_app", "letters_app:setup", "setup"])
+@pytest.mark.parametrize("named", ["{}", "{}:setup", None])
 def test_a_declared_app_that_is_imported_already_works(
-    db: ModuleType, dsn: str, letters: ModuleType, named: str
+    db: ModuleType, dsn: str, letters: ModuleType, named: str | None
 ) -> None:
-    app = letters.setup if named == "setup" else named
+    app = named.format(letters.__name__) if named else letters.setup
     for _ in range(2):
         with testing.harness(app=app, dsn=dsn, own=True) as flows:
             done = flows.run_workflow("hello", {"text": "x"}).completed()
@@ -147,7 +150,7 @@ def test_an_app_does_not_get_what_another_app_declares(
     @declare.node
     def foreign() -> None: ...
 
-    with testing.harness(app="letters_app:setup", dsn=dsn, own=True):
+    with testing.harness(app=f"{letters.__name__}:setup", dsn=dsn, own=True):
         assert set(config.get_config().node_map) == {"shout"}
 
 

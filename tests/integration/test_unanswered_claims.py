@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
+from queue_workflows import db
 from queue_workflows.engine import job_tables, recovery
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer, note_reporter, notes
@@ -28,7 +28,7 @@ def wire(db: ModuleType, dsn: str) -> Iterator[proxy.Proxy]:
 class Asking:
     """A claimer behind the wire, whose claim of a job hangs without its reply."""
 
-    def __init__(self, conn: engine.Connection, wire: proxy.Proxy, family: str) -> None:
+    def __init__(self, conn: db.Connection, wire: proxy.Proxy, family: str) -> None:
         self._conn, self._wire = conn, wire
         self.table = job_tables.NODE_JOBS if family == "node" else job_tables.INGEST_JOBS
         self.who = transitions.who("cpu" if family == "node" else "fetch", lease_s=60)
@@ -48,7 +48,7 @@ class Asking:
     def _claim(self) -> None:
         try:
             self.found.append(self.claimer.claim())
-        except engine.Error:
+        except db.Error:
             self.found.append(None)
 
     def charge(self) -> None:
@@ -68,7 +68,7 @@ class Asking:
 
 
 @pytest.fixture
-def asking(request: Any, conn: engine.Connection, wire: proxy.Proxy) -> Iterator[Asking]:
+def asking(request: Any, conn: db.Connection, wire: proxy.Proxy) -> Iterator[Asking]:
     made = Asking(conn, wire, request.param)
     try:
         yield made
@@ -108,7 +108,7 @@ def test_the_note_of_an_exit_before_the_reply_charges_nothing(
     monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path))
     asking.charge()
     notes.write_note([asking.who.worker_id], [], asking.claimer.unanswered())
-    dedicated = engine.DedicatedConnection()
+    dedicated = db.DedicatedConnection()
     try:
         for _ in range(2):
             note_reporter.Reporter(dedicated).report()
@@ -119,7 +119,7 @@ def test_the_note_of_an_exit_before_the_reply_charges_nothing(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("other", ["worker", "known", "earlier"])
-def test_no_other_crash_is_subtracted(conn: engine.Connection, family: str, other: str) -> None:
+def test_no_other_crash_is_subtracted(conn: db.Connection, family: str, other: str) -> None:
     job = (factories.node if family == "node" else factories.ingest)(conn)
     job = (transitions.claim_node if family == "node" else transitions.claim_ingest)(conn)
     table = transitions.table_of(job)
@@ -134,7 +134,7 @@ def test_no_other_crash_is_subtracted(conn: engine.Connection, family: str, othe
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_that_is_locked_keeps_no_other_claim_of_a_note_charged(
-    conn: engine.Connection, family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    conn: db.Connection, family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path))
     jobs: list[Row] = []
@@ -149,14 +149,14 @@ def test_a_row_that_is_locked_keeps_no_other_claim_of_a_note_charged(
     for other in jobs:  # each note has the locked row first
         notes.write_note([], [job_tables.lease_of(table, each) for each in (jobs[0], other)])
     monkeypatch.setattr(note_reporter, "REPORT_FOR_S", 0.0)
-    dedicated = engine.DedicatedConnection(lambda made: made.execute("SET lock_timeout = '100ms'"))
+    dedicated = db.DedicatedConnection(lambda made: made.execute("SET lock_timeout = '100ms'"))
     reporter = note_reporter.Reporter(dedicated)
 
     def crashes() -> list[int]:
         return [factories.reread(conn, job)["crash_count"] for job in jobs]
 
     try:
-        with engine.connect() as holder, holder.transaction():
+        with db.connect() as holder, holder.transaction():
             locked = f"SELECT FROM {table.name} WHERE id = %s FOR UPDATE".encode()
             holder.execute(locked, (jobs[0]["id"],))
             assert reporter.report() is False

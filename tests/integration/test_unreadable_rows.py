@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import psycopg
@@ -16,32 +15,26 @@ import queue_workflows
 from queue_workflows import (
     claim_worker,
     config,
+    db,
     dispatcher,
     errors,
     ingest_executor,
     node_executor,
     node_queue,
 )
-from queue_workflows import db as engine
-from queue_workflows.dispatch import drain, fast_path
-from queue_workflows.engine import claimed_jobs
 from queue_workflows.types import Row, Unreadable
-from tests.support import factories, invariants, rows_before_checks, transitions
+from tests.support import factories, flow, rows_before_checks, transitions
 from tests.support.wait import until
 
 QUEUE = "load"
 Worker = claim_worker.ClaimWorker
 
 
-@pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
-    with engine.connect() as conn:
-        yield conn
-        assert invariants.broken(conn, slack_s=5) == []
+pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
 @pytest.fixture
-def ran(conn: engine.Connection) -> list[Any]:
+def ran(conn: db.Connection) -> list[Any]:
     """What the handlers were given; tasks `t` (sync) and `a` (async), node `m`."""
     given: list[Any] = []
 
@@ -115,13 +108,13 @@ BAD = [
 ]
 
 
-def ingest(conn: engine.Connection, job_id: str) -> Row:
+def ingest(conn: db.Connection, job_id: str) -> Row:
     row = conn.execute("SELECT * FROM ingest_jobs WHERE id = %s", (job_id,)).fetchone()
     assert row is not None
     return row
 
 
-def node(conn: engine.Connection, job_id: str) -> Row:
+def node(conn: db.Connection, job_id: str) -> Row:
     row = conn.execute("SELECT * FROM workflow_node_jobs WHERE id = %s", (job_id,)).fetchone()
     assert row is not None
     return row
@@ -129,7 +122,7 @@ def node(conn: engine.Connection, job_id: str) -> Row:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_job_that_cannot_be_loaded_fails_and_its_neighbours_do_not(
-    conn: engine.Connection, ran: list[Any], form: str
+    conn: db.Connection, ran: list[Any], form: str
 ) -> None:
     make, task = FORMS[form]
     for number, (column, value, _) in enumerate(BAD):
@@ -162,7 +155,7 @@ def test_a_job_that_cannot_be_loaded_fails_and_its_neighbours_do_not(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_args_that_are_no_object_reach_the_task(
-    conn: engine.Connection, ran: list[Any], form: str
+    conn: db.Connection, ran: list[Any], form: str
 ) -> None:
     make, task = FORMS[form]
     given: list[Any] = [[1, 2], "text", 5, 0.5, False, None, [], {}]
@@ -179,7 +172,7 @@ def test_args_that_are_no_object_reach_the_task(
     assert sorted(ran, key=repr) == sorted(given, key=repr)
 
 
-def ended(conn: engine.Connection, job_id: str) -> bool:
+def ended(conn: db.Connection, job_id: str) -> bool:
     return ingest(conn, job_id)["status"] in ("completed", "failed")
 
 
@@ -204,7 +197,7 @@ NODES = [
 @pytest.mark.parametrize(("column", "value", "reason"), NODES)
 @pytest.mark.parametrize("module", ["m", "__input__text"])
 def test_a_node_that_cannot_be_loaded_fails_with_the_column(
-    conn: engine.Connection, ran: list[Any], column: str, value: str, reason: str, module: str
+    conn: db.Connection, ran: list[Any], column: str, value: str, reason: str, module: str
 ) -> None:
     run_id = factories.run(conn)
     rows_before_checks.put(
@@ -232,7 +225,7 @@ def test_a_node_that_cannot_be_loaded_fails_with_the_column(
 
 @pytest.mark.parametrize("value", ["'NaN'", "'Infinity'", "'-Infinity'", "-1"])
 def test_a_timeout_that_is_no_number_of_seconds_is_none(
-    conn: engine.Connection, ran: list[Any], value: str
+    conn: db.Connection, ran: list[Any], value: str
 ) -> None:
     run_id = factories.run(conn)
     rows_before_checks.put(
@@ -251,7 +244,7 @@ def test_a_timeout_that_is_no_number_of_seconds_is_none(
 
 @pytest.mark.parametrize("value", rows_before_checks.UNREADABLE)
 def test_a_context_that_cannot_be_loaded_fails_the_nodes_that_need_it(
-    conn: engine.Connection, ran: list[Any], value: str
+    conn: db.Connection, ran: list[Any], value: str
 ) -> None:
     run_id = factories.run(conn)
     unreadable = f"jsonb_build_object('big', {rows_before_checks.UNREADABLE[value]})"
@@ -270,11 +263,9 @@ def test_a_context_that_cannot_be_loaded_fails_the_nodes_that_need_it(
 
 
 def test_a_document_is_split_where_each_of_its_columns_can_be_loaded(
-    conn: engine.Connection, ran: list[Any], monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, ran: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from queue_workflows.db import loading
-
-    monkeypatch.setattr(loading, "MAX_BYTES", 3000)
+    rows_before_checks.load_no_more(monkeypatch, 3000)
     job_id = factories.node(
         conn,
         id='odd "id" \\ \N{SNOWMAN}',
@@ -288,23 +279,23 @@ def test_a_document_is_split_where_each_of_its_columns_can_be_loaded(
 
 
 def test_the_read_column_by_column_is_the_row_that_the_claim_gives(
-    conn: engine.Connection, ran: list[Any]
+    conn: db.Connection, ran: list[Any]
 ) -> None:
     factories.node(conn, run_id=factories.run(conn, out_dir="/tmp/x"), timeout_s=5)
     job = transitions.claim_node(conn)
     job.pop("context")
-    assert claimed_jobs.read(conn, claimed_jobs.job_tables.NODE_JOBS, job["id"], "w1") == job
+    assert transitions.read_claimed(conn, job, "w1") == job
     factories.ingest(conn, args={"x": 1}, headers={"a": "b"})
     row = transitions.claim_ingest(conn)
     row.pop("wait_s")
     row.pop("due_s")
-    assert claimed_jobs.read(conn, claimed_jobs.job_tables.INGEST_JOBS, row["id"], "w1") == row
-    assert claimed_jobs.read(conn, claimed_jobs.job_tables.INGEST_JOBS, row["id"], "w2") is None
+    assert transitions.read_claimed(conn, row, "w1") == row
+    assert transitions.read_claimed(conn, row, "w2") is None
 
 
 @pytest.mark.parametrize("column", ["args", "headers"])
 def test_an_app_that_executes_an_unreadable_ingest_job_gets_failed(
-    conn: engine.Connection, ran: list[Any], column: str
+    conn: db.Connection, ran: list[Any], column: str
 ) -> None:
     rows_before_checks.put(
         conn,
@@ -324,7 +315,7 @@ def test_an_app_that_executes_an_unreadable_ingest_job_gets_failed(
 
 @pytest.mark.parametrize("held", ["text", "unreadable", "none"])
 def test_an_app_that_executes_a_node_of_any_kind_gets_failed(
-    conn: engine.Connection, ran: list[Any], held: str
+    conn: db.Connection, ran: list[Any], held: str
 ) -> None:
     factories.node(conn)
     job = node_queue.claim_next_cpu_job()
@@ -339,7 +330,7 @@ def test_an_app_that_executes_a_node_of_any_kind_gets_failed(
 
 
 def test_a_policy_that_cannot_be_loaded_does_not_keep_a_job_from_failing(
-    conn: engine.Connection, ran: list[Any]
+    conn: db.Connection, ran: list[Any]
 ) -> None:
     def fails(reason: str) -> None:
         raise RuntimeError("boom")
@@ -363,24 +354,15 @@ def test_a_policy_that_cannot_be_loaded_does_not_keep_a_job_from_failing(
 
 
 def test_a_worker_that_dispatches_survives_whatever_the_run_holds(
-    conn: engine.Connection, ran: list[Any], monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, ran: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def raises(*_: object, **__: object) -> int:
-        raise RecursionError("maximum recursion depth exceeded")
-
-    for module, name in (
-        (drain, "drain_run"),
-        (fast_path, "learn"),
-        (fast_path, "plan"),
-        (fast_path, "note"),
-    ):
-        monkeypatch.setattr(module, name, raises)
+    flow.fail_dispatches(monkeypatch, RecursionError("maximum recursion depth exceeded"))
     jobs = [factories.node(conn)["id"] for _ in range(3)]
     with serving(single("cpu")):
         until(lambda: all(node(conn, each)["status"] == "completed" for each in jobs))
 
 
-def test_a_connection_of_the_app_raises_where_ours_gives_a_value(conn: engine.Connection) -> None:
+def test_a_connection_of_the_app_raises_where_ours_gives_a_value(conn: db.Connection) -> None:
     """What the engine's loader is for: psycopg's own raises on such a row."""
     with (
         psycopg.connect(conn.info.dsn, autocommit=True) as own,
@@ -392,7 +374,7 @@ def test_a_connection_of_the_app_raises_where_ours_gives_a_value(conn: engine.Co
 @pytest.mark.parametrize("attempts", [-(2**31), -1, 40_000, 2**31 - 2])
 @pytest.mark.parametrize("module", ["m", "fails"])
 def test_attempts_that_the_history_cannot_hold_keep_no_node_from_its_end(
-    conn: engine.Connection, ran: list[Any], attempts: int, module: str
+    conn: db.Connection, ran: list[Any], attempts: int, module: str
 ) -> None:
     def fails() -> None:
         raise errors.Discard("no")
@@ -419,7 +401,7 @@ def test_attempts_that_the_history_cannot_hold_keep_no_node_from_its_end(
 
 
 def test_a_worker_dispatches_past_a_run_whose_context_cannot_be_loaded(
-    conn: engine.Connection, ran: list[Any]
+    conn: db.Connection, ran: list[Any]
 ) -> None:
     first = {"id": "a", "kind": "pipeline", "pipeline": "one"}
     second = first | {"id": "b", "depends_on": ["a"], "inputs": {"x": {"$from": "big.x"}}}

@@ -10,11 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import claim_worker, config, errors, node_pool, node_queue
-from queue_workflows.db import migration_files
-from tests.support import database, engine_0_3, factories, migration_folders, transitions, wait
+from queue_workflows import claim_worker, config, db, errors, node_pool, node_queue
+from tests.support import engine_0_3, factories, migration_folders, transitions, wait
 
-OURS = [step.version for step in migration_files.chain() if step.version > 12]
+OURS = [*range(13, db.REQUIRED_VERSION + 1)]
 WORKFLOWS: dict[str, Any] = {
     "graph": {
         "name": "graph",
@@ -50,18 +49,9 @@ PIPELINES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def spare(own_database: database.Database) -> Generator[str]:
-    name = own_database.fresh_name()
-    yield own_database.create(name)
-    own_database.drop(name)
-
-
 @pytest.fixture
 def old(spare: str, clean_process: None, monkeypatch: pytest.MonkeyPatch) -> Generator[ModuleType]:
     """`queue_workflows.db` on a database as 0.3.0 makes it, with an app."""
-    from queue_workflows import db
-
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", spare)
     config.set_workflow_provider(WORKFLOWS.__getitem__, PIPELINES.__getitem__)
     config.register_node("add", lambda x=0: {"seen": x})

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import config, errors, jobs
-from queue_workflows import db as engine
-from queue_workflows.dag import definition, frozen_definition
+from queue_workflows import check, config, db, errors, jobs
 from queue_workflows.declare import node, workflow
-from queue_workflows.engine import claim_isolation, claims, job_tables, workers
-from tests.support import factories, transitions
+from tests.support import factories, transitions, worker_reports
 from tests.support.wait import patience
 
 OTHER = ["m@1", "n@4"]
@@ -25,9 +22,8 @@ def who(
     return transitions.who(queue, worker_id, versions=[*versions] or None, **more)
 
 
-def taken(conn: engine.Connection, claimant: transitions.Claimant) -> str | None:
-    job = claims.node_step(conn, claimant)
-    return job["node_id"] if job else None
+def taken(conn: db.Connection, claimant: transitions.Claimant) -> str | None:
+    return next((job["node_id"] for job in transitions.claim(conn, claimant)), None)
 
 
 # --- declared and frozen -------------------------------------------------------------------------
@@ -46,17 +42,6 @@ def test_a_version_that_is_no_positive_number_is_refused(version: Any) -> None:
     assert config.get_config().node_versions == {}
 
 
-def test_a_stored_version_is_checked() -> None:
-    entry = {"id": "a", "module": "m", "queue": "cpu", "model": None, "deps": [], "inputs": {},
-             "skip_if": None, "pipeline": None, "step": None}  # fmt: skip
-    made = {"version": 1, "workflow": "w", "nodes": [{**entry, "version": 3}]}
-    assert frozen_definition.check(made).nodes["a"].version_key == "m@3"
-    assert frozen_definition.check({**made, "nodes": [entry]}).nodes["a"].version_key is None
-    for bad in ("3", -1, 2**40, True):
-        with pytest.raises(errors.InvalidWorkflow, match="version must be"):
-            frozen_definition.check({**made, "nodes": [{**entry, "version": bad}]})
-
-
 def test_the_definition_has_the_versions_of_nodes_in_maps_and_loops() -> None:
     @node(version=3)
     def versioned(item: int) -> dict[str, Any]:
@@ -70,10 +55,9 @@ def test_the_definition_has_the_versions_of_nodes_in_maps_and_loops() -> None:
     def with_versions(numbers: list[int]) -> None:
         plain(versioned.map(numbers))
 
-    cfg = config.get_config()
-    load = cfg.workflow_map["with_versions"]
-    pipelines = load.pipelines()
-    nodes = definition.expand(load.document(), lambda name: pipelines[name])["nodes"]
+    found = check.workflow("with_versions").definition
+    assert found is not None
+    nodes = found["nodes"]
     assert [each.get("version") for each in nodes] == [None, None]
     assert [each["version"] for each in nodes[0]["map"]["body"]] == [3]
 
@@ -81,7 +65,7 @@ def test_the_definition_has_the_versions_of_nodes_in_maps_and_loops() -> None:
 # --- claims --------------------------------------------------------------------------------------
 
 
-def test_a_claim_takes_only_versions_that_the_worker_has(conn: engine.Connection) -> None:
+def test_a_claim_takes_only_versions_that_the_worker_has(conn: db.Connection) -> None:
     run_id = factories.run(conn)
     rows = [("a", "m@2", 100), ("b", "m@3", 100), ("c", None, 100)]
     rows += [("d", "m@3", 50), ("e", None, 60), ("f", "n@4", 70)]
@@ -93,20 +77,20 @@ def test_a_claim_takes_only_versions_that_the_worker_has(conn: engine.Connection
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_versions_keep_the_order_of_the_queue(conn: engine.Connection, batch: bool) -> None:
+def test_versions_keep_the_order_of_the_queue(conn: db.Connection, batch: bool) -> None:
     run_id = factories.run(conn)
     for number in range(12):
         version = ("m@1", None, "n@4", "z@9")[number % 4]
         factories.node(conn, run_id, f"n{number:02}", required_version=version)
     if batch:
-        found = [job["node_id"] for job in claims.nodes_step(conn, who(*OTHER), claim=20)]
+        found = [job["node_id"] for job in transitions.claim(conn, who(*OTHER), 20)]
     else:
         found = [taken(conn, who(*OTHER)) for _ in range(9)]
     assert found == [f"n{number:02}" for number in range(12) if number % 4 < 3]
     assert taken(conn, who(*OTHER)) is None
 
 
-def test_an_overflow_host_takes_the_newest_of_a_version(conn: engine.Connection) -> None:
+def test_an_overflow_host_takes_the_newest_of_a_version(conn: db.Connection) -> None:
     run_id = factories.run(conn)
     for number in range(3):
         factories.node(conn, run_id, f"v{number}", required_version="m@1")
@@ -118,7 +102,7 @@ def test_an_overflow_host_takes_the_newest_of_a_version(conn: engine.Connection)
 
 @pytest.mark.parametrize("policy", ["strict", "balanced"])
 def test_a_gpu_claim_takes_only_versions_that_the_worker_has(
-    conn: engine.Connection, policy: str
+    conn: db.Connection, policy: str
 ) -> None:
     run_id = factories.run(conn)
     for node_id, version, model in [("a", "m@2", "x"), ("b", "m@3", "x"), ("c", None, "x"),
@@ -134,27 +118,26 @@ def test_a_gpu_claim_takes_only_versions_that_the_worker_has(
     assert {taken(conn, new), taken(conn, new)} == {"b", "e"}
 
 
-def test_locked_jobs_of_a_version_are_skipped(dsn: str, conn: engine.Connection) -> None:
+def test_locked_jobs_of_a_version_are_skipped(dsn: str, conn: db.Connection) -> None:
     run_id = factories.run(conn)
     first = factories.node(conn, run_id, "a", required_version="m@1")
     factories.node(conn, run_id, "b", required_version="m@1")
     factories.node(conn, run_id, "c", required_version="n@4")
-    with engine.connect() as other, other.transaction():
+    with db.connect() as other, other.transaction():
         other.execute("SELECT FROM workflow_node_jobs WHERE required_version = 'm@1' FOR UPDATE")
         assert taken(conn, who(*OTHER)) == "c"
         assert taken(conn, who(*OTHER)) is None
     assert taken(conn, who(*OTHER)) == first["node_id"]
 
 
-def test_a_claim_apart_obeys_versions(conn: engine.Connection) -> None:
+def test_a_claim_apart_obeys_versions(conn: db.Connection) -> None:
     run_id = factories.run(conn)
     factories.node(conn, run_id, "a", required_version="m@2")
     mine = factories.node(conn, run_id, "b", required_version="m@1")
-    found = claim_isolation.claim_apart(conn, job_tables.NODE_JOBS, who("m@1"), promote=False)
-    assert found.job_id == mine["id"]
+    assert transitions.claim_apart(conn, who("m@1"), promote=False) == mine["id"]
 
 
-def test_a_queue_full_of_other_versions_does_not_slow_claims(conn: engine.Connection) -> None:
+def test_a_queue_full_of_other_versions_does_not_slow_claims(conn: db.Connection) -> None:
     run_id = factories.run(conn)
 
     def fill(count: int, version: str) -> None:
@@ -196,19 +179,10 @@ def test_a_queue_full_of_other_versions_does_not_slow_claims(conn: engine.Connec
 # --- why -----------------------------------------------------------------------------------------
 
 
-def report(conn: engine.Connection, claimant: transitions.Claimant) -> None:
-    workers.report(conn, {
-        "worker_id": claimant.worker_id, "host_label": claimant.host, "queue": claimant.queue,
-        "pid": 1, "state": "idle", "job_ids": [], "concurrency": 1, "current_model": None,
-        "known_models": [], "vram_total_mb": None, "obey": True,
-        "detail": factories._adapted({"claim": workers.claim_detail(claimant)}),
-    })  # fmt: skip
-
-
-def test_why_names_the_version_and_the_remedy(conn: engine.Connection) -> None:
+def test_why_names_the_version_and_the_remedy(conn: db.Connection) -> None:
     job = factories.node(conn, required_version="m@3")
-    report(conn, who("m@2"))
-    report(conn, who(worker_id="w2"))
+    worker_reports.report(conn, who("m@2"))
+    worker_reports.report(conn, who(worker_id="w2"))
     found = jobs.explain(job["id"], conn=conn)
     assert found is not None
     assert (found["clause"], found["can_run"]) == ("version", False)
@@ -218,7 +192,7 @@ def test_why_names_the_version_and_the_remedy(conn: engine.Connection) -> None:
         "the job needs version 3 of node m, and the worker has version 2",
         "the job needs version 3 of node m, and the worker has no version of it",
     ]
-    report(conn, who("m@3", worker_id="w3"))
+    worker_reports.report(conn, who("m@3", worker_id="w3"))
     found = jobs.explain(job["id"], conn=conn)
     assert found is not None
     assert (found["clause"], found["can_run"]) == (None, True)

@@ -10,26 +10,17 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import cli
 from queue_workflows import jobs as jobs_api
 from queue_workflows import workers as workers_api
-from queue_workflows.admin import worker_reasons
-from queue_workflows.engine import claims, models, unserved_jobs, workers
 from tests import test_invariant_gpu_claims as gpu
-from tests.support import factories, transitions
+from tests.support import console, factories, sweeps, transitions
+from tests.support.worker_reports import report
 
 Row = dict[str, Any]
 
 
-def report(conn: Any, who: transitions.Claimant, **given: Any) -> None:
-    """Write the row of a worker: what its claims depend on."""
-    values = {
-        "worker_id": who.worker_id, "host_label": who.host, "queue": who.queue, "pid": 7,
-        "state": "idle", "job_ids": [], "detail": json.dumps({"claim": workers.claim_detail(who)}),
-        "obey": True, "concurrency": 1, "current_model": who.model,
-        "known_models": who.models or [], "vram_total_mb": None,
-    }  # fmt: skip
-    workers.report(conn, values | given)
+def claimed(conn: Any, who: transitions.Claimant) -> Row | None:
+    return next(iter(transitions.claim(conn, who)), None)
 
 
 def clauses(conn: Any, job: Row) -> dict[str, str | None]:
@@ -54,9 +45,7 @@ def agree(
             taken = claim()
         explained = {job["id"]: clauses(conn, job).get(who.worker_id) for job in jobs}
         expected = [taken["id"]] if taken and taken["id"] in explained else []
-        assert [
-            job_id for job_id, clause in explained.items() if clause == worker_reasons.NEXT
-        ] == expected
+        assert [job_id for job_id, clause in explained.items() if clause == "next"] == expected
         if claim() is None or count == 5:
             return count
         count += 1
@@ -79,13 +68,13 @@ def test_next_is_what_a_gpu_claim_takes(db: ModuleType, policy: str, seed: int) 
         report(conn, who)
         rows = conn.execute("SELECT * FROM workflow_node_jobs WHERE status = 'queued'").fetchall()
         with conn.transaction(force_rollback=True):
-            likely = [claims.node_step(conn, who) for _ in range(6)]
+            likely = [claimed(conn, who) for _ in range(6)]
         chosen = {job["id"] for job in likely if job}
         others = random.Random(seed).sample(rows, min(4, len(rows)))
         jobs = [row for row in rows if row["id"] in chosen or row in others]
 
         def claim() -> Row | None:
-            taken = claims.node_step(conn, who)
+            taken = claimed(conn, who)
             # What it runs would be warm then, and a claim while it runs is none of a worker's.
             conn.execute("UPDATE workflow_node_jobs SET worker_id = 'w' WHERE worker_id = 'me'")
             return taken
@@ -102,14 +91,14 @@ def test_next_is_what_a_cpu_claim_takes(conn: Any, newest: bool) -> None:
     ]
     who = transitions.who("cpu", "me", newest=newest)
     report(conn, who)
-    assert agree(conn, who, jobs, lambda: claims.node_step(conn, who)) == 5
+    assert agree(conn, who, jobs, lambda: claimed(conn, who)) == 5
 
 
 def test_next_is_what_an_ingest_claim_takes(conn: Any) -> None:
     jobs = [factories.ingest(conn, priority=priority) for priority in (100, 50, 100)]
     who = transitions.who("fetch", "me")
     report(conn, who)
-    assert agree(conn, who, jobs, lambda: next(iter(transitions.claim(conn, who)), None)) == 3
+    assert agree(conn, who, jobs, lambda: claimed(conn, who)) == 3
 
 
 # --- the clauses -------------------------------------------------------------------------------
@@ -131,28 +120,24 @@ def test_reasons_that_hold_for_every_worker(conn: Any) -> None:
     assert jobs_api.explain("nothing") is None
 
 
-def test_an_unserved_queue_lets_others_have_its_lock_key(
-    conn: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unserved_queue_lets_others_have_its_lock_key(conn: Any) -> None:
     report(conn, transitions.who("fetch", "me"))
     ghost = factories.ingest(conn, queue="my_ghost", lock_key="k")
     node = factories.node(conn, queue="gpu", lock_key="k")
     factories.ingest(conn, lock_key="k")
     factories.node(conn, lock_key="k")
     report(conn, transitions.who("cpu", "other"))
-    queues = unserved_jobs.served(conn, 30)
-    assert (queues, unserved_jobs.block_unserved(conn, queues)) == (["cpu", "fetch"], 2)
+    assert sweeps.served(conn, 30) == ["cpu", "fetch"]
+    assert sweeps.unserved(conn, 30) == (0, 2)
     said = "its queue {} is served by no worker, so its lock key passed to others"
     for job, text in ((ghost, said.format("my_ghost")), (node, said.format("gpu"))):
         explained = jobs_api.explain(job["id"]) or {}
         assert (explained["clause"], explained["detail"]) == ("unserved", text)
-    assert cli.main(["jobs", "list"]) == 0
-    assert "no worker serves its queue; its lock key passed on\n" in capsys.readouterr().out
-    assert cli.main(["show", node["run_id"]]) == 0
-    assert said.format("gpu") in " ".join(capsys.readouterr().out.split())
-    assert cli.main(["status"]) == 0
+    listed = console.printed("jobs", "list")
+    assert "no worker serves its queue; its lock key passed on\n" in listed
+    assert said.format("gpu") in " ".join(console.printed("show", node["run_id"]).split())
     text = "is served by no worker, so the lock keys of 1 job passed to others"
-    shown = capsys.readouterr().out
+    shown = console.printed("status")
     assert f"queue my_ghost {text}\n" in shown
     assert f"queue gpu {text}\n" in shown
     conn.execute("INSERT INTO queue_settings (queue, paused_at) VALUES ('my_ghost', now())")
@@ -165,7 +150,7 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(
 
 
 def test_reasons_that_hold_for_one_worker(conn: Any) -> None:
-    models.publish_sizes(conn, "small", {"m": 24.0})
+    factories.insert(conn, "gpu_models", host_label="small", model="m", est_vram_gb=24.0)
     for host, more in (
         ("off", {}),
         ("stranger", {"known_models": ["n"]}),
@@ -184,7 +169,7 @@ def test_reasons_that_hold_for_one_worker(conn: Any) -> None:
 def test_a_worker_that_waits_for_memory(conn: Any) -> None:
     job = factories.node(conn)
     detail = {"throttle": "RAM at 93.1 % (limit 90 %)"}
-    report(conn, transitions.who(), state="throttled", detail=json.dumps(detail))
+    report(conn, transitions.who(), detail, state="throttled")
     assert clauses(conn, job) == {"w1": "throttled"}
     assert details(conn, job) == ["it waits for memory: RAM at 93.1 % (limit 90 %)"]
     why_not = jobs_api.explain(job["id"], conn=conn)
@@ -196,7 +181,7 @@ def test_a_worker_that_obeys_no_switch_is_never_off(conn: Any) -> None:
     workers_api.disable("box", "gpu")
     job = factories.node(conn, queue="gpu")
     assert clauses(conn, job) == {"deaf": "next"}
-    assert claims.node_step(conn, transitions.who("gpu", "deaf", obey=False)) is not None
+    assert claimed(conn, transitions.who("gpu", "deaf", obey=False)) is not None
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -205,11 +190,10 @@ def test_what_a_worker_loads_is_warm_when_it_claims_next(conn: Any, asked: bool)
     run_id = factories.run(conn)
     who = transitions.who("gpu", "me")
     if asked:
-        detail = {"claim": workers.claim_detail(who), "model": {"id": "b", "loading": True}}
-        report(conn, who, detail=json.dumps(detail))
+        report(conn, who, {"model": {"id": "b", "loading": True}})
     else:
         factories.node(conn, run_id, "running", queue="gpu", required_model="b")
-        assert claims.node_step(conn, who) is not None
+        assert claimed(conn, who) is not None
         report(conn, who, state="busy")
     first = factories.node(conn, run_id, "a", queue="gpu", required_model="a")
     second = factories.node(conn, run_id, "b", queue="gpu", required_model="b")
@@ -236,28 +220,25 @@ def test_to_whom_it_is_left(conn: Any) -> None:
 # --- the command -------------------------------------------------------------------------------
 
 
-def why(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    code = cli.main(["why", *arguments])
-    said = capsys.readouterr()
-    return code, said.out + said.err
+def why(*arguments: str) -> tuple[int, str]:
+    done = console.command("why", *arguments)
+    return done.code, done.out + done.err
 
 
-def test_the_exit_code_shows_whether_it_will_run(
-    conn: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_code_shows_whether_it_will_run(conn: Any) -> None:
     run_id = factories.run(conn)
     job = factories.node(conn, run_id)
-    code, said = why(capsys, job["id"])
+    code, said = why(job["id"])
     assert code == 1 and "no live worker serves queue cpu" in said
     report(conn, transitions.who("cpu", "me"))
-    code, said = why(capsys, job["id"][:20])
+    code, said = why(job["id"][:20])
     assert code == 0 and "box pid 7 (idle): it is next in line" in said
-    code, said = why(capsys, job["id"], "--json")
+    code, said = why(job["id"], "--json")
     assert code == 0 and json.loads(said)["workers"][0]["clause"] == "next"
     conn.execute("UPDATE workflow_runs SET status = 'cancelled'")
-    code, said = why(capsys, job["id"])
+    code, said = why(job["id"])
     assert code == 0 and "it is cancelled" in said
-    code, said = why(capsys, run_id)
+    code, said = why(run_id)
     assert code == 0 and f"run {run_id} (w): cancelled" in said
-    code, said = why(capsys, "nothing")
+    code, said = why("nothing")
     assert code == 1 and "there is no run or job" in said

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
@@ -13,10 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import claim_worker, errors, node_queue, worker_control, workers
-from queue_workflows import db as engine
-from queue_workflows.engine import controls
-from queue_workflows.operations import stop_policies
+from queue_workflows import claim_worker, db, errors, node_queue, worker_control, workers
 from queue_workflows.types import ExitFn
 from tests.support import factories, flow, notifications, wait
 
@@ -88,11 +86,11 @@ def test_every_write_wakes_the_worker(db: ModuleType) -> None:
 
 
 def test_a_write_joins_the_callers_transaction(db: ModuleType) -> None:
-    with engine.connection() as mine:
+    with db.connection() as mine:
         worker_control.set_worker_control("box", "gpu", desired_state="off", conn=mine)
         mine.rollback()
     assert worker_control.desired_state_for("box", "gpu") == "on"
-    with engine.connection() as mine:
+    with db.connection() as mine:
         worker_control.set_worker_control("box", "gpu", desired_state="off", conn=mine)
     assert worker_control.desired_state_for("box", "gpu") == "off"
 
@@ -231,22 +229,21 @@ def test_queue_all_counts_for_every_queue_of_its_machine(conn: Any) -> None:
     assert workers.policy_in_force("box", "gpu") == "hard"
 
 
-@pytest.fixture
-def without_the_table(db: ModuleType) -> Iterator[None]:
-    with engine.connect() as conn:
-        conn.execute("ALTER TABLE worker_controls RENAME TO worker_controls_away")
-        try:
-            yield
-        finally:
-            conn.execute("ALTER TABLE worker_controls_away RENAME TO worker_controls")
+@contextmanager
+def renamed(conn: Any, kind: str, name: str) -> Generator[None]:
+    """The database has no such table or function."""
+    conn.execute(f"ALTER {kind} {name} RENAME TO {name}_away")
+    try:
+        yield
+    finally:
+        conn.execute(f"ALTER {kind} {name}_away RENAME TO {name}")
 
 
-@pytest.mark.usefixtures("without_the_table")
 def test_a_database_without_the_table_counts_as_on(conn: Any) -> None:
-    assert worker_control.get_worker_control("box", "gpu") is None
-    assert worker_control.desired_state_for("box", "gpu") == "on"
-    assert controls.off_policy(conn, "box", "gpu") is None
-    assert conn.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+    with renamed(conn, "TABLE", "worker_controls"):
+        assert worker_control.get_worker_control("box", "gpu") is None
+        assert worker_control.desired_state_for("box", "gpu") == "on"
+        assert workers.policy_in_force("box", "gpu") is None
 
 
 # --- policies
@@ -261,7 +258,7 @@ def test_hard_requeues_clears_and_leaves_with_79() -> None:
 
 def test_hard_leaves_even_if_the_database_is_away(caplog: pytest.LogCaptureFixture) -> None:
     exits: list[int] = []
-    away = Worker(engine.OperationalError("gone"))
+    away = Worker(db.OperationalError("gone"))
     worker_control.STOP_POLICIES["hard"](away, on_exit=exits.append)
     assert exits == [79]
     assert "the lease brings the job back" in caplog.text
@@ -274,20 +271,21 @@ def test_a_policy_in_a_row_that_nobody_registered_is_hard_with_an_error_logged(
         "INSERT INTO worker_controls (host_label, queue, desired_state, stop_policy)"
         " VALUES ('box', 'gpu', 'off', 'soft')"
     )
-    policy = controls.off_policy(conn, "box", "gpu")
-    assert policy == "soft"
+    assert workers.policy_in_force("box", "gpu") == "soft"
+    worker, exits = Worker(), list[int]()
     with caplog.at_level(logging.ERROR):
-        assert stop_policies.handler(policy) is worker_control.STOP_POLICIES["hard"]
+        assert watcher(worker, exits).check_once()
+    assert (worker.asked, exits) == ([("requeue", "turned off"), "clear"], [79])
     assert "stop policy 'soft' is not registered; stopping hard" in caplog.text
 
 
 def test_the_policy_in_force_is_that_of_an_off_row(conn: Any) -> None:
     worker_control.STOP_POLICIES["drain"] = lambda worker, *, on_exit: None
-    assert controls.off_policy(conn, "box", "gpu") is None
+    assert workers.policy_in_force("box", "gpu") is None
     workers.disable("box", "gpu", stop_policy="drain")
-    assert controls.off_policy(conn, "box", "gpu") == "drain"
+    assert workers.policy_in_force("box", "gpu") == "drain"
     workers.enable("box", "gpu")
-    assert controls.off_policy(conn, "box", "gpu") is None
+    assert workers.policy_in_force("box", "gpu") is None
 
 
 # --- the watcher
@@ -527,9 +525,8 @@ def test_the_command_reports_a_missing_schema_in_one_line(
 
 def test_a_schema_without_its_functions_is_not_on(conn: Any) -> None:
     workers.disable("h1", "mail")
-    with conn.transaction(force_rollback=True):
-        conn.execute("DROP FUNCTION queue_workflows_off_policy CASCADE")
+    with renamed(conn, "FUNCTION", "queue_workflows_off_policy"):
         with pytest.raises(psycopg.errors.UndefinedFunction):
-            controls.off_policy(conn, "h1", "mail")
-        conn.execute("DROP TABLE worker_controls CASCADE")
-        assert controls.off_policy(conn, "h1", "mail") is None
+            workers.policy_in_force("h1", "mail")
+        with renamed(conn, "TABLE", "worker_controls"):
+            assert workers.policy_in_force("h1", "mail") is None

@@ -14,7 +14,8 @@ import pytest
 
 from queue_workflows.runtime import external_tool
 from queue_workflows.telemetry import worker_usage
-from queue_workflows.worker import guards
+from queue_workflows.worker import gpu_memory, guards
+from tests.support import timeouts
 from tests.support.wait import patience, until
 
 HEADER = "# gpu  pid type sm mem command\n# Idx    #  C/G  %   % name\n"
@@ -334,6 +335,20 @@ def test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock(tool: Write) -
     trip = guard.check(8100.0)
     assert trip is not None
     assert trip.code == guards.EXIT_BUDGET
+
+
+def test_a_known_size_is_kept_and_an_unknown_one_is_read_again(
+    tool: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts.wait_for_gpu_sizes(monkeypatch, 30.0)
+    subject = gpu_memory.GpuMemory()
+    assert (subject.measure(), subject.vram_mb) == (True, None)
+    soon_s = subject.every_s()
+    tool("nvidia-smi", "echo 0, GPU-aa, 12288")
+    assert (subject.measure(), subject.vram_mb) == (True, 12288)
+    assert subject.every_s() > soon_s
+    tool("nvidia-smi", "echo 0, GPU-aa, '[Unknown Error]'")
+    assert (subject.measure(), subject.vram_mb) == (False, 12288)
 
 
 def test_a_stopped_process_is_known_from_one_that_runs() -> None:

@@ -17,8 +17,7 @@ import psycopg
 from psycopg import conninfo, sql
 
 from queue_workflows import db, embedded
-from queue_workflows.embedded import postmaster
-from tests.support import reaper, reused_backends, wait
+from tests.support import embedded_servers, reaper, reused_backends, wait
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -319,7 +318,7 @@ def _sweep() -> None:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (base / "pg18").exists() and postmaster.alive(base / "pg18"):
+            if embedded_servers.is_alive(base / "pg18"):
                 with environment(**{_EMBEDDED_DIR: str(base / "pg18")}):
                     embedded.ensure(create=False).release()
             shutil.rmtree(base, ignore_errors=True)

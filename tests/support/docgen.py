@@ -8,16 +8,14 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from queue_workflows import config, tasks
-from queue_workflows.embedded import cluster
 from queue_workflows.testing import servers
-from tests.support import catalog
+from tests.support import catalog, embedded_servers
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = (
@@ -239,8 +237,7 @@ def _view(text: str) -> str:
 
 def _pg_dump() -> Path:
     """Return the newest pg_dump of the embedded server's wheel: it reads every older server."""
-    found = cluster.binaries(Path(tempfile.gettempdir()), None)
-    return found / "pg_dump"
+    return embedded_servers.installation() / "bin" / "pg_dump"
 
 
 def pages(dsn: str) -> dict[str, str]:

@@ -48,6 +48,13 @@ def ingest(conn: db.Connection, **columns: Any) -> Row:
     return insert(conn, "ingest_jobs", **{"task_name": "t", "queue": "fetch"} | columns)
 
 
+def alert_sender(conn: db.Connection) -> None:
+    """Note that a scheduler sends alerts, so that failures are noted for ten minutes."""
+    conn.execute(
+        "INSERT INTO failure_alert_state (wanted_until) VALUES (now() + interval '10 minutes')"
+    )
+
+
 def empty(conn: db.Connection, *names: str) -> None:
     """Delete all rows of these tables, as by their age; cheaper than TRUNCATE for a few."""
     with conn.transaction():
@@ -75,6 +82,12 @@ def reread(conn: db.Connection, job: Row) -> Row:
     return row
 
 
+def change(conn: db.Connection, job: Row, what: str) -> None:
+    """Change a job's row by a plain UPDATE; `what` is its SET clause."""
+    table = "workflow_node_jobs" if "node_id" in job else "ingest_jobs"
+    conn.execute(f"UPDATE {table} SET {what} WHERE id = %s".encode(), (job["id"],))
+
+
 def one(conn: db.Connection, query: str, *values: Any) -> Any:
     """Return the first column of the single row of a test's query."""
     (row,) = conn.execute(query.encode(), values).fetchall()
@@ -84,3 +97,10 @@ def one(conn: db.Connection, query: str, *values: Any) -> Any:
 def column(conn: db.Connection, query: str, *values: Any) -> list[Any]:
     """Return the first column of each row of a test's query."""
     return [next(iter(row.values())) for row in conn.execute(query.encode(), values).fetchall()]
+
+
+def execute(query: str, *values: Any) -> list[Row]:
+    """Execute a statement on a connection of its own; return its rows."""
+    with db.connect() as conn:
+        cursor = conn.execute(query.encode(), values)
+        return [] if cursor.description is None else cursor.fetchall()

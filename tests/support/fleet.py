@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from queue_workflows import db, dispatcher, node_pool
+import pytest
+
+from queue_workflows import config, db, dispatcher, input_listener, node_pool
+from queue_workflows.dag import policy
 from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import (
     attempts,
@@ -32,6 +35,17 @@ _pids = itertools.count(5_000_000)
 
 
 NOTHING_SEEN = worker_usage.Sample(None, None)
+
+
+GUARDS = {"budget_trip": 75, "stall_trip": 76, "reassigned": 77, "gpu_health_trip": 78}
+"""The exit code of each event of a guard."""
+
+
+def hold_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no back-off end before the test ends it."""
+    monkeypatch.setattr(policy, "BASE_S", 3600.0)
+    monkeypatch.setattr(input_listener, "NOT_PARKED_RETRY_S", 3600.0)
+    monkeypatch.setenv(config.CRASH_BACKOFF_S.variables[0], "3600")
 
 
 class Left(BaseException):
@@ -147,21 +161,43 @@ class Slot:
         self.claimer.close()
         self.watch._close()
 
+    def past(self, row: Row, job: model.Job) -> Past:
+        """Return a claim of this slot, which it may lose."""
+        return Past(job, job_tables.lease_of(self.table, row))
+
     def begin(self, row: Row, job: model.Job) -> None:
         lease_end = guards.LeaseEnd(clock.boot_s(), 600)
         self.process.work = current_job.Work(self.table, row, lease_end)
         self.process.job = job
 
-    def judge(
-        self, act: Callable[[lease_keeper.LeaseKeeper, current_job.Work], object]
-    ) -> int | None:
-        """Let the lease keeper act on the running job; return the exit code, if it exits."""
+    def claim_unseen(self, conn: db.Connection, promote: bool) -> None:
+        """Let the server make a claim of this slot whose reply is lost."""
+        step = claims.node_step if self.table.in_run else claims.ingest_step
+        step(conn, self.who(), promote=promote)
+        self.claimer.lose()
+        self.claimer.connection()
+
+    def judge(self, act: str) -> int | None:
+        """Let the lease keeper act on the running job; return the exit code, if it exits.
+
+        `act`: `renew`, `control`, `stop` (the shutdown timeout is over), `cancelled` (its grace is
+        over), or the event of a guard.
+        """
         work = self.process.work
         assert work is not None
+        acts: dict[str, Callable[[], object]] = {
+            "renew": self.watch._renew,
+            "control": self.watch._check_control,
+            "stop": lambda: self.watch._shutdown.give_back(work),
+            "cancelled": lambda: self.watch._shutdown.stop_cancelled(work),
+        }
+        for event, code in GUARDS.items():
+            failure = guards.Failure(code, event, "r")
+            acts[event] = lambda failure=failure: self.watch._shutdown.end_by_guard(work, failure)
         self.watch.begin(work)
         try:
             with mind(self.mind):
-                act(self.watch, work)
+                acts[act]()
         except Left as left:
             return left.code
         finally:

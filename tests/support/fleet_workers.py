@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from queue_workflows import errors
-from queue_workflows.engine import claims, job_tables
-from queue_workflows.worker import guards
 from tests.support import factories, fleet, fleet_base
 from tests.support import fleet_model as model
 from tests.support.fleet_base import ENDS, FAR, PICK
@@ -46,13 +44,10 @@ class Workers(fleet_base.Base):
             self.beat_in(slot)
         expected = self.fleet.next(slot.host, slot.queue, newest=slot.newest, promote=promote)
         if reply_lost:
-            step = claims.node_step if slot.table.in_run else claims.ingest_step
-            step(self.conn, slot.who(), promote=promote)
+            slot.claim_unseen(self.conn, promote)
             if expected:
                 expected.claim(slot.process.worker_id)
                 expected.back()
-            slot.claimer.lose()
-            slot.claimer.connection()
             return False
         slot.forget_times()
         row = slot.claimer.claim(promote=promote)
@@ -64,7 +59,7 @@ class Workers(fleet_base.Base):
 
     def take(self, slot: fleet.Slot, row: Any, job: model.Job) -> None:
         slot.begin(row, job)
-        self.past.append(fleet.Past(job, job_tables.lease_of(slot.table, row)))
+        self.past.append(slot.past(row, job))
 
     @precondition(lambda self: self.busy())
     @rule(
@@ -147,17 +142,10 @@ class Workers(fleet_base.Base):
         policy = self.fleet.policy(slot.host, slot.queue)
         if act == "cancelled" and not process.work.cancel.is_set():
             act = "renew"
-        late = guards.Failure(guards.EXIT_LOST, "reassigned", "late")
-        code = slot.judge({
-            "renew": lambda watch, work: watch._renew(),
-            "control": lambda watch, work: watch._check_control(),
-            "stop": lambda watch, work: watch._shutdown.give_back(work),
-            "late": lambda watch, work: watch._shutdown.end_by_guard(work, late),
-            "cancelled": lambda watch, work: watch._shutdown.stop_cancelled(work),
-        }[act])  # fmt: skip
+        code = slot.judge({"late": "reassigned"}.get(act, act))
         if act in ("renew", "control"):
             hard = act == "control" and policy == "hard"
-            assert code == (guards.EXIT_LOST if not held else guards.EXIT_CONTROL if hard else None)
+            assert code == (77 if not held else 79 if hard else None)
             if held:
                 job.lapsed = job.quiet = False
                 assert process.work.cancel.is_set() or not job.over
@@ -204,9 +192,8 @@ class Workers(fleet_base.Base):
 
     def trip_in(self, slot: fleet.Slot, code: int) -> None:
         job, held = slot.process.job, slot.process.holds
-        names = {75: "budget_trip", 76: "stall_trip", 78: "gpu_health_trip"}
-        verdict = guards.Failure(code, names[code], "r")
-        left = slot.judge(lambda watch, work: watch._shutdown.end_by_guard(work, verdict))
+        events = {code: event for event, code in fleet.GUARDS.items()}
+        left = slot.judge(events[code])
         # What another write has settled is nobody's fault, and nobody leaves for it.
         assert left == (code if held else None)
         self.heartbeat_expired(slot, surely=held)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 import queue_workflows
-from queue_workflows import claim_worker, dispatcher, node_pool, node_queue, run_store
-from queue_workflows.dispatch import drain, run_cache
+from queue_workflows import claim_worker, db, dispatcher, node_pool, node_queue, run_store
+from queue_workflows.dispatch import drain, fast_path, job_inputs, run_cache, starts
+from queue_workflows.engine import maps
 
 Spec = dict[str, Any]
 ROUNDS = 200
@@ -148,9 +153,88 @@ def dispatch_all(**more: Any) -> int:
     return drain.drain_outbox(**more)
 
 
+def dispatch_on(conn: db.Connection, run_id: str) -> int:
+    """Dispatch the events of a run on a connection in autocommit mode; how many rows are new."""
+    return drain.drain_run(run_id, begin=run_cache.on_connection(conn))
+
+
+def dispatch_within(conn: db.Connection, run_id: str) -> int:
+    """Dispatch the events of a run in the open transaction of a connection."""
+    return drain.drain_run(run_id, begin=run_cache.in_open_transaction(conn))
+
+
+def start_on(conn: db.Connection, run_id: str) -> int:
+    """Start a run on a connection in autocommit mode; how many rows are new."""
+    return starts.start_run(run_id, begin=run_cache.on_connection(conn))
+
+
+def start_queued() -> int:
+    """Start the queued runs that are due, as an orchestrator does; return how many."""
+    return starts.start_queued()[0]
+
+
+def before_input_reads(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Call this before a worker reads the inputs of a node; what it raises, the read raises."""
+    read = job_inputs.resolve_inputs_for_job
+
+    def reading(job_id: str, **more: Any) -> Spec:
+        call()
+        return read(job_id, **more)
+
+    patch.setattr(job_inputs, "resolve_inputs_for_job", reading)
+
+
+def fail_dispatches(patch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let all that workers plan and dispatch raise this."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    patch.setattr(drain, "drain_run", fail)
+    for name in ("learn", "plan", "note"):
+        patch.setattr(fast_path, name, fail)
+
+
+@contextmanager
+def unplanned() -> Generator[None]:
+    """Let workers leave what follows from their nodes to a later dispatch."""
+    plan, fast_path.plan = fast_path.plan, lambda done: None
+    try:
+        yield
+    finally:
+        fast_path.plan = plan
+
+
+@contextmanager
+def elsewhere() -> Generator[None]:
+    """Let a block read and remember runs as another process does, apart from this one."""
+    ours, run_cache._cache = run_cache._cache, type(run_cache._cache)(run_cache.CACHED_RUNS)
+    try:
+        yield
+    finally:
+        run_cache._cache = ours
+
+
 def forget(run_id: str) -> None:
     """Forget what this process has read of a run, as another process has not read it."""
     run_cache.forget(run_id)
+
+
+def forget_all() -> None:
+    """Forget what this process has read of all runs."""
+    run_cache._cache.drop(lambda key: True)
+
+
+def count_items(
+    conn: db.Connection, run_id: str, map_id: str, done: list[str], failed: Mapping[str, str]
+) -> list[str]:
+    """Count items of a map as ended, those that failed with their errors; return which this opens.
+
+    An item is named by its key.
+    """
+    found = maps.step(conn, run_id, map_id, done, json.dumps(failed))
+    assert found is not None
+    return [item["key"] for item in found.items]
 
 
 def complete(run_id: str, node_id: str, **delta: Any) -> None:

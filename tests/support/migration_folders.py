@@ -59,3 +59,10 @@ def write_chain(folder: Path, **texts: str) -> Path:
             stem = stem.removesuffix("_down") + ".down"
         (folder / f"{stem}.sql").write_text(text)
     return folder
+
+
+def ours(*, down: bool = False) -> list[Path]:
+    """Return the files of our own chain that apply its migrations, or revert them, in order."""
+    return sorted(
+        path for path in migrations.dir().glob("*.sql") if path.name.endswith(".down.sql") == down
+    )

@@ -6,9 +6,11 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
 import psycopg
+import pytest
 from psycopg import sql
 
 from queue_workflows import db
+from queue_workflows.db import loading
 
 DEEP = "(repeat('[', 1200) || repeat(']', 1200))::jsonb"
 DEEP_OBJECT = """(repeat('{"a":', 1200) || '1' || repeat('}', 1200))::jsonb"""
@@ -173,3 +175,8 @@ def _drop(conn: db.Connection, error: psycopg.Error) -> tuple[sql.Composed, str 
     name = row["name"] if said == row["said"] else None
     again = sql.SQL("ALTER {} {} ADD CONSTRAINT {} {} NOT VALID").format(*parts, sql.SQL(said))
     return again, name
+
+
+def load_no_more(patch: pytest.MonkeyPatch, most_bytes: int) -> None:
+    """Let the library load no document of more bytes."""
+    patch.setattr(loading, "MAX_BYTES", most_bytes)

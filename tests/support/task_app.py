@@ -83,8 +83,17 @@ async def async_generator(*, folder: str) -> AsyncGenerator[Any, None]:
     queue_workflows.current_job().set_result({"kind": "async_generator"})
 
 
+async def named(*, folder: str) -> dict[str, Any]:
+    """Return the id of the job that runs here, once the file `go` is there."""
+    journal(folder, "named begins")
+    while not _may_end(folder):
+        await asyncio.sleep(PAUSE_S)
+    return {"job": queue_workflows.current_job().id}
+
+
 def setup() -> None:
     """Register the tasks."""
     queue_workflows.configure(ingest_queues={QUEUE})
     for kind, task in zip(KINDS, (function, generator, coroutine, async_generator), strict=True):
         queue_workflows.register_ingest_task(kind, task)
+    queue_workflows.register_ingest_task("named", named)

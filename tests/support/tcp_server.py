@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import signal
 import socket
@@ -16,8 +17,7 @@ from typing import Any
 import psycopg
 
 from queue_workflows import embedded
-from queue_workflows.embedded import cluster
-from tests.support import database, reaper
+from tests.support import database, embedded_servers, reaper
 from tests.support.wait import until
 
 RULES = """\
@@ -30,24 +30,24 @@ host {databases} all 0.0.0.0/0 scram-sha-256
 class Server:
     """A running server; `admin` is its superuser's DSN, over the unix socket."""
 
-    def __init__(self, folder: Path, databases: str) -> None:
+    def __init__(self, folder: Path, program: Path, databases: str) -> None:
         self._folder = folder
         self.port = _free_port()
         (folder / "net_hba.conf").write_text(RULES.format(databases=databases))
         (folder / "net_hba.conf").chmod(0o644)
-        owner = cluster.account(folder)
+        owner = (folder / "data").stat()
         settings = {
             "listen_addresses": "0.0.0.0", "port": self.port, "fsync": "off",
             "hba_file": folder / "net_hba.conf", "unix_socket_directories": folder / "data",
             "password_encryption": "scram-sha-256", "max_connections": 60,
         }  # fmt: skip
         more: dict[str, Any] = {}
-        if owner is not None:
-            more = {"user": owner.uid, "group": owner.gid, "extra_groups": []}
+        if owner.st_uid != os.geteuid():
+            more = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
         with (folder / "net.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    str(cluster.binaries(folder, owner) / "postgres"),
+                    str(program),
                     *("-D", str(folder / "data")),
                     *(f"--{name}={value}" for name, value in settings.items()),
                 ],
@@ -108,9 +108,13 @@ def server(databases: str) -> Generator[Server]:
     base.chmod(0o711)  # as root the server runs under another account, which has to pass
     folder = base / "pg18"
     try:
-        with database.environment(QUEUE_WORKFLOWS_EMBEDDED_DIR=str(folder)):
-            embedded.ensure(settings={"fsync": "off", "full_page_writes": "off"}).release()
-        made = Server(folder, databases)
+        quick = {"fsync": "off", "full_page_writes": "off"}
+        with (
+            database.environment(QUEUE_WORKFLOWS_EMBEDDED_DIR=str(folder)),
+            embedded.ensure(settings=quick),
+        ):
+            program = Path(f"/proc/{embedded_servers.running(folder).pid}/exe").readlink()
+        made = Server(folder, program, databases)
         try:
             yield made
         finally:

@@ -15,15 +15,25 @@ from psycopg import sql
 from queue_workflows import db
 from queue_workflows.engine import (
     attempts,
+    claim_isolation,
+    claimed_jobs,
     claims,
+    events,
     finish,
     handback,
+    job_events,
+    job_steps,
     job_tables,
+    logs,
+    nodes,
     outcomes,
     promotion,
     recovery,
+    runs,
+    samples,
 )
 from queue_workflows.types import Row
+from tests.support import factories
 
 Claimant = claims.Claimant
 Kind = Literal["node", "ingest"]
@@ -126,6 +136,12 @@ def complete(conn: db.Connection, job: Row, **result: Any) -> None:
     (complete_node if kind_of(job) == "node" else complete_ingest)(conn, job, **result)
 
 
+def run_ingest(conn: db.Connection, queue: str = "fetch", seconds: float = 1.5) -> None:
+    """Insert an ingest job, claim and complete it, as if its handler had taken that long."""
+    factories.ingest(conn, queue=queue)
+    record(conn, claim_ingest(conn, who(queue)), seconds=seconds)
+
+
 def complete_and_claim(
     conn: db.Connection, jobs: Sequence[Row], claimant: claims.Claimant, count: int = 1, **more: Any
 ) -> list[Row]:
@@ -214,3 +230,154 @@ def excuse(conn: db.Connection, job: Row, **more: Any) -> bool:
 def promote_due(conn: db.Connection, rows: Any = None) -> int:
     """Admit all delayed jobs and runs whose time has come; return how many."""
     return promotion.promote_due(conn, rows)
+
+
+def stream(conn: db.Connection, job: Row, first: int, *values: Any, name: str = "text") -> bool:
+    """Store parts of a job's stream, numbered from `first` on; return whether the claim holds."""
+    texts = [json.dumps(value) for value in values]
+    request = {"op": "stream", "first": first, "parts": texts, "names": [name] * len(texts)}
+    return job_steps.answer(conn, lease_of(job), request) == {"state": "done"}
+
+
+def store_position(conn: db.Connection, job: Row, name: str, position: int) -> None:
+    """Store how far the loop `name` of a claimed job is; without a claim, do nothing."""
+    job_steps.store_cursors(conn, {lease_of(job): [(name, "", position)]})
+
+
+def finish_all(
+    conn: db.Connection,
+    ends: Sequence[tuple[Row, str]],
+    claimant: claims.Claimant | None = None,
+    count: int = 0,
+) -> list[Row]:
+    """Record how jobs of one kind ended, each a kind of outcome; return up to `count` claimed ones.
+
+    `ClaimLost` when a claim is held no longer.
+    """
+    done = [finish.Done(lease_of(job), outcomes.Outcome(kind, 0.1)) for job, kind in ends]
+    return finish.finish(conn, done, who=claimant, claim=count)
+
+
+def is_recorded(conn: db.Connection, job: Row, kind: str) -> bool:
+    """Return whether this claim of a job has left an outcome of this kind."""
+    return finish.is_recorded(conn, lease_of(job), outcomes.Outcome(kind, 0.1))
+
+
+Plan = claims.Ahead
+
+
+def plan(
+    *node_ids: str, queue: str = "cpu", complete: bool = False, generation: int = 0
+) -> claims.Ahead:
+    """Return what follows from a node: these nodes are queued, the run is complete, or neither."""
+    row = {"node_module": "m", "queue": queue, "status": "queued", "inputs": {},
+           "input_template": {}, "ref_heads": []}  # fmt: skip
+    rows = json.dumps([{"node_id": node_id} | row for node_id in node_ids]) if node_ids else None
+    return claims.Ahead(generation, rows, complete)
+
+
+def complete_with_plans(
+    conn: db.Connection,
+    done: Sequence[tuple[Row, claims.Ahead | None]],
+    claimant: claims.Claimant | None = None,
+    count: int = 0,
+    **more: Any,
+) -> list[Row]:
+    """Complete claimed nodes with what is known to follow from each, as a worker does that plans.
+
+    One node and at most one claim are one statement, several are another. Each result has the
+    node's name. Returns up to `count` jobs that were claimed then.
+    """
+    found = [
+        finish.Done(
+            lease_of(job),
+            outcomes.Outcome(
+                "completed",
+                0.1,
+                json.dumps({"made": job["node_id"]}),
+                resolved_inputs=json.dumps({"got": job["node_id"]}),
+                vm_rss_mb_peak=7,
+            ),
+            ahead,
+        )
+        for job, ahead in done
+    ]
+    return finish.finish(conn, found, who=claimant or who(), claim=count, **more)
+
+
+def wait(
+    conn: db.Connection, job: Row, event: str | None = None, after_s: float | None = 3600.0
+) -> Row:
+    """Let the handler of a claimed job sleep, or wait for an event; return the queued row."""
+    request = {
+        "kind": "event" if event else "sleep", "name": event or "sleep", "key": "",
+        "after_s": after_s, "default": "null",
+    }  # fmt: skip
+    assert events.wait(conn, lease_of(job), request)["state"] == "waiting"
+    row = events.suspend(conn, lease_of(job), reason="waits")
+    assert row is not None and row["status"] == "queued"
+    return row
+
+
+def excuse_lapsed(conn: db.Connection, kind: Kind, had_s: float) -> list[Row]:
+    """Take back, uncounted, jobs that were last renewed before the sweep had the database."""
+    return recovery.excuse_lapsed(conn, _TABLES[kind], had_s=had_s)
+
+
+def store_sample(
+    conn: db.Connection, host: str, every_s: int | None, sample: Row, *, notify: bool = False
+) -> None:
+    """Store a sample of a machine in its ring; `every_s` None: in none."""
+    samples.put(conn, host, every_s, json.dumps(sample), notify=notify)
+
+
+def note_death(conn: db.Connection, job: Row, error: str = "killed by SIGKILL") -> None:
+    """Record in a job's history that the process of its claim died, as a parent does."""
+    job_events.note(conn, table_of(job), job, "death", detail="{}", error=error)
+
+
+def session(worker_id: str) -> db.Listener:
+    """Listen as a worker does; while the listener is connected, the worker counts as alive."""
+    return db.listen("a_test", locks=[recovery.LIFE_LOCK + worker_id])
+
+
+def start_run(conn: db.Connection, run_id: str, *node_ids: str) -> None:
+    """Start a queued run with these nodes; those that failed or were cancelled are opened again."""
+    assert runs.start(conn, run_id)
+    nodes.insert_planned(conn, run_id, plan(*node_ids).rows or "[]")
+
+
+def write_log(
+    conn: db.Connection, job: Row, head: str | None, tail: str = "", cut_bytes: int = 0
+) -> int:
+    """Store what the handler of a claim printed; return 0 if the job was claimed again since.
+
+    `head` None: it is stored already.
+    """
+    written = logs.Written(lease_of(job), head, tail, cut_bytes)
+    return logs.write(conn, table_of(job), [written])
+
+
+def excuse_unanswered(conn: db.Connection, kind: Kind, worker_id: str, asked_ago_s: float) -> int:
+    """Undo the crashes of claims whose reply a worker did not get; return how many."""
+    return recovery.excuse_unanswered(conn, _TABLES[kind], worker_id, asked_ago_s=asked_ago_s)
+
+
+def claim_apart(conn: db.Connection, claimant: claims.Claimant, *, promote: bool) -> str | None:
+    """Claim the first job that can be, after a row has failed a claim; return its id, if any.
+
+    Rows before it that raise are failed or set aside.
+    """
+    table = job_tables.of_queue(claimant.queue)
+    return claim_isolation.claim_apart(conn, table, claimant, promote=promote).job_id
+
+
+def claimed(conn: db.Connection, kind: Kind, **columns: Any) -> Row:
+    """Insert a job of this kind and let `w1` claim the next one; return the claimed row."""
+    (factories.node if kind == "node" else factories.ingest)(conn, **columns)
+    return (claim_node if kind == "node" else claim_ingest)(conn)
+
+
+def read_claimed(conn: db.Connection, job: Row, worker_id: str) -> Row | None:
+    """Return a job as its worker reads a row that cannot be loaded whole; None: it lacks it."""
+    return claimed_jobs.read(conn, table_of(job), job["id"], worker_id)

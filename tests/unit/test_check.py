@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import json
 from collections.abc import Generator
 from pathlib import Path
@@ -10,9 +13,8 @@ from typing import Any, TypedDict
 import pytest
 
 import queue_workflows
-from queue_workflows import check, config, declare, errors, model_registry
-from queue_workflows.cli import graph_text, main
-from queue_workflows.dag import definition
+from queue_workflows import check, cli, config, declare, errors, model_registry
+from tests.support import console
 
 
 class Counted(TypedDict):
@@ -111,9 +113,11 @@ GOOD = (READ, CHOOSE, tell(words={"$from": "choose.lead"}, depends_on=["choose"]
 def test_a_correct_workflow_has_no_findings() -> None:
     found = report(*GOOD)
     assert (found.findings, found.ok, found.needs) == ((), True, ("text",))
-    assert found.definition == definition.expand(
-        {"name": "w", "steps": list(GOOD)}, PIPELINES.__getitem__
-    )
+    assert found.definition
+    assert [each["id"] for each in found.definition["nodes"]] == [
+        "read/count", "choose", "tell/show",
+    ]  # fmt: skip
+    assert check.definition(found.definition) == found
 
 
 @pytest.mark.parametrize(
@@ -393,15 +397,15 @@ def test_a_provider_that_fails_is_a_finding_and_one_that_does_not_know_is_wrong_
 
 TREE = """\
 w: 4 nodes, from the run: text
-|- read/count  cpu
-|     text = run.text
-|- choose  asks a person  (turnout)
-|     after read/count
-`- two
-   |- a  gpu  runs gather  model m
-   |     after choose
-   |     lead = choose.lead
-   `- b  cpu  runs gather
+├─ read/count  cpu
+│     text = run.text
+├─ choose  asks a person  (turnout)
+│     after read/count
+└─ two
+   ├─ a  gpu  runs gather  model m
+   │     after choose
+   │     lead = choose.lead
+   └─ b  cpu  runs gather
          after two/a
          file = out_dir/two/a/x.txt
          skipped if choose.lead == [1]
@@ -418,37 +422,50 @@ def drawn() -> check.Report:
     return report(READ, CHOOSE, last, pipelines=one(*nodes))
 
 
-def test_the_tree_shows_what_each_node_waits_for_and_takes() -> None:
-    found = drawn()
-    assert found.definition
-    lines = list(graph_text.tree(found.definition, found.needs, unicode=False))
-    assert lines == TREE.splitlines()
-    assert list(graph_text.tree(found.definition, (), unicode=True))[1] == "├─ read/count  cpu"
+def printed(path: Path, definition: Any, *arguments: str) -> list[str]:
+    """Return what the command prints of a definition."""
+    path.write_text(json.dumps(definition))
+    return console.command("check", str(path), *arguments).out.splitlines()
 
 
-def test_the_tree_shows_policies() -> None:
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "definition.json"
+
+
+def test_the_tree_shows_what_each_node_waits_for_and_takes(file: Path) -> None:
+    model_registry.register(model_registry.ModelSpec("m", loader=object))
+    found = drawn().definition
+    assert printed(file, found)[:-1] == TREE.splitlines()
+    ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
+    with contextlib.redirect_stdout(ascii_only):
+        cli.main(["check", str(file)])
+    ascii_only.seek(0)
+    lines = ascii_only.read().splitlines()
+    assert (lines[1], lines[5]) == ("|- read/count  cpu", "`- two")
+
+
+def test_the_tree_shows_policies(file: Path) -> None:
     listed = one(node("gather", retries=2, backoff={"base_s": 5}, lock_key="k"))
     made = report(step("s", "p"), pipelines=listed)
-    assert made.definition
-    last = list(graph_text.tree(made.definition, (), unicode=False))[-1].strip()
+    last = printed(file, made.definition)[-2].strip()
     assert last == 'policy: retries 2, backoff {"base_s": 5.0}, lock_key "k"'
 
 
-def test_a_join_of_many_stays_on_its_line() -> None:
+def test_a_join_of_many_stays_on_its_line(file: Path) -> None:
     many = [f"n{number}" for number in range(9)]
     nodes = [*(node(each, node="gather") for each in many), node("gather", depends_on=many)]
     made = report(step("s", "p"), pipelines=one(*nodes)).definition
-    assert made
-    last = list(graph_text.tree(made, (), unicode=False))[-1].strip()
+    last = printed(file, made)[-2].strip()
     assert last == "after s/n0, s/n1, s/n2, s/n3, s/n4, s/n5 and 3 more"
 
 
-def test_mermaid_has_a_node_each_and_an_edge_per_wait() -> None:
-    found = drawn()
-    assert found.definition
-    found.definition["nodes"][0]["id"] = 'a"<b>'
-    found.definition["nodes"][1]["deps"] = ['a"<b>']
-    assert list(graph_text.mermaid(found.definition)) == [
+def test_mermaid_has_a_node_each_and_an_edge_per_wait(file: Path) -> None:
+    found = drawn().definition
+    assert found
+    found["nodes"][0]["id"] = 'a"<b>'
+    found["nodes"][1]["deps"] = ['a"<b>']
+    assert printed(file, found, "--format", "mermaid") == [
         "flowchart TD",
         '    n0["a#quot;#lt;b#gt;"]',
         '    n1[/"choose"/]',
@@ -462,68 +479,63 @@ def test_mermaid_has_a_node_each_and_an_edge_per_wait() -> None:
     ]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(["check", *arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+def run(*arguments: str) -> console.Done:
+    return console.command("check", *arguments)
 
 
-def test_files_and_formats_of_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_and_formats_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUEUE_WORKFLOWS_APP", raising=False)
     good = tmp_path / "good.json"
     good.write_text(json.dumps({"name": "w", "steps": GOOD, "pipelines": PIPELINES}))
-    code, out, _ = run(capsys, str(good))
+    code, out, _ = run(str(good))
     assert (code, out.splitlines()[-1]) == (0, "w: no problems found")
-    code, out, err = run(capsys, str(good), "--format", "json")
+    code, out, err = run(str(good), "--format", "json")
     shown = json.loads(out)
     assert (code, err, shown["ok"], shown["needs"]) == (0, "", True, ["text"])
-    assert shown["digest"] == definition.digest(shown["definition"])
+    canonical = json.dumps(shown["definition"], sort_keys=True, separators=(",", ":"))
+    assert shown["digest"] == hashlib.sha256(canonical.encode()).hexdigest()
     again = tmp_path / "expanded.json"
     for form in (shown, shown["definition"]):
         again.write_text(json.dumps(form))
-        assert run(capsys, str(again))[0] == 0
+        assert run(str(again))[0] == 0
     shown["definition"]["nodes"][0]["module"] = "gone"
     again.write_text(json.dumps(shown))
-    code, out, _ = run(capsys, str(again))
+    code, out, _ = run(str(again))
     assert code == 1
     assert "error: node 'read/count': node module 'gone' is not registered" in out
-    code, out, err = run(capsys, str(again), "--format", "mermaid")
+    code, out, err = run(str(again), "--format", "mermaid")
     assert (code, out.startswith("flowchart TD"), "gone" in out, "'gone'" in err) == (
         1, True, False, True,
     )  # fmt: skip
 
 
 def test_a_workflow_of_any_name_is_found_and_a_file_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = {"name": "media/cut", "steps": [READ]}
     named = {"media/cut": found, "cut.json": {**found, "name": "cut.json"}}
     config.set_workflow_provider(named.__getitem__, PIPELINES.__getitem__)
     for name in named:
-        code, out, _ = run(capsys, name)
+        code, out, _ = run(name)
         assert (code, out.splitlines()[-1]) == (0, f"{name}: no problems found")
     (tmp_path / "media").mkdir()
     (tmp_path / "media" / "other").write_text(json.dumps({"name": "in the file", "steps": [READ]}))
-    code, out, _ = run(capsys, "media/other")
+    code, out, _ = run("media/other")
     assert (code, out.splitlines()[-1]) == (0, "in the file: no problems found")
-    code, _, err = run(capsys, "media/none")
+    code, _, err = run("media/none")
     assert code == 2
     assert "knows no workflow 'media/none'" in err
     assert "media/none: No such file" in err
 
 
-def test_warnings_count_only_with_strict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_count_only_with_strict(tmp_path: Path) -> None:
     path = tmp_path / "w.json"
     doubtful = {**READ, "depend_on": []}
     path.write_text(json.dumps({"name": "w", "steps": [doubtful], "pipelines": PIPELINES}))
-    code, out, _ = run(capsys, str(path))
+    code, out, _ = run(str(path))
     assert (code, out.splitlines()[-1]) == (0, "w: 1 warning")
-    assert run(capsys, str(path), "--strict")[0] == 1
+    assert run(str(path), "--strict")[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -544,13 +556,12 @@ def test_wrong_usage_is_2_and_one_line(
     arguments: list[str],
     words: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("QUEUE_WORKFLOWS_APP", raising=False)
     monkeypatch.chdir(tmp_path)
     for name, text in {"text.json": "{", "list.json": "[]", "other.json": "{}"}.items():
         (tmp_path / name).write_text(text)
-    code, out, err = run(capsys, *arguments)
+    code, out, err = run(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from queue_workflows import errors
-from queue_workflows.cli import input_option, output, prompts, run_views, runs, summary, tree
+from queue_workflows.cli import input_option, prompts, run_views, runs, summary, tree
 from queue_workflows.cli.run_snapshot import RunSnapshot, Step
 from queue_workflows.dag import graph
 
@@ -103,28 +102,6 @@ def test_what_a_typed_line_means(text: str, spec: dict[str, Any], value: object)
 def test_a_line_that_names_no_choice_is_refused(text: str) -> None:
     with pytest.raises(errors.InputRefused, match="none of the choices"):
         prompts.read(text, TURNOUT | {"multiple": "," in text})
-
-
-# --- output ------------------------------------------------------------------------------------
-
-
-def test_text_from_outside_becomes_one_harmless_line() -> None:
-    assert output.line("a\x1b[31m\nb\x9b\u202ec\x00") == r"a\x1b[31m\nb\x9b\u202ec\x00"
-    assert output.line("x" * 300) == "x" * 191 + "...(+109)"
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, "-"), (0.04, "0.0 s"), (59.9, "59.9 s"), (125, "2 min 05 s"), (11_220, "3 h 07 min")],
-)
-def test_durations_in_words(value: float | None, shown: str) -> None:
-    assert output.seconds(value) == shown
-
-
-def test_json_has_utc_times(capsys: pytest.CaptureFixture[str]) -> None:
-    zone = datetime.timezone(datetime.timedelta(hours=2))
-    output.dump({"at": datetime.datetime(2026, 1, 1, 1, tzinfo=zone)})
-    assert json.loads(capsys.readouterr().out) == {"at": "2025-12-31T23:00:00+00:00"}
 
 
 # --- pictures ----------------------------------------------------------------------------------

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
+import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,16 +15,22 @@ import httpx
 import pytest
 
 from queue_workflows import client, errors
-from queue_workflows.client import asynchronous, calls, events, problems, sync, transport
 
 Handler = Callable[[httpx.Request], httpx.Response]
 STATUS = {"job_id": "j", "status": "running"}
 
 
 @pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "PAUSE_FIRST_S", 0.0)
-    monkeypatch.setattr(events, "RETRY_S", 0.0)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each pause of a client, which takes none."""
+    taken: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        taken.append(seconds)
+
+    monkeypatch.setattr(time, "sleep", taken.append)
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    return taken
 
 
 def made(handler: Handler, **more: Any) -> client.Client:
@@ -88,7 +97,16 @@ def test_a_problem_is_the_error_that_the_python_api_raises(
 
 
 def test_every_error_of_the_package_is_known_by_the_name_that_the_service_gives_it() -> None:
-    known = problems._leaves()  # pyright: ignore[reportPrivateUsage]
+    def raised(kind: str) -> type[Exception]:
+        handler, _ = replies(problem(422, kind))
+        with pytest.raises(errors.QueueWorkflowsError) as caught:
+            made(handler).jobs.cancel("j")
+        return type(caught.value)
+
+    names = {re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): name for name in vars(errors)}
+    known = {
+        kind: found for kind, name in names.items() if (found := raised(kind)).__name__ == name
+    }
     assert known["idempotency-clash"] is errors.IdempotencyClash
     assert known["database-url-missing"] is errors.DatabaseUrlMissing
     assert len(known) > 30
@@ -255,12 +273,13 @@ def test_a_refusal_is_not_repeated(status: int) -> None:
 @pytest.mark.parametrize(
     ("header", "longest"), [("3", 3.0), ("99999", 10.0), ("x", 10.0), ("-1", 10.0), ("²", 10.0)]
 )
-def test_the_service_says_when_to_come_again(header: str, longest: float) -> None:
-    conn = transport.connection("http://s", None, 1.0, 3)
-    call = calls.job_status("j")
-    got = httpx.Response(503, headers={"retry-after": header.encode()})
-    pause_s = transport.pause_s(conn, call, 1, got)
-    assert pause_s is not None and 0 <= pause_s <= longest
+def test_the_service_says_when_to_come_again(
+    header: str, longest: float, pauses: list[float]
+) -> None:
+    handler, _ = replies(httpx.Response(503, headers={"retry-after": header.encode()}), GOOD)
+    made(handler).jobs.status("j")
+    (pause_s,) = pauses
+    assert 0 <= pause_s <= longest
     assert (pause_s == 3.0) == (header == "3")
 
 
@@ -304,19 +323,25 @@ def test_lists_are_read_page_by_page() -> None:
 # --- events -----------------------------------------------------------------------------------
 
 
-def parsed(*chunks: bytes) -> list[events.Event]:
-    parser = events.Parser()
-    return [event for chunk in chunks for event in parser.feed(chunk)]
+def parsed(*chunks: bytes) -> list[client.Event]:
+    """Return the events of a stream that arrives in these chunks and is not resumed."""
+    handler, _ = replies(httpx.Response(200, content=iter(chunks)), problem(410, "too-far-behind"))
+    found: list[client.Event] = []
+    with contextlib.suppress(errors.EventsLost):
+        found.extend(made(handler).events())
+    return found
 
 
 ONE = b'id: 7-j1\nevent: job\ndata: {"job_id": "j"}\n\n'
 
 
 def test_events_are_read_however_the_bytes_arrive() -> None:
-    text = b"retry: 10\n\n: alive\n\n" + ONE + ONE.replace(b"\n", b"\r\n")
+    text = b"retry: 10\n\n: alive\n\n" + ONE + ONE.replace(b"7", b"8").replace(b"\n", b"\r\n")
     whole = parsed(text)
     assert whole == parsed(*(bytes([byte]) for byte in text))
-    assert [tuple(event) for event in whole] == [("7-j1", "job", {"job_id": "j"})] * 2
+    assert [tuple(event) for event in whole] == [
+        ("7-j1", "job", {"job_id": "j"}), ("8-j1", "job", {"job_id": "j"}),
+    ]  # fmt: skip
     assert parsed(b'data: {"a":\ndata: 1}\n\n')[0].data == {"a": 1}
 
 
@@ -326,12 +351,11 @@ def test_an_event_that_is_no_object_is_refused(data: bytes) -> None:
         parsed(b"data: " + data + b"\n\n")
 
 
-def test_an_endless_event_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_BYTES", 1000)
-    with pytest.raises(errors.ServiceFailed):
-        parsed(*[b"data: " + b"x" * 100 + b"\n"] * 50)
-    with pytest.raises(errors.ServiceFailed):
-        parsed(*[b"x" * 100] * 50)
+def test_an_endless_event_is_refused() -> None:
+    part = b"x" * (1 << 20)
+    for chunks in ([b"data: " + part + b"\n"] * 17, [part] * 17):
+        with pytest.raises(errors.ServiceFailed, match="an event of more than 16,777,216 bytes"):
+            parsed(*chunks)
 
 
 def test_a_stream_is_resumed_behind_the_last_event_without_repeating_any() -> None:
@@ -443,10 +467,11 @@ def test_a_job_without_a_stream_and_what_is_no_part_are_errors() -> None:
 # --- both clients -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noun", ["", "Jobs", "Runs", "Workers", "Queues", "Schedules"])
+@pytest.mark.parametrize("noun", ["", "jobs", "runs", "workers", "queues", "schedules"])
 def test_both_clients_have_the_same_verbs(noun: str) -> None:
-    plain = getattr(sync, noun or "Client")
-    other = getattr(asynchronous, f"Async{noun or 'Client'}")
+    plain, other = client.Client, client.AsyncClient
+    if noun:
+        plain, other = (type(getattr(each("http://s"), noun)) for each in (plain, other))
 
     def verbs(kind: type) -> dict[str, inspect.Signature]:
         return {

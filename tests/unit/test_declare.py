@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypedDict
@@ -13,20 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import queue_workflows
-from queue_workflows import config, declare, errors
-from queue_workflows.dag import definition
-from queue_workflows.declare import OFFERED, ask, filtered, node, node_functions, pipeline, workflow
-from queue_workflows.handlers import node_call
-from queue_workflows.tasks import handlers
+from queue_workflows import check, config, declare, errors
+from queue_workflows.declare import OFFERED, ask, filtered, node, pipeline, workflow
 from tests.support.examples import examples
-
-WRITES = {
-    "retries": 3,
-    "timeout_s": 60.0,
-    "retry_on": ["OSError", "queue_workflows.errors.ClaimLost"],
-}
-"""The policy of `write`."""
 
 
 class Counted(TypedDict):
@@ -71,12 +57,19 @@ def known() -> Generator[None]:
 
 
 def expanded(flow: declare.Workflow[..., Any]) -> dict[str, Any]:
-    return definition.expand(flow.document(), flow.pipelines().__getitem__)
+    return expand(flow.document(), flow.pipelines())
+
+
+def expand(document: Any, pipelines: dict[str, Any]) -> dict[str, Any]:
+    found = check.document(document, pipelines=pipelines)
+    if found.definition is None:
+        raise errors.InvalidWorkflow(str(found.findings[0]))
+    return found.definition
 
 
 def twin(pipelines: dict[str, list[Any]], *steps: Any, name: str = "w") -> dict[str, Any]:
     made = {f"{name}.{step}": {"nodes": nodes} for step, nodes in pipelines.items()}
-    return definition.expand({"name": name, "steps": list(steps)}, made.__getitem__)
+    return expand({"name": name, "steps": list(steps)}, made)
 
 
 def step(step_id: str, inputs: Any = None, **more: Any) -> dict[str, Any]:
@@ -316,96 +309,32 @@ def test_outside_of_a_workflow_a_node_is_its_function(tmp_path: Path) -> None:
         OFFERED.mkdir()
 
 
-class _Folder:
-    """A node's look-ups that know the folder of its run."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def out_dir(self) -> str:
-        return str(self._path)
-
-    def rows(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {}, {}
-
-    def note_model(self, event_type: str, elapsed_s: float | None) -> None:
-        raise AssertionError(f"{event_type} of a node without a model")
-
-
-def invoke(name: str, inputs: dict[str, Any], out_dir: Path) -> dict[str, Any]:
-    """What a worker stores for a node of that name."""
-    job = {
-        "id": "j", "node_module": name, "required_model": None, "node_id": "s/n", "claim_no": 1,
-        "run_id": "r", "worker_id": "w", "queue": "cpu", "attempts": 0,
-    }  # fmt: skip
-    call = node_call.NodeCall(
-        job, inputs, None, _Folder(out_dir), None, threading.Event(), lambda *_: None
-    )
-    runner = handlers.Runner()
-    try:
-        outcome = node_call.call(call, runner)
-    finally:
-        runner.close()
-    assert outcome.kind == "completed", outcome.error
-    return json.loads(outcome.result)
-
-
-def test_a_worker_stores_dicts_as_they_are_and_other_results_by_name(tmp_path: Path) -> None:
-    assert invoke("count", {"text": "a"}, tmp_path) == {"words": 1, "parts": []}
-    assert invoke("media.write", {"words": 1}, tmp_path) == {"result": f"{tmp_path}/s/n/1.txt"}
-    assert invoke("tell", {"a": 1}, tmp_path) == {}
-    assert invoke("loose", {"x": {"p": Path("q")}}, tmp_path) == {"p": "q"}
-
-
-def test_async_nodes_and_generators_store_what_they_return_by_its_annotation(
-    tmp_path: Path,
-) -> None:
+def test_the_outputs_of_async_nodes_and_generators_are_known_by_their_annotation() -> None:
     @node
     async def fetched(n: int) -> int:
-        await asyncio.sleep(0)
         return n + 1
-
-    @node
-    def counted(n: int) -> Generator[float, None, Path]:
-        yield 0.5
-        return Path(str(n))
 
     @node
     def told(n: int) -> Iterator[float]:
         yield n
 
     @node
-    def loosely(n: int):
-        yield 0.5
-        return {"n": n}
-
-    @node
     async def streamed(n: int) -> AsyncIterator[float]:
         yield 0.5
-        queue_workflows.current_job().set_result([n])
 
-    assert invoke("fetched", {"n": 1}, tmp_path) == {"result": 2}
-    assert invoke("counted", {"n": 1}, tmp_path) == {"result": "1"}
-    assert invoke("told", {"n": 1}, tmp_path) == {}
-    assert invoke("loosely", {"n": 1}, tmp_path) == {"n": 1}
-    assert invoke("streamed", {"n": 1}, tmp_path) == {"result": [1]}
-    known = config.get_config().node_map
-    assert node_functions.outputs(known["fetched"]) == {"result"}
-    assert node_functions.outputs(known["told"]) is None
-    assert node_functions.outputs(known["streamed"]) is None
+    def refused(name: str, output: str) -> list[str]:
+        made = {
+            "w.a": {"nodes": [{"id": name, "inputs": takes("n")}]},
+            "w.b": {"nodes": [{"id": "loose", "inputs": takes("x")}]},
+        }
+        reader = step("b", {"x": {"$from": f"a/{name}.{output}"}}, depends_on=["a"])
+        steps = [step("a", {"n": 1}), reader]
+        return [*map(str, check.document({"name": "w", "steps": steps}, pipelines=made).findings)]
 
-
-def test_the_engine_offers_what_a_declaration_counts_on(tmp_path: Path) -> None:
-    assert {
-        "inputs", "out", "scratch", "model_handle", "model_load_seconds", "cancel_event",
-        "status_callback",
-    } == node_functions.OFFERS  # fmt: skip
-    names: dict[str, Any] = {}
-    exec(
-        f"def every({', '.join(node_functions.OFFERS)}): return {{'got': sorted(locals())}}", names
+    assert (
+        refused("fetched", "result") == refused("told", "any") == refused("streamed", "any") == []
     )
-    config.register_node("every", names["every"])
-    assert invoke("every", {}, tmp_path) == {"got": sorted(node_functions.OFFERS)}
+    assert "no output 'other'; its outputs are result" in "".join(refused("fetched", "other"))
 
 
 def test_declared_workflows_come_before_the_providers_and_beside_them() -> None:

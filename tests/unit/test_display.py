@@ -136,6 +136,11 @@ def test_a_time_at_the_end_of_what_python_has_is_shown_in_any_zone() -> None:
     assert display.moment(datetime.min.replace(tzinfo=east)) == "before year 1"
 
 
+def test_json_has_utc_times() -> None:
+    at = datetime(2026, 1, 1, 1, tzinfo=timezone(timedelta(hours=2)))
+    assert json.loads(display.strict_json({"at": at})) == {"at": "2025-12-31T23:00:00+00:00"}
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

@@ -1,0 +1,60 @@
+"""What tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.database import Database
+
+from tests.support import commands
+from tests.support.commands import Commands
+
+
+@pytest.fixture
+def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+    """Starts commands whose DSN is the test database; none outlives the test."""
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
+        yield made
+
+
+@pytest.fixture
+def invariants_hold(db: ModuleType) -> Generator[None]:
+    """Check the invariants at the end of the test."""
+    from tests.support import invariants
+
+    yield
+    with db.connect() as conn:
+        assert invariants.broken(conn, slack_s=5) == []
+
+
+@pytest.fixture(scope="module")
+def spare(own_database: Database) -> Generator[str]:
+    """Return the DSN of a database that the tests of a file fill one after the other."""
+    name = own_database.fresh_name()
+    yield own_database.create(name)
+    own_database.drop(name)
+
+
+@pytest.fixture
+def own(migrated_database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """Return the DSN of a database of this test's own, with the schema, for this process too."""
+    yield from _worked_on(migrated_database, monkeypatch)
+
+
+@pytest.fixture
+def empty(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """Return the DSN of an empty database of this test's own, for this process too."""
+    yield from _worked_on(fresh_database, monkeypatch)
+
+
+def _worked_on(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    from queue_workflows import db
+
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", dsn)
+    yield dsn
+    db.close_pool()

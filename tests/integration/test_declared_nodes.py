@@ -1,0 +1,105 @@
+"""What workers store of the results of declared nodes, and what they offer to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import queue_workflows
+from queue_workflows import declare
+from queue_workflows.declare import OFFERED, node
+from tests.support import flow
+
+Stored = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def stored(toy: flow.Flow, tmp_path: Path) -> Stored:
+    """Run a declared node as the step `s` of a workflow; return what is stored of its result."""
+
+    def call(what: declare.Node[..., Any], /, **inputs: Any) -> dict[str, Any]:
+        def build() -> None:
+            what.options("s")(**inputs)
+
+        declare.install(what, declare.Workflow(build, what.name))
+        run_id = toy.started(workflow_name=what.name, out_dir=str(tmp_path))
+        toy.go("cpu", "gpu")
+        (job,) = flow.jobs(run_id).values()
+        assert job["status"] == "completed", job["error"]
+        return job["context_delta"]
+
+    return call
+
+
+def test_dicts_are_stored_as_they_are_and_other_results_by_name(
+    stored: Stored, tmp_path: Path
+) -> None:
+    @node
+    def count(text: str) -> dict[str, Any]:
+        return {"words": len(text.split()), "parts": []}
+
+    @node(name="media.write")
+    def write(words: int, out: Path = OFFERED) -> Path:
+        return out / f"{words}.txt"
+
+    @node
+    def tell(**said: Any) -> None: ...
+
+    @node(queue="gpu")
+    def loose(x: Any = None):
+        return {"p": Path(x["p"])}
+
+    assert stored(count, text="a") == {"words": 1, "parts": []}
+    assert stored(write, words=1) == {"result": f"{tmp_path}/s/write/1.txt"}
+    assert stored(tell, a=1) == {}
+    assert stored(loose, x={"p": "q"}) == {"p": "q"}
+
+
+def test_async_nodes_and_generators_store_what_they_return_by_its_annotation(
+    stored: Stored,
+) -> None:
+    @node
+    async def fetched(n: int) -> int:
+        await asyncio.sleep(0)
+        return n + 1
+
+    @node
+    def counted(n: int) -> Generator[float, None, Path]:
+        yield 0.5
+        return Path(str(n))
+
+    @node
+    def told(n: int) -> Iterator[float]:
+        yield n
+
+    @node
+    def loosely(n: int):
+        yield 0.5
+        return {"n": n}
+
+    @node
+    async def streamed(n: int) -> AsyncIterator[float]:
+        yield 0.5
+        queue_workflows.current_job().set_result([n])
+
+    assert stored(fetched, n=1) == {"result": 2}
+    assert stored(counted, n=1) == {"result": "1"}
+    assert stored(told, n=1) == {}
+    assert stored(loosely, n=1) == {"n": 1}
+    assert stored(streamed, n=1) == {"result": [1]}
+
+
+def test_what_a_declaration_counts_on_is_offered(stored: Stored) -> None:
+    @node
+    def every(
+        inputs: Any, out: Any, scratch: Any, model_handle: Any, model_load_seconds: Any,
+        cancel_event: Any, status_callback: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        return {"got": sorted(locals())}
+
+    names = "cancel_event inputs model_handle model_load_seconds out scratch status_callback"
+    assert stored(every) == {"got": names.split()}

@@ -1,0 +1,101 @@
+"""What a process reads of the graphs of runs costs it little, and nothing a second time."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+
+import pytest
+
+from queue_workflows import db
+from queue_workflows.dispatch import run_cache
+from queue_workflows.engine import finish, job_tables, outcomes
+from queue_workflows.runtime import clock
+from queue_workflows.worker import current_job, guards, run_dispatch
+from tests.support import counting_cursor, factories, flow, transitions
+from tests.support.cpu import cpu_seconds
+
+pytestmark = pytest.mark.usefixtures("invariants_hold")
+
+
+def recorded_together(count: int) -> int:
+    """Claim so many nodes and record them in one statement, as a worker does.
+
+    Return how many statements that took.
+    """
+    who = transitions.who()
+    with contextlib.closing(db.DedicatedConnection()) as dedicated:
+        conn = dedicated.get()
+        lease_end = guards.LeaseEnd(clock.boot_s(), who.lease_s)
+        outcome = outcomes.Outcome("completed", 0.1, "{}")
+        done = [
+            (current_job.Work(job_tables.NODE_JOBS, job, lease_end), outcome)
+            for job in transitions.claim(conn, who, count)
+        ]
+        assert len(done) == count
+        dispatch = run_dispatch.RunDispatch(job_tables.NODE_JOBS, dedicated)
+        asked = counting_cursor.Counter(conn)
+        finish.finish(conn, dispatch.planned(done), who=who)
+        return asked.statements
+
+
+@pytest.mark.parametrize("revision", [0, 1])
+def test_nodes_that_are_recorded_together_leave_no_open_event(
+    toy: flow.Flow, revision: int
+) -> None:
+    toy.dag(a="", b="", c="", last="a b c")
+    run_id = toy.started()
+    factories.execute("UPDATE workflow_runs SET revision = %s WHERE id = %s", revision, run_id)
+    recorded_together(3)
+    events = factories.execute("SELECT processed_at IS NULL AS open FROM workflow_dispatch_events")
+    assert events == [{"open": False}] * 3
+
+
+def test_the_graphs_of_unknown_runs_are_read_by_one_statement(toy: flow.Flow) -> None:
+    toy.dag(a="")
+    run_ids = [toy.started() for _ in range(4)]
+    factories.execute("UPDATE workflow_runs SET definition = '{}' WHERE id = %s", run_ids[1])
+    for run_id in run_ids:
+        flow.forget(run_id)
+    assert recorded_together(4) == 2
+    assert [flow.status(each) for each in run_ids] == [
+        "completed",
+        "running",
+        "completed",
+        "completed",
+    ]
+    toy.go()
+    assert flow.status(run_ids[1]) == "failed"
+
+
+def test_a_large_graph_delays_no_result_and_is_asked_for_once(toy: flow.Flow) -> None:
+    toy.dag(*({"id": f"n{secrets.token_hex(40)}"} for _ in range(120)))
+    run_id = toy.started()
+    asked: list[int] = []
+    for _ in range(2):
+        flow.forget(run_id)
+        asked.append(recorded_together(1))
+    assert asked == [2, 1]
+    assert factories.execute(
+        "SELECT count(*) AS n FROM workflow_dispatch_events WHERE processed_at IS NULL"
+    ) == [{"n": 2}]
+
+
+def test_reading_a_definition_again_costs_less_than_its_check(conn: db.Connection) -> None:
+    entry = {"module": "ok", "queue": "cpu", "model": None, "deps": [], "inputs": {},
+             "skip_if": None, "pipeline": "p", "step": None}  # fmt: skip
+    nodes = [{"id": f"n{number}"} | entry for number in range(5000)]
+    made = {"version": 1, "workflow": "w", "nodes": nodes}
+
+    def start() -> None:
+        run_id = factories.run(conn, mode="node", definition=made)
+        head = factories.one(
+            conn, "SELECT jsonb_build_object('id', id, 'generation', 0, 'revision', 0, 'born', 0,"
+            " 'has_definition', true) FROM workflow_runs WHERE id = %s", run_id,
+        )  # fmt: skip
+        costs.append(cpu_seconds(lambda: run_cache.learn(db.transaction, head), tries=1))
+
+    costs: list[float] = []
+    start()
+    start()
+    assert costs[1] < costs[0] / 3

@@ -1,0 +1,70 @@
+"""What an orchestrator asks at each poll reads few rows of large tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from queue_workflows import db
+from tests.support import database, named_statements
+
+ALL_RAN_OR_WAITED = """
+SET session_replication_role = replica;
+INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status, worker_id,
+       lease_expires_at, heartbeat_at, blocked_reason, lock_key)
+SELECT 'r', i::text, 'm', 'cpu', CASE WHEN i <= 5000 THEN 'running' ELSE 'queued' END, 'w', now(),
+       now(), CASE WHEN i > 5000 THEN 'locked' END, 'k' || i FROM generate_series(1, 10000) i;
+INSERT INTO ingest_jobs (task_name, queue, status, worker_id, lease_expires_at, heartbeat_at,
+       blocked_reason, lock_key, partition_key)
+SELECT 't', 'q', CASE WHEN i <= 5000 THEN 'running' ELSE 'queued' END, 'w', now(), now(),
+       CASE WHEN i > 7500 THEN 'limited' WHEN i > 5000 THEN 'locked' END, 'k' || i, 'p'
+  FROM generate_series(1, 10000) i;
+ANALYZE workflow_node_jobs, ingest_jobs;
+UPDATE workflow_node_jobs SET status = 'completed', worker_id = NULL, blocked_reason = NULL;
+UPDATE ingest_jobs SET status = 'completed', worker_id = NULL, blocked_reason = NULL;
+SET session_replication_role = origin;
+"""
+
+
+def test_a_poll_reads_no_finished_job_for_any_statistics(conn: Any) -> None:
+    conn.execute(ALL_RAN_OR_WAITED)
+    for name in ("pending.sweeps", "pending.silent_jobs"):
+        found = conn.execute(b"EXPLAIN " + named_statements.texts()[name], {"silent_s": 30})
+        plan = "\n".join(row["QUERY PLAN"] for row in found)
+        assert "Seq Scan on workflow_node_jobs" not in plan
+        assert "Seq Scan on ingest_jobs" not in plan
+
+
+FILL = """
+SET session_replication_role = replica;
+INSERT INTO workflow_runs (workflow_name, status, available_at)
+    SELECT 'w', CASE WHEN i % 2 = 0 THEN 'queued' ELSE 'completed' END, now() + i * interval '1 s'
+      FROM generate_series(1, 20000) i;
+SET session_replication_role = origin;
+"""
+
+
+@pytest.mark.parametrize("fill", [[FILL], [FILL, "ANALYZE workflow_runs"]], ids=["new", "known"])
+def test_the_check_reads_one_entry_of_the_index_of_delayed_runs(
+    own_database: database.Database, fill: list[str]
+) -> None:
+    # In a database of its own: the other one may have statistics of a time when it was empty.
+    name = own_database.fresh_name()
+    dsn = own_database.create_migrated(name)
+    explain = b"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) "
+    explain += named_statements.texts()["pending.work"]
+    with (
+        database.environment(QUEUE_WORKFLOWS_DB_URL=dsn),
+        db.connect(limited=False) as conn,
+    ):
+        conn.execute("ALTER TABLE workflow_runs SET (autovacuum_enabled = off)")
+        for statement in fill:
+            conn.execute(statement.encode())
+        plan = [row["QUERY PLAN"] for row in conn.execute(explain, {"within_s": 30.0})]
+    own_database.drop(name)
+    assert not [line for line in plan if "Seq Scan on workflow_runs" in line]
+    (limit,) = [n for n, line in enumerate(plan) if "Limit" in line]
+    assert "rows=1" in plan[limit]
+    (scan,) = [line for line in plan[limit + 1 :] if "workflow_runs_delayed_idx" in line]
+    assert "rows=1" in scan

@@ -1,0 +1,87 @@
+"""What an orchestrator's maintenance does, each in one call on a given connection.
+
+Tests of sweeps call this module alone: when the engine's own functions change, this file does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from queue_workflows import db
+from queue_workflows.engine import input_timeouts as waits
+from queue_workflows.engine import pending, promotion, queues, row_isolation, unserved_jobs
+from queue_workflows.maintenance import input_timeouts, periodic, recovery
+
+Isolation = row_isolation.Isolation
+"""The rows that raised in a process, which it leaves alone for a while."""
+
+
+@contextmanager
+def tasks(
+    now_fn: Callable[[], float] = time.monotonic,
+) -> Generator[periodic.PeriodicTasks]:
+    """Yield the periodic tasks of one orchestrator, on a connection of their own."""
+    made = periodic.PeriodicTasks(now_fn)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def reclaim(conn: db.Connection, *, had_s: float | None = None) -> None:
+    """Take back all jobs whose lease has lapsed.
+
+    `had_s`: a claim that was renewed last before so many seconds ago counts no crash.
+    """
+    recovery.reclaim(conn, had_s=had_s)
+
+
+def cancel_orphans(conn: db.Connection) -> None:
+    """Cancel the jobs that were inserted while their run ended."""
+    recovery.cancel_orphans(conn)
+
+
+def expire_inputs(conn: db.Connection) -> None:
+    """End the waits of input nodes that are past their timeout."""
+    input_timeouts.expire_inputs(conn)
+
+
+def hold_overdue_input(conn: db.Connection, job_id: str) -> bool:
+    """Lock the wait of an input node that is past its timeout, before its end; False: it is not."""
+    return waits.lock_overdue(conn, job_id) is not None
+
+
+def admit_missed_waiters(conn: db.Connection) -> int:
+    """Admit the first waiter of each free lock key; return how many."""
+    return promotion.admit_missed_waiters(conn)
+
+
+def admit_from_partitions(conn: db.Connection) -> int:
+    """Admit jobs of limited partitions whose time has come or that were missed."""
+    return queues.admit_from_partitions(conn)
+
+
+def served(conn: db.Connection, stale_s: float) -> list[str]:
+    """Return the queues that a worker takes jobs of which was seen within that time."""
+    return unserved_jobs.served(conn, stale_s)
+
+
+def unserved(conn: db.Connection, stale_s: float) -> tuple[int, int]:
+    """Return how many jobs wait for their lock key again, and how many let others go first."""
+    found = served(conn, stale_s)
+    back = unserved_jobs.unblock_served(conn, found)
+    return back, unserved_jobs.block_unserved(conn, found)
+
+
+def wanted(conn: db.Connection) -> set[str]:
+    """Return the sweeps that have work: `reclaim`, `input-timeouts`, `lock-keys`, `limits`."""
+    found = pending.sweeps(conn)
+    names = {
+        "reclaim": found.leases,
+        "input-timeouts": found.inputs,
+        "lock-keys": found.lock_queues,
+        "limits": found.partitions,
+    }
+    return {name for name, has_work in names.items() if has_work}

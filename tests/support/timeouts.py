@@ -1,0 +1,70 @@
+"""Shorten what the library waits for, where a test would take its real seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from queue_workflows import config
+from queue_workflows.db import migration_lock, pool
+from queue_workflows.engine import schedule_rows
+from queue_workflows.runtime import supervisor
+from queue_workflows.worker import capture, claimer, claims_in_flight, gpu_memory, gpu_runtime
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def shorten_lock_waits(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the library's new connections give up waiting for a lock after these seconds."""
+    monkeypatch.setattr(pool, "LOCK_TIMEOUT_S", seconds)
+
+
+def shorten_schedule_batches(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a scheduler's transaction fire no further instant after these seconds."""
+    monkeypatch.setattr(schedule_rows, "BATCH_S", seconds)
+
+
+def report_migrations_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a migration name at once, not after some seconds, who holds the lock that it needs."""
+    monkeypatch.setattr(migration_lock, "LOGGED_S", 0.0)
+
+
+def store_logs_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a worker store what its handlers print each time after these seconds."""
+    for name in ("STORE_S", "SOON_S"):
+        monkeypatch.setattr(capture, name, seconds)
+
+
+def stop_limit_s() -> float:
+    """Return how long the parent of a worker takes at most to stop."""
+    return config.SHUTDOWN_TIMEOUT_S.read() + supervisor.STOP_MARGIN_S + supervisor.KILL_WAIT_S
+
+
+def shorten_claim_retries(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a worker whose claim failed claim again for the first time after these seconds."""
+    monkeypatch.setattr(claimer, "RETRY_FIRST_S", seconds)
+
+
+def keep_batches_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a batch wait for its handlers and results as long as they take."""
+    for name in ("LONG_S", "TURN_S", "FLUSH_AFTER_S"):
+        monkeypatch.setattr(claims_in_flight, name, 3600.0)
+
+
+def record_batches_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a result of a batch wait so long for the others."""
+    monkeypatch.setattr(claims_in_flight, "FLUSH_AFTER_S", seconds)
+
+
+def pause_streams(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the service read an open stream of parts again after these seconds without news."""
+    # Only where the extra `service` is installed.
+    from queue_workflows.service.routes import streams
+
+    monkeypatch.setattr(streams, "PAUSE_S", seconds)
+
+
+def wait_for_gpu_sizes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a gpu worker's first claim, and the tool that it asks, take so long at most."""
+    monkeypatch.setattr(gpu_runtime, "PUBLISH_WAIT_S", seconds)
+    monkeypatch.setattr(gpu_memory, "TIMEOUT_S", seconds)

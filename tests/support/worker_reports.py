@@ -1,0 +1,38 @@
+"""Write what a worker reports about itself, and read what others see of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from queue_workflows import db
+from queue_workflows.engine import workers
+from tests.support import transitions
+
+
+def report(
+    conn: db.Connection,
+    who: transitions.Claimant,
+    detail: dict[str, Any] | None = None,
+    **columns: Any,
+) -> None:
+    """Write the row of a worker: what its claims depend on, and by default that it is idle.
+
+    `detail`: more of what it reports, beside its claims.
+    """
+    values = {
+        "worker_id": who.worker_id, "host_label": who.host, "queue": who.queue, "pid": 7,
+        "state": "idle", "job_ids": [],
+        "detail": json.dumps({"claim": workers.claim_detail(who)} | (detail or {})), "obey": True,
+        "concurrency": 1, "current_model": who.model, "known_models": who.models or [],
+        "vram_total_mb": None,
+    }  # fmt: skip
+    workers.report(conn, values | columns)
+
+
+def fill_memory(
+    conn: db.Connection, memories: Sequence[str], but: Sequence[str], stale_s: float
+) -> bool:
+    """Return whether jobs of a live worker other than `but` fill one of these memories."""
+    return workers.fill_memory(conn, memories, but=but, stale_s=stale_s)

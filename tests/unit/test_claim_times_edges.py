@@ -1,0 +1,22 @@
+"""Pauses between claims at their longest."""
+
+from __future__ import annotations
+
+import pytest
+
+from queue_workflows.engine import claims
+from queue_workflows.worker import claim_times
+from tests.support.clocks import Clock
+
+
+def test_the_pause_doubles_up_to_a_minute() -> None:
+    clock = Clock(100.0)
+    times = claim_times.ClaimTimes(clock)
+    waits: list[float] = []
+    for _ in range(17):
+        times.begin()
+        times.note(claims.Wait(due_s=0.0))
+        times.end(claimed=False)
+        waits.append(times.wait_s)
+        clock.now += times.wait_s
+    assert waits[1:] == pytest.approx([*(0.01 * 2**n for n in range(13)), 60.0, 60.0, 60.0])

@@ -1,0 +1,81 @@
+"""Graphs at their edges: versions, loops, failures that a map allows, chains of equal lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from queue_workflows import errors
+from queue_workflows.dag import graph
+from tests.unit.test_dag_graph import document
+
+
+def entry(node_id: str, *deps: str, **more: Any) -> dict[str, Any]:
+    (made,) = document({node_id: list(deps)})["nodes"]
+    return {**made, **more}
+
+
+def looped(end: str) -> dict[str, Any]:
+    rounds = [{"end": end, "until": {"$from": "done"}}]
+    loop = entry("l", "l/f#1", module="__loop__", loop={"rounds": rounds, "must": True})
+    return {"version": 2, "nodes": [entry("l/f#1", arm="l", round=1), loop]}
+
+
+def test_a_worker_must_have_the_code_of_a_versioned_node_alone() -> None:
+    of = graph.Graph({"version": 1, "nodes": [entry("a", version=2), entry("b")]})
+    assert (of.nodes["a"].version_key, of.nodes["b"].version_key) == ("a@2", None)
+
+
+def test_the_nodes_that_no_loop_repeats() -> None:
+    assert graph.Graph(looped("l/f#1")).once == ("l",)
+
+
+def test_a_loop_whose_round_ends_elsewhere_is_refused() -> None:
+    with pytest.raises(errors.InvalidWorkflow, match="'l' is not a node of this loop"):
+        graph.Graph(looped("l"))
+
+
+@pytest.mark.parametrize(
+    ("may_fail", "total", "allowed"),
+    [(0, 9, 0), (2, 9, 2), (0.5, 3, 1), (0.29, 100, 29), (0.0, 9, 0), (1.0, 9, 9)],
+)
+def test_a_map_allows_a_count_of_failures_or_a_share_without_its_rounding_error(
+    may_fail: float, total: int, allowed: int
+) -> None:
+    of = graph.Map(graph.Graph(document({"n": []})), "n", may_fail=may_fail)
+    assert of.allowed_failures(total) == allowed
+    assert graph.Map(of.body, "n").allowed_failures(total) == 0
+
+
+def test_a_longer_way_behind_a_direct_edge_is_the_longest_chain() -> None:
+    of = graph.Graph(document({"x": [], "y": ["x"], "end": ["x", "y"]}))
+    assert of.longest_chain() == ["x", "y", "end"]
+
+
+def test_nodes_come_after_their_dependencies_and_those_behind_a_cycle_do_not_come() -> None:
+    assert graph.ordered({"c": ["b"], "b": ["a", "elsewhere"], "a": [], "d": []}) == [
+        "a", "d", "b", "c",
+    ]  # fmt: skip
+    assert graph.ordered({"j": ["a", "b"], "a": [], "b": ["a"]}) == ["a", "b", "j"]
+    assert graph.ordered({"a": ["b"], "b": ["a"], "behind": ["a"], "free": []}) == ["free"]
+
+
+@pytest.mark.parametrize(
+    ("deps", "groups"),
+    [
+        ({"a": [], "b": ["a"]}, []),
+        ({"a": ["a"], "b": []}, ["a"]),
+        ({"a": ["b"], "b": ["c"], "c": ["a"], "before": [], "behind": ["a"]}, ["abc"]),
+        ({"a": ["b", "x"], "b": ["a"], "x": [], "c": ["d"], "d": ["c"]}, ["ab", "cd"]),
+        ({"a": ["b"], "b": ["a"], "m": ["a"], "c": ["d", "m"], "d": ["c"]}, ["ab", "cd", "m"]),
+        ({"a": ["b"], "b": ["c", "a"], "c": ["b"], "d": ["c", "e"], "e": ["d"]}, ["abc", "de"]),
+        ({"a": ["b", "d"], "b": ["c"], "c": ["a"], "d": ["e"], "e": ["a", "d"]}, ["abcde"]),
+    ],
+)  # fmt: skip
+def test_the_nodes_of_a_cycle_have_one_number(deps: Any, groups: list[str]) -> None:
+    numbers = graph.on_cycles(deps)
+    found = [
+        "".join(sorted(key for key in numbers if numbers[key] == n)) for n in set(numbers.values())
+    ]
+    assert sorted(found) == groups

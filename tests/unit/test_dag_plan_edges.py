@@ -1,0 +1,189 @@
+"""Planning at its edges: reads of the context, repeated events, loops and child runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from queue_workflows.dag import branches, candidate, engine_nodes, graph, loops, plan, readiness
+from tests.unit.test_dag_plan import FakeRun, built, ids, node
+
+LOOP = loops.Loop("l", tuple(loops.Round(f"l/f#{n}", {"$from": f"u{n}"}) for n in (1, 2, 3)), True)
+BRANCH = {"on": {"$from": "kind"}, "arms": {"x": "b/one", "y": "b/two"}, "other": None}
+
+
+def branched(*more: dict[str, Any], **context: Any) -> FakeRun:
+    arms = [node(f"b/{name}", arm="b") for name in ("one", "two")]
+    end = node("b", "b/one", "b/two", module=branches.MODULE, choice=BRANCH)
+    nodes = [*arms, end, *more]
+    return FakeRun(graph.Graph({"version": 2, "workflow": "w", "nodes": nodes}), **context)
+
+
+def test_the_event_of_a_node_is_known_without_a_query_from_then_on() -> None:
+    run = FakeRun(built(node("a"), node("b", "a")))
+    progress = readiness.Progress(run.graph)
+    assert ids(plan.plan(progress, ["a"], run, out_dir=None)) == ["b"]
+    assert (progress.known, run.calls) == ({"a"}, 0)
+
+
+def test_a_node_that_is_not_committed_counts_for_its_plan_alone() -> None:
+    run = FakeRun(built(node("a"), node("b", "a")))
+    progress = readiness.Progress(run.graph)
+    assert ids(plan.plan(progress, ["a"], run, out_dir=None, committed=False)) == ["b"]
+    assert progress.known == set()
+
+
+def test_an_event_that_comes_twice_ends_the_branch_once() -> None:
+    run = branched(kind="x")
+    run.start()
+    run.finish("b/one", v=1)
+    assert ids(run.after("b/one")) == ["b"]
+    assert run.after("b/one") == plan.Plan([])
+
+
+def test_a_branch_keeps_its_value_as_inputs_and_the_nodes_of_its_arms_do_not() -> None:
+    run = branched(kind="x")
+    run.start()
+    run.finish("b/one")
+    run.after("b/one")
+    assert {row.node.id: row.inputs for row in run.rows} == {
+        "b/one": {},
+        "b/two": None,
+        "b": {"value": "x"},
+    }
+
+
+@pytest.mark.parametrize(("output", "seen"), [({"v": 2}, 2), ({}, 1)])
+def test_an_output_of_the_plan_replaces_a_value_of_the_context_unless_it_is_empty(
+    output: dict[str, Any], seen: int
+) -> None:
+    after = node("n", "b", inputs={"i": {"$from": "b.v"}})
+    run = branched(after, kind="x", b={"v": 1})
+    run.start()
+    run.finish("b/one", **output)
+    made = run.after("b/one")
+    assert [row.inputs for row in made.rows if row.node.id == "n"] == [{"i": seen}]
+
+
+def test_the_apps_value_under_the_id_of_a_skipped_node_is_read() -> None:
+    run = FakeRun(
+        built(node("s", skip_if=True), node("n", "s", inputs={"i": {"$from": "s.v"}})), s={"v": 1}
+    )
+    assert [row.inputs for row in run.start().rows] == [{"i": 1}, None]
+
+
+def test_what_was_learned_is_no_reason_to_read_the_context_in_each_round() -> None:
+    flag = {"skip_if": {"$from": "flag"}}
+    run = FakeRun(
+        built(node("a"), node("late"), node("m", "a", "late", **flag), node("n", "m", **flag)),
+        flag=True,
+    )
+    run.finish("a", "late")
+    assert ids(run.after("a"), "skipped") == ["m", "n"]
+    assert (run.calls, run.heads_read) == (1, [{"flag"}])
+
+
+def unresolved(value: Any, context: Any) -> Any:
+    raise RuntimeError("no such value")
+
+
+def candidate_of(number: int | None, **more: Any) -> candidate.Candidate:
+    of = graph.Node("l/f", "f", "cpu", None, (), {}, None, "p", None, arm="l", round=number, **more)
+    return candidate.Candidate(of, None, LOOP, None)
+
+
+@pytest.mark.parametrize("number", [None, 1])
+def test_a_first_round_reads_nothing_of_its_loop_and_takes_place(number: int | None) -> None:
+    made = candidate_of(number)
+    assert made.templates() == []
+    assert not made.is_skipped({}, unresolved)
+    assert not made.after_loop
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_round_reads_the_end_of_the_one_before_and_nothing_else(number: int) -> None:
+    assert candidate_of(number).templates() == [
+        {"$from": f"u{number - 1}"},
+        {"$from": f"l/f#{number - 1}"},
+    ]
+
+
+def test_the_node_with_a_loops_output_reads_all_its_rounds() -> None:
+    read = [{"$from": head} for n in (1, 2, 3) for head in (f"u{n}", f"l/f#{n}")]
+    assert candidate_of(None, loop=LOOP).templates() == read
+
+
+def test_a_round_whose_start_cannot_be_decided_is_not_skipped() -> None:
+    made = candidate_of(2)
+    assert not made.is_skipped({"l/f#1": {}}, unresolved)
+    assert not made.after_loop
+    assert made.reason is not None and "no such value" in made.reason
+
+
+def test_a_child_run_that_nobody_waits_for_ends_its_node_at_once() -> None:
+    run = FakeRun(
+        built(
+            node("wait", module=f"{engine_nodes.RUN}flow"),
+            node("go", module=f"{engine_nodes.START}flow"),
+            node("after", "go", inputs={"i": {"$from": "go.result"}}),
+        )
+    )
+    rows = {row.node.id: row for row in run.start().rows}
+    wait, go = rows["wait"], rows["go"]
+    assert (wait.status, wait.result) == ("awaiting_input", None)
+    assert wait.child is not None and wait.child["workflow"] == "flow"
+    assert go.child is not None and (go.status, go.result) == (
+        "completed",
+        {"result": go.child["id"]},
+    )
+    assert rows["after"].inputs == {"i": go.child["id"]}
+
+
+def test_the_last_open_dependency_is_none_once_all_are_known() -> None:
+    progress = readiness.Progress(built(node("a"), node("b"), node("j", "a", "b")))
+    assert progress.last_open("j") == 1
+    progress.known = {"b"}
+    assert progress.last_open("j") == 0
+    progress.known = {"a", "b"}
+    assert progress.last_open("j") == -1
+
+
+def test_a_dependency_that_the_plan_skipped_is_not_queried_again() -> None:
+    run = FakeRun(
+        built(node("a"), node("s", "a", skip_if=True), node("x"), node("y"), node("j", *"sxy"))
+    )
+    run.finish("a", "x", "y")
+    assert ids(run.after("a")) == ["j", "s"]
+    assert (run.calls, run.lookups) == (2, 2)
+
+
+def test_each_query_asks_for_twice_as_many_dependencies() -> None:
+    run = FakeRun(
+        built(*(node(f"n{n}") for n in range(64)), node("j", *(f"n{n}" for n in range(64))))
+    )
+    run.finish(*(f"n{n}" for n in range(64)))
+    assert ids(run.after("n63")) == ["j"]
+    assert (run.calls, run.lookups) == (6, 63)
+
+
+class Counted(set[str]):
+    """A set that counts its look-ups."""
+
+    lookups = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.lookups += 1
+        return super().__contains__(key)
+
+
+def test_a_plan_looks_at_each_skipped_dependency_of_a_join_a_few_times() -> None:
+    width = 200
+    names = [f"n{n}" for n in range(width)]
+    of = built(node("first"), *(node(name) for name in names), node("j", "first", *names[::-1]))
+    round_ = readiness.Round(readiness.Progress(of), FakeRun(of))
+    round_.skipped = skipped = Counted()
+    for name in names:
+        skipped.add(name)
+        assert round_.ready(["j"]) == []
+    assert skipped.lookups < 6 * width
