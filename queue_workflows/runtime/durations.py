@@ -35,7 +35,7 @@ def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:
         lasts is not None and not timedelta(0) < lasts <= MAX_SPAN
     ):
         raise errors.InvalidConfig(
-            f"until {str(until)[:40]}: a time with a time zone, or a time span above zero and of a "
+            f"until {until}: a time with a time zone, or a time span above zero and of a "
             "hundred years at most"
         )
     return at, lasts

@@ -153,9 +153,9 @@ class GpuHealth:
         self._unseen_s += unseen_s
         idle = self._idle
         since, _ = self._window()
-        if since > idle.since:
+        if since != idle.since:
             idle = self._begin(since)
-        moved = self._has_moved(found.ram_mb)
+        moved = found.ram_mb is not None and self._has_moved(found.ram_mb)
         if busy or unseen_s or moved:
             idle = self._begin(now)
         self._idle = idle if busy else _Idle(idle.since, now, idle.samples + 1)
@@ -180,7 +180,7 @@ class GpuHealth:
 
     def is_blind(self, now: float) -> bool:
         """Return whether no probe reports, so that the wall-clock budget runs."""
-        return self._gap(now) > 0
+        return bool(self._gap(now))
 
     def _window(self) -> tuple[float, float]:
         """Return when the window began, and its length in seconds."""
@@ -194,9 +194,7 @@ class GpuHealth:
         self._low_mb = self._high_mb = self._ram_mb
         return _Idle(now, now, 0)
 
-    def _has_moved(self, ram_mb: float | None) -> bool:
-        if ram_mb is None:
-            return False
+    def _has_moved(self, ram_mb: float) -> bool:
         self._ram_mb = ram_mb
         self._low_mb = ram_mb if self._low_mb is None else min(self._low_mb, ram_mb)
         self._high_mb = ram_mb if self._high_mb is None else max(self._high_mb, ram_mb)

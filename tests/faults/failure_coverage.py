@@ -27,8 +27,8 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
     "O3": (
         "a guard that outlives its job",
         (
-            "integration/test_claim_worker.py::test_a_guards_failure_never_ends_the_next_job",
-            "integration/test_batches.py::test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some",
+            "integration/test_lease_keeper.py::test_a_guards_failure_never_ends_the_next_job",
+            "integration/test_batch_writes.py::test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some",
             "integration/test_worker_control.py::test_the_watcher_stops_its_own_worker_and_no_other",
             "unit/test_kill_timers.py::test_a_job_does_not_inherit_the_shorter_budget_of_the_one_before",
         ),
@@ -240,7 +240,7 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
         "dead tuples, renewals that are not HOT",
         (
             "integration/test_doctor.py::test_indexes_that_make_renewals_slow",
-            "integration/test_doctor.py::test_renewals_that_are_not_hot",
+            "integration/test_doctor_checks.py::test_renewals_that_are_not_hot",
         ),
     ),
     "P7": (

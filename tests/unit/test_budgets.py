@@ -41,11 +41,11 @@ SPINE = {"files": 65, "lines": 16200}
 WIDTHS = {
     "ingest": (237, 66),  # the goal is 110 functions in 25 files
     "run": (478, 97),  # 320 in 50
-    "off": (327, 67),  # 150 in 30
-    "lost-lease": (65, 19),  # 60 in 15
+    "off": (345, 70),  # 150 in 30; on a busy machine a check of the guards is a part of it
+    "lost-lease": (67, 19),  # 60 in 15; a random id in a log line may need four functions more
     "show": (433, 130),  # 200 in 45
 }
-"""The functions and files that run on each way of `tests/support/tracer.py`, and 3 % more."""
+"""The functions and files that run on each way of `tests/support/tracer.py`, and 3 to 10 % more."""
 
 
 def lines(paths: list[Path]) -> int:
