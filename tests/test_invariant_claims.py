@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -370,84 +369,3 @@ def test_an_acknowledged_write_is_visible_to_every_session(conn: Any) -> None:
         found = node_queue.get_node_job(job)
         assert found is not None
         assert found["run_id"] == run
-
-
-# --- the checker ---------------------------------------------------------------------------------
-
-DEFINITION = {"version": 1, "nodes": [{"id": "a", "deps": []}, {"id": "b", "deps": ["a"]}]}
-MUTANTS: dict[str, tuple[int, str]] = {
-    "a claim after the end": (
-        1,
-        "INSERT INTO workflow_node_events (run_id, node_id, job_id, event_type)"
-        " SELECT run_id, node_id, id, 'claimed' FROM workflow_node_jobs WHERE id = 'done'",
-    ),
-    "an ingest job that ends twice": (
-        1,
-        "INSERT INTO ingest_job_events (job_id, event_type, claim_no) VALUES ('in', 'failed', 1)",
-    ),
-    "two finalisations": (
-        2,
-        "INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no)"
-        " SELECT run_id, node_id, 'failed', id, claim_no FROM workflow_node_jobs WHERE id = 'done'",
-    ),
-    "a result of a superseded claim": (
-        2, "UPDATE workflow_node_jobs SET claim_no = 2 WHERE id = 'done'",
-    ),
-    "an ingest result of a superseded claim": (2, "UPDATE ingest_jobs SET claim_no = 2"),
-    "a claim that was not counted": (3, "UPDATE workflow_node_jobs SET claim_no = 5"),
-    "a claim that was counted twice": (
-        3,
-        "INSERT INTO ingest_job_events (job_id, event_type, claim_no) VALUES ('in', 'claimed', 1)",
-    ),
-    "a write in another's name": (
-        4, "UPDATE workflow_node_events SET worker_id = 'w9' WHERE event_type = 'completed'",
-    ),
-    "running without a worker": (
-        5, "UPDATE workflow_node_jobs SET worker_id = NULL WHERE id = 'held'",
-    ),
-    "running without a lease": (5, "UPDATE workflow_node_jobs SET lease_expires_at = NULL"),
-    "a worker that does not run": (5, "UPDATE ingest_jobs SET worker_id = 'w'"),
-    "a node before its dependency": (
-        6, "UPDATE workflow_node_jobs SET node_id = 'z' WHERE id = 'done'",
-    ),
-    "an end without an event": (7, "DELETE FROM workflow_dispatch_events"),
-    "an event without an end": (
-        7, "UPDATE workflow_node_jobs SET status = 'cancelled' WHERE id = 'done'",
-    ),
-    "an event of another commit": (
-        7, "UPDATE workflow_dispatch_events SET created_at = created_at + interval '1 ms'",
-    ),
-    "completed with a node running": (8, "UPDATE workflow_runs SET status = 'completed'"),
-    "cancelled with a node waiting": (
-        8,
-        "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue)"
-        " VALUES ('r', 'late', 'm', 'cpu'); UPDATE workflow_runs SET status = 'cancelled'",
-    ),
-    "claimed after the cancel": (
-        9,
-        "UPDATE workflow_runs SET status = 'cancelled', finished_at = now() - interval '1 h'",
-    ),
-    "one key, two jobs": (
-        10,
-        "INSERT INTO ingest_jobs (task_name, queue, idempotency_key, idempotency_released)"
-        " SELECT 't', 'q', 'k', n = 2 FROM generate_series(1, 2) n",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_checker_sees(db: ModuleType, mutant: str) -> None:
-    number, statement = MUTANTS[mutant]
-    with db.connect() as conn:
-        factories.run(conn, id="r", definition=DEFINITION)
-        for name, node_id in (("done", "a"), ("held", "b")):
-            factories.node(conn, "r", node_id, id=name)
-            job = transitions.claim_node(conn, transitions.who(worker_id=name))
-            if name == "done":
-                transitions.complete_node(conn, job)
-        factories.ingest(conn, id="in")
-        transitions.complete_ingest(conn, transitions.claim_ingest(conn))
-        assert invariants.broken(conn) == []
-        conn.execute("SET session_replication_role = replica")  # no trigger stands in the way
-        conn.execute(statement.encode())
-        assert f"invariant {number}: " in "\n".join(invariants.broken(conn))

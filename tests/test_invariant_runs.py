@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import queue_workflows
-from queue_workflows import db as database
-from queue_workflows import node_queue, run_store
+from queue_workflows import db, node_queue, run_store
 from tests.support import flow as flows
 from tests.support import invariants
 from tests.support.examples import examples
@@ -90,5 +89,5 @@ def test_every_run_ends_and_no_invariant_is_broken(
         assert len(statuses) == len(members)
         assert set(statuses.values()) <= {"completed", "skipped"}
     assert not {"queued", "running", "awaiting_input"} & set(statuses.values())
-    with database.transaction() as conn:
+    with db.transaction() as conn:
         assert invariants.broken(conn) == []

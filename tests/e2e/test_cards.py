@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import db as engine
-from queue_workflows import models, node_queue, run_store, workers
+from queue_workflows import db, models, node_queue, run_store, workers
 from tests.support import card_app, commands, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -89,7 +88,7 @@ def stopped(command: Command) -> None:
 
 def shown() -> dict[int, Row]:
     """The rows of living workers by their GPUs."""
-    with engine.connect() as conn:
+    with db.connect() as conn:
         rows = conn.execute(
             "SELECT detail->'card' AS card, current_model, vram_total_mb, worker_id, pid, detail"
             "  FROM workers WHERE state NOT IN ('stopped', 'dead')"
@@ -98,7 +97,7 @@ def shown() -> dict[int, Row]:
 
 
 def set_timeout(job_id: str, seconds: float) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(
             "UPDATE workflow_node_jobs SET timeout_s = %s WHERE id = %s", (seconds, job_id)
         )
@@ -158,14 +157,14 @@ def test_a_model_stays_loaded_and_its_jobs_come_first(cli: Commands, tmp_path: P
     assert card_app.journal("sketch") == ["load 0", "unload 0"]
     until(lambda: shown()[0]["current_model"] == "photo")
     assert shown()[0]["detail"]["model"]["est_vram_gb"] == 2.5
-    with engine.connect() as conn:
+    with db.connect() as conn:
         learned = conn.execute(
             "SELECT model, loads, runs, est_vram_gb FROM gpu_models ORDER BY model"
         ).fetchall()
     found = {each["model"]: (each["loads"], each["runs"]) for each in learned}
     assert (found["photo"], found["sketch"]) == ((1, 1), (1, 2))
     assert {each["est_vram_gb"] for each in learned} == {2.5}
-    with engine.connect() as conn:
+    with db.connect() as conn:
         noted = conn.execute(
             "SELECT event_type FROM workflow_node_events WHERE job_id = %s ORDER BY id", (other,)
         ).fetchall()
@@ -237,7 +236,7 @@ def test_models_are_loaded_and_unloaded_on_request(cli: Commands) -> None:
     warm = queued("draws", "sketch")
     until(lambda: ended(warm))
     assert not result(warm)["cold"]
-    with engine.connect() as conn:
+    with db.connect() as conn:
         learned = conn.execute("SELECT model, loads FROM gpu_models WHERE loads > 0").fetchall()
     assert [(each["model"], each["loads"]) for each in learned] == [("sketch", 1)]
     assert request("unload")["state"] == "done"

@@ -12,8 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import config, node_queue, run_store
-from queue_workflows import db as engine
+from queue_workflows import config, db, node_queue, run_store
 from queue_workflows import workers as workers_api
 from tests.support import factories, toy_app, transitions
 from tests.support.commands import TOYHOST, Command, Commands, refused
@@ -43,7 +42,7 @@ def test_cancel_reports_its_outcome_by_text_and_exit_code(cli: Commands) -> None
 
 
 def test_cancel_names_the_worker_of_what_still_runs(cli: Commands) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         run_id = factories.run(conn, workflow_name="w")
         factories.node(conn, run_id, "s/a")
         factories.node(conn, run_id, "s/b")
@@ -60,7 +59,7 @@ def test_cancel_names_the_worker_of_what_still_runs(cli: Commands) -> None:
 
 
 def test_cancel_as_json_is_json_for_every_outcome(cli: Commands) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         job = factories.ingest(conn)
     outcomes = []
     for any_id in (job["id"], job["id"], "nope"):
@@ -148,7 +147,7 @@ node_queue.upsert_worker_heartbeat(host_label="box", queue="cpu", concurrency=1)
 
 
 def flag(queue: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         factories.insert(conn, "worker_heartbeats", host_label="box", queue=queue)
         conn.execute("UPDATE worker_heartbeats SET last_seen = now() - interval '1 minute'")
         factories.node(conn, queue=queue, status="running", claimed_by="box")
@@ -173,7 +172,7 @@ def test_a_flagged_worker_is_restarted_by_its_command(cli: Commands, tmp_path: P
     until(lambda: "cpu: restarted" in watching.err)
     assert f"cpu: | restarting {done}" in watching.err
     assert done.read_text() == "restarted\n"
-    with engine.connect() as conn:
+    with db.connect() as conn:
         flagged = "SELECT last_flagged_dead_at FROM worker_heartbeats"
         assert factories.one(conn, flagged) is None
     stops(watching, signal.SIGTERM)

@@ -6,8 +6,7 @@ import json
 import signal
 from pathlib import Path
 
-from queue_workflows import db as engine
-from queue_workflows import jobs, node_queue, run_store, runs
+from queue_workflows import db, jobs, node_queue, run_store, runs
 from tests.support import factories, flow, toy_app
 from tests.support.commands import TOYHOST, Commands, refused
 from tests.support.wait import until
@@ -83,7 +82,7 @@ def test_an_answer_that_does_not_fit_is_one_line_and_code_2(cli: Commands, tmp_p
 
 
 def test_retry_reports_its_outcome_by_text_and_exit_code(cli: Commands) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         job = factories.ingest(conn)
     early = cli.run(QW, "retry", job["id"])
     assert (early.process.returncode, early.out) == (1, "")
@@ -103,7 +102,7 @@ def test_retry_reports_its_outcome_by_text_and_exit_code(cli: Commands) -> None:
 
 
 def test_prune_lists_what_would_be_deleted_and_deletes_it(cli: Commands) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         for days in (1, 400):
             run_id = factories.run(conn, status="completed")
             conn.execute(

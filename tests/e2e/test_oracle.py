@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import run_store
+from queue_workflows import db, run_store
 from tests.oracle import app
 from tests.support.commands import ROOT, Command, Commands
 from tests.support.wait import until
@@ -72,7 +71,7 @@ def submit(case: dict[str, Any], run_id: str, folder: Path) -> None:
             priority=case["priority"],
         )
         return
-    with engine.connection() as conn:
+    with db.connection() as conn:
         conn.execute(
             "INSERT INTO workflow_runs (id, workflow_name, context, out_dir, priority)"
             " VALUES (%s, %s, %s, %s, %s)",
@@ -82,7 +81,7 @@ def submit(case: dict[str, Any], run_id: str, folder: Path) -> None:
 
 def all_ended() -> bool:
     """Answer the questions that wait, and return whether every run has ended."""
-    with engine.connection() as conn:
+    with db.connection() as conn:
         for row in conn.execute(_QUESTIONS).fetchall():
             case = app.cases()[row["run_id"].partition(".")[0]]
             (value,) = (each["value"] for each in case["answers"] if each["node"] == row["node_id"])
@@ -98,7 +97,7 @@ def all_ended() -> bool:
 
 def ends(suffix: str, folder: Path) -> Iterator[tuple[str, End]]:
     """Yield each case's id and the end of its run."""
-    with engine.connection() as conn:
+    with db.connection() as conn:
         rows = conn.execute(_ENDS).fetchall()
     for row in rows:
         case_id, _, number = row["id"].partition(".")

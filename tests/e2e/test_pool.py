@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import claim_worker, config, errors, history, jobs, node_queue, workers
-from queue_workflows import db as engine
+from queue_workflows import claim_worker, config, db, errors, history, jobs, node_queue, workers
 from queue_workflows.worker import slot_ahead
 from tests.support import commands, invariants, rows_before_checks, slot_app
 from tests.support.commands import Command, Commands
@@ -42,7 +41,7 @@ def app(db: ModuleType) -> Generator[None]:
     slot_app.setup()
     config.configure(ingest_queues=(ONE, OTHER))
     yield
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert invariants.broken(conn, slack_s=30) == []
 
 
@@ -116,7 +115,7 @@ def test_as_many_run_at_once_as_configured_and_the_next_when_one_ends(
     first = [*made[:3], *made[4:6]]
     running = pool(cli)
     until(lambda: begun(*first))
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = conn.execute(
             "SELECT queue, count(*) AS n, count(DISTINCT worker_id) AS workers FROM ingest_jobs"
             " WHERE status = 'running' GROUP BY queue"
@@ -173,7 +172,7 @@ class Held(NamedTuple):
 
 
 def held(queue: str) -> Held:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = conn.execute(
             "WITH each AS ("
             "  SELECT xid, max(id) AS id, sum(CASE event_type WHEN 'claimed' THEN 1"
@@ -207,7 +206,7 @@ def test_nothing_is_claimed_ahead_beside_a_job_that_may_have_killed_a_worker(
     cli: Commands, tmp_path: Path
 ) -> None:
     (crashed,) = in_folders(tmp_path, "waits")
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(b"UPDATE ingest_jobs SET crash_count = 1 WHERE id = %s", (crashed[0],))
     running = pool(cli)
     until(lambda: begun(crashed))
@@ -221,7 +220,7 @@ def test_nothing_is_claimed_ahead_beside_a_job_that_may_have_killed_a_worker(
 
 def sessions() -> set[int]:
     """The process ids of the connections of others to the test database."""
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = conn.execute(
             "SELECT pid FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -233,12 +232,12 @@ def sessions() -> set[int]:
 def test_a_pool_has_four_connections_at_most_however_much_it_runs(
     cli: Commands, tmp_path: Path
 ) -> None:
-    engine.close_pool()
+    db.close_pool()
     before = sessions()
     made = in_folders(tmp_path, "waits", 3) + in_folders(tmp_path, "async_waits", 2, queue=OTHER)
     running = pool(cli)
     until(lambda: begun(*made))
-    engine.close_pool()
+    db.close_pool()
     # The log of what they print is stored over a fourth now and then.
     assert 0 < len(sessions() - before) <= 4
     let_go(*made)
@@ -265,12 +264,12 @@ def test_each_queue_is_shown_as_a_worker_with_its_jobs(cli: Commands, tmp_path: 
     wanted = {ONE: ("busy", [job_id for job_id, _ in made]), OTHER: ("idle", [])}
 
     def shown() -> dict[str, tuple[str, list[str]]]:
-        with engine.connect() as conn:
+        with db.connect() as conn:
             found = conn.execute("SELECT queue, state, job_ids FROM workers").fetchall()
         return {each["queue"]: (each["state"], each["job_ids"]) for each in found}
 
     until(lambda: shown() == wanted)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         beats = conn.execute("SELECT queue, concurrency FROM worker_heartbeats").fetchall()
     assert {each["queue"]: each["concurrency"] for each in beats} == LENGTHS
     let_go(*made)
@@ -325,7 +324,7 @@ def test_an_async_job_whose_next_crash_is_its_last_has_a_process_of_its_own(
     cli: Commands, tmp_path: Path
 ) -> None:
     made = in_folders(tmp_path, "async_waits", 2)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", [made[0][0]])
     running = pool(cli)
     until(lambda: begun(*made))
@@ -340,7 +339,7 @@ def cancel(job_id: str) -> None:
 
 
 def take_away(job_id: str) -> None:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("UPDATE ingest_jobs SET status = 'queued' WHERE id = %s", [job_id])
 
 
@@ -441,7 +440,7 @@ def test_the_jobs_of_a_killed_worker_run_once_more_and_none_is_charged(
     made += in_folders(tmp_path, "async_waits_once", 2, queue=OTHER)
     parent = pool(cli, "--supervise", "--shutdown-timeout", "0.2")
     until(lambda: begun(*made))
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = conn.execute("SELECT DISTINCT pid FROM workers").fetchall()
     assert len(found) == 1, "one process serves both queues"
     os.kill(found[0]["pid"], signal.SIGKILL)
@@ -454,13 +453,13 @@ def test_results_survive_the_loss_of_all_connections(cli: Commands, tmp_path: Pa
     made = in_folders(tmp_path, "waits", 2) + in_folders(tmp_path, "async_waits", 2, queue=OTHER)
     running = pool(cli)
     until(lambda: begun(*made))
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             "   AND backend_type = 'client backend'"
         )
-    engine.close_pool()
+    db.close_pool()
     let_go(*made)
     until(lambda: ended(*(job_id for job_id, _ in made)))
     later = quick(3) + quick(3, OTHER)
@@ -473,7 +472,7 @@ def test_rows_that_cannot_be_loaded_fail_and_hold_nothing_up(cli: Commands) -> N
     first = quick(1)
     running = pool(cli, QUEUE_WORKFLOWS_CLAIM_POLL_S="3600")
     until(lambda: ended(*first))
-    with engine.connect() as conn:
+    with db.connect() as conn:
         for number in range(3):
             columns = {"id": f"'bad-{number}'", "task_name": "'quick'", "queue": f"'{ONE}'"}
             rows_before_checks.put(conn, "ingest_jobs", **columns, args="'[1]'::jsonb")

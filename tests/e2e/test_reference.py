@@ -9,8 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import node_queue, run_store
+from queue_workflows import db, node_queue, run_store
 from tests.support import reference
 from tests.support.commands import Commands
 from tests.support.wait import until
@@ -38,7 +37,7 @@ FLEETS: dict[str, Callable[[Commands], object]] = {
 
 def all_ended(cases: dict[str, reference.Case]) -> bool:
     """Answer the questions that wait, and return whether every run has ended."""
-    with engine.connection() as conn:
+    with db.connection() as conn:
         asked = conn.execute(
             "SELECT j.run_id, j.node_id, r.workflow_name AS name"
             "  FROM workflow_node_jobs j JOIN workflow_runs r ON r.id = j.run_id"

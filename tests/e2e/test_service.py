@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import config, jobs
-from queue_workflows import db as engine
+from queue_workflows import config, db, jobs
 from tests.support import commands, http_service, invariants
 from tests.support.commands import Commands
 from tests.support.wait import patience, until
@@ -294,7 +293,7 @@ def test_a_killed_worker_process_is_replaced_and_its_job_runs_again(
     assert service.ended(job_id)["status"] == "succeeded"
 
 
-def test_the_invariants_hold(service: http_service.Service, conn: engine.Connection) -> None:
+def test_the_invariants_hold(service: http_service.Service, conn: db.Connection) -> None:
     for number in range(5):
         service.ended(service.trigger(lock_key=f"k{number}", args={"n": 2})["job_id"])
     service.ended(service.trigger("load.bad_row")["job_id"])

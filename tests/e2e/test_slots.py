@@ -13,6 +13,7 @@ import pytest
 import queue_workflows
 from queue_workflows import (
     config,
+    db,
     dispatcher,
     history,
     jobs,
@@ -21,7 +22,6 @@ from queue_workflows import (
     worker_control,
     workers,
 )
-from queue_workflows import db as engine
 from tests.support import commands, invariants, proxy, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -88,7 +88,7 @@ def stopped(command: Command) -> None:
 
 def sessions() -> set[int]:
     """The process ids of the connections of others to the test database."""
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = conn.execute(
             "SELECT pid FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -137,14 +137,14 @@ def test_a_worker_has_four_connections_at_most_with_one_slot_and_with_eight(
 ) -> None:
     found: list[int] = []
     for slots in (1, 8):
-        engine.close_pool()
+        db.close_pool()
         before = sessions()
         (tmp_path / str(slots)).mkdir()
         made = in_folders(tmp_path / str(slots), "says", count=slots)
         running = worker(cli, slots)
         until(lambda made=made: begun(*(folder for _, folder in made)))
         until(lambda made=made: all(row(job_id)["progress"] == 0.5 for job_id, _ in made))
-        engine.close_pool()
+        db.close_pool()
         found.append(len(sessions() - before))
         slot_app.let_go(*(folder for _, folder in made))
         until(lambda made=made: ended(*(job_id for job_id, _ in made)))
@@ -317,7 +317,7 @@ def test_a_stop_policy_of_the_app_is_called_in_the_worker(
     monkeypatch.setitem(worker_control.STOP_POLICIES, "own", slot_app.own_policy)
     workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="own")
     until(lambda: ended(job_id, status="queued"))
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = conn.execute(
             "SELECT detail ->> 'reason' AS reason FROM ingest_job_events"
             " WHERE job_id = %s AND event_type = 'requeued'",
@@ -353,8 +353,8 @@ def test_results_survive_the_loss_of_all_connections(cli: Commands, tmp_path: Pa
     made = in_folders(tmp_path, "waits", count=2)
     running = worker(cli)
     until(lambda: begun(*(folder for _, folder in made)))
-    engine.close_pool()
-    with engine.connect() as conn:
+    db.close_pool()
+    with db.connect() as conn:
         conn.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -492,7 +492,7 @@ def test_runs_go_on_from_node_to_node_without_an_orchestrator(cli: Commands) -> 
     assert {row["status"] for row in jobs_of} == {"completed"}
     assert {row["claim_no"] for row in jobs_of} == {1}
     assert {row["context_delta"]["sum"] for row in jobs_of} >= {2, 101}
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert invariants.broken(conn, slack_s=30) == []
 
 
@@ -560,7 +560,7 @@ def test_short_nodes_are_sent_in_batches_unless_the_app_announces_them(
     if hooks:
         until(lambda: (tmp_path / "announced").read_text().count("\n") == len(nodes))
     stopped(running)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = conn.execute(
             "WITH each AS ("
             "  SELECT xid, max(id) AS id, sum(CASE event_type WHEN 'claimed' THEN 1"

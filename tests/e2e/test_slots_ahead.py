@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import jobs, node_queue
+from queue_workflows import db, jobs, node_queue
 from tests.support import commands, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -110,7 +109,7 @@ def test_the_results_of_short_jobs_share_statements(cli: Commands) -> None:
     until(lambda: ended(ids))
     running.send(signal.SIGTERM)
     assert running.wait() == 0, running.err
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = conn.execute("SELECT count(DISTINCT finished_at) AS n FROM ingest_jobs").fetchone()
     assert found is not None
     assert found["n"] < 300
@@ -125,9 +124,9 @@ SELECT pid FROM pg_locks
 
 
 @pytest.fixture
-def stalling(cli: Commands) -> Generator[engine.Connection]:
+def stalling(cli: Commands) -> Generator[db.Connection]:
     """A connection that holds the lock for which the recording of jobs of `stalled` waits."""
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(STALL)
         conn.execute("SELECT pg_advisory_lock(4242)")
         yield conn
@@ -135,7 +134,7 @@ def stalling(cli: Commands) -> Generator[engine.Connection]:
         conn.execute("DROP TABLE stalled")
 
 
-def stall_a_job(conn: engine.Connection) -> str:
+def stall_a_job(conn: db.Connection) -> str:
     """Enqueue a job whose recording waits."""
     with conn.transaction():  # else a worker may have recorded it before it is in the table
         stalled = jobs.enqueue(
@@ -145,7 +144,7 @@ def stall_a_job(conn: engine.Connection) -> str:
     return stalled
 
 
-def waiting_backend(conn: engine.Connection) -> int:
+def waiting_backend(conn: db.Connection) -> int:
     """Wait until a worker's statement waits; return the pid of its backend."""
     until(lambda: len(conn.execute(WAITS).fetchall()) == 1)
     return int(conn.execute(WAITS).fetchall()[0]["pid"])
@@ -159,7 +158,7 @@ def folders_in(path: Path, count: int) -> list[Path]:
 
 
 def test_claimed_jobs_run_while_a_statement_waits(
-    cli: Commands, stalling: engine.Connection, tmp_path: Path
+    cli: Commands, stalling: db.Connection, tmp_path: Path
 ) -> None:
     running = worker(cli, 2)
     for attempt in range(10):  # on a busy machine a handler is not always tiny
@@ -196,7 +195,7 @@ def in_time(what: Callable[[], bool], seconds: float) -> bool:
 
 @pytest.fixture
 def beside(
-    cli: Commands, stalling: engine.Connection, tmp_path: Path
+    cli: Commands, stalling: db.Connection, tmp_path: Path
 ) -> tuple[Command, str, Path, str, int]:
     """A worker of two slots whose statement waits, while a handler runs in its other executor.
 
@@ -215,7 +214,7 @@ Beside = tuple[Command, str, Path, str, int]
 
 
 def test_an_executor_that_dies_while_a_statement_waits_is_charged_and_replaced(
-    stalling: engine.Connection, beside: Beside
+    stalling: db.Connection, beside: Beside
 ) -> None:
     running, long, folder, stalled, _ = beside
     (pid,) = slot_app.starts_of(folder)
@@ -229,7 +228,7 @@ def test_an_executor_that_dies_while_a_statement_waits_is_charged_and_replaced(
 
 
 def test_a_worker_that_is_to_stop_while_a_statement_waits_records_what_ends(
-    stalling: engine.Connection, beside: Beside
+    stalling: db.Connection, beside: Beside
 ) -> None:
     running, long, folder, stalled, _ = beside
     running.send(signal.SIGTERM)
@@ -241,7 +240,7 @@ def test_a_worker_that_is_to_stop_while_a_statement_waits_records_what_ends(
 
 
 def test_a_worker_whose_launcher_is_killed_while_a_statement_waits_records_what_had_ended(
-    stalling: engine.Connection, beside: Beside
+    stalling: db.Connection, beside: Beside
 ) -> None:
     running, long, folder, stalled, _ = beside
     (pid,) = slot_app.starts_of(folder)
@@ -258,7 +257,7 @@ def test_a_worker_whose_launcher_is_killed_while_a_statement_waits_records_what_
 
 
 def test_outcomes_that_come_while_a_connection_is_lost_are_recorded_once(
-    stalling: engine.Connection, beside: Beside, tmp_path: Path
+    stalling: db.Connection, beside: Beside, tmp_path: Path
 ) -> None:
     running, long, folder, stalled, backend = beside
     slot_app.let_go(folder)

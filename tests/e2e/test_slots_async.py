@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import config, dispatcher, history, jobs, node_queue, run_store, workers
-from queue_workflows import db as engine
+from queue_workflows import config, db, dispatcher, history, jobs, node_queue, run_store, workers
 from tests.support import invariants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -27,7 +26,7 @@ Row = dict[str, Any]
 def app(db: ModuleType) -> Generator[None]:
     slot_app.setup()
     yield
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert invariants.broken(conn, slack_s=30) == []
 
 
@@ -93,7 +92,7 @@ def stopped(command: Command) -> None:
 
 def reasons(job_id: str) -> list[str]:
     """Why a job was queued again."""
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = conn.execute(
             "SELECT detail ->> 'reason' AS reason FROM ingest_job_events"
             " WHERE job_id = %s AND event_type = 'requeued' ORDER BY id",
@@ -291,7 +290,7 @@ def test_a_job_whose_claim_is_lost_ends_and_its_neighbours_go_on(
     other, second = in_folder(tmp_path, "async_waits")
     running = worker(cli, 2, "--lease-seconds", "6")
     until(lambda: begun(first, second))
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(
             "UPDATE ingest_jobs SET claim_no = claim_no + 1, worker_id = 'another' WHERE id = %s",
             [lost],
@@ -304,7 +303,7 @@ def test_a_job_whose_claim_is_lost_ends_and_its_neighbours_go_on(
     assert charges(other) == (1, 0, 0)
     assert row(other)["result"]["pid"] == row(following)["result"]["pid"]
     stopped(running)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute("DELETE FROM ingest_jobs WHERE id = %s", [lost])
 
 

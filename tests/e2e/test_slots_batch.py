@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, history, jobs, node_queue, workers
-from queue_workflows import db as engine
+from queue_workflows import config, db, history, jobs, node_queue, workers
 from tests.support import invariants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -26,7 +25,7 @@ BATCH = 20
 def app(db: ModuleType) -> Generator[None]:
     slot_app.setup()
     yield
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert invariants.broken(conn, slack_s=30) == []
 
 
@@ -93,7 +92,7 @@ def test_many_short_jobs_run_once_each_and_share_statements(cli: Commands) -> No
     assert [row(each)["result"]["number"] for each in ids] == list(range(400))
     assert {row(each)["claim_no"] for each in ids} == {1}
     assert len({row(each)["result"]["pid"] for each in ids}) == 2
-    with engine.connect() as conn:
+    with db.connect() as conn:
         found = conn.execute("SELECT count(DISTINCT finished_at) AS n FROM ingest_jobs").fetchone()
     assert found is not None
     assert found["n"] < 200

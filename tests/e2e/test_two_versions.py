@@ -10,8 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import jobs, run_store
+from queue_workflows import db, jobs, run_store
 from tests.support import commands, factories, invariants
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -111,10 +110,9 @@ def state(run_id: str) -> str:
 
 @pytest.fixture
 def versions(db: ModuleType, dsn: str, tmp_path: Path) -> Generator[Versions]:
-    del db
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
         yield Versions(made, tmp_path)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert invariants.broken(conn, slack_s=5) == []
 
 
@@ -127,7 +125,7 @@ def test_each_run_is_done_by_the_code_that_it_started_with(versions: Versions) -
     until(lambda: all(state(run_id) == "completed" for run_id in new), timeout_s=120)
     # Any worker has done the node without a version; those of version 1 wait for their worker.
     until(lambda: {(run_id, "gate", 2) for run_id in old} <= versions.done())
-    with engine.connect() as conn:
+    with db.connect() as conn:
         waiting = (
             "SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND node_id = 'cut/cut'"
         )

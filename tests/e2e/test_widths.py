@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows import db as engine
+from queue_workflows import db
 from tests.support import tracer
 from tests.support.commands import Commands
 from tests.unit import test_budgets
@@ -38,7 +38,7 @@ SEEN = {
 
 @pytest.mark.parametrize("way", tracer.WAYS)
 def test_a_way_stays_within_its_width(
-    cli: Commands, conn: engine.Connection, tmp_path: Path, way: str
+    cli: Commands, conn: db.Connection, tmp_path: Path, way: str
 ) -> None:
     functions = tracer.WAYS[way](tracer.Fleet(cli, conn, tmp_path))
     print(tracer.text(functions))

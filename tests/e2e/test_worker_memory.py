@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
 from queue_workflows import history, jobs, node_queue, workers
 from tests.support import commands, memory_reports, slot_app
 from tests.support.commands import Command, Commands, script
@@ -41,7 +40,7 @@ def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
 @pytest.fixture
 def conn(db: ModuleType) -> Generator[Any]:
     slot_app.setup()
-    with engine.connect() as conn:
+    with db.connect() as conn:
         yield conn
 
 

@@ -16,8 +16,7 @@ import psycopg
 import pytest
 from psycopg import conninfo, sql
 
-from queue_workflows import db as engine
-from queue_workflows import jobs, node_queue, run_store
+from queue_workflows import db, jobs, node_queue, run_store
 from queue_workflows.worker import kill_timers
 from tests.support import hanging_app, proxy
 from tests.support.commands import Command, Commands
@@ -55,7 +54,7 @@ class Run:
     ) -> None:
         hanging_app.setup()
         self.job_id = jobs.enqueue(task_name=task, queue="work", args={"folder": str(folder)})
-        with engine.connect() as conn:
+        with db.connect() as conn:
             conn.execute("UPDATE ingest_jobs SET timeout_s = %s", (timeout_s,))
         self.worker: Command = cli.start(*WORKER, *more, **env)
         begun = folder / "started"
@@ -69,7 +68,7 @@ class Run:
         return found
 
     def events(self) -> list[str]:
-        with engine.connect() as conn:
+        with db.connect() as conn:
             rows = conn.execute(
                 "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id",
                 (self.job_id,),
@@ -110,7 +109,7 @@ def test_a_worker_that_cannot_renew_is_gone_before_its_lease_is(
     if how:
         run.ended(77, 4 + SLACK_S)
     until(lambda: how or not handler.exists())
-    with engine.connect() as conn:
+    with db.connect() as conn:
         row = conn.execute("SELECT lease_expires_at > now() AS held FROM ingest_jobs").fetchone()
     assert row == {"held": True}, "the lease had not lapsed yet"
     run.ended(77, 4 + SLACK_S)
@@ -138,7 +137,7 @@ def test_sigterm_does_not_wait_for_a_frozen_database(
 
 
 def state_of(worker: Command) -> str:
-    with engine.connect() as conn:
+    with db.connect() as conn:
         row = conn.execute(
             "SELECT state FROM workers WHERE pid = %s", (worker.process.pid,)
         ).fetchone()
@@ -168,7 +167,7 @@ def test_a_worker_that_is_stopped_in_the_middle_of_a_job_needs_no_connection_mor
 ) -> None:
     often = {"QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.2"}
     run = Run(cli, tmp_path, "deaf", *how, "--shutdown-timeout", "0.5", **often)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         holds = "SELECT FROM workers WHERE state = 'busy' AND (detail ->> 'lock')::boolean"
         until(lambda: conn.execute(holds).fetchone() is not None)
     name = sql.Identifier(str(conninfo.conninfo_to_dict(dsn)["dbname"]))
@@ -243,7 +242,7 @@ def test_a_gpu_job_that_does_nothing_ends_its_worker_and_is_queued_again(
     job = node_queue.get_node_job(job_id)
     assert job is not None
     assert (job["status"], job["watchdog_retries"], job["crash_count"]) == ("queued", 1, 0)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         rows = conn.execute(
             "SELECT event_type FROM workflow_node_events WHERE job_id = %s ORDER BY id", (job_id,)
         ).fetchall()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from queue_workflows import db as engine
+from queue_workflows import db
 from queue_workflows.runtime import supervisor
 from queue_workflows.worker import crash_recovery
 from tests.support import (
@@ -90,7 +90,7 @@ def forking() -> Generator[ForkServer]:
 @pytest.fixture
 def world(db: ModuleType, forking: ForkServer, tmp_path: Path) -> Generator[World]:
     made = World(forking, tmp_path)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         conn.execute(ALLOW_ONE_RETRY.format(2).encode())
         try:
             yield made
@@ -215,7 +215,7 @@ SWEEPS = {
 def recover_claims(pid: int) -> None:
     """What the parent of a worker does when it reaps it."""
     ended = supervisor.Exit("role", pid, None, SIGKILL, 0, 0.1)
-    with engine.connect() as conn:
+    with db.connect() as conn:
         crash_recovery.recover_claims(conn, ended, host_label=HOST)
 
 
@@ -275,7 +275,7 @@ def test_a_role_killed_at_any_commit_loses_and_doubles_nothing(
             tried.add(place)
             sure = any(part in place for part in sweep.places)
             any(dies(Point(1, side, place=place)) for _ in range(3 if sure else 1))
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert invariants.broken(conn, slack_s=5) == []
     missed = [place for place in sweep.places if not any(place in where for where in died)]
     assert not missed, died
@@ -319,7 +319,7 @@ def test_no_row_comes_from_a_commit_that_was_not_counted(world: World) -> None:
         until(work.is_over, timeout_s=60)
     world.close()
     counted = {line["xid"] % 2**32 for line in failpoints.lines(world.folder / "commits")}
-    with engine.connect() as conn:
+    with db.connect() as conn:
         written = {
             (table, row["xid"])
             for table, where in _WRITTEN.items()
@@ -348,12 +348,12 @@ def test_a_schema_brought_by_a_process_that_dies_at_its_commit_is_whole_or_not_t
     dies = world.start(*ORCHESTRATOR, point=Point(1, side))
     until(lambda: dies.ended() is not None, timeout_s=60)
     assert dies.stop() == -SIGKILL
-    with engine.connect(url=fresh_database) as conn:
+    with db.connect(url=fresh_database) as conn:
         # Ledger, tables, functions and triggers are one commit.
         assert bool(migration_folders.catalogue(conn)) == (side == "after")
     lives = world.start(*ORCHESTRATOR)
     until(lambda: "dispatches on" in lives.log, timeout_s=60)
-    with engine.connect(url=fresh_database) as conn, engine.connect() as usual:
+    with db.connect(url=fresh_database) as conn, db.connect() as usual:
         assert migration_folders.catalogue(conn) == migration_folders.catalogue(usual)
         query = b"SELECT version, checksum FROM queue_schema_version ORDER BY version"
         assert conn.execute(query).fetchall() == usual.execute(query).fetchall()

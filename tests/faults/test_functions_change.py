@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as database
+from queue_workflows import db
 from tests.support import dangerous_app, factories, installed_functions
 from tests.support.commands import Commands
 from tests.support.wait import until
@@ -26,7 +26,7 @@ STEP = "    v_kept    text[] := '{}';\nBEGIN\n"
 
 
 @pytest.fixture
-def conn(db: ModuleType) -> Iterator[database.Connection]:
+def conn(db: ModuleType) -> Iterator[db.Connection]:
     with db.connect() as made:
         yield made
         made.execute("DELETE FROM queue_schema_objects")
@@ -51,7 +51,7 @@ class Feeder(threading.Thread):
         self.enqueued = 0
 
     def run(self) -> None:
-        with database.connect() as conn:
+        with db.connect() as conn:
             while not self._over.is_set():
                 if factories.one(conn, QUEUED) < ROUND:
                     conn.execute(ENQUEUE.encode(), (QUEUE, str(self._folder), ROUND))
@@ -68,7 +68,7 @@ class Feeder(threading.Thread):
 
 
 def test_a_worker_drains_its_queue_while_the_functions_and_triggers_change(
-    cli: Commands, conn: database.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Commands, conn: db.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = [changed(number) for number in range(1, CHANGES + 1)]
     worker = cli.start(*WORKER)
@@ -79,7 +79,7 @@ def test_a_worker_drains_its_queue_while_the_functions_and_triggers_change(
             ended = factories.one(conn, ENDED)
             until(lambda: factories.one(conn, ENDED) > ended, timeout_s=60)  # noqa: B023
             installed_functions.replace(patch, **texts)
-            assert database.bootstrap() == []
+            assert db.bootstrap() == []
             assert factories.one(conn, INSTALLED) == installed_functions.checksum("functions")
         ended = factories.one(conn, ENDED)
         until(lambda: factories.one(conn, ENDED) > ended, timeout_s=60)
@@ -102,7 +102,7 @@ ENDED = f"SELECT count(*) FROM ingest_jobs WHERE status = 'completed' AND queue 
 INSTALLED = "SELECT checksum FROM queue_schema_objects WHERE part = 'functions'"
 
 
-def rows(conn: database.Connection, folder: Path) -> list[dict[str, Any]]:
+def rows(conn: db.Connection, folder: Path) -> list[dict[str, Any]]:
     """The jobs of the feeder of this folder, by how they ended."""
     return conn.execute(
         "SELECT status::text, claim_no, attempts, count(*) AS n FROM ingest_jobs"

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, jobs, node_queue, run_store, workers
-from queue_workflows import db as engine
+from queue_workflows import config, db, jobs, node_queue, run_store, workers
 from tests.support import hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import patience, until
@@ -63,13 +62,13 @@ def is_done(job_id: str, status: str = "completed") -> Callable[[], bool]:
 
 def has_reported() -> bool:
     """Whether a worker has its row; one whose handler takes the GIL at once writes none."""
-    with engine.connect() as conn:
+    with db.connect() as conn:
         return conn.execute("SELECT FROM workers").fetchone() is not None
 
 
 def events(job_id: str) -> dict[str, dict[str, Any]]:
     """Of the first claim, by type."""
-    with engine.connect() as conn:
+    with db.connect() as conn:
         rows = conn.execute(
             "SELECT * FROM (SELECT job_id, claim_no, event_type, detail, elapsed_s"
             " FROM workflow_node_events UNION ALL SELECT job_id, claim_no, event_type, detail,"
@@ -246,7 +245,7 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
     seen = events(job_id)
     assert seen["requeued"]["detail"] == {"reason": "shutdown"}
     assert {*seen} == {"claimed", "requeued"}
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert conn.execute("SELECT state FROM workers").fetchall() == [{"state": "stopped"}]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from psycopg import conninfo
 
-from queue_workflows import db as engine
+from queue_workflows import db
 from queue_workflows.runtime import clock
 from tests.support import database, factories, invariants, local_queue_app, proxy
 from tests.support.commands import Commands
@@ -26,12 +26,12 @@ from tests.support.wait import until
 
 
 @pytest.fixture
-def conn(cli: Commands) -> Iterator[engine.Connection]:
+def conn(cli: Commands) -> Iterator[db.Connection]:
     """A connection beside an orchestrator that takes back what has lapsed."""
     local_queue_app.setup()
     app = ("--app", "tests.support.local_queue_app:setup")
     sweeper = cli.start("queue-orchestrator", *app, QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S="0.1")
-    with engine.connect() as made:
+    with db.connect() as made:
         yield made
         assert invariants.broken(made, slack_s=5) == []
     sweeper.send(signal.SIGTERM)
@@ -56,7 +56,7 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def test_no_job_is_lost_or_runs_twice_at_once_when_processes_are_killed(
-    conn: engine.Connection, start: Start, journal: Journal
+    conn: db.Connection, start: Start, journal: Journal
 ) -> None:
     journal.let_go()
     survivor, killed = start(workers=2), dict[int, float]()
@@ -75,7 +75,7 @@ def test_no_job_is_lost_or_runs_twice_at_once_when_processes_are_killed(
 
 
 def test_a_process_stopped_longer_than_its_lease_starts_nothing_that_others_have(
-    conn: engine.Connection, start: Start, journal: Journal
+    conn: db.Connection, start: Start, journal: Journal
 ) -> None:
     victim = start(workers=2, limit=6)
     ids = journal.enqueue(6)
@@ -98,7 +98,7 @@ def test_a_process_stopped_longer_than_its_lease_starts_nothing_that_others_have
 
 
 def test_a_process_without_its_database_ends_its_handlers_before_others_begin(
-    conn: engine.Connection, start: Start, journal: Journal, wire: proxy.Proxy
+    conn: db.Connection, start: Start, journal: Journal, wire: proxy.Proxy
 ) -> None:
     victim = start(by=wire.dsn, workers=2)
     ids = journal.enqueue(2)
@@ -120,7 +120,7 @@ def test_a_process_without_its_database_ends_its_handlers_before_others_begin(
 
 
 def test_connections_that_break_lose_and_double_nothing(
-    conn: engine.Connection, start: Start, journal: Journal, wire: proxy.Proxy
+    conn: db.Connection, start: Start, journal: Journal, wire: proxy.Proxy
 ) -> None:
     journal.let_go()
     both = [start(by=wire.dsn, workers=3), start(by=wire.dsn, workers=3)]
@@ -141,7 +141,7 @@ TERMINATE = (
 
 
 def test_connections_that_the_server_terminates_lose_and_double_nothing(
-    conn: engine.Connection, start: Start, journal: Journal, dsn: str
+    conn: db.Connection, start: Start, journal: Journal, dsn: str
 ) -> None:
     journal.let_go()
     named = database.url({**conninfo.conninfo_to_dict(dsn), "application_name": "victim"})

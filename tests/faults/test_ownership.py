@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import run_store
+from queue_workflows import db, run_store
 from queue_workflows.worker import renewal_failures
 from tests.support import dangerous_app, factories, flow, proxy, toy_app
 from tests.support.commands import Command, Commands
@@ -59,7 +58,7 @@ def counters(row: dict[str, Any]) -> tuple[int, int, int]:
     return row["claim_no"], row["attempts"], row["crash_count"]
 
 
-def is_known(conn: engine.Connection, job_id: str) -> bool:
+def is_known(conn: db.Connection, job_id: str) -> bool:
     """Whether the worker of the job has sent a heartbeat, and its session has the advisory lock."""
     query = (
         "SELECT count(*) FROM workers w JOIN ingest_jobs j USING (worker_id)"
@@ -72,7 +71,7 @@ def is_known(conn: engine.Connection, job_id: str) -> bool:
 
 
 def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
-    cli: Commands, conn: engine.Connection, tmp_path: Path
+    cli: Commands, conn: db.Connection, tmp_path: Path
 ) -> None:
     orchestrator(cli)
     short = (*NOTES, "--lease-seconds", "2")
@@ -151,7 +150,7 @@ RESTARTS = 20
 
 @pytest.mark.timeout(240)
 def test_twenty_restarts_of_the_orchestrator_requeue_nothing_of_the_living(
-    cli: Commands, conn: engine.Connection, tmp_path: Path
+    cli: Commands, conn: db.Connection, tmp_path: Path
 ) -> None:
     started = cli.start("queue-orchestrator", *APP)
     long = enqueue("note", tmp_path, wait=True)
@@ -187,7 +186,7 @@ DEADLINE_S = 0.5
 
 @pytest.mark.timeout(180)
 def test_a_rolling_restart_under_load_burns_no_attempt_and_is_done_by_its_deadline(
-    cli: Commands, conn: engine.Connection, tmp_path: Path
+    cli: Commands, conn: db.Connection, tmp_path: Path
 ) -> None:
     stop = ("--shutdown-timeout", str(DEADLINE_S))
     # The first two end no sooner than all this is over, and are first in line again.
@@ -220,11 +219,11 @@ def test_a_rolling_restart_under_load_burns_no_attempt_and_is_done_by_its_deadli
         assert len(toy_app.pids(tmp_path, f"end-{number}")) == 1, "each was done once"
 
 
-def waiting(conn: engine.Connection) -> int:
+def waiting(conn: db.Connection) -> int:
     return factories.one(conn, "SELECT count(*) FROM ingest_jobs WHERE status = 'queued'")
 
 
-def is_busy(conn: engine.Connection, pid: int) -> bool:
+def is_busy(conn: db.Connection, pid: int) -> bool:
     query = "SELECT count(*) FROM ingest_jobs WHERE status = 'running' AND worker_id LIKE %s"
     return factories.one(conn, query, f"%:{pid}:%") > 0
 
@@ -235,7 +234,7 @@ SILENT_S = 3.0
 
 
 def test_a_killed_worker_without_parent_is_replaced_within_one_and_a_half_windows(
-    cli: Commands, conn: engine.Connection, tmp_path: Path
+    cli: Commands, conn: db.Connection, tmp_path: Path
 ) -> None:
     """By default 45 s: SILENT_WORKER_AFTER_S is 30, swept at each third of it."""
     orchestrator(cli, QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S=str(SILENT_S))
@@ -254,7 +253,7 @@ def test_a_killed_worker_without_parent_is_replaced_within_one_and_a_half_window
 
 
 def test_a_handler_that_keeps_the_gil_past_the_window_is_not_dead(
-    cli: Commands, conn: engine.Connection, tmp_path: Path
+    cli: Commands, conn: db.Connection, tmp_path: Path
 ) -> None:
     orchestrator(
         cli,
@@ -269,7 +268,7 @@ def test_a_handler_that_keeps_the_gil_past_the_window_is_not_dead(
 
 
 def test_an_outage_longer_than_the_window_makes_nobody_dead(
-    cli: Commands, conn: engine.Connection, wires: tuple[proxy.Proxy, proxy.Proxy], tmp_path: Path
+    cli: Commands, conn: db.Connection, wires: tuple[proxy.Proxy, proxy.Proxy], tmp_path: Path
 ) -> None:
     """The sweep has its database again before the worker has, whose session is gone.
 

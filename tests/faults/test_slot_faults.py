@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import history, jobs, node_queue, types
+from queue_workflows import db, history, jobs, node_queue, types
 from tests.support import invariants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -26,7 +25,7 @@ Row = dict[str, Any]
 def app(db: ModuleType) -> Generator[None]:
     slot_app.setup()
     yield
-    with engine.connect() as conn:
+    with db.connect() as conn:
         assert invariants.broken(conn, slack_s=30) == []
 
 
@@ -80,7 +79,7 @@ def attempts(job_id: str) -> list[Row]:
 
 def deaths(job_id: str) -> list[Row]:
     """The `death` events of a job, oldest first."""
-    with engine.connect() as conn:
+    with db.connect() as conn:
         return conn.execute(
             "SELECT error, detail FROM ingest_job_events"
             " WHERE job_id = %s AND event_type = 'death' ORDER BY id",

@@ -8,8 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import queues
+from queue_workflows import db, queues
 from queue_workflows.types import Row
 from tests.support import app_triggers, factories, transitions
 
@@ -17,17 +16,17 @@ of_each_kind = pytest.mark.parametrize("kind", transitions.KINDS)
 FETCH = transitions.who("fetch")
 
 
-def put(conn: engine.Connection, kind: transitions.Kind, **columns: Any) -> Row:
+def put(conn: db.Connection, kind: transitions.Kind, **columns: Any) -> Row:
     return (factories.node if kind == "node" else factories.ingest)(conn, **columns)
 
 
-def reason(conn: engine.Connection, job: Row) -> str | None:
+def reason(conn: db.Connection, job: Row) -> str | None:
     return factories.reread(conn, job)["blocked_reason"]
 
 
 @of_each_kind
 def test_a_job_whose_time_a_plain_update_ends_waits_for_its_key(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     put(conn, kind, lock_key="k")
     transitions.claim(conn, transitions.who("cpu" if kind == "node" else "fetch"))
@@ -40,7 +39,7 @@ def test_a_job_whose_time_a_plain_update_ends_waits_for_its_key(
 
 @of_each_kind
 def test_a_waiter_that_cannot_be_written_delays_neither_its_key_nor_the_commit(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     first = put(conn, kind, lock_key="k")
     bad, good = put(conn, kind, lock_key="k"), put(conn, kind, lock_key="k")
@@ -52,7 +51,7 @@ def test_a_waiter_that_cannot_be_written_delays_neither_its_key_nor_the_commit(
 
 
 def test_a_commit_passes_a_waiting_job_of_a_partition_that_is_locked(
-    conn: engine.Connection, db: ModuleType
+    conn: db.Connection, db: ModuleType
 ) -> None:
     queues.limit("fetch", partition_max_running=1)
     running = put(conn, "ingest", partition_key="p")
@@ -71,7 +70,7 @@ def test_a_commit_passes_a_waiting_job_of_a_partition_that_is_locked(
 
 
 def test_claims_of_a_limited_queue_wait_for_each_others_commit(
-    conn: engine.Connection, db: ModuleType
+    conn: db.Connection, db: ModuleType
 ) -> None:
     queues.limit("fetch", max_running=1)
     for _ in range(2):
@@ -86,7 +85,7 @@ def test_claims_of_a_limited_queue_wait_for_each_others_commit(
 
 
 @of_each_kind
-def test_a_sweep_leaves_what_is_not_due(conn: engine.Connection, kind: transitions.Kind) -> None:
+def test_a_sweep_leaves_what_is_not_due(conn: db.Connection, kind: transitions.Kind) -> None:
     job = put(conn, kind)
     factories.change(conn, job, "available_at = now() + interval '1 hour'")
     assert transitions.promote_due(conn) == 0

@@ -69,6 +69,9 @@ MUTANTS: dict[str, tuple[int, str, str]] = {
     "a write in another's name": (
         4, "done", "UPDATE workflow_node_events SET worker_id = 'w9' WHERE event_type='completed'",
     ),
+    "running without a worker": (
+        5, "held", "UPDATE workflow_node_jobs SET worker_id = NULL WHERE id = 'held'",
+    ),
     "running without a lease": (5, "held", "UPDATE workflow_node_jobs SET lease_expires_at = NULL"),
     "done and still held": (5, "in", "UPDATE ingest_jobs SET worker_id = 'w'"),
     "a node before its dependency": (

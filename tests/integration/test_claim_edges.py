@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from queue_workflows import db as engine
-from queue_workflows import errors, queues
+from queue_workflows import db, errors, queues
 from queue_workflows.types import Row
 from tests.support import factories, transitions
 
@@ -21,7 +20,7 @@ COUNTS = [
 of_each_claim = pytest.mark.parametrize(("kind", "count"), COUNTS)
 
 
-def queued(conn: engine.Connection, kind: transitions.Kind, **columns: Any) -> Row:
+def queued(conn: db.Connection, kind: transitions.Kind, **columns: Any) -> Row:
     return (factories.node if kind == "node" else factories.ingest)(conn, **columns)
 
 
@@ -29,7 +28,7 @@ def claimant(kind: transitions.Kind) -> transitions.Claimant:
     return transitions.who("cpu" if kind == "node" else "fetch")
 
 
-def change(conn: engine.Connection, kind: transitions.Kind, text: str, *values: Any) -> None:
+def change(conn: db.Connection, kind: transitions.Kind, text: str, *values: Any) -> None:
     """Execute a statement whose `{}` is the table of the family."""
     name = sql.Identifier(transitions.TABLES[kind])
     conn.execute(sql.SQL(text).format(name), values)  # pyright: ignore[reportArgumentType]
@@ -37,7 +36,7 @@ def change(conn: engine.Connection, kind: transitions.Kind, text: str, *values: 
 
 @of_each_claim
 def test_a_claim_passes_a_job_that_another_transaction_has_locked(
-    conn: engine.Connection, db: ModuleType, kind: transitions.Kind, count: int
+    conn: db.Connection, db: ModuleType, kind: transitions.Kind, count: int
 ) -> None:
     first, second = queued(conn, kind), queued(conn, kind)
     with db.connect() as other, other.transaction(), conn.transaction():
@@ -49,7 +48,7 @@ def test_a_claim_passes_a_job_that_another_transaction_has_locked(
 
 @of_each_claim
 def test_a_machine_that_is_off_in_every_queue_claims_nothing(
-    conn: engine.Connection, kind: transitions.Kind, count: int
+    conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
     queued(conn, kind)
     factories.insert(conn, "worker_controls", host_label="box", queue="all", desired_state="off")
@@ -60,7 +59,7 @@ def test_a_machine_that_is_off_in_every_queue_claims_nothing(
 
 @of_each_claim
 def test_an_attempt_begins_without_the_error_and_the_progress_of_the_last_one(
-    conn: engine.Connection, kind: transitions.Kind, count: int
+    conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
     queued(conn, kind, max_attempts=3)
     (job,) = transitions.claim(conn, claimant(kind), count)
@@ -76,7 +75,7 @@ def test_an_attempt_begins_without_the_error_and_the_progress_of_the_last_one(
 
 @of_each_claim
 def test_the_history_names_the_claim_that_it_records(
-    conn: engine.Connection, kind: transitions.Kind, count: int
+    conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
     queued(conn, kind, claim_no=6)
     (job,) = transitions.claim(conn, claimant(kind), count)
@@ -91,7 +90,7 @@ def test_the_history_names_the_claim_that_it_records(
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_node_without_refs_has_received_its_inputs_when_it_is_claimed(
-    conn: engine.Connection, count: int
+    conn: db.Connection, count: int
 ) -> None:
     queued(conn, "node", inputs={"rows": 3}, ref_heads=[])
     (job,) = transitions.claim(conn, claimant("node"), count)
@@ -100,7 +99,7 @@ def test_a_node_without_refs_has_received_its_inputs_when_it_is_claimed(
 
 @of_each_claim
 def test_a_claim_takes_the_best_priority_and_of_it_the_oldest(
-    conn: engine.Connection, kind: transitions.Kind, count: int
+    conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
     ids = [queued(conn, kind, priority=priority)["id"] for priority in (9, 5, 7, 5, 1)]
     claimed: list[str] = []
@@ -113,7 +112,7 @@ def test_a_claim_takes_the_best_priority_and_of_it_the_oldest(
 
 @of_each_claim
 def test_a_paused_queue_gives_nothing(
-    conn: engine.Connection, kind: transitions.Kind, count: int
+    conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
     queued(conn, kind)
     queues.pause(claimant(kind).queue)
@@ -124,7 +123,7 @@ def test_a_paused_queue_gives_nothing(
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_worker_without_versions_leaves_nodes_that_have_one(
-    conn: engine.Connection, count: int
+    conn: db.Connection, count: int
 ) -> None:
     queued(conn, "node", required_version="m@1")
     plain = queued(conn, "node")
@@ -134,7 +133,7 @@ def test_a_worker_without_versions_leaves_nodes_that_have_one(
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_versioned_nodes_of_a_run_that_is_over_change_no_order(
-    conn: engine.Connection, count: int
+    conn: db.Connection, count: int
 ) -> None:
     over = factories.run(conn, status="cancelled")
     queued(conn, "node", run_id=over, required_version="m@1", priority=1)
@@ -146,7 +145,7 @@ def test_versioned_nodes_of_a_run_that_is_over_change_no_order(
 
 
 def test_if_the_nodes_of_one_model_are_locked_another_models_are_claimed(
-    conn: engine.Connection, db: ModuleType
+    conn: db.Connection, db: ModuleType
 ) -> None:
     first, second = (queued(conn, "node", queue="gpu", required_model=name) for name in "ab")
     worker = transitions.who("gpu", models=["a", "b"])
@@ -156,7 +155,7 @@ def test_if_the_nodes_of_one_model_are_locked_another_models_are_claimed(
 
 
 @pytest.mark.parametrize("kind", transitions.KINDS)
-def test_a_renewal_is_a_heartbeat(conn: engine.Connection, kind: transitions.Kind) -> None:
+def test_a_renewal_is_a_heartbeat(conn: db.Connection, kind: transitions.Kind) -> None:
     queued(conn, kind)
     (job,) = transitions.claim(conn, claimant(kind))
     change(conn, kind, "UPDATE {} SET heartbeat_at = now() - interval '1 hour'")
@@ -168,7 +167,7 @@ def test_a_renewal_is_a_heartbeat(conn: engine.Connection, kind: transitions.Kin
 
 @of_each_claim
 def test_no_worker_records_the_results_of_another(
-    conn: engine.Connection, kind: transitions.Kind, count: int
+    conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
     for _ in range(count):
         queued(conn, kind)
@@ -181,7 +180,7 @@ def test_no_worker_records_the_results_of_another(
 
 @pytest.mark.parametrize("kind", transitions.KINDS)
 def test_a_kept_job_that_is_claimed_alone_leaves_the_others_free(
-    conn: engine.Connection, db: ModuleType, kind: transitions.Kind
+    conn: db.Connection, db: ModuleType, kind: transitions.Kind
 ) -> None:
     crashed, second = queued(conn, kind, crash_count=1), queued(conn, kind)
     change(
@@ -197,9 +196,7 @@ def test_a_kept_job_that_is_claimed_alone_leaves_the_others_free(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_node_gets_the_outputs_of_completed_nodes_alone(
-    conn: engine.Connection, count: int
-) -> None:
+def test_a_node_gets_the_outputs_of_completed_nodes_alone(conn: db.Connection, count: int) -> None:
     run_id = factories.run(conn)
     for node_id, status in (("done", "completed"), ("broke", "failed")):
         factories.node(conn, run_id, node_id, status=status, context_delta={"of": node_id})

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import db as database
+from queue_workflows import db
 from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import server_checks, table_checks
 from tests.support import factories, reused_backends
@@ -147,7 +147,7 @@ def test_a_server_that_is_gone_by_the_time_of_listening(
 
 
 def test_dead_rows(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with database.connect() as conn:
+    with db.connect() as conn:
         conn.execute("ALTER TABLE workers SET (autovacuum_enabled = false)")
         conn.execute(
             "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES ('w', 'b', 'q', 1)"
@@ -155,7 +155,7 @@ def test_dead_rows(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(30):
             conn.execute("UPDATE workers SET last_seen = now(), queue = queue || 'x'")
     assert found("dead rows").text == "autovacuum is off for workers"
-    with database.connect() as conn:
+    with db.connect() as conn:
         conn.execute("ALTER TABLE workers RESET (autovacuum_enabled)")
     monkeypatch.setattr(table_checks, "DEAD_ROWS_WARN", 5)
     finding = until(lambda: f if (f := found("dead rows")).level == WARNING else None)

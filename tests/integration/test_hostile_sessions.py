@@ -8,8 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import queues
+from queue_workflows import db, queues
 from tests.hostile import roles
 from tests.support import factories
 
@@ -56,14 +55,14 @@ BAD = (
 def session(dsn: str, db: Any) -> Generator[psycopg.Connection[Any]]:
     """A session of a role for `submit`, which owns a schema, with every setting above."""
     with roles.role(dsn, "submit") as name:
-        with engine.connect() as owner:
+        with db.connect() as owner:
             owner.execute(f"CREATE SCHEMA mine AUTHORIZATION {name}".encode())
         with psycopg.connect(roles.as_role(dsn, name), autocommit=True) as conn:
             for setting in SETTINGS:
                 conn.execute(f"SET {setting}".encode())
             conn.execute(OWN.encode())
             yield conn
-        with engine.connect() as owner:
+        with db.connect() as owner:
             owner.execute("DROP SCHEMA mine CASCADE")
 
 
@@ -85,7 +84,7 @@ def test_its_rows_are_checked_and_admitted_as_those_of_any_session(
         put(session, id=f"lock {number}", lock_key="k")
         put(session, id=f"part {number}", partition_key="p", queue="fetch")
         put(session, id=f"due {number}", available_at="2099-12-31")
-    with engine.connect() as conn:
+    with db.connect() as conn:
         rows = conn.execute("SELECT id, blocked_reason FROM ingest_jobs ORDER BY id").fetchall()
         assert [(row["id"], row["blocked_reason"]) for row in rows] == [
             ("due 0", "not_due"), ("due 1", "not_due"), ("lock 0", None), ("lock 1", "locked"),

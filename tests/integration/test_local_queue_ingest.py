@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, errors, jobs, local_queue, queues, workers
-from queue_workflows import db as engine
+from queue_workflows import config, db, errors, jobs, local_queue, queues, workers
 from queue_workflows.runtime import clock
 from queue_workflows.telemetry import pressure
 from tests.support import factories, invariants, local_queue_app, memory_reports, transitions
@@ -30,10 +29,10 @@ Row = dict[str, Any]
 
 
 @pytest.fixture
-def conn(db: ModuleType, clean_process: None) -> Generator[engine.Connection]:
+def conn(db: ModuleType, clean_process: None) -> Generator[db.Connection]:
     local_queue_app.setup()
     config.register_ingest_task("count", lambda *, n: {"n": n})
-    with engine.connect() as conn:
+    with db.connect() as conn:
         yield conn
         assert invariants.broken(conn, slack_s=5) == []
 
@@ -75,7 +74,7 @@ def handlers() -> Iterator[Handlers]:
 
 
 @pytest.fixture
-def started(conn: engine.Connection, handlers: Handlers) -> Iterator[Callable[..., Any]]:
+def started(conn: db.Connection, handlers: Handlers) -> Iterator[Callable[..., Any]]:
     """Start a manager on the queue; it is stopped, and its handlers let go, at the end."""
     with ExitStack() as stack:
 
@@ -95,24 +94,24 @@ def enqueue(count: int = 1, **more: Any) -> list[str]:
     return jobs.enqueue_many(task_name="count", queue=QUEUE, args=args, **more)
 
 
-def row_of(conn: engine.Connection, job_id: str) -> Row:
+def row_of(conn: db.Connection, job_id: str) -> Row:
     found = conn.execute("SELECT * FROM ingest_jobs WHERE id = %s", (job_id,)).fetchone()
     assert found is not None
     return found
 
 
-def states(conn: engine.Connection) -> Counter[str]:
+def states(conn: db.Connection) -> Counter[str]:
     return Counter(row["status"] for row in conn.execute("SELECT status FROM ingest_jobs"))
 
 
-def events(conn: engine.Connection, job_id: str) -> list[str]:
+def events(conn: db.Connection, job_id: str) -> list[str]:
     return factories.column(
         conn, "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id", job_id
     )
 
 
 def test_jobs_run_in_threads_and_their_results_are_recorded_once(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     ids = enqueue(30)
     handlers.go.set()
@@ -126,7 +125,7 @@ def test_jobs_run_in_threads_and_their_results_are_recorded_once(
 
 
 def test_a_job_that_comes_later_starts_at_once(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     handlers.go.set()
     started(fetch_every_s=1000.0)
@@ -136,7 +135,7 @@ def test_a_job_that_comes_later_starts_at_once(
 
 
 def test_a_delayed_job_starts_when_it_is_due(
-    conn: engine.Connection, started: Any, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, started: Any, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "600")
     handlers.go.set()
@@ -146,11 +145,11 @@ def test_a_delayed_job_starts_when_it_is_due(
     until(lambda: row_of(conn, job_id)["status"] == "completed")
 
 
-def engine_listens(conn: engine.Connection) -> bool:
+def engine_listens(conn: db.Connection) -> bool:
     return bool(conn.execute("SELECT 1 FROM workers WHERE state = 'idle'").fetchone())
 
 
-def test_the_registered_task_runs_and_knows_its_job(conn: engine.Connection, started: Any) -> None:
+def test_the_registered_task_runs_and_knows_its_job(conn: db.Connection, started: Any) -> None:
     from queue_workflows import current_job
 
     def task(*, n: int) -> Row:
@@ -164,7 +163,7 @@ def test_the_registered_task_runs_and_knows_its_job(conn: engine.Connection, sta
     assert row_of(conn, job_id)["result"] == expected
 
 
-def test_args_that_are_no_object_reach_the_handler(conn: engine.Connection, started: Any) -> None:
+def test_args_that_are_no_object_reach_the_handler(conn: db.Connection, started: Any) -> None:
     given: list[Any] = []
     started(lambda job: given.append(job.args))
     for args in ("[1, 2]", '"text"', "5"):
@@ -177,7 +176,7 @@ def test_args_that_are_no_object_reach_the_handler(conn: engine.Connection, star
 
 
 def test_no_more_is_claimed_than_threads_can_run(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     enqueue(10)
     started(workers=3)
@@ -188,7 +187,7 @@ def test_no_more_is_claimed_than_threads_can_run(
 
 
 def test_a_failure_follows_the_policy_of_its_job(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     once, again, never = enqueue()[0], enqueue(max_attempts=2)[0], enqueue(max_attempts=9)[0]
     tried: list[str] = []
@@ -209,9 +208,7 @@ def test_a_failure_follows_the_policy_of_its_job(
     until(lambda: manager.stats()["failed"] == 2)
 
 
-def test_a_result_that_cannot_be_stored_fails_the_job(
-    conn: engine.Connection, started: Any
-) -> None:
+def test_a_result_that_cannot_be_stored_fails_the_job(conn: db.Connection, started: Any) -> None:
     (job_id,) = enqueue()
     started(lambda _: {"wrong": object()})
     until(lambda: row_of(conn, job_id)["status"] == "failed")
@@ -219,7 +216,7 @@ def test_a_result_that_cannot_be_stored_fails_the_job(
 
 
 def test_leases_are_renewed_while_jobs_run_and_wait(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     enqueue(3)
     started(workers=1, plan={"limit": 3, "lease_s": 3.0})
@@ -239,7 +236,7 @@ def test_leases_are_renewed_while_jobs_run_and_wait(
 
 
 def test_a_lost_lease_drops_the_late_result(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     (job_id,) = enqueue()
     manager = started(workers=1, plan={"lease_s": 3.0})
@@ -260,7 +257,7 @@ def test_a_lost_lease_drops_the_late_result(
 
 
 def test_a_cancelled_job_gets_its_grace_and_then_its_thread_is_abandoned(
-    conn: engine.Connection,
+    conn: db.Connection,
     started: Any,
     handlers: Handlers,
     monkeypatch: pytest.MonkeyPatch,
@@ -278,9 +275,7 @@ def test_a_cancelled_job_gets_its_grace_and_then_its_thread_is_abandoned(
     assert handlers.began == [first]
 
 
-def test_a_cancelled_generator_ends_at_its_next_yield(
-    conn: engine.Connection, started: Any
-) -> None:
+def test_a_cancelled_generator_ends_at_its_next_yield(conn: db.Connection, started: Any) -> None:
     closed = threading.Event()
 
     def forever(*, n: int) -> Iterator[None]:
@@ -303,7 +298,7 @@ def test_a_cancelled_generator_ends_at_its_next_yield(
 
 @pytest.mark.parametrize("policy", ["drain", "hard"])
 def test_off_stops_claims_and_by_policy_hard_hands_the_running_job_back(
-    conn: engine.Connection, started: Any, handlers: Handlers, policy: str
+    conn: db.Connection, started: Any, handlers: Handlers, policy: str
 ) -> None:
     first, second = enqueue(2)
     manager = started(workers=1, plan={"limit": 2})
@@ -338,7 +333,7 @@ def fetches(manager: Any) -> list[int]:
 
 
 def test_a_paused_queue_is_not_claimed(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     handlers.go.set()
     queues.pause(QUEUE)
@@ -353,7 +348,7 @@ def test_a_paused_queue_is_not_claimed(
 
 
 def test_stop_hands_back_what_waits_and_what_does_not_end(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     ids = enqueue(3)
     manager = started(workers=1, plan={"limit": 3})
@@ -369,7 +364,7 @@ def test_stop_hands_back_what_waits_and_what_does_not_end(
 
 
 def test_stop_waits_for_a_job_that_ends_in_time(
-    conn: engine.Connection, started: Any, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, started: Any, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job_id,) = enqueue()
     manager = started(workers=1)
@@ -387,7 +382,7 @@ def test_stop_waits_for_a_job_that_ends_in_time(
 
 
 def test_a_time_out_of_the_manager_fails_the_attempt(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     (job_id,) = enqueue()
     manager = started(workers=1, timeout_s=0.2)
@@ -399,7 +394,7 @@ def test_a_time_out_of_the_manager_fails_the_attempt(
 
 
 def test_the_budget_of_a_job_ends_its_attempt(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     (job_id,) = enqueue(timeout_s=1)
     started(workers=1)
@@ -408,9 +403,7 @@ def test_the_budget_of_a_job_ends_its_attempt(
     assert row_of(conn, job_id)["status"] != "running" or len(handlers.began) > 1
 
 
-def test_a_full_memory_hands_waiting_claims_back(
-    conn: engine.Connection, handlers: Handlers
-) -> None:
+def test_a_full_memory_hands_waiting_claims_back(conn: db.Connection, handlers: Handlers) -> None:
     reading = pressure.Reading()
     plan = local_queue.IngestPlan(QUEUE, host="box", limit=3)
     manager = local_queue.JobQueueManager(
@@ -431,7 +424,7 @@ def test_a_full_memory_hands_waiting_claims_back(
 
 
 def test_a_job_whose_next_crash_is_its_last_runs_alone(
-    conn: engine.Connection, started: Any, handlers: Handlers
+    conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
     ids = enqueue(4)
     conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", (ids[1],))
@@ -451,12 +444,12 @@ def test_a_job_whose_next_crash_is_its_last_runs_alone(
 
 
 @pytest.mark.parametrize("wrong", [{"limit": 0}, {"lease_s": 0.0}])
-def test_values_that_cannot_work_are_refused(conn: engine.Connection, wrong: Row) -> None:
+def test_values_that_cannot_work_are_refused(conn: db.Connection, wrong: Row) -> None:
     with pytest.raises(errors.InvalidConfig):
         local_queue.IngestPlan(QUEUE, **wrong)
 
 
-def test_only_ingest_queues_are_served(conn: engine.Connection) -> None:
+def test_only_ingest_queues_are_served(conn: db.Connection) -> None:
     with pytest.raises(errors.InvalidConfig, match="cpu"):
         local_queue.IngestPlan("cpu")
     with pytest.raises(errors.UnknownQueue):
@@ -486,7 +479,7 @@ class Idle:
 
 @pytest.fixture
 def opened(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[local_queue.IngestPlan, Idle]]:
     """A plan whose manager takes nothing by itself; it reports often."""
     monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
@@ -517,7 +510,7 @@ def test_a_full_memory_shows_in_the_list_of_workers(opened: Any) -> None:
 
 
 def test_it_waits_for_memory_that_a_job_of_another_worker_fills(
-    conn: engine.Connection, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MEMORY_THROTTLE_THRESHOLD", "MEMORY_RESUME_THRESHOLD"):
         monkeypatch.setenv(name, "0.001")
@@ -565,7 +558,7 @@ def processes(dsn: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def test_two_processes_side_by_side_run_each_job_once(
-    conn: engine.Connection, processes: Any, tmp_path: Path
+    conn: db.Connection, processes: Any, tmp_path: Path
 ) -> None:
     names = [f"job{number}" for number in range(60)]
     args = [{"folder": str(tmp_path), "name": name} for name in names]
@@ -585,7 +578,7 @@ def lines_of(path: Path) -> int:
 
 
 def test_the_jobs_of_a_killed_process_are_recovered(
-    conn: engine.Connection, processes: Any, tmp_path: Path
+    conn: db.Connection, processes: Any, tmp_path: Path
 ) -> None:
     names = [f"job{number}" for number in range(4)]
     args = [{"folder": str(tmp_path), "name": name, "stay": True} for name in names]
@@ -612,7 +605,7 @@ def test_the_jobs_of_a_killed_process_are_recovered(
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_child_that_a_handler_forks_takes_no_claim_of_its_parent(
-    conn: engine.Connection, started: Any, tmp_path: Path
+    conn: db.Connection, started: Any, tmp_path: Path
 ) -> None:
     journal, parent = tmp_path / "journal", os.getpid()
 

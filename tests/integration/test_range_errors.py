@@ -14,6 +14,7 @@ import pytest
 import queue_workflows
 from queue_workflows import (
     config,
+    db,
     errors,
     jobs,
     node_queue,
@@ -23,7 +24,6 @@ from queue_workflows import (
     scheduler,
     workers,
 )
-from queue_workflows import db as engine
 from tests.support import connections, factories, flow, rows_before_checks
 
 LATE = datetime.datetime(9999, 12, 31, 12, tzinfo=datetime.timezone.utc)
@@ -32,7 +32,7 @@ BIG = 10**400
 
 
 @pytest.fixture
-def conn(db: ModuleType) -> Generator[engine.Connection]:
+def conn(db: ModuleType) -> Generator[db.Connection]:
     config.configure(ingest_queues={"fetch"})
     queue_workflows.register_ingest_task("t", lambda **_: None)
     with db.connect() as own:
@@ -60,7 +60,7 @@ BIG_NUMBERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("call", BIG_NUMBERS.values(), ids=BIG_NUMBERS)
 def test_a_number_that_the_database_refuses_is_refused_before_any_write(
-    conn: engine.Connection, call: Callable[[], Any]
+    conn: db.Connection, call: Callable[[], Any]
 ) -> None:
     factories.run(conn, id="r")
     with pytest.raises(errors.InvalidPayload, match=r"e308; store it as a text"):
@@ -68,7 +68,7 @@ def test_a_number_that_the_database_refuses_is_refused_before_any_write(
     assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
 
 
-def test_a_number_at_the_bound_is_stored(conn: engine.Connection) -> None:
+def test_a_number_at_the_bound_is_stored(conn: db.Connection) -> None:
     largest = 17976931348623157 * 10**292
     args = {"n": [largest, -largest, 1.7976931348623157e308]}
     job_id = jobs.enqueue(**JOB, args=args)
@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }
 
 
-def test_an_error_of_a_trigger_of_the_app_passes_through(conn: engine.Connection) -> None:
+def test_an_error_of_a_trigger_of_the_app_passes_through(conn: db.Connection) -> None:
     """Its text is about the app's own rule, not about a value of the caller."""
     conn.execute(
         "CREATE FUNCTION of_the_app() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -177,7 +177,7 @@ def test_an_error_of_a_trigger_of_the_app_passes_through(conn: engine.Connection
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_of_the_database_is_an_error_of_the_library(
-    conn: engine.Connection, name: str
+    conn: db.Connection, name: str
 ) -> None:
     call, kind, words = REFUSED[name]
     factories.run(conn, id="r")
@@ -189,7 +189,7 @@ def test_a_refusal_of_the_database_is_an_error_of_the_library(
 
 
 def test_a_deep_answer_is_refused_by_the_database_too(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "500")
     value: Any = 1
@@ -201,7 +201,7 @@ def test_a_deep_answer_is_refused_by_the_database_too(
 
 @pytest.mark.parametrize("kind", connections.KINDS)
 def test_a_refusal_is_known_through_the_apps_connection(
-    conn: engine.Connection, kind: str, dsn: str
+    conn: db.Connection, kind: str, dsn: str
 ) -> None:
     for call, error in (
         (jobs.enqueue, errors.InvalidJob),
@@ -220,7 +220,7 @@ def test_a_refusal_is_known_through_the_apps_connection(
 
 @pytest.mark.parametrize("kind", connections.ASYNC_KINDS)
 def test_a_refusal_is_known_through_the_apps_asynchronous_connection(
-    conn: engine.Connection, kind: str, dsn: str
+    conn: db.Connection, kind: str, dsn: str
 ) -> None:
     async def work() -> None:
         for call, error, given in (
@@ -239,7 +239,7 @@ def test_a_refusal_is_known_through_the_apps_asynchronous_connection(
     asyncio.run(work())
 
 
-def test_an_apps_own_refusal_passes_through(conn: engine.Connection) -> None:
+def test_an_apps_own_refusal_passes_through(conn: db.Connection) -> None:
     conn.execute("ALTER TABLE ingest_jobs ADD CONSTRAINT app_check CHECK (reason <> 'no')")
     try:
         with pytest.raises(psycopg.errors.CheckViolation, match="app_check"):
@@ -252,9 +252,7 @@ LAST = 2**31 - 1
 
 
 @pytest.mark.parametrize("generation", [999_999, 1_000_000, LAST])
-def test_a_run_in_its_last_generation_is_not_retried(
-    conn: engine.Connection, generation: int
-) -> None:
+def test_a_run_in_its_last_generation_is_not_retried(conn: db.Connection, generation: int) -> None:
     flows = flow.Flow()
     try:
         flows.dag(a="")
@@ -273,7 +271,7 @@ def test_a_run_in_its_last_generation_is_not_retried(
 
 @pytest.mark.parametrize("generation", [1_000_000, LAST])
 def test_a_job_in_its_last_generation_is_not_retried_and_stops_no_other(
-    conn: engine.Connection, generation: int
+    conn: db.Connection, generation: int
 ) -> None:
     for each in ("bad", "good"):
         factories.ingest(conn, id=each)
@@ -288,7 +286,7 @@ def test_a_job_in_its_last_generation_is_not_retried_and_stops_no_other(
 
 @pytest.mark.parametrize("count", [32767, -32768])
 def test_a_run_that_was_resumed_as_often_as_can_be_counted_resumes(
-    conn: engine.Connection, count: int
+    conn: db.Connection, count: int
 ) -> None:
     for each in ("bad", "good"):
         factories.run(conn, id=each, mode="node")

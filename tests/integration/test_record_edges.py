@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
-from queue_workflows import jobs
+from queue_workflows import db, jobs
 from queue_workflows.db import statements
 from queue_workflows.types import Row
 from tests.support import factories, transitions
@@ -29,14 +28,14 @@ def claimant(kind: transitions.Kind, worker_id: str = "w1") -> transitions.Claim
     return transitions.who("cpu" if kind == "node" else "fetch", worker_id)
 
 
-def claimed(conn: engine.Connection, kind: transitions.Kind, **columns: Any) -> Row:
+def claimed(conn: db.Connection, kind: transitions.Kind, **columns: Any) -> Row:
     """Queue and claim a job."""
     (factories.node if kind == "node" else factories.ingest)(conn, **columns)
     (job,) = transitions.claim(conn, claimant(kind))
     return job
 
 
-def claimed_again(conn: engine.Connection, kind: transitions.Kind) -> tuple[Row, Row]:
+def claimed_again(conn: db.Connection, kind: transitions.Kind) -> tuple[Row, Row]:
     """Return the lost claim of a job and the current one, of the same worker."""
     lost = claimed(conn, kind, max_attempts=9)
     transitions.hand_back(conn, lost)
@@ -47,7 +46,7 @@ def claimed_again(conn: engine.Connection, kind: transitions.Kind) -> tuple[Row,
 
 @of_each_end
 def test_a_completed_job_keeps_the_last_message_of_its_progress(
-    conn: engine.Connection, kind: transitions.Kind, count: int
+    conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
     running = [claimed(conn, kind) for _ in range(count)]
     told = ['{"done": 3}', '"nearly"', "0.5"][:count]
@@ -60,7 +59,7 @@ def test_a_completed_job_keeps_the_last_message_of_its_progress(
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("ends", [False, True], ids=["queues", "ends"])
 def test_a_worker_does_not_continue_a_run_that_is_over(
-    conn: engine.Connection, count: int, ends: bool
+    conn: db.Connection, count: int, ends: bool
 ) -> None:
     runs = [factories.run(conn) for _ in range(count)]
     nodes = [claimed(conn, "node", run_id=run_id) for run_id in runs]
@@ -75,7 +74,7 @@ def test_a_worker_does_not_continue_a_run_that_is_over(
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_worker_leaves_a_run_that_is_locked_to_the_orchestrator(
-    conn: engine.Connection, db: ModuleType, count: int
+    conn: db.Connection, db: ModuleType, count: int
 ) -> None:
     nodes = [claimed(conn, "node") for _ in range(count)]
     with db.connect() as other, other.transaction(), conn.transaction():
@@ -87,7 +86,7 @@ def test_a_worker_leaves_a_run_that_is_locked_to_the_orchestrator(
 
 
 def test_a_watchdog_queues_a_node_again_as_often_as_the_knob_says(
-    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_WATCHDOG_MAX_RETRIES", "2")
     factories.node(conn)
@@ -99,7 +98,7 @@ def test_a_watchdog_queues_a_node_again_as_often_as_the_knob_says(
     assert ended == ["queued", "queued", "failed"]
 
 
-def test_a_lost_claim_stores_no_received_inputs(conn: engine.Connection) -> None:
+def test_a_lost_claim_stores_no_received_inputs(conn: db.Connection) -> None:
     lost, held = claimed_again(conn, "node")
     more = {"error": "broke", "resolved_inputs": '{"of": "lost"}'}
     assert transitions.record(conn, lost, "failed", **more) == "skipped"
@@ -109,7 +108,7 @@ def test_a_lost_claim_stores_no_received_inputs(conn: engine.Connection) -> None
 
 @of_each_kind
 def test_a_worker_keeps_the_claims_that_it_knows(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     known, stray = claimed(conn, kind), claimed(conn, kind)
     (back,) = transitions.release_strays(conn, kind, keep=[known["id"]])
@@ -119,7 +118,7 @@ def test_a_worker_keeps_the_claims_that_it_knows(
 
 @of_each_kind
 def test_a_job_that_is_queued_again_names_no_host(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     job = claimed(conn, kind)
     assert factories.reread(conn, job)["claimed_by"] == "box"
@@ -130,7 +129,7 @@ def test_a_job_that_is_queued_again_names_no_host(
 
 @of_each_kind
 def test_a_plain_update_that_ends_a_claim_of_0_3_0_clears_it(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     make = factories.node if kind == "node" else factories.ingest
     job = make(conn, status="running", claimed_by="old")
@@ -145,7 +144,7 @@ def test_a_plain_update_that_ends_a_claim_of_0_3_0_clears_it(
 
 @pytest.mark.parametrize(("failed_in", "inserted"), [(0, 1), (1, 0)], ids=["before", "in it"])
 def test_a_plan_opens_what_failed_in_an_earlier_generation(
-    conn: engine.Connection, failed_in: int, inserted: int
+    conn: db.Connection, failed_in: int, inserted: int
 ) -> None:
     run_id = factories.run(conn, generation=1)
     node = factories.node(conn, run_id, status="failed", generation=failed_in)
@@ -157,7 +156,7 @@ def test_a_plan_opens_what_failed_in_an_earlier_generation(
 
 
 def test_an_item_of_a_map_is_counted_once_however_often_it_is_named(
-    conn: engine.Connection,
+    conn: db.Connection,
 ) -> None:
     run_id = factories.run(conn)
     items = json.dumps([{"key": key, "item": key} for key in "abcd"])
@@ -178,7 +177,7 @@ def test_an_item_of_a_map_is_counted_once_however_often_it_is_named(
 # --- steps
 
 
-def begun(conn: engine.Connection, job: Row, kind: str, claim_no: int, **columns: Any) -> Row:
+def begun(conn: db.Connection, job: Row, kind: str, claim_no: int, **columns: Any) -> Row:
     """Insert a step of a job that runs under a claim."""
     table = transitions.table_of(job).name
     given = {"job_table": table, "job_id": job["id"], "kind": kind, "name": "s",
@@ -188,7 +187,7 @@ def begun(conn: engine.Connection, job: Row, kind: str, claim_no: int, **columns
 
 @of_each_kind
 def test_a_crash_counts_for_the_steps_of_its_claim(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     _, held = claimed_again(conn, kind)
     begun(conn, held, "step", 1, key="earlier")
@@ -199,7 +198,7 @@ def test_a_crash_counts_for_the_steps_of_its_claim(
 
 
 @of_each_kind
-def test_a_cursor_never_goes_back(conn: engine.Connection, kind: transitions.Kind) -> None:
+def test_a_cursor_never_goes_back(conn: db.Connection, kind: transitions.Kind) -> None:
     job = claimed(conn, kind)
     begun(conn, job, "cursor", 1, position=0)
     for position, stored in ((5, 5), (3, 5), (6, 6)):
@@ -215,7 +214,7 @@ def asked(job: Row, **more: Any) -> Row:
 
 @of_each_kind
 def test_a_claim_ends_only_steps_that_it_has_begun(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     _, held = claimed_again(conn, kind)
     begun(conn, held, "step", 1)
@@ -228,7 +227,7 @@ def test_a_claim_ends_only_steps_that_it_has_begun(
 
 @of_each_kind
 def test_a_step_that_ends_while_it_is_begun_again_stays_done(
-    conn: engine.Connection, db: ModuleType, kind: transitions.Kind
+    conn: db.Connection, db: ModuleType, kind: transitions.Kind
 ) -> None:
     """A request that is repeated, as its reply was lost, meets the end of the first one."""
     job = claimed(conn, kind)
@@ -257,7 +256,7 @@ def test_a_step_that_ends_while_it_is_begun_again_stays_done(
 
 @of_each_kind
 def test_a_second_request_to_cancel_leaves_the_first(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     job = claimed(conn, kind)
     early = "cancel_requested_at = now() - interval '1 hour'"
@@ -269,7 +268,7 @@ def test_a_second_request_to_cancel_leaves_the_first(
     assert factories.reread(conn, job)["cancel_requested_at"] == first
 
 
-def test_a_run_that_is_reopened_asks_no_running_node_to_end(conn: engine.Connection) -> None:
+def test_a_run_that_is_reopened_asks_no_running_node_to_end(conn: db.Connection) -> None:
     job = claimed(conn, "node")
     conn.execute("UPDATE workflow_runs SET status = 'cancelled'")
     factories.change(conn, job, "cancel_requested_at = now()")
@@ -279,7 +278,7 @@ def test_a_run_that_is_reopened_asks_no_running_node_to_end(conn: engine.Connect
 
 
 def test_the_end_of_a_run_is_notified_to_the_workers_of_its_running_nodes(
-    conn: engine.Connection, heard: Any
+    conn: db.Connection, heard: Any
 ) -> None:
     job = claimed(conn, "node")
     idle = factories.run(conn)
@@ -290,7 +289,7 @@ def test_the_end_of_a_run_is_notified_to_the_workers_of_its_running_nodes(
 
 
 def test_an_event_behind_a_postponed_one_of_its_run_wakes_the_orchestrator(
-    conn: engine.Connection, heard: Any
+    conn: db.Connection, heard: Any
 ) -> None:
     job = claimed(conn, "node")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db as engine
+from queue_workflows import db
 from queue_workflows.db import statements
 from queue_workflows.types import Row
 from tests.support import app_triggers, factories, sweeps, transitions
@@ -17,7 +17,7 @@ HOUR_AGO = "now() - interval '1 hour'"
 
 
 def claimed(
-    conn: engine.Connection, kind: transitions.Kind, worker_id: str = "w1", **columns: Any
+    conn: db.Connection, kind: transitions.Kind, worker_id: str = "w1", **columns: Any
 ) -> Row:
     """Queue and claim a job."""
     (factories.node if kind == "node" else factories.ingest)(conn, **columns)
@@ -33,7 +33,7 @@ def ids(jobs: list[Row]) -> list[str]:
 
 @of_each_kind
 def test_a_running_job_without_a_lease_is_taken_back(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     job = claimed(conn, kind)
     factories.change(conn, job, "lease_expires_at = NULL")
@@ -42,7 +42,7 @@ def test_a_running_job_without_a_lease_is_taken_back(
 
 @of_each_kind
 def test_a_lease_that_lapsed_while_the_database_was_away_counts_nothing(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     before, since = claimed(conn, kind), claimed(conn, kind)
     for job in (before, since):
@@ -56,7 +56,7 @@ def test_a_lease_that_lapsed_while_the_database_was_away_counts_nothing(
 
 @of_each_kind
 def test_a_claim_that_is_renewed_now_is_not_excused(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     job = claimed(conn, kind)
     transitions.expire(conn, job)
@@ -67,7 +67,7 @@ def test_a_claim_that_is_renewed_now_is_not_excused(
 @of_each_kind
 @pytest.mark.parametrize("excused", [False, True], ids=["crash", "excuse"])
 def test_a_job_that_is_to_be_cancelled_ends_and_counts_nothing(
-    conn: engine.Connection, kind: transitions.Kind, excused: bool
+    conn: db.Connection, kind: transitions.Kind, excused: bool
 ) -> None:
     job = claimed(conn, kind)
     factories.change(conn, job, f"cancel_requested_at = now(), heartbeat_at = {HOUR_AGO}")
@@ -79,7 +79,7 @@ def test_a_job_that_is_to_be_cancelled_ends_and_counts_nothing(
     assert (ended["status"], ended["crash_count"]) == ("cancelled", 0)
 
 
-def test_a_hundred_rows_that_raise_hide_no_other(conn: engine.Connection) -> None:
+def test_a_hundred_rows_that_raise_hide_no_other(conn: db.Connection) -> None:
     for number in range(101):
         factories.ingest(conn, task_name="bad" if number < 100 else "good")
     transitions.claim(conn, transitions.who("fetch"), 101)
@@ -97,7 +97,7 @@ def test_a_hundred_rows_that_raise_hide_no_other(conn: engine.Connection) -> Non
 # --- workers whose session is gone
 
 
-def registered(conn: engine.Connection, worker_id: str, **columns: Any) -> None:
+def registered(conn: db.Connection, worker_id: str, **columns: Any) -> None:
     """Insert the row of a worker that had a session and was seen last an hour ago."""
     given = {"host_label": "box", "queue": "cpu", "pid": 1, "detail": {"lock": True}}
     factories.insert(conn, "workers", worker_id=worker_id, **(given | columns))
@@ -109,7 +109,7 @@ def registered(conn: engine.Connection, worker_id: str, **columns: Any) -> None:
 
 @of_each_kind
 def test_only_a_silent_job_of_a_silent_worker_without_its_session_is_taken(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     workers = ["gone", "renews", "reports", "lives", "without"]
     for worker_id in workers:
@@ -129,7 +129,7 @@ def test_only_a_silent_job_of_a_silent_worker_without_its_session_is_taken(
 
 @of_each_kind
 def test_the_death_of_a_process_takes_its_jobs_alone(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     dead, other = claimed(conn, kind, "box:7:a"), claimed(conn, kind, "box:8:a")
     assert ids(transitions.reclaim_dead(conn, kind, "box:7:")) == [dead["id"]]
@@ -138,7 +138,7 @@ def test_the_death_of_a_process_takes_its_jobs_alone(
 
 @of_each_kind
 def test_a_crash_is_charged_to_its_own_claim_alone(
-    conn: engine.Connection, kind: transitions.Kind
+    conn: db.Connection, kind: transitions.Kind
 ) -> None:
     lost = claimed(conn, kind)
     transitions.hand_back(conn, lost)
@@ -152,7 +152,7 @@ def test_a_crash_is_charged_to_its_own_claim_alone(
 @of_each_kind
 @pytest.mark.parametrize(("ago_s", "found"), [(70, 1), (200, 0), (5, 0)])
 def test_only_a_claim_from_about_the_time_of_the_request_is_taken_for_unanswered(
-    conn: engine.Connection, kind: transitions.Kind, ago_s: float, found: int
+    conn: db.Connection, kind: transitions.Kind, ago_s: float, found: int
 ) -> None:
     """The claim is 30 s old. The request may have been executed within a minute."""
     job = claimed(conn, kind)

@@ -14,8 +14,7 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import db as database
-from queue_workflows import errors, worker_control
+from queue_workflows import db, errors, worker_control
 from queue_workflows.cli import output
 from queue_workflows.dag import confinement, readiness
 from queue_workflows.engine import claims
@@ -35,7 +34,7 @@ SELECT array_agg(text ORDER BY text) AS texts FROM (
     UNION ALL SELECT pg_get_triggerdef(t.oid) FROM pg_trigger t
     UNION ALL SELECT i.indexdef FROM pg_indexes i WHERE i.schemaname = 'public') found
 """
-Probe = Callable[[database.Connection], object]
+Probe = Callable[[db.Connection], object]
 
 
 @pytest.fixture(autouse=True)
@@ -120,13 +119,13 @@ def test_a_name_that_a_module_bound_at_its_import_is_replaced_too(
     assert extreme_values.ESCAPE not in capsys.readouterr().out
 
 
-def _finish_for_another(conn: database.Connection) -> object:
+def _finish_for_another(conn: db.Connection) -> object:
     factories.node(conn)
     job = transitions.claim_node(conn)
     return _outcome(conn, lambda: transitions.complete_node(conn, job | {"worker_id": "w2"}))
 
 
-def _outcome(conn: database.Connection, act: Callable[[], object]) -> str:
+def _outcome(conn: db.Connection, act: Callable[[], object]) -> str:
     try:
         with conn.transaction():
             act()
@@ -135,7 +134,7 @@ def _outcome(conn: database.Connection, act: Callable[[], object]) -> str:
     return "done"
 
 
-def _leave_terminal_state(conn: database.Connection) -> object:
+def _leave_terminal_state(conn: db.Connection) -> object:
     factories.node(conn)
     job = transitions.claim_node(conn)
     transitions.complete_node(conn, job)
@@ -143,14 +142,14 @@ def _leave_terminal_state(conn: database.Connection) -> object:
     return _outcome(conn, lambda: conn.execute(again, (job["id"],)))
 
 
-def _one_key_twice(conn: database.Connection) -> object:
+def _one_key_twice(conn: db.Connection) -> object:
     for prefix in ("a", "b"):
         jobs = '[{"task_name": "t", "queue": "fetch", "idempotency_key": "k"}]'
         conn.execute("SELECT * FROM queue_workflows_put_jobs(%s, %s)", (prefix, jobs))
     return factories.one(conn, "SELECT count(*) FROM ingest_jobs")
 
 
-def _claimable_of_one_lock_key(conn: database.Connection) -> object:
+def _claimable_of_one_lock_key(conn: db.Connection) -> object:
     for _ in range(2):
         factories.ingest(conn, lock_key="k")
         conn.execute("SET CONSTRAINTS ALL IMMEDIATE")  # admits, as a commit does
@@ -160,20 +159,20 @@ def _claimable_of_one_lock_key(conn: database.Connection) -> object:
     )
 
 
-def _claim_of_a_paused_queue(conn: database.Connection) -> object:
+def _claim_of_a_paused_queue(conn: db.Connection) -> object:
     factories.ingest(conn)
     conn.execute("INSERT INTO queue_settings (queue, paused_at) VALUES ('fetch', now())")
     return len(transitions.claim(conn, transitions.who("fetch")))
 
 
-def _claim_of_a_cancelled_run(conn: database.Connection) -> object:
+def _claim_of_a_cancelled_run(conn: db.Connection) -> object:
     job = factories.node(conn)
     end = "UPDATE workflow_runs SET status = 'cancelled' WHERE id = %s"
     conn.execute(end, (job["run_id"],))
     return claims.node_step(conn, transitions.who()) is None
 
 
-def _renew(conn: database.Connection) -> object:
+def _renew(conn: db.Connection) -> object:
     factories.node(conn)
     job = transitions.claim_node(conn, transitions.who(lease_s=5))
     transitions.renew(conn, job, lease_s=500)
@@ -182,15 +181,15 @@ def _renew(conn: database.Connection) -> object:
     )
 
 
-def _recover_a_neighbour(conn: database.Connection) -> object:
+def _recover_a_neighbour(conn: db.Connection) -> object:
     return _recovered(conn, pid=2)
 
 
-def _recover_the_dead(conn: database.Connection) -> object:
+def _recover_the_dead(conn: db.Connection) -> object:
     return _recovered(conn, pid=1)
 
 
-def _recovered(conn: database.Connection, *, pid: int) -> int:
+def _recovered(conn: db.Connection, *, pid: int) -> int:
     """How many jobs a parent takes back of the worker with pid 1 once this one is dead."""
     factories.node(conn)
     worker_id = identity.process_prefix("box", 1) + "ex-0"
@@ -199,13 +198,13 @@ def _recovered(conn: database.Connection, *, pid: int) -> int:
     return len(crash_recovery.recover_claims(conn, ended, host_label="box"))
 
 
-def _reclaim_a_lease_of_3_s(conn: database.Connection) -> object:
+def _reclaim_a_lease_of_3_s(conn: db.Connection) -> object:
     factories.node(conn)
     transitions.claim_node(conn, transitions.who(lease_s=3))
     return len(transitions.reclaim_lapsed(conn, "node"))
 
 
-def _reclaim_without_a_session(conn: database.Connection) -> object:
+def _reclaim_without_a_session(conn: db.Connection) -> object:
     factories.node(conn)
     job = transitions.claim_node(conn)
     of_process = {"host_label": "box", "queue": "cpu", "pid": 1, "detail": {"lock": True}}
@@ -215,23 +214,23 @@ def _reclaim_without_a_session(conn: database.Connection) -> object:
     return len(transitions.reclaim_gone(conn, "node", 1.0))
 
 
-def _read_what_is_deep(_: database.Connection) -> object:
-    return type(database.load_json(extreme_values.nested(300))).__name__
+def _read_what_is_deep(_: db.Connection) -> object:
+    return type(db.load_json(extreme_values.nested(300))).__name__
 
 
-def _print_raw(_: database.Connection) -> object:
+def _print_raw(_: db.Connection) -> object:
     return output.line(extreme_values.ESCAPE)
 
 
-def _lease_that_ends(_: database.Connection) -> object:
+def _lease_that_ends(_: db.Connection) -> object:
     return guards.LeaseEnd(0.0, 6.0).check(100.0) is None
 
 
-def _confine(_: database.Connection) -> object:
+def _confine(_: db.Connection) -> object:
     return confinement.roots()
 
 
-def _is_ready(_: database.Connection) -> object:
+def _is_ready(_: db.Connection) -> object:
     return len(readiness.Round(_Waiting(), None).ready(["join"]))  # type: ignore[arg-type]
 
 
@@ -247,7 +246,7 @@ class _Waiting:
         return 1
 
 
-def _obeys(_: database.Connection) -> object:
+def _obeys(_: db.Connection) -> object:
     return worker_control.config.DISABLE_WORKER_CONTROL.read()
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from queue_workflows import db as engine
-from queue_workflows import node_queue, run_store
+from queue_workflows import db, node_queue, run_store
 from tests.support import failpoints, workloads
 
 _NODES = f"""
@@ -43,7 +42,7 @@ class Growing:
     def judge(self, folder: Path) -> list[workloads.Job]:
         run = run_store.get_run(self.run_id) or {}
         assert (run["status"], run["error"]) == ("completed", None)
-        with engine.transaction() as conn:
+        with db.transaction() as conn:
             (child,) = conn.execute(
                 "SELECT id, status FROM workflow_runs WHERE parent_run_id = %s", (self.run_id,)
             ).fetchall()
@@ -67,7 +66,7 @@ class Growing:
         assert (again, found["again"].finals) == (found["again/round#2"].left, 1)
         for engine_node in ("child", "__output__"):
             assert (found[engine_node].left, found[engine_node].finals) == (given, 1)
-        with engine.transaction() as conn:
+        with db.transaction() as conn:
             assert not conn.execute(
                 "SELECT FROM workflow_dispatch_events WHERE run_id = ANY (%s)"
                 " AND processed_at IS NULL",
@@ -85,7 +84,7 @@ class MappedRuns(workloads.Runs):
         (run_id,) = self.ids
         run = run_store.get_run(run_id) or {}
         assert (run["status"], run["error"]) == ("completed", None)
-        with engine.transaction() as conn:
+        with db.transaction() as conn:
             children = conn.execute(
                 "SELECT id, status, parent_node_id FROM workflow_runs WHERE parent_run_id = %s",
                 (run_id,),

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from queue_workflows import db as engine
-from queue_workflows import jobs
+from queue_workflows import db, jobs
 from tests.support import factories, local_queue_app
 from tests.support.local_queue_app import QUEUE
 from tests.support.wait import until
@@ -83,13 +82,13 @@ class Journal:
         return sum(each.pid == process.pid for each in itertools.chain(*self.spans()))
 
 
-def states(conn: engine.Connection) -> Counter[str]:
+def states(conn: db.Connection) -> Counter[str]:
     """How many jobs of the local queue have each state."""
     found = conn.execute("SELECT status FROM ingest_jobs WHERE queue = %s", (QUEUE,))
     return Counter(row["status"] for row in found)
 
 
-def assert_each_ended_once(conn: engine.Connection, count: int) -> None:
+def assert_each_ended_once(conn: db.Connection, count: int) -> None:
     with contextlib.suppress(AssertionError):
         until(lambda: states(conn) == {"completed": count}, timeout_s=60)
     left = conn.execute(

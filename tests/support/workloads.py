@@ -8,8 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from queue_workflows import db as engine
-from queue_workflows import events, node_queue, run_store, runs
+from queue_workflows import db, events, node_queue, run_store, runs
 from queue_workflows import jobs as jobs_api
 from queue_workflows.engine import schedules
 from tests.support import failpoints
@@ -64,7 +63,7 @@ SELECT coalesce(j.args ->> 'me', j.reason) AS me, j.status, j.attempts, j.crash_
 
 
 def jobs(query: str, ids: list[str]) -> dict[str, Job]:
-    with engine.transaction() as conn:
+    with db.transaction() as conn:
         rows = conn.execute(query.encode(), (ids,)).fetchall()
     return {row["me"]: Job(**row) for row in rows}
 
@@ -109,7 +108,7 @@ class Runs:
 
     def submit(self) -> dict[str, str]:
         context = {"tag": self.tag, "skip": True}
-        with engine.transaction() as conn:
+        with db.transaction() as conn:
             self.ids = [
                 run_store.insert_run(workflow_name=name, context=context, conn=conn)["id"]
                 for name in self.names
@@ -117,7 +116,7 @@ class Runs:
         return {}
 
     def is_over(self) -> bool:
-        with engine.transaction() as conn:
+        with db.transaction() as conn:
             asked = conn.execute(
                 "SELECT run_id FROM workflow_node_jobs j WHERE run_id = ANY (%s)"
                 " AND status = 'awaiting_input' AND input_spec IS NOT NULL AND NOT EXISTS ("
@@ -200,7 +199,7 @@ class Notes:
         yield from ((f"note-{number}", "work") for number in range(half, self.count))
 
     def submit(self) -> dict[str, str]:
-        with engine.transaction() as conn:
+        with db.transaction() as conn:
             self.ids = [
                 jobs_api.enqueue(
                     task_name=task,
@@ -272,7 +271,7 @@ class Ticks:
         self.name = tag
 
     def submit(self) -> dict[str, str]:
-        with engine.transaction() as conn:
+        with db.transaction() as conn:
             due = schedules.database_now(conn) - timedelta(minutes=5)
             self.due = due.replace(second=0, microsecond=0)
             conn.execute(
@@ -282,7 +281,7 @@ class Ticks:
         return {failpoints.ENTRY: f"{self.name} {self.due.minute}"}
 
     def _fired(self) -> list[dict[str, Any]]:
-        with engine.transaction() as conn:
+        with db.transaction() as conn:
             return conn.execute(
                 "SELECT f.name, f.fire_at, f.job_id, j.status FROM schedule_fires f"
                 " LEFT JOIN ingest_jobs j ON j.id = f.job_id"
@@ -304,7 +303,7 @@ class Ticks:
         assert len(fired) <= 3
         ids = [row["job_id"] for row in fired]
         assert len({*ids}) == len(ids)
-        with engine.transaction() as conn:
+        with db.transaction() as conn:
             rows = conn.execute("SELECT id, result FROM ingest_jobs").fetchall()
             fires = conn.execute("SELECT job_id FROM schedule_fires WHERE job_id > ''").fetchall()
         assert {row["id"] for row in rows} == {row["job_id"] for row in fires}
