@@ -32,7 +32,8 @@ def failures(path: Path) -> dict[str, str]:
 def passes_alone(python: str, test: str) -> bool:
     print(f"\n=== again, alone: {test}", flush=True)
     command = [python, "-m", "pytest", "-q", "-m", "", "-p", "no:randomly", test]
-    return subprocess.run(command, check=False).returncode == 0
+    env = {name: value for name, value in os.environ.items() if name != "QW_TEST_FAILURES"}
+    return subprocess.run(command, env=env, check=False).returncode == 0
 
 
 def main() -> int:

@@ -27,8 +27,10 @@ from tests.support import examples, process_state, wait
 
 if TYPE_CHECKING:
     from queue_workflows.db import Connection
+    from tests.support.commands import Commands
     from tests.support.database import Database
     from tests.support.flow import Flow
+    from tests.support.proxy import Proxy
 
 PREFIXES = ("QUEUE_WORKFLOWS_", "AI_LEADS_")
 DATABASE_FIXTURES = frozenset({"own_database", "dsn", "db", "fresh_database", "migrated_database"})
@@ -85,8 +87,6 @@ def _forget_environment() -> dict[str, str]:
     return {name: os.environ.pop(name) for name in names}
 
 
-OUTPUTS = os.path.join(tempfile.gettempdir(), f"queue-workflows-outputs-{os.getpid()}")  # noqa: PTH118
-STATE = os.path.join(tempfile.gettempdir(), f"queue-workflows-state-{os.getpid()}")  # noqa: PTH118
 # Some thousand processes would each compile all that they import, and pytest every test module.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -213,13 +213,14 @@ def clean_process() -> Generator[None]:
     config.reset_for_tests()
     process_state.forget()
     # Nothing that a test runs leaves files in the data folder of the person here.
-    os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = OUTPUTS
-    os.environ["QUEUE_WORKFLOWS_STATE_DIR"] = STATE
+    state = Path(tempfile.gettempdir(), "state")  # in the folder of this process: `reaper`
+    os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = str(state.with_name("outputs"))
+    os.environ["QUEUE_WORKFLOWS_STATE_DIR"] = str(state)
     before = set(threading.enumerate())
     logs = _what_is_logged()
     yield
     # A note that a worker left would be reported by every worker of every later test.
-    shutil.rmtree(STATE, ignore_errors=True)
+    shutil.rmtree(state, ignore_errors=True)
     assert _what_is_logged() == logs, "the test changed what is logged (level, disabled loggers)"
     _forget_environment()
     os.environ.update(kept)
@@ -280,6 +281,34 @@ def conn(db: ModuleType) -> Generator[Connection]:
     """An own connection to the test's database, in autocommit mode."""
     with db.connect() as own:
         yield own
+
+
+@pytest.fixture
+def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+    """Starts commands whose DSN is the test database; none outlives the test."""
+    from tests.support import commands
+
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
+        yield made
+
+
+@pytest.fixture
+def invariants_hold(db: ModuleType) -> Generator[None]:
+    """Check the invariants at the end of the test, when its processes have ended."""
+    from tests.support import invariants
+
+    yield
+    with db.connect() as conn:
+        assert invariants.broken(conn, slack_s=30) == []
+
+
+@pytest.fixture
+def wire(db: ModuleType, dsn: str) -> Generator[Proxy]:
+    """A proxy before the test's database that the test can freeze, mute or cut."""
+    from tests.support.proxy import Proxy
+
+    with Proxy(dsn) as made:
+        yield made
 
 
 @pytest.fixture

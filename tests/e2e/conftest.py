@@ -1,21 +1,25 @@
-"""Start console scripts against the test database."""
+"""Servers that several files of this folder speak to."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import commands
 from tests.support.commands import Commands
 from tests.support.tcp_server import Server, server
 
+if TYPE_CHECKING:
+    from tests.support.http_service import Service
+
 
 @pytest.fixture
-def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
-    """Starts commands whose DSN is the test database; none outlives the test."""
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
+def service(cli: Commands) -> Generator[Service]:
+    """A running service of the test database, with workers."""
+    from tests.support import http_service
+
+    with http_service.served(cli) as made:
         yield made
 
 

@@ -16,6 +16,7 @@ from queue_workflows import db, models, node_queue, run_store, workers
 from tests.support import card_app, commands, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import alive, begun, node_row, stopped
 
 APP = "tests.support.card_app:setup"
 SCRIPT = "queue-claim-worker"
@@ -55,35 +56,12 @@ def in_folder(tmp_path: Path, node: str, model: str | None = None) -> tuple[str,
     return queued(node, model, folder=str(folder)), folder
 
 
-def row(job_id: str) -> Row:
-    found = node_queue.get_node_job(job_id)
-    assert found is not None
-    return found
-
-
 def result(job_id: str) -> Row:
-    return row(job_id)["context_delta"]
+    return node_row(job_id)["context_delta"]
 
 
 def ended(*ids: str, status: str = "completed") -> bool:
-    return all(row(each)["status"] == status for each in ids)
-
-
-def begun(*folders: Path, times: int = 1) -> bool:
-    return all(len(slot_app.starts_of(each)) >= times for each in folders)
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie, which nobody may reap here, does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def stopped(command: Command) -> None:
-    command.send(signal.SIGTERM)
-    assert command.wait() == 0, command.err
+    return all(node_row(each)["status"] == status for each in ids)
 
 
 def shown() -> dict[int, Row]:
@@ -151,7 +129,7 @@ def test_a_model_stays_loaded_and_its_jobs_come_first(cli: Commands, tmp_path: P
     other, same = queued("draws", "photo"), queued("draws", "sketch")
     slot_app.let_go(folder)
     until(lambda: ended(first, other, same))
-    assert row(same)["started_at"] < row(other)["started_at"]
+    assert node_row(same)["started_at"] < node_row(other)["started_at"]
     assert (result(same)["cold"], result(other)["cold"]) == (False, True)
     assert result(first)["pid"] == result(same)["pid"] == result(other)["pid"]
     assert card_app.journal("sketch") == ["load 0", "unload 0"]
@@ -196,7 +174,7 @@ def test_a_model_that_does_not_load_fails_its_job_alone(cli: Commands) -> None:
     bad, good = queued("draws", "bad"), queued("draws", "sketch")
     running = worker(cli)
     until(lambda: ended(bad, status="failed") and ended(good))
-    assert "no weights" in row(bad)["error"]
+    assert "no weights" in node_row(bad)["error"]
     stopped(running)
 
 
@@ -302,7 +280,7 @@ def test_a_worker_that_dies_costs_its_job_nothing_and_the_other_gpu_goes_on(
     until(lambda: shown().get(0, dead)["pid"] != dead["pid"])
     slot_app.let_go(*(folder for _, folder in made))
     until(lambda: ended(*(job_id for job_id, _ in made)))
-    rows = [row(job_id) for job_id, _ in made]
+    rows = [node_row(job_id) for job_id, _ in made]
     assert sorted(each["claim_no"] for each in rows) == [1, 2]
     assert {each["crash_count"] for each in rows} == {0}
     stopped(running)
@@ -338,18 +316,18 @@ def test_only_the_executor_of_its_gpu_ends_with_a_job(
     pids = {card: each["pid"] for card, each in shown().items()}
     first = slot_app.starts_of(folder)[0]
     if why == "cancel":
-        queue_workflows.cancel_run(row(job_id)["run_id"])
+        queue_workflows.cancel_run(node_row(job_id)["run_id"])
     until(lambda: ended(job_id, status="cancelled" if why == "cancel" else "completed"))
-    assert row(job_id)["claim_no"] == (1 if why == "cancel" else 2)
+    assert node_row(job_id)["claim_no"] == (1 if why == "cancel" else 2)
     assert not Path(f"/proc/{first}").exists()
-    assert row(job_id)["crash_count"] == (why == "death")
+    assert node_row(job_id)["crash_count"] == (why == "death")
     # Its model is lost with the executor, and known to be.
-    assert len(card_app.journal("photo")) == row(job_id)["claim_no"]
+    assert len(card_app.journal("photo")) == node_row(job_id)["claim_no"]
     left = None if why == "cancel" else "photo"
     until(lambda: {each["current_model"] for each in shown().values()} == {"sketch", left})
     slot_app.let_go(beside)
     until(lambda: ended(neighbour))
-    assert row(neighbour)["claim_no"] == 1
+    assert node_row(neighbour)["claim_no"] == 1
     assert {card: each["pid"] for card, each in shown().items()} == pids
     warm = queued("draws", "sketch")
     until(lambda: ended(warm))
@@ -481,13 +459,13 @@ def test_a_model_is_lost_only_with_its_executor(cli: Commands, tmp_path: Path, h
         os.kill(result(warm)["pid"], signal.SIGKILL)
     elif how == "off":
         workers.disable("box", "gpu", stop_policy="hard")
-        until(lambda: row(job_id)["status"] == "queued")
+        until(lambda: node_row(job_id)["status"] == "queued")
         assert not Path(f"/proc/{result(warm)['pid']}").exists()
         workers.enable("box", "gpu")
     until(lambda: begun(folder, times=2))
     slot_app.let_go(folder)
     until(lambda: ended(job_id))
-    assert (row(job_id)["claim_no"], row(job_id)["crash_count"]) == (2, int(how != "off"))
+    assert (node_row(job_id)["claim_no"], node_row(job_id)["crash_count"]) == (2, int(how != "off"))
     assert alone()["pid"] == before["pid"], "the worker goes on"
     until(lambda: alone()["current_model"] is None)
     cold = queued("draws", "sketch")
@@ -507,5 +485,5 @@ def test_a_gpu_worker_that_dies_costs_its_job_nothing(cli: Commands, tmp_path: P
     until(lambda: not alive(executor))
     slot_app.let_go(folder)
     until(lambda: ended(job_id))
-    assert (row(job_id)["claim_no"], row(job_id)["crash_count"]) == (2, 0)
+    assert (node_row(job_id)["claim_no"], node_row(job_id)["crash_count"]) == (2, 0)
     stopped(running)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from queue_workflows import db
-from tests.support import commands, factories, invariants, step_app
+from tests.support import factories, step_app
 from tests.support.commands import Commands
 from tests.support.transitions import TABLES, Kind
 from tests.support.wait import until
@@ -35,12 +33,9 @@ NEVER = {"QUEUE_WORKFLOWS_CLAIM_POLL_S": "600"}
 
 
 @pytest.fixture
-def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+def cli(invariants_hold: None, cli: Commands) -> Commands:
     step_app.setup()
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
-        yield made
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=30) == []
+    return cli
 
 
 def start(cli: Commands, queue: str, shape: tuple[str, ...], **env: str) -> None:

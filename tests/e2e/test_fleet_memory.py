@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
-from queue_workflows import jobs, node_queue, workers
+from queue_workflows import node_queue, workers
 from tests.support import commands, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import enqueued
 
 SCRIPT = "queue-claim-worker"
 APP = ("--app", "tests.support.slot_app:setup", "--queue", slot_app.QUEUE)
@@ -35,10 +35,6 @@ def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
     ) as made:
         slot_app.setup()
         yield made
-
-
-def enqueued(task: str, **args: Any) -> str:
-    return jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=args)
 
 
 def statuses(ids: list[str]) -> Counter[str]:

@@ -25,12 +25,6 @@ GIVEN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 @pytest.fixture
-def service(cli: Commands) -> Generator[http_service.Service]:
-    with http_service.served(cli) as made:
-        yield made
-
-
-@pytest.fixture
 def own(service: http_service.Service) -> Generator[Client]:
     with Client(service.url, token=http_service.TOKEN) as made:
         yield made

@@ -28,10 +28,10 @@ def test_the_command_sees_a_survivor(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_listed_mutant_that_is_killed_and_too_many_survivors_are_reported() -> None:
     one, two = (mutants.Change(CLAIM_TIMES, "x = 1", f"x = {number}") for number in (2, 3))
-    assert command.wrong([runner.Outcome(one, False)], set(), sampled=False) == []
-    (stale,) = command.wrong([runner.Outcome(one, False)], {one}, sampled=False)
+    assert command.wrong([runner.Outcome(one, False)], set(), sampled=False, whole=True) == []
+    (stale,) = command.wrong([runner.Outcome(one, False)], {one}, sampled=False, whole=True)
     assert "listed, but killed" in stale and "+ x = 2" in stale
-    assert command.wrong([runner.Outcome(two, True)], {two}, sampled=False) == [
+    assert command.wrong([runner.Outcome(two, True)], {two}, sampled=False, whole=True) == [
         "more than 5% of the mutants survive"
     ]
 

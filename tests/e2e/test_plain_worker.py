@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -15,10 +13,10 @@ from queue_workflows import config, jobs, node_queue, run_store, workers
 from tests.support import card_app, commands, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import enqueued, row, stopped
 
 SCRIPT = "queue-claim-worker"
 APP = ("--app", "tests.support.slot_app:setup")
-Row = dict[str, Any]
 
 
 @pytest.fixture
@@ -34,19 +32,9 @@ def worker(cli: Commands, *more: str) -> Command:
     return cli.start(SCRIPT, "--queue", slot_app.QUEUE, *APP, *more)
 
 
-def enqueued(task: str, **args: Any) -> str:
-    return jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=args)
-
-
 def in_folder(task: str, folder: Path) -> str:
     folder.mkdir()
     return enqueued(task, folder=str(folder))
-
-
-def row(job_id: str) -> Row:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
 
 
 def gpu_node(module: str) -> str:
@@ -56,11 +44,6 @@ def gpu_node(module: str) -> str:
         run_id=run_id, node_id="n", node_module=module, queue="gpu", required_model="sketch",
         inputs={},
     )  # fmt: skip
-
-
-def stopped(command: Command) -> None:
-    command.send(signal.SIGTERM)
-    assert command.wait() == 0, command.err
 
 
 @pytest.mark.parametrize("task", ["segfaults", "exits_at_once", "kills_itself", "closes_all"])

@@ -8,41 +8,30 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import claim_worker, config, db, errors, history, jobs, node_queue, workers
+from queue_workflows import claim_worker, config, db, errors, history, jobs, workers
 from queue_workflows.worker import slot_ahead
-from tests.support import commands, invariants, rows_before_checks, slot_app
+from tests.support import commands, rows_before_checks, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import patience, until
+from tests.support.worker_views import charges, ended, row, sessions, stopped
 
 APP = "tests.support.slot_app:setup"
 SCRIPT = "queue-claim-worker"
 ONE, OTHER = slot_app.QUEUE, "more"
 LENGTHS = {ONE: 3, OTHER: 2}
 WORKERS = json.dumps([{"queue": queue, "concurrency": most} for queue, most in LENGTHS.items()])
-Row = dict[str, Any]
-
-
-@pytest.fixture
-def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
-    """Starts workers on the test database; none outlives the test."""
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
-def app(db: ModuleType) -> Generator[None]:
+def app(invariants_hold: None) -> None:
     slot_app.setup()
     config.configure(ingest_queues=(ONE, OTHER))
-    yield
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=30) == []
 
 
 def pool(cli: Commands, *more: str, wanted: str = WORKERS, **env: str) -> Command:
@@ -69,16 +58,6 @@ def quick(count: int, queue: str = ONE) -> list[str]:
     return jobs.enqueue_many(task_name="quick", queue=queue, args=args)
 
 
-def row(job_id: str) -> Row:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return dict(found)
-
-
-def ended(*ids: str, status: str = "completed") -> bool:
-    return all(row(each)["status"] == status for each in ids)
-
-
 def begun(*made: tuple[str, Path], times: int = 1) -> bool:
     return all(len(slot_app.starts_of(folder)) >= times for _, folder in made)
 
@@ -91,18 +70,7 @@ def let_go(*made: tuple[str, Path]) -> None:
     slot_app.let_go(*(folder for _, folder in made))
 
 
-def charges(job_id: str) -> tuple[int, int, int]:
-    """The claims, failed attempts and crashes of a job."""
-    found = row(job_id)
-    return found["claim_no"], found["attempts"], found["crash_count"]
-
-
 UNTOUCHED = (1, 0, 0)
-
-
-def stopped(command: Command) -> None:
-    command.send(signal.SIGTERM)
-    assert command.wait() == 0, command.err
 
 
 # --- side by side -----------------------------------------------------------------------------
@@ -216,17 +184,6 @@ def test_nothing_is_claimed_ahead_beside_a_job_that_may_have_killed_a_worker(
     let_go(crashed)
     until(lambda: ended(crashed[0]))
     stopped(running)
-
-
-def sessions() -> set[int]:
-    """The process ids of the connections of others to the test database."""
-    with db.connect() as conn:
-        found = conn.execute(
-            "SELECT pid FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            "   AND backend_type = 'client backend'"
-        ).fetchall()
-    return {each["pid"] for each in found}
 
 
 def test_a_pool_has_four_connections_at_most_however_much_it_runs(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from queue_workflows import db, events, jobs, runs
-from tests.support import commands, factories, invariants, step_app
+from tests.support import factories, step_app
 from tests.support.commands import Command, Commands
 from tests.support.transitions import EVENTS, TABLES, Kind
 from tests.support.wait import until
@@ -34,12 +32,9 @@ SHAPES = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+def cli(invariants_hold: None, cli: Commands) -> Commands:
     step_app.setup()
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
-        yield made
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=30) == []
+    return cli
 
 
 def worker(cli: Commands, host: str, kind: Kind, shape: tuple[str, ...], keep_s: float) -> Command:

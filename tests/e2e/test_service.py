@@ -22,12 +22,6 @@ from tests.support.wait import patience, until
 TRIGGER = "/api/v1/jobs/trigger"
 
 
-@pytest.fixture
-def service(cli: Commands) -> Generator[http_service.Service]:
-    with http_service.served(cli) as made:
-        yield made
-
-
 # --- the table of endpoints, in the words of the guide -------------------------------------------
 
 

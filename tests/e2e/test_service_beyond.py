@@ -26,12 +26,6 @@ UP = ("queue-workflows", "up", "--app", http_service.APP, "--no-ingest", "--cpu"
 
 
 @pytest.fixture
-def service(cli: Commands) -> Generator[http_service.Service]:
-    with http_service.served(cli) as made:
-        yield made
-
-
-@pytest.fixture
 def alone(cli: Commands) -> Generator[http_service.Service]:
     """A service without workers."""
     with http_service.served(cli, workers="") as made:

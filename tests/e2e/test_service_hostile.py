@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.support import commands, http_service
+from tests.support.http_service import bearer
 from tests.support.wait import patience, until
 
 TRIGGER = "/api/v1/jobs/trigger"
@@ -79,10 +80,6 @@ def _link(fd: Path) -> str:
         return str(fd.readlink())
     except FileNotFoundError:
         return ""
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
 
 
 def head(

@@ -19,6 +19,7 @@ import pytest
 
 from tests.support import commands, http_service
 from tests.support.commands import Commands, refused
+from tests.support.http_service import bearer
 from tests.support.wait import patience, until
 
 TRIGGER = "/api/v1/jobs/trigger"
@@ -43,10 +44,6 @@ def service(own_database: Any) -> Generator[http_service.Service]:
 def deep(levels: int) -> bytes:
     nested = b'{"a":' * levels + b"1" + b"}" * levels
     return json.dumps(BODY)[:-1].encode() + b', "args": ' + nested + b"}"
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
 
 
 TABLE: dict[str, tuple[str, str, dict[str, Any], int]] = {

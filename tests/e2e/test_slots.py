@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,9 +21,10 @@ from queue_workflows import (
     worker_control,
     workers,
 )
-from tests.support import commands, invariants, proxy, slot_app
+from tests.support import invariants, proxy, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import begun, ended, node, node_row, row, sessions, stopped
 
 APP = "tests.support.slot_app:setup"
 SCRIPT = "queue-claim-worker"
@@ -33,13 +33,6 @@ LEAVES_S = 5.0
 BUSY_S = 3.0
 """What a busy machine takes to notice."""
 Row = dict[str, Any]
-
-
-@pytest.fixture
-def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
-    """Starts workers on the test database; none outlives the test."""
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -65,36 +58,6 @@ def in_folders(tmp_path: Path, task: str, count: int = 1, **more: Any) -> list[t
         folder.mkdir()
         made.append((enqueued(task, {"folder": str(folder)} | more), folder))
     return made
-
-
-def row(job_id: str) -> Row:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
-
-
-def ended(*ids: str, status: str = "completed") -> bool:
-    return all(row(each)["status"] == status for each in ids)
-
-
-def begun(*folders: Path, times: int = 1) -> bool:
-    return all(len(slot_app.starts_of(each)) >= times for each in folders)
-
-
-def stopped(command: Command) -> None:
-    command.send(signal.SIGTERM)
-    assert command.wait() == 0, command.err
-
-
-def sessions() -> set[int]:
-    """The process ids of the connections of others to the test database."""
-    with db.connect() as conn:
-        found = conn.execute(
-            "SELECT pid FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            "   AND backend_type = 'client backend'"
-        ).fetchall()
-    return {each["pid"] for each in found}
 
 
 def test_jobs_run_at_once_in_processes_of_their_own(cli: Commands, tmp_path: Path) -> None:
@@ -462,20 +425,6 @@ def started(name: str, out_dir: Path | None = None) -> str:
     run_id = run_store.insert_run(workflow_name=name, out_dir=out_dir)["id"]
     dispatcher.start_run(run_id)
     return run_id
-
-
-def node(module: str, **inputs: Any) -> str:
-    """A node of a run of its own."""
-    run_id = run_store.insert_run(workflow_name="single", status="running")["id"]
-    return node_queue.enqueue_node_job(
-        run_id=run_id, node_id="n", node_module=module, queue="cpu", inputs=inputs
-    )
-
-
-def node_row(job_id: str) -> Row:
-    found = node_queue.get_node_job(job_id)
-    assert found is not None
-    return found
 
 
 def run_ended(*ids: str) -> bool:

@@ -6,17 +6,15 @@ import os
 import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-from queue_workflows import db, jobs, node_queue
-from tests.support import commands, slot_app
+from queue_workflows import db, jobs
+from tests.support import slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import ended, enqueued, row
 
-Row = dict[str, Any]
 SHORT = 60
 STALL = """
 CREATE TABLE stalled (id text);
@@ -33,11 +31,9 @@ CREATE TRIGGER stall AFTER UPDATE ON ingest_jobs FOR EACH ROW EXECUTE FUNCTION s
 
 
 @pytest.fixture
-def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
-    """Starts workers on the test database; none outlives the test."""
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
-        slot_app.setup()
-        yield made
+def cli(cli: Commands) -> Commands:
+    slot_app.setup()
+    return cli
 
 
 def worker(cli: Commands, slots: int) -> Command:
@@ -47,32 +43,18 @@ def worker(cli: Commands, slots: int) -> Command:
     )  # fmt: skip
 
 
-def enqueued(task: str, args: Row) -> str:
-    return jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=args)
-
-
-def row(job_id: str) -> Row:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
-
-
-def ended(ids: list[str]) -> bool:
-    return all(row(each)["status"] == "completed" for each in ids)
-
-
 @pytest.fixture
 def blocked(cli: Commands, tmp_path: Path) -> tuple[Command, list[Path], list[str]]:
     """A worker whose executors all run long handlers, which short ones preceded and follow."""
-    first = [enqueued("quick", {"number": number}) for number in range(SHORT)]
+    first = [enqueued("quick", number=number) for number in range(SHORT)]
     folders = [tmp_path / str(number) for number in range(2)]
     for folder in folders:
         folder.mkdir()
-        enqueued("waits", {"folder": str(folder)})
-    behind = [enqueued("quick", {"number": number}) for number in range(3)]
+        enqueued("waits", folder=str(folder))
+    behind = [enqueued("quick", number=number) for number in range(3)]
     running = worker(cli, 2)
     until(lambda: all(slot_app.starts_of(each) for each in folders))
-    assert ended(first[:-4])
+    assert ended(*first[:-4])
     return running, folders, behind
 
 
@@ -81,7 +63,7 @@ def test_a_job_that_waits_behind_long_handlers_is_left_to_other_workers(
 ) -> None:
     running, folders, behind = blocked
     other = worker(cli, 1)
-    until(lambda: ended(behind))
+    until(lambda: ended(*behind))
     assert [(row(each)["attempts"], row(each)["crash_count"]) for each in behind] == [(0, 0)] * 3
     slot_app.let_go(*folders)
     for each in (running, other):
@@ -104,9 +86,9 @@ def test_a_worker_that_stops_gives_back_at_once_what_waits(
 
 
 def test_the_results_of_short_jobs_share_statements(cli: Commands) -> None:
-    ids = [enqueued("quick", {"number": number}) for number in range(400)]
+    ids = [enqueued("quick", number=number) for number in range(400)]
     running = worker(cli, 4)
-    until(lambda: ended(ids))
+    until(lambda: ended(*ids))
     running.send(signal.SIGTERM)
     assert running.wait() == 0, running.err
     with db.connect() as conn:
@@ -163,17 +145,17 @@ def test_claimed_jobs_run_while_a_statement_waits(
     running = worker(cli, 2)
     for attempt in range(10):  # on a busy machine a handler is not always tiny
         for number in range(SHORT):
-            enqueued("quick", {"number": number})
+            enqueued("quick", number=number)
         stalled = stall_a_job(stalling)
         folders = folders_in(tmp_path / str(attempt), 6)
         for folder in folders:
-            enqueued("starts", {"folder": str(folder)})
+            enqueued("starts", folder=str(folder))
         waiting_backend(stalling)
         # Less than the time limit of a wait for a lock, after which the worker tries again.
         begun = in_time(lambda: all(slot_app.starts_of(each) for each in folders), 2.0)  # noqa: B023
         assert row(stalled)["status"] == "running"
         stalling.execute("SELECT pg_advisory_unlock(4242)")
-        until(lambda: ended([stalled]))  # noqa: B023
+        until(lambda: ended(stalled))  # noqa: B023
         if begun:
             break
         until(lambda: all(slot_app.starts_of(each) for each in folders))  # noqa: B023
@@ -203,7 +185,7 @@ def beside(
     the backend.
     """
     (folder,) = folders_in(tmp_path, 1)
-    long = enqueued("waits", {"folder": str(folder)})
+    long = enqueued("waits", folder=str(folder))
     running = worker(cli, 2)
     until(lambda: bool(slot_app.starts_of(folder)))
     stalled = stall_a_job(stalling)
@@ -222,7 +204,7 @@ def test_an_executor_that_dies_while_a_statement_waits_is_charged_and_replaced(
     stalling.execute("SELECT pg_advisory_unlock(4242)")
     until(lambda: row(long)["crash_count"] == 1)
     slot_app.let_go(folder)
-    until(lambda: ended([stalled]))
+    until(lambda: ended(stalled))
     running.send(signal.SIGTERM)
     assert running.wait() == 0, running.err
 
@@ -235,7 +217,7 @@ def test_a_worker_that_is_to_stop_while_a_statement_waits_records_what_ends(
     slot_app.let_go(folder)
     stalling.execute("SELECT pg_advisory_unlock(4242)")
     assert running.wait() == 0, running.err
-    assert ended([stalled, long])
+    assert ended(stalled, long)
     assert [row(each)["claim_no"] for each in (stalled, long)] == [1, 1]
 
 
@@ -251,7 +233,7 @@ def test_a_worker_whose_launcher_is_killed_while_a_statement_waits_records_what_
     stalling.execute("SELECT pg_advisory_unlock(4242)")
     assert running.wait() == 1
     assert "launcher" in running.err
-    assert ended([stalled])
+    assert ended(stalled)
     found = row(long)
     assert (found["status"], found["crash_count"], found["attempts"]) == ("queued", 0, 0)
 
@@ -264,9 +246,9 @@ def test_outcomes_that_come_while_a_connection_is_lost_are_recorded_once(
     (other,) = folders_in(tmp_path / "other", 1)
     stalling.execute("SELECT pg_terminate_backend(%s)", (backend,))
     stalling.execute("SELECT pg_advisory_unlock(4242)")
-    until(lambda: ended([stalled, long]))
-    last = enqueued("starts", {"folder": str(other)})
-    until(lambda: ended([last]))
+    until(lambda: ended(stalled, long))
+    last = enqueued("starts", folder=str(other))
+    until(lambda: ended(last))
     assert [row(each)["crash_count"] for each in (stalled, long)] == [0, 0]
     assert len(slot_app.starts_of(folder)) == 1
     running.send(signal.SIGTERM)

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import queue_workflows
 from queue_workflows import config, db, dispatcher, history, jobs, node_queue, run_store, workers
-from tests.support import invariants, slot_app
+from tests.support import slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import (
+    begun,
+    charges,
+    enqueued,
+    node,
+    node_row,
+    row,
+    status,
+    stopped,
+)
 
 APP = "tests.support.slot_app:setup"
 MANY = 100
-Row = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def app(db: ModuleType) -> Generator[None]:
+def app(invariants_hold: None) -> None:
     slot_app.setup()
-    yield
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=30) == []
 
 
 def worker(
@@ -35,10 +39,6 @@ def worker(
 ) -> Command:
     options = ("--queue", queue, "--slots", str(slots), "--async", "--app", app)
     return cli.start("queue-claim-worker", *options, *more)
-
-
-def enqueued(task: str, **args: Any) -> str:
-    return jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=args)
 
 
 def in_folder(tmp_path: Path, task: str, name: str = "", **more: Any) -> tuple[str, Path]:
@@ -49,45 +49,6 @@ def in_folder(tmp_path: Path, task: str, name: str = "", **more: Any) -> tuple[s
     options = {key: more[key] for key in more if key == "timeout_s"}
     found = jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=args, **options)
     return found, folder
-
-
-def row(job_id: str) -> Row:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return dict(found)
-
-
-def node_row(job_id: str) -> Row:
-    found = node_queue.get_node_job(job_id)
-    assert found is not None
-    return dict(found)
-
-
-def node(module: str, **inputs: Any) -> str:
-    """A node of a run of its own."""
-    run_id = run_store.insert_run(workflow_name="single", status="running")["id"]
-    return node_queue.enqueue_node_job(
-        run_id=run_id, node_id="n", node_module=module, queue="cpu", inputs=inputs
-    )
-
-
-def charges(job_id: str) -> tuple[int, int, int]:
-    """The claims, failed attempts and crashes of a job."""
-    found = row(job_id)
-    return found["claim_no"], found["attempts"], found["crash_count"]
-
-
-def status(job_id: str, wanted: str) -> bool:
-    return row(job_id)["status"] == wanted
-
-
-def begun(*folders: Path, times: int = 1) -> bool:
-    return all(len(slot_app.starts_of(each)) >= times for each in folders)
-
-
-def stopped(command: Command) -> None:
-    command.send(signal.SIGTERM)
-    assert command.wait() == 0, command.err
 
 
 def reasons(job_id: str) -> list[str]:

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-from queue_workflows import config, db, history, jobs, node_queue, workers
-from tests.support import invariants, slot_app
+from queue_workflows import config, db, history, jobs, workers
+from tests.support import slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import begun, enqueued, row, stopped
 
-Row = dict[str, Any]
 SHORT = 40
 BATCH = 20
 
 
 @pytest.fixture(autouse=True)
-def app(db: ModuleType) -> Generator[None]:
+def app(invariants_hold: None) -> None:
     slot_app.setup()
-    yield
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=30) == []
 
 
 def worker(cli: Commands, slots: int, *more: str, batch: int = BATCH) -> Command:
@@ -34,10 +28,6 @@ def worker(cli: Commands, slots: int, *more: str, batch: int = BATCH) -> Command
         "queue-claim-worker", "--queue", slot_app.QUEUE, "--slots", str(slots),
         "--batch", str(batch), "--app", "tests.support.slot_app:setup", *more,
     )  # fmt: skip
-
-
-def enqueued(task: str, **args: Any) -> str:
-    return jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=args)
 
 
 def short(count: int) -> list[str]:
@@ -54,12 +44,6 @@ def in_folder(tmp_path: Path, task: str, timeout_s: float | None = None) -> tupl
     ), folder
 
 
-def row(job_id: str) -> Row:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return dict(found)
-
-
 def charges(job_id: str) -> tuple[int, int]:
     """The failed attempts and crashes of a job."""
     found = row(job_id)
@@ -68,15 +52,6 @@ def charges(job_id: str) -> tuple[int, int]:
 
 def status(wanted: str, *ids: str) -> bool:
     return all(row(each)["status"] == wanted for each in ids)
-
-
-def begun(folder: Path) -> bool:
-    return bool(slot_app.starts_of(folder))
-
-
-def stopped(command: Command) -> None:
-    command.send(signal.SIGTERM)
-    assert command.wait() == 0, command.err
 
 
 def claimed_behind(folder: Path, ids: list[str]) -> bool:

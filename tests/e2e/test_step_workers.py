@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db, events, jobs, node_queue
+from queue_workflows import db, events, jobs
 from tests.support import factories, invariants, step_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import row
 
 APP = "tests.support.step_app:setup"
 KILLS = 200
@@ -47,12 +48,6 @@ def enqueued(task: str, folder: Path, **more: Any) -> str:
     policy = {"max_attempts": 101, "backoff": {"kind": "constant", "base_s": 0.1}}
     args = {"folder": str(folder)} | more
     return jobs.enqueue(task_name=task, queue=step_app.QUEUE, args=args, **policy)
-
-
-def row(job_id: str) -> dict[str, Any]:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
 
 
 @SHAPES

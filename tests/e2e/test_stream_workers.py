@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db, jobs, node_queue, streams
+from queue_workflows import db, jobs, streams
 from tests.support import factories, stream_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import row
 
 APP = "tests.support.stream_app:setup"
 POOL = ("--workers", '[{"queue": "work", "concurrency": 4}]')
@@ -38,12 +39,6 @@ def worker(cli: Commands, *more: str, **env: Any) -> Command:
 
 def enqueued(task: str, **args: Any) -> str:
     return jobs.enqueue(task_name=task, queue=stream_app.QUEUE, args=args, max_attempts=3)
-
-
-def row(job_id: str) -> Any:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
 
 
 def reclaimed(job_id: str) -> bool:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import history, jobs, node_queue, workers
+from queue_workflows import history, jobs, workers
 from tests.support import commands, memory_reports, slot_app
 from tests.support.commands import Command, Commands, script
 from tests.support.memory_cgroup import MemoryCgroup, memory_cgroup
 from tests.support.wait import until
+from tests.support.worker_views import ended, row, stopped
 
 APP = "tests.support.slot_app:setup"
 SCRIPT = "queue-claim-worker"
@@ -38,25 +39,14 @@ def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
 
 
 @pytest.fixture
-def conn(db: ModuleType) -> Generator[Any]:
+def conn(conn: Any) -> Any:
     slot_app.setup()
-    with db.connect() as conn:
-        yield conn
+    return conn
 
 
 def enqueued(task: str, folder: Path | None = None, **args: Any) -> str:
     given = args if folder is None else {"folder": str(folder)} | args
     return jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=given)
-
-
-def row(job_id: str) -> Row:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
-
-
-def ended(*ids: str) -> bool:
-    return all(row(each)["status"] == "completed" for each in ids)
 
 
 def listed() -> Row:
@@ -75,11 +65,6 @@ def reports(times: int) -> None:
     for _ in range(times):
         before = listed()["last_seen"]
         until(lambda before=before: listed()["last_seen"] != before)
-
-
-def stopped(command: Command) -> None:
-    command.send(signal.SIGTERM)
-    assert command.wait() == 0, command.err
 
 
 @pytest.mark.parametrize(

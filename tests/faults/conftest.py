@@ -1,15 +1,13 @@
-"""Start console scripts against the test database, and executors without one."""
+"""New server processes for each test, and executors without a database."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from types import ModuleType
 
 import pytest
 
 from queue_workflows.executor import launcher_client
-from tests.support import commands, executor_app, executors, reused_backends
-from tests.support.commands import Commands
+from tests.support import executor_app, executors, reused_backends
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +17,6 @@ def own_server_processes(request: pytest.FixtureRequest) -> Generator[None]:
         request.getfixturevalue("own_database")
     with reused_backends.shared.off():
         yield
-
-
-@pytest.fixture
-def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
-    """Starts commands whose DSN is the test database; none outlives the test."""
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -146,12 +145,6 @@ def test_a_call_that_a_stop_cuts_short_is_made_again(
     assert left() == 1
     lapse()
     until(lambda: sent() == [job, job] and not left())
-
-
-@pytest.fixture
-def wire(db: ModuleType, dsn: str) -> Generator[proxy.Proxy]:
-    with proxy.Proxy(dsn) as made:
-        yield made
 
 
 @pytest.mark.timeout(180)

@@ -7,7 +7,6 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,6 @@ CLAIM = b"\0\0\0\4work\0\0\0\x08" + struct.pack(">d", float(LEASE_S))
 """A claim's bytes on the wire, which other statements lack: its queue and then its lease."""
 STALLS = 3
 """As many as there are crashes before a job is poison."""
-
-
-@pytest.fixture
-def wire(db: object, dsn: str) -> Iterator[proxy.Proxy]:
-    with proxy.Proxy(dsn) as made:
-        yield made
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,12 +31,6 @@ SLACK_S = 1.5
 def how(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """The options for where handlers run."""
     return request.param
-
-
-@pytest.fixture
-def wire(dsn: str) -> Iterator[proxy.Proxy]:
-    with proxy.Proxy(dsn) as made:
-        yield made
 
 
 class Run:

@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,11 +25,10 @@ STEP = "    v_kept    text[] := '{}';\nBEGIN\n"
 
 
 @pytest.fixture
-def conn(db: ModuleType) -> Iterator[db.Connection]:
-    with db.connect() as made:
-        yield made
-        made.execute("DELETE FROM queue_schema_objects")
-        db.bootstrap()
+def conn(conn: db.Connection) -> Iterator[db.Connection]:
+    yield conn
+    conn.execute("DELETE FROM queue_schema_objects")
+    db.bootstrap()
 
 
 def changed(number: int) -> dict[str, str]:

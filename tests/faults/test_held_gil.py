@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +105,6 @@ def idle_gpu(tmp_path: Path) -> dict[str, str]:
     tool.write_text(FAKE_GPU)
     tool.chmod(0o755)
     return IDLE_GPU | {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
-
-
-@pytest.fixture
-def wire(dsn: str) -> Iterator[proxy.Proxy]:
-    with proxy.Proxy(dsn) as made:
-        yield made
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,6 @@ def conn(cli: Commands) -> Iterator[db.Connection]:
 
 
 @pytest.fixture
-def wire(dsn: str) -> Iterator[proxy.Proxy]:
-    with proxy.Proxy(dsn) as made:
-        yield made
-
-
-@pytest.fixture
 def start(dsn: str) -> Iterator[Start]:
     with processes(dsn) as made:
         yield made

@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import timeit
-from collections.abc import Generator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
@@ -152,12 +151,6 @@ from queue_workflows import config, scheduler
 config.register_ingest_task("prices", lambda: None)
 scheduler.Ticker().run_forever()
 """
-
-
-@pytest.fixture
-def wire(db: ModuleType, dsn: str) -> Generator[proxy.Proxy]:
-    with proxy.Proxy(dsn) as made:
-        yield made
 
 
 @pytest.mark.timeout(180)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import db, history, jobs, node_queue, types
-from tests.support import invariants, slot_app
+from queue_workflows import db, history, jobs
+from tests.support import slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import alive, begun, row, status, stopped
 
 APP = "tests.support.slot_app:setup"
 SCRIPT = "queue-claim-worker"
@@ -22,11 +21,8 @@ Row = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def app(db: ModuleType) -> Generator[None]:
+def app(invariants_hold: None) -> None:
     slot_app.setup()
-    yield
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=30) == []
 
 
 def worker(cli: Commands, slots: int = 2, *more: str) -> Command:
@@ -40,28 +36,6 @@ def enqueued(tmp_path: Path, task: str, **more: Any) -> tuple[str, Path]:
     folder.mkdir()
     args = {"folder": str(folder)} | more
     return jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=args), folder
-
-
-def row(job_id: str) -> types.IngestJob:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
-
-
-def status(job_id: str, wanted: str) -> bool:
-    return row(job_id)["status"] == wanted
-
-
-def begun(folder: Path, times: int = 1) -> bool:
-    return len(slot_app.starts_of(folder)) >= times
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def lease_end(job_id: str) -> float:
@@ -85,11 +59,6 @@ def deaths(job_id: str) -> list[Row]:
             " WHERE job_id = %s AND event_type = 'death' ORDER BY id",
             [job_id],
         ).fetchall()
-
-
-def stopped(command: Command) -> None:
-    command.send(signal.SIGTERM)
-    assert command.wait() == 0, command.err
 
 
 DEATHS = {

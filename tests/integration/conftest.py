@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from tests.support.batch_worker import Bodies
     from tests.support.database import Database
-
-from tests.support import commands
-from tests.support.commands import Commands
-
-
-@pytest.fixture
-def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
-    """Starts commands whose DSN is the test database; none outlives the test."""
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
-        yield made
 
 
 @pytest.fixture
 def invariants_hold(db: ModuleType) -> Generator[None]:
-    """Check the invariants at the end of the test."""
+    """Check the invariants at the end of the test, with less patience than beside processes."""
     from tests.support import invariants
 
     yield
     with db.connect() as conn:
         assert invariants.broken(conn, slack_s=5) == []
+
+
+@pytest.fixture
+def bodies(db: ModuleType) -> Generator[Bodies]:
+    """The task of `batch_worker`; at the end its handlers are let go."""
+    from tests.support.batch_worker import Bodies
+
+    made = Bodies()
+    yield made
+    made.release.set()
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,13 +27,6 @@ from tests.support.batch_worker import (
 from tests.support.wait import until
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
-
-
-@pytest.fixture
-def bodies(db: ModuleType) -> Generator[Bodies]:
-    made = Bodies()
-    yield made
-    made.release.set()
 
 
 def test_a_result_after_the_time_limit_was_decided_is_dropped(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,13 +27,6 @@ from tests.support.commands import Commands
 from tests.support.wait import until
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
-
-
-@pytest.fixture
-def bodies(conn: db.Connection) -> Generator[Bodies]:
-    made = Bodies()
-    yield made
-    made.release.set()
 
 
 @pytest.fixture

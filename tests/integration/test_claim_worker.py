@@ -23,6 +23,7 @@ from queue_workflows import (
     workers,
 )
 from tests.support import factories, flow, lost_replies, transitions, wait
+from tests.support.worker_views import node_row
 
 Row = dict[str, Any]
 
@@ -64,12 +65,6 @@ def queued(node_module: str = "body", *, node_id: str = "n", **more: Any) -> str
     )
 
 
-def job(job_id: str) -> Row:
-    found = node_queue.get_node_job(job_id)
-    assert found is not None
-    return found
-
-
 def sql(statement: str, *parameters: Any) -> list[Row]:
     with db.connection() as conn:
         cursor = conn.execute(statement, parameters)  # pyright: ignore[reportArgumentType]
@@ -101,7 +96,7 @@ def test_runs_one_job_and_records_it_with_its_events_and_its_outbox_row(body: Bo
     job_id = queued("quick")
     assert worker().run_once() is True
     assert worker().run_once() is False
-    row = job(job_id)
+    row = node_row(job_id)
     assert (row["status"], row["context_delta"]) == ("completed", {"done": True})
     assert (row["worker_id"], row["lease_expires_at"]) == (None, None)
     assert row["claimed_by"] == "box"
@@ -117,7 +112,7 @@ def test_run_once_may_be_called_until_the_queue_is_empty(body: Body) -> None:
     ids = [queued("quick", node_id=f"n{i}") for i in range(3)]
     subject = worker()
     assert [subject.run_once() for _ in range(4)] == [True, True, True, False]
-    assert {job(each)["status"] for each in ids} == {"completed"}
+    assert {node_row(each)["status"] for each in ids} == {"completed"}
 
 
 def test_an_idle_worker_is_woken_by_the_insert(body: Body, monkeypatch: Any) -> None:
@@ -125,25 +120,25 @@ def test_an_idle_worker_is_woken_by_the_insert(body: Body, monkeypatch: Any) -> 
     with running(worker()):
         wait.until(lambda: sql("SELECT 1 FROM workers WHERE host_label = 'box'"))
         job_id = queued("quick")
-        wait.until(lambda: job(job_id)["status"] == "completed")
+        wait.until(lambda: node_row(job_id)["status"] == "completed")
 
 
 def test_a_lease_is_renewed_while_the_handler_runs(body: Body) -> None:
     job_id = queued()
     with running(worker(lease_s=1.2)):
         assert body.started.wait(30)
-        first = job(job_id)["lease_expires_at"]
-        wait.until(lambda: job(job_id)["lease_expires_at"] > first)
+        first = node_row(job_id)["lease_expires_at"]
+        wait.until(lambda: node_row(job_id)["lease_expires_at"] > first)
         assert node_queue.reclaim_expired_leases() == []
         body.release.set()
-        wait.until(lambda: job(job_id)["status"] == "completed")
+        wait.until(lambda: node_row(job_id)["status"] == "completed")
     assert body.runs == 1
 
 
 def test_progress_is_stored_while_the_handler_runs(body: Body) -> None:
     job_id = queued()
     with running(worker(lease_s=1.2)):
-        wait.until(lambda: job(job_id)["progress"] == 0.25)
+        wait.until(lambda: node_row(job_id)["progress"] == 0.25)
         body.release.set()
 
 
@@ -152,7 +147,7 @@ def test_a_cancel_reaches_the_running_handler(body: Body, how: str) -> None:
     job_id = queued()
     with running(worker()):
         assert body.started.wait(30)
-        run_id = job(job_id)["run_id"]
+        run_id = node_row(job_id)["run_id"]
         if how == "run by SQL":
             sql(
                 "UPDATE workflow_runs SET status = 'cancelled', finished_at = now() WHERE id = %s",
@@ -163,7 +158,7 @@ def test_a_cancel_reaches_the_running_handler(body: Body, how: str) -> None:
         else:
             queue_workflows.cancel_job(job_id)
         wait.until(lambda: body.cancelled)
-        wait.until(lambda: job(job_id)["status"] == "cancelled")
+        wait.until(lambda: node_row(job_id)["status"] == "cancelled")
     run = run_store.get_run(run_id)
     assert run is not None
     assert run["status"] == "cancelled"
@@ -183,14 +178,14 @@ def test_a_timeout_requeues_up_to_the_cap_then_fails_with_its_event(
         body.release.set()
 
     worker(on_exit=leave).run_once()
-    row = job(job_id)
+    row = node_row(job_id)
     assert codes == [75]
     assert (row["status"], row["watchdog_retries"], row["attempts"]) == ("queued", 1, 0)
     assert node_queue.list_unprocessed_dispatch_events() == []
 
     body.release.clear()
     worker(on_exit=leave).run_once()
-    row = job(job_id)
+    row = node_row(job_id)
     assert codes == [75, 75]
     assert (row["status"], row["watchdog_retries"]) == ("failed", 2)
     assert "budget" in row["error"]
@@ -237,7 +232,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
 
     wait.until(taken)
     thread.join(15)
-    row = job(job_id)
+    row = node_row(job_id)
     assert codes[:1] == [77]
     assert (row["status"], row["worker_id"], row["claim_no"]) == ("running", "other:1:b:r", 2)
     assert (row["crash_count"], row["priority"]) == (0, 10), "it lives, so that it did not crash"
@@ -252,11 +247,11 @@ def test_a_connection_that_dies_under_the_handler_costs_nothing(body: Body) -> N
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         body.release.set()
-        wait.until(lambda: job(job_id)["status"] == "completed")
+        wait.until(lambda: node_row(job_id)["status"] == "completed")
         again = queued("quick", node_id="m")
-        wait.until(lambda: job(again)["status"] == "completed")
+        wait.until(lambda: node_row(again)["status"] == "completed")
     assert body.runs == 1
-    assert job(job_id)["claim_no"] == 1
+    assert node_row(job_id)["claim_no"] == 1
 
 
 def test_an_outage_is_logged_once_for_any_error_text(
@@ -266,7 +261,7 @@ def test_an_outage_is_logged_once_for_any_error_text(
         wait.until(lambda: sql("SELECT 1 FROM workers WHERE state = 'idle'"))
         with lost_replies.of_thread("test-worker", ["it closed", "it starts up"]):
             job_id = queued("quick")
-            wait.until(lambda: job(job_id)["status"] == "completed")
+            wait.until(lambda: node_row(job_id)["status"] == "completed")
     said = [text for text in caplog.messages if text.startswith("claiming waits")]
     assert said == ["claiming waits for the database: it closed"]
 
@@ -287,8 +282,8 @@ def lost_completion(job_id: str) -> Generator[None]:
 def test_a_commit_whose_reply_was_lost_is_not_written_twice(body: Body) -> None:
     job_id = queued("quick")
     with lost_completion(job_id), running(worker()):
-        wait.until(lambda: job(job_id)["status"] == "completed")
-    assert job(job_id)["status"] == "completed"
+        wait.until(lambda: node_row(job_id)["status"] == "completed")
+    assert node_row(job_id)["status"] == "completed"
     assert event_types(job_id) == ["claimed", "completed"]
 
 
@@ -306,7 +301,7 @@ def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
         assert body.started.wait(30)
         workers.disable("box", "cpu", requested_by="test")
         wait.until(lambda: codes == [79])
-        row = job(job_id)
+        row = node_row(job_id)
         assert (row["status"], row["watchdog_retries"], row["crash_count"], row["attempts"]) == (
             "queued",
             0,
@@ -314,7 +309,7 @@ def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
             0,
         )
         assert left == [{"state": "stopped", "job_ids": []}]
-    assert job(job_id)["priority"] == 10
+    assert node_row(job_id)["priority"] == 10
 
 
 def test_off_with_a_hand_back_that_fails_leaves_a_note(
@@ -362,7 +357,7 @@ def test_without_listening_the_polls_find_work_and_off(body: Body, monkeypatch: 
         assert sql(LISTENING) == []
         workers.disable("box", "cpu")
         wait.until(lambda: codes == [79])
-    assert job(job_id)["priority"] == 10
+    assert node_row(job_id)["priority"] == 10
 
 
 def test_an_off_worker_claims_nothing_is_parked_and_resumes_in_place(
@@ -374,9 +369,9 @@ def test_an_off_worker_claims_nothing_is_parked_and_resumes_in_place(
     with running(worker()):
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["parked"])
         assert sql("SELECT 1 FROM worker_heartbeats") == []
-        assert job(job_id)["status"] == "queued"
+        assert node_row(job_id)["status"] == "queued"
         workers.enable("box", "cpu")
-        wait.until(lambda: job(job_id)["status"] == "completed")
+        wait.until(lambda: node_row(job_id)["status"] == "completed")
         wait.until(lambda: sql("SELECT 1 FROM worker_heartbeats WHERE host_label = 'box'"))
 
 
@@ -393,12 +388,12 @@ def test_a_soft_off_lets_the_job_end_and_then_claims_nothing(
         workers.disable("box", "all", stop_policy=policy)
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["draining"])
         body.release.set()
-        wait.until(lambda: job(first)["status"] == "completed")
+        wait.until(lambda: node_row(first)["status"] == "completed")
         idle = "paused" if policy == "pause" else "parked"
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == [idle])
-        assert (job(second)["status"], codes) == ("queued", [])
+        assert (node_row(second)["status"], codes) == ("queued", [])
         workers.enable("box", "all")
-        wait.until(lambda: job(second)["status"] == "completed")
+        wait.until(lambda: node_row(second)["status"] == "completed")
 
 
 def test_a_worker_that_drains_keeps_its_machines_heartbeat_fresh(
@@ -426,7 +421,7 @@ def test_an_off_that_ends_by_itself_resumes_the_worker_in_place(
     with running(worker()):
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["parked"])
         sql("UPDATE worker_controls SET until_at = now() + interval '0.3 s'")
-        wait.until(lambda: job(job_id)["status"] == "completed")
+        wait.until(lambda: node_row(job_id)["status"] == "completed")
 
 
 def test_stop_gives_the_job_back_after_its_deadline(body: Body, monkeypatch: Any) -> None:
@@ -443,7 +438,7 @@ def test_stop_gives_the_job_back_after_its_deadline(body: Body, monkeypatch: Any
         assert body.started.wait(30)
         subject.stop()
         wait.until(lambda: codes == [0])
-    row = job(job_id)
+    row = node_row(job_id)
     assert (row["status"], row["attempts"], row["crash_count"]) == ("queued", 0, 0)
     assert event_types(job_id) == ["claimed", "requeued"]
 
@@ -482,7 +477,7 @@ def test_stop_lets_a_short_job_end(body: Body) -> None:
         assert body.started.wait(30)
         subject.stop()
         body.release.set()
-    assert job(job_id)["status"] == "completed"
+    assert node_row(job_id)["status"] == "completed"
     assert codes == []
 
 
@@ -494,7 +489,7 @@ def test_two_workers_of_one_label_never_touch_each_others_job(body: Body) -> Non
     thread = threading.Thread(target=first.run_once)
     thread.start()
     assert body.started.wait(30)
-    row = job(job_id)
+    row = node_row(job_id)
     stranger = row | {"worker_id": second.worker_id}
     with db.transaction() as conn:
         assert transitions.renew(conn, stranger) == []
@@ -502,7 +497,7 @@ def test_two_workers_of_one_label_never_touch_each_others_job(body: Body) -> Non
         assert transitions.hand_back(conn, stranger) is None
     body.release.set()
     thread.join(15)
-    assert job(job_id)["status"] == "completed"
+    assert node_row(job_id)["status"] == "completed"
 
 
 def ingest_rows() -> list[Row]:
@@ -600,16 +595,16 @@ def test_the_worker_dispatches_what_it_finished_without_an_orchestrator(body: Bo
 
 def test_a_job_claimed_by_a_commit_whose_reply_was_lost_is_given_back(body: Body) -> None:
     first = queued("quick")
-    run_id = job(first)["run_id"]
+    run_id = node_row(first)["run_id"]
     second = node_queue.enqueue_node_job(
         run_id=run_id, node_id="m", node_module="quick", queue="cpu"
     )
     with lost_completion(first), running(worker()):
-        wait.until(lambda: job(second)["status"] == "completed")
-    assert job(first)["claim_no"] == 1
-    assert job(second)["claim_no"] == 2
+        wait.until(lambda: node_row(second)["status"] == "completed")
+    assert node_row(first)["claim_no"] == 1
+    assert node_row(second)["claim_no"] == 2
     assert event_types(second) == ["claimed", "requeued", "claimed", "completed"]
-    assert job(second)["crash_count"] == 0
+    assert node_row(second)["crash_count"] == 0
 
 
 def test_a_batch_gives_back_what_it_has_not_run_when_it_must_leave(
@@ -650,7 +645,7 @@ def test_a_slow_hook_holds_no_claim_of_the_next_job(body: Body) -> None:
     queue_workflows.set_on_node_completed(hook)
     ids = [queued("quick", node_id=f"n{i}") for i in range(3)]
     with running(worker()):
-        wait.until(lambda: {job(each)["status"] for each in ids} == {"completed"})
+        wait.until(lambda: {node_row(each)["status"] for each in ids} == {"completed"})
     assert seen == [0, 0, 0]
 
 
@@ -667,7 +662,7 @@ def test_a_node_cancelled_then_retried_before_its_handler_ends_runs_again(body: 
     queue_workflows.retry_run(run["id"])
     with db.transaction() as conn:
         transitions.hand_back(conn, held, "cancelled")
-    assert job(found["id"])["status"] == "queued"
+    assert node_row(found["id"])["status"] == "queued"
     dispatcher.start_run(run["id"])
     body.release.set()
     with running(worker()):
@@ -748,8 +743,8 @@ def test_a_failure_that_the_database_never_takes_holds_up_no_worker(
     job_id = queued("fails")
     other = queued("quick", node_id="m")
     with running(worker()):
-        wait.until(lambda: job(other)["status"] == "completed", timeout_s=30)
-    found = job(job_id)
+        wait.until(lambda: node_row(other)["status"] == "completed", timeout_s=30)
+    found = node_row(job_id)
     assert (found["status"], found["crash_count"]) == ("queued", counted)
     assert found["available_at"] is not None
     assert event_types(job_id)[-1] == event

@@ -24,6 +24,7 @@ from queue_workflows.types import JobId
 from tests.support import factories, migration_folders, transitions
 from tests.support.examples import examples
 from tests.support.wait import until
+from tests.support.worker_views import row as get
 
 NOON = datetime.datetime(2030, 1, 2, 12, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
 
@@ -40,12 +41,6 @@ def enqueue(**given: Any) -> JobId:
 
 def enqueue_many(jobs: Any = None, **given: Any) -> list[JobId]:
     return jobs_api.enqueue_many(jobs, **{"task_name": "t", "queue": "fetch"} | given)
-
-
-def get(job_id: str) -> Any:
-    row = node_queue.get_ingest_job(job_id)
-    assert row is not None
-    return row
 
 
 def count(conn: Any) -> int:

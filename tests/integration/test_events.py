@@ -16,6 +16,7 @@ import queue_workflows
 from queue_workflows import db, errors, events, history, ingest_executor, jobs, node_executor, steps
 from tests.hostile import roles
 from tests.support import console, factories, sweeps, transitions
+from tests.support.factories import job
 
 Row = dict[str, Any]
 pytestmark = pytest.mark.usefixtures("invariants_hold")
@@ -34,12 +35,6 @@ def run(conn: db.Connection) -> str | None:
 
 def _claimed(conn: db.Connection) -> list[Row]:
     return transitions.claim(conn, transitions.who("fetch"), promote=True)
-
-
-def job(conn: db.Connection) -> Row:
-    row = conn.execute("SELECT * FROM ingest_jobs").fetchone()
-    assert row is not None
-    return row
 
 
 def is_waiting(conn: db.Connection) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
-from types import ModuleType
 
 import pytest
 
@@ -46,7 +44,7 @@ NOT_SWEPT = {"status", "queue"}
 
 
 @pytest.fixture
-def conn(db: ModuleType) -> Generator[db.Connection]:
+def conn(conn: db.Connection) -> db.Connection:
     def fails(reason: str) -> None:
         raise RuntimeError("boom")
 
@@ -55,8 +53,7 @@ def conn(db: ModuleType) -> Generator[db.Connection]:
     config.register_ingest_task("fails", fails)
     queue_workflows.register_node("m", lambda: {"ok": True})
     queue_workflows.register_node("fails", lambda: fails("node"))
-    with db.connect() as conn:
-        yield conn
+    return conn
 
 
 def put_extremes(conn: db.Connection, table: str, column: str, **given: str) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from queue_workflows import config, errors, jobs, node_queue
 from tests.support import factories, flow, transitions
+from tests.support.worker_views import row as get
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +25,6 @@ def enqueue(**given: Any) -> str:
 
 def claim(queue: str = "fetch", **given: Any) -> Any:
     return node_queue.claim_next_ingest_job(queue, **{"host": "box"} | given)
-
-
-def get(job_id: str) -> Any:
-    row = node_queue.get_ingest_job(job_id)
-    assert row is not None
-    return row
 
 
 def history(conn: Any, job_id: str) -> list[str]:

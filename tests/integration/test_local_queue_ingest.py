@@ -9,10 +9,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ import pytest
 from queue_workflows import config, db, errors, jobs, local_queue, queues, workers
 from queue_workflows.runtime import clock
 from queue_workflows.telemetry import pressure
-from tests.support import factories, invariants, local_queue_app, memory_reports, transitions
+from tests.support import factories, local_queue_app, memory_reports, transitions
 from tests.support.local_queue_app import QUEUE
 from tests.support.wait import until
 
@@ -29,12 +28,10 @@ Row = dict[str, Any]
 
 
 @pytest.fixture
-def conn(db: ModuleType, clean_process: None) -> Generator[db.Connection]:
+def conn(conn: db.Connection, invariants_hold: None) -> db.Connection:
     local_queue_app.setup()
     config.register_ingest_task("count", lambda *, n: {"n": n})
-    with db.connect() as conn:
-        yield conn
-        assert invariants.broken(conn, slack_s=5) == []
+    return conn
 
 
 class Handlers:

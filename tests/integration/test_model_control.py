@@ -27,6 +27,7 @@ from queue_workflows import (
 from queue_workflows import models as models_api
 from tests.support import console, factories, flow, wait
 from tests.support.commands import Commands
+from tests.support.worker_views import node_row
 
 Row = dict[str, Any]
 
@@ -145,14 +146,8 @@ def queued(node: str = "ok", model: str | None = None) -> str:
     )
 
 
-def job(job_id: str) -> Row:
-    found = node_queue.get_node_job(job_id)
-    assert found is not None
-    return found
-
-
 def is_over(job_id: str) -> Callable[[], bool]:
-    return lambda: job(job_id)["status"] in ("completed", "failed")
+    return lambda: node_row(job_id)["status"] in ("completed", "failed")
 
 
 def advertised(conn: Any) -> Any:
@@ -194,8 +189,8 @@ def test_a_load_that_fails_fails_its_job_and_the_worker_goes_on(
     failed, fine = queued(model="bad"), queued(model="good")
     wait.until(is_over(fine))
     wait.until(is_over(failed))
-    assert (job(failed)["status"], job(fine)["status"]) == ("failed", "completed")
-    assert str(error) in job(failed)["error"]
+    assert (node_row(failed)["status"], node_row(fine)["status"]) == ("failed", "completed")
+    assert str(error) in node_row(failed)["error"]
     assert subject.exits == []
 
 
@@ -252,7 +247,7 @@ def test_the_registrar_runs_once_more_where_nothing_is_registered(models: Models
     gpu()
     late = queued(model="late")
     wait.until(is_over(late))
-    assert (job(late)["status"], calls) == ("completed", [1])
+    assert (node_row(late)["status"], calls) == ("completed", [1])
 
 
 # --- on request
@@ -305,7 +300,7 @@ def test_it_is_obeyed_between_jobs_before_the_next_one(models: Models, gpu: Any)
         subject.answer(request)
         wait.until(is_over(after))
     assert models.log == ["load b", "next job"]
-    assert job(running)["status"] == job(after)["status"] == "completed"
+    assert node_row(running)["status"] == node_row(after)["status"] == "completed"
 
 
 def test_a_newer_request_takes_the_place_of_one_that_waits(models: Models, gpu: Any) -> None:
@@ -354,7 +349,7 @@ def test_a_load_on_request_that_fails_reports_why_and_the_worker_continues(
     assert reason in said["error"]
     fine = queued(model="good")
     wait.until(is_over(fine))
-    assert job(fine)["status"] == "completed"
+    assert node_row(fine)["status"] == "completed"
 
 
 def test_a_worker_that_is_off_loads_nothing_but_unloads(models: Models, gpu: Any) -> None:

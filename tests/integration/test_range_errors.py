@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable, Generator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -32,11 +31,10 @@ BIG = 10**400
 
 
 @pytest.fixture
-def conn(db: ModuleType) -> Generator[db.Connection]:
+def conn(conn: db.Connection) -> db.Connection:
     config.configure(ingest_queues={"fetch"})
     queue_workflows.register_ingest_task("t", lambda **_: None)
-    with db.connect() as own:
-        yield own
+    return conn
 
 
 def in_loop(work: Callable[..., Any], **given: Any) -> Any:

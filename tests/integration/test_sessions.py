@@ -30,7 +30,7 @@ def test_hangs():
     time.sleep(600)
 """
 STARTS = """
-import os, subprocess, sys, tempfile, time
+import os, shutil, subprocess, sys, tempfile, time
 from pathlib import Path
 from tests.support import reaper
 
@@ -40,7 +40,8 @@ reaper.own(Path(owned))
 made = tempfile.mkdtemp()
 stray = [subprocess.Popen(["sleep", "600"], start_new_session=True)]
 for folder in (owned, made):  # as PostgreSQL does: with a clean environment
-    stray.append(subprocess.Popen(["sleep", "600"], start_new_session=True, env={}, cwd=folder))
+    program = shutil.copy(shutil.which("sleep"), os.path.join(folder, "postgres"))
+    stray.append(subprocess.Popen([program, "600"], start_new_session=True, env={}, cwd=folder))
 print(owned, made, *(each.pid for each in stray), flush=True)
 time.sleep(600)
 """

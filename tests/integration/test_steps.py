@@ -13,6 +13,7 @@ import pytest
 import queue_workflows
 from queue_workflows import db, errors, ingest_executor, jobs, node_executor, runs, steps
 from tests.support import factories, lost_replies, step_app, transitions
+from tests.support.factories import job
 
 Row = dict[str, Any]
 FETCH = transitions.who("fetch")
@@ -26,12 +27,6 @@ def run(conn: db.Connection, task: Callable[..., Any], **args: Any) -> str:
         factories.ingest(conn, args=args, max_attempts=9)
     conn.execute("UPDATE ingest_jobs SET available_at = NULL WHERE status = 'queued'")
     return ingest_executor.execute_ingest_job(transitions.claim_ingest(conn, FETCH))
-
-
-def job(conn: db.Connection) -> Row:
-    row = conn.execute("SELECT * FROM ingest_jobs").fetchone()
-    assert row is not None
-    return row
 
 
 def recorded(conn: db.Connection) -> list[tuple[Any, ...]]:

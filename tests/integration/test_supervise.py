@@ -19,6 +19,7 @@ from queue_workflows.cli import supervise
 from queue_workflows.runtime import signals
 from tests.support import factories
 from tests.support.wait import until
+from tests.support.worker_views import alive
 
 COMMANDS = {"cpu": ["restart-cpu"], "gpu": ["restart-gpu"]}
 
@@ -255,13 +256,6 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_started(
     found = [int(text) for text in pids.read_text().split()]
     assert len(found) == 2
     until(lambda: not [pid for pid in found if alive(pid)])
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_stop_ends_a_running_command_within_a_second(tmp_path: Path) -> None:

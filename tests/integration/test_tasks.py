@@ -16,8 +16,10 @@ import queue_workflows
 from queue_workflows import claim_worker, db, errors, ingest_executor, node_queue
 from queue_workflows import jobs as jobs_api
 from tests.support import factories, task_app
+from tests.support.batch_worker import events
 from tests.support.commands import Commands
 from tests.support.wait import until
+from tests.support.worker_views import row
 
 Row = dict[str, Any]
 NAMES = pytest.mark.parametrize("kind", task_app.ENDS_BY_ITSELF)
@@ -36,19 +38,8 @@ def queued(task: str, **args: Any) -> str:
     return jobs_api.enqueue(task_name=task, queue=task_app.QUEUE, args=args)
 
 
-def row(job_id: str) -> Row:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
-
-
 def is_now(job_id: str, status: str) -> Callable[[], bool]:
     return lambda: row(job_id)["status"] == status
-
-
-def events(conn: db.Connection, job_id: str) -> list[str]:
-    query = "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id"
-    return factories.column(conn, query, job_id)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,12 +16,6 @@ from tests.support import database, factories, proxy, transitions
 from tests.support.wait import until
 
 FAMILIES = ["node", "ingest"]
-
-
-@pytest.fixture
-def wire(db: ModuleType, dsn: str) -> Iterator[proxy.Proxy]:
-    with proxy.Proxy(dsn) as made:
-        yield made
 
 
 class Asking:

@@ -33,7 +33,12 @@ def main(
     with tempfile.TemporaryDirectory(prefix="qw-mutation-") as folder:
         outcomes = runner.run(Path(folder), places, chosen)
     print(_table(outcomes))
-    found = wrong(outcomes, {one for one in listed() if one.module in chosen}, sampled=sampled)
+    found = wrong(
+        outcomes,
+        {one for one in listed() if one.module in chosen},
+        sampled=sampled,
+        whole=not options.module,
+    )
     print("\n".join(found), file=sys.stderr)
     return 1 if found else 0
 
@@ -48,7 +53,7 @@ def listed() -> set[mutants.Change]:
 
 
 def wrong(
-    outcomes: Sequence[runner.Outcome], known: set[mutants.Change], *, sampled: bool
+    outcomes: Sequence[runner.Outcome], known: set[mutants.Change], *, sampled: bool, whole: bool
 ) -> list[str]:
     survivors = [outcome.change for outcome in outcomes if outcome.survived]
     found = [
@@ -64,7 +69,7 @@ def wrong(
         f"  - {change.before}\n  + {change.after}"
         for change in sorted(known.difference(survivors))
     ]
-    if len(survivors) > MOST_SURVIVORS * len(outcomes):
+    if whole and len(survivors) > MOST_SURVIVORS * len(outcomes):
         found.append(f"more than {MOST_SURVIVORS:.0%} of the mutants survive")
     return found
 

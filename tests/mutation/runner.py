@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.mutation import mutants
+from tests.mutation import checkouts, mutants
 
 ROOT = Path(__file__).parents[2]
 WORKERS = min(2, os.cpu_count() or 1)
@@ -45,21 +44,13 @@ class Outcome(NamedTuple):
 
 
 class Checkout:
-    """Copies of the checkout's files, tracked or not but for the ignored ones, below a folder."""
+    """Copies of the checkout below a folder."""
 
     def __init__(self, folder: Path) -> None:
-        listed = subprocess.run(
-            ["git", "ls-files", "-coz", "--exclude-standard"],
-            cwd=ROOT, check=True, capture_output=True, text=True,
-        ).stdout.split("\0")  # fmt: skip
         self._free: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for number in range(WORKERS):
-            copy = folder / str(number)
-            for name in filter(None, listed):
-                if (ROOT / name).is_file():
-                    (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(ROOT / name, copy / name)
-            self._free.put(copy)
+            checkouts.copy(folder / str(number))
+            self._free.put(folder / str(number))
 
     def survives(self, module: str, text: str, tests: Sequence[str]) -> bool:
         """Return whether these tests pass with this text of a module; True without tests."""

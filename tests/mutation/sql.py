@@ -13,7 +13,6 @@ import importlib
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.mutation import checkouts
 from tests.support import database, reaper
 
 ROOT = Path(__file__).parents[2]
@@ -114,18 +114,11 @@ def listed(path: Path = LISTED) -> list[Mutant]:
 
 
 class Checkout:
-    """A copy of the checkout's files, tracked or not but for the ignored ones, and its server."""
+    """A copy of the checkout, and its server."""
 
     def __init__(self, folder: Path, dsn: str) -> None:
         self._folder, self._dsn = folder, dsn
-        listed = subprocess.run(
-            ["git", "ls-files", "-coz", "--exclude-standard"],
-            cwd=ROOT, check=True, capture_output=True, text=True,
-        ).stdout.split("\0")  # fmt: skip
-        for name in filter(None, listed):
-            if (ROOT / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
+        checkouts.copy(folder)
 
     def judge(self, mutant: Mutant) -> Verdict:
         """Return what the mutant's tests say about it; the copy is afterwards as before."""

@@ -82,6 +82,13 @@ def reread(conn: db.Connection, job: Row) -> Row:
     return row
 
 
+def job(conn: db.Connection) -> Row:
+    """Return the row of the ingest job, of which the test has one."""
+    row = conn.execute("SELECT * FROM ingest_jobs").fetchone()
+    assert row is not None
+    return row
+
+
 def change(conn: db.Connection, job: Row, what: str) -> None:
     """Change a job's row by a plain UPDATE; `what` is its SET clause."""
     table = "workflow_node_jobs" if "node_id" in job else "ingest_jobs"

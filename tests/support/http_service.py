@@ -19,6 +19,11 @@ POOL = '[{"queue": "load.a", "concurrency": 2}, {"queue": "load.b", "concurrency
 _ADDRESS = re.compile(r"serving .* on (http://[^\s\"]+)")
 
 
+def bearer(token: str) -> dict[str, str]:
+    """Return the header of a request that has this token."""
+    return {"authorization": f"Bearer {token}"}
+
+
 class Service:
     """A running service, and a client that has its token."""
 
@@ -27,7 +32,7 @@ class Service:
         self.url = url
         self.client = httpx.Client(
             base_url=url,
-            headers={"authorization": f"Bearer {TOKEN}"},
+            headers=bearer(TOKEN),
             timeout=30,
             limits=httpx.Limits(max_keepalive_connections=0),
         )

@@ -378,6 +378,15 @@ def claimed(conn: db.Connection, kind: Kind, **columns: Any) -> Row:
     return (claim_node if kind == "node" else claim_ingest)(conn)
 
 
+def claimed_row(number: int) -> Row:
+    """Return an ingest job as a claim returns it, without a database."""
+    return {
+        "id": str(number), "task_name": "quick", "queue": "load", "reason": "", "args": {},
+        "claim_no": 1, "attempts": 0, "worker_id": "w", "crash_count": 0, "timeout_s": None,
+        "max_attempts": 1, "policy": None, "seq": number,
+    }  # fmt: skip
+
+
 def read_claimed(conn: db.Connection, job: Row, worker_id: str) -> Row | None:
     """Return a job as its worker reads a row that cannot be loaded whole; None: it lacks it."""
     return claimed_jobs.read(conn, table_of(job), job["id"], worker_id)

@@ -15,6 +15,7 @@ import pytest
 import queue_workflows
 from queue_workflows import check, cli, config, declare, errors, model_registry
 from tests.support import console
+from tests.support.flow import step
 
 
 class Counted(TypedDict):
@@ -54,10 +55,6 @@ def host() -> Generator[None]:
 def node(node_id: str, *names: str, **more: Any) -> dict[str, Any]:
     inputs = [{"name": name, "from": f"pipeline.{name}"} for name in names]
     return {"id": node_id, **({"inputs": inputs} if names else {}), **more}
-
-
-def step(step_id: str, pipeline: str, **more: Any) -> dict[str, Any]:
-    return {"id": step_id, "kind": "pipeline", "pipeline": pipeline, **more}
 
 
 READ = step("read", "count", inputs={"text": {"$from": "text"}})

@@ -12,6 +12,7 @@ from queue_workflows import errors
 from queue_workflows.dag import definition, frozen_definition
 from tests.support.cpu import cpu_seconds
 from tests.support.examples import examples
+from tests.support.flow import step
 from tests.support.wait import patience
 from tests.unit.test_dag_plan import FakeRun, ids
 
@@ -26,10 +27,6 @@ def taking(node_id: str, *keys: str, **more: Any) -> Json:
     """A node of a pipeline whose inputs are the step's inputs of these names."""
     inputs = [{"name": key, "from": f"pipeline.{key}"} for key in keys]
     return {"id": node_id, "inputs": inputs, **more}
-
-
-def step(step_id: str, pipeline: str, **more: Any) -> Json:
-    return {"id": step_id, "kind": "pipeline", "pipeline": pipeline, **more}
 
 
 def expand(*steps: Any, **pipelines: list[Json]) -> list[Json]:

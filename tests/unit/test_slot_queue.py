@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -50,12 +49,12 @@ class Queue:
     def claimed(self, count: int) -> None:
         """Let so many claimed jobs wait for an executor."""
         for number in range(count):
-            self.queue.runs.add(row(100 + number))
+            self.queue.runs.add(transitions.claimed_row(100 + number))
 
     def ended(self, number: int) -> None:
         """Let the handler of a job end."""
         work = current_job.Work(
-            job_tables.INGEST_JOBS, row(number), guards.LeaseEnd(self.now, 60.0)
+            job_tables.INGEST_JOBS, transitions.claimed_row(number), guards.LeaseEnd(self.now, 60.0)
         )
         self.queue.records.add(work, OUTCOME)
 
@@ -63,14 +62,6 @@ class Queue:
     def waits_s(self) -> float:
         """In how many seconds the queue has something to do."""
         return self.queue.timeout(0.0, stopping=False)
-
-
-def row(number: int) -> dict[str, Any]:
-    return {
-        "id": str(number), "task_name": "quick", "queue": "load", "reason": "", "args": {},
-        "claim_no": 1, "attempts": 0, "worker_id": "w", "crash_count": 0, "timeout_s": None,
-        "max_attempts": 1, "policy": None, "seq": number,
-    }  # fmt: skip
 
 
 def test_a_tiny_result_waits_for_those_of_claimed_jobs_and_not_longer_than_it_should(
@@ -112,7 +103,10 @@ def test_the_end_of_a_job_whose_executor_died_makes_results_be_written_at_once(
     found.claimed(MANY)
     found.ended(2)
     found.queue.runs.hand_back(
-        current_job.Work(job_tables.INGEST_JOBS, row(3), guards.LeaseEnd(found.now, 60.0)), "test"
+        current_job.Work(
+            job_tables.INGEST_JOBS, transitions.claimed_row(3), guards.LeaseEnd(found.now, 60.0)
+        ),
+        "test",
     )
     assert found.waits_s == 0.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -47,19 +46,11 @@ class Waiting:
             shape=executor_shape.Shape(1, count),
         )
         for number in range(count):
-            self.runs.add(row(number))
+            self.runs.add(transitions.claimed_row(number))
 
     def handed_back(self) -> list[str]:
         """The ids of the jobs whose end is to be written."""
         return [call.args[0].job["id"] for call in self.records.add_ending.call_args_list]
-
-
-def row(number: int) -> dict[str, Any]:
-    return {
-        "id": str(number), "task_name": "quick", "queue": "load", "reason": "", "args": {},
-        "claim_no": 1, "attempts": 0, "worker_id": "w", "crash_count": 0, "timeout_s": None,
-        "max_attempts": 1, "policy": None, "seq": number,
-    }  # fmt: skip
 
 
 def test_recalled_jobs_wait_again_in_their_order_and_none_is_lost_if_a_fork_fails() -> None:
@@ -99,7 +90,7 @@ def test_a_decided_time_limit_holds_unless_the_result_was_complete_before_it(
 ) -> None:
     """The limit counts from the start by the worker; the handler itself may have begun later."""
     found = Waiting(0)
-    found.runs.add(row(0) | {"timeout_s": 5.0})
+    found.runs.add(transitions.claimed_row(0) | {"timeout_s": 5.0})
     found.runs.start_waiting()
     assert found.handle.first is not None
     found.handle.first.decided(guards.Failure(code, "budget_trip", "too long"))

@@ -32,7 +32,7 @@ def test_an_idle_machine_gets_the_time_as_it_is_written() -> None:
 @pytest.mark.usefixtures("work")
 def test_a_busy_machine_gets_up_to_eight_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     slow(monkeypatch)
-    assert wait.patience(3.0) == 24.0
+    assert wait.patience(3.0) == 18.0
 
 
 @pytest.mark.usefixtures("work")
@@ -43,8 +43,8 @@ def test_a_machine_that_was_busy_during_the_last_minute_gets_more_time(
         slow(busy)
         wait.measure()
     assert wait.slowness() == 1.0
-    assert wait.patience(3.0) == 24.0
-    assert wait.Deadline(3.0).factor == 8.0
+    assert wait.patience(3.0) == 18.0
+    assert wait.Deadline(3.0).factor == 6.0
 
 
 @pytest.mark.usefixtures("work")
