@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from queue_workflows import config
-from tests.support import examples, process_state, wait
+from queue_workflows import config, model_registry
+from queue_workflows.runtime import log_context, trace_context
+from tests.support import examples, wait
 
 if TYPE_CHECKING:
     from queue_workflows.db import Connection
@@ -211,7 +212,9 @@ def clean_process() -> Generator[None]:
     """Defaults and no variable of ours before each test; a thread that outlives it fails it."""
     kept = _forget_environment()
     config.reset_for_tests()
-    process_state.forget()
+    model_registry.clear_for_tests()
+    log_context.reset_for_tests()
+    trace_context.reset_for_tests()
     # Nothing that a test runs leaves files in the data folder of the person here.
     state = Path(tempfile.gettempdir(), "state")  # in the folder of this process: `reaper`
     os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = str(state.with_name("outputs"))

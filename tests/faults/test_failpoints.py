@@ -14,12 +14,10 @@ from typing import NamedTuple
 import pytest
 
 from queue_workflows import db
-from queue_workflows.runtime import supervisor
-from queue_workflows.worker import crash_recovery
 from tests.support import (
+    deaths,
     failpoints,
     fork_server,
-    growing_runs,
     invariants,
     migration_folders,
     workloads,
@@ -151,14 +149,14 @@ SWEEPS = {
     "growing-worker": Sweep(
         WORKER,
         MAIN,
-        growing_runs.Growing,
+        workloads.Growing,
         ORCHESTRATOR,
         {},
         ("slot_records._record_and_claim",),
         BEFORE,
     ),
     "growing-orchestrator": Sweep(
-        ORCHESTRATOR, "dispatch", growing_runs.Growing, WORKER, {}, ("starts._start",), BEFORE
+        ORCHESTRATOR, "dispatch", workloads.Growing, WORKER, {}, ("starts._start",), BEFORE
     ),
     "map-worker": Sweep(
         WORKER, MAIN, workloads.MapRuns, ORCHESTRATOR, {}, ("drain._batch",), BEFORE
@@ -169,26 +167,26 @@ SWEEPS = {
     "mapped-runs-worker": Sweep(
         WORKER,
         MAIN,
-        growing_runs.MappedRuns,
+        workloads.MappedRuns,
         ORCHESTRATOR,
         {},
         ("slot_records._record_and_claim",),
         BEFORE,
     ),
     "mapped-runs-orchestrator": Sweep(
-        ORCHESTRATOR, "dispatch", growing_runs.MappedRuns, WORKER, {}, ("starts._start",), BEFORE
+        ORCHESTRATOR, "dispatch", workloads.MappedRuns, WORKER, {}, ("starts._start",), BEFORE
     ),
     "deciding-map-worker": Sweep(
         WORKER,
         MAIN,
-        growing_runs.Deciding,
+        workloads.Deciding,
         ORCHESTRATOR,
         {},
         ("slot_records._record_and_claim",),
         BEFORE,
     ),
     "deciding-map-orchestrator": Sweep(
-        ORCHESTRATOR, "dispatch", growing_runs.Deciding, WORKER, HOOKS, ("advance.advance",), BEFORE
+        ORCHESTRATOR, "dispatch", workloads.Deciding, WORKER, HOOKS, ("advance.advance",), BEFORE
     ),
     "ingest": Sweep((*NOTES, *INLINE), MAIN, workloads.Notes, places=WORKING),
     "steps": Sweep(
@@ -214,9 +212,8 @@ SWEEPS = {
 
 def recover_claims(pid: int) -> None:
     """What the parent of a worker does when it reaps it."""
-    ended = supervisor.Exit("role", pid, None, SIGKILL, 0, 0.1)
     with db.connect() as conn:
-        crash_recovery.recover_claims(conn, ended, host_label=HOST)
+        deaths.recover(conn, deaths.killed(pid), HOST)
 
 
 def past(world: World, sweep: Sweep, point: Point) -> list[Role]:

@@ -75,7 +75,7 @@ def test_ingest_claims_come_back_too(db: ModuleType) -> None:
     config.register_ingest_task("t", lambda reason: {})
     job_id = jobs.enqueue(task_name="t", queue="fetch")
     assert node_queue.claim_next_ingest_job("fetch", host=LABEL)
-    ended = deaths.of(code=1)
+    ended = deaths.Death(code=1)
     with db.connect() as conn:
         deaths.recover(conn, ended, LABEL)
     row = node_queue.get_ingest_job(job_id)
@@ -179,7 +179,7 @@ def test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_be
         conn.execute("UPDATE workflow_node_jobs SET crash_count = 2")
         claim = node_queue.claim_next_cpu_job(host=LABEL)
         assert claim
-        ended = deaths.of(signum=signal.SIGSEGV)
+        ended = deaths.Death(signum=signal.SIGSEGV)
         deaths.recover(conn, ended, LABEL)
     dead = job(run_id, "a")
     assert dead["status"] == "failed"
@@ -203,7 +203,7 @@ def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(db: Mo
     run_id = queued("a", "b")
     claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
     assert claims[0]
-    ended = deaths.of(code=0, overdue="did not stop within 12.0 s")
+    ended = deaths.Death(code=0, overdue="did not stop within 12.0 s")
     with db.connect() as conn:
         conn.execute(
             "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, %s, 'cpu', %s)",
@@ -276,7 +276,7 @@ def test_a_worker_that_left_a_note_is_charged_nothing_by_its_parent(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
     run_id = queued("a")
-    ended = a_worker_that_dies()._replace(code=code, signal=None)
+    ended = a_worker_that_dies()._replace(code=code, signum=None)
     worker_notes.leave(deaths.worker_id(name, ended.pid))
     with deaths.parent(LABEL) as report:
         report(ended)
@@ -291,7 +291,7 @@ def test_a_crash_that_a_sweep_counted_while_the_parent_had_no_connection_is_subt
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_CONNECT_TIMEOUT_S", "2")
     config.register_ingest_task("t", lambda reason: {})
     jobs.enqueue(task_name="t", queue="fetch")
-    ended = deaths.of(deaths.dead_pid(), code=77)
+    ended = deaths.Death(deaths.dead_pid(), code=77)
     worker_id = deaths.worker_id(LABEL, ended.pid)
     with proxy.Proxy(dsn) as wire, db.connect() as conn:
         held = transitions.claim_ingest(conn, transitions.Claimant(worker_id, LABEL, "fetch"))
@@ -347,7 +347,7 @@ def test_the_history_has_the_cause_of_death(
         transitions.claim_ingest(
             conn, transitions.Claimant(deaths.id_with_executors(LABEL), LABEL, "fetch")
         )
-        deaths.recover(conn, deaths.of(code=code, signum=signum, rss_mb=rss), LABEL)
+        deaths.recover(conn, deaths.Death(code=code, signum=signum, rss_mb=rss), LABEL)
         query = "SELECT detail ->> 'reason' FROM ingest_job_events WHERE event_type = 'requeued'"
         assert factories.one(conn, query) == f"its worker {said}"
 

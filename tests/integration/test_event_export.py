@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace import export
 from opentelemetry.sdk.trace.export import in_memory_span_exporter
 
 from queue_workflows import claim_worker, db, errors, jobs, runs
-from tests.support import collector, exports, factories
+from queue_workflows.event_export import exporter, otlp, settings
+from tests.support import collector, factories
 from tests.support.flow import Flow
 from tests.support.wait import until
 
@@ -44,12 +45,12 @@ class Lists:
 
 
 @pytest.fixture
-def exported(db: ModuleType) -> Iterator[Callable[..., exports.Export]]:
+def exported(db: ModuleType) -> Iterator[Callable[..., exporter.Exporter]]:
     """Makes exports that start now."""
-    made: list[exports.Export] = []
+    made: list[exporter.Exporter] = []
 
-    def one(sink: Any, name: str = "test") -> exports.Export:
-        each = exports.made(sink, name)
+    def one(sink: Any, name: str = "test") -> exporter.Exporter:
+        each = exporter.Exporter(name, sink)
         each.run()
         made.append(each)
         return each
@@ -69,7 +70,7 @@ def add(conn: Any, job_id: str, kind: str = "error") -> int:
 class Followed:
     """An export whose rounds are looked at."""
 
-    def __init__(self, conn: Any, export_: Callable[..., exports.Export]) -> None:
+    def __init__(self, conn: Any, export_: Callable[..., exporter.Exporter]) -> None:
         self._conn = conn
         self._sink = Lists()
         self._export = export_(self._sink)
@@ -160,7 +161,7 @@ def ran(task: str, worker: claim_worker.ClaimWorker | None = None, **job: Any) -
 
 def test_two_exports_of_one_name_take_turns(exported: Any) -> None:
     first, second = Lists(), Lists()
-    one, two = exported(first), exports.made(second)
+    one, two = exported(first), exporter.Exporter("test", second)
     ran("traced")
     assert two.run() == 0
     assert one.run() > 0
@@ -209,7 +210,7 @@ def spans_of(found: in_memory_span_exporter.InMemorySpanExporter) -> dict[str, A
 
 def test_an_attempt_is_a_child_of_the_span_that_enqueued(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(exports.spans(memory))
+    export_ = exported(otlp.Spans(exporter=memory))
     job_id = ran("traced", headers={"traceparent": GIVEN})
     export_.run()
     span = spans_of(memory)["job traced"]
@@ -227,7 +228,7 @@ def test_an_attempt_is_a_child_of_the_span_that_enqueued(exported: Any) -> None:
 
 def test_a_failure_is_an_error_with_its_traceback_and_no_secret(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(exports.spans(memory))
+    export_ = exported(otlp.Spans(exporter=memory))
     ran("fails", args={"token": "canary"})
     export_.run()
     span = spans_of(memory)["job fails"]
@@ -239,7 +240,7 @@ def test_a_failure_is_an_error_with_its_traceback_and_no_secret(exported: Any) -
 
 def test_what_is_not_sampled_or_not_traced_has_no_span(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(exports.spans(memory, only_traced=True))
+    export_ = exported(otlp.Spans(exporter=memory, only_traced=True))
     ran("traced", headers={"traceparent": GIVEN[:-2] + "00"})
     ran("traced")
     ran("traced_async", headers={"traceparent": GIVEN})
@@ -257,7 +258,7 @@ def test_a_collector_that_refuses_gets_the_spans_later(exported: Any) -> None:
             return super().export(spans)
 
     memory = Refusing()
-    export_ = exported(exports.spans(memory))
+    export_ = exported(otlp.Spans(exporter=memory))
     ran("traced")
     with pytest.raises(errors.ExportFailed):
         export_.run()
@@ -269,7 +270,7 @@ def test_a_collector_that_refuses_gets_the_spans_later(exported: Any) -> None:
 def test_a_run_is_a_trace(exported: Any, toy: Flow) -> None:
     collector.setup()
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(exports.spans(memory))
+    export_ = exported(otlp.Spans(exporter=memory))
     run_id = runs.submit("two", headers={"traceparent": GIVEN})["id"]
     toy.go()
     for _ in range(2):
@@ -339,7 +340,7 @@ def test_the_audit_and_the_metric_log(
     monkeypatch.setenv("AUDIT_LOG_PATH", str(tmp_path))
     monkeypatch.setenv("METRIC_PATH", str(tmp_path))
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    wanted = [*exports.wanted(), exports.made(exports.spans(memory))]
+    wanted = [*settings.wanted(), exporter.Exporter("test", otlp.Spans(exporter=memory))]
     for each in wanted:
         each.run()
     job_id = ran("fails", args={"token": "canary\x1b"})
@@ -363,4 +364,4 @@ def test_a_wrong_setting_is_refused(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_SPANS", value)
     with pytest.raises(errors.InvalidConfig, match="all, traced"):
-        exports.wanted()
+        settings.wanted()

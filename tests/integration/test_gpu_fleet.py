@@ -24,7 +24,6 @@ from queue_workflows import jobs as jobs_api
 from queue_workflows import workers as workers_api
 from tests.support import (
     factories,
-    gpu_models,
     sweeps,
     timeouts,
     transitions,
@@ -72,19 +71,19 @@ def test_a_completed_job_teaches_the_run_without_the_load(conn: Any) -> None:
 
 def test_the_averages_follow_the_latest(conn: Any) -> None:
     for seconds in (10.0, 20.0, 30.0):
-        gpu_models.learn_load(conn, "box", "m", seconds)
+        worker_reports.learn_load(conn, "box", "m", seconds)
     assert learned(conn, "m")[:2] == (pytest.approx(20.0), 3)
     for _ in range(60):
-        gpu_models.learn_load(conn, "box", "m", 90.0)
+        worker_reports.learn_load(conn, "box", "m", 90.0)
     assert learned(conn, "m")[0] == pytest.approx(90.0, abs=1)
 
 
 def test_a_lesson_never_waits_for_a_row(conn: Any, db: ModuleType) -> None:
-    gpu_models.learn_load(conn, "box", "m", 10.0)
+    worker_reports.learn_load(conn, "box", "m", 10.0)
     with db.connect(autocommit=False) as other:
-        gpu_models.learn_load(other, "box", "m", 20.0)
+        worker_reports.learn_load(other, "box", "m", 20.0)
         conn.execute("SET lock_timeout = '200ms'")
-        gpu_models.learn_load(conn, "box", "m", 30.0)
+        worker_reports.learn_load(conn, "box", "m", 30.0)
         other.commit()
     assert learned(conn, "m")[:2] == (15.0, 2)
 
@@ -92,7 +91,7 @@ def test_a_lesson_never_waits_for_a_row(conn: Any, db: ModuleType) -> None:
 def test_averages_of_machines_long_gone_are_deleted(conn: Any) -> None:
     report(conn, host="box")
     for host in ("box", "gone", "lately"):
-        gpu_models.learn_load(conn, host, "m", 10.0)
+        worker_reports.learn_load(conn, host, "m", 10.0)
     conn.execute(
         "UPDATE gpu_models SET updated_at = now() - interval '31 days' WHERE host_label <> 'lately'"
     )
@@ -105,7 +104,7 @@ def test_averages_of_machines_long_gone_are_deleted(conn: Any) -> None:
 
 
 def test_a_job_too_large_for_the_gpu_is_not_claimed(conn: Any) -> None:
-    gpu_models.publish_sizes(conn, "box", {"small": 8.0, "large": 24.0, "unknown": 0.0})
+    worker_reports.publish_sizes(conn, "box", {"small": 8.0, "large": 24.0, "unknown": 0.0})
     report(conn, vram_total_mb=12288)
     for model in ("large", "small", "unknown", None):
         gpu_job(conn, model)
@@ -116,14 +115,14 @@ def test_a_job_too_large_for_the_gpu_is_not_claimed(conn: Any) -> None:
 
 
 def test_a_model_of_24_gb_fits_a_gpu_sold_with_24_gb(conn: Any) -> None:
-    gpu_models.publish_sizes(conn, "box", {"large": 24.0})
+    worker_reports.publish_sizes(conn, "box", {"large": 24.0})
     report(conn, vram_total_mb=24564)
     gpu_job(conn, "large")
     assert claim(conn, models=["large"]) is not None
 
 
 def test_the_size_of_a_model_is_known_on_another_machine(conn: Any) -> None:
-    gpu_models.publish_sizes(conn, "den", {"large": 24.0})
+    worker_reports.publish_sizes(conn, "den", {"large": 24.0})
     report(conn, vram_total_mb=12288)
     gpu_job(conn, "large")
     assert claim(conn, policy="balanced") is None
@@ -132,7 +131,7 @@ def test_the_size_of_a_model_is_known_on_another_machine(conn: Any) -> None:
 
 def test_a_size_that_changed_is_published_again(conn: Any) -> None:
     for size in (8.0, 16.0, 0.0):
-        gpu_models.publish_sizes(conn, "box", {"m": size})
+        worker_reports.publish_sizes(conn, "box", {"m": size})
     assert factories.one(conn, "SELECT est_vram_gb IS NULL FROM gpu_models")
 
 
@@ -219,11 +218,11 @@ def orchestrator(orchestrators: Callable[[], Orchestrator]) -> Orchestrator:
 
 
 def flags(conn: Any) -> list[tuple[str, str]]:
-    return [(row["reason"], row["detail"]) for row in gpu_models.flagged(conn)]
+    return [(row["reason"], row["detail"]) for row in sweeps.flagged_models(conn)]
 
 
 def unserved(conn: Any) -> dict[str, str]:
-    return {row["model"]: row["reason"] for row in gpu_models.unserved(conn) if row["reason"]}
+    return {row["model"]: row["reason"] for row in sweeps.unserved_models(conn) if row["reason"]}
 
 
 def test_why_nobody_takes_it(conn: Any) -> None:
@@ -232,17 +231,17 @@ def test_why_nobody_takes_it(conn: Any) -> None:
     assert unserved(conn) == {"m": "no_worker", "": "no_worker"}
     report(conn, "w1", "den", known_models=["n"])
     assert unserved(conn) == {"m": "model"}
-    gpu_models.publish_sizes(conn, "attic", {"m": 24.0})
+    worker_reports.publish_sizes(conn, "attic", {"m": 24.0})
     report(conn, "w2", "attic", known_models=["m"], vram_total_mb=12288)
     report(conn, "w1", "den", known_models=["n"], vram_total_mb=49140)
-    (row,) = gpu_models.unserved(conn)
+    (row,) = sweeps.unserved_models(conn)
     assert row["reason"] == "vram"
     assert row["detail"] == "it needs 24 GB, and the largest GPU that may load it has 12 GB"
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
     assert unserved(conn) == {}
     workers_api.disable("box", "gpu")
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
-    (row,) = gpu_models.unserved(conn)
+    (row,) = sweeps.unserved_models(conn)
     assert (row["reason"], row["detail"]) == ("off", "every machine that can take it is off: box")
 
 
@@ -332,10 +331,10 @@ def test_many_waiting_jobs_get_a_hundred_events(conn: Any, orchestrator: Orchest
     orchestrator.after(0)
     orchestrator.after(30)
     assert factories.one(conn, "SELECT count(*) FROM workflow_node_events") == 100
-    assert [row["jobs"] for row in gpu_models.flagged(conn)] == [300]
+    assert [row["jobs"] for row in sweeps.flagged_models(conn)] == [300]
     conn.execute("UPDATE workflow_runs SET status = 'cancelled'")
     orchestrator.after(0)
-    assert gpu_models.flagged(conn) == []
+    assert sweeps.flagged_models(conn) == []
 
 
 # --- who gets what -----------------------------------------------------------------------------

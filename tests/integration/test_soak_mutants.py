@@ -18,11 +18,10 @@ from queue_workflows import db, errors, worker_control
 from queue_workflows.cli import output
 from queue_workflows.dag import confinement, readiness
 from queue_workflows.engine import claims
-from queue_workflows.runtime import identity, supervisor
-from queue_workflows.worker import crash_recovery, guards
+from queue_workflows.worker import guards
 from tests.hostile import extreme_values
 from tests.soak import mutant, mutants
-from tests.support import factories, transitions
+from tests.support import deaths, factories, transitions
 
 PACKAGE = Path(queue_workflows.__file__).parent
 WITHOUT_PATCH = {"control", "columns"}
@@ -192,10 +191,9 @@ def _recover_the_dead(conn: db.Connection) -> object:
 def _recovered(conn: db.Connection, *, pid: int) -> int:
     """How many jobs a parent takes back of the worker with pid 1 once this one is dead."""
     factories.node(conn)
-    worker_id = identity.process_prefix("box", 1) + "ex-0"
-    transitions.claim_node(conn, transitions.who()._replace(worker_id=worker_id))
-    ended = supervisor.Exit("w", pid, None, 9, 42, 0.5)
-    return len(crash_recovery.recover_claims(conn, ended, host_label="box"))
+    who = transitions.who(worker_id=deaths.worker_id("box", 1, "ex-0"))
+    transitions.claim_node(conn, who)
+    return len(deaths.recover(conn, deaths.killed(pid), "box"))
 
 
 def _reclaim_a_lease_of_3_s(conn: db.Connection) -> object:

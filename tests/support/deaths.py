@@ -8,35 +8,30 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from queue_workflows import db
 from queue_workflows.runtime import identity, supervisor
 from queue_workflows.types import Row
 from queue_workflows.worker import crash_recovery
-from tests.support.wait import until
 
 if TYPE_CHECKING:
     import pytest
 
-Death = supervisor.Exit
 
+class Death(NamedTuple):
+    """How a process has ended, by default this one; without code and signal: unknown."""
 
-def of(
-    pid: int | None = None,
-    code: int | None = None,
-    signum: int | None = None,
-    *,
-    rss_mb: int = 42,
-    overdue: str | None = None,
-) -> Death:
-    """Return how a process has ended, by default this one; without code and signal: unknown."""
-    return Death("w", os.getpid() if pid is None else pid, code, signum, rss_mb, 0.5, overdue)
+    pid: int | None = None
+    code: int | None = None
+    signum: int | None = None
+    rss_mb: int = 42
+    overdue: str | None = None
 
 
 def killed(pid: int | None = None) -> Death:
     """Return the death of a process by SIGKILL."""
-    return of(pid, signum=signal.SIGKILL)
+    return Death(pid, signum=signal.SIGKILL)
 
 
 def dead_pid() -> int:
@@ -58,15 +53,19 @@ def id_with_executors(host: str) -> str:
 
 def recover(conn: db.Connection, death: Death, host: str, **more: Any) -> list[Row]:
     """Hand the claims of a dead worker back, as its parent does; return the changed rows."""
-    return crash_recovery.recover_claims(conn, death, host_label=host, **more)
+    return crash_recovery.recover_claims(conn, _exit(death), host_label=host, **more)
+
+
+def _exit(death: Death) -> supervisor.Exit:
+    pid = os.getpid() if death.pid is None else death.pid
+    return supervisor.Exit("w", pid, death.code, death.signum, death.rss_mb, 0.5, death.overdue)
 
 
 @contextmanager
 def parent(host: str) -> Generator[Callable[[Death], None]]:
     """Yield what reports deaths to a parent, which hands their claims back."""
     with crash_recovery.CrashRecovery(host) as made:
-        until(lambda: not made._loop._woken)
-        yield made.report
+        yield lambda death: made.report(_exit(death))
 
 
 def retry_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

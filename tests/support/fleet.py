@@ -23,12 +23,12 @@ from queue_workflows.engine import (
     recovery,
 )
 from queue_workflows.maintenance import periodic
-from queue_workflows.runtime import clock, identity, supervisor
+from queue_workflows.runtime import clock
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import Row
-from queue_workflows.worker import claimer, crash_recovery, current_job, guards, lease_keeper, slot
+from queue_workflows.worker import claimer, current_job, guards, lease_keeper, slot
+from tests.support import deaths, transitions
 from tests.support import fleet_model as model
-from tests.support import transitions
 
 _pids = itertools.count(5_000_000)
 """No process has such pids."""
@@ -128,7 +128,7 @@ class Slot:
 
     def _born(self) -> Process:
         pid = next(_pids)
-        worker_id = f"{identity.process_prefix(self.host, pid)}0"
+        worker_id = deaths.worker_id(self.host, pid, "0")
         self._lock("pg_advisory_lock", worker_id)
         return Process(self.host, self.queue, pid, worker_id, self.locks)
 
@@ -244,12 +244,6 @@ class Orchestrator:
 def outcome(how: str) -> outcomes.Outcome:
     """Return the outcome of a handler, by its kind."""
     return outcomes.Outcome(how, 0.1, error="e" if how == "failed" else "")
-
-
-def recover_claims(conn: db.Connection, dead: Process) -> list[Row]:
-    """Recover its claims, as its parent does after reaping it."""
-    ended = supervisor.Exit("w", dead.pid, None, 9, 1, 1.0)
-    return crash_recovery.recover_claims(conn, ended, host_label=dead.host)
 
 
 class Cut:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from queue_workflows import dispatcher
-from tests.support import fleet, fleet_base
+from tests.support import deaths, fleet, fleet_base
 from tests.support import fleet_model as model
 from tests.support.fleet_base import FAR, PICK, TABLES
 
@@ -43,7 +43,7 @@ class Faults(fleet_base.Base):
 
     def recover_claims(self, dead: fleet.Process) -> None:
         held = [job for job in self.fleet.running if job.worker == dead.worker_id]
-        rows = fleet.recover_claims(self.conn, dead)
+        rows = deaths.recover(self.conn, deaths.killed(dead.pid), dead.host)
         assert sorted(row["id"] for row in rows) == sorted(job.id for job in held)
         for job in held:
             job.crash()

@@ -11,8 +11,16 @@ from contextlib import contextmanager
 
 from queue_workflows import db
 from queue_workflows.engine import input_timeouts as waits
-from queue_workflows.engine import pending, promotion, queues, row_isolation, unserved_jobs
+from queue_workflows.engine import (
+    models,
+    pending,
+    promotion,
+    queues,
+    row_isolation,
+    unserved_jobs,
+)
 from queue_workflows.maintenance import input_timeouts, periodic, recovery
+from queue_workflows.types import Row
 
 Isolation = row_isolation.Isolation
 """The rows that raised in a process, which it leaves alone for a while."""
@@ -73,6 +81,16 @@ def unserved(conn: db.Connection, stale_s: float) -> tuple[int, int]:
     found = served(conn, stale_s)
     back = unserved_jobs.unblock_served(conn, found)
     return back, unserved_jobs.block_unserved(conn, found)
+
+
+def unserved_models(conn: db.Connection) -> list[Row]:
+    """Return the models whose waiting jobs no live worker takes, each with reason and detail."""
+    return models.unserved(conn)
+
+
+def flagged_models(conn: db.Connection) -> list[Row]:
+    """Return the models that a sweep has flagged as unserved, with reason and number of jobs."""
+    return models.flagged(conn)
 
 
 def wanted(conn: db.Connection) -> set[str]:

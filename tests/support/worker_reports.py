@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.engine import workers
+from queue_workflows.engine import models, workers
 from tests.support import transitions
 
 
@@ -36,3 +36,13 @@ def fill_memory(
 ) -> bool:
     """Return whether jobs of a live worker other than `but` fill one of these memories."""
     return workers.fill_memory(conn, memories, but=but, stale_s=stale_s)
+
+
+def learn_load(conn: db.Connection, host: str, model: str, seconds: float) -> None:
+    """Note how long a load of a model took."""
+    models.learn_load(conn, host, model, seconds)
+
+
+def publish_sizes(conn: db.Connection, host: str, sizes: dict[str, float]) -> None:
+    """Write the GPU memory in GB that models need, as a host registers them; 0: unknown."""
+    models.publish_sizes(conn, host, sizes)
