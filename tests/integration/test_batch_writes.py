@@ -81,7 +81,7 @@ def test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some(
 
     step, renew = claims.ingest_step, claims.renew
 
-    def recording(own: db.Connection, who: transitions.Claimant, **more: Any) -> list[Row]:
+    def recording(own: db.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
         if not more.get("done"):
             return step(own, who, **more)
         return alone(who.worker_id, lambda: step(own, who, **more))
@@ -115,7 +115,7 @@ def test_a_lost_claim_that_is_committed_late_is_given_back_too(
     real, release = claims.ingest_step, handback.release_strays
     cut, looks = list[int](), list[int]()
 
-    def step(own: db.Connection, who: transitions.Claimant, **more: Any) -> list[Row]:
+    def step(own: db.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
         if bodies.ran and more.get("claim") and not cut:
             cut.append(1)
             own.close()

@@ -224,7 +224,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
             (job_id,),
         )
         assert [r["id"] for r in transitions.reclaim_lapsed(conn, "node")] == [job_id]
-    successor = transitions.Claimant("other:1:b:r", "other", "cpu")
+    successor = transitions.who("cpu", "other:1:b:r", host="other")
 
     def taken() -> bool:  # not at once: the refund of the crash locks the row for a moment
         with db.connection() as conn:
@@ -657,7 +657,7 @@ def test_a_node_cancelled_then_retried_before_its_handler_ends_runs_again(body: 
     dispatcher.start_run(run["id"])
     (found,) = node_queue.list_jobs_for_run(run["id"])
     with db.transaction() as conn:
-        held = transitions.claim_node(conn, transitions.Claimant("w:1:b:r", "other", "cpu"))
+        held = transitions.claim_node(conn, transitions.who("cpu", "w:1:b:r", host="other"))
     queue_workflows.cancel_job(found["id"])
     queue_workflows.retry_run(run["id"])
     with db.transaction() as conn:

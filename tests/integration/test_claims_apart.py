@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from queue_workflows import config, db, queues, workers
-from queue_workflows.engine import claim_isolation
+from queue_workflows.engine import claim_isolation, job_tables
 from queue_workflows.worker import claim_writes, claims_in_flight, guards
 from tests.support import app_triggers, factories, rows_before_checks, transitions
 
@@ -41,7 +41,7 @@ def test_limits_lock_keys_pauses_and_off_hold_there_too(conn: db.Connection) -> 
     who = transitions.who(QUEUE)
 
     def claimed() -> str | None:
-        return claim_isolation.claim_apart(conn, transitions.INGEST_JOBS, who, promote=False).job_id
+        return transitions.claim_apart(conn, who, promote=False)
 
     workers.disable("box", QUEUE)
     assert claimed() is None
@@ -62,7 +62,9 @@ def test_a_renewal_that_one_row_refuses_renews_the_others(conn: db.Connection) -
     for number in range(3):
         factories.ingest(conn, id=f"j{number}", queue=QUEUE)
     jobs = transitions.claim(conn, transitions.who(QUEUE), 3)
-    ends = {transitions.lease_of(job): guards.LeaseEnd(0.0, 5.0) for job in jobs}
+    ends = {
+        job_tables.lease_of(job_tables.INGEST_JOBS, job): guards.LeaseEnd(0.0, 5.0) for job in jobs
+    }
     with app_triggers.refusing(conn, "ingest_jobs", "OLD.id = 'j1'"):
         found = claim_writes.renew(conn, ends, {}, lease_s=60.0, sent=100.0)
     assert found == claims_in_flight.RenewalResult([], [])

@@ -147,12 +147,12 @@ def _requeue_by_reclaim(conn: Any, job: Row) -> None:
 
 
 def _requeue_by_sql(conn: Any, job: Row) -> None:
-    table = transitions.table_of(job).name
+    table = transitions.TABLES[transitions.kind_of(job)]
     conn.execute(f"UPDATE {table} SET status = 'queued' WHERE id = %s", (job["id"],))
 
 
 def _requeue_by_sql_without_owner(conn: Any, job: Row) -> None:
-    table = transitions.table_of(job).name
+    table = transitions.TABLES[transitions.kind_of(job)]
     conn.execute(
         f"UPDATE {table} SET status = 'queued', claimed_by = NULL WHERE id = %s", (job["id"],)
     )
@@ -187,9 +187,10 @@ def test_a_job_that_goes_back_belongs_to_nobody(db: ModuleType, family: str, way
         assert now["status"] == "queued"
         assert {name: now[name] for name in GONE} == dict.fromkeys(GONE)
         if family == "ingest" or "SQL" not in way:  # what plain SQL does to nodes is not recorded
+            events = transitions.EVENTS[transitions.kind_of(job)]
             host = factories.column(
                 conn,
-                f"SELECT host_label FROM {transitions.table_of(job).events} WHERE job_id = %s"
+                f"SELECT host_label FROM {events} WHERE job_id = %s"
                 " AND event_type IN ('requeued', 'reclaimed', 'retried')",
                 job["id"],
             )

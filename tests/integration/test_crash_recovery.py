@@ -92,7 +92,7 @@ def test_only_a_worker_that_runs_handlers_itself_charges_what_it_has_claimed(
     config.register_ingest_task("t", lambda reason: {})
     jobs.enqueue_many(task_name="t", queue="fetch", args=[{}] * 3)
     worker_id = deaths.id_with_executors(LABEL) if executors else deaths.worker_id(LABEL)
-    who = transitions.Claimant(worker_id, LABEL, "fetch")
+    who = transitions.who("fetch", worker_id)
     ended = deaths.killed()
     with db.connect() as conn:
         assert len(transitions.claim(conn, who, 3)) == 3
@@ -116,7 +116,7 @@ def test_the_claims_of_every_queue_of_a_pool_come_back_uncounted(db: ModuleType)
     with db.connect() as conn:
         for queue in queues:
             jobs.enqueue_many(task_name="t", queue=queue, args=[{}] * 2)
-            who = transitions.Claimant(deaths.id_with_executors(LABEL), LABEL, queue)
+            who = transitions.who(queue, deaths.id_with_executors(LABEL))
             assert len(transitions.claim(conn, who, 2)) == 2
         changed = deaths.recover(conn, ended, LABEL)
         rows = conn.execute("SELECT * FROM ingest_jobs").fetchall()
@@ -258,7 +258,7 @@ def test_a_claim_executed_after_the_workers_death_is_handed_back_too(
     run_id = queued("a", "b")
     ended = a_worker_that_dies()
     deaths.look_again_after(monkeypatch, patience(1.0))
-    who = transitions.Claimant(deaths.worker_id(LABEL, ended.pid), LABEL, "cpu")
+    who = transitions.who("cpu", deaths.worker_id(LABEL, ended.pid))
     with deaths.parent(LABEL) as report, db.connect() as conn:
         report(ended)
         until(lambda: job(run_id, "a")["crash_count"] == 1)
@@ -294,7 +294,7 @@ def test_a_crash_that_a_sweep_counted_while_the_parent_had_no_connection_is_subt
     ended = deaths.Death(deaths.dead_pid(), code=77)
     worker_id = deaths.worker_id(LABEL, ended.pid)
     with proxy.Proxy(dsn) as wire, db.connect() as conn:
-        held = transitions.claim_ingest(conn, transitions.Claimant(worker_id, LABEL, "fetch"))
+        held = transitions.claim_ingest(conn, transitions.who("fetch", worker_id))
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", wire.dsn)
         worker_notes.leave_with(worker_id, held)
         with deaths.parent(LABEL) as report:
@@ -344,9 +344,7 @@ def test_the_history_has_the_cause_of_death(
     config.register_ingest_task("t", lambda reason: {})
     jobs.enqueue(task_name="t", queue="fetch")
     with db.connect() as conn:
-        transitions.claim_ingest(
-            conn, transitions.Claimant(deaths.id_with_executors(LABEL), LABEL, "fetch")
-        )
+        transitions.claim_ingest(conn, transitions.who("fetch", deaths.id_with_executors(LABEL)))
         deaths.recover(conn, deaths.Death(code=code, signum=signum, rss_mb=rss), LABEL)
         query = "SELECT detail ->> 'reason' FROM ingest_job_events WHERE event_type = 'requeued'"
         assert factories.one(conn, query) == f"its worker {said}"
@@ -359,7 +357,7 @@ def dies_holding(db: ModuleType, *node_ids: str) -> tuple[str, deaths.Death]:
     """A worker of `box` that died with these nodes claimed; the run, and its death record."""
     run_id = queued(*node_ids)
     ended = deaths.killed(deaths.dead_pid())
-    who = transitions.Claimant(deaths.worker_id(LABEL, ended.pid), LABEL, "cpu")
+    who = transitions.who("cpu", deaths.worker_id(LABEL, ended.pid))
     with db.connect() as conn:
         assert len([transitions.claim_node(conn, who) for _ in node_ids]) == len(node_ids)
     return run_id, ended

@@ -359,7 +359,7 @@ def test_a_worker_without_session_and_renewal_is_dead_before_its_lease_ends(conn
         factories.node(conn, run_id, f"n{i}")
     ids = ["dead", "unlocked", "renewing"]
     dead, unlocked, renewing = (
-        transitions.claim_node(conn, transitions.who()._replace(worker_id=name)) for name in ids
+        transitions.claim_node(conn, transitions.who(worker_id=name)) for name in ids
     )
     for worker_id, lock in zip(ids, (True, False, True), strict=True):
         silent_worker(conn, worker_id, lock=lock)

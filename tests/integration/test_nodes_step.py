@@ -46,7 +46,7 @@ def begin(conn: db.Connection, context: dict[str, Any] | None = None) -> tuple[s
 
 
 NOTHING, END = transitions.plan(), transitions.plan(complete=True)
-PLANS: dict[str, tuple[transitions.Plan | None, transitions.Plan | None]] = {
+PLANS: dict[str, tuple[Any, Any]] = {
     "nothing known": (None, None),
     "nothing follows": (NOTHING, NOTHING),
     "nodes follow": (NOTHING, transitions.plan("x", "y")),

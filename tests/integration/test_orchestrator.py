@@ -95,7 +95,7 @@ def test_the_command_waits_for_its_database_where_a_pool_raises(
     monkeypatch.setattr(db, "wait_until_reachable", lambda **_: waits.append(1))
     pool = node_pool.NodePool()
     try:
-        assert orchestrator.start(pool, orchestrators.StopRequest()) is True
+        assert orchestrator.start(pool, orchestrators.stop(requested=False)) is True
         assert (flaky.calls, len(waits)) == (6, 2)
         with pytest.raises(RuntimeError, match="started before"):
             pool.start()
@@ -108,10 +108,9 @@ def test_recovery_ends_when_a_stop_is_requested(
 ) -> None:
     flaky = Flaky(9)
     orchestrators.before_recovery(monkeypatch, flaky)
-    stop = orchestrators.StopRequest()
-    stop.request()
-    assert orchestrators.recover(stop) is False
+    assert orchestrators.recover(stopped=True) is False
     assert flaky.calls == 1
+    stop = orchestrators.stop(requested=True)
     assert orchestrator.start(node_pool.NodePool(), stop) is False
 
 
@@ -120,7 +119,7 @@ def test_a_database_that_goes_away_during_the_bootstrap_is_waited_for(
 ) -> None:
     flaky = Flaky(2, list)
     monkeypatch.setattr(db, "bootstrap", flaky)
-    assert orchestrator.bring_schema(orchestrators.StopRequest()) is True
+    assert orchestrator.bring_schema(orchestrators.stop(requested=False)) is True
     assert flaky.calls == 3
 
 
@@ -128,9 +127,7 @@ def test_a_stop_ends_the_wait_for_a_database(
     own_database: database.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", own_database.dsn.replace("_test?", "_no_test?"))
-    stop = orchestrators.StopRequest()
-    stop.request()
-    assert orchestrator.serve(stop) == 0
+    assert orchestrator.serve(orchestrators.stop(requested=True)) == 0
 
 
 # --- as a process

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, jobs
-from queue_workflows.db import statements
 from queue_workflows.types import Row
 from tests.support import factories, transitions
 from tests.support.wait import until
@@ -179,7 +178,7 @@ def test_an_item_of_a_map_is_counted_once_however_often_it_is_named(
 
 def begun(conn: db.Connection, job: Row, kind: str, claim_no: int, **columns: Any) -> Row:
     """Insert a step of a job that runs under a claim."""
-    table = transitions.table_of(job).name
+    table = transitions.TABLES[transitions.kind_of(job)]
     given = {"job_table": table, "job_id": job["id"], "kind": kind, "name": "s",
              "claim_no": claim_no, "state": "running"}  # fmt: skip
     return factories.insert(conn, "job_steps", **(given | columns))
@@ -206,23 +205,15 @@ def test_a_cursor_never_goes_back(conn: db.Connection, kind: transitions.Kind) -
         assert factories.one(conn, "SELECT position FROM job_steps") == stored
 
 
-def asked(job: Row, **more: Any) -> Row:
-    """Return the parameters of a statement about the step `s` of a job."""
-    fence = {"job": job["id"], "worker": "w1", "claim": job["claim_no"]}
-    return fence | {"kind": "step", "name": "s", "key": ""} | more
-
-
 @of_each_kind
 def test_a_claim_ends_only_steps_that_it_has_begun(
     conn: db.Connection, kind: transitions.Kind
 ) -> None:
     _, held = claimed_again(conn, kind)
     begun(conn, held, "step", 1)
-    end = statements.job_steps.end[transitions.TABLES[kind]]
-    result = {"state": "done", "output": "1", "error": None, "position": None}
-    assert conn.execute(end, asked(held, **result)).fetchone() is None
+    assert transitions.end_step(conn, held, "s", 1) == {"state": "lost"}
     conn.execute("UPDATE job_steps SET claim_no = 2")
-    assert conn.execute(end, asked(held, **result)).fetchone() == {"output": "1"}
+    assert transitions.end_step(conn, held, "s", 1) == {"state": "done", "output": "1"}
 
 
 @of_each_kind
@@ -232,12 +223,10 @@ def test_a_step_that_ends_while_it_is_begun_again_stays_done(
     """A request that is repeated, as its reply was lost, meets the end of the first one."""
     job = claimed(conn, kind)
     begun(conn, job, "step", 1)
-    begin = statements.job_steps.begin[transitions.TABLES[kind]]
-    found: list[Row | None] = []
+    found: list[Row] = []
     with db.connect() as other, db.connect() as observer:
-        given = asked(job, arguments_hash="h", arguments="a")
         repeated = threading.Thread(
-            target=lambda: found.append(other.execute(begin, given).fetchone())
+            target=lambda: found.append(transitions.begin_step(other, job, "s"))
         )
         with conn.transaction():
             conn.execute("UPDATE job_steps SET state = 'done', output = '7', ended_at = now()")
@@ -247,7 +236,7 @@ def test_a_step_that_ends_while_it_is_begun_again_stays_done(
                 lambda: factories.one(observer, waits, other.info.backend_pid) or found, timeout_s=5
             )
         repeated.join()
-    assert [row and row["attempts"] for row in found] == [None]
+    assert found == [{"state": "lost"}], "it does not run again"
     assert factories.one(conn, "SELECT state FROM job_steps") == "done"
 
 
@@ -263,8 +252,6 @@ def test_a_second_request_to_cancel_leaves_the_first(
     factories.change(conn, job, early)
     first = factories.reread(conn, job)["cancel_requested_at"]
     jobs.cancel(job["id"], conn=conn)
-    statement = statements.cancellation.request_end[transitions.TABLES[kind]]
-    conn.execute(statement, {"job": job["id"]})
     assert factories.reread(conn, job)["cancel_requested_at"] == first
 
 

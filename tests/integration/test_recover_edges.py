@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from queue_workflows import db
-from queue_workflows.db import statements
 from queue_workflows.types import Row
 from tests.support import app_triggers, factories, sweeps, transitions
 
@@ -87,10 +86,10 @@ def test_a_hundred_rows_that_raise_hide_no_other(conn: db.Connection) -> None:
         "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 second'"
         " * CASE task_name WHEN 'bad' THEN 2 ELSE 1 END"
     )
-    rows = sweeps.Isolation()
+    sweeper = sweeps.Sweeper(conn)
     with app_triggers.refusing(conn, "ingest_jobs", "NEW.task_name = 'bad'"):
-        assert transitions.reclaim_lapsed(conn, "ingest", rows=rows) == []
-        (job,) = transitions.reclaim_lapsed(conn, "ingest", rows=rows)
+        assert sweeper.reclaim_lapsed("ingest") == []
+        (job,) = sweeper.reclaim_lapsed("ingest")
     assert job["task_name"] == "good"
 
 
@@ -163,10 +162,5 @@ def test_only_a_claim_from_about_the_time_of_the_request_is_taken_for_unanswered
             f"UPDATE {transitions.EVENTS[kind]} SET created_at = now() - interval '30 seconds'"
             " WHERE event_type = 'claimed'".encode()
         )
-    search = (
-        statements.recovery.charged_unanswered_node
-        if kind == "node"
-        else statements.recovery.charged_unanswered_ingest
-    )
-    given: Row = {"worker": "w1", "keep": [], "ago_s": ago_s, "within_s": 60.0}
-    assert len(conn.execute(search, given).fetchall()) == found
+    assert transitions.excuse_unanswered(conn, kind, "w1", ago_s) == found
+    assert factories.reread(conn, job)["crash_count"] == 1 - found

@@ -106,7 +106,7 @@ def test_a_worker_that_planned_by_the_old_graph_is_fenced(conn: db.Connection, b
     declare({"a": 1, "b": 2})
     assert runs.upgrade(run_id)["outcome"] == "moved"
     dispatcher.start_run(run_id)
-    done: list[tuple[Row, transitions.Plan | None]] = [(job, ahead)]
+    done: list[tuple[Row, Any]] = [(job, ahead)]
     if batch:
         done.insert(0, (transitions.claimed(conn, "node"), None))
     transitions.complete_with_plans(conn, done, who())

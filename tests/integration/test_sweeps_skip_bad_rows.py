@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from datetime import datetime, timedelta, timezone
 
-import psycopg
 import pytest
 
 import queue_workflows
@@ -47,11 +46,11 @@ def test_a_row_that_cannot_be_promoted_delays_no_other(
         due = "available_at = now() - interval '1 minute'"
         conn.execute(f"UPDATE {table} SET {due} WHERE id IN ('a', 'bad', 'z')".encode())
     guard(conn, table, "bad", state=state)
-    rows = sweeps.Isolation()
-    assert transitions.promote_due(conn, rows) == 2
+    sweeper = sweeps.Sweeper(conn)
+    assert sweeper.promote_due() == 2
     waiting = factories.column(conn, f"SELECT id FROM {table} WHERE available_at IS NOT NULL")
     assert waiting == ["bad"]
-    assert transitions.promote_due(conn, rows) == 0
+    assert sweeper.promote_due() == 0
 
 
 def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
@@ -63,10 +62,10 @@ def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
         conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
     guard(conn, "ingest_jobs", "bad", event="UPDATE OF available_at")
     clock = Clock(0.0)
-    rows = sweeps.Isolation(clock)
+    sweeper = sweeps.Sweeper(conn, clock)
     for _ in range(3):
         assert one(conn, "SELECT status FROM ingest_jobs") == "queued"
-        transitions.promote_due(conn, rows)
+        sweeper.promote_due()
         clock.now += 60
     row = factories.reread(conn, {"id": "bad"})
     assert (row["status"], "the app refuses bad" in row["error"]) == ("failed", True)
@@ -81,36 +80,12 @@ def test_a_row_that_is_set_aside_is_left_alone_until_its_back_off_is_over(
         conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
     guard(conn, "ingest_jobs", "bad")
     clock = Clock(0.0)
-    rows = sweeps.Isolation(clock)
-    transitions.promote_due(conn, rows)
+    sweeper = sweeps.Sweeper(conn, clock)
+    sweeper.promote_due()
     app_triggers.accept(conn)
-    assert transitions.promote_due(conn, rows) == 0
+    assert sweeper.promote_due() == 0
     clock.now += 0.5
-    assert transitions.promote_due(conn, rows) == 1
-
-
-def test_a_locked_row_is_left_alone_for_longer_each_time_and_is_no_failure() -> None:
-    """Each try waits for the lock, and the rows behind it wait too."""
-    clock = Clock(0.0)
-    rows = sweeps.Isolation(clock)
-
-    def locked() -> None:
-        raise psycopg.errors.LockNotAvailable
-
-    def ended(_: BaseException, __: int) -> bool:
-        raise AssertionError("a locked row is not a failure")
-
-    for wait_s in (0.5, 1.0, 2.0):
-        rows.attempt("answer", "a", locked, ended)
-        assert rows.aside("answer") == ["a"]
-        clock.now += wait_s - 0.1
-        assert rows.aside("answer") == ["a"]
-        clock.now += 0.2
-        assert rows.aside("answer") == []
-    assert rows.attempt("answer", "a", lambda: "taken") == "taken"
-    rows.attempt("answer", "a", locked)
-    clock.now += 0.6
-    assert rows.aside("answer") == []
+    assert sweeper.promote_due() == 1
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -158,8 +133,8 @@ def test_a_worker_row_of_garbage_does_not_stop_the_reclaim_of_gone_workers(
                 (job["id"],),
             )
     conn.execute("UPDATE workers SET last_seen = now() - interval '1 hour'")
-    rows = sweeps.Isolation()
-    taken = transitions.reclaim_gone(conn, "ingest", 30, rows=rows)
+    sweeper = sweeps.Sweeper(conn)
+    taken = sweeper.reclaim_gone("ingest", 30)
     assert [row["id"] for row in taken] == ["gone"]
 
 

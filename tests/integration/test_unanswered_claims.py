@@ -16,6 +16,7 @@ from tests.support import database, factories, proxy, transitions
 from tests.support.wait import until
 
 FAMILIES = ["node", "ingest"]
+_TABLES = {"node": job_tables.NODE_JOBS, "ingest": job_tables.INGEST_JOBS}
 
 
 class Asking:
@@ -23,7 +24,7 @@ class Asking:
 
     def __init__(self, conn: db.Connection, wire: proxy.Proxy, family: str) -> None:
         self._conn, self._wire = conn, wire
-        self.table = job_tables.NODE_JOBS if family == "node" else job_tables.INGEST_JOBS
+        self.table = _TABLES[family]
         self.who = transitions.who("cpu" if family == "node" else "fetch", lease_s=60)
         self.claimer = claimer.Claimer(self.table, lambda: self.who)
         with database.environment(QUEUE_WORKFLOWS_DB_URL=wire.dsn):
@@ -115,7 +116,7 @@ def test_the_note_of_an_exit_before_the_reply_charges_nothing(
 def test_no_other_crash_is_subtracted(conn: db.Connection, family: str, other: str) -> None:
     job = (factories.node if family == "node" else factories.ingest)(conn)
     job = (transitions.claim_node if family == "node" else transitions.claim_ingest)(conn)
-    table = transitions.table_of(job)
+    table = _TABLES[family]
     worker_id = "other" if other == "worker" else job["worker_id"]
     keep = [job["id"]] if other == "known" else []
     ago_s = -60.0 if other == "earlier" else 1.0  # the claim was sent after this one
@@ -136,7 +137,7 @@ def test_a_row_that_is_locked_keeps_no_other_claim_of_a_note_charged(
         jobs.append(
             (transitions.claim_node if family == "node" else transitions.claim_ingest)(conn)
         )
-    table = transitions.table_of(jobs[0])
+    table = _TABLES[family]
     conn.execute(f"UPDATE {table.name} SET lease_expires_at = now() - interval '1 second'".encode())
     recovery.reclaim_lapsed(conn, table)
     for other in jobs:  # each note has the locked row first

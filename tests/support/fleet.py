@@ -121,9 +121,9 @@ class Slot:
             [slot.Slot(self.who)], on_exit=leave, sampler=lambda: NOTHING_SEEN
         )
 
-    def who(self) -> transitions.Claimant:
-        return transitions.Claimant(
-            self.process.worker_id, self.host, self.queue, newest=self.newest
+    def who(self) -> claims.Claimant:
+        return transitions.who(
+            self.queue, self.process.worker_id, host=self.host, newest=self.newest
         )
 
     def _born(self) -> Process:

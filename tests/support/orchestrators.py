@@ -14,28 +14,32 @@ from queue_workflows.runtime import signals
 if TYPE_CHECKING:
     import pytest
 
-StopRequest = signals.StopRequest
-"""What SIGTERM sets in a process."""
+
+def stop(*, requested: bool) -> signals.StopRequest:
+    """Return what a signal sets in a process, `requested` if it has come already."""
+    made = signals.StopRequest()
+    if requested:
+        made.request()
+    return made
 
 
 @contextmanager
-def serving() -> Generator[StopRequest]:
+def serving() -> Generator[None]:
     """Run an orchestrator in a thread, as its command does, until the end of the block."""
-    stop = StopRequest()
-    thread = threading.Thread(target=orchestrator.serve, args=(stop,), name="serve")
+    asked = stop(requested=False)
+    thread = threading.Thread(target=orchestrator.serve, args=(asked,), name="serve")
     thread.start()
     try:
-        yield stop
+        yield
     finally:
-        stop.request()
+        asked.request()
         thread.join(15)
         assert not thread.is_alive()
 
 
-def recover(stop: StopRequest | None = None) -> bool:
+def recover(*, stopped: bool = False) -> bool:
     """Recover jobs as an orchestrator does before it starts; return False if it was stopped."""
-    asked = (stop or StopRequest()).requested
-    return recovery.recover_at_start(asked.wait)
+    return recovery.recover_at_start(stop(requested=stopped).requested.wait)
 
 
 def before_recovery(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:

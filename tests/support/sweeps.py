@@ -21,9 +21,27 @@ from queue_workflows.engine import (
 )
 from queue_workflows.maintenance import input_timeouts, periodic, recovery
 from queue_workflows.types import Row
+from tests.support import transitions
 
-Isolation = row_isolation.Isolation
-"""The rows that raised in a process, which it leaves alone for a while."""
+
+class Sweeper:
+    """The sweeps of one process, which leaves rows that raised alone for a while."""
+
+    def __init__(self, conn: db.Connection, now_fn: Callable[[], float] = time.monotonic) -> None:
+        self._conn = conn
+        self._rows = row_isolation.Isolation(now_fn)
+
+    def promote_due(self) -> int:
+        """Admit all delayed jobs and runs whose time has come; return how many."""
+        return promotion.promote_due(self._conn, self._rows)
+
+    def reclaim_lapsed(self, kind: transitions.Kind) -> list[Row]:
+        """Take back the jobs of a kind whose leases have lapsed, counting a crash of each."""
+        return transitions.reclaim_lapsed(self._conn, kind, rows=self._rows)
+
+    def reclaim_gone(self, kind: transitions.Kind, silent_s: float) -> list[Row]:
+        """Take back the jobs of workers without a session that were not renewed `silent_s`."""
+        return transitions.reclaim_gone(self._conn, kind, silent_s, rows=self._rows)
 
 
 @contextmanager

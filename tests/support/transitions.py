@@ -42,8 +42,7 @@ TABLES = {"node": job_tables.NODE_JOBS.name, "ingest": job_tables.INGEST_JOBS.na
 """The names of the tables of jobs."""
 EVENTS = {"node": job_tables.NODE_JOBS.events, "ingest": job_tables.INGEST_JOBS.events}
 """The names of the tables of their events."""
-NODE_JOBS, INGEST_JOBS = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
-_TABLES = {"node": NODE_JOBS, "ingest": INGEST_JOBS}
+_TABLES = {"node": job_tables.NODE_JOBS, "ingest": job_tables.INGEST_JOBS}
 
 
 def kind_of(job: Row) -> Kind:
@@ -51,14 +50,13 @@ def kind_of(job: Row) -> Kind:
     return "node" if "node_id" in job else "ingest"
 
 
-def table_of(job: Row) -> job_tables.JobTable:
-    """Return the job table of a row, for functions of the engine."""
+def _table_of(job: Row) -> job_tables.JobTable:
     return _TABLES[kind_of(job)]
 
 
 def lease_of(job: Row) -> job_tables.Lease:
     """Return the claim of a row, for functions of the engine."""
-    return job_tables.lease_of(table_of(job), job)
+    return job_tables.lease_of(_table_of(job), job)
 
 
 def who(queue: str = "cpu", worker_id: str = "w1", **more: Any) -> claims.Claimant:
@@ -195,7 +193,7 @@ def expire(conn: db.Connection, job: Row) -> None:
         sql.SQL(
             "UPDATE {} SET lease_expires_at = now() - interval '1 second'"
             " WHERE id = %s AND status = 'running'"
-        ).format(sql.Identifier(table_of(job).name)),
+        ).format(sql.Identifier(_table_of(job).name)),
         (job["id"],),
     )
 
@@ -227,9 +225,9 @@ def excuse(conn: db.Connection, job: Row, **more: Any) -> bool:
     return recovery.excuse(conn, lease_of(job), **more)
 
 
-def promote_due(conn: db.Connection, rows: Any = None) -> int:
+def promote_due(conn: db.Connection) -> int:
     """Admit all delayed jobs and runs whose time has come; return how many."""
-    return promotion.promote_due(conn, rows)
+    return promotion.promote_due(conn)
 
 
 def stream(conn: db.Connection, job: Row, first: int, *values: Any, name: str = "text") -> bool:
@@ -237,6 +235,18 @@ def stream(conn: db.Connection, job: Row, first: int, *values: Any, name: str = 
     texts = [json.dumps(value) for value in values]
     request = {"op": "stream", "first": first, "parts": texts, "names": [name] * len(texts)}
     return job_steps.answer(conn, lease_of(job), request) == {"state": "done"}
+
+
+def begin_step(conn: db.Connection, job: Row, name: str) -> Row:
+    """Begin a step of a claimed job; return the answer to its handler."""
+    request = {"op": "begin", "kind": "step", "name": name, "key": "", "arguments_hash": "h"}
+    return job_steps.answer(conn, lease_of(job), request | {"arguments": "a"})
+
+
+def end_step(conn: db.Connection, job: Row, name: str, output: Any) -> Row:
+    """Record that a step of a claimed job is done; return the answer to its handler."""
+    request = {"op": "end", "kind": "step", "name": name, "key": "", "state": "done"}
+    return job_steps.answer(conn, lease_of(job), request | {"output": json.dumps(output)})
 
 
 def store_position(conn: db.Connection, job: Row, name: str, position: int) -> None:
@@ -261,9 +271,6 @@ def finish_all(
 def is_recorded(conn: db.Connection, job: Row, kind: str) -> bool:
     """Return whether this claim of a job has left an outcome of this kind."""
     return finish.is_recorded(conn, lease_of(job), outcomes.Outcome(kind, 0.1))
-
-
-Plan = claims.Ahead
 
 
 def plan(
@@ -333,7 +340,7 @@ def store_sample(
 
 def note_death(conn: db.Connection, job: Row, error: str = "killed by SIGKILL") -> None:
     """Record in a job's history that the process of its claim died, as a parent does."""
-    job_events.note(conn, table_of(job), job, "death", detail="{}", error=error)
+    job_events.note(conn, _table_of(job), job, "death", detail="{}", error=error)
 
 
 def session(worker_id: str) -> db.Listener:
@@ -355,7 +362,7 @@ def write_log(
     `head` None: it is stored already.
     """
     written = logs.Written(lease_of(job), head, tail, cut_bytes)
-    return logs.write(conn, table_of(job), [written])
+    return logs.write(conn, _table_of(job), [written])
 
 
 def excuse_unanswered(conn: db.Connection, kind: Kind, worker_id: str, asked_ago_s: float) -> int:
@@ -389,4 +396,4 @@ def claimed_row(number: int) -> Row:
 
 def read_claimed(conn: db.Connection, job: Row, worker_id: str) -> Row | None:
     """Return a job as its worker reads a row that cannot be loaded whole; None: it lacks it."""
-    return claimed_jobs.read(conn, table_of(job), job["id"], worker_id)
+    return claimed_jobs.read(conn, _table_of(job), job["id"], worker_id)

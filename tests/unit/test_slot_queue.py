@@ -32,7 +32,7 @@ class Queue:
         monkeypatch.setattr(clock, "boot_s", lambda: self.now)
         registered = mock.Mock(isolated_tasks=[], async_tasks=[], announces=False)
         self.queue = slot_queue.SlotQueue(
-            mock.Mock(who=lambda: transitions.Claimant("w", "h", "load", 60.0)),
+            mock.Mock(who=lambda: transitions.who("load", "w", host="h", lease_s=60.0)),
             executor_shape.Shape(2),
             limits=executor_shape.NO_LIMITS,
             mux=mock.Mock(),

@@ -35,7 +35,7 @@ class Waiting:
         registered = mock.Mock(isolated_tasks=["alone"])
         self.runs = slot_runs.Runs(
             job_tables.INGEST_JOBS,
-            transitions.Claimant("w", "h", "load", 60.0),
+            transitions.who("load", "w", host="h", lease_s=60.0),
             mock.Mock(sent_at=0.0),
             registered,
             executors_=self.set,

@@ -1,0 +1,32 @@
+"""Rows that raised are left alone for a while."""
+
+from __future__ import annotations
+
+import psycopg
+
+from queue_workflows.engine import row_isolation
+from tests.support.clocks import Clock
+
+
+def test_a_locked_row_is_left_alone_for_longer_each_time_and_is_no_failure() -> None:
+    """Each try waits for the lock, and the rows behind it wait too."""
+    clock = Clock(0.0)
+    rows = row_isolation.Isolation(clock)
+
+    def locked() -> None:
+        raise psycopg.errors.LockNotAvailable
+
+    def ended(_: BaseException, __: int) -> bool:
+        raise AssertionError("a locked row is not a failure")
+
+    for wait_s in (0.5, 1.0, 2.0):
+        rows.attempt("answer", "a", locked, ended)
+        assert rows.aside("answer") == ["a"]
+        clock.now += wait_s - 0.1
+        assert rows.aside("answer") == ["a"]
+        clock.now += 0.2
+        assert rows.aside("answer") == []
+    assert rows.attempt("answer", "a", lambda: "taken") == "taken"
+    rows.attempt("answer", "a", locked)
+    clock.now += 0.6
+    assert rows.aside("answer") == []
