@@ -296,13 +296,35 @@ def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
 
 
 @pytest.fixture
-def invariants_hold(db: ModuleType) -> Generator[None]:
+def slack_s() -> float:
+    """Return for how long `invariants_hold` lets a transaction be open; folders have their own."""
+    return 30.0
+
+
+@pytest.fixture
+def invariants_hold(db: ModuleType, slack_s: float) -> Generator[None]:
     """Check the invariants at the end of the test, when its processes have ended."""
     from tests.support import invariants
 
     yield
     with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=30) == []
+        assert invariants.broken(conn, slack_s=slack_s) == []
+
+
+@pytest.fixture
+def slot_tasks(invariants_hold: None) -> None:
+    """Tasks and nodes of `slot_app` may be queued from here; the invariants hold at the end."""
+    from tests.support import slot_app
+
+    slot_app.setup()
+
+
+@pytest.fixture
+def step_tasks(invariants_hold: None) -> None:
+    """Tasks and nodes of `step_app` may be queued from here; the invariants hold at the end."""
+    from tests.support import step_app
+
+    step_app.setup()
 
 
 @pytest.fixture

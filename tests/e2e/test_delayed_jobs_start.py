@@ -13,6 +13,7 @@ from tests.support.commands import Commands
 from tests.support.transitions import TABLES, Kind
 from tests.support.wait import until
 
+pytestmark = pytest.mark.usefixtures("step_tasks")
 APP = "tests.support.step_app:setup"
 POOL = ("--workers", '[{"queue": "work", "concurrency": 4}]')
 SHAPES = pytest.mark.parametrize(
@@ -30,12 +31,6 @@ SHAPES = pytest.mark.parametrize(
     ],
 )
 NEVER = {"QUEUE_WORKFLOWS_CLAIM_POLL_S": "600"}
-
-
-@pytest.fixture
-def cli(invariants_hold: None, cli: Commands) -> Commands:
-    step_app.setup()
-    return cli
 
 
 def start(cli: Commands, queue: str, shape: tuple[str, ...], **env: str) -> None:

@@ -136,13 +136,13 @@ def test_the_verbs_of_workers_queues_and_the_service(own: Client) -> None:
     assert own.schedules.list() == []
 
 
-def test_events_come_while_the_job_runs(own: Client) -> None:
+def test_events_come_while_the_job_runs(own: Client, service: http_service.Service) -> None:
     found: list[client.Event] = []
     made: list[str] = []
     begun = threading.Event()
 
     def follow() -> None:
-        with Client(own._conn.url, token=http_service.TOKEN) as other:
+        with Client(service.url, token=http_service.TOKEN) as other:
             begun.set()
             for event in other.events(kind="job", queue="load.a"):
                 found.append(event)
@@ -166,9 +166,9 @@ def test_events_come_while_the_job_runs(own: Client) -> None:
     assert all(event.kind == "job" for event in found)
 
 
-def test_the_async_client(own: Client) -> None:
+def test_the_async_client(service: http_service.Service) -> None:
     async def run() -> str:
-        async with client.AsyncClient(own._conn.url, token=http_service.TOKEN) as other:
+        async with client.AsyncClient(service.url, token=http_service.TOKEN) as other:
             made = [
                 await other.jobs.enqueue("load.chunks", queue="load.b", lock_key=f"k{number}")
                 for number in range(3)

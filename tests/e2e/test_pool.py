@@ -29,8 +29,7 @@ WORKERS = json.dumps([{"queue": queue, "concurrency": most} for queue, most in L
 
 
 @pytest.fixture(autouse=True)
-def app(invariants_hold: None) -> None:
-    slot_app.setup()
+def app(slot_tasks: None) -> None:
     config.configure(ingest_queues=(ONE, OTHER))
 
 

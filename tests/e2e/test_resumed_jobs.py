@@ -14,6 +14,7 @@ from tests.support.commands import Command, Commands
 from tests.support.transitions import EVENTS, TABLES, Kind
 from tests.support.wait import until
 
+pytestmark = pytest.mark.usefixtures("step_tasks")
 APP = "tests.support.step_app:setup"
 POOL = ("--workers", '[{"queue": "work", "concurrency": 4}]')
 SHAPES = pytest.mark.parametrize(
@@ -29,12 +30,6 @@ SHAPES = pytest.mark.parametrize(
         pytest.param("node", ("--slots", "2", "--batch", "3"), id="nodes, batches"),
     ],
 )
-
-
-@pytest.fixture
-def cli(invariants_hold: None, cli: Commands) -> Commands:
-    step_app.setup()
-    return cli
 
 
 def worker(cli: Commands, host: str, kind: Kind, shape: tuple[str, ...], keep_s: float) -> Command:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,6 +25,8 @@ from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import begun, ended, node, node_row, row, sessions, stopped
 
+pytestmark = pytest.mark.usefixtures("slot_tasks")
+
 APP = "tests.support.slot_app:setup"
 SCRIPT = "queue-claim-worker"
 LEAVES_S = 5.0
@@ -33,11 +34,6 @@ LEAVES_S = 5.0
 BUSY_S = 3.0
 """What a busy machine takes to notice."""
 Row = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def app(db: ModuleType) -> None:
-    slot_app.setup()
 
 
 def worker(

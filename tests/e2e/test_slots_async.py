@@ -25,13 +25,10 @@ from tests.support.worker_views import (
     stopped,
 )
 
+pytestmark = pytest.mark.usefixtures("slot_tasks")
+
 APP = "tests.support.slot_app:setup"
 MANY = 100
-
-
-@pytest.fixture(autouse=True)
-def app(invariants_hold: None) -> None:
-    slot_app.setup()
 
 
 def worker(

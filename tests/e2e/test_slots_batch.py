@@ -14,13 +14,10 @@ from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import begun, enqueued, row, stopped
 
+pytestmark = pytest.mark.usefixtures("slot_tasks")
+
 SHORT = 40
 BATCH = 20
-
-
-@pytest.fixture(autouse=True)
-def app(invariants_hold: None) -> None:
-    slot_app.setup()
 
 
 def worker(cli: Commands, slots: int, *more: str, batch: int = BATCH) -> Command:

@@ -6,19 +6,18 @@ import os
 import random
 import re
 import signal
-from collections.abc import Generator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from queue_workflows import db, events, jobs
-from tests.support import factories, invariants, step_app, transitions
+from tests.support import factories, step_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import row
 
+pytestmark = pytest.mark.usefixtures("step_tasks")
 APP = "tests.support.step_app:setup"
 KILLS = 200
 JOBS = 4
@@ -29,12 +28,6 @@ SHAPES = pytest.mark.parametrize(
     [("--slots", "2"), ("--slots", "4", "--async"), ("--batch", "3"), ("--inline",), POOL],
     ids=["executors", "async executor", "batches", "inline", "pool"],
 )
-
-
-@pytest.fixture
-def cli(cli: Commands) -> Commands:
-    step_app.setup()
-    return cli
 
 
 def worker(cli: Commands, *more: str, **env: str) -> Command:
@@ -223,10 +216,3 @@ def test_show_prints_the_steps_and_retry_repeats_from_one(cli: Commands, tmp_pat
     assert [word for word, _ in step_app.lines(folder)] == ["first", "b", "b"]
     subject.send(signal.SIGTERM)
     assert subject.wait() == 0
-
-
-@pytest.fixture(autouse=True)
-def _invariants_hold(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    yield
-    with db.connect() as conn:
-        assert invariants.broken(conn, slack_s=60) == []

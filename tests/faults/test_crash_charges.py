@@ -1,4 +1,4 @@
-"""A worker that loses the database charges no job with a crash (row O12)."""
+"""A worker that loses the database charges no job with a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of dispatch: crashes, two orchestrators, bad plans (D1, D8, D10, D11 of the list)."""
+"""Faults of dispatch: crashes, two orchestrators, bad plans (rows D of `failure_coverage.py`)."""
 
 from __future__ import annotations
 

@@ -15,14 +15,11 @@ from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import alive, begun, row, status, stopped
 
+pytestmark = pytest.mark.usefixtures("slot_tasks")
+
 APP = "tests.support.slot_app:setup"
 SCRIPT = "queue-claim-worker"
 Row = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def app(invariants_hold: None) -> None:
-    slot_app.setup()
 
 
 def worker(cli: Commands, slots: int = 2, *more: str) -> Command:

@@ -36,10 +36,9 @@ def test_a_result_after_the_time_limit_was_decided_is_dropped(
     bodies.stay = {1}
     ids = enqueue(3)
     conn.execute("UPDATE ingest_jobs SET timeout_s = 0.1 WHERE id = %s", (ids[1],))
-    subject = worker()
     # The write of the decision is slower than the handler.
-    monkeypatch.setattr(subject._keeper._shutdown, "end_by_guard", lambda *_: bodies.release.set())
-    with running(subject, bodies):
+    timeouts.hold_guards(monkeypatch, lambda _: bodies.release.set())
+    with running(worker(), bodies):
         until(are(conn, "completed", "failed", "completed"))
     assert events(conn, ids[1]) == ["claimed", "failed", "budget_trip"]
 

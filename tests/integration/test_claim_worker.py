@@ -482,7 +482,7 @@ def test_stop_lets_a_short_job_end(body: Body) -> None:
 
 
 def test_two_workers_of_one_label_never_touch_each_others_job(body: Body) -> None:
-    """O2: the label only displays; a renewal or OFF of one does not reach the other's claim."""
+    """The label only displays; a renewal or OFF of one does not reach the other's claim."""
     job_id = queued()
     first, second = worker(), worker()
     assert first.worker_id != second.worker_id

@@ -12,7 +12,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, db, node_pool
-from tests.support import counting_cursor, factories, flow, wait
+from tests.support import factories, flow, orchestrators, wait
 
 DUE = "now() + interval '1 second'"
 LATE = timedelta(seconds=1)
@@ -135,11 +135,11 @@ def test_only_a_run_that_is_due_before_the_next_poll_shortens_the_wait(
     delayed(conn, DUE, mode="step")
     delayed(conn, DUE, status="draft")
     host.look()
-    assert host.pool._poll_s() > 20
+    assert orchestrators.poll_s(host.pool) > 20
     delayed(conn, "now() + interval '25 seconds'")
     delayed(conn, "now() + interval '20 seconds'")
     host.look()
-    assert 10 < host.pool._poll_s() <= 20
+    assert 10 < orchestrators.poll_s(host.pool) <= 20
 
 
 @pytest.mark.parametrize("poll_s", ["0", "-1", "1e300", "inf", "-inf", "nan"])
@@ -151,7 +151,7 @@ def test_no_setting_of_the_poll_makes_the_check_fail(
     run_id, _ = delayed(conn, "now() - interval '1 second'")
     host.look()
     assert flow.status(run_id) == "running"
-    assert 0 <= host.pool._poll_s() <= 30
+    assert 0 <= orchestrators.poll_s(host.pool) <= 30
 
 
 def test_a_run_whose_row_is_locked_when_it_is_due_is_left_to_the_next_poll(
@@ -161,7 +161,7 @@ def test_a_run_whose_row_is_locked_when_it_is_due_is_left_to_the_next_poll(
     with conn.transaction():
         conn.execute("SELECT FROM workflow_runs WHERE id = %s FOR UPDATE", (run_id,))
         host.look()
-        assert host.pool._poll_s() > 20  # else it would check again and again
+        assert orchestrators.poll_s(host.pool) > 20  # else it would check again and again
     assert flow.status(run_id) == "queued"
     host.look()
     assert flow.status(run_id) == "running"
@@ -170,19 +170,18 @@ def test_a_run_whose_row_is_locked_when_it_is_due_is_left_to_the_next_poll(
 def test_a_stream_of_delayed_runs_costs_one_check_for_many(host: flow.Flow) -> None:
     now = [0.0]
     pool = node_pool.NodePool(now_fn=lambda: now[0])
-    wake = db.Wake("notify", frozenset({("orchestrator_work", "delayed")}))
     try:
         pool.check()
-        asked = counting_cursor.Counter(pool._kept.get())
+        asked = orchestrators.counter(pool)
         for _ in range(100):
-            pool._act(wake)
+            orchestrators.notify(pool, "delayed")
             now[0] += 0.0001
         assert asked.statements == 0
-        assert 0 < pool._poll_s() <= node_pool.STREAM_PAUSE_S
+        assert 0 < orchestrators.poll_s(pool) <= node_pool.STREAM_PAUSE_S
         now[0] += node_pool.STREAM_PAUSE_S
-        pool._act(wake)
+        orchestrators.notify(pool, "delayed")
         assert asked.statements == 1
-        assert pool._poll_s() == config.DISPATCH_POLL_S.read()
+        assert orchestrators.poll_s(pool) == config.DISPATCH_POLL_S.read()
     finally:
         pool.stop()
 
@@ -196,14 +195,14 @@ def test_runs_that_are_due_one_after_the_other_are_collected(
     try:
         delayed(conn, "now() + interval '20 seconds'")
         pool.check()
-        assert 10 < pool._poll_s() <= 20
+        assert 10 < orchestrators.poll_s(pool) <= 20
         run_id, _ = delayed(conn, "now() - interval '1 second'")
         pool.check()
         assert flow.status(run_id) == "running"
-        assert pool._poll_s() == 25
+        assert orchestrators.poll_s(pool) == 25
         now[0] += 25
         pool.check()
-        assert 10 < pool._poll_s() <= 20
+        assert 10 < orchestrators.poll_s(pool) <= 20
     finally:
         pool.stop()
 

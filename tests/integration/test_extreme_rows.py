@@ -9,7 +9,7 @@ import pytest
 import queue_workflows
 from queue_workflows import claim_worker, config, db, jobs
 from queue_workflows.types import Row
-from tests.integration.test_unreadable_rows import batches, serving
+from tests.integration.test_unreadable_rows import batches, exits, serving
 from tests.support import commands, factories, flow, rows_before_checks, slot_app, timeouts
 from tests.support.transitions import TABLES, Kind
 from tests.support.wait import until
@@ -88,10 +88,6 @@ def work_until(conn: db.Connection, kind: Kind, queue: str, good: str, bound: in
     # Nothing of it is left with a worker that is gone.
     query = f"SELECT id FROM {TABLES[kind]} WHERE status = 'running' AND worker_id LIKE 'box%%'"
     assert factories.column(conn, query) == []
-
-
-def exits(code: int) -> None:
-    raise AssertionError(f"the worker left with {code}")
 
 
 def test_every_column_is_swept(conn: db.Connection) -> None:

@@ -19,7 +19,7 @@ from queue_workflows import (
     node_queue,
 )
 from queue_workflows.worker import guards, job_guards
-from tests.support import factories, wait
+from tests.support import factories, timeouts, wait
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -60,7 +60,7 @@ def test_a_result_after_the_time_limit_was_decided_is_dropped(
     """The write of the decision is slower than the handler, and changes nothing."""
     decided: list[guards.Failure] = []
 
-    def decide(work: Any, failure: guards.Failure) -> None:
+    def decide(failure: guards.Failure) -> None:
         decided.append(failure)
         body.release.set()
 
@@ -68,7 +68,7 @@ def test_a_result_after_the_time_limit_was_decided_is_dropped(
     queue_workflows.set_on_node_completed(lambda job, run, delta: announced.append(job["id"]))
     job_id = queued(timeout_s=0.05)
     subject = claim_worker.ClaimWorker(queue="cpu", host="box")
-    monkeypatch.setattr(subject._keeper._shutdown, "end_by_guard", decide)
+    timeouts.hold_guards(monkeypatch, decide)
     thread = threading.Thread(target=subject.run_forever)
     thread.start()
     wait.until(lambda: announced)
@@ -89,7 +89,7 @@ def test_a_result_after_the_time_limit_was_decided_is_dropped(
 
 
 def test_a_guards_failure_never_ends_the_next_job(body: Body) -> None:
-    """O3: a guard's failure of a job that has ended is dropped."""
+    """A guard's failure of a job that has ended is dropped."""
     first = queued()
     codes: list[int] = []
     subject = claim_worker.ClaimWorker(queue="cpu", host="box", on_exit=codes.append)

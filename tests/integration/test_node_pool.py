@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, db, node_pool, node_queue, runs
-from tests.support import counting_cursor, factories, flow, sweeps, transitions, wait
+from tests.support import factories, flow, orchestrators, sweeps, transitions, wait
 
 
 @contextmanager
@@ -143,16 +143,15 @@ def test_what_becomes_due_is_seen_under_a_stream_of_notifications(
 ) -> None:
     now = [0.0]
     pool = node_pool.NodePool(now_fn=lambda: now[0])
-    wake = db.Wake("notify", frozenset({("orchestrator_work", "run")}))
     toy.dag(a="")
     try:
         pool.check()
         run_id = toy.submit()
         conn.execute("UPDATE workflow_runs SET available_at = now() WHERE id = %s", (run_id,))
-        pool._act(wake)
+        orchestrators.notify(pool, "run")
         assert flow.status(run_id) == "queued"
         now[0] = config.DISPATCH_POLL_S.read()
-        pool._act(wake)
+        orchestrators.notify(pool, "run")
         assert flow.status(run_id) == "running"
     finally:
         pool.stop()
@@ -177,7 +176,7 @@ def test_a_poll_promotes_jobs_that_have_become_due(toy: flow.Flow, conn: Any) ->
 
 def test_an_idle_poll_is_one_statement(toy: flow.Flow) -> None:
     toy.look()
-    asked = counting_cursor.Counter(toy.pool._kept.get())
+    asked = orchestrators.counter(toy.pool)
     toy.look()
     assert asked.statements == 1
 
@@ -211,7 +210,7 @@ class Rounds:
         made = stack.enter_context(sweeps.tasks(lambda: self.now))
         self._loop = made.loop()
         self._due_at = self.now + self._loop.run_due()
-        self.asked = counting_cursor.Counter(made._dedicated.get())
+        self.asked = sweeps.counter(made)
 
     def go_on(self, seconds: float) -> None:
         end = self.now + seconds

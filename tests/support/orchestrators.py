@@ -7,9 +7,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from queue_workflows import orchestrator
+from queue_workflows import db, node_pool, orchestrator
 from queue_workflows.maintenance import recovery
 from queue_workflows.runtime import signals
+from tests.support import counting_cursor
 
 if TYPE_CHECKING:
     import pytest
@@ -35,6 +36,21 @@ def serving() -> Generator[None]:
         asked.request()
         thread.join(15)
         assert not thread.is_alive()
+
+
+def poll_s(pool: node_pool.NodePool) -> float:
+    """Return in how many seconds a pool checks again if nothing is notified."""
+    return pool._poll_s()
+
+
+def notify(pool: node_pool.NodePool, kind: str) -> None:
+    """Let a pool without threads act on a notification: a `run`, a `delayed` one, an `event`."""
+    pool._act(db.Wake("notify", frozenset({("orchestrator_work", kind)})))
+
+
+def counter(pool: node_pool.NodePool) -> counting_cursor.Counter:
+    """Count what a pool executes on its own connection from now on."""
+    return counting_cursor.Counter(pool._kept.get())
 
 
 def recover(*, stopped: bool = False) -> bool:

@@ -21,7 +21,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.maintenance import input_timeouts, periodic, recovery
 from queue_workflows.types import Row
-from tests.support import transitions
+from tests.support import counting_cursor, transitions
 
 
 class Sweeper:
@@ -54,6 +54,11 @@ def tasks(
         yield made
     finally:
         made.close()
+
+
+def counter(made: periodic.PeriodicTasks) -> counting_cursor.Counter:
+    """Count what periodic tasks execute on their own connection from now on."""
+    return counting_cursor.Counter(made._dedicated.get())
 
 
 def reclaim(conn: db.Connection, *, had_s: float | None = None) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from queue_workflows import config
 from queue_workflows.db import migration_lock, pool
 from queue_workflows.engine import schedule_rows
 from queue_workflows.runtime import supervisor
-from queue_workflows.worker import capture, claimer, claims_in_flight, gpu_memory, gpu_runtime
+from queue_workflows.worker import (
+    capture,
+    claimer,
+    claims_in_flight,
+    gpu_memory,
+    gpu_runtime,
+    guards,
+    shutdown,
+)
 
 if TYPE_CHECKING:
     import pytest
@@ -62,6 +71,17 @@ def pause_streams(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     from queue_workflows.service.routes import streams
 
     monkeypatch.setattr(streams, "PAUSE_S", seconds)
+
+
+def hold_guards(
+    monkeypatch: pytest.MonkeyPatch, decided: Callable[[guards.Failure], object]
+) -> None:
+    """Call this where an inline worker or one with batches writes that a guard ends a job."""
+
+    def end_by_guard(_shutdown: object, _work: object, failure: guards.Failure) -> None:
+        decided(failure)
+
+    monkeypatch.setattr(shutdown.Shutdown, "end_by_guard", end_by_guard)
 
 
 def wait_for_gpu_sizes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
