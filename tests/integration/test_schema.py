@@ -19,6 +19,7 @@ from tests.support import (
     factories,
     installed_functions,
     migration_folders,
+    schema_snapshot,
     timeouts,
     transitions,
 )
@@ -135,29 +136,31 @@ def at_12(spare: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     with database.environment(QUEUE_WORKFLOWS_DB_URL=spare), db.connect() as conn:
         conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         db.bootstrap(migrations_dir=folder)
-        return migration_folders.catalogue(conn)
+        return schema_snapshot.snapshot(conn)
 
 
 # --- the contract's tables ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", CONTRACT)
-def test_0001_to_0012_give_exactly_the_contracts_columns(table: str, at_12: dict[str, str]) -> None:
+def test_0001_to_0012_give_exactly_the_contracts_columns(
+    table: str, at_12: schema_snapshot.Snapshot
+) -> None:
     found = {
-        item.split(".")[1]: text
-        for item, text in at_12.items()
-        if item.startswith(f"column {table}.")
+        name.split(".")[1]: text
+        for name, text in at_12["columns"].items()
+        if name.startswith(f"{table}.")
     }
     expected = {entry.split()[0]: entry.split()[1:] for entry in CONTRACT[table].split("·")}
     assert found.keys() == expected.keys()
     for column, (kind, *default) in expected.items():
-        assert found[column].split(" not null")[0].split(" default")[0] == TYPES.get(kind, kind)
+        assert found[column].split(" NOT NULL")[0].split(" DEFAULT")[0] == TYPES.get(kind, kind)
         if default and default != ["PK"]:
-            assert f"default {_literal(default[0])}" in found[column]
+            assert f"DEFAULT {_literal(default[0])}" in found[column]
         if kind == "bigserial":
-            assert "default nextval(" in found[column]
+            assert "DEFAULT nextval(" in found[column]
     keys = {column for column, words in expected.items() if words[-1:] in (["PK"], ["bigserial"])}
-    primary = at_12[f"constraint {table} {table}_pkey"]
+    primary = at_12["constraints"][f"{table}.{table}_pkey"]
     assert set(re.findall(r"\w+", primary.removeprefix("PRIMARY KEY"))) == keys
 
 
@@ -167,55 +170,59 @@ def _literal(text: str) -> str:
     return text
 
 
-def test_no_other_table_is_made(at_12: dict[str, str]) -> None:
-    tables = {item.split()[1].split(".")[0] for item in at_12 if item.startswith("column ")}
+def test_no_other_table_is_made(at_12: schema_snapshot.Snapshot) -> None:
+    tables = {name.split(".")[0] for name in at_12["columns"]}
     assert tables == CONTRACT.keys() | {"queue_schema_version"}
 
 
-def test_the_checks_are_there_with_exactly_the_contracts_values(at_12: dict[str, str]) -> None:
+def test_the_checks_are_there_with_exactly_the_contracts_values(
+    at_12: schema_snapshot.Snapshot,
+) -> None:
     found = {
-        item.split()[-1]: set(re.findall(r"'(\w+)'", text))
-        for item, text in at_12.items()
-        if item.startswith("constraint ") and text.startswith("CHECK")
+        name.split(".")[1]: set(re.findall(r"'(\w+)'", text))
+        for name, text in at_12["constraints"].items()
+        if text.startswith("CHECK")
     }
     assert found == CHECKS
-    assert (
-        "required_model IS NULL" in at_12["constraint workflow_node_jobs workflow_node_jobs_check"]
-    )
+    models = at_12["constraints"]["workflow_node_jobs.workflow_node_jobs_check"]
+    assert "required_model IS NULL" in models
 
 
-def test_the_named_indexes_are_there(at_12: dict[str, str]) -> None:
+def test_the_named_indexes_are_there(at_12: schema_snapshot.Snapshot) -> None:
     expected = {f"{t}_{name}_idx" for t, names in INDEXES.items() for name in names.split()} | {
         "workflow_input_submissions_inflight_unique",
         "worker_heartbeats_known_models_gin",
     }
-    made = {item.split()[1] for item in at_12 if item.startswith("index ")}
-    assert {name for name in made if not name.endswith(("_pkey", "_key"))} == expected
+    assert {name for name in at_12["indexes"] if not name.endswith(("_pkey", "_key"))} == expected
 
 
-def test_the_unique_rules_are_the_contracts(at_12: dict[str, str]) -> None:
-    unique = {text for item, text in at_12.items() if text.startswith("UNIQUE")}
+def test_the_unique_rules_are_the_contracts(at_12: schema_snapshot.Snapshot) -> None:
+    unique = {text for text in at_12["constraints"].values() if text.startswith("UNIQUE")}
     assert unique == {"UNIQUE (run_id, rel_path)", "UNIQUE (run_id, node_id)"}
-    partial = at_12["index workflow_input_submissions_inflight_unique"]
+    partial = at_12["indexes"]["workflow_input_submissions_inflight_unique"]
     assert "UNIQUE" in partial and "(run_id, node_id) WHERE" in partial
     assert set(re.findall(r"'(\w+)'", partial)) == {"pending", "processing"}
 
 
-def test_triggers_and_functions_have_the_names_that_0013_meets(at_12: dict[str, str]) -> None:
-    triggers = {item.split()[1]: text for item, text in at_12.items() if item.startswith("trigger")}
+def test_triggers_and_functions_have_the_names_that_0013_meets(
+    at_12: schema_snapshot.Snapshot,
+) -> None:
+    triggers = {name.split(".")[1]: text for name, text in at_12["triggers"].items()}
     assert triggers.keys() == TRIGGERS.keys()
     for name, (table, function) in TRIGGERS.items():
         assert f"ON public.{table} " in triggers[name]
         assert f"EXECUTE FUNCTION {function}()" in triggers[name]
-        assert f"function {function}()" in at_12
+        assert f"{function}()" in at_12["functions"]
 
 
-def test_rows_of_a_run_are_deleted_with_it(at_12: dict[str, str]) -> None:
-    keys = {i.split()[1] for i, t in at_12.items() if "REFERENCES workflow_runs(id) ON DELETE" in t}
+def test_rows_of_a_run_are_deleted_with_it(at_12: schema_snapshot.Snapshot) -> None:
+    references = {name: t for name, t in at_12["constraints"].items() if "REFERENCES" in t}
+    to_runs = "REFERENCES workflow_runs(id) ON DELETE"
+    keys = {name.split(".")[0] for name, text in references.items() if to_runs in text}
     assert keys == {table for table in CONTRACT if table.startswith("workflow_")} - {
         "workflow_runs"
     }
-    assert not any("REFERENCES" in t and "ON DELETE CASCADE" not in t for t in at_12.values())
+    assert all("ON DELETE CASCADE" in text for text in references.values())
 
 
 # --- at the head -------------------------------------------------------------------------------
@@ -316,7 +323,7 @@ def test_bootstrap_applies_the_chain_once(fresh: ModuleType) -> None:
 
 
 def test_the_chain_runs_over_a_database_that_lost_its_ledger(
-    fresh: ModuleType, at_12: dict[str, str], tmp_path: Path
+    fresh: ModuleType, at_12: schema_snapshot.Snapshot, tmp_path: Path
 ) -> None:
     folder = migration_folders.chain_up_to(12, tmp_path / "to12")
     fresh.bootstrap(migrations_dir=folder)
@@ -324,7 +331,7 @@ def test_the_chain_runs_over_a_database_that_lost_its_ledger(
         conn.execute("DROP TABLE queue_schema_version")
     assert fresh.bootstrap(migrations_dir=folder) == list(range(1, 13))
     with fresh.connect() as conn:
-        assert migration_folders.catalogue(conn) == at_12
+        assert schema_snapshot.snapshot(conn) == at_12
 
 
 def test_of_20_starters_one_migrates_and_none_fails(fresh: ModuleType) -> None:
@@ -375,9 +382,7 @@ def test_a_migration_that_fails_names_itself_and_leaves_nothing(
         fresh.bootstrap(migrations_dir=folder)
     assert fresh.current_schema_version() == 1
     with fresh.connect() as conn:
-        tables = {
-            item.split()[1] for item in migration_folders.catalogue(conn) if "options" in item
-        }
+        tables = schema_snapshot.snapshot(conn)["tables"].keys()
     assert tables == {"good", "queue_schema_version"}
     (folder / "0002_bad.sql").write_text("CREATE TABLE half ()")
     assert fresh.bootstrap(migrations_dir=folder) == [2, 3]
@@ -481,50 +486,45 @@ def test_waiting_outlasts_a_database_that_is_away(
 
 
 def test_down_and_up_again_gives_the_same_catalogue(
-    fresh: ModuleType, at_12: dict[str, str]
+    fresh: ModuleType, at_12: schema_snapshot.Snapshot
 ) -> None:
     fresh.bootstrap()
     with fresh.connect() as conn:
-        head = migration_folders.catalogue(conn)
+        head = schema_snapshot.snapshot(conn)
         assert fresh.downgrade(to_version=12) == VERSIONS[:11:-1]
-        assert migration_folders.catalogue(conn) == at_12
+        assert schema_snapshot.snapshot(conn) == at_12
         assert fresh.bootstrap() == VERSIONS[12:]
-        assert migration_folders.catalogue(conn) == head
+        assert schema_snapshot.snapshot(conn) == head
         assert fresh.downgrade() == VERSIONS[::-1]
-        left = {
-            item for item in migration_folders.catalogue(conn) if "queue_schema_version" not in item
-        }
-        assert left == set()
+        left = [name for names in schema_snapshot.snapshot(conn).values() for name in names]
+        assert [name for name in left if "queue_schema_version" not in name] == []
         assert fresh.current_schema_version() == 0
         assert fresh.downgrade() == []
         fresh.bootstrap()
-        assert migration_folders.catalogue(conn) == head
+        assert schema_snapshot.snapshot(conn) == head
 
 
 def test_each_single_step_down_and_up_gives_the_same_catalogue(fresh: ModuleType) -> None:
     fresh.bootstrap()
     with fresh.connect() as conn:
         for version in VERSIONS[::-1]:
-            before = migration_folders.catalogue(conn)
+            before = schema_snapshot.snapshot(conn)
             assert fresh.downgrade(to_version=version - 1, allow_data_loss=True) == [version]
             step = next(step for step in fresh.pending() if step.version == version)
             with conn.transaction(force_rollback=True):
                 conn.execute(step.up.encode())
                 if version == HEAD:
                     installed_functions.install(conn)
-                made = migration_folders.catalogue(conn)
+                made = schema_snapshot.snapshot(conn)
                 if version < HEAD:
                     # The set of functions and triggers is that of HEAD, and later steps leave it.
                     before, made = _without_code(before), _without_code(made)
                 assert made == before, version
 
 
-def _without_code(catalogue: dict[str, str]) -> dict[str, str]:
-    return {
-        name: text
-        for name, text in catalogue.items()
-        if not name.startswith(("function ", "trigger ")) and not text.startswith("TRIGGER")
-    }
+def _without_code(found: schema_snapshot.Snapshot) -> schema_snapshot.Snapshot:
+    of_functions = ("functions", "triggers", "public rights")
+    return {kind: names for kind, names in found.items() if kind not in of_functions}
 
 
 def test_a_downgrade_that_loses_nothing_needs_no_leave(fresh: ModuleType) -> None:
@@ -557,7 +557,7 @@ def test_a_downgrade_that_loses_something_lists_it_and_changes_nothing(fresh: Mo
         factories.insert(conn, "workers", worker_id="w", host_label="h", queue="cpu", pid=1)
         factories.insert(conn, "workflow_node_events", run_id="r", node_id="n", event_type="parked")
         factories.insert(conn, "worker_heartbeats", host_label="h", queue="fetch")
-        before = migration_folders.catalogue(conn)
+        before = schema_snapshot.snapshot(conn)
         with pytest.raises(errors.DataLossRefused) as caught:
             fresh.downgrade(to_version=7)
         for part in (
@@ -573,7 +573,7 @@ def test_a_downgrade_that_loses_something_lists_it_and_changes_nothing(fresh: Mo
         assert "workflow_node_jobs.crash_count" not in str(caught.value)
         with pytest.raises(errors.DataLossRefused, match="1 rows of table workflow_node_events"):
             fresh.downgrade(to_version=12)
-        assert migration_folders.catalogue(conn) == before
+        assert schema_snapshot.snapshot(conn) == before
         assert factories.reread(conn, job)["status"] == "running"
         assert fresh.current_schema_version() == HEAD
         assert fresh.downgrade(to_version=7, allow_data_loss=True) == VERSIONS[:6:-1]

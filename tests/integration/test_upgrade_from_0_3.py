@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from queue_workflows import claim_worker, config, db, errors, node_pool, node_queue
-from tests.support import engine_0_3, factories, migration_folders, transitions, wait
+from tests.support import engine_0_3, factories, schema_snapshot, transitions, wait
 
 OURS = [*range(13, db.REQUIRED_VERSION + 1)]
 WORKFLOWS: dict[str, Any] = {
@@ -168,10 +168,10 @@ def test_the_ledger_of_two_columns_is_taken_over(old: ModuleType, conn: Any) -> 
 def test_the_schema_taken_over_equals_a_new_schema(old: ModuleType, conn: Any) -> None:
     in_flight(conn)
     old.bootstrap()
-    taken = migration_folders.catalogue(conn)
+    taken = schema_snapshot.snapshot(conn)
     conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     old.bootstrap()
-    assert migration_folders.catalogue(conn) == taken
+    assert schema_snapshot.snapshot(conn) == taken
 
 
 def test_an_empty_model_becomes_none(old: ModuleType, conn: Any) -> None:
@@ -381,13 +381,12 @@ def test_rows_with_values_out_of_every_range_are_taken_over_and_end(
 
 def test_rows_with_such_values_go_back(old: ModuleType, conn: Any) -> None:
     hostile(conn)
-    before = migration_folders.catalogue(conn)
+    before = schema_snapshot.snapshot(conn)
     old.bootstrap()
     assert old.downgrade(to_version=12, allow_data_loss=True) == OURS[::-1]
-    after = migration_folders.catalogue(conn)
-    assert {k: v for k, v in after.items() if "queue_schema" not in k} == {
-        k: v for k, v in before.items() if "queue_schema" not in k
-    }
+    after = schema_snapshot.snapshot(conn)
+    left = schema_snapshot.difference(before, after)
+    assert {name for _, name, _, _ in left if "queue_schema" not in name} == set()
     assert factories.one(conn, "SELECT created_at = 'infinity' FROM workflow_runs WHERE id = 'far'")
 
 
@@ -486,7 +485,7 @@ def test_views_triggers_and_indexes_of_the_app_stay(old: ModuleType, conn: Any) 
         "CREATE TRIGGER host_note AFTER UPDATE OF status ON workflow_node_jobs"
         " FOR EACH ROW EXECUTE FUNCTION host_note()"
     )
-    before = migration_folders.catalogue(conn)
+    before = schema_snapshot.snapshot(conn)
     old.bootstrap()
     assert factories.one(conn, "SELECT count(*) FROM host_jobs WHERE status = 'running'") == 2
     transitions.claim_ingest(conn)
@@ -506,10 +505,9 @@ def test_views_triggers_and_indexes_of_the_app_stay(old: ModuleType, conn: Any) 
             with pytest.raises(psycopg.errors.CheckViolation):
                 factories.insert(conn, table, **given[table] | {column: "nonsense"})
     old.downgrade(to_version=12, allow_data_loss=True)
-    after = migration_folders.catalogue(conn)
-    assert {k: v for k, v in after.items() if "queue_schema" not in k} == {
-        k: v for k, v in before.items() if "queue_schema" not in k
-    }
+    after = schema_snapshot.snapshot(conn)
+    left = schema_snapshot.difference(before, after)
+    assert {name for _, name, _, _ in left if "queue_schema" not in name} == set()
 
 
 # --- and back ----------------------------------------------------------------------------------
