@@ -54,7 +54,7 @@ class Candidate:
             at = (self.node.round or 1) - 2
             rounds = self.loop.rounds
             if self.node.loop is None:
-                rounds = rounds[at : at + 1]  # from -1 to 0 for a first round, which is none
+                rounds = rounds[at : at + 1] if at >= 0 else ()
             given += [template for one in rounds for template in (one.until, {"$from": one.end})]
         return given if self.node.skip_if is None else [self.node.skip_if, *given]
 

@@ -133,7 +133,7 @@ class Graph:
                 open_deps[follower] -= 1
                 if open_deps[follower] == 0:
                     ready.append(follower)
-        if len(ready) != len(self.nodes):
+        if len(ready) < len(self.nodes):
             raise errors.InvalidWorkflow("the definition has a cycle")
         chain = [max(length, key=length.__getitem__)] if length else []
         while chain and chain[-1] in before:

@@ -166,7 +166,7 @@ def near(scope: Scope, node_ids: Iterable[str]) -> list[str]:
     """
     body, prefix = scope.of.body, f"{scope.id}/"
     found = dict.fromkeys(body.once)
-    if len(found) != len(body.nodes):
+    if len(found) < len(body.nodes):
         for node_id in node_ids:
             inner = node_id.removeprefix(prefix)
             for follower in body.downstream(inner):

@@ -242,7 +242,7 @@ def parse(text: str, tz: str = "UTC", anchor: datetime | None = None) -> Express
 
 def _period_s(text: str) -> int:
     found = _EVERY.fullmatch(text)
-    parts = re.findall(r"(\d+)([smhdw])", text.lower()) if found else []
+    parts = re.findall(r"(\d+)([smhdw])", found[1].lower()) if found else []
     seconds = sum(int(count) * _UNITS_S[unit] for count, unit in parts)
     if not 1 <= seconds <= MAX_INTERVAL_S:
         raise errors.InvalidConfig(

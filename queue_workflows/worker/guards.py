@@ -153,7 +153,7 @@ class GpuHealth:
         self._unseen_s += unseen_s
         idle = self._idle
         since, _ = self._window()
-        if since != idle.since:
+        if since > idle.since:
             idle = self._begin(since)
         moved = found.ram_mb is not None and self._has_moved(found.ram_mb)
         if busy or unseen_s or moved:
@@ -180,7 +180,7 @@ class GpuHealth:
 
     def is_blind(self, now: float) -> bool:
         """Return whether no probe reports, so that the wall-clock budget runs."""
-        return bool(self._gap(now))
+        return self._gap(now) > 0
 
     def _window(self) -> tuple[float, float]:
         """Return when the window began, and its length in seconds."""

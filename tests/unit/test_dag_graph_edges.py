@@ -79,3 +79,14 @@ def test_the_nodes_of_a_cycle_have_one_number(deps: Any, groups: list[str]) -> N
         "".join(sorted(key for key in numbers if numbers[key] == n)) for n in set(numbers.values())
     ]
     assert sorted(found) == groups
+
+
+def test_cycles_behind_one_another_are_apart_in_whatever_order_they_are_searched() -> None:
+    deps: dict[str, list[str]] = {}
+    for n in range(40):  # the order is that of a set, so each pair is searched from another end
+        deps |= {f"a{n}": [f"b{n}"], f"b{n}": [f"a{n}"]}
+        deps |= {f"c{n}": [f"d{n}", f"a{n}"], f"d{n}": [f"c{n}"]}
+    numbers = graph.on_cycles(deps)
+    assert len(set(numbers.values())) == 80
+    for n in range(40):
+        assert numbers[f"a{n}"] == numbers[f"b{n}"] and numbers[f"c{n}"] == numbers[f"d{n}"]
