@@ -1,6 +1,7 @@
 """Run `python -m tests.mutation`; exit with 0 if every mutant is killed or in `survivors.toml`.
 
-1 is the code for a survivor that is not listed, a listed one that is killed, or too many of them.
+1 is the code for a survivor that is not listed, a listed one that is killed, too many of them, or
+a mutant that cannot be judged.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import toml
-
-from tests.mutation import mutants, runner, targets
+from tests.mutation import checkouts, mutants, runner, targets
+from tests.support import reaper
 
 LISTED = Path(__file__).with_name("survivors.toml")
-MOST_SURVIVORS = 0.05
 
 
 def main(
@@ -31,8 +30,11 @@ def main(
     if sampled := options.sample < len(places):
         places = random.Random(options.seed).sample(places, options.sample)
     with tempfile.TemporaryDirectory(prefix="qw-mutation-") as folder:
-        outcomes = runner.run(Path(folder), places, chosen)
+        outcomes = [*runner.run(Path(folder), places, chosen)]
     print(_table(outcomes))
+    for change, fate in outcomes:
+        if fate.timed_out:
+            print(f"{change.module}: killed by a {fate.killed_by}\n{_diff(change)}")
     found = wrong(
         outcomes,
         {one for one in listed() if one.module in chosen},
@@ -45,7 +47,7 @@ def main(
 
 def listed() -> set[mutants.Change]:
     """Return the survivors of the list, each of which has to have a reason."""
-    entries = toml.loads(LISTED.read_text(encoding="utf-8")).get("survivor", [])
+    entries = checkouts.read_toml(LISTED, "survivor")
     for entry in entries:
         if not entry["reason"].strip():
             raise ValueError(f"survivors.toml: no reason for {entry['before']!r}")
@@ -55,28 +57,36 @@ def listed() -> set[mutants.Change]:
 def wrong(
     outcomes: Sequence[runner.Outcome], known: set[mutants.Change], *, sampled: bool, whole: bool
 ) -> list[str]:
-    survivors = [outcome.change for outcome in outcomes if outcome.survived]
+    survivors = [change for change, fate in outcomes if fate.survived]
+    unknown = {change for change, fate in outcomes if fate.problem}
     found = [
-        f"{change.module}: no test fails: write one, delete the code, or list it\n"
-        f"  - {change.before}\n  + {change.after}"
+        f"{change.module}: cannot be judged: {fate.problem}\n{_diff(change)}"
+        for change, fate in outcomes
+        if fate.problem
+    ]
+    found += [
+        f"{change.module}: no test fails: write one, delete the code, or list it\n{_diff(change)}"
         for change in survivors
         if change not in known
     ]
     if sampled:
         return found
     found += [
-        f"{change.module}: listed, but killed: delete it from the list\n"
-        f"  - {change.before}\n  + {change.after}"
-        for change in sorted(known.difference(survivors))
+        f"{change.module}: listed, but killed: delete it from the list\n{_diff(change)}"
+        for change in sorted(known.difference(survivors, unknown))
     ]
-    if whole and len(survivors) > MOST_SURVIVORS * len(outcomes):
-        found.append(f"more than {MOST_SURVIVORS:.0%} of the mutants survive")
+    if whole and len(survivors) > checkouts.MOST_SURVIVORS * len(outcomes):
+        found.append(f"more than {checkouts.MOST_SURVIVORS:.0%} of the mutants survive")
     return found
 
 
+def _diff(change: mutants.Change) -> str:
+    return f"  - {change.before}\n  + {change.after}"
+
+
 def _table(outcomes: Collection[runner.Outcome]) -> str:
-    made = collections.Counter(outcome.change.module for outcome in outcomes)
-    survived = collections.Counter(one.change.module for one in outcomes if one.survived)
+    made = collections.Counter(change.module for change, _ in outcomes)
+    survived = collections.Counter(change.module for change, fate in outcomes if fate.survived)
     rows = [
         (module, count, count - survived[module], survived[module])
         for module, count in made.items()
@@ -98,4 +108,5 @@ def _parser(modules: Collection[str]) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    reaper.start()
     sys.exit(main())

@@ -9,44 +9,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
-import os
-import queue
 import re
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent import futures
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.mutation import checkouts
 from tests.support import database, reaper
 
-ROOT = Path(__file__).parents[2]
 SQL = Path("queue_workflows/sql")
 LISTED = Path(__file__).with_name("sql_mutants.toml")
-MOST_SURVIVORS = 0.05
-WORKERS = min(2, os.cpu_count() or 1)
 TEST_S = 30
 """A test that takes longer does not end, since the mutant waits for a lock that nobody releases."""
 RUN_S = 150.0
 BASELINE_S = 900.0
 """How long the tests of the whole list may take without a mutant."""
-_PYTEST = (
-    *("-x", "-q", "--no-header", "-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly"),
-    *("-m", "", "--color=no", f"--timeout={TEST_S}"),
-)
+_PYTEST = ("-p", "no:randomly", "-m", "", f"--timeout={TEST_S}")
 _NEXT_PART = re.compile(r"^(?:CREATE |-- name: )", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", re.MULTILINE)
 _NO_SQL = re.compile(
     r"syntax error at|(?:column|relation|variable) \S+ does not exist|(?:function|operator)[^\n]*"
     r"does not exist|missing FROM-clause|could not determine|MigrationFailed|UsageError"
 )
-_NOT_INHERITED = ("PYTEST_", "QW_TEST_", "COV_")
 
 
 class Mutant(NamedTuple):
@@ -81,31 +67,21 @@ class Mutant(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant: the first test that failed, or why none could."""
+    """A mutant, and the first test that failed."""
 
     mutant: Mutant
-    killed_by: str
-    """A test, or `time-out`; empty if the mutant survived or could not be judged."""
-    problem: str
-    """Why the run says nothing about the mutant, such as SQL that PostgreSQL rejects."""
-    seconds: float
-
-    @property
-    def survived(self) -> bool:
-        """Return whether every test passed."""
-        return not self.killed_by and not self.problem
+    fate: checkouts.Fate
 
     def __str__(self) -> str:
-        outcome = "killed  " if self.killed_by else "SURVIVED" if self.survived else "BROKEN  "
-        told = self.killed_by or self.problem or self.mutant.survives or self.mutant.breaks
-        return f"{outcome} {self.seconds:5.1f} s  {self.mutant.name:34} {told}"
+        mutant, fate = self
+        outcome = "killed  " if fate.killed_by else "SURVIVED" if fate.survived else "BROKEN  "
+        told = fate.killed_by or fate.problem or mutant.survives or mutant.breaks
+        return f"{outcome} {fate.seconds:5.1f} s  {mutant.name:34} {told}"
 
 
 def listed(path: Path = LISTED) -> list[Mutant]:
     """Return the mutants of a list; raise ValueError for a name that occurs twice."""
-    # Python 3.10 has no reader of TOML; pytest brings one there.
-    reader: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    entries = reader.loads(path.read_text(encoding="utf-8"))["mutant"]
+    entries: list[Any] = checkouts.read_toml(path, "mutant")
     mutants = [Mutant(**entry) for entry in entries]
     names = [mutant.name for mutant in mutants]
     if twice := {name for name in names if names.count(name) > 1}:
@@ -113,114 +89,59 @@ def listed(path: Path = LISTED) -> list[Mutant]:
     return mutants
 
 
-class Checkout:
-    """A copy of the checkout, and its server."""
-
-    def __init__(self, folder: Path, dsn: str) -> None:
-        self._folder, self._dsn = folder, dsn
-        checkouts.copy(folder)
-
-    def judge(self, mutant: Mutant) -> Verdict:
-        """Return what the mutant's tests say about it; the copy is afterwards as before."""
-        begun = time.monotonic()
-        path = self._folder / SQL / mutant.file
-        text = path.read_text(encoding="utf-8")
-        path.write_text(mutant.applied(text), encoding="utf-8")
-        try:
-            killed_by, problem = self.failure(mutant.tests)
-        finally:
-            path.write_text(text, encoding="utf-8")
-        return Verdict(mutant, killed_by, problem, time.monotonic() - begun)
-
-    def failure(self, tests: Sequence[str], most_s: float = RUN_S) -> tuple[str, str]:
-        """Return the first of these tests that fails, and why the run says nothing."""
-        if not tests:
-            return "", "the list names no tests"
-        code, output = self._pytest([f"tests/{test}" for test in tests], most_s)
-        if code is None:
-            return f"time-out of {most_s:.0f} s", ""
-        found = _FAILED.search(output)
-        if code == 0:
-            return "", ""
-        if wrong := _NO_SQL.search(output):
-            return "", f"not valid: {wrong.group()}"
-        if code == 1 and found:
-            return found.group(1).removeprefix("tests/"), ""
-        return "", f"pytest exits with {code}: {' '.join(output.split())[-300:]}"
-
-    def _pytest(self, paths: Sequence[str], most_s: float) -> tuple[int | None, str]:
-        own = {key: text for key, text in os.environ.items() if not key.startswith(_NOT_INHERITED)}
-        # A database of its own for each copy, which a killed run leaves for the next one to drop.
-        dsn = database.forced(self._dsn, f"sql{self._folder.name}")
-        process = subprocess.Popen(
-            ["nice", "-n", "10", sys.executable, "-m", "pytest", *_PYTEST, *paths],
-            cwd=self._folder,
-            env={**own, "PYTHONPATH": str(self._folder), "QUEUE_WORKFLOWS_TEST_DB_URL": dsn},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=most_s)
-        except subprocess.TimeoutExpired:
-            return None, ""
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        return process.returncode, output
-
-
 def run(mutants: Sequence[Mutant], dsn: str) -> Iterator[Verdict]:
     """Yield the verdict of each mutant as it is known; `dsn`: the server, of any database of it.
 
     Raises RuntimeError if a test of the list fails without a mutant.
     """
+
+    def failed(copy: Path, tests: Sequence[str], most_s: float = RUN_S) -> str:
+        if not tests:
+            raise RuntimeError("the list names no tests")
+        # A database of its own for each copy, which a killed run leaves for the next one to drop.
+        own = database.forced(dsn, f"sql{copy.name}")
+        env = {"QUEUE_WORKFLOWS_TEST_DB_URL": own}
+        output = checkouts.failure(copy, _PYTEST, tests, most_s=most_s, **env)
+        if wrong := _NO_SQL.search(output):
+            raise RuntimeError(f"not valid: {wrong.group()}")
+        found = _FAILED.search(output)
+        return found.group(1).removeprefix("tests/") if found else output[-300:]
+
+    def failed_with(copy: Path, mutant: Mutant) -> str:
+        path = copy / SQL / mutant.file
+        text = path.read_text(encoding="utf-8")
+        path.write_text(mutant.applied(text), encoding="utf-8")
+        try:
+            return failed(copy, mutant.tests)
+        finally:
+            path.write_text(text, encoding="utf-8")
+
     with tempfile.TemporaryDirectory(prefix="qw-sql-mutants-") as folder:
-        free: queue.SimpleQueue[Checkout] = queue.SimpleQueue()
-        for number in range(WORKERS):
-            free.put(Checkout(Path(folder) / str(number), dsn))
-
-        def with_one(call: Callable[[Checkout], Any]) -> Any:
-            checkout = free.get()
-            try:
-                return call(checkout)
-            finally:
-                free.put(checkout)
-
+        copies = checkouts.Copies(Path(folder))
         tests = sorted({test for mutant in mutants for test in mutant.tests})
-        killed_by, problem = with_one(lambda checkout: checkout.failure(tests, BASELINE_S))
-        if killed_by or problem:
-            raise RuntimeError(f"without a mutant: {killed_by or problem}")
-        with futures.ThreadPoolExecutor(WORKERS) as pool:
-            started = [
-                pool.submit(with_one, lambda checkout, each=mutant: checkout.judge(each))
-                for mutant in mutants
-            ]
-            try:
-                yield from (done.result() for done in futures.as_completed(started))
-            finally:
-                pool.shutdown(cancel_futures=True)
+        for _, fate in copies.fates([tests], lambda copy, each: failed(copy, each, BASELINE_S)):
+            if not fate.survived:
+                raise RuntimeError(f"without a mutant: {fate.killed_by or fate.problem}")
+        yield from (Verdict(*judged) for judged in copies.fates(mutants, failed_with))
 
 
 def wrong(verdicts: Sequence[Verdict], *, partly: bool = False) -> list[str]:
     """Return what has to be changed, one line each; `partly`: of a part of the list."""
     found: list[str] = []
-    for verdict in verdicts:
-        mutant = verdict.mutant
-        if verdict.problem:
-            found.append(f"{mutant.name}: cannot be judged: {verdict.problem}")
-        elif verdict.survived and not mutant.survives.strip():
+    for mutant, fate in verdicts:
+        if fate.problem:
+            found.append(f"{mutant.name}: cannot be judged: {fate.problem}")
+        elif fate.survived and not mutant.survives.strip():
             found.append(
                 f"{mutant.name}: no test fails. Write one, delete the code, or give `survives`"
             )
-        elif verdict.killed_by and mutant.survives:
-            found.append(f"{mutant.name}: delete `survives`: {verdict.killed_by} kills it")
-    survivors = sum(verdict.survived for verdict in verdicts)
-    if not partly and survivors > MOST_SURVIVORS * len(verdicts):
-        found.append(f"{survivors} of {len(verdicts)} survive, more than {MOST_SURVIVORS:.0%}")
+        elif fate.killed_by and mutant.survives:
+            found.append(f"{mutant.name}: delete `survives`: {fate.killed_by} kills it")
+    survivors = sum(fate.survived for _, fate in verdicts)
+    if not partly and survivors > checkouts.MOST_SURVIVORS * len(verdicts):
+        found.append(
+            f"{survivors} of {len(verdicts)} survive, more than {checkouts.MOST_SURVIVORS:.0%}"
+        )
     return found
 
 
@@ -242,7 +163,7 @@ def main(argv: Sequence[str] | None = None, *, dsn: str = "") -> int:
             print(verdict, flush=True)
             verdicts.append(verdict)
     found = wrong(verdicts, partly=len(chosen) < len(every))
-    survivors = sum(verdict.survived for verdict in verdicts)
+    survivors = sum(fate.survived for _, fate in verdicts)
     print(f"{len(verdicts)} mutants, {survivors} survive")
     print("\n".join(found), file=sys.stderr)
     return 1 if found else 0

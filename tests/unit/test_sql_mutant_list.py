@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation import sql
+from tests.mutation import checkouts, sql
 
 TESTS = Path(__file__).parents[1]
 MUTANTS = sql.listed()
@@ -23,7 +23,7 @@ def functions(file: str) -> set[str]:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_changes_one_place_and_names_tests_that_exist(mutant: sql.Mutant) -> None:
-    text = (sql.ROOT / sql.SQL / mutant.file).read_text(encoding="utf-8")
+    text = (checkouts.ROOT / sql.SQL / mutant.file).read_text(encoding="utf-8")
     assert mutant.applied(text) != text
     assert mutant.tests and mutant.breaks.endswith(".")
     for test in mutant.tests:
