@@ -424,5 +424,21 @@ def test_one_line_an_invariant_and_what_breaks_it_below(forger: Any) -> None:
 def test_how_far_back_is_read_from_words(db: ModuleType) -> None:
     for text in ("90m", "24h", "7d", "5s", "all"):
         console.printed("audit", "--since", text)
-    for text in ("", "1", "h", "-1h", "1w", "1.5h", "1h "):
+    for text in ("", "1", "h", "-1h", "1w", "1.5h", "1h ", "1 h", "1H", "1000000d", "1h1m", "ALL"):
         assert "--since" in console.refusal("audit", "--since", text)
+
+
+@pytest.mark.parametrize(
+    ("age", "far", "near"),
+    [("50 s", "90s", "5s"), ("80 min", "90m", "70m"), ("110 min", "2h", "1h"),
+     ("110 min", "1d", "100m"), ("40 h", "2d", "1d")],
+)  # fmt: skip
+def test_the_command_looks_as_far_back_as_its_unit_says(
+    forger: Any, age: str, far: str, near: str
+) -> None:
+    ago = f"now() - interval '{age}'"
+    forger.execute(
+        f"DELETE FROM workflow_dispatch_events; UPDATE workflow_node_events SET created_at = {ago};"
+        f" UPDATE workflow_node_jobs SET finished_at = {ago} WHERE id = 'done'".encode()
+    )
+    assert [console.command("audit", "--since", text).code for text in (far, near)] == [1, 0]

@@ -410,6 +410,25 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
     assert statuses(conn) == before
 
 
+@pytest.mark.parametrize(
+    ("age", "far", "near"),
+    [
+        ("50 s", "90s", "5s"),
+        ("80 min", "90m", "70m"),
+        ("110 min", "2h", "1h"),
+        ("40 h", "2d", "1d"),
+    ],
+)
+def test_a_list_looks_as_far_back_as_its_unit_says(
+    conn: Any, age: str, far: str, near: str
+) -> None:
+    factories.ingest(conn, id="old")
+    conn.execute("SET session_replication_role = replica")
+    conn.execute(f"UPDATE ingest_jobs SET created_at = now() - interval '{age}'".encode())
+    found = [json.loads(said("list", "--since", text, "--json").out) for text in (far, near)]
+    assert [[row["id"] for row in rows] for rows in found] == [["old"], []]
+
+
 def test_an_iso_time_with_its_zone_is_a_since(some: None) -> None:
     past, future = "2020-01-01T00:00Z", "2999-01-01T00:00+01:00"
     assert len(json.loads(said("list", "--since", past, "--json").out)) == 4
