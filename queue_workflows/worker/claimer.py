@@ -74,7 +74,7 @@ class Claimer:
         self._asked_at: float | None = None
         """Time (`clock.boot_s`) of the first claim without a reply; None: each has its reply."""
         self.isolated = False
-        """Whether a row made the last claim fail, so that the rows were tried one by one."""
+        """Whether a row made the last `claim_batch` try the rows one by one."""
         self._times = claim_times.ClaimTimes()
         self._last_on_wait: claims.OnWait | None = None
         self.held_back: Callable[[], bool] = lambda: False
@@ -152,7 +152,6 @@ class Claimer:
         Raises database errors after closing the connection. An error that a row causes is not
         raised: `claim_isolation.claim_apart` takes the row out of the way.
         """
-        self.isolated = False
         try:
             self._release_strays_again()
             if self.held_back():

@@ -19,7 +19,13 @@ import pytest
 from queue_workflows import config, db, errors, jobs, local_queue, queues, workers
 from queue_workflows.runtime import clock
 from queue_workflows.telemetry import pressure
-from tests.support import factories, local_queue_app, memory_reports, transitions
+from tests.support import (
+    factories,
+    local_queue_app,
+    memory_reports,
+    rows_before_checks,
+    transitions,
+)
 from tests.support.local_queue_app import QUEUE
 from tests.support.wait import until
 
@@ -493,6 +499,31 @@ def test_a_job_whose_lease_has_ended_does_not_start(opened: Any) -> None:
     late.claim.work.lease_end.ends = clock.boot_s() + 1  # the clock went on while it was stopped
     assert not plan.mark_running(late)
     assert plan.mark_running(in_time)
+
+
+def test_the_claim_after_one_past_a_bad_row_is_an_ordinary_one(
+    conn: db.Connection, opened: Any
+) -> None:
+    plan, owner = opened
+    wakers: list[threading.Thread] = []
+    owner.wake = lambda: wakers.append(threading.current_thread())
+
+    def asks_for_more(job: local_queue.Job) -> bool:
+        """Let a job end; return whether its thread wants a claim at once."""
+        wakers.clear()
+        assert plan.mark_running(job)
+        plan.mark_done(job, plan.call(job, lambda _: None))
+        return threading.current_thread() in wakers
+
+    rows_before_checks.put(
+        conn, "ingest_jobs", id="'bad'", task_name="'count'", queue=f"'{QUEUE}'", priority="1",
+        claim_no="9223372036854775807",
+    )  # fmt: skip
+    for behind_a_bad_row in (True, False):
+        enqueue()
+        (job,) = plan.fetch_ready()
+        assert asks_for_more(job) is behind_a_bad_row, "one of two threads got a job"
+    assert row_of(conn, "bad")["status"] == "failed"
 
 
 def test_a_full_memory_shows_in_the_list_of_workers(opened: Any) -> None:
