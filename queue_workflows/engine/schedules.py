@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 from queue_workflows import db
-from queue_workflows.dag import payload
 from queue_workflows.db import statements
 
 
@@ -26,14 +24,13 @@ def fire(
     task_name: str,
     queue: str,
     reason: str,
-    args: Mapping[str, Any] | None = None,
     priority: int | None = None,
     lock_key: str | None = None,
 ) -> str | None:
     """Claim an instant and queue its job; return the job's id, or None if it was claimed before.
 
     Joins the caller's transaction. It waits for a transaction that is claiming the same instant,
-    so fire several in one order. Raises `InvalidPayload` for args that JSON cannot carry.
+    so fire several in one order.
     """
     row = conn.execute(
         statements.schedules.fire,
@@ -43,7 +40,6 @@ def fire(
             "task_name": task_name,
             "queue": queue,
             "reason": reason,
-            "args": payload.encode(dict(args or {}), f"args of {task_name}"),
             "priority": priority,
             "lock_key": lock_key,
         },

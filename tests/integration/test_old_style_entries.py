@@ -112,6 +112,22 @@ def test_an_entry_whose_instants_only_python_knows_is_refused(db: ModuleType):
     assert rows("SELECT expression FROM schedules") == [{"expression": "every 2s"}]
 
 
+def test_an_entry_that_no_scheduler_has_stored_has_its_last_fire_up_to_now(db: ModuleType):
+    config.set_ingest_schedule([entry("ahead"), entry("prices"), entry("other"), entry("new")])
+    now = rows("SELECT now() AS now")[0]["now"]
+    with db.connection() as conn:
+        for name, minutes in (
+            ("prices", -70), ("prices", -10), ("other", -90), ("prices", 5), ("ahead", 5),
+        ):  # fmt: skip
+            conn.execute(
+                "INSERT INTO schedule_fires (name, fire_at) VALUES (%s, %s)",
+                (name, now + minutes * MINUTE),
+            )
+    found = {row["name"]: row["last_fire_at"] for row in schedules.list()}
+    past = {"prices": now - 10 * MINUTE, "other": now - 90 * MINUTE}
+    assert found == past | {"ahead": None, "new": None}, "a clock that was ahead left later ones"
+
+
 # --- the boot kick -------------------------------------------------------------------------------
 
 

@@ -70,6 +70,7 @@ def test_enqueue_due_queues_each_instant_once(db: ModuleType):
     (job,) = jobs()
     assert job["id"] == job_id
     assert (job["task_name"], job["queue"], job["reason"]) == ("prices", "fetch", "tick")
+    assert (job["args"], job["priority"], job["lock_key"]) == ({}, 100, None)
     now = database_now()
     ((_, fire_at),) = fires()
     assert rows("SELECT job_id FROM schedule_fires") == [{"job_id": job_id}]

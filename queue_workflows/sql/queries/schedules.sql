@@ -12,8 +12,8 @@ WITH fired AS (
     VALUES (%(name)s, %(fire_at)s, gen_random_uuid()::text)
     ON CONFLICT (name, fire_at) DO NOTHING
     RETURNING job_id)
-INSERT INTO ingest_jobs (id, task_name, queue, reason, args, priority, lock_key)
-SELECT job_id, %(task_name)s, %(queue)s, %(reason)s, %(args)s::jsonb,
+INSERT INTO ingest_jobs (id, task_name, queue, reason, priority, lock_key)
+SELECT job_id, %(task_name)s, %(queue)s, %(reason)s,
        coalesce(%(priority)s::smallint, 100), %(lock_key)s
   FROM fired
 RETURNING id;
