@@ -86,6 +86,18 @@ def test_a_providers_error_delays_its_run_and_is_poison_at_ten(
     assert row["error"].startswith("poison: the run could not start in 10 tries: loading workflow")
 
 
+def test_a_providers_error_reaches_who_starts_the_run_as_an_error_of_the_package(
+    toy: flow.Flow,
+) -> None:
+    broken = Broken(OSError("the share is away"))
+    config.set_workflow_provider(broken, broken)
+    run_id = toy.submit()
+    with pytest.raises(errors.QueueWorkflowsError, match="'w': OSError: the share") as caught:
+        dispatcher.start_run(run_id)
+    assert isinstance(caught.value, RuntimeError) and caught.value.__cause__ is broken.error
+    assert flow.status(run_id) == "queued"
+
+
 def test_a_run_starts_once_its_provider_is_well_again(toy: flow.Flow, conn: Any) -> None:
     toy.dag(a="")
     broken = Broken(RuntimeError("not yet"))
