@@ -12,9 +12,14 @@ import pytest
 
 import queue_workflows
 from queue_workflows import db, errors, ingest_executor, node_executor, steps, streams
-from tests.support import console, factories, notifications, transitions
+from queue_workflows.types import Row
+from tests.support import console, factories, notifications, transitions, wait
+from tests.support.transitions import Kind
 
 FETCH = transitions.who("fetch")
+WAITING = (
+    "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+)
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
@@ -326,6 +331,67 @@ def test_a_lost_claim_writes_nothing_and_a_repeated_batch_nothing_twice(
     with pytest.raises(errors.RowRefused, match="an earlier batch"):
         transitions.stream(conn, job, 4, 1, 2)
     assert [part.id for part in streams.read(job["id"])] == ["1-1", "1-2"]
+
+
+def reclaim(conn: db.Connection, job: Row) -> None:
+    transitions.expire(conn, job)
+    assert transitions.reclaim_lapsed(conn, transitions.kind_of(job))
+
+
+def take_over(conn: db.Connection, job: Row) -> None:
+    """Let the worker that lost its claim claim the job again."""
+    reclaim(conn, job)
+    kind = transitions.kind_of(job)
+    conn.execute(f"UPDATE {transitions.table_of(job).name} SET available_at = NULL".encode())
+    again = (transitions.claim_node if kind == "node" else transitions.claim_ingest)(conn)
+    assert (again["id"], again["worker_id"]) == (job["id"], job["worker_id"])
+
+
+ENDS: dict[str, Callable[[db.Connection, Row], object]] = {
+    "completed": transitions.complete,
+    "failed": transitions.fail,
+    "failed by the watchdog": transitions.end_by_watchdog,
+    "cancelled": lambda conn, job: transitions.record(conn, job, "cancelled"),
+    "handed back": transitions.hand_back,
+    "waits": transitions.wait,
+    "charged": transitions.charge,
+    "reclaimed": reclaim,
+    "claimed again": take_over,
+}
+
+
+@pytest.mark.parametrize("max_attempts", [1, 9])
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("kind", ["node", "ingest"])
+def test_no_part_is_stored_under_a_claim_that_has_ended(
+    conn: db.Connection, kind: Kind, end: str, max_attempts: int
+) -> None:
+    job = transitions.claimed(conn, kind, max_attempts=max_attempts)
+    assert transitions.stream(conn, job, 1, "in time")
+    assert not transitions.stream(conn, job | {"worker_id": "w2"}, 2, "of another worker")
+    ENDS[end](conn, job)
+    assert not transitions.stream(conn, job, 2, "late")
+    assert [part.value for part in streams.read(job["id"]) if part.name] == ["in time"]
+
+
+@pytest.mark.parametrize("kind", ["node", "ingest"])
+def test_a_part_that_meets_the_end_of_its_claim_waits_and_is_not_stored(
+    conn: db.Connection, kind: Kind
+) -> None:
+    job = transitions.claimed(conn, kind)
+    stored: list[bool] = []
+
+    def send() -> None:
+        with db.connect() as own:
+            stored.append(transitions.stream(own, job, 1, "late"))
+
+    thread = threading.Thread(target=send)
+    with conn.transaction():
+        transitions.complete(conn, job)
+        thread.start()
+        wait.until(lambda: stored or factories.execute(WAITING))
+    thread.join()
+    assert (stored, streams.read(job["id"])) == ([False], [])
 
 
 def test_streams_outside_of_a_job_and_bad_ids_are_refused(conn: db.Connection) -> None:

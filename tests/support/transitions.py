@@ -234,7 +234,9 @@ def stream(conn: db.Connection, job: Row, first: int, *values: Any, name: str = 
     """Store parts of a job's stream, numbered from `first` on; return whether the claim holds."""
     texts = [json.dumps(value) for value in values]
     request = {"op": "stream", "first": first, "parts": texts, "names": [name] * len(texts)}
-    return job_steps.answer(conn, lease_of(job), request) == {"state": "done"}
+    answer = job_steps.answer(conn, lease_of(job), request)
+    assert answer in ({"state": "done"}, {"state": "lost"}), answer
+    return answer == {"state": "done"}
 
 
 def begin_step(conn: db.Connection, job: Row, name: str) -> Row:
