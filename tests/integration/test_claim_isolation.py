@@ -74,14 +74,19 @@ def test_the_ordinary_claim_does_raise_there(conn: db.Connection) -> None:
 def test_a_node_at_the_end_of_claim_no_fails_with_its_event_and_outbox_row(
     conn: db.Connection, caplog: pytest.LogCaptureFixture, queue: str, newest: bool
 ) -> None:
+    claim = node_queue.claim_next_cpu_job if queue == "cpu" else node_queue.claim_next_gpu_job
+    factories.node(conn, queue=queue)
+    usual = claim(3)
+    assert usual is not None
     run_id = bad_node(conn, queue)
     good = factories.node(conn, queue=queue, priority=1)["id"]
-    claim = node_queue.claim_next_cpu_job if queue == "cpu" else node_queue.claim_next_gpu_job
     with caplog.at_level(logging.WARNING):
         claimed = [claim(3, host_priority=-newest) for _ in range(2)]
     assert [job and job["id"] for job in claimed] == [good, None]
     job = rows(conn, "workflow_node_jobs")[good]
     assert (job["status"], job["worker_lane"]) == ("running", 3)
+    for column in ("worker_id", "claimed_by"):
+        assert job[column] == usual[column], "that of this process, as in the ordinary claim"
     # An overflow machine may have claimed the good one first.
     if rows(conn, "workflow_node_jobs")["bad"]["status"] == "queued":
         assert newest
