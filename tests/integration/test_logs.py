@@ -69,9 +69,13 @@ def test_the_end_of_a_worker_stores_what_is_left(
 def test_a_silent_handler_costs_no_statement(toy: Flow, conn: db.Connection) -> None:
     toy.dag(a="", b="a")
     toy.started()
-    with lost_replies.at_statement("job_attempt_logs") as seen:
+    with lost_replies.at_statement("INSERT INTO job_attempt_logs") as seen:
         assert toy.work() == 2
-    assert (seen, stored(conn)) == ([], 0)
+        assert (seen, stored(conn)) == ([], 0)
+        flow.body(lambda: print("words"), name="ok")
+        toy.started()
+        toy.work()
+        assert seen, "a handler that prints does cost one"
 
 
 def test_jobs_of_a_batch_keep_their_own(db: ModuleType) -> None:

@@ -29,7 +29,8 @@ def at_statement(
 ) -> Generator[list[str]]:
     """Break the connection at the statement number `nth` (None: each) whose text has this word.
 
-    `meanwhile` is called at each of these statements. Yield the texts of those there were.
+    `meanwhile` is called at each of these statements. Yield the texts of those there were. Fails if
+    the block ends before the statement that is meant.
     """
     seen: list[str] = []
 
@@ -46,11 +47,15 @@ def at_statement(
 
     with _patched(breaking):
         yield seen
+    assert len(seen) > (nth or 0), f"{len(seen)} statements have {word!r}, so none was broken"
 
 
 @contextmanager
 def of_thread(name: str, texts: Sequence[str]) -> Generator[None]:
-    """Break the connection at the next statements of a thread, once for each of these errors."""
+    """Break the connection at the next statements of a thread, once for each of these errors.
+
+    Fails if the block ends before there were so many.
+    """
     left = [*texts]
 
     def breaking(execute: Callable[[], Any], cursor: psycopg.Cursor[Any], _: str) -> Any:
@@ -60,20 +65,26 @@ def of_thread(name: str, texts: Sequence[str]) -> Generator[None]:
 
     with _patched(breaking):
         yield
+    assert not left, f"no statement of {name} was broken by {left}"
 
 
 @contextmanager
 def away() -> Generator[None]:
-    """Break each connection at its next statement, but those of the thread that enters."""
-    own = threading.current_thread()
+    """Break each connection at its next statement, but those of the thread that enters.
+
+    Fails if the block ends before there was one.
+    """
+    own, broken = threading.current_thread(), threading.Event()
 
     def breaking(execute: Callable[[], Any], cursor: psycopg.Cursor[Any], _: str) -> Any:
         if threading.current_thread() is not own:
+            broken.set()
             raise _broken(cursor, "the database is away")
         return execute()
 
     with _patched(breaking):
         yield
+    assert broken.is_set(), "no statement of another thread was broken"
 
 
 @contextmanager
@@ -83,7 +94,7 @@ def after(
     """Break the connection at the statement of another thread that made this true, once.
 
     `thread`: the name of the thread, where statements of several may be under way. Yield what is
-    set by then.
+    set by then. Fails if the block ends before.
     """
     done, caller = threading.Event(), threading.current_thread()
 
@@ -96,6 +107,7 @@ def after(
 
     with _looking(is_true, look):
         yield done
+    assert done.is_set(), "no statement made it true"
 
 
 @contextmanager
