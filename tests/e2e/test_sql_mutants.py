@@ -20,6 +20,10 @@ CHOSEN = (
     "recover-cap",
     "admit-key-held",
     "trigger-terminal-job",
+    "stream-claim",
+    "log-head",
+    "event-wait-key",
+    "schedule-fire-once",
 )
 """One or two of each area, each killed by a test that is quick."""
 TEST = "integration/test_node_queue.py::test_the_claim_takes_priority_then_age"

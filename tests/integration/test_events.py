@@ -122,6 +122,86 @@ def test_an_event_after_the_time_limit_still_counts_if_the_job_has_not_run(
     assert job(conn)["result"] == {"result": 7}
 
 
+def test_a_wait_that_goes_on_keeps_the_time_of_its_first_call(conn: db.Connection) -> None:
+    queued(conn, lambda reason: steps.wait_for_event("approved", timeout_s=3600))
+    run(conn)
+    conn.execute("UPDATE job_steps SET due_at = now() + interval '10 min'")
+    conn.execute("UPDATE ingest_jobs SET available_at = now()")
+    run(conn)
+    assert is_waiting(conn)
+    assert factories.one(conn, "SELECT resume_at < now() + interval '11 min' FROM ingest_jobs")
+
+
+def test_an_event_of_the_name_of_a_sleep_does_not_end_it(conn: db.Connection) -> None:
+    queued(conn, lambda reason: steps.sleep(hours=1))
+    for _ in range(2):
+        run(conn)
+        assert is_waiting(conn)
+        events.send(factories.one(conn, "SELECT name FROM job_steps"))
+        assert run(conn) is None
+        conn.execute("UPDATE ingest_jobs SET available_at = now()")
+    due_now(conn)
+    assert run(conn) == "completed"
+
+
+@pytest.mark.parametrize("kind", transitions.KINDS)
+def test_a_claim_that_is_lost_begins_no_wait_and_gives_nothing_up(
+    conn: db.Connection, kind: transitions.Kind
+) -> None:
+    held = transitions.claimed(conn, kind)
+    for other in ({"claim_no": held["claim_no"] + 1}, {"worker_id": "w2"}):
+        assert transitions.begin_wait(conn, held | other, "approved") == "lost"
+        assert transitions.suspend(conn, held | other) is None
+    assert factories.one(conn, "SELECT count(*) FROM job_steps") == 0
+    assert factories.reread(conn, held)["status"] == "running"
+
+
+def test_the_first_of_several_waits_brings_a_job_back(conn: db.Connection) -> None:
+    held = transitions.claimed(conn, "ingest")
+    for event, after_s in (("approved", None), ("paid", 60.0), (None, 3600.0)):
+        assert transitions.begin_wait(conn, held, event, after_s) == "waiting"
+    transitions.suspend(conn, held)
+    left = "SELECT extract(epoch FROM resume_at - now())::float8 FROM ingest_jobs"
+    assert 0 < factories.one(conn, left) <= 60
+
+
+def test_a_wait_without_an_end_is_looked_at_after_a_year(conn: db.Connection) -> None:
+    held = transitions.claimed(conn, "ingest")
+    transitions.begin_wait(conn, held, "approved", None)
+    transitions.suspend(conn, held)
+    assert factories.one(conn, "SELECT resume_at < now() + interval '367 days' FROM ingest_jobs")
+
+
+def test_a_job_that_was_cancelled_while_it_ran_does_not_wait(conn: db.Connection) -> None:
+    held = transitions.claimed(conn, "ingest")
+    transitions.begin_wait(conn, held, "approved")
+    jobs.cancel(held["id"])
+    assert job(conn)["status"] == "running"
+    transitions.suspend(conn, held)
+    assert job(conn)["status"] == "cancelled"
+
+
+def test_a_wait_that_is_over_is_read_by_later_attempts_and_not_written(
+    conn: db.Connection,
+) -> None:
+    def task(reason: str) -> Any:
+        found = steps.wait_for_event("approved")
+        if queue_workflows.current_job().claim == 1:
+            raise queue_workflows.Retry
+        return found
+
+    events.send("approved", value=1)
+    queued(conn, task)
+    conn.execute("UPDATE ingest_jobs SET max_attempts = 2")
+    run(conn)
+    before = conn.execute("SELECT * FROM job_steps").fetchall()
+    conn.execute("DELETE FROM events")
+    conn.execute("UPDATE ingest_jobs SET available_at = NULL")
+    assert run(conn) == "completed"
+    assert job(conn)["result"] == {"result": 1}
+    assert conn.execute("SELECT * FROM job_steps").fetchall() == before
+
+
 def test_an_event_is_sent_from_an_event_loop(conn: db.Connection, dsn: str) -> None:
     async def sent() -> list[bool]:
         async with await psycopg.AsyncConnection.connect(dsn) as own:
@@ -326,6 +406,13 @@ def test_events_are_sent_and_listed_by_commands(db: ModuleType) -> None:
     lines = console.printed("events", "list").splitlines()
     assert lines[1].split()[:2] == ["approved", "k"] and lines[1].endswith('{"by": "ann"}')
     assert json.loads(console.printed("events", "list", "other", "--json")) == []
+
+
+def test_the_newest_events_are_listed_first(conn: db.Connection) -> None:
+    for key in "012":
+        events.send("approved", key=key)
+    conn.execute("UPDATE events SET created_at = now() - key::int * interval '1 h'")
+    assert [row["key"] for row in events.list(limit=2)] == ["0", "1"]
 
 
 def test_old_events_are_deleted(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:

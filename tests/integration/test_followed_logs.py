@@ -1,10 +1,10 @@
-"""Which nodes have printed since a time, as `show --follow` reads their logs."""
+"""Which nodes have printed or streamed since a time, as `show --follow` reads it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from queue_workflows.engine import logs
+from queue_workflows.engine import job_parts, logs
 from tests.support import factories, transitions
 
 
@@ -17,6 +17,9 @@ def test_the_nodes_that_logged_come_in_the_order_of_their_last_write(
         factories.node(conn, run_id, name)
         jobs[name] = transitions.claim_node(conn)
         transitions.write_log(conn, jobs[name], name)
+    silent = factories.node(conn, run_id, "silent")
+    factories.ingest(conn, id=silent["id"])
+    transitions.write_log(conn, transitions.claim_ingest(conn), "of an ingest job of the same id")
     transitions.write_log(conn, jobs["b"], None, "more")
 
     def logged(*given: Any) -> list[str]:
@@ -27,3 +30,25 @@ def test_the_nodes_that_logged_come_in_the_order_of_their_last_write(
     since = logs.nodes_that_logged(conn, run_id, None, None)[2]["updated_at"]
     assert logged(since, None) == ["d", "b"]
     assert logged(since, ["d", "a"]) == ["d"]
+
+
+def test_the_streams_of_nodes_that_run_or_have_just_ended_are_live(conn: Any) -> None:
+    run_id = factories.run(conn)
+    for name in ("runs", "just", "long", "silent"):
+        factories.node(conn, run_id, name)
+        job = transitions.claim_node(conn)
+        assert name == "silent" or transitions.stream(conn, job, 1, "a", "b")
+        if name in ("just", "long"):
+            transitions.complete(conn, job)
+    conn.execute(
+        "UPDATE workflow_node_jobs SET finished_at = now() - interval '11 s' WHERE node_id = 'long'"
+    )
+
+    def streaming(nodes: list[str] | None, *, live: bool) -> list[str]:
+        found = job_parts.streaming_nodes(conn, run_id, nodes, live=live)
+        assert {(row["claim_no"], row["seq"]) for row in found} <= {(1, 2)}
+        return [row["node_id"] for row in found]
+
+    assert streaming(None, live=True) == ["runs", "just"]
+    assert streaming(None, live=False) == ["runs", "just", "long"]
+    assert streaming(["long", "runs"], live=False) == ["runs", "long"]

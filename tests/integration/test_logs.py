@@ -12,7 +12,7 @@ import pytest
 import queue_workflows
 from queue_workflows import claim_worker, db, history, node_queue, run_store
 from queue_workflows import jobs as jobs_api
-from tests.support import factories, flow, lost_replies, timeouts, transitions
+from tests.support import console, factories, flow, lost_replies, timeouts, transitions
 from tests.support.flow import Flow
 from tests.support.transitions import write_log as write
 from tests.support.wait import until
@@ -187,6 +187,28 @@ def test_a_log_goes_with_its_run_and_with_its_job(conn: db.Connection) -> None:
     ]
     conn.execute("DELETE FROM workflow_node_jobs")
     assert stored(conn) == 0
+
+
+def test_a_job_does_not_show_the_log_of_one_of_the_other_kind(conn: db.Connection) -> None:
+    factories.node(conn, id="same")
+    transitions.claim_node(conn)
+    factories.ingest(conn, id="same")
+    assert write(conn, transitions.claim_ingest(conn), "x") == 1
+    assert texts("same") == [None]
+
+
+def test_a_followed_node_has_the_logs_of_its_attempts_in_their_order(conn: db.Connection) -> None:
+    run_id = factories.run(conn)
+    factories.node(conn, run_id, "s/a", max_attempts=3)
+    for text in ("one", "two", "three"):
+        job = transitions.claim_node(conn)
+        write(conn, job, f"{text}\n")
+        transitions.hand_back(conn, job)
+    transitions.complete(conn, transitions.claim_node(conn))
+    conn.execute("UPDATE workflow_runs SET status = 'completed', finished_at = now()")
+    conn.execute("UPDATE workflow_dispatch_events SET processed_at = now()")
+    shown = console.printed("show", run_id, "--follow")
+    assert shown.index("one") < shown.index("two") < shown.index("three")
 
 
 def test_old_logs_are_pruned_with_the_events(conn: db.Connection) -> None:

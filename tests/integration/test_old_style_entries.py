@@ -166,6 +166,15 @@ def test_a_start_queues_each_entry_that_has_not_fired_within_its_period(db: Modu
     assert found["old"]["last_status"] == "queued"
 
 
+def test_a_start_queues_an_entry_that_only_a_clock_that_was_ahead_has_fired(db: ModuleType):
+    with db.connection() as conn:
+        conn.execute(
+            "INSERT INTO schedule_fires (name, fire_at) VALUES ('prices', %s)", (TEN + HOUR,)
+        )
+    assert len(follow(Clock(TEN), entry(), boot_kick=True).run_once()) == 1
+    assert reasons() == ["boot"]
+
+
 def test_a_start_queues_no_paused_entry_and_no_schedule(db: ModuleType):
     clock = Clock(TEN)
     new = schedules.Schedule("new", "5 * * * *", task_name="prices", queue="fetch")

@@ -153,6 +153,21 @@ def test_only_an_app_with_a_name_or_a_schedule_marks_its_own_as_gone(
     assert gone() == ["a"]
 
 
+def test_a_scheduler_neither_plans_nor_fires_a_schedule_of_the_code_of_another_app(
+    clean_process: None, db: ModuleType
+):
+    become("one", hourly("a", "one")).run_once()
+    become("one", hourly("a", "one")).run_once()
+    assert row("a")["next_at"] is not None
+    late = row("a")["next_at"] + timedelta(hours=3)
+    become("two")
+    assert scheduler.Ticker(now_fn=lambda: late).run_once() == []
+    assert (fired("a"), row("a")["error"]) == (0, None)
+    rows("UPDATE schedules SET next_at = NULL, wake_at = NULL RETURNING name")
+    scheduler.Ticker(now_fn=lambda: late).run_once()
+    assert row("a")["next_at"] is None
+
+
 def test_a_scheduler_leaves_tasks_that_it_does_not_know_to_another(
     clean_process: None, db: ModuleType
 ):

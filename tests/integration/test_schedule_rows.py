@@ -232,6 +232,15 @@ def test_a_clock_that_was_days_ahead_does_not_stop_a_schedule(db: ModuleType, re
     assert len(after(ticker, clock, 65)) == 1
 
 
+def test_a_clock_that_was_ahead_when_the_overlap_held_an_instant_back_stops_nothing(db: ModuleType):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly())
+    after(ticker, clock, 5, 3 * 1440)
+    finish()
+    after(ticker, clock, 10, 65)
+    assert fires() == [("s", 5, None), ("s", 65, None), ("s", 3 * 1440 - 55, "overlap")]
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_clock_that_was_ahead_leaves_no_missed_instant(
     db: ModuleType, caplog: pytest.LogCaptureFixture, restart: bool
@@ -286,6 +295,15 @@ def test_a_long_sleep_of_the_machine_costs_one_late_fire(db: ModuleType):
     ticker = put(clock, hourly(expression="* * * * * *", overlap="allow"))
     (_,) = after(ticker, clock, 600)
     assert fires() == [("s", 600, None)]
+
+
+def test_a_transaction_fires_fifty_schedules_at_most(db: ModuleType):
+    clock = Clock(TEN)
+    ticker = put(clock, *[hourly(f"s{number}") for number in range(60)])
+    after(ticker, clock, 5, 5, 5)
+    found = rows("SELECT count(*) AS n FROM schedule_fires GROUP BY created_at")
+    assert sum(row["n"] for row in found) == 60
+    assert max(row["n"] for row in found) <= 50
 
 
 # --- overlap
@@ -379,8 +397,29 @@ def test_start_and_end_bound_the_instants(db: ModuleType):
     clock = Clock(TEN)
     bounds: dict[str, Any] = {"start_at": TEN + 65 * MINUTE, "end_at": TEN + 125 * MINUTE}
     ticker = put(clock, hourly(overlap="allow", **bounds))
-    after(ticker, clock, *range(0, 300, 5))
+    after(ticker, clock, *range(0, 126, 5))
+    assert rows("SELECT ended FROM schedules") == [{"ended": True}]
+    after(ticker, clock, *range(130, 300, 5))
     assert fires() == [("s", 65, None), ("s", 125, None)]
+
+
+def test_a_schedule_that_is_over_when_it_is_planned_has_ended(db: ModuleType):
+    put(Clock(TEN), hourly(end_at=TEN - HOUR))
+    assert rows("SELECT ended, next_at FROM schedules") == [{"ended": True, "next_at": None}]
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_schedule_that_another_session_holds_delays_no_other(db: ModuleType, planned: bool):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly("held"), hourly("free"))
+    if not planned:
+        rows("UPDATE schedules SET next_at = NULL, wake_at = NULL RETURNING name")
+    with db.connect() as own, own.transaction():
+        own.execute("SELECT FROM schedules WHERE name = 'held' FOR UPDATE")
+        after(ticker, clock, 5, 5.1)
+        assert fires() == [("free", 5, None)]
+    after(ticker, clock, 5.2, 5.3)
+    assert fires() == [("free", 5, None), ("held", 5, None)]
 
 
 def test_jitter_delays_the_fire_and_not_its_instant(db: ModuleType):
@@ -801,7 +840,7 @@ def test_an_instant_that_catch_up_leaves_out_is_missed(
     assert text is not None and text.startswith("missed its instant 2024-05-01T1")
     after(ticker, clock, 65)
     (row,) = schedules.list()
-    assert not row["missed"]
+    assert not row["missed"] and row["missed_at"] == TEN + 5 * MINUTE
 
 
 def test_run_now_before_the_first_plan_loses_no_instant(db: ModuleType):

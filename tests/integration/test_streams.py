@@ -59,6 +59,9 @@ def test_the_parts_of_the_last_attempts_are_read_with_reset_marks(conn: db.Conne
     assert [part.id for part in streams.read(the_id(conn), "log", after="3-1")] == [
         "3-3", "4-0", "4-3",
     ]  # fmt: skip
+    assert [part.id for part in streams.read(the_id(conn), after="3-3")] == [
+        "4-0", "4-1", "4-2", "4-3",
+    ]  # fmt: skip
     assert [*streams.follow(the_id(conn))] == found
 
     async def followed() -> list[streams.Part]:
@@ -218,6 +221,8 @@ def test_a_part_that_cannot_be_read_hides_no_other_node(conn: db.Connection) -> 
     found = [line for line in shown if "stream" in line or "fine" in line]
     assert found[0].startswith("s/bad: its stream cannot be shown: part 1-1 of job")
     assert found[1:] == ["s/good: text: fine"]
+    one = console.printed("show", run_id, "--follow", "--node", "s/good")
+    assert "s/good: text: fine" in one and "s/bad: " not in one
 
 
 def test_async_handlers_and_nodes_stream(conn: db.Connection, monkeypatch: Any) -> None:
@@ -331,6 +336,9 @@ def test_a_lost_claim_writes_nothing_and_a_repeated_batch_nothing_twice(
     with pytest.raises(errors.RowRefused, match="an earlier batch"):
         transitions.stream(conn, job, 4, 1, 2)
     assert [part.id for part in streams.read(job["id"])] == ["1-1", "1-2"]
+    again = take_over(conn, job)
+    with pytest.raises(errors.RowRefused, match="an earlier batch"):
+        transitions.stream(conn, again, 3, "the parts of another claim are not before it")
 
 
 def reclaim(conn: db.Connection, job: Row) -> None:
@@ -338,13 +346,14 @@ def reclaim(conn: db.Connection, job: Row) -> None:
     assert transitions.reclaim_lapsed(conn, transitions.kind_of(job))
 
 
-def take_over(conn: db.Connection, job: Row) -> None:
-    """Let the worker that lost its claim claim the job again."""
+def take_over(conn: db.Connection, job: Row) -> Row:
+    """Let the worker that lost its claim claim the job again; return it as it is then."""
     reclaim(conn, job)
     kind = transitions.kind_of(job)
     conn.execute(f"UPDATE {transitions.table_of(job).name} SET available_at = NULL".encode())
     again = (transitions.claim_node if kind == "node" else transitions.claim_ingest)(conn)
     assert (again["id"], again["worker_id"]) == (job["id"], job["worker_id"])
+    return again
 
 
 ENDS: dict[str, Callable[[db.Connection, Row], object]] = {

@@ -318,14 +318,26 @@ def wait(
     conn: db.Connection, job: Row, event: str | None = None, after_s: float | None = 3600.0
 ) -> Row:
     """Let the handler of a claimed job sleep, or wait for an event; return the queued row."""
+    assert begin_wait(conn, job, event, after_s) == "waiting"
+    row = suspend(conn, job)
+    assert row is not None and row["status"] == "queued"
+    return row
+
+
+def begin_wait(
+    conn: db.Connection, job: Row, event: str | None = None, after_s: float | None = 3600.0
+) -> str:
+    """Begin or continue a sleep, or a wait for an event; return `waiting`, `done` or `lost`."""
     request = {
         "kind": "event" if event else "sleep", "name": event or "sleep", "key": "",
         "after_s": after_s, "default": "null",
     }  # fmt: skip
-    assert events.wait(conn, lease_of(job), request)["state"] == "waiting"
-    row = events.suspend(conn, lease_of(job), reason="waits")
-    assert row is not None and row["status"] == "queued"
-    return row
+    return events.wait(conn, lease_of(job), request)["state"]
+
+
+def suspend(conn: db.Connection, job: Row) -> Row | None:
+    """Give up the claim of a job whose handler waits; None: the claim is lost."""
+    return events.suspend(conn, lease_of(job), reason="waits")
 
 
 def excuse_lapsed(conn: db.Connection, kind: Kind, had_s: float) -> list[Row]:

@@ -12,7 +12,10 @@ from tests.mutation import checkouts, sql
 
 TESTS = Path(__file__).parents[1]
 MUTANTS = sql.listed()
-AREAS = {"claim", "renew", "record", "recover", "admit", "trigger", "right"}
+AREAS = {
+    "claim", "renew", "record", "recover", "admit", "trigger", "right", "stream", "log", "event",
+    "schedule",
+}  # fmt: skip
 
 
 @functools.cache

@@ -23,8 +23,7 @@ DELETE FROM job_attempt_logs WHERE ctid = ANY (ARRAY(
 -- Return the logs of these jobs' attempts, of one job family.
 SELECT job_id, claim_no, head, tail, cut_bytes, updated_at
   FROM job_attempt_logs
- WHERE job_id = ANY (%(jobs)s::text[]) AND job_table = %(table)s
- ORDER BY job_id, claim_no;
+ WHERE job_id = ANY (%(jobs)s::text[]) AND job_table = %(table)s;
 
 -- name: nodes_that_logged
 -- Return which nodes of a run wrote to a log since a time, the last to write last. `since` NULL:
