@@ -232,10 +232,14 @@ def test_a_clock_that_was_days_ahead_does_not_stop_a_schedule(db: ModuleType, re
     assert len(after(ticker, clock, 65)) == 1
 
 
-def test_a_clock_that_was_ahead_when_the_overlap_held_an_instant_back_stops_nothing(db: ModuleType):
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_clock_that_was_ahead_when_the_overlap_held_an_instant_back_stops_nothing(
+    db: ModuleType, restart: bool
+):
     clock = Clock(TEN)
     ticker = put(clock, hourly())
     after(ticker, clock, 5, 3 * 1440)
+    ticker = Ticker(now_fn=clock) if restart else ticker
     finish()
     after(ticker, clock, 10, 65)
     assert fires() == [("s", 5, None), ("s", 65, None), ("s", 3 * 1440 - 55, "overlap")]

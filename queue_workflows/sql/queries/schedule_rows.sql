@@ -55,8 +55,8 @@ UPDATE schedules s
 
 -- name: plan_again
 -- Forget what was planned, or found missed, by a clock that was ahead. With `all`: whatever is planned after `now`;
--- else only schedules that fired, changed or missed an instant after it. In both cases those that wait longer than a
--- jitter, or than `poll_s` for the end of a job.
+-- else only schedules that fired, skipped, changed or missed an instant after it. In both cases those that wait longer
+-- than a jitter, or than `poll_s` for the end of a job.
 UPDATE schedules
    SET next_at = NULL, wake_at = NULL, ended = false,
        missed_at = CASE WHEN missed_at <= %(now)s THEN missed_at END
@@ -64,7 +64,8 @@ UPDATE schedules
    AND (wake_at > greatest(next_at + make_interval(secs => jitter_s),
                            %(now)s::timestamptz + make_interval(secs => %(poll_s)s))
         OR (ended OR next_at > %(now)s)
-           AND (%(all)s::boolean OR greatest(last_fire_at, changed_at, missed_at) > %(now)s));
+           AND (%(all)s::boolean OR greatest(changed_at, missed_at) > %(now)s
+                OR EXISTS (SELECT FROM schedule_fires f WHERE f.name = schedules.name AND f.fire_at > %(now)s)));
 
 -- name: fired
 -- Store what a fire made of a schedule.
