@@ -269,6 +269,9 @@ def db(
     """`queue_workflows.db` on an empty database; a connection that outlives the test fails it."""
     from queue_workflows import db
 
+    if own_database.is_used():
+        own_database.empty()
+        pytest.fail("an earlier test left rows here: it needs another database", pytrace=False)
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", own_database.dsn)
     before = own_database.backends()
     yield db

@@ -11,7 +11,19 @@ from tests.support.commands import Commands
 from tests.support.tcp_server import Server, server
 
 if TYPE_CHECKING:
+    from tests.support.database import Database
     from tests.support.http_service import Service
+
+
+@pytest.fixture(scope="module")
+def modules_database(own_database: Database) -> Generator[str]:
+    """The DSN of a migrated database for processes that serve all tests of a file.
+
+    The database of the fixture `db` is for one test at a time.
+    """
+    name = own_database.fresh_name()
+    yield own_database.create_migrated(name)
+    own_database.drop(name)
 
 
 @pytest.fixture

@@ -295,10 +295,10 @@ def test_the_invariants_hold(service: http_service.Service, conn: db.Connection)
 
 
 @pytest.fixture(scope="module")
-def shared(own_database: Any) -> Generator[http_service.Service]:
+def shared(modules_database: str) -> Generator[http_service.Service]:
     """A service for tests that change nothing."""
     with (
-        commands.commands(QUEUE_WORKFLOWS_DB_URL=own_database.dsn) as cli,
+        commands.commands(QUEUE_WORKFLOWS_DB_URL=modules_database) as cli,
         http_service.served(cli, workers="", ready=False) as made,
     ):
         yield made

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from queue_workflows import db
 from tests.support import commands, http_service
 from tests.support.http_service import bearer
 from tests.support.wait import patience, until
@@ -35,7 +36,7 @@ SUBMITS = {
 
 
 @pytest.fixture(scope="module")
-def service(own_database: Any) -> Generator[http_service.Service]:
+def service(modules_database: str) -> Generator[http_service.Service]:
     """A service without workers, with short times and few streams."""
     env = {
         "APP_HEADER_TIMEOUT_SEC": "1", "APP_REQUEST_TIMEOUT_SEC": "2",
@@ -43,7 +44,7 @@ def service(own_database: Any) -> Generator[http_service.Service]:
         "QUEUE_WORKFLOWS_TOKEN_READ": READ, "QUEUE_WORKFLOWS_TOKEN_SUBMIT": SUBMIT,
     }  # fmt: skip
     with (
-        commands.commands(QUEUE_WORKFLOWS_DB_URL=own_database.dsn) as cli,
+        commands.commands(QUEUE_WORKFLOWS_DB_URL=modules_database) as cli,
         http_service.served(cli, workers="", **env) as made,
     ):
         yield made
@@ -384,13 +385,14 @@ def test_a_client_that_takes_no_responses_is_cut_off(
 
 
 def test_a_client_that_takes_a_page_too_slowly_is_cut_off(
-    service: http_service.Service, own_database: Any
+    service: http_service.Service, modules_database: str
 ) -> None:
-    own_database.conn.execute(
-        "INSERT INTO ingest_jobs (id, task_name, queue, lock_key)"
-        " SELECT 'slow ' || n, repeat('t', 900), 'load.b', repeat('k', 900)"
-        " FROM generate_series(1, 1000) AS n"
-    )
+    with db.connect(url=modules_database) as conn:
+        conn.execute(
+            "INSERT INTO ingest_jobs (id, task_name, queue, lock_key)"
+            " SELECT 'slow ' || n, repeat('t', 900), 'load.b', repeat('k', 900)"
+            " FROM generate_series(1, 1000) AS n"
+        )
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(service.address)

@@ -26,9 +26,9 @@ QUIET = {
 
 
 @pytest.fixture(scope="module")
-def service(own_database: Any) -> Generator[http_service.Service]:
+def service(modules_database: str) -> Generator[http_service.Service]:
     with (
-        commands.commands(QUEUE_WORKFLOWS_DB_URL=own_database.dsn) as cli,
+        commands.commands(QUEUE_WORKFLOWS_DB_URL=modules_database) as cli,
         http_service.served(cli, workers="") as made,
     ):
         yield made

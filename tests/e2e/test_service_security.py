@@ -17,7 +17,8 @@ import httpx
 import psycopg
 import pytest
 
-from tests.support import commands, http_service
+from queue_workflows import db
+from tests.support import commands, factories, http_service
 from tests.support.commands import Commands, refused
 from tests.support.http_service import bearer
 from tests.support.wait import patience, until
@@ -31,11 +32,11 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def service(own_database: Any) -> Generator[http_service.Service]:
+def service(modules_database: str) -> Generator[http_service.Service]:
     """A service without workers, with short times."""
     env = {"APP_HEADER_TIMEOUT_SEC": "1", "APP_REQUEST_TIMEOUT_SEC": "3", **OTHERS}
     with (
-        commands.commands(QUEUE_WORKFLOWS_DB_URL=own_database.dsn) as cli,
+        commands.commands(QUEUE_WORKFLOWS_DB_URL=modules_database) as cli,
         http_service.served(cli, workers="", **env) as made,
     ):
         yield made
@@ -343,7 +344,7 @@ def test_connections_beyond_the_limit_get_a_problem_document_and_probes_do_not(
 
 
 def test_probes_without_a_token_share_one_check_of_the_database(
-    service: http_service.Service, own_database: Any
+    service: http_service.Service, modules_database: str
 ) -> None:
     """Else they would take the threads of the requests that have a token."""
     waiting = (
@@ -357,13 +358,13 @@ def test_probes_without_a_token_share_one_check_of_the_database(
         )
         for _ in range(20)
     ]
-    with psycopg.connect(own_database.dsn) as holder:
+    with db.connect(url=modules_database) as conn, psycopg.connect(modules_database) as holder:
         holder.execute("LOCK TABLE queue_schema_version IN ACCESS EXCLUSIVE MODE")
         for thread in threads:
             thread.start()
-        until(lambda: own_database.conn.execute(waiting).fetchone()[0])
+        until(lambda: factories.one(conn, waiting))
         assert service.get(JOBS).status_code == 200
-        assert own_database.conn.execute(waiting).fetchone()[0] == 1
+        assert factories.one(conn, waiting) == 1
         for thread in threads:
             thread.join()
     assert statuses == [503] * 20
@@ -384,7 +385,7 @@ def test_any_tag_matches_a_star(service: http_service.Service) -> None:
 
 
 def test_one_key_sent_by_many_at_once_gives_one_job(
-    service: http_service.Service, own_database: Any
+    service: http_service.Service, modules_database: str
 ) -> None:
     contents = [{"n": number % 2} for number in range(16)]
     together = threading.Barrier(len(contents))
@@ -403,9 +404,8 @@ def test_one_key_sent_by_many_at_once_gives_one_job(
     taken = {reply.json()["job_id"] for _, reply in replies if reply.status_code == 200}
     assert len(taken) == 1
     (job_id,) = taken
-    args = own_database.conn.execute(
-        "SELECT args FROM ingest_jobs WHERE id = %s", (job_id,)
-    ).fetchone()[0]
+    with db.connect(url=modules_database) as conn:
+        args = factories.one(conn, "SELECT args FROM ingest_jobs WHERE id = %s", job_id)
     for number, reply in replies:
         assert reply.status_code == (200 if contents[number] == args else 409), reply.text
         if reply.status_code == 409:

@@ -231,6 +231,12 @@ class Database:
         rows = self._ask(sql.SQL("SELECT pg_temp.empty_tables(%s)"), (self._kept,))
         return str(rows[0][0])
 
+    def is_used(self) -> bool:
+        """Return whether a run, a job or a worker is in the database."""
+        tables = ("workflow_runs", "workflow_node_jobs", "ingest_jobs", "workers")
+        found = " OR ".join(f"EXISTS (SELECT FROM {table})" for table in tables)
+        return bool(self._ask(sql.SQL(f"SELECT {found}"), ())[0][0])
+
     def backends(self) -> dict[int, Backend]:
         """Return the clients connected to the test database, by pid, without the harness itself."""
         query = sql.SQL(
@@ -274,7 +280,7 @@ def environment(**values: str) -> Generator[None]:
 
 def _temporary_folder() -> Path:
     """Return the folder for servers: memory if there is plenty, as they make thousands of files."""
-    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+    if reaper.IS_CHOSEN or not os.access(_MEMORY, os.W_OK):
         return Path(tempfile.gettempdir())
     plenty = shutil.disk_usage(_MEMORY).free > _MEMORY_MIN_BYTES
     return _MEMORY if plenty else Path(tempfile.gettempdir())
