@@ -111,8 +111,19 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.support import reaper, session_limit
 
     GIVEN.update(getattr(config, "workerinput", {}).get("given", {}))
-    reaper.start()
+    is_worker = hasattr(config, "workerinput")
+    reaper.start(runs_tests=is_worker or config.getoption("dist", "no") == "no")
     session_limit.install(config)
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
+    """Give a test more time on a busy machine, as its deadlines have."""
+    import pytest_timeout
+
+    factor = wait.Deadline(settings.timeout).factor
+    grown = settings._replace(timeout=settings.timeout * factor)
+    return pytest_timeout.pytest_timeout_set_timer(item, grown)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -6,9 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
-from tests.support import commands, reaper, session_limit
+import pytest
+import pytest_timeout
+
+from tests.support import commands, reaper, session_limit, wait
 from tests.support.wait import patience, until
 
 CONFTEST = """
@@ -89,6 +94,29 @@ def test_what_a_killed_session_leaves_behind_is_ended(tmp_path: Path) -> None:
 def test_each_test_process_has_a_reaper() -> None:
     assert os.environ[reaper.MARK]
     assert all(Path(f"/proc/{pid}").exists() for pid in reaper.pids)
+
+
+def test_the_time_limit_of_a_test_grows_on_a_busy_machine(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    def set_timer(_: pytest.Item, settings: pytest_timeout.Settings) -> bool:
+        limits.append(settings.timeout)
+        return True
+
+    monkeypatch.setattr(pytest_timeout, "pytest_timeout_set_timer", set_timer)
+    monkeypatch.setattr(wait, "Deadline", lambda _: SimpleNamespace(factor=3.0))
+    settings = pytest_timeout.Settings(240.0, "signal", False, False)
+    request.config.hook.pytest_timeout_set_timer(item=request.node, settings=settings)
+    assert limits == [720.0]
+
+
+def test_children_use_the_temporary_folder_of_their_test_process() -> None:
+    code = "import tempfile; print(tempfile.gettempdir())"
+    found = subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+    assert found == tempfile.gettempdir()
+    assert (Path(found) / reaper.FILE).read_text() == os.environ[reaper.MARK]
 
 
 FLAKY = """

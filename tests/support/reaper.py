@@ -4,7 +4,7 @@ Each test process starts one reaper, which waits for the end of a pipe. The kern
 when the test process ends, also by SIGKILL. Then the reaper kills every process that has the mark
 of this test process in its environment, and PostgreSQL in a folder that has the mark in a file, and
 removes these folders. One of them is the temporary folder of the process, for all that it makes
-there, the folders of `tmp_path` included (`--basetemp` keeps them).
+and its children make there, the folders of `tmp_path` included (`--basetemp` keeps them).
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ MARK = "QW_TEST_SESSION"
 FILE = "session"
 """The file of a folder that belongs to a test process; it holds the mark."""
 
-
+IS_CHOSEN = "TMPDIR" in os.environ
+"""Whether a person chose the folder for temporary files. Children get another one."""
 pids: list[int] = []
 """The reapers of this process."""
 
 
-def start() -> None:
-    """Start the reaper of this process, whose children inherit the mark from now on."""
+def start(*, runs_tests: bool = True) -> None:
+    """Start the reaper of this process, whose children inherit the mark from now on.
+
+    `runs_tests`: they also inherit its temporary folder. The processes of `-n` make their own.
+    """
     token, base = secrets.token_hex(16), Path(tempfile.mkdtemp(prefix="qw-")).resolve()
     env = {name: value for name, value in os.environ.items() if name != MARK}
     os.environ[MARK] = token
@@ -42,6 +46,8 @@ def start() -> None:
     base.chmod(0o711)  # as root, servers run under another account, which has to pass
     own(base)
     tempfile.tempdir = str(base)
+    if runs_tests:
+        os.environ["TMPDIR"] = str(base)
 
 
 def own(folder: Path) -> None:
