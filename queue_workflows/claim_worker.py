@@ -7,7 +7,6 @@ late, by `worker.slot_start`: `run_once` and batches have none.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -41,7 +40,6 @@ from queue_workflows.worker import (
 if TYPE_CHECKING:  # `slot_start`, which has all that executors need, is late.
     from queue_workflows.worker import slot_worker
 
-_log = logging.getLogger("queue_workflows.claim_worker")
 budget_for = job_guards.budget_for
 
 
@@ -345,8 +343,6 @@ def _serve(worker: ClaimWorker | slot_worker.SlotWorker) -> int:
             plain = isinstance(worker, ClaimWorker)
             names = [worker.worker_id] if plain else [*worker.worker_ids.values()]
             log_context.set_for_process(worker=",".join(names))
-            for name in names:
-                _log.info("worker %s works on %s", name, db.describe())
             worker.run_forever()
     code = 0
     if not isinstance(worker, ClaimWorker):

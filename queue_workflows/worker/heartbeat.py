@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from queue_workflows import db
@@ -9,6 +10,8 @@ from queue_workflows.dag import payload
 from queue_workflows.engine import workers
 from queue_workflows.types import JsonDict
 from queue_workflows.worker import gpu_runtime, memory_throttle, process_jobs, slot
+
+_log = logging.getLogger("queue_workflows.claim_worker")
 
 
 class Heartbeat:
@@ -27,6 +30,7 @@ class Heartbeat:
         self._dedicated = dedicated
         self.locked = False
         """Whether a session of this worker holds its advisory lock of a live worker."""
+        self._is_registered = False
 
     def send(self) -> None:
         """Write the rows, and the sizes of models that have changed."""
@@ -35,6 +39,11 @@ class Heartbeat:
             for each in self._jobs.slots:
                 workers.report(conn, self._report(each) | columns)
             self._gpu.publish_sizes(conn, columns["known_models"])
+        if not self._is_registered:
+            self._is_registered = True
+            for each in self._jobs.slots:
+                # Not before the row: `queue-workflows run` starts a worker where it finds none.
+                _log.info("worker %s works on %s", each.who().worker_id, db.describe())
         if is_measured:
             self._gpu.published.set()
 

@@ -152,7 +152,9 @@ def test_ctrl_c_of_a_run_that_others_serve_stops_the_view_only(
     cli: Commands, db: ModuleType, tmp_path: Path
 ) -> None:
     up = served(cli, "--app", TOYHOST)
-    run = cli.start(QW, "run", "hold", "--watch", "--app", TOYHOST, *folder_of(tmp_path))
+    # Without --no-up it starts an orchestrator of its own if the run waits for 2 s.
+    hold = ("run", "hold", "--watch", "--no-up", "--app", TOYHOST)
+    run = cli.start(QW, *hold, *folder_of(tmp_path))
     until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=40)
     until(lambda: "work: running" in run.out)
     assert ended(run) == 130

@@ -162,7 +162,8 @@ def test_a_run_uses_those_who_serve_and_starts_its_own_when_they_go(
     until(lambda: "works on" in up.err and "dispatches" in up.err, timeout_s=30)
     served = cli.run(*RUN, "chain", "--input", folder_of(tmp_path))
     assert served.process.returncode == 0
-    assert "starting" not in served.err
+    # A busy machine may keep the run waiting for 2 s: then it starts an orchestrator, no worker.
+    assert "starting orchestrator," not in served.err
     plain = ("queue-workflows", "run", "chain", "--input", folder_of(tmp_path))
     assert cli.run(*plain).process.returncode == 0, "no --app is needed where others serve"
     run_id = cli.run(*plain, "--no-wait").out.strip()

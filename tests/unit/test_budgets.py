@@ -27,7 +27,7 @@ BUDGETS = {
     "engine": 5250, "event_export": 740, "executor": 3130, "handlers": 560,
     "local_queue": 2670, "maintenance": 470, "migrations": 10, "model_cache": 670,
     "operations": 820, "refs": 420, "runtime": 3010, "schedule": 810, "service": 3470,
-    "sql": 20, "tasks": 1830, "telemetry": 1510, "testing": 820, "worker": 8770,
+    "sql": 20, "tasks": 1830, "telemetry": 1510, "testing": 820, "worker": 8777,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
