@@ -219,7 +219,6 @@ def test_any_order_of_events_keeps_the_invariants(db: ModuleType) -> None:
             settings=settings(
                 max_examples=examples(15),
                 stateful_step_count=30,
-                deadline=None,
                 database=None,
                 suppress_health_check=list(HealthCheck),
             ),

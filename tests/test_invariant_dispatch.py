@@ -183,7 +183,6 @@ class World:
 
 @settings(
     max_examples=examples(20),
-    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -204,7 +203,6 @@ def test_the_invariants_hold_at_every_moment_of_every_run(
 
 @settings(
     max_examples=examples(12),
-    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -107,7 +107,7 @@ def test_a_paused_queue_gives_no_job_until_it_is_resumed(db: ModuleType, until: 
         ear.execute(b"LISTEN ingest_job_ready")
         assert queues.resume("fetch", conn=conn)
         assert not queues.resume("fetch", conn=conn)
-        (heard,) = ear.notifies(timeout=5, stop_after=1)
+        (heard,) = ear.notifies(timeout=30, stop_after=1)
         assert heard.payload == "fetch"
         assert len(take(conn, 7)) == 2
 
@@ -134,7 +134,7 @@ def test_node_queues_are_paused_too(db: ModuleType, queue: str) -> None:
         assert factories.reread(conn, done)["status"] == "completed"
         ear.execute(b"LISTEN node_job_ready")
         queues.resume(queue, conn=conn)
-        assert list(ear.notifies(timeout=5, stop_after=1))
+        assert list(ear.notifies(timeout=30, stop_after=1))
         assert transitions.claim(conn, transitions.who(queue))
 
 
@@ -187,7 +187,7 @@ def test_a_job_that_leaves_a_full_queue_wakes_a_worker(
         (job,) = take(conn)
         ear.execute(b"LISTEN ingest_job_ready")
         leave(conn, job)
-        assert list(ear.notifies(timeout=5, stop_after=1))
+        assert list(ear.notifies(timeout=30, stop_after=1))
         assert len(take(conn, 7)) == 1
 
 

@@ -137,7 +137,6 @@ def test_under_any_faults_a_fleets_rows_are_right_and_all_ends(world: fleet_base
             stateful_step_count=STEPS,
             derandomize=not EXAMPLES,
             phases=PHASES,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
         ),

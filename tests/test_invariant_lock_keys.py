@@ -140,7 +140,7 @@ def test_a_job_that_ends_admits_the_next_and_wakes_a_worker(
         ear.execute(b"LISTEN node_job_ready; LISTEN ingest_job_ready")
         leave(conn, job)
         assert factories.reread(conn, second)["blocked_reason"] is None
-        assert list(ear.notifies(timeout=5, stop_after=1))
+        assert list(ear.notifies(timeout=30, stop_after=1))
         following = take(conn, family)
         assert following is not None
         assert following["id"] == second["id"]
@@ -261,7 +261,7 @@ def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> Non
             until(lambda: factories.one(third, blocked) == 1)
             third.execute("SET lock_timeout = '5s'")
             third.execute(sql.SQL(lock).format("workflow_node_jobs"))
-        sweep.join(20)
+        sweep.join(30)
         assert mended == [2]
 
 
@@ -695,7 +695,7 @@ def test_a_waiter_whose_key_is_taken_off_is_admitted_and_its_workers_are_notifie
         listener.execute(f"LISTEN {channel}")
         factories.change(conn, waiter, "lock_key = NULL")
         assert states(conn, family) == [IN, IN]
-        assert [each.channel for each in listener.notifies(timeout=5, stop_after=1)] == [channel]
+        assert [each.channel for each in listener.notifies(timeout=30, stop_after=1)] == [channel]
 
 
 def test_a_job_that_is_being_claimed_keeps_its_key(db: ModuleType, family: str) -> None:

@@ -402,7 +402,6 @@ class World:
 
 @settings(
     max_examples=examples(100),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(case=cases(), acts=st.lists(st.sampled_from(ACTS), max_size=14))

@@ -89,7 +89,6 @@ WAYS: list[Callable[[flow.Flow], None]] = [
 @given(random=st.randoms(use_true_random=False))
 @settings(
     max_examples=examples(100),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_a_run_ends_as_the_docs_say(

@@ -62,7 +62,6 @@ def fails(members: list[Spec]) -> bool:
 
 @settings(
     max_examples=examples(12),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(members=graphs(), cancel_after=st.one_of(st.none(), st.integers(0, 4)))

@@ -205,6 +205,6 @@ def test_ten_thousand_schedules_cost_50_ms_a_tick(db: ModuleType):
     ticker.run_once()
     assert len(planned(db)) == 10_000
     # The best of many: what passes on the clock has the server's share, and that of other load.
-    assert min(timeit.repeat(ticker.run_once, number=1, repeat=20)) < 0.05
+    assert min(timeit.repeat(ticker.run_once, number=1, repeat=20)) < wait.patience(0.05)
     # A tick is one transaction, and the next is 30 s away: far less than one a second.
     assert ticker.pause_s() > 25

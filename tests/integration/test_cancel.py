@@ -123,7 +123,7 @@ def test_a_job_that_is_handed_back_meanwhile_is_cancelled_too(conn: Any, family:
         assert transitions.hand_back(worker, job)
         thread.start()
         until(lambda: factories.one(conn, _BLOCKED) == 1)
-    thread.join(10)
+    thread.join(30)
     assert found[0] is not None
     assert factories.reread(conn, job)["status"] == "cancelled"
 

@@ -84,7 +84,7 @@ def running(worker: claim_worker.ClaimWorker) -> Generator[None]:
         yield
     finally:
         worker.stop()
-        thread.join(15)
+        thread.join(30)
         assert not thread.is_alive()
 
 
@@ -231,7 +231,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
             return bool(transitions.claim(conn, successor))
 
     wait.until(taken)
-    thread.join(15)
+    thread.join(30)
     row = node_row(job_id)
     assert codes[:1] == [77]
     assert (row["status"], row["worker_id"], row["claim_no"]) == ("running", "other:1:b:r", 2)
@@ -496,7 +496,7 @@ def test_two_workers_of_one_label_never_touch_each_others_job(body: Body) -> Non
         assert transitions.fail(conn, stranger) is None
         assert transitions.hand_back(conn, stranger) is None
     body.release.set()
-    thread.join(15)
+    thread.join(30)
     assert node_row(job_id)["status"] == "completed"
 
 

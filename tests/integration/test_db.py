@@ -127,7 +127,7 @@ def test_a_connection_used_a_moment_ago_is_lent_without_a_round_trip(
         late.start()
         wait.until(lambda: wire.holds_back(b""))
         wire.thaw()
-        late.join(10)
+        late.join(30)
         wire.freeze()
         lend()
         db.close_pool()
@@ -179,16 +179,16 @@ def test_a_kept_connection_is_lent_when_it_is_free_and_answers(
 
         def use() -> None:
             with kept.using():
-                used.wait(5)
-                used.wait(10)
+                used.wait(30)
+                used.wait(30)
 
         user = threading.Thread(target=use)
         user.start()
-        used.wait(5)
+        used.wait(30)
         with kept.lend(within_s=0.1, statement_s=2) as none:
             assert none is None, "another thread uses it"
-        used.wait(5)
-        user.join(10)
+        used.wait(30)
+        user.join(30)
         assert not own.closed
         wire.freeze()
         with kept.lend(within_s=0.1, statement_s=2) as none:
@@ -270,13 +270,13 @@ def test_a_fork_while_a_thread_opens_the_pool_does_not_hang_the_child(
 
     def open_late(*arguments: Any, **more: Any) -> None:
         opens.set()
-        may_open.wait(10)
+        may_open.wait(30)
         really_open(*arguments, **more)
 
     monkeypatch.setattr(psycopg_pool.ConnectionPool, "open", open_late)
     opening = threading.Thread(target=db.get_pool)
     opening.start()
-    assert opens.wait(10)
+    assert opens.wait(30)
     child = os.fork()
     if child == 0:
         signal.alarm(20)
@@ -289,7 +289,7 @@ def test_a_fork_while_a_thread_opens_the_pool_does_not_hang_the_child(
             os._exit(1)
         os._exit(0)
     may_open.set()
-    opening.join(10)
+    opening.join(30)
     assert os.waitpid(child, 0)[1] == 0
 
 

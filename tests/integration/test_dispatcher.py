@@ -719,7 +719,7 @@ def test_two_dispatchers_on_one_run_make_no_error_and_no_double(toy: flow.Flow) 
     finally:
         over.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(30)
     assert problems == []
     assert [flow.status(run_id) for run_id in run_ids] == ["completed"] * 3
     for run_id in run_ids:
@@ -735,7 +735,7 @@ def test_a_start_raced_by_many_queues_each_node_once(toy: flow.Flow) -> None:
 
     def start() -> None:
         with db.connect() as conn:
-            barrier.wait(10)
+            barrier.wait(30)
             try:
                 made.append(flow.start_on(conn, run_id))
             except BaseException as error:
@@ -745,7 +745,7 @@ def test_a_start_raced_by_many_queues_each_node_once(toy: flow.Flow) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert sorted(made) == [0, 0, 0, 2]
 
 

@@ -284,7 +284,7 @@ def test_calls_with_the_same_keys_in_other_orders_do_not_wait_for_each_other(
                 for order in ("amz", "zma")
             ]
             until(lambda: factories.one(other, WAITING) == 2)
-        ids = [call.result(10) for call in calls]
+        ids = [call.result(30) for call in calls]
     assert ids[0] == ids[1][::-1]
     assert count(conn) == 3
 
@@ -299,7 +299,7 @@ def test_a_call_waits_for_who_has_the_key_and_has_not_ended(
             second = pool.submit(enqueue, idempotency_key="k")
             until(lambda: factories.one(other, WAITING))
             assert not second.done()
-        assert second.result(10).created is not commits
+        assert second.result(30).created is not commits
         assert (second.result() == first) is commits
 
 
@@ -727,8 +727,7 @@ def bring_on(model: Model, step: str) -> None:
 
 @settings(
     max_examples=examples(40),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=STEPS)
 def test_keys_belong_to_a_job_as_long_as_documented(

@@ -229,7 +229,7 @@ def receive_for_ever(inbox: channel.Channel) -> None:
             assert type(message).__name__ in protocol.KINDS
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200), st.integers(0, len(EXAMPLES) - 1), st.integers(0, 2**16))
 def test_any_damage_is_a_message_or_an_error(noise: bytes, number: int, place: int) -> None:
     pair = Pair()
@@ -250,7 +250,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(json_values, max_size=3), st.integers())
 def test_any_value_survives(values: list[Any], seed: int) -> None:
     pair, chance = Pair(), random.Random(seed)

@@ -59,7 +59,7 @@ def text(chosen: frozenset[int] | None) -> str:
     return "*" if chosen is None else ",".join(map(str, sorted(chosen)))
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(
     st.sampled_from(PLACES), numbers(0, 59), st.none() | numbers(0, 4) | numbers(0, 23),
     st.none() | numbers(0, 6), st.integers(-1500, 200), st.integers(0, 59),
@@ -82,7 +82,7 @@ def test_every_instant_is_that_of_a_scan_of_each_minute(place, minutes, hours, d
     assert list(computed(parsed, start, begin + 1700 * MINUTE)) == list(wanted)
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(st.sampled_from(PLACES), numbers(0, 59), st.none() | numbers(0, 59), st.integers(-700, 100))
 def test_seconds_are_those_of_a_scan_of_each_second(place, seconds, minutes, ahead):
     zone, change = place
@@ -96,7 +96,7 @@ def test_seconds_are_those_of_a_scan_of_each_second(place, seconds, minutes, ahe
     assert list(computed(parsed, start, end)) == list(wanted)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.sampled_from(PLACES), numbers(0, 59), numbers(0, 23), st.integers(0, 4000))
 def test_the_latest_instants_are_the_last_of_those_that_come_after(place, minutes, hours, width):
     zone, change = place
@@ -237,7 +237,7 @@ def few(field: Field, most: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@settings(max_examples=examples(60), deadline=None, phases=[Phase.reuse, Phase.generate])
+@settings(max_examples=examples(60), phases=[Phase.reuse, Phase.generate])
 @given(
     st.sampled_from([*CHANGES]),
     st.tuples(

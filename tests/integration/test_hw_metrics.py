@@ -262,7 +262,7 @@ def gpu(
     yield start
     for worker, thread in started:
         worker.stop()
-        thread.join(20)
+        thread.join(30)
         assert not thread.is_alive()
 
 

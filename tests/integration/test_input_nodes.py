@@ -320,7 +320,7 @@ def test_an_answer_that_comes_while_the_first_is_being_taken_is_refused(
     def held(conn: Any, row: Any) -> bool:
         found = take(conn, row)
         taken.set()
-        go_on.wait(10)
+        go_on.wait(30)
         return found
 
     monkeypatch.setattr(input_listener, "_take", held)
@@ -341,8 +341,8 @@ def test_an_answer_that_comes_while_the_first_is_being_taken_is_refused(
             queue_workflows.submit_input(run_id, "q", "second")
     finally:
         go_on.set()
-        taking.join(10)
-        releasing.join(10)
+        taking.join(30)
+        releasing.join(30)
     with db.connect() as conn:
         assert factories.column(conn, "SELECT value FROM workflow_input_submissions") == ["first"]
 
@@ -583,7 +583,7 @@ def test_many_listeners_take_each_answer_once(toy: flow.Flow, conn: Any) -> None
 
     def listen() -> None:
         listener = input_listener.InputListener()
-        barrier.wait(10)
+        barrier.wait(30)
         try:
             listener.process_all()
         except BaseException as error:
@@ -593,7 +593,7 @@ def test_many_listeners_take_each_answer_once(toy: flow.Flow, conn: Any) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     toy.look()
     assert problems == []
     for run_id in run_ids:

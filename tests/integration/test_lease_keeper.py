@@ -32,7 +32,7 @@ class Body:
 
     def __call__(self) -> None:
         self.started.set()
-        assert self.release.wait(20)
+        assert self.release.wait(30)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_result_after_the_time_limit_was_decided_is_dropped(
     thread.start()
     wait.until(lambda: announced)
     subject.stop()
-    thread.join(15)
+    thread.join(30)
     assert [each.event for each in decided] == ["budget_trip"]
     shown = history.get_job(job_id)
     assert shown is not None
@@ -99,7 +99,7 @@ def test_a_guards_failure_never_ends_the_next_job(body: Body) -> None:
     assert body.started.wait(30)
     (old,) = watcher._jobs.running
     body.release.set()
-    thread.join(15)
+    thread.join(30)
     watcher._shutdown.end_by_guard(old, guards.Failure(75, "budget_trip", "late"))
     watcher._renew()
     watcher._close()
@@ -120,7 +120,7 @@ def test_a_load_on_request_that_never_ends_ends_its_worker(
         release.set()
 
     def load() -> None:
-        assert release.wait(20)
+        assert release.wait(30)
 
     model_registry.register(model_registry.ModelSpec("a", load, lambda _: None))
     subject = claim_worker.ClaimWorker(
@@ -132,5 +132,5 @@ def test_a_load_on_request_that_never_ends_ends_its_worker(
     models.load("box", "a")
     wait.until(lambda: codes)
     subject.stop()
-    thread.join(20)
+    thread.join(30)
     assert set(codes) == {75}

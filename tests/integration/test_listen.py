@@ -56,7 +56,7 @@ class Heard:
         """Close the listener; the seconds until its iteration ended."""
         started = time.monotonic()
         self.listener.close()
-        self._thread.join(10)
+        self._thread.join(30)
         assert not self._thread.is_alive()
         return time.monotonic() - started
 

@@ -580,7 +580,7 @@ def processes(dsn: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield start
     for process in made:
         process.kill()
-        process.wait(10)
+        process.wait(30)
         assert process.stdout is not None
         process.stdout.close()
 
@@ -615,7 +615,7 @@ def test_the_jobs_of_a_killed_process_are_recovered(
     until(lambda: all(lines_of(tmp_path / name) == 1 for name in names))
     until(lambda: states(conn) == {"running": 4})
     victim.kill()
-    victim.wait(10)
+    victim.wait(30)
     (tmp_path / "go").touch()
     taken: list[Row] = []
 

@@ -122,7 +122,7 @@ def test_a_log_grows_while_its_handler_runs(toy: Flow, monkeypatch: pytest.Monke
 
     def talk() -> None:
         print("first")
-        assert go.wait(20)
+        assert go.wait(30)
         print("second")
 
     flow.body(talk, name="ok")

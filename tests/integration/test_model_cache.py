@@ -347,7 +347,7 @@ def test_a_load_in_progress_is_never_reaped_and_readers_do_not_wait():
         assert cache.current_model is None
     finally:
         go_on.set()
-        worker.join(10)
+        worker.join(30)
     assert cache.current_model == "slow"
 
 
@@ -367,7 +367,7 @@ def test_a_job_that_starts_during_an_idle_unload_waits_for_its_end():
     assert unloading.wait(30)
     cache.mark_busy()
     busy.set()
-    reaper.join(10)
+    reaper.join(30)
     assert early == [False]
 
 
@@ -399,7 +399,7 @@ def test_a_reaper_beside_a_worker_never_takes_a_model_from_a_job():
         wait.until(enough)
     finally:
         done.set()
-        reaper.join(10)
+        reaper.join(30)
     assert broken == 0
 
 

@@ -52,7 +52,7 @@ class Models:
         def load() -> str:
             self.log.append(f"load {name}")
             if held_up:
-                assert self.gate[name].wait(20)
+                assert self.gate[name].wait(30)
             if error is not None:
                 raise error
             return f"handle of {name}"
@@ -93,7 +93,7 @@ class Gpu:
 
     def __exit__(self, *_: object) -> None:
         self.worker.stop()
-        self._thread.join(20)
+        self._thread.join(30)
         assert not self._thread.is_alive()
 
     def row(self) -> Row | None:
@@ -130,7 +130,7 @@ def held_body(name: str = "held") -> Generator[tuple[threading.Event, threading.
 
     def body() -> None:
         started.set()
-        assert go_on.wait(20)
+        assert go_on.wait(30)
 
     queue_workflows.register_node(name, body)
     try:
@@ -202,7 +202,7 @@ def test_an_idle_model_goes_after_its_ttl_and_never_under_a_job(
     with held_body() as (started, go_on):
         subject = gpu()
         running = queued("held", model="a")
-        assert started.wait(20)
+        assert started.wait(30)
         # The TTL passes many times over.
         assert not any(subject.cache.reap_idle_once() for _ in range(1000))
         assert models.log == ["load a"]
@@ -221,13 +221,13 @@ def test_a_slow_idle_unload_does_not_block_the_lease_keeper(
 
     def unload(_: Any) -> None:
         unloading.set()
-        assert go_on.wait(20)
+        assert go_on.wait(30)
 
     model_registry.register(model_registry.ModelSpec("a", dict, unload))
     gpu()
     try:
         models_api.load("box", "a")
-        assert unloading.wait(20)
+        assert unloading.wait(30)
         seen = factories.one(conn, "SELECT last_seen FROM workers")
         wait.until(lambda: factories.one(conn, "SELECT last_seen FROM workers") > seen)
         wait.until(lambda: advertised(conn) is None)
@@ -291,7 +291,7 @@ def test_it_is_obeyed_between_jobs_before_the_next_one(models: Models, gpu: Any)
     with held_body() as (started, go_on):
         subject = gpu()
         running = queued("held")
-        assert started.wait(20)
+        assert started.wait(30)
         after = queued("next")
         request = models_api.load("box", "b")
         wait.until(lambda: (subject.row()["request"] or {}).get("state") == "waiting")
@@ -308,7 +308,7 @@ def test_a_newer_request_takes_the_place_of_one_that_waits(models: Models, gpu: 
     with held_body() as (started, go_on):
         subject = gpu()
         queued("held")
-        assert started.wait(20)
+        assert started.wait(30)
         models_api.load("box", "a")
         wait.until(lambda: (subject.row()["request"] or {}).get("model") == "a")
         newer = models_api.load("box", "b")
@@ -538,7 +538,7 @@ def test_the_command_prints_what_it_waits_for_and_what_failed(
     with held_body() as (started, go_on):
         subject = gpu()
         running = queued("held")
-        assert started.wait(20)
+        assert started.wait(30)
         command = cli.start("queue-workflows", "models", "load", "bad", "--host", "box")
         said = f"box pid {subject.row()['pid']} obeys after job {running}\n"
         wait.until(lambda: command.err.endswith(said))

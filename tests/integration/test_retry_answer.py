@@ -169,7 +169,7 @@ def test_an_answer_that_waits_for_the_first_one_is_the_second(toy: flow.Flow, co
         queue_workflows.submit_input(run_id, "q", "l", conn=mine)
         thread.start()
         until(lambda: factories.one(conn, BLOCKED) == 1)
-    thread.join(10)
+    thread.join(30)
     assert found[0]["outcome"] == "already answered"
 
 
@@ -182,7 +182,7 @@ def test_an_answer_beside_the_end_of_the_wait_is_refused(toy: flow.Flow, conn: A
         sweeps.expire_inputs(mine)
         thread.start()
         until(lambda: factories.one(conn, BLOCKED) == 1)
-    thread.join(10)
+    thread.join(30)
     assert (found[0]["outcome"], found[0]["value"]) == ("already answered", "l")
     assert factories.one(conn, "SELECT count(*) FROM workflow_input_submissions") == 0
 

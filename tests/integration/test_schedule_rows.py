@@ -509,7 +509,7 @@ def test_a_change_forgets_the_plan_and_wakes_a_running_scheduler_at_once(
         wait.until(jobs, timeout_s=10)
     finally:
         ticker.stop()
-        thread.join(10)
+        thread.join(30)
     assert not thread.is_alive()
     assert scheduler.LOOK_EVERY_S > 20
 
@@ -567,7 +567,7 @@ def test_an_outage_of_the_database_is_waited_out(db: ModuleType):
         wait.until(fires)
     finally:
         ticker.stop()
-        thread.join(10)
+        thread.join(30)
     assert fires() == [("s", 5, None)]
 
 
@@ -862,7 +862,7 @@ def test_run_now_wakes_the_schedulers_for_a_row_that_it_has_planned(db: ModuleTy
     with queue_workflows.db.connect() as conn:
         conn.execute("LISTEN schedules_changed")
         schedules.run_now("s")
-        assert [one.channel for one in conn.notifies(timeout=10, stop_after=1)] == [
+        assert [one.channel for one in conn.notifies(timeout=30, stop_after=1)] == [
             "schedules_changed"
         ]
 

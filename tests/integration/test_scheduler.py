@@ -98,7 +98,7 @@ def test_schedules_in_opposite_orders_do_not_deadlock(db: ModuleType):
             wait.until(waits)
             conn.execute(insert, ("b", fire_at))
     finally:
-        other.join(10)
+        other.join(30)
     assert (queued, jobs()) == ([], [])
 
 
@@ -272,7 +272,7 @@ def running(ticker: Ticker) -> Generator[threading.Thread]:
         yield thread
     finally:
         ticker.stop()
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()
 
 
@@ -398,7 +398,7 @@ def spawn(code_or_args: list[str], **environment: str) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str]) -> str:
     process.kill()
-    output, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=30)
     return output
 
 

@@ -305,7 +305,7 @@ def test_bootstrap_with_nothing_to_apply_waits_for_nobody_who_holds_its_lock(
         )
         starting = threading.Thread(target=lambda: done.append(fresh.bootstrap()))
         starting.start()
-        starting.join(10)
+        starting.join(30)
         waited = starting.is_alive()
         other.execute("SELECT pg_advisory_unlock_all()")
     starting.join()

@@ -151,7 +151,7 @@ def test_a_follower_reads_at_once_when_a_batch_comes(
 
     def send(number: int, *, after_reads: int = 0) -> None:
         for _ in range(after_reads):
-            assert empty_reads.acquire(timeout=20)
+            assert empty_reads.acquire(timeout=30)
         assert transitions.stream(conn, job, number, number)
 
     send(1)
@@ -187,7 +187,7 @@ def test_a_follower_that_nothing_wakes_reads_after_a_pause(
 
     def send() -> None:
         for _ in range(3):
-            assert empty_reads.acquire(timeout=20)
+            assert empty_reads.acquire(timeout=30)
         assert transitions.stream(conn, job, 1, 1)
 
     thread = threading.Thread(target=send)

@@ -18,7 +18,7 @@ from queue_workflows import errors, node_queue, workers
 from queue_workflows.cli import supervise
 from queue_workflows.runtime import signals
 from tests.support import factories
-from tests.support.wait import until
+from tests.support.wait import patience, until
 from tests.support.worker_views import alive
 
 COMMANDS = {"cpu": ["restart-cpu"], "gpu": ["restart-gpu"]}
@@ -269,9 +269,9 @@ def test_a_stop_ends_a_running_command_within_a_second(tmp_path: Path) -> None:
     until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     asked = time.monotonic()
     stop.set()
-    thread.join(5)
+    thread.join(30)
     assert done == [False]
-    assert time.monotonic() - asked < supervise.STOP_S
+    assert time.monotonic() - asked < patience(supervise.STOP_S)
     until(lambda: not [pid for pid in pids.read_text().split() if alive(int(pid))])
 
 

@@ -76,7 +76,7 @@ def serving(worker: Worker) -> Generator[list[BaseException]]:
         assert thread.is_alive()
     finally:
         worker.stop()
-        thread.join(20)
+        thread.join(30)
         assert not thread.is_alive()
 
 

@@ -535,5 +535,5 @@ def test_the_way_back_in_flight_leaves_the_old_engine_at_work(old: ModuleType, c
     assert engine_0_3.do(conn, engine_0_3.CLAIM, host="box")["id"] == first["id"]  # pyright: ignore
     conn.execute("LISTEN node_job_ready")
     factories.node(conn, "r", "c", id="c", status="queued")
-    assert [note.payload for note in conn.notifies(timeout=5, stop_after=1)] == ["cpu"]
+    assert [note.payload for note in conn.notifies(timeout=30, stop_after=1)] == ["cpu"]
     assert old.bootstrap() == OURS

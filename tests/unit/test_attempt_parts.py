@@ -77,19 +77,19 @@ def test_the_handler_waits_for_a_batch_under_way_but_is_never_waited_for(own: St
 
     def slow(request: JsonDict) -> None:
         begun.set()
-        assert go.wait(10)
+        assert go.wait(30)
         own.store(request)
 
     storing = threading.Thread(target=own.later[0], args=(slow,))
     storing.start()
-    assert begun.wait(10)
+    assert begun.wait(30)
     handler = threading.Thread(target=own.parts.add, args=("text", 4))
     handler.start()
     assert own.parts.store_unsent(own.store) is True, "it returns at once"
     handler.join(0.1)
     assert handler.is_alive() and own.stored == [(1, "1")]
     go.set()
-    storing.join(10)
-    handler.join(10)
+    storing.join(30)
+    handler.join(30)
     own.parts.rest()
     assert own.stored == [(n, str(n)) for n in (1, 2, 3, 4)]

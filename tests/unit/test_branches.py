@@ -96,7 +96,7 @@ def test_values_have_the_keys_that_json_gives_them() -> None:
 ARM = st.sampled_from(["a", "b", "c", "d", "e"])
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     edges=st.dictionaries(ARM, st.lists(ARM, max_size=3), max_size=5),
     arms=st.dictionaries(st.sampled_from(["0", "1", "2", "true", "null"]), ARM, min_size=1),

@@ -295,11 +295,11 @@ def test_a_forked_child_keeps_nothing_and_takes_no_lock(bodies: Bodies) -> None:
         def hold() -> None:
             with recording._lock:
                 held.set()
-                leave.wait(10)
+                leave.wait(30)
 
         thread = threading.Thread(target=hold)
         thread.start()
-        held.wait(10)
+        held.wait(30)
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import refs
@@ -431,7 +431,7 @@ def workflows(draw: st.DrawFn) -> tuple[graph.Graph, int, int]:
     return built(*shuffled), draw(st.integers(1, 3)), draw(st.integers(0, 2**16))
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25))
 @given(workflows())
 def test_every_run_ends_complete_with_each_node_planned_once(
     drawn: tuple[graph.Graph, int, int],

@@ -485,7 +485,7 @@ def settled(made: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(plan=plans())
 def test_python_and_json_give_one_graph(plan: Plan) -> None:
     config.reset_for_tests()

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_workflows.cli import output
@@ -42,7 +42,6 @@ def test_every_control_and_format_character_of_unicode_is_escaped() -> None:
     assert raw == []
 
 
-@settings(deadline=None)
 @given(ANY_TEXT, st.integers(0, 300))
 def test_any_text_becomes_one_bounded_printable_line(text: str, limit: int) -> None:
     shown = display.line(text, limit)
@@ -51,7 +50,6 @@ def test_any_text_becomes_one_bounded_printable_line(text: str, limit: int) -> N
     assert display.line(shown, limit) == shown
 
 
-@settings(deadline=None)
 @given(ANY_TEXT.map(lambda text: text.replace("\\", "")))
 def test_no_character_of_an_uncut_text_is_lost(text: str) -> None:
     # Lone surrogates side by side are what JSON calls one character; rows hold none.
@@ -59,14 +57,12 @@ def test_no_character_of_an_uncut_text_is_lost(text: str) -> None:
     assert display.restored(display.line(text, None)) == text
 
 
-@settings(deadline=None)
 @given(ANY_TEXT)
 def test_the_id_that_json_shows_leads_back_to_the_row(text: str) -> None:
     text = text.encode(errors="replace").decode().replace("\\", "").replace('"', "")
     assert display.restored(display.strict_json(text)[1:-1]) == text
 
 
-@settings(deadline=None)
 @given(VALUES, st.integers(10, 300))
 def test_any_value_becomes_one_bounded_printable_line(value: Any, limit: int) -> None:
     for shown in (display.line(value, limit), display.compact(value, limit)):
@@ -74,7 +70,6 @@ def test_any_value_becomes_one_bounded_printable_line(value: Any, limit: int) ->
     assert is_safe("".join(display.pretty(value)))
 
 
-@settings(deadline=None)
 @given(VALUES)
 def test_any_value_is_strict_json_in_ascii(value: Any) -> None:
     def refuse(name: str) -> None:

@@ -301,7 +301,7 @@ silences = st.lists(st.tuples(st.integers(5, int(BEAT_S) - 30), life), min_size=
 
 
 @given(silences)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_health_never_fails_while_each_window_has_activity(events: list[tuple[int, str]]) -> None:
     watcher = health()
     ram_mb = 2000.0
@@ -322,7 +322,7 @@ quiet = st.tuples(st.floats(0, 5), st.floats(0, 5000))
     st.lists(quiet, min_size=1, max_size=10),
     st.sampled_from([0.5, 1.0, 3.0, 7.0]),
 )
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 def test_health_always_fails_on_a_fully_idle_window(
     beat_at: int | None, readings: list[tuple[float, float]], step_s: float
 ) -> None:
@@ -345,7 +345,7 @@ def test_health_always_fails_on_a_fully_idle_window(
 
 
 @given(st.lists(st.sampled_from([IDLE, UNKNOWN, BUSY, None]), max_size=150))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_health_fails_only_after_a_whole_idle_window(
     story: list[Sample | None],
 ) -> None:
@@ -484,7 +484,7 @@ def test_zero_confirming_samples_still_mean_one(monkeypatch: pytest.MonkeyPatch)
         max_size=25,
     )
 )
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 def test_stall_fails_only_after_120_s_without_a_beat_and_three_idle_samples(
     story: list[tuple[int, Sample, bool]],
 ) -> None:
@@ -510,7 +510,7 @@ def test_stall_fails_only_after_120_s_without_a_beat_and_three_idle_samples(
 
 
 @given(st.floats(0, 5), st.lists(st.floats(0, 16), min_size=3, max_size=3), st.integers(0, 500))
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 def test_stall_always_fails_on_a_silent_idle_handler(
     use_pct: float, moves_mb: list[float], first: int
 ) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_workflows import cgroup_attribution, hw_metrics
@@ -110,7 +110,6 @@ def test_what_takes_a_process_is_read_every_5_s(source: str, readings: int) -> N
     assert cards.readings == readings
 
 
-@settings(deadline=None)
 @given(cards=st.integers(0, 500), mb=st.integers(0, 10**9))
 def test_a_sample_always_fits_into_a_notification(cards: int, mb: int) -> None:
     rows = [Gpu(n, 100.0, mb, mb)._asdict() for n in range(cards)]

@@ -347,7 +347,7 @@ def reached(edges: list[set[int]], start: int) -> set[int]:
     return found
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(graphs())
 def test_the_implied_dependencies_are_those_of_a_slow_reference(
     drawn: tuple[list[set[int]], list[set[int]]],

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -229,8 +228,6 @@ TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = hypothesis_settings(
     max_examples=examples(50),
     stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
@@ -248,7 +245,7 @@ class _thread:  # noqa: N801  a context manager
         return self.thread
 
     def __exit__(self, *_: object) -> None:
-        self.thread.join(10)
+        self.thread.join(30)
         assert not self.thread.is_alive()
 
 
@@ -493,7 +490,7 @@ def test_a_job_that_takes_too_long_is_pending_again_and_its_late_result_is_dropp
     def execute(_: Job) -> str:
         result = next(results)
         if result == "late":
-            go_on.wait(10)
+            go_on.wait(30)
         return result
 
     plan = local_queue.MemoryPlan([job("a", timeout_s=7.0)])
@@ -600,7 +597,7 @@ def test_full_memory_pauses_fetch_and_pull_until_it_is_free_again(fake: Any) -> 
             return super().fetch_ready()
 
     plan = Plan([job("a"), job("b")])
-    found = fake(plan, lambda each: go_on.wait(10) if each.id == "a" else None, workers=1,
+    found = fake(plan, lambda each: go_on.wait(30) if each.id == "a" else None, workers=1,
                  grace_s=0.0, cooldown_s=0.0, single_job=False)  # fmt: skip
     found.after(0.0)
     until(lambda: state(plan, "a") == "running")
@@ -703,7 +700,7 @@ def test_the_log_has_the_documented_words_for_what_is_refused_fails_or_is_full(
     go_on = threading.Event()
 
     def execute(each: Job) -> None:
-        go_on.wait(10)
+        go_on.wait(30)
         raise ValueError("wrong")
 
     plan = local_queue.MemoryPlan([job("a", name="Nightly"), job("b")])
@@ -741,7 +738,7 @@ def test_stop_waits_for_running_jobs_and_starts_no_other(started: Any) -> None:
 
     def execute(_: Job) -> str:
         running.set()
-        go_on.wait(10)
+        go_on.wait(30)
         return "done"
 
     plan = local_queue.MemoryPlan([job("a"), job("b")])
@@ -761,7 +758,7 @@ def test_a_job_that_still_runs_at_the_deadline_of_stop_is_pending_again(started:
 
     def execute(_: Job) -> None:
         running.set()
-        go_on.wait(10)
+        go_on.wait(30)
 
     plan = local_queue.MemoryPlan([job("a")])
     manager = started(plan, execute, workers=1)

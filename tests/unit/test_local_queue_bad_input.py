@@ -104,7 +104,7 @@ def test_jobs_before_one_with_a_wrong_id_start_nevertheless() -> None:
     wrong: Any = []
     with pytest.raises(TypeError, match="unhashable"):
         queue.add_all([Job("a", "task"), Job(wrong, "task")])
-    thread.join(3)
+    thread.join(30)
     assert found == [Job("a", "task")]
 
 
@@ -265,9 +265,9 @@ def test_a_plan_that_hangs_does_not_hold_up_the_stop(started: Start, where: str)
     stopped: list[bool] = []
     thread = threading.Thread(target=lambda: stopped.append(manager.stop(0.5)))
     thread.start()
-    thread.join(8)
+    thread.join(30)
     go_on.set()
-    thread.join(10)
+    thread.join(30)
     assert stopped == [False]
 
 

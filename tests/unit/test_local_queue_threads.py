@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -206,8 +206,6 @@ TestThreadsMachine = ThreadsMachine.TestCase
 TestThreadsMachine.settings = hypothesis_settings(
     max_examples=examples(12),
     stateful_step_count=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 KINDS = ["works", "fails once", "fails", "discards", "exits", "is refused once", "is stored late"]
@@ -240,9 +238,7 @@ class Plan(local_queue.MemoryPlan):
 
 
 @given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=25))
-@hypothesis_settings(
-    max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@hypothesis_settings(max_examples=examples(10))
 def test_every_job_of_a_manager_ends_as_it_should_and_none_runs_twice_at_once(
     kinds: list[str],
 ) -> None:

@@ -71,7 +71,7 @@ def test_nodes_of_a_round_wait_for_each_other_and_for_all_of_the_round_before() 
     assert found["l"]["deps"] == ["l/f#2", "l/log#2"]
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     states=st.lists(st.integers(0, 3), min_size=1, max_size=8),
     at_most=st.integers(1, 8),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_workflows.telemetry import gpu_overview, pressure
@@ -237,7 +237,6 @@ def test_unknown_memory_never_throttles(throttled: Throttled) -> None:
     assert not throttled.at()
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), max_size=40))
 def test_it_follows_the_hysteresis_of_each_resource(uses: list[tuple[float, float]]) -> None:
     throttled, ram, gpu = Throttled(), False, False

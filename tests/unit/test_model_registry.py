@@ -88,5 +88,5 @@ def test_threads_register_beside_each_other():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert len(model_registry.known_ids()) == 400

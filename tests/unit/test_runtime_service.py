@@ -89,7 +89,7 @@ def test_stop_from_the_own_thread_requests_and_does_not_wait() -> None:
 
     both = threading.Barrier(2)
     siblings = service.Pool(
-        "siblings", 2, lambda _: (both.wait(5), answers.append(siblings.stop(60)))
+        "siblings", 2, lambda _: (both.wait(30), answers.append(siblings.stop(60)))
     )
     siblings.start()
     until(lambda: len(answers) == 3)
@@ -99,7 +99,7 @@ def test_stop_from_the_own_thread_requests_and_does_not_wait() -> None:
 
 def test_pool_runs_its_function_in_every_thread() -> None:
     meet = threading.Barrier(3)
-    with service.Pool("three", 3, lambda _: meet.wait(5)) as pool:
+    with service.Pool("three", 3, lambda _: meet.wait(30)) as pool:
         until(lambda: not pool.alive)
     assert not meet.broken
 
@@ -198,9 +198,9 @@ def test_a_wake_during_the_run_is_not_lost(clock: Clock[float]) -> None:
 def test_wake_wakes_the_waiting_thread() -> None:
     ran: queue.Queue[int] = queue.Queue()
     with service.Loop("l", [service.Task("t", math.inf, lambda: ran.put(1))]) as loop:
-        ran.get(timeout=5)
+        ran.get(timeout=30)
         loop.wake("t")
-        ran.get(timeout=5)
+        ran.get(timeout=30)
 
 
 def test_a_wake_between_the_last_check_and_the_wait_is_not_lost(
@@ -219,7 +219,7 @@ def test_a_wake_between_the_last_check_and_the_wait_is_not_lost(
     monkeypatch.setattr(loop, "run_due", late_wake)
     with loop:
         for _ in range(2):
-            ran.get(timeout=5)
+            ran.get(timeout=30)
 
 
 def test_the_thread_waits_until_the_next_task_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +228,9 @@ def test_the_thread_waits_until_the_next_task_is_due(monkeypatch: pytest.MonkeyP
     run_due = loop.run_due
     monkeypatch.setattr(loop, "run_due", lambda: passes.put(pause := run_due()) or pause)
     with loop:
-        assert passes.get(timeout=5) > 0.01
+        assert passes.get(timeout=30) > 0.01
         for _ in range(3):
-            passes.get(timeout=5)
+            passes.get(timeout=30)
     assert passes.qsize() <= 2
 
 
@@ -262,7 +262,7 @@ def test_the_thread_survives_what_a_task_raises() -> None:
 
     with service.Loop("l", [service.Task("bad", 0.01, fail)]) as loop:
         for _ in range(3):
-            ran.get(timeout=5)
+            ran.get(timeout=30)
         assert loop.alive
 
 
@@ -397,7 +397,7 @@ def test_follow_backs_off_longer_each_time_up_to_a_bound(monkeypatch: pytest.Mon
     pauses: queue.Queue[float] = queue.Queue()
     monkeypatch.setattr(follow._stopping, "wait", lambda s: pauses.put(s))
     with follow:
-        waits = [pauses.get(timeout=5) for _ in range(13)]
+        waits = [pauses.get(timeout=30) for _ in range(13)]
     assert all(0 < pause <= service.BACKOFF_MAX_S for pause in waits)
     assert waits[0] <= service.BACKOFF_FIRST_S
     assert min(waits[6:12]) >= service.BACKOFF_MAX_S / 2

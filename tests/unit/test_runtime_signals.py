@@ -58,7 +58,7 @@ def test_the_flag_wakes_every_waiter_and_is_readable() -> None:
     assert not flag.wait(0.0)
     assert select.select([flag], [], [], 0)[0] == []
     woken: list[bool] = []
-    with service.Pool("waiters", 3, lambda _: woken.append(flag.wait(10))) as pool:
+    with service.Pool("waiters", 3, lambda _: woken.append(flag.wait(30))) as pool:
         flag.set()
         flag.set()
         until(lambda: not pool.alive)
@@ -71,7 +71,7 @@ def test_a_signal_wakes_the_main_thread_out_of_an_endless_wait() -> None:
         waiting = threading.Event()
 
         def kill(_: threading.Event) -> None:
-            waiting.wait(5)
+            waiting.wait(30)
             os.kill(os.getpid(), signal.SIGTERM)
 
         with service.Pool("killer", 1, kill):
@@ -143,14 +143,14 @@ def test_the_main_thread_goes_on_with_the_callback_done_though_the_ear_is_in_it_
     def callback() -> None:
         if threading.current_thread() is not threading.main_thread():
             entered.set()
-            over.wait(5)
+            over.wait(30)
         done.append(threading.current_thread().name)
 
     with signals.StopRequest(on_first=callback, signal_thread=True) as stop:
 
         def kill(_: threading.Event) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
-            entered.wait(5)
+            entered.wait(30)
             libc.pthread_mutex_unlock(lock)
 
         libc.pthread_mutex_lock(lock)

@@ -87,13 +87,13 @@ def test_a_naive_now_is_utc():
 
 
 @given(entries, moments)
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 def test_next_agrees_with_walking_minute_by_minute(entry: ScheduleEntry, now: datetime):
     assert entry.next_fire_at(now) == brute_next(entry, now)
 
 
 @given(entries, moments)
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 def test_previous_and_next_enclose_now_with_nothing_between(entry: ScheduleEntry, now: datetime):
     before, after = entry.previous_fire_at(now), entry.next_fire_at(now)
     assert before <= now < after
@@ -103,7 +103,7 @@ def test_previous_and_next_enclose_now_with_nothing_between(entry: ScheduleEntry
 
 
 @given(entries, moments, zones)
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 def test_the_zone_of_now_changes_nothing(entry: ScheduleEntry, now: datetime, zone: tzinfo):
     local = now.astimezone(zone)
     assert entry.next_fire_at(local) == entry.next_fire_at(now)

@@ -233,7 +233,7 @@ def _steps(log: Log, count: int) -> Generator[Any, None, str]:
     return "all"
 
 
-@settings(deadline=None, max_examples=examples(50))
+@settings(max_examples=examples(50))
 @given(count=st.integers(0, 8), after=st.integers(0, 9))
 def test_a_generator_ends_at_any_of_its_yields(count: int, after: int) -> None:
     log: Log = []
@@ -287,7 +287,7 @@ async def _awaiting(gate: _Gate, log: Log, plan: list[str]) -> AsyncGenerator[An
         log.append("tidied up to the end")
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(
     plan=st.lists(st.sampled_from(["await", "task", "gather", "yield"]), min_size=1, max_size=6),
     data=st.data(),
@@ -308,7 +308,7 @@ def test_an_async_generator_ends_at_any_of_its_awaits_and_yields(
     assert log == [*steps, "tidied", "tidied up to the end"]
 
 
-@settings(deadline=None, max_examples=examples(20))
+@settings(max_examples=examples(20))
 @given(awaits=st.integers(1, 5), data=st.data())
 def test_a_coroutine_ends_at_any_of_its_awaits(awaits: int, data: st.DataObject) -> None:
     script, log = Script(), Log()
