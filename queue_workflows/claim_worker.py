@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from queue_workflows import config, db, errors, gpu_model_cache, model_registry
+from queue_workflows import config, db, errors, gpu_model_cache, model_registry, workers
 from queue_workflows.engine import claims
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import (
@@ -81,6 +81,7 @@ class ClaimWorker:
         self._shutdown_timeout_s = shutdown_timeout_s
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
+        self.queue, self.host, self.host_priority, self.lease_s = queue, label, priority, lease_s
         self._pid = os.getpid()
         self._base = claims.Claimant(
             identity.new_worker_id(label),
@@ -90,10 +91,10 @@ class ClaimWorker:
             newest=priority < 0,
             obey=not config.DISABLE_WORKER_CONTROL.read(),
         )
-        self._cache = adapted(model_cache)
+        self.model_cache, self._cache = model_cache, adapted(model_cache)
         self._models: Callable[[], RequiresModels | None] = lambda: model_cache
         if queue == "gpu" and model_cache is None:
-            self._cache = gpu_model_cache.gpu_model_cache()
+            self.model_cache = self._cache = gpu_model_cache.gpu_model_cache()
             self._models = gpu_model_cache.gpu_model_cache  # an executor has its own
         self._metrics = settings.sampler(label, lambda: self._keeper.wake("metrics"))
         own = slot.Slot(self._claimant)
@@ -104,6 +105,7 @@ class ClaimWorker:
             known_models=self._known_models,
             on_exit=on_exit,
         )
+        self.heartbeat, self._switch = self._keeper.heartbeat, self._keeper.switches[0]
         if self._cache is not None:
             self._cache.set_publisher(lambda _: self._keeper.wake("beat"))
         self._loop = loop.WorkLoop(
@@ -161,7 +163,8 @@ class ClaimWorker:
     def _run_slots(self, worker: slot_worker.SlotWorker) -> None:
         from queue_workflows.worker import slot_start
 
-        self._slot_worker, self._worker_id = worker, worker.worker_ids[self._base.queue]
+        self._slot_worker, self._worker_id = worker, worker.worker_ids[self.queue]
+        self.heartbeat, self._switch = worker.keeper.heartbeat, worker.keeper.switches[0]
         if self._loop.stopping:
             worker.stop()
         code = slot_start.run(worker)
@@ -180,6 +183,14 @@ class ClaimWorker:
                 yield
         finally:
             self._loop.close()
+
+    def requeue_inflight_for_control(self, reason: str = "turned off") -> None:
+        """Return the running jobs to the front of the queue, uncounted; stop policies call it."""
+        self._switch.requeue_inflight_for_control(reason)
+
+    def clear_model(self) -> None:
+        """Record that this worker's model is unloaded and that its heartbeat has ended."""
+        workers.clear_model(self.host, self.queue)
 
     def stop(self) -> None:
         """Take no further job; one that runs gets the shutdown timeout, then it is given back.

@@ -858,9 +858,9 @@ def register_ingest_task(
     _config.ingest_task_queues[name] = queue
 
 
-def set_ingest_schedule(entries: Iterable[Any]) -> None:
+def set_ingest_schedule(schedule: Iterable[Any]) -> None:
     """Set the `schedules.ScheduleEntry`s and `schedules.Schedule`s that the scheduler follows."""
-    _config.ingest_schedule = list(entries)
+    _config.ingest_schedule = list(schedule)
 
 
 def data_folder() -> Path:

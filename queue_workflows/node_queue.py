@@ -131,9 +131,9 @@ def mark_awaiting_input(job_id: str) -> NodeJob | None:
     return manual_outcomes.park_node(job_id)
 
 
-def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> NodeJob | None:
+def set_resolved_inputs(job_id: str, resolved_inputs: dict[str, Any]) -> NodeJob | None:
     """Store the resolved inputs of a node; return its row, or None if there is no such job."""
-    return manual_node_changes.set_resolved_inputs(job_id, inputs)
+    return manual_node_changes.set_resolved_inputs(job_id, resolved_inputs)
 
 
 def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:

@@ -39,14 +39,14 @@ _log = logging.getLogger("queue_workflows.scheduler")
 
 
 @check_violations.translated()
-def enqueue_due(entries: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[str]:
+def enqueue_due(due: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[str]:
     """Queue each entry's job for its latest instant; the ids of the jobs queued by this call.
 
-    The caller knows that the entries are due; an instant that has fired already is left out. The
+    The caller knows that these entries are due; an instant that has fired already is left out. The
     instant is the last at or before the database's now. One transaction. Raises `UnknownQueue`,
     `UnknownTask` or `ArgsRefused` (ValueErrors) before any write.
     """
-    checked = code_schedules.check_entries(old_style_entries.check(entries))
+    checked = code_schedules.check_entries(old_style_entries.check(due))
     with db.transaction() as conn:
         now = schedules.database_now(conn)
         return _fire(conn, [(entry, entry.previous_fire_at(now)) for entry in checked], reason)

@@ -23,7 +23,7 @@ PATIENCE_S = 10.0
 
 
 def set_worker_control(
-    host: str,
+    host_label: str,
     queue: str,
     *,
     desired_state: str,
@@ -33,7 +33,7 @@ def set_worker_control(
 ) -> WorkerControl:
     """Call `workers.set_control`."""
     return workers.set_control(
-        host,
+        host_label,
         queue,
         desired_state=desired_state,
         stop_policy=stop_policy,
@@ -42,26 +42,26 @@ def set_worker_control(
     )
 
 
-def get_worker_control(host: str, queue: str) -> WorkerControl | None:
+def get_worker_control(host_label: str, queue: str) -> WorkerControl | None:
     """Call `workers.get_control`."""
-    return workers.get_control(host, queue)
+    return workers.get_control(host_label, queue)
 
 
-def desired_state_for(host: str, queue: str) -> str:
+def desired_state_for(host_label: str, queue: str) -> str:
     """Call `workers.desired_state`."""
-    return workers.desired_state(host, queue)
+    return workers.desired_state(host_label, queue)
 
 
-def enable_worker(host: str, queue: str, *, requested_by: str | None = None) -> WorkerControl:
+def enable_worker(host_label: str, queue: str, *, requested_by: str | None = None) -> WorkerControl:
     """Call `workers.enable`."""
-    return workers.enable(host, queue, requested_by=requested_by)
+    return workers.enable(host_label, queue, requested_by=requested_by)
 
 
 def disable_worker(
-    host: str, queue: str, *, stop_policy: str = "hard", requested_by: str | None = None
+    host_label: str, queue: str, *, stop_policy: str = "hard", requested_by: str | None = None
 ) -> WorkerControl:
     """Call `workers.disable`."""
-    return workers.disable(host, queue, stop_policy=stop_policy, requested_by=requested_by)
+    return workers.disable(host_label, queue, stop_policy=stop_policy, requested_by=requested_by)
 
 
 # --- the watcher -------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ class Keeper:
         on_exit: ExitFn | None,
     ) -> None:
         self._who = who
+        self.host, self.queue = who.host, who.queue
         self._held = held
         self._owner = owner
         self._claim_soon = claim_soon
@@ -271,7 +272,7 @@ class Keeper:
                 self._hand_back(claim, "turned off")
         stop_policies.handler(policy)(self, on_exit=self._on_exit)
 
-    def requeue_in_flight(self, reason: str) -> None:
+    def requeue_inflight_for_control(self, reason: str = "turned off") -> None:
         """Hand back every job to the front, for a stop policy; no attempt is counted."""
         for claim in self._held.all():
             if claim.unwritten is None and not claim.work.settling:

@@ -14,9 +14,12 @@ EXIT_HARD = 79
 
 
 class StoppableWorker(Protocol):
-    """What a stop policy may call on a worker."""
+    """What a stop policy may read of a worker and call on it."""
 
-    def requeue_in_flight(self, reason: str) -> None:
+    host: str
+    queue: str
+
+    def requeue_inflight_for_control(self, reason: str = "turned off") -> None:
         """Return the running job to the front of its queue, counting nothing."""
         ...
 
@@ -36,7 +39,7 @@ class StopPolicy(Protocol):
 def _hard(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
     """Requeue the job, clear the model and exit; no other stop is sure to free RAM and VRAM."""
     try:
-        worker.requeue_in_flight("turned off")
+        worker.requeue_inflight_for_control()
         worker.clear_model()
     except db.Error as error:
         _log.warning("stopping without bookkeeping, the lease brings the job back: %s", error)

@@ -40,13 +40,13 @@ _OPTIONS = frozenset(TaskPolicy.__annotations__)
 
 
 @overload
-def register_ingest_task(name: str, fn: F, **policy: Unpack[TaskPolicy]) -> F: ...
+def register_ingest_task(name: str, callable_: F, **policy: Unpack[TaskPolicy]) -> F: ...
 @overload
 def register_ingest_task(name: str, **policy: Unpack[TaskPolicy]) -> Callable[[F], F]: ...
 def register_ingest_task(
-    name: str, fn: Callable[..., Any] | None = None, **policy: Unpack[TaskPolicy]
+    name: str, callable_: Callable[..., Any] | None = None, **policy: Unpack[TaskPolicy]
 ) -> Any:
-    """Register `fn` as the task for ingest jobs with this `task_name`; without `fn` a decorator.
+    """Register `callable_` as the task for ingest jobs with this `task_name`; None: a decorator.
 
     A task is a function, generator, async function or async generator. It takes `reason`, `args`,
     both or neither, or keywords of its own. Raises `InvalidConfig` (a ValueError) with the fault.
@@ -57,11 +57,11 @@ def register_ingest_task(
 
     def register(task: F) -> F:
         config.register_ingest_task(name, task, policy=found, queue=queue, isolation=isolation)
-        if fn is None:
+        if callable_ is None:
             _decorated[name] = _Decorated(task, found, queue, isolation)
         return task
 
-    return register if fn is None else register(fn)
+    return register if callable_ is None else register(callable_)
 
 
 class _Decorated(NamedTuple):

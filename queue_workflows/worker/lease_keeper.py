@@ -115,7 +115,7 @@ class LeaseKeeper:
         """Says whether this worker may claim."""
         self.heartbeat = heartbeat.Heartbeat(self._jobs, self._gpu, self.memory, self._dedicated)
         self._shutdown = ending or self._process_ending(on_exit)
-        self._switches = [self._off_switch(each) for each in slots]
+        self.switches = [self._off_switch(each) for each in slots]
         for each in slots:
             each.in_flight.on_lost = self.lost
         self._tasks = [*self._own_tasks(who().lease_s), *self._gpu.tasks()]
@@ -405,7 +405,7 @@ class LeaseKeeper:
             self._renew()  # it also finds a cancel whose notification was lost
         elif not self._gpu.holds_model:
             return
-        for each in self._switches:
+        for each in self.switches:
             each.check()
         self._write_back_due()
 
@@ -425,6 +425,8 @@ class LeaseKeeper:
         """Hand back a slot's running jobs to the front and its waiting jobs; record results."""
         own.in_flight.return_waiting(reason)
         works = self._jobs.running_in(own)
+        if not works and not own.in_flight.ids():
+            return
         try:
             with own.in_flight.writing(), self._dedicated.using() as conn:
                 for work in works:

@@ -28,6 +28,7 @@ class OffSwitch:
         ending: job_ending.Ending,
     ) -> None:
         self._own = own
+        self.host, self.queue = own.who().host, own.who().queue
         self._jobs = jobs
         self._dedicated = dedicated
         self._holds_model = holds_model
@@ -65,7 +66,7 @@ class OffSwitch:
         with self._dedicated.using() as conn:
             return controls.off_policy(conn, host, queue)
 
-    def requeue_in_flight(self, reason: str) -> None:
+    def requeue_inflight_for_control(self, reason: str = "turned off") -> None:
         """Hand back all jobs without counting an attempt; record results."""
         self._requeue(self._own, reason)
 

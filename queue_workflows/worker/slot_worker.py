@@ -162,6 +162,7 @@ class SlotWorker:
             models=models,
             ends_with_job=ends_with_job,
         )
+        self.keeper = self._loop.keeper
 
     def run_forever(self) -> None:
         """Run jobs as they come until `stop`; survives the loss of its database."""

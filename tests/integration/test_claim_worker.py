@@ -20,6 +20,7 @@ from queue_workflows import (
     jobs,
     node_queue,
     run_store,
+    worker_control,
     workers,
 )
 from tests.support import factories, flow, lost_replies, transitions, wait
@@ -310,6 +311,51 @@ def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
         )
         assert left == [{"state": "stopped", "job_ids": []}]
     assert node_row(job_id)["priority"] == 10
+
+
+def test_an_app_stops_the_worker_with_the_policies_and_names_of_0_3_0(body: Body) -> None:
+    job_id = queued()
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        body.release.set()
+
+    subject = worker(on_exit=leave)
+    with running(subject):
+        assert body.started.wait(30)
+        worker_control.STOP_POLICIES["hard"](subject, on_exit=leave)
+        row = node_row(job_id)
+        assert (row["status"], row["priority"], row["attempts"]) == ("queued", 10, 0)
+        assert codes[0] == 79
+        (stale,) = sql(
+            "SELECT last_seen < now() - interval '1 minute' AS old FROM worker_heartbeats"
+        )
+        assert stale["old"]
+    subject.requeue_inflight_for_control()  # an idle worker has nothing to return
+    assert event_types(job_id)[:2] == ["claimed", "requeued"]
+
+
+def test_a_policy_of_an_app_knows_its_workers_place(body: Body) -> None:
+    job_id = queued()
+    seen: list[tuple[str, str]] = []
+
+    def own(worker: Any, *, on_exit: Callable[[int], object]) -> None:
+        seen.append((worker.host, worker.queue))
+        worker.requeue_inflight_for_control()
+        on_exit(3)
+
+    codes: list[int] = []
+    worker_control.STOP_POLICIES["own"] = own
+    try:
+        with running(worker(on_exit=lambda code: (codes.append(code), body.release.set()))):
+            assert body.started.wait(30)
+            workers.disable("box", "cpu", stop_policy="own")
+            wait.until(lambda: codes[:1] == [3])
+            assert node_row(job_id)["status"] == "queued"
+    finally:
+        del worker_control.STOP_POLICIES["own"]
+    assert seen[0] == ("box", "cpu")
 
 
 def test_off_with_a_hand_back_that_fails_leaves_a_note(

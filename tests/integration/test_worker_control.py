@@ -32,11 +32,13 @@ def policies() -> Iterator[None]:
 class Worker:
     """What a stop policy is given; it records the calls."""
 
+    host, queue = "box", "gpu"
+
     def __init__(self, error: Exception | None = None) -> None:
         self.asked: list[Any] = []
         self._error = error
 
-    def requeue_in_flight(self, reason: str) -> None:
+    def requeue_inflight_for_control(self, reason: str = "turned off") -> None:
         self.asked.append(("requeue", reason))
         if self._error is not None:
             raise self._error
@@ -322,17 +324,12 @@ def test_the_watcher_uses_the_policy_of_the_row(conn: Any) -> None:
     assert (seen, exits) == ([worker], [])
 
 
-class Named(Worker):
-    host = "box"
-    queue = "gpu"
-
-
 def test_a_started_watcher_stops_its_worker_when_it_is_turned_off(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "3600")
     left = threading.Event()
-    subject = worker_control.WorkerControlWatcher(worker=Named(), on_exit=lambda _: left.set())
+    subject = worker_control.WorkerControlWatcher(worker=Worker(), on_exit=lambda _: left.set())
     subject.start()
     try:
         # It listens, and its first check has found nothing.
@@ -353,7 +350,7 @@ def test_a_started_watcher_polls_where_no_notification_comes(
     monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
     monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.05")
     left = threading.Event()
-    subject = worker_control.WorkerControlWatcher(worker=Named(), on_exit=lambda _: left.set())
+    subject = worker_control.WorkerControlWatcher(worker=Worker(), on_exit=lambda _: left.set())
     subject.start()
     try:
         workers.disable("box", "gpu")
@@ -363,8 +360,10 @@ def test_a_started_watcher_polls_where_no_notification_comes(
 
 
 def test_a_watcher_needs_to_know_its_queue() -> None:
+    worker = Worker()
+    worker.queue = ""
     with pytest.raises(ValueError, match="queue"):
-        worker_control.WorkerControlWatcher(worker=Worker())
+        worker_control.WorkerControlWatcher(worker=worker)
 
 
 def test_the_watcher_can_be_switched_off(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -461,7 +461,7 @@ def setup_resolver() -> None:
 def own_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
     """Hand the jobs back for a reason of the app's own."""
     del on_exit
-    worker.requeue_in_flight(f"own policy in {os.getpid()}")
+    worker.requeue_inflight_for_control(f"own policy in {os.getpid()}")
 
 
 def setup_policy() -> None:

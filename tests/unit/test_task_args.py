@@ -333,13 +333,13 @@ def test_a_task_that_is_registered_again_loses_its_policy() -> None:
         ({"queue": "cpu"}, "queue cpu belongs to workflow nodes"),
         ({"queue": "no queue"}, "is not a queue name"),
         ({"queue": 3}, "is not a queue name"),
-        ({"fn": "text"}, "is not callable"),
+        ({"callable_": "text"}, "is not callable"),
     ],
     ids=str,
 )
 def test_a_policy_that_cannot_be_is_refused_and_nothing_registered(said: Row, words: str) -> None:
     with pytest.raises(errors.InvalidConfig, match="ingest task 't'") as refused:
-        queue_workflows.register_ingest_task("t", **{"fn": keywords, **said})
+        queue_workflows.register_ingest_task("t", **{"callable_": keywords, **said})
     assert words in str(refused.value)
     assert "t" not in queue_workflows.get_config().ingest_task_map
 
