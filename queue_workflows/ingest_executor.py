@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from queue_workflows import db, errors
-from queue_workflows.engine import claimed_jobs, finish, held_claims, job_tables, outcomes
+from queue_workflows.engine import claimed_jobs, finish, job_tables, outcomes
 from queue_workflows.handlers import task_call
-from queue_workflows.operations import inline_steps
+from queue_workflows.operations import inline_steps, manual_claims
 from queue_workflows.tasks import attempt_steps, control, handlers
 from queue_workflows.types import Row
 
 
 def execute_ingest_job(job: Row) -> str:
-    """Run a claimed ingest job and record how it ended, fenced by the claim in `job`.
+    """Run an ingest job and record how it ended, fenced by its claim; claim it if it is queued.
 
-    `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"`: the claim is
-    no longer held and nothing was written.
+    Return `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"`: it
+    cannot be claimed, has ended or is held by somebody else, and nothing was written.
     """
-    lease = job_tables.lease_of(job_tables.INGEST_JOBS, job)
-    with db.statement() as conn:
-        if not held_claims.is_held(conn, lease):
-            return "skipped"
-    outcome = run_task(job)
+    claimed = manual_claims.take(job_tables.INGEST_JOBS, job)
+    if claimed is None:
+        return "skipped"
+    lease = job_tables.lease_of(job_tables.INGEST_JOBS, claimed)
+    outcome = run_task(claimed)
     with db.transaction() as conn:
         return finish.record(conn, lease, outcome)
 

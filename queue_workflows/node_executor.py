@@ -15,7 +15,6 @@ from queue_workflows.dispatch import job_inputs
 from queue_workflows.engine import (
     claimed_jobs,
     finish,
-    held_claims,
     job_tables,
     nodes,
     outcomes,
@@ -23,7 +22,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
-from queue_workflows.operations import inline_steps
+from queue_workflows.operations import inline_steps, manual_claims
 from queue_workflows.runtime import log_context
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
@@ -46,17 +45,17 @@ def execute_node(
     cancel_event: threading.Event | None = None,
     status_callback: Callable[..., object] | None = None,
 ) -> str:
-    """Run a claimed node job and record how it ended, fenced by the claim in `job`.
+    """Run a node job and record how it ended, fenced by its claim; claim it if it is queued.
 
     Return `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was
-    cancelled, or its claim is not held and nothing was written. A job that is not claimed is
-    skipped before its handler runs. `model_cache`: any object with `require_model(id)`; its other
-    members are used if it has them. `cancel_event` ends a generator at its next yield.
+    cancelled, or it cannot be claimed, has ended or is held by somebody else, and its handler did
+    not run. `model_cache`: any object with `require_model(id)`; its other members are used if it
+    has them. `cancel_event` ends a generator at its next yield.
     """
-    lease = job_tables.lease_of(job_tables.NODE_JOBS, job)
-    with db.statement() as conn:
-        if not held_claims.is_held(conn, lease):
-            return "skipped"
+    claimed = manual_claims.take(job_tables.NODE_JOBS, job)
+    if claimed is None:
+        return "skipped"
+    job, lease = claimed, job_tables.lease_of(job_tables.NODE_JOBS, claimed)
     cache = adapted(model_cache)
     with _keep_loaded(cache):
         outcome = run_handler(

@@ -174,6 +174,11 @@ class _Claims:
     requested."""
     renew_nodes: bytes
     """Extend the leases of node jobs as `renew_ingest` does. `cancel`: also if the run is over."""
+    claim_node: bytes
+    """Claim this node, wherever it stands in its queue; return its id. No row: it is not queued, it is
+    blocked, its run is over, its queue is paused or limited, or the host is OFF."""
+    claim_ingest: bytes
+    """Claim this ingest job, as `claim_node` does."""
     is_held: Mapping[str, bytes]
     """Return one row without columns if this claim still holds its job."""
     has_recorded_ingest: bytes

@@ -111,6 +111,15 @@ def claim(
     return [job] if job else []
 
 
+def claim_job(
+    conn: db.Connection, table: job_tables.JobTable, job_id: str, who: Claimant
+) -> str | None:
+    """Claim this job, wherever it stands in its queue; return its id, None if it cannot be."""
+    statement = statements.claims.claim_node if table.in_run else statements.claims.claim_ingest
+    row = conn.execute(statement, {**_claimant(who), "job": job_id}).fetchone()
+    return row["id"] if row else None
+
+
 def _lost(error: psycopg.Error) -> errors.ClaimLost | None:
     if error.sqlstate != CLAIM_LOST:
         return None

@@ -1,16 +1,34 @@
-"""Claim one job for this process, without a worker that renews its lease."""
+"""Claim one job for this process, without a worker that renews its lease.
+
+Its length: the next job of each kind of queue, and a job that the caller names.
+"""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Iterable
 from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.engine import claim_isolation, claims, ingest_jobs, job_tables, nodes
+from queue_workflows.engine import (
+    claim_isolation,
+    claims,
+    held_claims,
+    ingest_jobs,
+    job_tables,
+    nodes,
+)
 from queue_workflows.runtime import identity
 from queue_workflows.types import Row
+
+_log = logging.getLogger(__name__)
+LEASE_S = 600.0
+
+
+class Claimed(dict[str, Any]):
+    """The row of a job as its claim returned it: its holder may run the job in any process."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -65,16 +83,42 @@ def claim_ingest_job(queue: str, *, host: str | None, lease_s: float) -> Row | N
     return _claim(job_tables.INGEST_JOBS, _claimant(queue, host, lease_s))
 
 
+def take(table: job_tables.JobTable, job: Row) -> Row | None:
+    """Return a job that this process may run, or None if it may not; `job`: a row of it.
+
+    A row that says `queued` is claimed now; None if that is not possible, for example since the job
+    is paused, switched OFF or not queued any more. A row that a claim returned, or that was read
+    under a claim of this process, is returned if the claim still holds.
+    """
+    if job.get("status") == "queued":
+        who = _claimant(job["queue"], None, LEASE_S)
+        with db.transaction() as conn:
+            job_id = claims.claim_job(conn, table, job["id"], who)
+            return _row(conn, table, job_id) if job_id else None
+    own = identity.process_prefix(config.host_label(), os.getpid())
+    is_read = "created_at" in job and not isinstance(job, Claimed)
+    if is_read and not (job["worker_id"] or "").startswith(own):
+        if job["status"] == "running":
+            _log.warning("job %s is not run here: %s holds it", job["id"], job["worker_id"])
+        return None
+    with db.statement() as conn:
+        return job if held_claims.is_held(conn, job_tables.lease_of(table, job)) else None
+
+
+def _row(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> Claimed | None:
+    row = (nodes.get if table.in_run else ingest_jobs.get)(conn, job_id)
+    return Claimed(row) if row else None
+
+
 def _claim(table: job_tables.JobTable, who: claims.Claimant) -> Row | None:
-    get = nodes.get if table.in_run else ingest_jobs.get
     try:
         with db.transaction() as conn:
             jobs = claims.claim(conn, table, who, promote=True)
-            return get(conn, jobs[0]["id"]) if jobs else None
+            return _row(conn, table, jobs[0]["id"]) if jobs else None
     except db.Error as error:
         if not claim_isolation.is_about_rows(error):
             raise
     # A row that raises in the statement would otherwise keep every other job from being claimed.
     with db.transaction() as conn:
         found = claim_isolation.claim_apart(conn, table, who, promote=True)
-        return get(conn, found.job_id) if found.job_id else None
+        return _row(conn, table, found.job_id) if found.job_id else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from queue_workflows import (
     node_queue,
     runs,
     tasks,
+    workers,
 )
 from queue_workflows.types import Row
 from tests.support import factories, flow, transitions
@@ -222,22 +224,163 @@ def test_a_gpu_worker_without_a_model_prefers_jobs_without_one(
     assert order == (["b", "d", "a", "c"] if priority > 0 else ["d", "b", "c", "a"])
 
 
-def test_a_job_that_is_not_claimed_is_skipped_before_its_handler_runs(db: ModuleType) -> None:
-    ran: list[str] = []
-    config.register_node("m", lambda: ran.append("node"))
-    config.register_ingest_task("t", lambda reason: ran.append(reason))
+@pytest.fixture
+def ran() -> list[str]:
+    """The calls of the handlers of node `m` and of task `t`."""
+    calls: list[str] = []
+    config.register_node("m", lambda: calls.append("node"))
+    config.register_ingest_task("t", lambda reason: calls.append(reason))
+    return calls
+
+
+def _read(job: Row) -> Row:
+    row = jobs.get(job["id"], kind=transitions.kind_of(job))
+    assert row is not None
+    return {**row}
+
+
+def _execute(job: Row) -> str:
+    if transitions.kind_of(job) == "node":
+        return node_executor.execute_node(job)
+    return ingest_executor.execute_ingest_job(job)
+
+
+def _one_of_each(conn: Any) -> tuple[Row, Row]:
+    return factories.node(conn, node_module="m"), factories.ingest(conn, task_name="t")
+
+
+@pytest.mark.usefixtures("invariants_hold")
+def test_a_queued_job_is_claimed_and_then_run(db: ModuleType, ran: list[str]) -> None:
+    with db.connect() as conn:
+        for job in _one_of_each(conn):
+            queued = _read(job)
+            assert _execute(queued) == "completed"
+            now = _read(job)
+            assert (now["status"], now["claim_no"]) == ("completed", 1)
+            assert now["claimed_by"] == config.host_label()
+            events = transitions.table_of(job).events
+            told = f"SELECT event_type FROM {events} WHERE job_id = %s ORDER BY id"
+            assert factories.column(conn, told, job["id"])[-2:] == ["claimed", "completed"]
+            # The row is of a time before the job ended.
+            assert _execute(queued) == "skipped"
+            assert _execute(now) == "skipped"
+    assert len(ran) == 2
+
+
+def _held_by_another(conn: Any, job: Row) -> None:
+    queue = job["queue"]
+    assert transitions.claim(conn, transitions.who(queue, "box-2:1:abcdef01:0123"))
+
+
+def _claimed_by_plain_sql(conn: Any, job: Row) -> None:
+    conn.execute(
+        f"UPDATE {transitions.table_of(job).name} SET status = 'running', claimed_by = 'box-2'"
+        " WHERE id = %s",
+        (job["id"],),
+    )
+
+
+def _claimed_here_for_another_host(conn: Any, job: Row) -> None:
+    del conn
+    claimed = (
+        node_queue.claim_next_cpu_job(host="box-2")
+        if job["queue"] == "cpu"
+        else node_queue.claim_next_ingest_job(job["queue"], host="box-2")
+    )
+    assert claimed is not None
+
+
+def _cancelled(conn: Any, job: Row) -> None:
+    conn.execute(
+        f"UPDATE {transitions.table_of(job).name} SET status = 'cancelled' WHERE id = %s",
+        (job["id"],),
+    )
+
+
+def _switched_off(conn: Any, job: Row) -> None:
+    del conn
+    workers.disable(config.host_label(), job["queue"])
+
+
+def _paused(conn: Any, job: Row) -> None:
+    conn.execute(
+        "INSERT INTO queue_settings (queue, paused_at) VALUES (%s, now())", (job["queue"],)
+    )
+
+
+def _limited(conn: Any, job: Row) -> None:
+    conn.execute("INSERT INTO queue_settings (queue, max_running) VALUES (%s, 1)", (job["queue"],))
+
+
+def _not_due(conn: Any, job: Row) -> None:
+    table = transitions.table_of(job).name
+    conn.execute(
+        f"UPDATE {table} SET available_at = now() + interval '1 hour', blocked_reason = 'not_due'"
+        " WHERE id = %s",
+        (job["id"],),
+    )
+
+
+NOT_OURS: list[Callable[[Any, Row], None]] = [
+    _held_by_another, _claimed_by_plain_sql, _claimed_here_for_another_host, _cancelled,
+    _switched_off, _paused, _limited, _not_due,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", NOT_OURS, ids=lambda each: each.__name__.strip("_"))
+@pytest.mark.parametrize("is_read_before", [True, False])
+def test_a_job_that_cannot_be_had_is_skipped_before_its_handler_runs(
+    db: ModuleType,
+    ran: list[str],
+    change: Callable[[Any, Row], None],
+    is_read_before: bool,
+) -> None:
+    with db.connect() as conn:
+        for job in _one_of_each(conn):
+            if change is _limited and transitions.kind_of(job) == "node":
+                continue  # limits are of ingest queues
+            before = _read(job)
+            change(conn, job)
+            now = _read(job)
+            assert _execute(before if is_read_before else now) == "skipped"
+            assert _read(job) == now
+    assert ran == []
+
+
+def test_a_run_that_is_over_keeps_its_queued_node(db: ModuleType, ran: list[str]) -> None:
     with db.connect() as conn:
         node = factories.node(conn, node_module="m")
-        job = factories.ingest(conn, task_name="t")
-        assert node_executor.execute_node(node) == "skipped"
-        assert ingest_executor.execute_ingest_job(job) == "skipped"
-        node, job = transitions.claim_node(conn), transitions.claim_ingest(conn)
-        for claimed in (node, job):
-            transitions.expire(conn, claimed)
-            transitions.reclaim_lapsed(conn, transitions.kind_of(claimed))
-    assert node_executor.execute_node(node) == "skipped"
-    assert ingest_executor.execute_ingest_job(job) == "skipped"
+        conn.execute("SET session_replication_role = replica")  # no trigger cancels the node
+        conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", (node["run_id"],))
+        conn.execute("RESET session_replication_role")
+    assert _execute(_read(node)) == "skipped"
     assert ran == []
+
+
+def test_a_claim_of_this_process_is_run_as_it_was_returned_or_read_again(
+    db: ModuleType, ran: list[str]
+) -> None:
+    with db.connect() as conn:
+        run = factories.run(conn)
+        for name in ("a", "b", "c"):
+            factories.node(conn, run, name, node_module="m")
+        factories.ingest(conn, task_name="t")
+    first = node_queue.claim_next_cpu_job(host="box-2")
+    assert first is not None
+    assert _execute(pickle.loads(pickle.dumps(first))) == "completed"
+    again = node_queue.claim_next_cpu_job()
+    assert again is not None
+    assert _execute(_read(again)) == "completed"
+    task = node_queue.claim_next_ingest_job("fetch")
+    assert task is not None
+    assert _execute(_read(task)) == "completed"
+    lost = node_queue.claim_next_cpu_job()
+    assert lost is not None
+    with db.connect() as conn:
+        transitions.expire(conn, lost)
+        transitions.reclaim_lapsed(conn, "node")
+    assert _execute(lost) == "skipped"
+    assert len(ran) == 3
 
 
 class _OnlyRequires:

@@ -70,6 +70,53 @@ RETURNING j.id, j.claim_no, j.cancel_requested_at IS NOT NULL OR coalesce((
               SELECT queue_workflows_is_terminal_run(r.status)
                 FROM workflow_runs r WHERE r.id = j.run_id), false) AS cancel;
 
+-- name: claim_node
+-- Claim this node, wherever it stands in its queue; return its id. No row: it is not queued, it is
+-- blocked, its run is over, its queue is paused or limited, or the host is OFF.
+WITH claimed AS (
+    UPDATE workflow_node_jobs j
+       SET status = 'running', claim_no = j.claim_no + 1, worker_id = %(worker)s,
+           claimed_by = %(host)s, host_label = %(host)s,
+           lease_expires_at = now() + %(lease_s)s::float8 * interval '1 second',
+           heartbeat_at = now(), started_at = now(), available_at = NULL, error = NULL,
+           progress = NULL,
+           resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+     WHERE j.id = %(job)s AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+       AND (j.required_version IS NULL OR j.required_version = ANY (%(versions)s::text[]))
+       AND EXISTS (SELECT FROM workflow_runs r
+                    WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status))
+       AND NOT EXISTS (SELECT FROM queue_settings s WHERE s.queue = j.queue
+                          AND (queue_workflows_is_paused(s.paused_at, s.paused_until)
+                               OR s.max_running IS NOT NULL OR s.rate_limit IS NOT NULL))
+       AND NOT (%(obey)s::boolean AND EXISTS (
+               SELECT FROM worker_controls c
+                WHERE c.host_label = %(host)s AND c.queue IN (j.queue, 'all')
+                  AND queue_workflows_is_off(c.desired_state, c.until_at)))
+ RETURNING CASE j.status
+           WHEN 'running' THEN queue_workflows_record(j, 'claimed', worker => %(worker)s) END AS job)
+SELECT (job).id FROM claimed WHERE (job).id IS NOT NULL;
+
+-- name: claim_ingest
+-- Claim this ingest job, as `claim_node` does.
+WITH claimed AS (
+    UPDATE ingest_jobs j
+       SET status = 'running', claim_no = j.claim_no + 1, worker_id = %(worker)s,
+           claimed_by = %(host)s,
+           lease_expires_at = now() + %(lease_s)s::float8 * interval '1 second',
+           heartbeat_at = now(), started_at = now(), available_at = NULL, error = NULL,
+           progress = NULL
+     WHERE j.id = %(job)s AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+       AND NOT EXISTS (SELECT FROM queue_settings s WHERE s.queue = j.queue
+                          AND (queue_workflows_is_paused(s.paused_at, s.paused_until)
+                               OR s.max_running IS NOT NULL OR s.rate_limit IS NOT NULL))
+       AND NOT (%(obey)s::boolean AND EXISTS (
+               SELECT FROM worker_controls c
+                WHERE c.host_label = %(host)s AND c.queue IN (j.queue, 'all')
+                  AND queue_workflows_is_off(c.desired_state, c.until_at)))
+ RETURNING CASE j.status
+           WHEN 'running' THEN queue_workflows_record(j, 'claimed', worker => %(worker)s) END AS job)
+SELECT (job).id FROM claimed WHERE (job).id IS NOT NULL;
+
 -- name: is_held
 -- tables: ingest_jobs workflow_node_jobs
 -- Return one row without columns if this claim still holds its job.
