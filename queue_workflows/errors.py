@@ -118,6 +118,10 @@ class IdempotencyClash(QueueWorkflowsError, ValueError):
         self.job_id = job_id
 
 
+class NodeTaken(QueueWorkflowsError, ValueError):
+    """A node that the run has already, with other content; also psycopg's `UniqueViolation`."""
+
+
 class UpgradeRefused(QueueWorkflowsError, ValueError):
     """A run cannot move to today's code; `nodes`: those that have ended or run, and differ."""
 

@@ -357,9 +357,10 @@ def add_node(
 ) -> str:
     """Queue a node of a run without a graph; return its job's id.
 
-    A node that the run has already keeps its row and id. Raises before any write: `UnknownQueue` (a
-    ValueError) unless cpu or gpu, `InvalidConfig` (a ValueError) for a cpu job with a model,
-    `InvalidPayload`, `UnknownJob` (a KeyError) for no such run.
+    A node that the run has already with this content keeps its row and id. Raises before any
+    write: `NodeTaken` (a ValueError, and psycopg's UniqueViolation) for one with other content,
+    `UnknownQueue` (a ValueError) unless cpu or gpu, `InvalidConfig` (a ValueError) for a cpu job
+    with a model, `InvalidPayload`, `UnknownJob` (a KeyError) for no such run.
     """
     values = {
         "run_id": run_id,
@@ -372,7 +373,10 @@ def add_node(
         "pipeline_name": pipeline_name,
     }
     with db.transaction() as conn:
-        return node_jobs.enqueue(conn, values) or _id_of_node(conn, run_id, node_id)
+        job_id = node_jobs.enqueue(conn, values)
+    if job_id is None:
+        raise errors.UnknownJob(f"no run {run_id!r}")
+    return job_id
 
 
 @check_violations.translated()
@@ -387,8 +391,9 @@ def add_skipped_node(
 ) -> str:
     """Put a `skipped` row in a node's place, which satisfies its dependents; return its job's id.
 
-    `node_module` None: the node's id, since nothing imports it. A node that the run has already
-    keeps its row and id. Raises as `add_node` does.
+    `node_module` None: the node's id, since nothing imports it. A node that is skipped already
+    keeps its row and id; `NodeTaken` is raised for one in another state, and else what `add_node`
+    raises.
     """
     row: dict[str, Any] = {
         "node_id": node_id,
@@ -401,13 +406,11 @@ def add_skipped_node(
     }
     with db.transaction() as conn:
         node_jobs.insert_planned(conn, run_id, payload.encode([row], "row"))
-        return _id_of_node(conn, run_id, node_id)
-
-
-def _id_of_node(conn: db.Connection, run_id: str, node_id: str) -> str:
-    job = node_jobs.get_by_node(conn, run_id, node_id)
-    if job is None:
-        raise errors.UnknownJob(f"no run {run_id!r}")
+        job = node_jobs.get_by_node(conn, run_id, node_id)
+        if job is None:
+            raise errors.UnknownJob(f"no run {run_id!r}")
+        if job["status"] != "skipped":
+            raise node_jobs.taken(run_id, node_id, f"which is {job['status']}")
     return job["id"]
 
 

@@ -779,6 +779,9 @@ class _Nodes:
     enqueue: bytes
     """Queue one node of a run, in the generation of the run, and return the id of its job. No row:
     there is no such run, or the run has such a node."""
+    same_node: bytes
+    """Return the id of a node's job, and whether it was queued with this content. No row: the run has no
+    such node."""
     insert_planned: bytes
     """Insert the rows of a plan, a JSON array of objects, and return how many are new or opened again."""
     get: bytes

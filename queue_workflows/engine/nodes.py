@@ -8,17 +8,36 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import psycopg
+
 from queue_workflows import db, errors
 from queue_workflows.db import statements
 from queue_workflows.types import Row, Unreadable
 
 
-def enqueue(conn: db.Connection, values: dict[str, Any]) -> str | None:
-    """Insert one queued job and return its id.
+class _NodeTaken(psycopg.errors.UniqueViolation, errors.NodeTaken):
+    """What an app of 0.3.0 catches, which got the error of the database."""
 
-    Returns None if there is no such run, and if the run has such a node.
+
+def taken(run_id: str, node_id: str, what: str) -> errors.NodeTaken:
+    """Return the error for a node that the run has already, as `what` says."""
+    return _NodeTaken(
+        f"run {run_id!r} has a node {node_id!r} already, {what}: give the new one another id"
+    )
+
+
+def enqueue(conn: db.Connection, values: dict[str, Any]) -> str | None:
+    """Insert one queued job and return its id, also if the run has it already.
+
+    Returns None if there is no such run. Raises `NodeTaken` if the run has such a node with other
+    content.
     """
     row = conn.execute(statements.nodes.enqueue, values).fetchone()
+    if row is not None:
+        return row["id"]
+    row = conn.execute(statements.nodes.same_node, values).fetchone()
+    if row is not None and not row["is_same"]:
+        raise taken(values["run_id"], values["node_id"], "with other content")
     return row["id"] if row else None
 
 

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import psycopg
 import pytest
 
 import queue_workflows
 from queue_workflows import (
     claim_worker,
     config,
+    errors,
     ingest_executor,
     jobs,
     model_cache,
@@ -86,6 +88,53 @@ def test_a_skipped_job_needs_no_module(db: ModuleType) -> None:
     job = node_queue.get_node_job(node_queue.insert_skipped_job(run_id="r", node_id="a/b"))
     assert job is not None
     assert (job["status"], job["node_module"]) == ("skipped", "a/b")
+
+
+NODE: dict[str, Any] = {
+    "run_id": "r", "node_id": "n", "node_module": "m", "queue": "gpu", "required_model": "sd",
+    "inputs": {"a": 1, "b": [1.5, "x"]}, "pipeline_name": "p",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"node_module": "m2"},
+        {"queue": "cpu", "required_model": None},
+        {"required_model": "xl"},
+        {"inputs": {"a": 2}},
+        {"inputs": None},
+        {"pipeline_name": None},
+    ],
+)
+def test_a_second_node_of_one_id_with_other_content_is_refused(
+    db: ModuleType, other: dict[str, Any]
+) -> None:
+    with db.connection() as conn:
+        factories.run(conn, id="r")
+    first = node_queue.enqueue_node_job(**NODE)
+    before = node_queue.get_node_job(first)
+    with pytest.raises(psycopg.errors.UniqueViolation, match="'r' has a node 'n' already") as seen:
+        node_queue.enqueue_node_job(**NODE | other)
+    assert isinstance(seen.value, errors.NodeTaken)
+    assert (seen.value.sqlstate, seen.value.diag.sqlstate) == ("23505", None)
+    assert isinstance(pickle.loads(pickle.dumps(seen.value)), errors.NodeTaken)
+    assert node_queue.get_node_job(first) == before
+    # The same once more is the repetition of a call whose reply was lost.
+    assert node_queue.enqueue_node_job(**NODE | {"priority": 5}) == first
+    assert node_queue.get_node_job(first) == before
+
+
+def test_a_node_that_is_there_is_not_skipped_silently(db: ModuleType) -> None:
+    with db.connection() as conn:
+        factories.run(conn, id="r")
+    node_queue.enqueue_node_job(**NODE)
+    with pytest.raises(errors.NodeTaken, match="which is queued"):
+        node_queue.insert_skipped_job(run_id="r", node_id="n")
+    skipped = node_queue.insert_skipped_job(run_id="r", node_id="s", node_module="m")
+    assert node_queue.insert_skipped_job(run_id="r", node_id="s", node_module="m") == skipped
+    with pytest.raises(errors.NodeTaken, match="with other content"):
+        node_queue.enqueue_node_job(run_id="r", node_id="s", node_module="m", queue="cpu")
 
 
 def test_an_event_has_an_id_and_none_where_it_was_not_recorded(db: ModuleType) -> None:

@@ -75,7 +75,7 @@ def test_a_job_is_queued_with_the_values_that_the_app_gives(
 
 def test_a_run_has_one_row_a_node(run: str, conn: Any) -> None:
     first = enqueue(run, priority=7)
-    assert enqueue(run, priority=8, inputs={"b": 1}) == first
+    assert enqueue(run, priority=8) == first
     assert factories.column(conn, "SELECT priority FROM workflow_node_jobs") == [7]
 
 
@@ -123,7 +123,8 @@ def test_a_skipped_row_takes_a_nodes_place(run: str, heard: Callable[[], Any]) -
     assert (job["status"], job["required_model"]) == ("skipped", "big")
     assert job["finished_at"] is not None
     assert heard() == []
-    assert enqueue(run) == job_id
+    with pytest.raises(errors.NodeTaken):
+        enqueue(run)
     assert cpu()() is None
     with pytest.raises(errors.InvalidConfig, match="cpu job cannot require"):
         node_queue.insert_skipped_job(run_id=run, node_id="x", node_module="m", required_model="b")

@@ -11,6 +11,14 @@ SELECT r.id, %(node_id)s, %(node_module)s, %(queue)s, %(required_model)s, %(inpu
     ON CONFLICT (run_id, node_id) DO NOTHING
 RETURNING id;
 
+-- name: same_node
+-- Return the id of a node's job, and whether it was queued with this content. No row: the run has no
+-- such node.
+SELECT id, (node_module, queue, required_model, inputs, pipeline_name) IS NOT DISTINCT FROM
+           (%(node_module)s, %(queue)s, %(required_model)s, %(inputs)s::jsonb, %(pipeline_name)s)
+           AND input_template IS NULL AND status <> 'skipped' AS is_same
+  FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node_id)s;
+
 -- name: insert_planned
 -- Insert the rows of a plan, a JSON array of objects, and return how many are new or opened again.
 SELECT queue_workflows_insert_nodes(%(run_id)s::text, %(nodes)s::jsonb) AS n;
