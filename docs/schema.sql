@@ -4341,6 +4341,21 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_truncated() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
+    AS $$
+BEGIN
+    IF TG_TABLE_NAME = 'workflow_runs' THEN
+        TRUNCATE workflow_node_events;
+    ELSE
+        DELETE FROM job_attempt_logs WHERE job_table = TG_TABLE_NAME;
+        DELETE FROM job_steps WHERE job_table = TG_TABLE_NAME;
+        DELETE FROM job_parts WHERE job_table = TG_TABLE_NAME;
+    END IF;
+    RETURN NULL;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_unblock_served(p_jobs text, p_served text[], p_limit integer) RETURNS bigint
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -5474,6 +5489,8 @@ CREATE TRIGGER ingest_jobs_hold BEFORE INSERT ON public.ingest_jobs FOR EACH ROW
 
 CREATE TRIGGER ingest_jobs_reopened BEFORE UPDATE OF generation ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_reopen_ingest();
 
+CREATE TRIGGER ingest_jobs_truncated AFTER TRUNCATE ON public.ingest_jobs FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_truncated();
+
 CREATE TRIGGER input_submission_notify AFTER INSERT ON public.workflow_input_submissions FOR EACH STATEMENT EXECUTE FUNCTION public.notify_orchestrator('input');
 
 CREATE CONSTRAINT TRIGGER lock_turns_take AFTER INSERT ON public.lock_turns DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_take_turns();
@@ -5508,6 +5525,8 @@ CREATE TRIGGER workflow_node_jobs_hold BEFORE INSERT ON public.workflow_node_job
 
 CREATE TRIGGER workflow_node_jobs_model BEFORE UPDATE OF required_model ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_no_empty_model();
 
+CREATE TRIGGER workflow_node_jobs_truncated AFTER TRUNCATE ON public.workflow_node_jobs FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_truncated();
+
 CREATE TRIGGER workflow_run_delayed_notify AFTER INSERT OR UPDATE OF status, available_at ON public.workflow_runs FOR EACH ROW WHEN (((new.status = 'queued'::text) AND (new.mode = 'node'::text) AND (new.available_at IS NOT NULL))) EXECUTE FUNCTION public.notify_orchestrator('delayed');
 
 CREATE TRIGGER workflow_run_ready_notify AFTER UPDATE OF status, available_at ON public.workflow_runs FOR EACH ROW WHEN (((new.status = 'queued'::text) AND (new.mode = 'node'::text) AND (new.available_at IS NULL) AND ((old.status IS DISTINCT FROM new.status) OR (old.available_at IS NOT NULL)))) EXECUTE FUNCTION public.notify_orchestrator('run');
@@ -5529,6 +5548,8 @@ CREATE TRIGGER workflow_runs_failed AFTER UPDATE OF status ON public.workflow_ru
 CREATE TRIGGER workflow_runs_forget AFTER DELETE ON public.workflow_runs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_forget_runs();
 
 CREATE TRIGGER workflow_runs_guard BEFORE UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((old.mode = 'node'::text) AND (old.status = ANY (ARRAY['completed'::text, 'failed'::text, 'cancelled'::text])) AND (new.status IS DISTINCT FROM old.status))) EXECUTE FUNCTION public.queue_workflows_guard_run();
+
+CREATE TRIGGER workflow_runs_truncated AFTER TRUNCATE ON public.workflow_runs FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_truncated();
 
 ALTER TABLE ONLY public.event_export_runs
     ADD CONSTRAINT event_export_runs_name_fkey FOREIGN KEY (name) REFERENCES public.event_exports(name) ON DELETE CASCADE;
@@ -5800,6 +5821,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_start_run(p_run text, p_generation
 REVOKE ALL ON FUNCTION public.queue_workflows_step_map(p_run text, p_map text, p_done text[], p_failed jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_take_turns() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_truncated() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_unblock_served(p_jobs text, p_served text[], p_limit integer) FROM PUBLIC;
 

@@ -127,7 +127,8 @@ def record_event(
 ) -> int | None:
     """Append an event to a node's history and return its id.
 
-    An error is logged, never raised; the id is None then. Its length: a column is an argument.
+    An error is logged, never raised, and the id is None then; an unknown run is one. Its length: a
+    column is an argument.
     """
     try:
         values = {

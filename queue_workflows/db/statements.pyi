@@ -551,7 +551,7 @@ class _JobEvents:
     """Append an event to the history of an ingest job."""
     add_node: bytes
     """Append an event to the history of a node. Its attempt is a smallint, that of a job an
-    integer."""
+    integer. No row: there is no such run."""
     note_logged_error: bytes
     """Append the error that the handler of an ingest job logged. Nothing: the claim is lost."""
     prune_nodes: bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from queue_workflows import db
+from queue_workflows import db, errors
 from queue_workflows.db import statements
 from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
@@ -49,9 +49,13 @@ def note_logged_error(conn: db.Connection, lease: job_tables.Lease, error: str) 
 
 
 def add_node_event(conn: db.Connection, values: dict[str, Any]) -> int:
-    """Append one event of a node that an app reports, outside of any claim; return its id."""
+    """Append one event of a node that an app reports, outside of any claim; return its id.
+
+    Raises `UnknownJob` if there is no such run.
+    """
     row = conn.execute(statements.job_events.add_node, values).fetchone()
-    assert row is not None
+    if row is None:
+        raise errors.UnknownJob(f"no run {values['run']!r}")
     return row["id"]
 
 

@@ -148,6 +148,44 @@ def test_an_event_has_an_id_and_none_where_it_was_not_recorded(db: ModuleType) -
     assert node_queue.record_node_event(run_id="r", node_id="n", event_type="no such type") is None
 
 
+def test_an_event_of_an_unknown_run_is_not_stored(
+    db: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = node_queue.record_node_event(run_id="gone", node_id="n", event_type="error")
+    assert stored is None
+    assert "no run 'gone'" in caplog.text
+    with db.connection() as conn:
+        assert factories.one(conn, "SELECT count(*) FROM workflow_node_events") == 0
+
+
+@pytest.mark.parametrize("table", ["workflow_runs", "workflow_node_jobs", "ingest_jobs"])
+def test_truncate_takes_what_belongs_to_the_rows(db: ModuleType, table: str) -> None:
+    with db.connect() as conn:
+        node, task = factories.node(conn), factories.ingest(conn)
+        for job in (node, task):
+            kind = transitions.table_of(job).name
+            conn.execute(
+                "INSERT INTO job_attempt_logs (job_table, job_id, claim_no) VALUES (%s, %s, 1)",
+                (kind, job["id"]),
+            )
+        node_queue.record_node_event(
+            run_id=node["run_id"], node_id=node["node_id"], event_type="error"
+        )
+        conn.execute(f"TRUNCATE {table} CASCADE")
+        left = (
+            factories.one(conn, "SELECT count(*) FROM workflow_node_events"),
+            factories.column(conn, "SELECT job_table FROM job_attempt_logs"),
+        )
+    assert (
+        left
+        == {
+            "workflow_runs": (0, ["ingest_jobs"]),
+            "workflow_node_jobs": (1, ["ingest_jobs"]),
+            "ingest_jobs": (1, ["workflow_node_jobs"]),
+        }[table]
+    )
+
+
 def test_clearing_a_model_returns_the_row_or_none(db: ModuleType) -> None:
     assert node_queue.clear_worker_current_model("box", "gpu") is None
     node_queue.upsert_worker_heartbeat(

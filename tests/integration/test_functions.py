@@ -93,8 +93,8 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
         )
     assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
     assert {part: len(names) for part, names in of_parts.items()} == {
-        "functions": 127,
-        "triggers": 36,
+        "functions": 128,
+        "triggers": 39,
     }
 
 
@@ -135,6 +135,11 @@ def test_no_function_is_executable_by_everybody(own: str) -> None:
 # --- the same database as before ---------------------------------------------------------------
 
 NEW = {
+    ("functions", "queue_workflows_truncated()"),
+    *(
+        ("triggers", f"{table}.{table}_truncated")
+        for table in ("workflow_runs", "workflow_node_jobs", "ingest_jobs")
+    ),
     ("functions", "queue_workflows_insert_ended(text,jsonb)"),
     ("functions", "queue_workflows_nodes_step(text,text,text,double precision,integer,boolean,"
      "boolean,boolean,jsonb,text[],double precision)"),

@@ -171,6 +171,22 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Do the same after a TRUNCATE: of the runs, which has no rows to go by, and of the jobs of a table, for what
+-- their handlers have recorded and printed. It runs as its owner, as TRUNCATE ... CASCADE asks for a right to
+-- each table that it names, and an app of 0.3.0 knows none of these.
+CREATE OR REPLACE FUNCTION queue_workflows_truncated() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    IF TG_TABLE_NAME = 'workflow_runs' THEN
+        TRUNCATE workflow_node_events;
+    ELSE
+        DELETE FROM job_attempt_logs WHERE job_table = TG_TABLE_NAME;
+        DELETE FROM job_steps WHERE job_table = TG_TABLE_NAME;
+        DELETE FROM job_parts WHERE job_table = TG_TABLE_NAME;
+    END IF;
+    RETURN NULL;
+END $$;
+
 -- Lock an input node until the caller's transaction ends, for roles that may submit an answer. It runs as its
 -- owner, since such a role has no right to lock the row. Nodes of other kinds and nodes that have ended are not
 -- locked. The lock keeps the end of the node's wait (`timeout_s`) and a DELETE waiting, and no other change: a

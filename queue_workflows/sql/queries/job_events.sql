@@ -10,12 +10,13 @@ RETURNING id;
 
 -- name: add_node
 -- Append an event to the history of a node. Its attempt is a smallint, that of a job an
--- integer.
+-- integer. No row: there is no such run.
 INSERT INTO workflow_node_events (run_id, node_id, model, job_id, attempt, event_type, claim_no,
                                   worker_id, host_label, queue, elapsed_s, error, detail)
-VALUES (%(run)s, %(node)s, %(model)s, %(job)s, least(greatest(%(attempt)s::bigint, 0), 32767),
-        %(event_type)s, %(claim_no)s, %(worker)s, %(host)s, %(queue)s, %(elapsed_s)s, %(error)s,
-        %(detail)s::jsonb)
+SELECT r.id, %(node)s, %(model)s, %(job)s, least(greatest(%(attempt)s::bigint, 0), 32767),
+       %(event_type)s::queue_workflows_node_event, %(claim_no)s::bigint, %(worker)s, %(host)s,
+       %(queue)s, %(elapsed_s)s::float8, %(error)s, %(detail)s::jsonb
+  FROM workflow_runs r WHERE r.id = %(run)s
 RETURNING id;
 
 -- name: note_logged_error

@@ -21,6 +21,9 @@ CREATE OR REPLACE TRIGGER ingest_jobs_reopened BEFORE UPDATE OF generation ON in
 CREATE OR REPLACE TRIGGER ingest_job_ready_notify_insert AFTER INSERT ON ingest_jobs
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_ingest_jobs_inserted();
 
+CREATE OR REPLACE TRIGGER ingest_jobs_truncated AFTER TRUNCATE ON ingest_jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_truncated();
+
 CREATE OR REPLACE TRIGGER ingest_jobs_gone AFTER DELETE ON ingest_jobs
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_jobs_gone();
 

@@ -20,5 +20,8 @@ CREATE OR REPLACE TRIGGER workflow_node_jobs_model BEFORE UPDATE OF required_mod
 CREATE OR REPLACE TRIGGER node_job_ready_notify_insert AFTER INSERT ON workflow_node_jobs
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_node_jobs_inserted();
 
+CREATE OR REPLACE TRIGGER workflow_node_jobs_truncated AFTER TRUNCATE ON workflow_node_jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_truncated();
+
 CREATE OR REPLACE TRIGGER workflow_node_jobs_gone AFTER DELETE ON workflow_node_jobs
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_jobs_gone();

@@ -35,6 +35,9 @@ CREATE OR REPLACE TRIGGER workflow_runs_failed AFTER UPDATE OF status ON workflo
 CREATE OR REPLACE TRIGGER workflow_runs_forget AFTER DELETE ON workflow_runs
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_forget_runs();
 
+CREATE OR REPLACE TRIGGER workflow_runs_truncated AFTER TRUNCATE ON workflow_runs
+    FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_truncated();
+
 CREATE OR REPLACE TRIGGER workflow_run_ready_notify AFTER UPDATE OF status, available_at ON workflow_runs FOR EACH ROW
     WHEN (NEW.status = 'queued' AND NEW.mode = 'node' AND NEW.available_at IS NULL
           AND (OLD.status IS DISTINCT FROM NEW.status OR OLD.available_at IS NOT NULL))
