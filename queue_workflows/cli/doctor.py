@@ -24,7 +24,7 @@ from queue_workflows.cli import (
 )
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
 from queue_workflows.dag import confinement, run_folder
-from queue_workflows.db import development_chain, functions
+from queue_workflows.db import development_chain, functions, ledger
 from queue_workflows.engine import unserved_jobs
 from queue_workflows.runtime import app_loading, display, entry_point
 
@@ -146,7 +146,9 @@ def _remedy(error: db.Error) -> str:
 
 def _schema(conn: db.Connection) -> Findings:
     version, required = db.current_schema_version(), db.REQUIRED_VERSION
-    if version < required:
+    if (of_others := ledger.of_others(conn)) is not None:
+        yield Finding("schema", ERROR, of_others, ledger.OF_OTHERS_REMEDY)
+    elif version < required:
         text = f"at version {version}, this code needs {required}"
         yield Finding("schema", ERROR, text, "run `queue-workflows migrate`")
     elif development_chain.version(conn) is not None:

@@ -88,6 +88,8 @@ def _plan(
     before = db.current_schema_version(version_table=table)
     with db.connect() as conn:
         ours = folder is None and table == ledger.NAME
+        if ours:
+            ledger.refuse_others(conn)
         is_development = ours and development_chain.version(conn) is not None and to is None
         target = chain[-1].version if is_development else _target(chain, to, before)
         is_down = target < before and not is_development

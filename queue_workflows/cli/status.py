@@ -12,6 +12,7 @@ from queue_workflows.admin import overview
 from queue_workflows.cli import command, options, output, unserved_queues
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import run_folder
+from queue_workflows.db import ledger
 from queue_workflows.engine import models as fleet_rows
 from queue_workflows.engine import queues, unserved_jobs
 from queue_workflows.engine import workers as workers_rows
@@ -47,12 +48,15 @@ def status(
 
 def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
     version = db.current_schema_version()
+    with db.connect() as conn:
+        of_others = ledger.of_others(conn)
     found: dict[str, Any] = {
         "database": words,
         "embedded": config.database_url() is None,
         "outputs": str(run_folder.folder()),
         "schema_version": version,
         "required_version": db.REQUIRED_VERSION,
+        "schema_problem": of_others and f"{of_others}: {ledger.OF_OTHERS_REMEDY}",
         "queues": [],
         "workers": [],
         "switched_off": [],
@@ -63,7 +67,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         "runs": {},
         "orchestrator": None,
     }
-    if version < db.REQUIRED_VERSION:
+    if version < db.REQUIRED_VERSION or of_others is not None:
         return found
     with db.transaction() as conn:
         counts = overview.queues(conn)
@@ -125,6 +129,9 @@ def _show(found: dict[str, Any], psql: str) -> None:
     output.echo(found["database"])
     if psql:
         output.echo(f"{psql} connects to it while `up`, `serve`, `run` or `demo` runs")
+    if found["schema_problem"]:
+        output.echo(f"schema {found['schema_problem']}")
+        return
     if version < required:
         output.echo(
             f"schema version {version}, this code needs {required}: run "

@@ -51,6 +51,33 @@ def read(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
     return {row["version"]: row for row in rows}
 
 
+def of_others(conn: pool.Connection) -> str | None:
+    """Return what is wrong with a database that a later version of 0.3.0's line migrated, or None.
+
+    Its migrations have our numbers, and other tables.
+    """
+    if not exists(conn, NAME):
+        return None
+    found = [row["version"] for row in conn.execute(statements.migrations.of_others)]
+    if not found:
+        return None
+    which = f"migrations {found[0]} to {found[-1]}" if found[1:] else f"migration {found[0]}"
+    last = found[-1]
+    return f"at version {last} of another queue_workflows, whose {which} this code does not have"
+
+
+OF_OTHERS_REMEDY = (
+    "let that version's own code revert to version 12 (`db.downgrade(to_version=12)`), which this "
+    "code takes over, or name another database"
+)
+
+
+def refuse_others(conn: pool.Connection) -> None:
+    """Raise `SchemaTooNew` for a database of which `of_others` returns a fault."""
+    if (text := of_others(conn)) is not None:
+        raise errors.SchemaTooNew(f"the database is {text}: {OF_OTHERS_REMEDY}")
+
+
 def versions(conn: pool.Connection, name: str) -> set[int]:
     """Return the versions of the applied migrations; none if there is no ledger."""
     if not exists(conn, name):

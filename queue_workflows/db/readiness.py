@@ -33,10 +33,13 @@ def wait_for_schema(
 ) -> int:
     """Block until the ledger has `min_version` and the database replies; return the version.
 
-    Raises `SchemaTimeout` (a TimeoutError) after `timeout_s`.
+    Raises `SchemaTimeout` (a TimeoutError) after `timeout_s`, and `SchemaTooNew` at once if a later
+    version of 0.3.0's line has migrated our own ledger.
     """
 
     def check() -> tuple[int, str]:
+        if version_table == ledger.NAME:
+            _refuse_others()
         version = schema.current_schema_version(version_table=version_table)
         return version, "" if version >= min_version else f"it is at version {version}"
 
@@ -69,8 +72,14 @@ def _wait(
         sleep(poll_s)
 
 
+def _refuse_others() -> None:
+    with pool.connect() as conn:
+        ledger.refuse_others(conn)
+
+
 def _check_ready() -> tuple[int, str]:
     """Return the version, and why this code cannot work yet: "" if it can."""
+    _refuse_others()
     version = schema.current_schema_version()
     if version < migration_files.REQUIRED_VERSION:
         return version, f"it is at version {version}"

@@ -52,6 +52,8 @@ def bootstrap(
     ours = _is_ours(steps, version_table)
     # Without the lock: any role that can log in may hold it, and so block every start.
     with pool.connect(limited=False) as conn:
+        if version_table == ledger.NAME:
+            ledger.refuse_others(conn)
         is_current = ledger.is_whole(conn, version_table) and not (ours and functions.stale(conn))
         if is_current and not _missing(conn, version_table, steps):
             return []
@@ -197,6 +199,8 @@ def pending(
     """Return the migrations that `bootstrap` would apply, lowest first; changes nothing."""
     steps = migration_files.chain(migrations_dir)
     with pool.connect() as conn:
+        if version_table == ledger.NAME:
+            ledger.refuse_others(conn)
         if not ledger.exists(conn, version_table):
             return steps
         applied = ledger.versions(conn, version_table)
@@ -222,7 +226,8 @@ def downgrade(
     """Revert all above `to_version` in one transaction; return the versions, highest first.
 
     Unless `allow_data_loss`, raises `DataLossRefused` with the tables, rows and non-default values
-    that would be dropped, and changes nothing. Takes the same lock as `bootstrap`.
+    that would be dropped, and changes nothing. Takes the same lock as `bootstrap`. Raises
+    `SchemaTooNew` for a database that a later version of 0.3.0's line has migrated.
     """
     from queue_workflows.db import downgrade_check
 
@@ -231,6 +236,8 @@ def downgrade(
     with migration_lock.exclusive(version_table) as conn:
         if not ledger.exists(conn, version_table):
             return []
+        if version_table == ledger.NAME:
+            ledger.refuse_others(conn)
         applied = ledger.read(conn, version_table)
         down = _down_steps(steps, (version for version in applied if version > to_version))
         own_tables = {version_table, functions.TABLE}

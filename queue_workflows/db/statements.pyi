@@ -733,6 +733,9 @@ class _Migrations:
     """Return whether there is a table of this name on the search path."""
     ledger_is_whole: bytes
     """Return whether a ledger exists and has every column that this code reads."""
+    of_others: bytes
+    """Return the versions above 12 in the ledger of our own chain, lowest first, if other code has
+    applied the first of them. Ours records a checksum; the ledger of 0.3.0 has no such column."""
 
 migrations: _Migrations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -11,7 +12,16 @@ import psycopg
 import pytest
 
 from queue_workflows import claim_worker, config, db, errors, node_pool, node_queue
-from tests.support import engine_0_3, factories, schema_snapshot, transitions, wait
+from tests.support import (
+    console,
+    engine_0_3,
+    factories,
+    findings,
+    migration_folders,
+    schema_snapshot,
+    transitions,
+    wait,
+)
 
 OURS = [*range(13, db.REQUIRED_VERSION + 1)]
 WORKFLOWS: dict[str, Any] = {
@@ -537,3 +547,57 @@ def test_the_way_back_in_flight_leaves_the_old_engine_at_work(old: ModuleType, c
     factories.node(conn, "r", "c", id="c", status="queued")
     assert [note.payload for note in conn.notifies(timeout=30, stop_after=1)] == ["cpu"]
     assert old.bootstrap() == OURS
+
+
+# --- a database of a later version of 0.3.0's line -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "which"), [(13, "migration 13"), (16, "migrations 13 to 16"), (40, "13 to 40")]
+)
+@pytest.mark.parametrize("with_checksums", [False, True], ids=["as 0.3.0", "touched by ours"])
+def test_a_database_of_its_own_later_versions_is_recognised_and_left_alone(
+    old: ModuleType, conn: Any, last: int, which: str, with_checksums: bool
+) -> None:
+    conn.execute(
+        "CREATE TABLE its_own (id int); INSERT INTO queue_schema_version (version)"
+        f" SELECT generate_series(13, {last})"
+    )
+    if with_checksums:
+        conn.execute(
+            "ALTER TABLE queue_schema_version ADD COLUMN checksum text,"
+            " ADD COLUMN compatible_with integer NOT NULL DEFAULT 0"
+        )
+    before = schema_snapshot.snapshot(conn)
+    text = f"at version {last} of another queue_workflows, whose .*{which} this code does not have"
+    (step,) = [each for each in findings.of_connect(db.db_url()) if each.check == "schema"]
+    assert (step.level, bool(re.fullmatch(text, step.text))) == (findings.ERROR, True), step
+    found = findings.doctors("schema")
+    assert (found.level, found.text, found.remedy) == (step.level, step.text, step.remedy)
+    said = f"{step.text}: {step.remedy}"
+    assert "db.downgrade(to_version=12)" in said
+    assert said in console.printed("status")
+    status = console.reply("status")
+    assert (status["schema_version"], status["schema_problem"]) == (last, said)
+    for argv in (["migrate", "--dry-run"], ["migrate"], ["migrate", "--to", "12"], ["runs"]):
+        assert f"the database is {said}" in console.refusal(*argv), argv
+    refused: list[Callable[[], object]] = [
+        db.bootstrap,
+        lambda: db.downgrade(to_version=12, allow_data_loss=True),
+        lambda: db.wait_for_schema(db.REQUIRED_VERSION),
+        lambda: db.wait_until_ready(stopped=lambda: False, pause=lambda _: None),
+    ]
+    for call in refused:
+        with pytest.raises(errors.SchemaTooNew, match=text):
+            call()
+    assert schema_snapshot.snapshot(conn) == before
+
+
+def test_after_its_own_downgrade_such_a_database_is_taken_over(old: ModuleType, conn: Any) -> None:
+    conn.execute("INSERT INTO queue_schema_version (version) VALUES (13)")
+    with pytest.raises(errors.SchemaTooNew):
+        db.bootstrap()
+    conn.execute("DELETE FROM queue_schema_version WHERE version = 13")
+    assert db.bootstrap() == OURS
+    assert db.current_schema_version() == OURS[-1]
+    assert console.reply("status")["schema_problem"] is None

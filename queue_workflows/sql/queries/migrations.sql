@@ -30,3 +30,13 @@ SELECT count(*) = 4 AS is_whole
   FROM pg_attribute
  WHERE attrelid = to_regclass(quote_ident(%(ledger)s::text))
    AND attname IN ('version', 'applied_at', 'checksum', 'compatible_with');
+
+-- name: of_others
+-- Return the versions above 12 in the ledger of our own chain, lowest first, if other code has
+-- applied the first of them. Ours records a checksum; the ledger of 0.3.0 has no such column.
+SELECT l.version
+  FROM queue_schema_version l
+ WHERE l.version > 12
+   AND (SELECT to_jsonb(f) ->> 'checksum' IS NULL
+          FROM queue_schema_version f WHERE f.version > 12 ORDER BY f.version LIMIT 1)
+ ORDER BY l.version;
