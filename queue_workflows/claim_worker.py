@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from queue_workflows import config, db, errors, gpu_model_cache, model_registry, workers
-from queue_workflows.engine import claims
+from queue_workflows import config, db, errors, gpu_model_cache, model_registry
+from queue_workflows.engine import claims, workers
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import (
     app_loading,
@@ -190,7 +190,8 @@ class ClaimWorker:
 
     def clear_model(self) -> None:
         """Record that this worker's model is unloaded and that its heartbeat has ended."""
-        workers.clear_model(self.host, self.queue)
+        with db.transaction() as conn:
+            workers.clear_model(conn, self.host, self.queue, mark_stale=True)
 
     def stop(self) -> None:
         """Take no further job; one that runs gets the shutdown timeout, then it is given back.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from queue_workflows import db, errors
 from queue_workflows.engine import claimed_jobs, finish, job_tables, outcomes
 from queue_workflows.handlers import task_call
-from queue_workflows.operations import inline_steps, manual_claims
+from queue_workflows.operations import inline_steps
 from queue_workflows.tasks import attempt_steps, control, handlers
 from queue_workflows.types import Row
 
@@ -16,6 +16,8 @@ def execute_ingest_job(job: Row) -> str:
     Return `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"`: it
     cannot be claimed, has ended or is held by somebody else, and nothing was written.
     """
+    from queue_workflows.operations import manual_claims  # late: no worker needs it
+
     claimed = manual_claims.take(job_tables.INGEST_JOBS, job)
     if claimed is None:
         return "skipped"

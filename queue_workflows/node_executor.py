@@ -22,7 +22,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
-from queue_workflows.operations import inline_steps, manual_claims
+from queue_workflows.operations import inline_steps
 from queue_workflows.runtime import log_context
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
@@ -52,6 +52,8 @@ def execute_node(
     not run. `model_cache`: any object with `require_model(id)`; its other members are used if it
     has them. `cancel_event` ends a generator at its next yield.
     """
+    from queue_workflows.operations import manual_claims  # late: no worker needs it
+
     claimed = manual_claims.take(job_tables.NODE_JOBS, job)
     if claimed is None:
         return "skipped"

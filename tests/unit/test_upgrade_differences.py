@@ -19,6 +19,7 @@ TOPICS = (
     "schedule once", "idle worker exits with 79", "warm model", "requeues all running jobs",
     "completed, failed or cancelled", "Dispatcher functions", "`node_module`", "stay forever",
     "frozen", "poison", "ClaimLost", "PUBLIC", "23514", "masked", "Two schedulers",
+    "NodeTaken", "ForeignKeyViolation", "TRUNCATE", "requeue_inflight_for_control",
 )  # fmt: skip
 
 
