@@ -1262,8 +1262,8 @@ class _ScheduleRows:
     """Store what comes next for several schedules."""
     plan_again: bytes
     """Forget what was planned, or found missed, by a clock that was ahead. With `all`: whatever is planned after `now`;
-    else only schedules that fired, changed or missed an instant after it. In both cases those that wait longer than a
-    jitter, or than `poll_s` for the end of a job."""
+    else only schedules that fired, skipped, changed or missed an instant after it. In both cases those that wait longer
+    than a jitter, or than `poll_s` for the end of a job."""
     fired: bytes
     """Store what a fire made of a schedule."""
     fail: bytes

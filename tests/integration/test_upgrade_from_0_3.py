@@ -17,7 +17,6 @@ from tests.support import (
     engine_0_3,
     factories,
     findings,
-    migration_folders,
     schema_snapshot,
     transitions,
     wait,
