@@ -71,7 +71,7 @@ def serve(
                 cluster.check_installed()
             command.print_message(f"the settings are valid; {_where(found.host, found.app_port)}")
             return 0
-        with command.database(create=bool(found.pool)) as words:
+        with command.database(create=not found.app_read_only or bool(found.pool)) as words:
             bound = server.bind(found)
             made = application.build(found)
             address = _where(found.host, bound.getsockname()[1])

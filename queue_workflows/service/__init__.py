@@ -18,10 +18,11 @@ def app(**settings: Any) -> FastAPI:
     """Return the service as an ASGI application, to run or to mount in an app's own.
 
     `settings` replace those of the environment and of `.env`, by their names in lower case:
-    `workers_json`, `read_only`, `token`, `allowed_hosts`, ... Its lifespan starts and stops the
-    workers, the reaper and the listener. An app that mounts it runs the lifespan itself, as
-    `lifespan_context` of the returned application's router. Raises `InvalidConfig` for a setting
-    that cannot be used, `MissingExtra` without the extra `service`.
+    `workers_json`, `app_read_only`, `token`, ... Its lifespan loads the app that
+    QUEUE_WORKFLOWS_APP names, makes the schema, and starts and stops the workers and the
+    maintenance. An app that mounts it runs the lifespan itself, as `lifespan_context` of the
+    returned application's router. Raises `InvalidConfig` for a setting that cannot be used,
+    `MissingExtra` without the extra `service`.
     """
     try:
         from queue_workflows.service import application, process_environment

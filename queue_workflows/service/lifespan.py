@@ -16,7 +16,7 @@ import fastapi
 from queue_workflows import config, db, errors, history
 from queue_workflows.event_export import settings as export_settings
 from queue_workflows.maintenance import periodic
-from queue_workflows.runtime import service, signals, supervisor
+from queue_workflows.runtime import app_loading, service, signals, supervisor
 from queue_workflows.service import process_environment, state
 from queue_workflows.worker import crash_recovery, parent, pool_config
 
@@ -24,6 +24,9 @@ _log = logging.getLogger("queue_workflows.service")
 STOP_MARGIN_S: Final = 10.0
 """Seconds beyond SHUTDOWN_TIMEOUT_S after which the stop goes on without the processes."""
 WORKERS: Final = "workers"
+SCHEMA: Final = "schema"
+SCHEMA_RETRY_S: Final = 2.0
+"""Seconds between two tries to make the schema, which another process may make meanwhile."""
 
 
 def of(
@@ -49,28 +52,35 @@ def of(
 
 
 class Background:
-    """The processes and threads of a service that has queues to serve; nothing without queues."""
+    """The schema, the maintenance, and the workers of the queues that a service has.
+
+    A read-only service without queues changes nothing in its database, so it has none of them.
+    """
 
     def __init__(self, own: state.Service) -> None:
         self._own = own
         self._entries = own.settings.pool
         self._stop = signals.StopRequest()
-        self._supervising = service.Pool("service-workers", 1, self._run)
+        self._supervising = service.Pool("service-background", 1, self._run)
         self._loops: list[service.Service] = []
         self._exports = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Start everything; raise `InvalidConfig` for queues without an app that has tasks.
+        """Load the app that QUEUE_WORKFLOWS_APP names unless one is loaded, and start everything.
 
-        The audit log, the metric log and the spans are written without queues, too.
+        Raises `InvalidConfig` for queues without an app that has tasks.
         """
+        settings = self._own.settings
+        if config.get_config().app is None and app_loading.load_app(None) is not None:
+            process_environment.apply(settings)
         exports = export_settings.wanted()
-        if self._entries:
-            process_environment.check_app(self._own.settings)
+        process_environment.check_app(settings)
         self._exports.enter_context(export_settings.running(exports))
-        if not self._entries:
+        if settings.app_read_only and not self._entries:
             return
-        self._own.problems[WORKERS] = "they are being started"
+        self._own.problems[SCHEMA] = "it is being checked"
+        if self._entries:
+            self._own.problems[WORKERS] = "they are being started"
         self._supervising.start()
 
     def request_stop(self) -> None:
@@ -90,20 +100,36 @@ class Background:
 
     def _run(self, _: threading.Event) -> None:
         flag = self._stop.requested
-        if not db.wait_until_reachable(stopped=flag.is_set, pause=flag.wait):
-            return
-        try:
-            db.bootstrap(stopped=flag.is_set)
-        except errors.QueueWorkflowsError as error:
-            if not flag.is_set():
-                _log.error("the schema cannot be used: %s", error)
-                self._own.problems[WORKERS] = str(error)
-            return
+        while not self._has_schema():
+            if flag.wait(SCHEMA_RETRY_S):
+                return
         with contextlib.ExitStack() as stack:
             for loop in self._maintenance(stack):
                 self._loops.append(loop)
                 stack.enter_context(loop)
-            recovery = stack.enter_context(crash_recovery.CrashRecovery())
+            self._own.problems.pop(SCHEMA, None)
+            if self._entries:
+                self._run_workers()
+            else:
+                flag.wait()
+
+    def _has_schema(self) -> bool:
+        """Make the schema; return False, and note the reason, if that is not possible now."""
+        flag = self._stop.requested
+        try:
+            if not db.wait_until_reachable(stopped=flag.is_set, pause=flag.wait):
+                return False
+            db.bootstrap(stopped=flag.is_set)
+        except (errors.QueueWorkflowsError, db.Error) as error:
+            reason = str(error).strip() or type(error).__name__
+            if not flag.is_set() and self._own.problems.get(SCHEMA) != reason:
+                _log.error("the schema cannot be used: %s", reason)
+                self._own.problems[SCHEMA] = reason
+            return False
+        return True
+
+    def _run_workers(self) -> None:
+        with crash_recovery.CrashRecovery() as recovery:
             self._own.problems.pop(WORKERS, None)
             children = supervisor.Supervisor([self._spec()], on_exit=recovery.report)
             code = children.run(self._stop)

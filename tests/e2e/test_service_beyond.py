@@ -14,11 +14,13 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import psycopg
 import pytest
+from psycopg import sql
 
 from queue_workflows import config, history, jobs, runs, schedules
 from queue_workflows.client import Client
-from tests.support import etl_app, http_service
+from tests.support import database, etl_app, http_service
 from tests.support.commands import Commands
 from tests.support.wait import until
 
@@ -418,6 +420,66 @@ def test_streams_end_when_the_service_stops(service: http_service.Service) -> No
         service.command.send(signal.SIGTERM)
         assert [*lines] == [""], "it ends in order"
     assert service.command.wait() == 0
+
+
+# --- mounted in an app's own application ---------------------------------------------------------
+
+
+def test_a_mounted_service_loads_the_app_and_runs_its_jobs(
+    cli: Commands, fresh_database: str, tmp_path: Path
+) -> None:
+    """In a database without a schema."""
+    with http_service.mounted(cli, tmp_path, QUEUE_WORKFLOWS_DB_URL=fresh_database) as service:
+        job_id = service.trigger(args={"n": 1})["job_id"]
+        assert service.ended(job_id)["status"] == "succeeded"
+
+
+def test_a_mounted_service_without_queues_makes_the_schema_and_takes_jobs_back(
+    cli: Commands, fresh_database: str, tmp_path: Path
+) -> None:
+    env = {"QUEUE_WORKFLOWS_DB_URL": fresh_database, "DL_REAPER_PERIOD_SEC": "0.1"}
+    with (
+        http_service.mounted(cli, tmp_path, workers="[]", **env) as service,
+        psycopg.connect(fresh_database, autocommit=True) as conn,
+    ):
+        job_id = service.trigger()["job_id"]
+        conn.execute(
+            "UPDATE ingest_jobs SET status = 'running', worker_id = 'gone:1:x', claimed_by = 'g',"
+            " claim_no = claim_no + 1, started_at = now(), lease_expires_at = now()"
+        )
+        until(lambda: service.status(job_id)["status"] == "queued")
+
+
+def test_a_service_that_is_read_only_and_has_no_queues_makes_no_schema(
+    cli: Commands, fresh_database: str
+) -> None:
+    env = {"QUEUE_WORKFLOWS_DB_URL": fresh_database}
+    with http_service.served(cli, "--read-only", workers="", ready=False, **env) as service:
+        assert "no schema version" in service.get("/ready").json()["detail"]
+
+
+def test_a_service_that_may_not_make_the_schema_waits_for_it(
+    cli: Commands, fresh_database: str
+) -> None:
+    own = psycopg.conninfo.conninfo_to_dict(fresh_database)
+    role = sql.Identifier(f"{own['dbname']}_serves")
+    with psycopg.connect(fresh_database, autocommit=True) as conn:
+        conn.execute(sql.SQL("CREATE ROLE {} LOGIN").format(role))
+        try:
+            conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+            url = database.url({**own, "options": f"-c role={own['dbname']}_serves"})
+            env = {"QUEUE_WORKFLOWS_DB_URL": url}
+            with http_service.served(cli, workers="", ready=False, **env) as service:
+                until(lambda: "the schema cannot be used" in service.command.err)
+                cli.run("queue-workflows", "migrate", QUEUE_WORKFLOWS_DB_URL=fresh_database)
+                rights = sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA public TO {}")
+                conn.execute(rights.format(role))
+                until(lambda: service.get("/ready").status_code == 200)
+                service.command.send(signal.SIGTERM)
+                assert service.command.wait() == 0
+        finally:
+            conn.execute(sql.SQL("DROP OWNED BY {}").format(role))
+            conn.execute(sql.SQL("DROP ROLE {}").format(role))
 
 
 def test_an_app_mounts_the_service(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,16 @@ from tests.support.wait import until
 APP = "tests.support.etl_app:setup"
 TOKEN = "a-token-of-the-tests-0123456789"
 POOL = '[{"queue": "load.a", "concurrency": 2}, {"queue": "load.b", "concurrency": 1}]'
-_ADDRESS = re.compile(r"serving .* on (http://[^\s\"]+)")
+_ADDRESS = re.compile(r"(?:serving .*|running) on (http://[^\s\"]+)")
+_MOUNTED = """\
+import fastapi
+
+from queue_workflows import service
+
+queue_api = service.app(token={token!r}, workers_json={workers!r})
+app = fastapi.FastAPI(lifespan=queue_api.router.lifespan_context)
+app.mount("/queue", queue_api)
+"""
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -88,13 +97,29 @@ def served(
     """Yield a service on a free port, which is ready; stop it at the end."""
     chosen = {"QUEUE_WORKFLOWS_TOKEN": TOKEN, "WORKERS_JSON": workers, **env}
     argv = ("queue-workflows", "serve", "--port", "0", "--app", app, *options)
-    command = cli.start(*argv, cwd=cwd, **chosen)
+    with _served(cli.start(*argv, cwd=cwd, **chosen), "", ready) as own:
+        yield own
 
+
+@contextlib.contextmanager
+def mounted(cli: Commands, folder: Path, *, workers: str = POOL, **env: str) -> Generator[Service]:
+    """Yield the service below /queue of an application that uvicorn serves, as docs/http.md does.
+
+    `folder` gets the module of the application.
+    """
+    (folder / "asgi.py").write_text(_MOUNTED.format(token=TOKEN, workers=workers))
+    argv = ("uvicorn", "asgi:app", "--port", "0", "--app-dir", str(folder))
+    with _served(cli.start(*argv, QUEUE_WORKFLOWS_APP=APP, **env), "/queue", True) as own:
+        yield own
+
+
+@contextlib.contextmanager
+def _served(command: Command, mount: str, ready: bool) -> Generator[Service]:
     def address() -> re.Match[str] | None:
         assert command.process.poll() is None, command.err
         return _ADDRESS.search(command.err)
 
-    own = Service(command, until(address, timeout_s=90)[1])
+    own = Service(command, until(address, timeout_s=90)[1] + mount)
     try:
         if ready:
             until(lambda: own.get("/ready").status_code == 200, timeout_s=90)
