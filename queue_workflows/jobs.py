@@ -29,6 +29,7 @@ from queue_workflows.engine import (
 from queue_workflows.engine import retry_jobs as ingest_retry
 from queue_workflows.operations import many_jobs
 from queue_workflows.runtime import durations
+from queue_workflows.tasks import args as task_args
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import (
     IngestJob,
@@ -194,8 +195,10 @@ def enqueue_once(
     Other than by `enqueue`, the key belongs to its job for as long as the job exists. The job's
     history begins with an event `queued`, by `by`, for which the database's role needs the right to
     insert into `ingest_job_events`. The status is `lost` if the job runs and its lease has lapsed.
-    One transaction, or that of `conn`. Raises as `enqueue` does.
+    One transaction, or that of `conn`. Raises as `enqueue` does, and `ArgsRefused` for args that
+    the task does not read.
     """
+    task_args.refuse_dropped(task_name, job.get("args"))
     if job.get("idempotency_key") is not None:
         job.setdefault("idempotency_window_s", LONGEST_WINDOW_S)
     (batch,) = job_validation.batches([job_validation.NewJob(task_name, **job)])

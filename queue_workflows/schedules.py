@@ -141,12 +141,10 @@ def check(found: Schedule) -> None:
 
 
 def _check_args(found: Schedule) -> None:
-    task = config.get_config().ingest_task_map.get(found.task_name or "")
-    if task is not None and found.args and task_args.caller_of(task).drops_args:
-        raise errors.ArgsRefused(
-            f"schedule {found.name!r}: it has args, and the only parameter of task "
-            f"{found.task_name!r} gets the reason: name it `args`, or make it keyword-only"
-        )
+    try:
+        task_args.refuse_dropped(found.task_name or "", found.args)
+    except errors.ArgsRefused as error:
+        raise errors.ArgsRefused(f"schedule {found.name!r}: {error}") from None
 
 
 def _check_workflow(schedule_name: str, workflow_name: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -16,9 +18,10 @@ _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEY
 class TaskCaller:
     """How a task is called.
 
-    It gets `reason`, `args`, both or neither by position. A single parameter is the args if its
-    name is `args` or its annotation is a model or dataclass, else the reason. If no parameter takes
-    the args, the keyword-only parameters take them by name, and `**rest` takes the others.
+    It gets `reason`, `args`, both or neither by position, in this order unless only the first one
+    is a parameter for the args: its name is `args`, or its annotation is a dict, a model or a
+    dataclass. A single other parameter gets the reason. If no parameter takes the args, the
+    keyword-only parameters take them by name, and `**rest` takes the others.
     """
 
     def __init__(self, task: Callable[..., Any]) -> None:
@@ -28,17 +31,19 @@ class TaskCaller:
             found = [inspect.Parameter("reason", _NAMED[0])]  # a builtin without a signature
         scope = arguments.scope_of(task)
         places = [p for p in found if p.kind in _NAMED]
+        kinds = [typed_values.read(p.annotation, scope) for p in places[:2]]
+        for_args = [_is_for_args(p, kind) for p, kind in zip(places, kinds, strict=False)]
         self.reason = self.args = len(places) > 1
-        self._record: Any = None
+        self._args_first = for_args == [True, False]
         if any(p.kind is p.VAR_POSITIONAL for p in found):
             self.reason = self.args = True
         elif len(places) == 1:
-            sole = typed_values.read(places[0].annotation, scope)
-            self.args = places[0].name == "args" or typed_values.is_record(sole)
+            self.args = for_args[0]
             self.reason = not self.args
+        self._record: Any = None
         if self.args and places:
-            kind = typed_values.read(places[1 if len(places) > 1 else 0].annotation, scope)
-            self._record = kind if typed_values.is_record(kind) else None
+            kind = kinds[0 if self._args_first or len(places) == 1 else 1]
+            self._record = kind if any(map(typed_values.is_record, _members(kind))) else None
         named = [p for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
         # Apps of 0.3.0 have tasks with args and `(reason, *, client=...)`, which drop the args.
         strict = not self.reason or any(p.default is p.empty for p in named)
@@ -47,6 +52,13 @@ class TaskCaller:
         """Whether the task may refuse args."""
         self.drops_args = self.reason and not (self.args or self.checks)
         """Whether its one parameter gets the reason, so that nothing reads the args."""
+        self._misnamed = self._reason_name(places)
+
+    def _reason_name(self, places: list[inspect.Parameter]) -> str | None:
+        """Return the parameter that gets the reason, unless its name says so."""
+        place = 1 if self._args_first else 0
+        name = places[place].name if self.reason and len(places) > place else "reason"
+        return None if name == "reason" else name
 
     def call(self, task: Callable[..., Any], reason: str, args: Any, name: str) -> Any:
         """Call the task and return its value. Raises `ArgsRefused` with `name` in the message."""
@@ -56,14 +68,51 @@ class TaskCaller:
                 return task(reason, **taken) if self.reason else task(**taken)
             args = taken
         if self.args:
-            return task(reason, args) if self.reason else task(args)
+            if self.reason:
+                return task(args, reason) if self._args_first else task(reason, args)
+            return task(args)
         return task(reason) if self.reason else task()
+
+    def refuse_lost(self, args: Mapping[str, Any], where: str, *, dropped: bool = False) -> None:
+        """Raise `ArgsRefused` for an arg that the parameter of its name would not get.
+
+        `dropped`: for any args, if the task reads none.
+        """
+        if self._misnamed in args or (dropped and self.drops_args):
+            raise errors.ArgsRefused(
+                f"{where}: parameter {self._misnamed or 'reason'!r} gets the job's reason; name it "
+                "`args` or annotate it as a dict and it gets them, or make it keyword-only "
+                "(`def task(*, day)`) and it gets the one of its name"
+            )
 
     def checked(self, args: Any, where: str) -> Any:
         """Return the model or the keywords made of the args, for a caller that `checks`."""
         if self._record is None:
             return self._keywords.bound(args, where)
         return typed_values.taken(args, self._record, where)
+
+
+def _is_for_args(parameter: inspect.Parameter, kind: Any) -> bool:
+    if parameter.name in ("args", "reason"):
+        return parameter.name == "args"
+    return all(map(_is_dict, _members(kind)))
+
+
+def _is_dict(kind: Any) -> bool:
+    """Return whether values of an annotation are dicts or made of one, and never texts."""
+    found = typing.get_origin(kind) or kind
+    if typed_values.is_record(kind) or typing.is_typeddict(found):
+        return True
+    return isinstance(found, type) and issubclass(found, Mapping)
+
+
+def _members(kind: Any) -> list[Any]:
+    """Return the alternatives of a union but None, else the annotation alone."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _members(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return [each for each in typing.get_args(kind) if each is not type(None)]
+    return [kind]
 
 
 def caller_of(task: Callable[..., Any]) -> TaskCaller:
@@ -86,17 +135,31 @@ def check_args(task_name: str, args: Any) -> dict[str, Any]:
     """
     task = config.get_config().ingest_task_map.get(task_name)
     takes = None if task is None else caller_of(task)
-    found: Any = args
-    if type(args) is dict and (takes is None or not takes.checks):
-        return found
+    checks = takes is not None and takes.checks
     where = f"args of task {task_name!r}"
-    if (dump := getattr(found, "model_dump", None)) is not None:
-        found = dump(mode="json")
-    elif typed_values.is_record(type(found)):
-        found = jsonable.plain(found, where)
-    if not isinstance(found, Mapping):
-        raise errors.ArgsRefused(f"{where}: a dict, not {type(found).__name__}")
-    found = dict(cast("Mapping[str, Any]", found))
-    if takes is not None and takes.checks:
+    found: dict[str, Any] = args if type(args) is dict and not checks else _plain(args, where)
+    if takes is not None and checks:
         typed_values.check_as_stored(takes.checked, found, where)
+    if takes is not None:
+        takes.refuse_lost(found, where)
     return found
+
+
+def refuse_dropped(task_name: str, args: Mapping[str, Any] | None) -> None:
+    """Raise `ArgsRefused` for args of a task that reads none.
+
+    `check_args` takes them, since apps of 0.3.0 may queue such jobs.
+    """
+    task = config.get_config().ingest_task_map.get(task_name)
+    if args and task is not None:
+        caller_of(task).refuse_lost(args, f"args of task {task_name!r}", dropped=True)
+
+
+def _plain(args: Any, where: str) -> dict[str, Any]:
+    if (dump := getattr(args, "model_dump", None)) is not None:
+        args = dump(mode="json")
+    elif typed_values.is_record(type(args)):
+        args = jsonable.plain(args, where)
+    if not isinstance(args, Mapping):
+        raise errors.ArgsRefused(f"{where}: a dict, not {type(args).__name__}")
+    return dict(cast("Mapping[str, Any]", args))

@@ -180,6 +180,16 @@ def test_a_job_is_shown_explained_and_retried(alone: http_service.Service) -> No
     assert acts == ["http (operate token)"] * 3
 
 
+def test_a_task_gets_its_args_or_the_trigger_is_refused(service: http_service.Service) -> None:
+    job_id = service.trigger("load.payload", args={"n": 1})["job_id"]
+    assert service.ended(job_id)["status"] == "succeeded"
+    assert jobs.get(job_id, kind="ingest")["result"] == {"n": 1}
+    body = {"queue": "load.a", "task": "load.day", "lock_key": "k", "args": {"n": 1}}
+    refused = service.post("/api/v1/jobs/trigger", body)
+    assert refused.status_code == 422
+    assert "parameter 'day' gets the job's reason" in refused.json()["detail"]
+
+
 # --- workers, queues, schedules ------------------------------------------------------------------
 
 

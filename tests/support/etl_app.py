@@ -43,6 +43,18 @@ async def load_bad_row(args: dict[str, Any]) -> AsyncGenerator[Any, None]:
     log.error("row %s cannot be loaded, password=hunter2hunter2", args.get("row"))
 
 
+@register("load.payload")
+def load_payload(payload: dict[str, Any]) -> dict[str, Any]:
+    """Return the args."""
+    return payload
+
+
+@register("load.day")
+def load_day(day: str) -> dict[str, Any]:
+    """Get the reason, which its author did not mean."""
+    return {"day": day}
+
+
 @queue_workflows.node
 def repeat(times: int) -> None:
     """Do nothing with a number."""

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 
 import pydantic
 import pytest
@@ -373,3 +373,100 @@ def test_a_task_that_drops_args_drops_those_that_are_no_object() -> None:
     caller = taking.caller_of(told)
     for given in ([1, 2], "text", 5):
         assert caller.call(told, "boot", given, "told") == ("boot", "none")
+
+
+class Named(TypedDict):
+    day: str
+
+
+def named_payload(payload: Row) -> Any:
+    return payload
+
+
+def mapping(given: Mapping[str, int]) -> Any:
+    return given
+
+
+def typed_dict(given: Named) -> Any:
+    return given
+
+
+def maybe_dict(given: dict[str, Any] | None = None) -> Any:
+    return given
+
+
+def maybe_model(order: Order | None) -> Any:
+    return order
+
+
+def annotated_model(order: Annotated[Order, "of a day"]) -> Any:
+    return order
+
+
+def args_first(args: Row, reason: str) -> Any:
+    return {"args": args, "reason": reason}
+
+
+def payload_first(payload: Row, why: str) -> Any:
+    return {"args": payload, "reason": why}
+
+
+def two_dicts(reason: Row, args: Row) -> Any:
+    return {"args": args, "reason": reason}
+
+
+def text(why: str) -> Any:
+    return why
+
+
+def a_reason_of(reason: Mapping[str, int]) -> Any:
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("task", "got"),
+    [
+        (named_payload, {"day": "2026-03-01"}),
+        (mapping, {"day": "2026-03-01"}),
+        (typed_dict, {"day": "2026-03-01"}),
+        (maybe_dict, {"day": "2026-03-01"}),
+        (maybe_model, Order(day=DAY)),
+        (annotated_model, Order(day=DAY)),
+        (args_first, {"args": {"day": "2026-03-01"}, "reason": "boot"}),
+        (payload_first, {"args": {"day": "2026-03-01"}, "reason": "boot"}),
+        (two_dicts, {"args": {"day": "2026-03-01"}, "reason": "boot"}),
+        (text, "boot"),
+        (a_reason_of, "boot"),
+    ],
+)
+def test_the_args_are_bound_by_annotation(task: Any, got: Any) -> None:
+    assert called(task, {"day": "2026-03-01"}) == got
+
+
+def day_alone(day: str) -> None:
+    """Take the reason, which its author did not mean."""
+
+
+def day_and_more(day: str, limit: int) -> None:
+    """Take the reason and the args, which its author did not mean."""
+
+
+def anything(what: Any) -> None:
+    """Take the reason; apps of 0.3.0 have such tasks, whose jobs may have args."""
+
+
+@pytest.mark.parametrize("task", [day_alone, day_and_more])
+def test_an_arg_that_its_parameter_would_not_get_is_refused(task: Any) -> None:
+    queue_workflows.register_ingest_task("load", task)
+    with pytest.raises(errors.ArgsRefused, match=r"parameter 'day' gets the job's reason; name it"):
+        tasks.check_args("load", {"day": "2026-03-01", "limit": 1})
+    assert tasks.check_args("load", {"other": 1}) == {"other": 1}
+
+
+def test_args_that_a_task_does_not_read_are_refused_where_0_3_0_did_not_queue_jobs() -> None:
+    queue_workflows.register_ingest_task("load", anything)
+    assert tasks.check_args("load", {"other": 1}) == {"other": 1}
+    taking.refuse_dropped("load", {})
+    taking.refuse_dropped("unknown", {"other": 1})
+    with pytest.raises(errors.ArgsRefused, match="parameter 'what' gets the job's reason"):
+        taking.refuse_dropped("load", {"other": 1})
