@@ -137,7 +137,9 @@ def check_args(task_name: str, args: Any) -> dict[str, Any]:
     takes = None if task is None else caller_of(task)
     checks = takes is not None and takes.checks
     where = f"args of task {task_name!r}"
-    found: dict[str, Any] = args if type(args) is dict and not checks else _plain(args, where)
+    found: Any = args
+    if type(args) is not dict or checks:
+        found = _plain(args, where)
     if takes is not None and checks:
         typed_values.check_as_stored(takes.checked, found, where)
     if takes is not None:
