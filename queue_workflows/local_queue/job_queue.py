@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 import queue
@@ -38,17 +39,23 @@ class Job(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why a job was not added. `wait_s`: the rest of the window of a job that has just ended."""
+    """Why a job was not added.
 
-    reason: Literal["queued", "active", "processed", "closed"]
+    `wait_s`: the rest of the window of a job that has just ended, or of the wait that it asked for.
+    """
+
+    reason: Literal["queued", "active", "processed", "waits", "stuck", "closed"]
     wait_s: float | None = None
 
     def __str__(self) -> str:
         if self.wait_s is not None:
-            return f"ended a moment ago, refused for {self.wait_s:.1f} s more"
-        return {"queued": "already in queue", "active": "already running"}.get(
-            self.reason, "the queue is closed"
-        )
+            why = "asked to wait" if self.reason == "waits" else "ended a moment ago"
+            return f"{why}, refused for {self.wait_s:.1f} s more"
+        return {
+            "queued": "already in queue",
+            "active": "already running",
+            "stuck": "every thread runs a job that has timed out",
+        }.get(self.reason, "the queue is closed")
 
 
 class _Waiting(queue.Queue["Job | None"]):
@@ -88,6 +95,11 @@ class JobQueue:
         """When a job has ended; None: it waits or is active."""
         self._ends: deque[str] = deque()
         """The jobs that have ended, in order; one that came again since is here too."""
+        self._waits: dict[str, float] = {}
+        """Until when the jobs wait that asked to."""
+        self._wait_ends: list[tuple[float, int, str]] = []
+        """A heap of the ends of these waits; one that is over, or was replaced, is here too."""
+        self._numbers = itertools.count()
         self._forget_at = math.inf
         """When the first window may be over."""
 
@@ -113,7 +125,7 @@ class JobQueue:
             try:
                 for job in jobs:
                     refusal = None
-                    if job.id in known or waiting.closed:
+                    if job.id in known or waiting.closed or job.id in self._waits:
                         refusal = self._refusal(job.id, now, force=force)
                     if refusal is None:
                         known[job.id] = None
@@ -126,7 +138,9 @@ class JobQueue:
     def _refusal(self, job_id: str, now: float, *, force: bool) -> Refusal | None:
         if self._waiting.closed:
             return Refusal("closed")
-        ended_at = self._known[job_id]
+        if (wait_s := self._waits.get(job_id, now) - now) > 0:
+            return None if force else Refusal("waits", wait_s)
+        ended_at = self._known.get(job_id, -math.inf)
         if ended_at is None:
             return Refusal("active" if job_id in self._waiting.active else "queued")
         left_s = ended_at + self._window_s - now
@@ -175,11 +189,22 @@ class JobQueue:
                 del known[ends[0]]
             ends.popleft()
 
-    def release(self, job_id: str) -> None:
-        """Note that an active job does not run any more, and may be added again at once."""
+    def release(self, job_id: str, *, wait_s: float = 0.0) -> None:
+        """Note that an active job does not run any more, and may be added again after `wait_s`."""
         with self._mutex:
             if self._waiting.active.pop(job_id, None) is not None:
                 del self._known[job_id]
+                if wait_s:
+                    self._wait(job_id, wait_s)
+
+    def _wait(self, job_id: str, wait_s: float) -> None:
+        now, waits, ends = self._now(), self._waits, self._wait_ends
+        while ends and ends[0][0] <= now:
+            end, _, over = heapq.heappop(ends)
+            if waits.get(over) == end:
+                del waits[over]
+        waits[job_id] = now + wait_s
+        heapq.heappush(ends, (now + wait_s, next(self._numbers), job_id))
 
     def pause(self) -> None:
         """Let no further job start."""

@@ -23,6 +23,8 @@ from queue_workflows.types import NowFn
 
 _log = logging.getLogger("queue_workflows.local_queue")
 STOPPED = "the queue was stopped"
+LEAST_SNOOZE_S = 1.0
+"""The shortest wait of a `Snooze`, as of a job in the database."""
 
 
 class JobRunner:
@@ -120,7 +122,11 @@ class JobRunner:
             _log.warning("%s: the late result of job %s is dropped", slot.name, job.id)
             return None
         seconds, counts = self._now() - attempt.began, slot.counts
-        counts.ended(job.task, seconds, error is not None)
+        failed = error is not None and not isinstance(error, errors.Snooze)
+        counts.ended(job.task, seconds, failed)
+        if isinstance(error, errors.Snooze):
+            self._snoozed(slot, attempt, error)
+            return False
         if error is not None:
             self._failed(slot, attempt, error)
             return False
@@ -158,6 +164,23 @@ class JobRunner:
         attempt.control = control = tasks.Control()
         return tasks.run(attempt.job, control, attempt=attempt.number, worker=slot.name)
 
+    def _snoozed(
+        self, slot: attempts.Slot, attempt: attempts.Attempt, error: errors.Snooze
+    ) -> None:
+        job, wait_s = attempt.job, max(LEAST_SNOOZE_S, error.seconds)
+        _log.info(
+            "💤 %s: job '%s' (%s) waits %g s: %s", slot.name, job.label, job.id, wait_s, error
+        )
+        attempt.stored = True
+        self._outcomes.failed(
+            job,
+            attempt.number,
+            attempts.described(error),
+            final=False,
+            counted=False,
+            wait_s=wait_s,
+        )
+
     def _failed(self, slot: attempts.Slot, attempt: attempts.Attempt, error: BaseException) -> None:
         job, text = attempt.job, attempts.described(error)
         self._counts.note_error(slot.name, text)
@@ -166,5 +189,6 @@ class JobRunner:
         else:
             _log.error("❌ %s failed job '%s' (%s)", slot.name, job.label, job.id, exc_info=error)
         final = isinstance(error, errors.Discard) or error is attempt.wrong
+        wait_s = (isinstance(error, errors.Retry) and error.after_s) or 0.0
         attempt.stored = True
-        self._outcomes.failed(job, attempt.number, text, final=final)
+        self._outcomes.failed(job, attempt.number, text, final=final, wait_s=wait_s)

@@ -213,6 +213,8 @@ class JobQueueManager:
     def _fetch(self) -> None:
         if self._now() < self._fetch_at or self._stopping or self.throttle.active:
             return
+        if self._threads.stuck:
+            return
         jobs = [*_USABLE(self.plan.fetch_ready())]
         self._stale.forget_reset()
         self.statistics.add(fetched=len(jobs))
@@ -238,6 +240,8 @@ class JobQueueManager:
     ) -> list[job_queue.Refusal | None]:
         """Add jobs to the queue; return for each None, or why it is refused."""
         given = list(jobs)
+        if self._threads.stuck:
+            return [job_queue.Refusal("stuck")] * len(given)
         elsewhere = self._stale.running_elsewhere(given) if self._claims is None else set[str]()
         if elsewhere:
             return [

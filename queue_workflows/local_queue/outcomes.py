@@ -35,7 +35,7 @@ class Outcomes:
         self._lock = threading.Lock()
         self._failures: dict[str, int] = {}
         """The failed attempts of jobs that will be tried again."""
-        self._waiting: list[tuple[job_queue.Job, Callable[[], object], bool]] = []
+        self._waiting: list[tuple[job_queue.Job, Callable[[], object], bool, float]] = []
 
     @property
     def waiting(self) -> int:
@@ -61,15 +61,25 @@ class Outcomes:
         return True
 
     def failed(
-        self, job: job_queue.Job, attempt: int, error: str, *, final: bool, counted: bool = True
+        self,
+        job: job_queue.Job,
+        attempt: int,
+        error: str,
+        *,
+        final: bool,
+        counted: bool = True,
+        wait_s: float = 0.0,
     ) -> None:
-        """Store an error; the job is pending again unless it was `final`, or its last attempt."""
+        """Store an error; the job is pending again unless it was `final`, or its last attempt.
+
+        `wait_s`: for how long it then does not start.
+        """
         final = final or (counted and attempt >= self._max_attempts)
         if final:
             self._failures.pop(job.id, None)
         elif counted and self._counts_failures:
             self._failures[job.id] = attempt
-        self._store(job, lambda: self._failed(job, error, final=final), final=final)
+        self._store(job, lambda: self._failed(job, error, final=final), final=final, wait_s=wait_s)
 
     def _failed(self, job: job_queue.Job, error: str, *, final: bool) -> bool:
         decided = self._plan.mark_failed(job, error, final)
@@ -85,21 +95,25 @@ class Outcomes:
             return
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        for job, store, final in waiting:
-            self._store(job, store, final=final)
+        for job, store, final, wait_s in waiting:
+            self._store(job, store, final=final, wait_s=wait_s)
 
-    def _store(self, job: job_queue.Job, store: Callable[[], object], *, final: bool) -> None:
+    def _store(
+        self, job: job_queue.Job, store: Callable[[], object], *, final: bool, wait_s: float
+    ) -> None:
         try:
             decided = store()
         except BaseException:  # noqa: BLE001  the boundary around app code
-            self._keep(job, store, final=final)
+            self._keep(job, store, final=final, wait_s=wait_s)
             return
         if final if decided is None else decided:
             self._queue.done(job.id)
         else:
-            self._queue.release(job.id)
+            self._queue.release(job.id, wait_s=wait_s)
 
-    def _keep(self, job: job_queue.Job, store: Callable[[], object], *, final: bool) -> None:
+    def _keep(
+        self, job: job_queue.Job, store: Callable[[], object], *, final: bool, wait_s: float = 0.0
+    ) -> None:
         _log.exception("the plan does not take the outcome of job %s; repeated", job.id)
         with self._lock:
-            self._waiting.append((job, store, final))
+            self._waiting.append((job, store, final, wait_s))

@@ -53,6 +53,7 @@ class WorkerThreads:
         self._left: list[service.Pool] = []
         """Threads that were abandoned."""
         self._stopping = False
+        self._refuses = False
 
     # --- For the supervisor.
 
@@ -89,9 +90,14 @@ class WorkerThreads:
                 self._time_out(slot, attempt)
             if thread is not None:
                 self._replace(slot, thread, now)
-            if slot.thread is None and now >= slot.start_at and not self._stopping:
-                self._start(slot)
         self._left = [each for each in self._left if each.alive]
+        for slot in self._slots:
+            if slot.thread is None and now >= slot.start_at and not self._stopping:
+                if self._is_full:
+                    self._refuse(slot)
+                else:
+                    self._start(slot)
+        self._refuses = self._refuses and self._is_full
 
     def _replace(self, slot: attempts.Slot, thread: service.Pool, now: float) -> None:
         ended = not thread.alive
@@ -104,6 +110,22 @@ class WorkerThreads:
             slot.thread, slot.start_at = None, now
         elif ended:
             self._end_thread(slot, now)
+
+    @property
+    def _is_full(self) -> bool:
+        return self.alive + self.abandoned >= 2 * len(self._slots)
+
+    def _refuse(self, slot: attempts.Slot) -> None:
+        """Let a slot be without a thread for a while; log it once."""
+        slot.start_at = self._now() + REPEAT_S
+        if not self._refuses:
+            _log.error(
+                "%s does not start: %d threads still run jobs that have timed out, and at most %d "
+                "threads are open (twice `workers`). One starts when one of them ends: give these "
+                "jobs a longer timeout_s, or make them generators or async functions, which end",
+                slot.name, self.abandoned, 2 * len(self._slots),
+            )  # fmt: skip
+        self._refuses = True
 
     def _start(self, slot: attempts.Slot) -> None:
         slot.ended_at = None
@@ -178,6 +200,11 @@ class WorkerThreads:
     def abandoned(self) -> int:
         """Return how many threads run on whose attempts have ended."""
         return sum(each.alive for each in self._left)
+
+    @property
+    def stuck(self) -> bool:
+        """Return whether no job can start before an abandoned thread ends."""
+        return self._refuses and self.alive == 0
 
     @property
     def working(self) -> bool:

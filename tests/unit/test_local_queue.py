@@ -513,6 +513,80 @@ def test_a_job_that_takes_too_long_is_pending_again_and_its_late_result_is_dropp
     assert "late result of job a is dropped" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("signal", "waits_s", "counted"),
+    [
+        (errors.Snooze(5), 5.0, False), (errors.Snooze(0), 1.0, False),
+        (errors.Retry(5), 5.0, True), (errors.Retry(), 0.0, True),
+    ],
+    ids=["snooze", "shortest", "retry", "at once"],
+)  # fmt: skip
+def test_a_job_that_asks_to_wait_does_so_and_a_snooze_counts_no_attempt(
+    fake: Any, signal: errors.JobSignal, waits_s: float, counted: bool
+) -> None:
+    plan, calls = local_queue.MemoryPlan([job("a")]), list[float]()
+
+    def execute(_: Job) -> Any:
+        calls.append(found.clock.now)
+        return signal
+
+    found = fake(plan, execute, workers=1, single_job=False, max_attempts=2, **QUICK)
+
+    def has_run(times: int) -> bool:
+        counts = found.after(0.1)
+        return len(calls) == times and counts["active_jobs"] == 0
+
+    until(lambda: has_run(1))
+    if waits_s:
+        assert str(found.manager.add([job("a")])[0]).startswith("asked to wait, refused for ")
+    until(lambda: has_run(2))
+    assert calls[1] - calls[0] >= waits_s
+    assert state(plan, "a") == ("failed" if counted else "pending")
+    assert found.manager.stats()["tasks"]["task"]["failed"] == (2 if counted else 0)
+
+
+def test_waits_of_jobs_that_do_not_come_again_are_forgotten(
+    queue: local_queue.JobQueue, clock: Clock
+) -> None:
+    for number in range(3):
+        queue.add(job(str(number)))
+        queue.get(0)
+        queue.release(str(number), wait_s=10.0 * (number + 1))
+    assert [queue.add(job(name)) for name in "012"] == [
+        local_queue.Refusal("waits", wait_s) for wait_s in (10.0, 20.0, 30.0)
+    ]
+    assert queue.add(job("2"), force=True) is None
+    clock.now += 10.0
+    assert (queue.add(job("0")), queue.add(job("1"))) == (None, local_queue.Refusal("waits", 10.0))
+
+
+def test_threads_that_were_abandoned_are_bounded(
+    fake: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = threading.Event()
+    plan = local_queue.MemoryPlan([job(str(number), timeout_s=5.0) for number in range(9)])
+
+    def execute(each: Job) -> None:
+        if not go_on.is_set():
+            go_on.wait(30)
+
+    found = fake(plan, execute, workers=2, single_job=False, max_attempts=9, **QUICK)
+    for number in (1, 2):
+        until(lambda: found.after(0.0)["active_jobs"] == 2)
+        until(lambda n=number: found.after(5.1)["timed_out"] == 2 * n)
+    counts = found.after(2.0)
+    assert (counts["abandoned_threads"], counts["alive_workers"]) == (4, 0)
+    assert "4 threads still run jobs that have timed out, and at most 4 threads are" in caplog.text
+    assert caplog.text.count("does not start") == 1
+    assert found.manager.add([job("x")]) == [local_queue.Refusal("stuck")]
+    assert "every thread runs a job that has timed out" in str(local_queue.Refusal("stuck"))
+    fetched = counts["fetched"]
+    assert found.after(61.0)["fetched"] == fetched, "nothing is claimed that cannot start"
+    go_on.set()
+    until(lambda: found.after(1.0)["abandoned_threads"] == 0)
+    until(lambda: found.after(1.0) and all(state(plan, str(n)) == "completed" for n in range(9)))
+
+
 def test_a_generator_that_takes_too_long_ends_at_its_next_yield(started: Any) -> None:
     from queue_workflows import register_ingest_task
 
