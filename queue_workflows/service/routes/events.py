@@ -43,6 +43,12 @@ async def stream(
     return _Stream(state.of(request), wanted, last_event_id)
 
 
+def response(events: AsyncIterator[bytes]) -> Response:
+    """Return the response of server-sent events, which no proxy is to collect before it sends."""
+    headers = {"x-accel-buffering": "no"}
+    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+
+
 class _Stream(Response):
     """The changes behind an id, and all later ones.
 
@@ -60,8 +66,8 @@ class _Stream(Response):
         """Send the stream, or a problem document if too much was missed."""
         async with self._own.changes.reading(**self._wanted) as reader:
             await reader.begun(BEGIN_S)
-            response = await self._response(reader)
-            await response(scope, receive, send)
+            begun = await self._response(reader)
+            await begun(scope, receive, send)
 
     async def _response(self, reader: change_reader.Reader) -> Response:
         missed: list[change_reader.Change] = []
@@ -74,7 +80,7 @@ class _Stream(Response):
                     "too many changes since then: read the state again",
                     kind="TooFarBehind",
                 )
-        return StreamingResponse(_events(reader, missed), media_type=self.media_type)
+        return response(_events(reader, missed))
 
 
 async def _events(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
 import fastapi
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from queue_workflows import db, errors
@@ -123,8 +123,7 @@ class _Stream(Response):
         async with self._own.changes.reading_parts(self._job_id) as reader:
             await reader.begun(events.BEGIN_S)
             first = await self._read(self._last_id)
-            response = StreamingResponse(self._events(reader, first), media_type=self.media_type)
-            await response(scope, receive, send)
+            await events.response(self._events(reader, first))(scope, receive, send)
 
     async def _read(self, after: str | None) -> api.Page:
         return await self._own.calls.run(api.read_page, self._job_id, self._name, after=after)
