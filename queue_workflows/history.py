@@ -40,6 +40,16 @@ def get_run(
         return job_history.of_run(own, run_id, nodes=nodes, logs=logs)
 
 
+def get_run_page(run_id: str, *, after: str | None = None, limit: int = 200) -> JsonDict | None:
+    """Return `get_run` of up to `limit` nodes behind node `after`, or None without such a run.
+
+    First come the nodes of the workflow in its order, then those of items, by id. `next` is the
+    `after` of the next page, None on the last one. `loops` has those of these nodes.
+    """
+    with db.transaction() as own:
+        return job_history.page_of_run(own, run_id, after=after, limit=limit)
+
+
 def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
     """Return a node job or an ingest job with its attempts, or None if there is no such job.
 

@@ -64,6 +64,29 @@ def of_run(
     }
 
 
+def page_of_run(
+    conn: db.Connection, run_id: str, *, after: str | None, limit: int
+) -> JsonDict | None:
+    """Return what `history.get_run_page` documents; None if there is no such run."""
+    row = history_rows.run(conn, run_id)
+    if row is None:
+        return None
+    graph = [*_graph(row["definition"])]
+    is_of_graph = after is None or after in graph
+    begin = graph.index(after) + 1 if after in graph else 0
+    names = graph[begin : begin + limit + 1] if is_of_graph else []
+    behind = "" if is_of_graph or after is None else after
+    left = limit + 1 - len(names)
+    names += history_rows.further_node_ids(conn, run_id, graph, after=behind, limit=left)
+    chosen = names[:limit]
+    found = of_run(conn, run_id, nodes=chosen, logs=None)
+    if found is not None:
+        by_id = {node["node_id"]: node for node in found["nodes"]}
+        found["nodes"] = [by_id[name] for name in chosen if name in by_id]
+        found["next"] = chosen[-1] if len(names) > limit else None
+    return found
+
+
 def maps(conn: db.Connection, run_id: str) -> list[JsonDict]:
     """Return the maps of a run's graph with their items by state; `items_failed`: the first."""
     found: list[JsonDict] = []

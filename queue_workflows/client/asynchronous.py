@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import functools
+import sys
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -202,7 +203,6 @@ class AsyncRuns(verbs.AsyncGroup):
 
     submit = verbs.Async(calls.submit)
     get = verbs.Async(calls.get_run)
-    nodes = verbs.Async(calls.run_nodes)
     cancel = verbs.Async(calls.cancel_run)
     retry = verbs.Async(calls.retry_run)
     answer = verbs.Async(calls.answer)
@@ -215,6 +215,13 @@ class AsyncRuns(verbs.AsyncGroup):
         ever.
         """
         return await self.end_of(request_loops.run_end(run_id, timeout_s))
+
+    async def nodes(self, run_id: str, *, limit: int = sys.maxsize) -> builtins.list[JsonDict]:
+        """Return up to `limit` nodes of a run with their attempts: the workflow's, then the items'.
+
+        Raises `UnknownJob` if there is no run.
+        """
+        return await self.all(limit, functools.partial(calls.run_nodes, run_id=run_id))
 
     async def list(
         self, *, status: str | None = None, workflow_name: str | None = None, limit: int = 50

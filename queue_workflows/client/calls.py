@@ -46,6 +46,10 @@ def _items(found: Any) -> list[JsonDict]:
     return cast("list[JsonDict]", _row(found)["items"])
 
 
+def _node_page(found: Any) -> Page:
+    return Page(_list("nodes")(found), _row(found).get("next"))
+
+
 def _page(found: Any) -> Page:
     return Page(_items(found), _row(found).get("next"))
 
@@ -257,9 +261,10 @@ def list_runs(
     return Call("GET", path("runs"), _page, query=query)
 
 
-def run_nodes(run_id: str) -> Call[list[JsonDict]]:
-    """Return the nodes of a run with their attempts; raise `UnknownJob` if there is no run."""
-    return Call("GET", path("runs", run_id, "nodes"), _list("nodes"))
+def run_nodes(limit: int, cursor: str | None, *, run_id: str) -> Call[Page]:
+    """Return a page of the nodes of a run with their attempts."""
+    query = {"limit": limit, "cursor": cursor}
+    return Call("GET", path("runs", run_id, "nodes"), _node_page, query=query)
 
 
 def cancel_run(run_id: str) -> Call[JsonDict]:

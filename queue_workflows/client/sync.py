@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
@@ -198,7 +199,6 @@ class Runs(verbs.SyncGroup):
 
     submit = verbs.Sync(calls.submit)
     get = verbs.Sync(calls.get_run)
-    nodes = verbs.Sync(calls.run_nodes)
     cancel = verbs.Sync(calls.cancel_run)
     retry = verbs.Sync(calls.retry_run)
     answer = verbs.Sync(calls.answer)
@@ -211,6 +211,13 @@ class Runs(verbs.SyncGroup):
         ever.
         """
         return self.end_of(request_loops.run_end(run_id, timeout_s))
+
+    def nodes(self, run_id: str, *, limit: int = sys.maxsize) -> builtins.list[JsonDict]:
+        """Return up to `limit` nodes of a run with their attempts: the workflow's, then the items'.
+
+        Raises `UnknownJob` if there is no run.
+        """
+        return self.all(limit, functools.partial(calls.run_nodes, run_id=run_id))
 
     def list(
         self, *, status: str | None = None, workflow_name: str | None = None, limit: int = 50

@@ -45,6 +45,15 @@ def ingest_events(conn: db.Connection, job_id: str) -> list[Row]:
     return conn.execute(statements.history_rows.ingest_events, {"job": job_id}).fetchall()
 
 
+def further_node_ids(
+    conn: db.Connection, run_id: str, but: Sequence[str], *, after: str, limit: int
+) -> list[str]:
+    """Return the ids of a run's queued nodes beside the given ones, behind `after`, in order."""
+    values = {"run_id": run_id, "but": [*but], "after": after, "limit": limit}
+    rows = conn.execute(statements.history_rows.further_node_ids, values).fetchall()
+    return [row["node_id"] for row in rows]
+
+
 def node_counts(conn: db.Connection, run_id: str) -> dict[str, int]:
     """Return how many nodes of a run have each status."""
     rows = conn.execute(statements.history_rows.node_counts, {"run_id": run_id}).fetchall()

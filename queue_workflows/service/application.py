@@ -30,12 +30,14 @@ from queue_workflows.service.routes import (
     events,
     infrastructure,
     jobs,
+    parameters,
     queues,
     runs,
     schedules,
     streams,
     workers,
 )
+from queue_workflows.tasks import args
 
 ROUTERS = (
     infrastructure.router,
@@ -64,7 +66,6 @@ def build(settings: service_settings.Settings) -> fastapi.FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses={422: {"model": schemas.Problem}},
     )
     made.state.service = service
     made.state.token_path = known.path
@@ -93,9 +94,41 @@ class _Application(fastapi.FastAPI):
             scheme = {"type": "http", "scheme": "bearer", "description": "a token of the service"}
             document["components"]["securitySchemes"] = {"HTTPBearer": scheme}
             document["security"] = [{"HTTPBearer": []}]
-            for path in request_parts.PUBLIC:
-                document["paths"][path]["get"]["security"] = []
+            if example := _trigger_example():
+                named["Trigger"]["example"] = example
+            for path, operations in document["paths"].items():
+                for method, operation in operations.items():
+                    _complete(operation, path, method)
         return super().openapi()
+
+
+def _complete(operation: dict[str, Any], path: str, method: str) -> None:
+    """Add what the guard answers for an endpoint, which FastAPI does not know."""
+    known = operation["responses"]
+    statuses = [400, 414, 431]
+    if path in request_parts.PUBLIC:
+        operation["security"] = []
+    else:
+        statuses += [401, 403, 421, 503]
+    if method.upper() not in request_parts.SAFE:
+        statuses += [408, 413, 415]
+    for status, content in parameters.problems(*statuses).items():
+        schema = {name: part for name, part in content.items() if name != "model"}
+        known.setdefault(str(status), schema)
+    if "requestBody" not in operation and not operation.get("parameters"):
+        known.pop("422", None)
+
+
+def _trigger_example() -> dict[str, Any] | None:
+    """Return a job that this service takes, of a task that checks no args; None without one."""
+    config = queue_workflows.get_config()
+    callers = {name: args.caller_of(task) for name, task in config.ingest_task_map.items()}
+    usable = sorted(name for name, takes in callers.items() if not takes.checks)
+    if not usable or not config.ingest_queues:
+        return None
+    given = {"day": "2026-03-01"} if callers[usable[0]].args else {}
+    queue = config.ingest_task_queues.get(usable[0]) or min(config.ingest_queues)
+    return {"queue": queue, "task": usable[0], "args": given, "lock_key": "rates"}
 
 
 async def _invalid(_: Request, error: Exception) -> Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -14,8 +13,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from queue_workflows.service import messages, paths, problems, request_parts, state, tokens
 from queue_workflows.service import settings as service_settings
 
-LONGEST_WAIT_S: Final = 60.0
-"""Seconds for which a long poll may wait, beside the time of a request."""
 Check = Callable[[request_parts.Request], "Response | None"]
 
 
@@ -167,10 +164,7 @@ class Guard:
         if request.is_stream:
             self._streams += 1
             try:
-                if request.stays_open:
-                    await self._app(request.scope, receive, reply)
-                else:
-                    await self._limited(request, receive, reply, more_s=LONGEST_WAIT_S)
+                await self._limited(request, receive, reply)
             finally:
                 self._streams -= 1
             return
@@ -181,13 +175,9 @@ class Guard:
             self._requests -= 1
 
     async def _limited(
-        self,
-        request: request_parts.Request,
-        receive: Receive,
-        reply: messages.Reply,
-        *,
-        more_s: float = 0.0,
+        self, request: request_parts.Request, receive: Receive, reply: messages.Reply
     ) -> None:
+        """Serve a request whose body arrives, and whose response begins, in time."""
         limit_s = self._settings.app_request_timeout_sec
         body: bytes | None = None
         refused: Response | None = None
@@ -198,7 +188,7 @@ class Guard:
                 if body is None:
                     refused = self._too_large()
                 else:
-                    scope.deadline = anyio.current_time() + limit_s + more_s
+                    scope.deadline = anyio.current_time() + limit_s + (request.wait_s or 0)
                     # A client that takes responses too slowly is cut off by the server.
                     reply.on_start = lambda: setattr(scope, "deadline", math.inf)
                     await self._app(request.scope, messages.Replay(body, receive), reply)

@@ -37,7 +37,7 @@ _NO_SCHEMA: Final = frozenset({"42P01", "42703", "42883"})
 """A table, a column or a function is missing."""
 _AWAY: Final = frozenset({"08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX"})
 """Classes of SQLSTATE that the state of the database causes; requests cause all others."""
-_TITLES: Final[Mapping[int, str]] = {
+TITLES: Final[Mapping[int, str]] = {
     400: "The request cannot be read",
     401: "A bearer token is needed",
     403: "Not allowed",
@@ -45,6 +45,7 @@ _TITLES: Final[Mapping[int, str]] = {
     405: "Method not allowed",
     408: "The request took too long to arrive",
     409: "Conflict",
+    410: "Too much was missed",
     413: "The body is too large",
     414: "The URL is too long",
     415: "The body must be JSON",
@@ -69,7 +70,7 @@ def problem(
     text = display.line(masking.mask(detail), DETAIL_CHARACTERS)
     content = {
         "type": f"urn:queue-workflows:{_slug(kind)}" if kind else "about:blank",
-        "title": _TITLES.get(status, "The request was refused"),
+        "title": TITLES.get(status, "The request was refused"),
         "status": status,
         "detail": text,
         **members,

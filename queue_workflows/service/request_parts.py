@@ -12,6 +12,8 @@ from starlette.types import Scope
 
 from queue_workflows.service import paths, problems, tokens
 
+LONGEST_WAIT_S: Final = 60.0
+"""Seconds for which a long poll may wait, beside the time of a request."""
 MAX_HEAD_BYTES: Final = 16_384
 MAX_TARGET_BYTES: Final = 4_096
 PUBLIC: Final = frozenset({"/health", "/ready", "/status"})
@@ -50,19 +52,23 @@ class Request(NamedTuple):
     @property
     def is_stream(self) -> bool:
         """Return whether it may stay open: an event stream, or a long poll."""
-        return self.method == "GET" and (self.stays_open or _waits(self.scope))
+        is_open = STREAMS.fullmatch(self.path) is not None or self.wait_s is not None
+        return self.method == "GET" and is_open
 
     @property
-    def stays_open(self) -> bool:
-        """Return whether the path is that of an event stream, which has no time limit."""
-        return STREAMS.fullmatch(self.path) is not None
-
-
-def _waits(scope: Scope) -> bool:
-    query: bytes = scope["query_string"]
-    return bool(query) and any(
-        name == "wait" for name, _ in parse_qsl(query.decode("latin-1"), True)
-    )
+    def wait_s(self) -> float | None:
+        """Return the seconds of the parameter `wait`, 0 for what is refused; None without it."""
+        query: bytes = self.scope["query_string"]
+        if not query:
+            return None
+        found = [text for name, text in parse_qsl(query.decode("latin-1"), True) if name == "wait"]
+        if not found:
+            return None
+        try:
+            wait_s = float(found[-1])
+        except ValueError:
+            return 0.0
+        return wait_s if 0.0 <= wait_s <= LONGEST_WAIT_S else 0.0
 
 
 def of(scope: Scope) -> Request:

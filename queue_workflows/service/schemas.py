@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import pydantic
 from pydantic import AwareDatetime, Field, StrictInt
@@ -21,6 +21,18 @@ class Body(pydantic.BaseModel):
     """A request's body: an unknown member is refused."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _few(cls, given: Any) -> Any:
+        """Refuse many unknown members at once: an error for each of 100,000 takes a second."""
+        members = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        if len(members) > len(cls.model_fields):
+            unknown = [name for name in members if name not in cls.model_fields]
+            named = ", ".join(f"{name[:80]!r}" for name in unknown[:3])
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            raise ValueError(f"unknown members: {named}{more}")
+        return cast("Any", given)
 
 
 class Trigger(Body):

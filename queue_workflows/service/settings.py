@@ -56,8 +56,8 @@ class Settings(pydantic_settings.BaseSettings):
     )
     app_request_timeout_sec: Seconds = Field(
         default=10.0,
-        description="longest time of a request; also the longest time in which a client may read "
-        "nothing of a response",
+        description="longest time of a request, beside its `wait`, until a stream begins; also the "
+        "longest time in which a client may read nothing of a response",
     )
     app_header_timeout_sec: Seconds = Field(
         default=10.0, description="longest time of a request's head"

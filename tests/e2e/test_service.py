@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -302,3 +303,111 @@ def shared(modules_database: str) -> Generator[http_service.Service]:
         http_service.served(cli, workers="", ready=False) as made,
     ):
         yield made
+
+
+# --- what the OpenAPI document says --------------------------------------------------------------
+
+Answer = tuple[str, int, str]
+
+
+def answers(service: http_service.Service, method: str, path: str) -> Iterator[Answer]:
+    """Send requests of each kind that an endpoint may refuse; yield what they get."""
+    url = re.sub(r"\{\w+\}", "x", path)
+    is_change = method != "GET"
+
+    def sent(
+        what: str,
+        query: str = "",
+        content: Any = b"{}",
+        kind: str = "application/json",
+        **more: Any,
+    ) -> Answer:
+        given = [("content-type", kind)] if is_change else []
+        headers = [*given] + [(name.replace("_", "-"), text) for name, text in more.items()]
+        body = {"content": content} if is_change else {}
+        with service.client.stream(method, url + query, headers=headers, **body) as got:
+            return what, got.status_code, got.headers.get("content-type", "")
+
+    yield sent("usual")
+    yield sent("no text", content=b"\xff")
+    yield sent("no member", content=b'{"member": 1}')
+    yield sent("wrong query", "?limit=x&wait=x&days=x&cursor=x&kind=x&since=x")
+    yield sent("a NUL", "?x=%00")
+    yield sent("a long URL", "?x=" + "y" * 5000)
+    yield sent("long headers", x_long="y" * 17_000)
+    yield sent("a header twice", last_event_id="1", LAST_EVENT_ID="1")
+    yield sent("another host", host="elsewhere.example")
+    yield sent("no JSON", kind="text/plain")
+    yield sent("too large", content=b" " * 3_000_000)
+    yield sent("another key", idempotency_key=b"\xff")
+    yield sent("too far back", last_event_id="1-i1")
+    yield sent("another site", sec_fetch_site="cross-site")
+    for token in ("", "Bearer x"):
+        got = service.client.request(method, url, headers={"authorization": token})
+        yield "no token", got.status_code, got.headers.get("content-type", "")
+
+
+def test_every_endpoint_answers_only_what_its_document_says(cli: Commands) -> None:
+    with http_service.served(cli, workers="") as service:
+        document = service.get("/openapi.json").json()
+        seen, unknown, count = set[int](), list[Any](), 0
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                count += 1
+                said = operation["responses"]
+                for what, status, kind in answers(service, method.upper(), path):
+                    seen.add(status)
+                    if str(status) not in said:
+                        unknown.append((method, path, what, status))
+                    elif status >= 400 and kind not in said[str(status)]["content"]:
+                        unknown.append((method, path, what, status, kind))
+        assert not unknown, unknown
+        assert count > 30
+        assert {200, 400, 401, 403, 404, 413, 414, 415, 421, 422, 431} <= seen
+
+
+def test_the_document_has_what_repeated_requests_get_and_its_example_is_taken(
+    cli: Commands,
+) -> None:
+    with http_service.served(cli, workers="") as service:
+        document = service.get("/openapi.json").json()
+        run = {"workflow": "doubled", "inputs": {"number": 1}, "idempotency_key": "one"}
+        codes = [service.post("/api/v1/runs", run).status_code for _ in range(2)]
+        assert codes == [201, 200]
+        assert {"200", "201"} <= document["paths"]["/api/v1/runs"]["post"]["responses"].keys()
+        example = document["components"]["schemas"]["Trigger"]["example"]
+        job_id = service.post(TRIGGER, example).json()["job_id"]
+        for url in (f"/api/v1/jobs/{job_id}", f"/api/v1/jobs/{job_id}/status"):
+            same = service.get(url, headers={"if-none-match": service.get(url).headers["etag"]})
+            path = url.replace(job_id, "{job_id}")
+            assert str(same.status_code) == "304" in document["paths"][path]["get"]["responses"]
+
+
+def test_a_hundred_thousand_unknown_members_are_one_fault(cli: Commands) -> None:
+    with http_service.served(cli, workers="") as service:
+        for path in (TRIGGER, "/api/v1/runs", "/api/v1/queues/load.a/pause"):
+            refused = service.post(path, {f"m{n}": 1 for n in range(100_000)})
+            assert refused.status_code == 422
+            assert "unknown members: 'm0', 'm1', 'm2' and 99997 more" in refused.json()["detail"]
+
+
+# --- in an outage --------------------------------------------------------------------------------
+
+
+def test_nothing_waits_for_a_frozen_database_longer_than_its_time(cli: Commands, wire: Any) -> None:
+    env = {"QUEUE_WORKFLOWS_DB_URL": wire.dsn, "APP_REQUEST_TIMEOUT_SEC": "1"}
+    with http_service.served(cli, workers="", **env) as service:
+        job = f"/api/v1/jobs/{service.trigger()['job_id']}"
+        wire.freeze()
+        try:
+            for path, headers in (
+                (f"{job}/status?wait=1", {}),
+                (f"{job}/stream", {}),
+                ("/api/v1/events", {"last-event-id": "1-i1"}),
+            ):
+                began = time.monotonic()
+                with service.client.stream("GET", path, headers=headers, timeout=60) as got:
+                    assert got.status_code == 503, path
+                assert time.monotonic() - began < patience(20), path
+        finally:
+            wire.thaw()

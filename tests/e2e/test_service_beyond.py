@@ -98,6 +98,33 @@ def test_inputs_of_a_declared_workflow_are_checked(alone: http_service.Service) 
     )
 
 
+def test_the_nodes_of_a_run_come_in_pages(alone: http_service.Service, own_database: Any) -> None:
+    run_id = alone.post("/api/v1/runs", {"workflow": "doubled", "inputs": {"number": 1}}).json()[
+        "id"
+    ]
+    names = [f"cut[clip-{number:03}]" for number in range(250)]
+    own_database.conn.execute(
+        "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue)"
+        " SELECT %s, unnest(%s::text[]), 'double', 'cpu'",
+        (run_id, names[::-1]),
+    )
+    path, found, cursor = f"/api/v1/runs/{run_id}/nodes", list[str](), None
+    while True:
+        params = {"limit": 100} | ({"cursor": cursor} if cursor else {})
+        page = alone.get(path, params=params).json()
+        found += [node["node_id"] for node in page["nodes"]]
+        if (cursor := page["next"]) is None:
+            break
+        assert len(page["nodes"]) == 100
+    assert found == names
+    assert len(alone.get(path).json()["nodes"]) == 200
+    assert alone.get(path, params={"limit": 250}).json()["next"] is None
+    with Client(alone.url, token=http_service.TOKEN) as client:
+        assert [node["node_id"] for node in client.runs.nodes(run_id)] == names
+        assert len(client.runs.nodes(run_id, limit=3)) == 3
+    assert alone.get("/api/v1/runs/x/nodes").status_code == 404
+
+
 # --- jobs ----------------------------------------------------------------------------------------
 
 
@@ -365,6 +392,7 @@ def stream(service: http_service.Service, last: str = "", **params: str) -> Gene
     ) as reply:
         assert reply.status_code == 200
         assert reply.headers["content-type"].startswith("text/event-stream")
+        assert reply.headers["x-accel-buffering"] == "no", "nginx sends each event at once"
         made = Stream(reply.iter_lines())
         assert made.opened.wait(30)
         yield made

@@ -1,4 +1,4 @@
-"""Which requests may stay open."""
+"""Which requests may stay open, and for how long they may wait."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ from tests.support import asgi_service
 )  # fmt: skip
 def test_only_streams_may_stay_open(path: str, stays: bool) -> None:
     asked = request_parts.of(asgi_service.scope_of(path))
-    assert (asked.stays_open, asked.is_stream) == (stays, stays)
-    waits = request_parts.of(asgi_service.scope_of(path, "wait=1"))
-    assert (waits.stays_open, waits.is_stream) == (stays, True)
+    assert asked.is_stream is stays
+    assert request_parts.of(asgi_service.scope_of(path, "wait=1")).is_stream
+    assert asked.wait_s is None
+
+
+@pytest.mark.parametrize(
+    ("query", "wait_s"),
+    [
+        ("wait=2.5", 2.5), ("w%61it=3", 3.0), ("wait=60&wait=1", 1.0), ("awaits=9", None),
+        ("wait=", 0.0), ("wait=61", 0.0), ("wait=nan", 0.0), ("wait=-1", 0.0), ("wait=x", 0.0),
+    ],
+)  # fmt: skip
+def test_the_time_of_a_long_poll_is_the_one_that_it_names(query: str, wait_s: float | None) -> None:
+    assert request_parts.of(asgi_service.scope_of("/api/v1/runs/r", query)).wait_s == wait_s

@@ -56,7 +56,9 @@ def _queue(body: schemas.Trigger, key: str | None, by: str) -> tuple[JobId, str]
 
 @router.get(
     "/{job_id}/status",
-    responses={200: {"model": schemas.JobStatus}} | parameters.problems(401, 403, 404, 422, 503),
+    responses={200: {"model": schemas.JobStatus}}
+    | parameters.UNCHANGED
+    | parameters.problems(401, 403, 404, 422, 503),
 )
 async def status(
     request: fastapi.Request, job_id: parameters.JobId, wait: parameters.Wait = None

@@ -39,7 +39,7 @@ async def status(request: fastapi.Request) -> Response:
     return responses.reply(content)
 
 
-@router.get("/ready")
+@router.get("/ready", responses=parameters.problems(503))
 async def ready(request: fastapi.Request) -> Response:
     """Return whether the database has the schema and the workers run; else 503 with the reason."""
     own = state.of(request)

@@ -57,7 +57,7 @@ def _listed(row: Row) -> JsonDict:
     return job_states.named({name: value for name, value in row.items() if name != "seq"})
 
 
-@router.get("/{job_id}", responses=_ERRORS)
+@router.get("/{job_id}", responses=_ERRORS | parameters.UNCHANGED)
 async def show(request: fastapi.Request, job_id: parameters.JobId) -> Response:
     """Return a job with its attempts, their events and logs."""
     found = await state.of(request).calls.run(history.get_job, job_id)

@@ -12,7 +12,8 @@ import fastapi
 import pydantic
 
 from queue_workflows import errors
-from queue_workflows.service import guard, paths, schemas
+from queue_workflows.service import paths, request_parts, schemas
+from queue_workflows.service import problems as service_problems
 
 T = TypeVar("T")
 _Segment = Annotated[str, pydantic.AfterValidator(paths.unescaped)]
@@ -36,7 +37,7 @@ Wait = Annotated[
     float | None,
     fastapi.Query(
         ge=0,
-        le=guard.LONGEST_WAIT_S,
+        le=request_parts.LONGEST_WAIT_S,
         allow_inf_nan=False,
         description="seconds to wait until the state is another than that of If-None-Match; "
         "without this header, until it is final",
@@ -84,9 +85,18 @@ _PROBLEM = {"application/problem+json": {"schema": {"$ref": "#/components/schema
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the description of these error responses for the OpenAPI document."""
     return {
-        code: {"model": schemas.Problem, "content": _PROBLEM, "description": "A problem document"}
+        code: {
+            "model": schemas.Problem,
+            "content": _PROBLEM,
+            "description": service_problems.TITLES[code],
+        }
         for code in statuses
     }
+
+
+UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
+    304: {"description": "The state is that of If-None-Match"}
+}
 
 
 def actor(request: fastapi.Request) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any, Final
 
 import fastapi
 from starlette.responses import Response
@@ -20,7 +21,14 @@ _REFUSED = _ERRORS | parameters.problems(409)
 _HIDDEN = frozenset({"definition", "definition_hash", "celery_task_id"})
 
 
-@router.post("", status_code=201, responses=_REFUSED)
+_SUBMITTED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "The run that has the key, which was there already"},
+    201: {"description": "The new run"},
+    **parameters.problems(401, 403, 409, 422, 503),
+}
+
+
+@router.post("", status_code=201, responses=_SUBMITTED)
 async def submit(
     request: fastapi.Request,
     body: schemas.Submit,
@@ -76,7 +84,7 @@ def _instant(text: str) -> datetime:
     return found
 
 
-@router.get("/{run_id}", responses=_ERRORS)
+@router.get("/{run_id}", responses=_ERRORS | parameters.UNCHANGED)
 async def show(
     request: fastapi.Request, run_id: parameters.RunId, wait: parameters.Wait = None
 ) -> Response:
@@ -90,10 +98,20 @@ async def show(
     )
 
 
-@router.get("/{run_id}/nodes", responses=_ERRORS)
-async def nodes(request: fastapi.Request, run_id: parameters.RunId) -> Response:
-    """Return the nodes of a run in the workflow's order, with their attempts."""
-    found = await state.of(request).calls.run(history.get_run, run_id)
+@router.get("/{run_id}/nodes", responses=_ERRORS | parameters.UNCHANGED)
+async def nodes(
+    request: fastapi.Request,
+    run_id: parameters.RunId,
+    limit: parameters.Limit = 200,
+    cursor: parameters.Cursor = None,
+) -> Response:
+    """Return a page of the nodes of a run with their attempts: the workflow's, then the items'.
+
+    The first are in the workflow's order, the nodes of items in that of their ids. A page of up to
+    60 nodes has their logs.
+    """
+    read = state.of(request).calls.run
+    found = await read(history.get_run_page, run_id, after=cursor, limit=limit)
     return responses.tagged(request, parameters.found(found, "run", run_id))
 
 

@@ -64,6 +64,12 @@ SELECT id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, e
 SELECT count(*) AS n FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND strpos(node_id, '[') > 0;
 
+-- name: further_node_ids
+-- Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order.
+SELECT node_id FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND node_id > %(after)s AND node_id <> ALL (%(but)s)
+ ORDER BY node_id LIMIT %(limit)s;
+
 -- name: node_counts
 -- Return how many nodes of a run have each status.
 SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run_id)s
