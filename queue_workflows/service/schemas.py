@@ -27,8 +27,9 @@ class Body(pydantic.BaseModel):
     def _few(cls, given: Any) -> Any:
         """Refuse many unknown members at once: an error for each of 100,000 takes a second."""
         members = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-        if len(members) > len(cls.model_fields):
-            unknown = [name for name in members if name not in cls.model_fields]
+        known = cls.model_fields
+        if len(members) > len(known):
+            unknown = [name for name in members if name not in known]
             named = ", ".join(f"{name[:80]!r}" for name in unknown[:3])
             more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
             raise ValueError(f"unknown members: {named}{more}")
