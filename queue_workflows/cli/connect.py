@@ -114,6 +114,8 @@ def examine(
         conn = db.connect(url=url, connect_s=max(2.0, timeout_s), timeout_s=max(1.0, timeout_s))
         with conn:
             yield from _session(conn, purpose)
+    except errors.InvalidConfig as error:
+        yield Finding("database", ERROR, str(error))
     except db.Error as error:
         if conn is None:
             yield from network_checks.refused(where, " ".join(str(error).split()))

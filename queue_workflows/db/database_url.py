@@ -75,7 +75,11 @@ def _unreadable(url: str, why: str) -> errors.InvalidConfig:
 
 
 def conninfo(url: str, **forced: Any) -> str:
-    """Return the DSN with our defaults for what it does not set, and with `forced` options."""
+    """Return the DSN with our defaults for what it does not set, and with `forced` options.
+
+    Texts travel as UTF-8, whatever the DSN, PGCLIENTENCODING and PGOPTIONS say: a handler may
+    return and raise any character.
+    """
     defaults: dict[str, Any] = {
         "connect_timeout": config.DB_CONNECT_TIMEOUT_S.read(),
         "keepalives_idle": 10,
@@ -84,4 +88,5 @@ def conninfo(url: str, **forced: Any) -> str:
         "tcp_user_timeout": 12000,
         "application_name": "queue_workflows",
     }
+    forced["client_encoding"] = "UTF8"
     return psycopg.conninfo.make_conninfo(**(defaults | _parsed(url) | forced))

@@ -162,6 +162,7 @@ def _connected(server: embedded.Server, name: str) -> psycopg.Connection[rows.Di
         server.dsn_of(name),
         autocommit=True,
         connect_timeout=_CONNECT_S,
+        client_encoding="UTF8",
         row_factory=rows.dict_row,
     )
 

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import config
-from queue_workflows.db import pool, socket_io
+from queue_workflows.db import pool, socket_io, statements
 
 _log = logging.getLogger(__name__)
 CONNECT_S = 4.0
@@ -132,13 +132,15 @@ class Listener:
 
     def _open(self) -> bool:
         try:
-            self._conn = pool.connect(url=self._url, limited=False, connect_s=CONNECT_S)
+            self._conn = pool.connect(url=self._url, bare=True, connect_s=CONNECT_S)
             names = [sql.Identifier(channel) for channel in self._channels]
             todo = [sql.SQL("LISTEN {}").format(name) for name in names]
             # Shared: the server may still have an earlier session of this worker with them.
             hold = sql.SQL("SELECT pg_advisory_lock_shared(hashtextextended({}, 0))")
             todo += [hold.format(sql.Literal(name)) for name in self._locks]
-            self._ask(self._conn, sql.SQL("; ").join(todo).as_bytes(self._conn))
+            listens = sql.SQL("; ").join(todo).as_bytes(self._conn)
+            # A lost session would say that the process which holds its locks is gone.
+            self._ask(self._conn, b"; ".join((statements.sessions.stay_idle, listens)))
         except (psycopg.Error, OSError) as error:
             self._lost(error)
             return False

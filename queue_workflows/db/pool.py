@@ -15,7 +15,7 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg.waiting import Wait
 
-from queue_workflows import config
+from queue_workflows import config, errors
 from queue_workflows.db import database_url, loading, statements
 from queue_workflows.runtime import forking
 from queue_workflows.types import Row
@@ -50,19 +50,33 @@ def _forget_parent() -> None:
 os.register_at_fork(after_in_child=_forget_parent)
 
 
-def _limit(conn: psycopg.Connection[Any], statement_s: float | None = None) -> None:
-    """Set the timeouts of an engine connection; an app's connection never has them."""
+def _set_up(
+    conn: psycopg.Connection[Any], statement_s: float | None = None, *, limited: bool = True
+) -> None:
+    """Set what an engine connection depends on, in one round trip; an app's keeps its own."""
     loading.install(conn)
-    statement_ms = int((statement_s or config.DB_STATEMENT_TIMEOUT_S.read()) * 1000)
+    scale_ms = 1000 if limited else 0
     autocommit = conn.autocommit
     conn.autocommit = True
     timeouts = {
-        "statement_ms": statement_ms,
-        "lock_ms": int(LOCK_TIMEOUT_S * 1000),
-        "idle_ms": int(IDLE_IN_TRANSACTION_TIMEOUT_S * 1000),
+        "statement_ms": int((statement_s or config.DB_STATEMENT_TIMEOUT_S.read()) * scale_ms),
+        "lock_ms": int(LOCK_TIMEOUT_S * scale_ms),
+        "idle_ms": int(IDLE_IN_TRANSACTION_TIMEOUT_S * scale_ms),
     }
-    conn.execute(statements.sessions.limit, timeouts)
+    conn.execute(statements.sessions.set_up, timeouts)
     conn.autocommit = autocommit
+
+
+def _refuse_encoding(conn: psycopg.Connection[Any]) -> None:
+    """Raise `InvalidConfig` for a database that cannot store every text, as UTF-8 can."""
+    encoding = conn.info.parameter_status("server_encoding")
+    if encoding not in (None, "UTF8"):
+        name = conn.info.dbname
+        raise errors.InvalidConfig(
+            f"the encoding of database {name} is {encoding}, which cannot store every text: create "
+            f"one by CREATE DATABASE {name}_utf8 ENCODING 'UTF8' LOCALE 'C' TEMPLATE "
+            "template0, and name it in the DSN"
+        )
 
 
 def connect(
@@ -70,23 +84,27 @@ def connect(
     url: str | None = None,
     autocommit: bool = True,
     limited: bool = True,
+    bare: bool = False,
     timeout_s: float | None = None,
     connect_s: float | None = None,
 ) -> Dedicated:
     """Return a dedicated connection of the engine, outside every pool; the caller closes it.
 
-    `limited`: with the engine's timeouts. `timeout_s` replaces that of a statement, `connect_s`
-    that of opening the connection, which the DSN and the setting give.
+    `limited`: with the engine's timeouts, else without any. `timeout_s` replaces that of a
+    statement, `connect_s` that of opening the connection, which the DSN and the setting give.
+    `bare`: in the state in which the server opened it, without a further round trip.
+    Raises `InvalidConfig` if the encoding of the database is not UTF-8.
     """
     forced = {} if connect_s is None else {"connect_timeout": math.ceil(connect_s)}
     info = database_url.conninfo(url or database_url.db_url(), **forced)
     conn = Dedicated.connect(info, autocommit=autocommit, row_factory=dict_row)
-    if limited:
-        try:
-            _limit(conn, timeout_s)
-        except BaseException:
-            conn.close()
-            raise
+    try:
+        _refuse_encoding(conn)
+        if not bare:
+            _set_up(conn, timeout_s, limited=limited)
+    except BaseException:
+        conn.close()
+        raise
     return conn
 
 
@@ -178,7 +196,7 @@ def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
             max_lifetime=max(1.0, config.DB_POOL_RECYCLE_S.read()),
             timeout=30.0,
             check=_check,
-            configure=None if kind == "host" else _limit,
+            configure=None if kind == "host" else _set_up,
             name=f"queue_workflows-{kind}",
             num_workers=1,
             open=False,

@@ -46,7 +46,7 @@ def wait_until_reachable(
     delay, log_at, logged = 0.2, -math.inf, False
     while not stopped():
         try:
-            pool.connect(url=url, limited=False).close()
+            pool.connect(url=url, bare=True).close()
         except psycopg.OperationalError as error:
             reason = " ".join(str(error).split())
             refused = _REFUSED.search(reason) is not None
@@ -75,7 +75,7 @@ def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
         return None
     text = error.diag.message_primary or str(error)
     try:
-        with pool.connect(limited=False) as conn:
+        with pool.connect(bare=True) as conn:
             row = conn.execute(statements.sessions.role).fetchone()
     except psycopg.Error:
         row = None

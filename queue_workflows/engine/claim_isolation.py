@@ -33,20 +33,23 @@ class Apart(NamedTuple):
     """Each row that raised: its `id`, `run_id`, `error`, and its state now (`became`)."""
 
 
-def is_about_rows(error: psycopg.Error) -> bool:
+def is_about_rows(error: Exception) -> bool:
     """Return whether the server refused a statement because of what a row holds.
 
     An error that a trigger raises counts; a lost connection, a missing right and a timeout do not.
     """
-    state = error.sqlstate or ""
+    state = getattr(error, "sqlstate", None) or ""
     return bool(state) and state[:2] not in SYSTEMIC
 
 
-def is_about_data(error: psycopg.Error) -> bool:
+def is_about_data(error: Exception) -> bool:
     """Return whether the row can never be written as it is; `queue_workflows_is_about_data` agrees.
 
-    An error that a trigger raises does not count: the trigger may accept the row later.
+    An error that a trigger raises does not count: the trigger may accept the row later. One that is
+    not the database's counts: the value did not even reach it.
     """
+    if not isinstance(error, psycopg.Error):
+        return True
     return (error.sqlstate or "")[:2] in DATA
 
 

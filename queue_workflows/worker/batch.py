@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from queue_workflows import db, errors, ingest_executor
+from queue_workflows import errors, ingest_executor
 from queue_workflows.engine import finish, outcomes
 from queue_workflows.runtime import clock
 from queue_workflows.tasks import handlers
@@ -115,7 +115,7 @@ class Batch:
             with self._in_flight.writing():
                 jobs = self._claimer.claim_batch(claim, results)
                 self._in_flight.remove([work.lease for work, _ in done])
-        except (errors.ClaimLost, db.Error):
+        except Exception:  # noqa: BLE001  each is recorded alone, and has its own error then
             self._in_flight.put_back(done)
             while found := self._in_flight.take_done(1):
                 with self._keeper.recording(found[0][0]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from queue_workflows import db, errors
+from queue_workflows import db
 from queue_workflows.engine import (
     claim_isolation,
     claims,
@@ -133,7 +133,7 @@ def _record(
     if results := completed(unwritten):
         try:
             finish.finish(conn, results)
-        except (errors.ClaimLost, db.Error) as error:
+        except Exception as error:
             if conn.closed:
                 raise
             _log.debug("a batch is recorded job by job: %s", error)
@@ -142,7 +142,7 @@ def _record(
     for work, outcome in [*unwritten]:
         try:
             found = finish.record(conn, work.lease, outcome)
-        except db.Error as error:
+        except Exception as error:
             if conn.closed:
                 raise
             _log.warning("the result of job %s waits: %s", work.job["id"], error, extra=work.ids)

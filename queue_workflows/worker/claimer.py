@@ -298,8 +298,8 @@ class Claimer:
         """Record the outcome of a job and, if `claim`, claim the next one; return that job or None.
 
         While the database is unreachable the write is retried until the lease ends. If a commit's
-        reply was lost, the claim number shows whether it happened. Raises `ClaimLost` if nothing
-        was written.
+        reply was lost, the claim number shows whether it happened. Any other error becomes that of
+        the job. Raises `ClaimLost` if nothing was written.
         """
         ahead = self.dispatch.planned_after(work.job, outcome)
         try:
@@ -328,7 +328,7 @@ class Claimer:
             except errors.ClaimLost:
                 self.on_lost(work.lease)
                 raise
-            except db.Error as error:
+            except Exception as error:  # noqa: BLE001  no job may end its worker and stay running
                 if claim and not apart and claim_isolation.is_about_rows(error):
                     # The row that would be claimed next may be what the database refuses.
                     apart = True
@@ -352,8 +352,8 @@ class Claimer:
             _log.warning("claiming after job %s waits: %s", work.job["id"], error, extra=work.ids)
             return None
 
-    def _stop_retrying(self, work: current_job.Work, error: db.Error) -> NoReturn:
-        """Fail the job if the database refuses its data, else count a crash.
+    def _stop_retrying(self, work: current_job.Work, error: Exception) -> NoReturn:
+        """Fail the job if its data cannot be stored, else count a crash.
 
         The crash count bounds how often the job runs. If the crash is refused too, the job waits.
         """
@@ -376,7 +376,7 @@ class Claimer:
 
     def _next_outcome(
         self,
-        error: db.Error,
+        error: Exception,
         work: current_job.Work,
         outcome: outcomes.Outcome,
         ahead: claims.Ahead | None,

@@ -18,9 +18,12 @@ TOO_LARGE = "54"
 """SQLSTATE classes: 25, a read-only server; 54, a value that no retry makes small enough."""
 
 
-def may_pass(error: db.Error) -> bool:
-    """Return whether the same write may succeed later, after a lost connection for example."""
-    state = error.sqlstate or ""
+def may_pass(error: Exception) -> bool:
+    """Return whether the same write may succeed later, after a lost connection for example.
+
+    False for an error that is not the database's, such as one of an app's adapter of values.
+    """
+    state = getattr(error, "sqlstate", None) or ""
     passing = isinstance(error, (db.OperationalError, db.InterfaceError))
     return (passing and not state.startswith(TOO_LARGE)) or state.startswith(READ_ONLY)
 

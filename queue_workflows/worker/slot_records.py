@@ -118,10 +118,12 @@ class Records:
                 jobs = self._claimer.claim_batch(free, results, promote=promote)
         except errors.ClaimLost as error:
             _log.debug("results are recorded job by job: %s", error)
-        except db.Error as error:
+        except Exception as error:
             self._unsure = bool(done)
+            self._claimer.lose()
             if not done or renewal_failures.may_pass(error):
                 raise
+            _log.debug("results are recorded job by job: %s", error)
         else:
             self._forget(done)
             open_ids = {each.lease.job_id for each in results if each.ahead is None}
@@ -165,7 +167,7 @@ class Records:
             except errors.ClaimLost as error:
                 _log.warning("nothing was written: %s", error, extra=work.ids)
                 self._keeper.lost(work.lease)
-            except db.Error as error:
+            except Exception as error:
                 self._unsure = True
                 if renewal_failures.may_pass(error):
                     raise
@@ -182,7 +184,7 @@ class Records:
             try:
                 if write(self._claimer.connection()) is None:
                     self._keeper.lost(work.lease)
-            except db.Error as error:
+            except Exception as error:
                 if renewal_failures.may_pass(error):
                     raise
                 self._claimer.lose()

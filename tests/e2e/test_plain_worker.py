@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import config, jobs, node_queue, run_store, workers
+from queue_workflows import config, db, history, jobs, node_queue, run_store, workers
 from tests.support import card_app, commands, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -264,3 +264,59 @@ def test_an_app_with_a_launcher_of_its_own_keeps_its_configuration_and_exit_code
     assert running.wait() == 75, running.err
     assert row(late)["status"] == "failed"
     assert "went on" not in running.out
+
+
+KINDS = {"plain": (), "inline": ("--inline",), "batch": ("--batch", "4"), "slots": ("--slots", "2")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_text_is_recorded_whatever_encoding_the_environment_names(
+    cli: Commands, kind: str
+) -> None:
+    text = "price in \N{EURO SIGN}"
+    failed, completed = enqueued("refuses", text="price"), enqueued("answers", text=text)
+    environment = {"PGCLIENTENCODING": "LATIN1", "PGOPTIONS": "-c client_encoding=LATIN1"}
+    running = cli.start(SCRIPT, "--queue", slot_app.QUEUE, *APP, *KINDS[kind], **environment)
+    until(lambda: row(completed)["status"] == "completed" and row(failed)["status"] == "failed")
+    assert row(completed)["result"] == {"text": text}
+    assert (row(failed)["error"], row(failed)["attempts"]) == (f"ValueError: {text}", 1)
+    stopped(running)
+
+
+LEAVES_LATIN1 = """
+CREATE FUNCTION leaves_latin1() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM set_config('client_encoding', 'LATIN1', false);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER leaves_latin1 BEFORE UPDATE ON ingest_jobs FOR EACH ROW WHEN (NEW.status = 'running')
+    EXECUTE FUNCTION leaves_latin1();
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_of_the_driver_costs_a_worker_its_connection_alone(
+    cli: Commands, kind: str
+) -> None:
+    with db.connect() as conn:
+        conn.execute(LEAVES_LATIN1.encode())
+        try:
+            failed, after = enqueued("refuses", text="price"), enqueued("quick", number=1)
+            running = cli.start(SCRIPT, "--queue", slot_app.QUEUE, *APP, *KINDS[kind])
+            until(lambda: row(failed)["status"] == "failed" and row(after)["status"] == "completed")
+            assert row(failed)["error"] == "ValueError: price in \N{EURO SIGN}"
+            assert row(failed)["claim_no"] == 1
+            stopped(running)
+        finally:
+            conn.execute("DROP FUNCTION leaves_latin1 CASCADE")
+
+
+def test_what_cannot_be_recorded_ends_its_job_alone(cli: Commands) -> None:
+    ids = [enqueued(task, text="unstorable") for task in ("refuses", "answers")]
+    app = ("--app", "tests.support.slot_app:setup_dumper")
+    running = cli.start(SCRIPT, "--queue", slot_app.QUEUE, *app, "--inline")
+    until(lambda: all(row(each)["status"] == "failed" for each in ids))
+    after = enqueued("quick", number=2)
+    until(lambda: row(after)["status"] == "completed")
+    for each in ids:
+        assert "the dumper of the app cannot store it" in row(each)["error"], history.events(each)
+    stopped(running)

@@ -19,6 +19,9 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psycopg
+import psycopg.types.string
+
 import queue_workflows
 from queue_workflows import worker_control
 from queue_workflows.telemetry import pressure
@@ -103,6 +106,15 @@ def says(*, folder: str) -> Generator[float, None, dict[str, Any]]:
 def fails(*, folder: str) -> NoReturn:
     begins(folder)
     raise ValueError("as it was asked to")
+
+
+def answers(*, text: str) -> dict[str, Any]:
+    return {"text": text}
+
+
+def refuses(*, text: str) -> NoReturn:
+    """Fail with a text that no argument has."""
+    raise ValueError(f"{text} in \N{EURO SIGN}")
 
 
 def holds_gil(*, folder: str, seconds: float) -> dict[str, Any]:
@@ -365,6 +377,7 @@ async def node_streams(folder: str) -> AsyncGenerator[Any, None]:
 
 
 TASKS: tuple[Callable[..., Any], ...] = (
+    answers, refuses,
     quick, starts, waits, waits_once, ticks_once, says, fails, holds_gil, segfaults, exits_at_once,
     exits, interrupts,
     closes_all, kills_itself, leaves_child, ignores_sigterm, ends_at_sigterm, breaks_json,
@@ -438,6 +451,19 @@ def setup() -> None:
     queue_workflows.register_ingest_task("alone", quick, isolation="process")
     for node in NODES:
         queue_workflows.register_node(node.__name__, node)
+
+
+class _Refusing(psycopg.types.string.StrDumperUnknown):
+    def dump(self, obj: str) -> Any:
+        if "unstorable" in obj:
+            raise RuntimeError("the dumper of the app cannot store it")
+        return super().dump(obj)
+
+
+def setup_dumper() -> None:
+    """Do as `setup` does, with a dumper of texts for every connection of the process."""
+    setup()
+    psycopg.adapters.register_dumper(str, _Refusing)
 
 
 def own_ref(value: Any, context: Mapping[str, Any]) -> Any:

@@ -1,12 +1,37 @@
 -- The settings and the role of a session. They run on every database, with our schema or without.
 
--- name: limit
--- Set the timeouts of an engine session in milliseconds. Compiling (jit) takes longer than our
--- statements do.
+-- name: set_up
+-- Set what an engine session depends on, whatever the environment, the role and the database say:
+-- the timeouts (milliseconds, 0 for none), the isolation, and how values become text and back.
+-- Compiling (jit) takes longer than our statements do. Without triggers (session_replication_role)
+-- no rule holds; only a superuser may set it. A server before version 17 has no
+-- transaction_timeout. The encoding is in the DSN, and what an operator decides stays:
+-- search_path, synchronous_commit, default_transaction_read_only and the planner's costs.
 SELECT set_config('statement_timeout', %(statement_ms)s::text, false),
        set_config('lock_timeout', %(lock_ms)s::text, false),
        set_config('idle_in_transaction_session_timeout', %(idle_ms)s::text, false),
+       set_config('idle_session_timeout', '0', false),
+       CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
+            THEN set_config('transaction_timeout', '0', false) END,
+       CASE WHEN current_setting('session_replication_role') = 'replica'
+            THEN set_config('session_replication_role', 'origin', false) END,
+       set_config('default_transaction_isolation', 'read committed', false),
+       set_config('default_transaction_deferrable', 'off', false),
+       set_config('TimeZone', 'UTC', false),
+       set_config('DateStyle', 'ISO, MDY', false),
+       set_config('IntervalStyle', 'postgres', false),
+       set_config('extra_float_digits', '1', false),
+       set_config('bytea_output', 'hex', false),
+       set_config('array_nulls', 'on', false),
+       set_config('transform_null_equals', 'off', false),
+       set_config('standard_conforming_strings', 'on', false),
+       set_config('quote_all_identifiers', 'off', false),
+       set_config('plan_cache_mode', 'auto', false),
        set_config('jit', 'off', false);
+
+-- name: stay_idle
+-- Let a session that listens be idle for any time, whatever the role and the database say.
+SET idle_session_timeout = 0;
 
 -- name: role
 -- Return the role and the schema of this session, quoted as SQL needs them.
