@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -15,7 +16,7 @@ from psycopg import sql
 
 from queue_workflows import queues
 from tests.support import app_triggers, factories, invariants, sweeps, transitions
-from tests.support.wait import until
+from tests.support.wait import patience
 
 Row = dict[str, Any]
 FAMILIES = {"node": (factories.node, "cpu"), "ingest": (factories.ingest, "fetch")}
@@ -238,12 +239,8 @@ def test_an_admission_missed_while_the_first_waiter_was_locked_is_repaired(db: M
 
 
 def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> None:
-    blocked = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        " AND wait_event_type = 'Lock'"
-    )
-    lock = "SELECT queue_workflows_lock_keys({}, ARRAY['k'])"
-    with db.connect() as conn, db.connect() as other, db.connect() as third:
+    lock = "SELECT queue_workflows_take_locks('ingest_jobs', ARRAY['k'])"
+    with db.connect() as conn, db.connect() as other:
         for family, table in (("node", "workflow_node_jobs"), ("ingest", "ingest_jobs")):
             add(conn, family)
             second = add(conn, family)
@@ -253,16 +250,39 @@ def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> Non
             with other.transaction():
                 other.execute(held, (second["id"],))
                 transitions.complete(conn, job)
-        mended = list[int]()
-        sweep = threading.Thread(target=lambda: mended.append(sweeps.admit_missed_waiters(conn)))
         with other.transaction():
-            other.execute(sql.SQL(lock).format("ingest_jobs"))
-            sweep.start()
-            until(lambda: factories.one(third, blocked) == 1)
-            third.execute("SET lock_timeout = '5s'")
-            third.execute(sql.SQL(lock).format("workflow_node_jobs"))
-        sweep.join(30)
-        assert mended == [2]
+            other.execute(lock.encode())
+            sweeps.admit_missed_waiters(conn)
+            assert states(conn, "node") == [("completed", None), IN]
+            assert states(conn, "ingest") == [("completed", None), OUT]
+        assert sweeps.admit_missed_waiters(conn) == 1
+        assert states(conn, "ingest") == [("completed", None), IN]
+
+
+@pytest.mark.parametrize("column", ["lock_key", "partition_key"])
+def test_a_transaction_that_checks_its_constraints_at_once_delays_no_other_commit(
+    db: ModuleType, column: str
+) -> None:
+    """It keeps all advisory locks, which a commit takes for milliseconds."""
+    for queue in ("fetch", "load"):
+        queues.limit(queue, partition_max_running=1)
+    with db.connect() as conn, db.connect() as submitter:
+        first, second = (factories.ingest(conn, **{column: "a"})["id"] for _ in range(2))
+        with submitter.transaction():
+            submitter.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            submitter.execute(
+                f"INSERT INTO ingest_jobs (task_name, queue, {column})"
+                " SELECT 't', 'load', i::text FROM generate_series(1, 4000) i".encode()
+            )
+            began = time.monotonic()
+            job = transitions.claim_ingest(conn)
+            transitions.complete(conn, job)
+            factories.ingest(conn, **{column: "b"})
+            assert time.monotonic() - began < patience(1.5)
+            assert (job["id"], factories.reread(conn, job)["status"]) == (first, "completed")
+        sweeps.admit_missed_waiters(conn)
+        sweeps.admit_from_partitions(conn)
+        assert transitions.claim_ingest(conn)["id"] == second
 
 
 def test_an_app_that_keeps_its_insert_open_delays_nobody(db: ModuleType) -> None:

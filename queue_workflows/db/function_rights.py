@@ -14,9 +14,9 @@ INTERNAL = (
     "queue_workflows_demand", "queue_workflows_end_parent_node",
     "queue_workflows_forget_steps", "queue_workflows_give_turns",
     "queue_workflows_give_turns_singly",
-    "queue_workflows_limit_gate", "queue_workflows_lock_keys", "queue_workflows_partitions",
+    "queue_workflows_limit_gate", "queue_workflows_partitions",
     "queue_workflows_rate_room", "queue_workflows_refuse", "queue_workflows_release_key",
-    "queue_workflows_wake_jobs",
+    "queue_workflows_take_locks", "queue_workflows_wake_jobs",
 )  # fmt: skip
 """Functions that only functions of the tables' owner call: nobody is granted them."""
 

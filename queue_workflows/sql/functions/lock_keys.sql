@@ -15,18 +15,34 @@ BEGIN
     END IF;
 END $$;
 
--- Take the advisory locks of some keys until the transaction ends. There are 256, so that a bulk insert of many
--- keys does not fill the server's lock table. They are taken in ascending order, so that no two commits
--- deadlock.
-CREATE OR REPLACE FUNCTION queue_workflows_lock_keys(p_jobs text, p_keys text[]) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Take the advisory locks of some keys until the transaction ends, and return the keys whose locks it has. There are
+-- 256, so that a bulk insert of many keys does not fill the server's lock table. They are taken in ascending order, so
+-- that no two commits deadlock. A commit holds them for milliseconds. A transaction that stays open after SET CONSTRAINTS
+-- ALL IMMEDIATE holds them for as long as it likes: after one wait of 0.2 s, locks that are not free are left out.
+CREATE OR REPLACE FUNCTION queue_workflows_take_locks(p_jobs text, p_keys text[]) RETURNS text[]
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 DECLARE
-    v_place bigint;
+    v_class   integer := hashtext('queue_workflows.lock.' || p_jobs);
+    v_place   record;
+    v_waits   boolean := true;
+    v_missing text[];
 BEGIN
-    FOR v_place IN SELECT DISTINCT hashtextextended('queue_workflows.lock.' || p_jobs || '.' || key, 0) & 255
-                     FROM unnest(p_keys) AS k (key) ORDER BY 1 LOOP
-        PERFORM pg_advisory_xact_lock(hashtext('queue_workflows.lock.' || p_jobs), v_place::integer);
+    FOR v_place IN SELECT (hashtextextended('queue_workflows.lock.' || p_jobs || '.' || key, 0) & 255)::integer AS n,
+                          array_agg(key) AS keys
+                     FROM unnest(p_keys) AS k (key) GROUP BY 1 ORDER BY 1 LOOP
+        CONTINUE WHEN pg_try_advisory_xact_lock(v_class, v_place.n);
+        IF v_waits THEN
+            BEGIN
+                PERFORM pg_advisory_xact_lock(v_class, v_place.n);
+                CONTINUE;
+            EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+                v_waits := false;
+            END;
+        END IF;
+        v_missing := v_missing || v_place.keys;
     END LOOP;
+    RETURN CASE WHEN v_missing IS NULL THEN p_keys
+                ELSE ARRAY(SELECT key FROM unnest(p_keys) AS k (key) WHERE key <> ALL (v_missing)) END;
 END $$;
 
 -- Admit the next job of each of these keys: the first in claim order, if none is admitted, or if the admitted
@@ -132,13 +148,14 @@ END $$;
 -- a transaction does it for all: it marks the notes, admits jobs, and deletes the notes that it marked. The other
 -- rows find their notes gone. Without that check each would read all notes of the transaction again, while it holds
 -- the advisory locks: for 4,000 keys that took over a minute. Partitions come first, since a job that they admit may
--- wait for a lock key.
+-- wait for a lock key. Those whose locks another transaction keeps are left to a later claim or sweep.
 CREATE OR REPLACE FUNCTION queue_workflows_take_turns() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     v_asked partition_turns[];
     v_one   partition_turns;
     v_turn  record;
+    v_ours  text[];
 BEGIN
     IF TG_TABLE_NAME = 'lock_turns' THEN
         IF NOT EXISTS (SELECT FROM lock_turns t WHERE t.id = NEW.id) THEN
@@ -158,15 +175,20 @@ BEGIN
         SELECT a.queue, a.partition_key, now() FROM unnest(v_asked) a;
         PERFORM pg_notify('ingest_job_ready', a.queue) FROM unnest(v_asked) a GROUP BY a.queue;
     ELSIF v_asked IS NOT NULL THEN
-        PERFORM queue_workflows_lock_keys(
+        v_ours := queue_workflows_take_locks(
             'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
+        INSERT INTO partition_dues (queue, partition_key, due_at)
+        SELECT a.queue, a.partition_key, now() FROM unnest(v_asked) a
+         WHERE a.queue || '/' || a.partition_key <> ALL (v_ours);
         BEGIN
             FOREACH v_one IN ARRAY v_asked LOOP
+                CONTINUE WHEN v_one.queue || '/' || v_one.partition_key <> ALL (v_ours);
                 PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
             END LOOP;
         EXCEPTION WHEN OTHERS THEN
             -- A waiting row that cannot be written must not fail the commit of another job's transaction.
             FOREACH v_one IN ARRAY v_asked LOOP
+                CONTINUE WHEN v_one.queue || '/' || v_one.partition_key <> ALL (v_ours);
                 BEGIN
                     PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
                 EXCEPTION WHEN OTHERS THEN
@@ -188,15 +210,15 @@ BEGIN
         SELECT jobs, array_agg(DISTINCT lock_key) AS keys, array_agg(id) AS notes
           FROM mine GROUP BY jobs ORDER BY jobs
     LOOP
-        PERFORM queue_workflows_lock_keys(v_turn.jobs, v_turn.keys);
+        v_ours := queue_workflows_take_locks(v_turn.jobs, v_turn.keys);
         BEGIN
-            PERFORM queue_workflows_give_turns(v_turn.jobs, v_turn.keys);
+            PERFORM queue_workflows_give_turns(v_turn.jobs, v_ours);
         EXCEPTION WHEN unique_violation THEN
             -- This snapshot is older than an admission: queue_workflows_mend_turns checks the key later.
             NULL;
         WHEN OTHERS THEN
             -- A waiting row that cannot be written must not fail the commit of another job's transaction.
-            PERFORM queue_workflows_give_turns_singly(v_turn.jobs, v_turn.keys);
+            PERFORM queue_workflows_give_turns_singly(v_turn.jobs, v_ours);
         END;
         DELETE FROM lock_turns WHERE id = ANY (v_turn.notes);
     END LOOP;

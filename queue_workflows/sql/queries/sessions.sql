@@ -31,7 +31,7 @@ SELECT set_config('statement_timeout', %(statement_ms)s::text, false),
 
 -- name: stay_idle
 -- Let a session that listens be idle for any time, whatever the role and the database say.
-SET idle_session_timeout = 0;
+SELECT set_config('idle_session_timeout', '0', false);
 
 -- name: role
 -- Return the role and the schema of this session, quoted as SQL needs them.
