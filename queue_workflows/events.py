@@ -22,7 +22,7 @@ VALUE_BYTES = 1 << 20
 def send(name: str, *, key: str | int | None = None, value: Any = None, conn: Any = None) -> bool:
     """Send an event and return True; False if one of this name and key was sent before.
 
-    The jobs that wait for it can be claimed from the commit on. `value`: what the handlers get,
+    The jobs that wait for it can be claimed soon after the commit. `value`: what the handlers get,
     JSON of at most MAX_PAYLOAD_KB and 1 MiB. `conn` (psycopg, SQLAlchemy, Django): join its
     transaction. Raises `StepRefused` for a bad name or key, and `InvalidPayload` (ValueErrors).
     """
@@ -33,7 +33,11 @@ def send(name: str, *, key: str | int | None = None, value: Any = None, conn: An
             f"event {name!r}: its value is larger than 1 MiB; store a path instead"
         )
     with app_connections.transaction(conn) as own:
-        return rows.send(own, name, key, text)
+        sent = rows.send(own, name, key, text)
+    if sent and conn is None:
+        with db.statement() as own:
+            rows.wake_soon(own)
+    return sent
 
 
 async def send_async(

@@ -52,7 +52,7 @@ class NodePool:
         self._check_at = self._drained_at = self._promoted_at = -math.inf
         self._drain_at: float | None = None
         """The time at which events that were notified are drained."""
-        self._kept = db.DedicatedConnection()
+        self._kept = db.DedicatedConnection(lock_s=db.LOOP_LOCK_S)
         self._begin = run_cache.on_connection(self._kept)
         self._rows = row_isolation.Isolation(now_fn)
         self._prune_rows = row_isolation.Isolation(now_fn)
@@ -118,6 +118,8 @@ class NodePool:
                 self.check()
                 return
             kinds = {text for _, text in wake.notified}
+            if "sent" in kinds:
+                self._maintenance.wake("events")
             if "delayed" in kinds:
                 self._check_at = min(self._check_at, now + STREAM_PAUSE_S)
             if "event" in kinds and self._drain_at is None:

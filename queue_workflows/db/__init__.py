@@ -10,6 +10,7 @@ from queue_workflows.db.listen import Listener, Wake, listen
 from queue_workflows.db.loading import load_json
 from queue_workflows.db.migration_files import REQUIRED_VERSION
 from queue_workflows.db.pool import (
+    LOOP_LOCK_S,
     Connection,
     close_pool,
     connect,
@@ -30,6 +31,7 @@ from queue_workflows.db.schema import (
 from queue_workflows.db.subscriptions import Subscriptions
 
 __all__ = [
+    "LOOP_LOCK_S",
     "REQUIRED_VERSION",
     "Connection",
     "Error",

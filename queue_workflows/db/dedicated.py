@@ -34,15 +34,18 @@ class DedicatedConnection:
         channel: str | None = None,
         on_notify: Callable[[str], object] = lambda _: None,
         closed: Callable[[], object] = lambda: None,
+        lock_s: float | None = None,
     ) -> None:
         """With a `channel` each connection listens there, but for POLL_ONLY.
 
         `on_notify` gets the payload of each notification, by `read` or while a statement is
         awaited. Those that are sent while no connection is open are lost; `opened` is called after
-        LISTEN. `closed` is called after a connection was closed, for whatever reason.
+        LISTEN. `closed` is called after a connection was closed, for whatever reason. `lock_s`: as
+        in `connect`.
         """
         self._opened = opened
         self._closed = closed
+        self._lock_s = lock_s
         self._channel = channel
         self._on_notify = on_notify
         self._conn: pool.Dedicated | None = None
@@ -77,7 +80,7 @@ class DedicatedConnection:
         self._reset_in_child()
         if self._conn is None or self._conn.closed:
             self.close()
-            self._conn = pool.connect()
+            self._conn = pool.connect(lock_s=self._lock_s)
             try:
                 self._listen(self._conn)
                 self._opened(self._conn)

@@ -29,6 +29,8 @@ Connection: TypeAlias = "psycopg.Connection[Row]"
 
 ENGINE_POOL_LIMIT = 100
 LOCK_TIMEOUT_S = 3.0
+LOOP_LOCK_S = 0.2
+"""The same for a loop over rows of many: it leaves a row that a stranger keeps locked for later."""
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 TRUSTED_S = 20.0
 """Seconds after which the keepalives of `conninfo` have found a half-open connection."""
@@ -51,7 +53,11 @@ os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _set_up(
-    conn: psycopg.Connection[Any], statement_s: float | None = None, *, limited: bool = True
+    conn: psycopg.Connection[Any],
+    statement_s: float | None = None,
+    lock_s: float | None = None,
+    *,
+    limited: bool = True,
 ) -> None:
     """Set what an engine connection depends on, in one round trip; an app's keeps its own."""
     loading.install(conn)
@@ -60,7 +66,7 @@ def _set_up(
     conn.autocommit = True
     timeouts = {
         "statement_ms": int((statement_s or config.DB_STATEMENT_TIMEOUT_S.read()) * scale_ms),
-        "lock_ms": int(LOCK_TIMEOUT_S * scale_ms),
+        "lock_ms": int((lock_s or LOCK_TIMEOUT_S) * scale_ms),
         "idle_ms": int(IDLE_IN_TRANSACTION_TIMEOUT_S * scale_ms),
     }
     conn.execute(statements.sessions.set_up, timeouts)
@@ -86,12 +92,14 @@ def connect(
     limited: bool = True,
     bare: bool = False,
     timeout_s: float | None = None,
+    lock_s: float | None = None,
     connect_s: float | None = None,
 ) -> Dedicated:
     """Return a dedicated connection of the engine, outside every pool; the caller closes it.
 
     `limited`: with the engine's timeouts, else without any. `timeout_s` replaces that of a
-    statement, `connect_s` that of opening the connection, which the DSN and the setting give.
+    statement, `lock_s` that of a lock, `connect_s` that of opening the connection, which the DSN
+    and the setting give.
     `bare`: in the state in which the server opened it, without a further round trip.
     Raises `InvalidConfig` if the encoding of the database is not UTF-8.
     """
@@ -101,7 +109,7 @@ def connect(
     try:
         _refuse_encoding(conn)
         if not bare:
-            _set_up(conn, timeout_s, limited=limited)
+            _set_up(conn, timeout_s, lock_s, limited=limited)
     except BaseException:
         conn.close()
         raise

@@ -92,6 +92,8 @@ def fire_due(
     Schedules that another transaction has locked are left to it. One that cannot fire keeps the
     reason in `error`, is tried again later, and does not keep the others from firing.
     """
+    # A submitter's open transaction may hold the idempotency keys of many schedules.
+    conn.execute(statements.sessions.wait_for_locks, {"lock_ms": int(db.LOOP_LOCK_S * 1000)})
     given = scope.given(isolation.aside(KIND)) | {"now": now, "limit": limit}
     rows = conn.execute(
         statements.schedule_rows.due, given, prepare=schedule_fires.KEEP_PLAN

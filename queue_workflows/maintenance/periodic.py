@@ -28,7 +28,7 @@ ORPHAN_SWEEP_S: Final = 60.0
 """It reads every waiting job; until then the claim refuses orphans."""
 UNASSIGNABLE_S: Final = 10.0
 EVENTS_S: Final = 5.0
-"""How late at most a job hears of an event whose transaction was open when its wait began."""
+"""How late at most a job hears of an event: its row was locked, or the wait began meanwhile."""
 COUNT_STEPS: Final = 20
 """With the default interval that is faster than a server makes transactions."""
 FLAG: Final = "flag of model"
@@ -53,10 +53,11 @@ class PeriodicTasks:
         self._check_s = check_s
         self._lock_keys_s = lock_keys_s
         self._database = availability.Availability(now_fn)
-        self._dedicated = db.DedicatedConnection()
+        self._dedicated = db.DedicatedConnection(lock_s=db.LOOP_LOCK_S)
         """An idle task is a single statement, without a checkout from the pool."""
         self._rows = row_isolation.Isolation(now_fn)
-        self._wake: Callable[..., None] = lambda *_: None
+        self.wake: Callable[..., None] = lambda *_: None
+        """Makes the tasks of these names due at once, while the loop runs."""
         self._has_counted = True
         """Whether the last count of events had the rights for it."""
         self._unserved: dict[str, float] = {}
@@ -69,7 +70,7 @@ class PeriodicTasks:
     def loop(self) -> service.Loop:
         """Return the service that runs all tasks."""
         made = service.Loop("maintenance", self.tasks(), now_fn=self._now)
-        self._wake = made.wake
+        self.wake = made.wake
         return made
 
     def tasks(self) -> list[service.Task]:
@@ -105,7 +106,7 @@ class PeriodicTasks:
             "limits": found.partitions,
         }
         if names := [name for name, has_work in wanted.items() if has_work]:
-            self._wake(*names)
+            self.wake(*names)
 
     def reclaim(self) -> None:
         """Take back jobs whose lease has lapsed.

@@ -13,7 +13,17 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import db, errors, events, history, ingest_executor, jobs, node_executor, steps
+from queue_workflows import (
+    db,
+    errors,
+    events,
+    history,
+    ingest_executor,
+    jobs,
+    node_executor,
+    runs,
+    steps,
+)
 from tests.hostile import roles
 from tests.support import console, factories, sweeps, transitions
 from tests.support.factories import job
@@ -76,17 +86,26 @@ def test_an_event_that_was_sent_before_the_wait_counts_and_the_first_one_wins(
         conn.execute("INSERT INTO events (name) VALUES ('approved')")
 
 
-def test_a_plain_insert_wakes_at_its_commit_and_a_rollback_does_not(
-    conn: db.Connection,
+def swept() -> None:
+    """Do what an orchestrator does about the notification of an event."""
+    with sweeps.tasks() as orchestrator:
+        orchestrator.wake_waiting()
+
+
+def test_a_plain_insert_notifies_at_its_commit_and_a_rollback_does_not(
+    conn: db.Connection, heard: Callable[[], list[tuple[str, str]]]
 ) -> None:
     queued(conn, lambda reason: steps.wait_for_event("approved", key="k"))
     run(conn)
+    heard()
     with db.connect() as own, own.transaction(force_rollback=True):
         own.execute("INSERT INTO events (name, key) VALUES ('approved', 'k')")
     assert is_waiting(conn)
     with db.connect() as own, own.transaction():
         events.send("approved", key="k", value=True, conn=own)
-        assert is_waiting(conn)
+        assert ("orchestrator_work", "sent") not in heard()
+    assert ("orchestrator_work", "sent") in heard()
+    swept()
     assert factories.one(conn, "SELECT resume_at <= now() FROM ingest_jobs")
     assert run(conn) == "completed"
     assert job(conn)["result"] == {"result": True}
@@ -328,8 +347,39 @@ def test_the_sweep_wakes_for_an_event_whose_transaction_was_open_when_the_wait_b
         events.send("approved", value=1, conn=own)
         assert run(conn) == "failed"
     assert is_waiting(conn)
-    with sweeps.tasks() as orchestrator:
-        orchestrator.wake_waiting()
+    swept()
+    assert run(conn) == "completed"
+
+
+def test_an_open_transaction_with_an_event_holds_neither_a_job_nor_its_run(
+    conn: db.Connection,
+) -> None:
+    queue_workflows.register_node("asks", lambda: {"ok": steps.wait_for_event("approved")})
+    node = factories.node(conn, node_module="asks", max_attempts=1)
+    queued(conn, lambda reason: steps.wait_for_event("approved"))
+    run(conn)
+    node_executor.execute_node(transitions.claim_node(conn))
+    with db.connect() as own, own.transaction():
+        own.execute("INSERT INTO events (name) VALUES ('approved')")
+        conn.execute("SET lock_timeout = 1")
+        jobs.cancel(job(conn)["id"], conn=conn)
+        runs.cancel(node["run_id"], conn=conn)
+        conn.execute("SET lock_timeout = 0")
+    assert job(conn)["status"] == "cancelled"
+    swept()
+
+
+def test_a_job_that_a_session_keeps_locked_delays_the_wake_of_no_other(conn: db.Connection) -> None:
+    for job_id in ("a", "b"):
+        queue_workflows.register_ingest_task("t", lambda reason: steps.wait_for_event("approved"))
+        factories.ingest(conn, id=job_id)
+        assert run(conn) == "failed"
+    with db.connect() as own, own.transaction():
+        own.execute("SELECT FROM ingest_jobs WHERE id = 'a' FOR UPDATE")
+        assert events.send("approved", value=1)
+        assert run(conn) == "completed"
+        assert run(conn) is None
+    swept()
     assert run(conn) == "completed"
 
 
@@ -343,9 +393,7 @@ def test_a_transaction_that_is_about_to_end_the_wait_holds_no_worker_up(
     with db.connect() as own, own.transaction():
         events.send("approved", value=1, conn=own)
         assert ingest_executor.execute_ingest_job(claimed[0]) == "failed"
-    soon = "SELECT resume_at < now() + interval '2 seconds' FROM ingest_jobs"
-    assert factories.one(conn, soon)
-    due_now(conn)
+    swept()
     assert run(conn) == "completed"
 
 
@@ -447,5 +495,6 @@ def test_a_role_for_submit_sends_events_and_wakes_jobs_and_changes_nothing_else(
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 own.execute(refused.encode())
         own.execute("INSERT INTO events (name, value) VALUES ('approved', '[5]')")
+    swept()
     assert run(conn) == "completed"
     assert job(conn)["result"] == {"result": [5]}

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, db, node_pool, node_queue, runs
+import queue_workflows
+from queue_workflows import config, db, ingest_executor, node_pool, node_queue, runs, steps
+from queue_workflows.maintenance import periodic
 from tests.support import factories, flow, orchestrators, sweeps, transitions, wait
 
 
@@ -59,6 +61,18 @@ def test_an_event_and_an_answer_are_dispatched_at_once(toy: flow.Flow, hourly: N
         wait.until(lambda: flow.job(run_id, "q")["input_spec"])
         runs.answer(run_id, "q", 1)
         wait.until(lambda: "t/b" in flow.jobs(run_id))
+
+
+def test_a_job_that_waits_for_an_event_wakes_at_the_commit_of_a_plain_insert(
+    conn: Any, hourly: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(periodic, "EVENTS_S", 3600.0)
+    queue_workflows.register_ingest_task("t", lambda: steps.wait_for_event("approved"))
+    factories.ingest(conn)
+    with running():
+        ingest_executor.execute_ingest_job(transitions.claim_ingest(conn))
+        conn.execute("INSERT INTO events (name) VALUES ('approved')")
+        wait.until(lambda: factories.job(conn)["resume_at"] is not None)
 
 
 def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notification(

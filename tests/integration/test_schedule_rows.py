@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -395,6 +396,25 @@ def test_an_idempotency_key_that_a_session_holds_delays_one_schedule(
         return len(fires()) == 4
 
     wait.until(caught_up)
+
+
+def test_a_session_that_holds_many_idempotency_keys_delays_other_schedules_little(
+    db: ModuleType,
+):
+    clock = Clock(TEN)
+    held = [hourly(f"a{n}", idempotency_key=f"key {n}") for n in range(10)]
+    ticker = put(clock, *held, hourly("z"))
+    clock.now = TEN + 6 * MINUTE
+    with queue_workflows.db.connect(autocommit=False, limited=False) as submitter:
+        submitter.execute(
+            "INSERT INTO ingest_jobs (task_name, queue, idempotency_key)"
+            " SELECT 'prices', 'fetch', 'key ' || n FROM generate_series(0, 9) n"
+        )
+        began = time.monotonic()
+        ticker.run_once()
+        assert time.monotonic() - began < 15  # with LOCK_TIMEOUT_S for each: 30
+        assert fires() == [("z", 5, None)]
+        submitter.rollback()
 
 
 def test_start_and_end_bound_the_instants(db: ModuleType):

@@ -1,19 +1,13 @@
 -- Wake the jobs that wait for an event.
 
--- Make the jobs claimable whose handlers wait for a new event, in the transaction that inserts it. The steps come before
--- the jobs, as in queue_workflows_wake_waiting(): a job that is about to be queued again holds its step until then.
+-- Let an orchestrator wake the jobs that wait for a new event, once it is committed. The sender writes its own row alone:
+-- while its transaction is open, it holds no job and no step.
 CREATE OR REPLACE FUNCTION queue_workflows_event_sent() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    v_steps bigint[];
 BEGIN
-    WITH arrived AS (
-        UPDATE job_steps s SET state = 'running' FROM added e
-         WHERE s.kind = 'event' AND s.state = 'waiting' AND s.name = e.name AND s.key = e.key
-     RETURNING s.id)
-    SELECT array_agg(a.id) INTO v_steps FROM arrived a;
-    IF v_steps IS NOT NULL THEN
-        PERFORM queue_workflows_wake_jobs(v_steps);
+    IF EXISTS (SELECT FROM added e JOIN job_steps s ON s.name = e.name AND s.key = e.key
+                WHERE s.kind = 'event' AND s.state = 'waiting') THEN
+        PERFORM pg_notify('orchestrator_work', 'sent');
     END IF;
     RETURN NULL;
 END $$;
@@ -50,22 +44,31 @@ BEGIN
     PERFORM pg_notify('node_job_ready', q) FROM unnest(v_queues) q;
 END $$;
 
--- Wake up to 1,000 jobs whose event is there although they wait: its transaction began to wait for them before theirs
--- was committed, or saw an older snapshot. Return how many steps were woken. Rows that are locked come later.
+-- Wake up to 1,000 jobs of each family whose event is there although they wait for it. Return how many steps were woken.
+-- Rows that are locked come later. No row is waited for, as a session of an app may keep one.
 CREATE OR REPLACE FUNCTION queue_workflows_wake_waiting() RETURNS integer LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     v_steps bigint[];
 BEGIN
     PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
-    WITH missed AS MATERIALIZED (
+    WITH of_ingest AS MATERIALIZED (
         SELECT s.id
           FROM job_steps s
-         WHERE s.kind = 'event' AND s.state = 'waiting'
+          JOIN ingest_jobs j ON j.id = s.job_id
+         WHERE s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
            AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
-         LIMIT 1000 FOR UPDATE SKIP LOCKED),
+         LIMIT 1000 FOR UPDATE OF s, j SKIP LOCKED),
+    of_nodes AS MATERIALIZED (
+        SELECT s.id
+          FROM job_steps s
+          JOIN workflow_node_jobs j ON j.id = s.job_id
+         WHERE s.job_table = 'workflow_node_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+           AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
+         LIMIT 1000 FOR UPDATE OF s, j SKIP LOCKED),
     woken AS (
-        UPDATE job_steps s SET state = 'running' FROM missed m WHERE s.id = m.id RETURNING s.id)
+        UPDATE job_steps s SET state = 'running'
+         WHERE s.id = ANY (ARRAY(SELECT id FROM of_ingest UNION ALL SELECT id FROM of_nodes)) RETURNING s.id)
     SELECT array_agg(w.id) INTO v_steps FROM woken w;
     IF v_steps IS NOT NULL THEN
         PERFORM queue_workflows_wake_jobs(v_steps);

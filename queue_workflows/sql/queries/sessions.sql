@@ -33,6 +33,10 @@ SELECT set_config('statement_timeout', %(statement_ms)s::text, false),
 -- Let a session that listens be idle for any time, whatever the role and the database say.
 SELECT set_config('idle_session_timeout', '0', false);
 
+-- name: wait_for_locks
+-- Let the statements of this transaction wait so many milliseconds for a lock.
+SELECT set_config('lock_timeout', %(lock_ms)s::text, true);
+
 -- name: role
 -- Return the role and the schema of this session, quoted as SQL needs them.
 SELECT quote_ident(current_user) AS role,
