@@ -42,6 +42,7 @@ class NodeFunctions:
             yield findings.error(at, found.message, found.remedy)
         else:
             yield from _arguments(node, found, at)
+            yield from _annotations(node, found, at)
 
     def outputs(self, node: graph.Node) -> frozenset[str] | None:
         """Return the keys of a node's result; None if unknown."""
@@ -136,6 +137,18 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
         yield findings.warning(
             at, f"{node.module!r} asks for model_handle, and gets None", "name the node's model"
         )
+
+
+def _annotations(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
+    """Find inputs that never are what a function declared by `@node` is annotated with."""
+    unfit = module.unfit_inputs if isinstance(module, node_functions.NodeFunction) else {}
+    for name in node.inputs:
+        if name in unfit:
+            yield findings.error(
+                at,
+                f"{node.module!r} takes {name!r}: {unfit[name]}",
+                "annotate it with a type that inputs can have",
+            )
 
 
 def _is_none(parameter: inspect.Parameter, inputs: Mapping[str, Any]) -> bool:

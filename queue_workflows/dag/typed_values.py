@@ -6,13 +6,15 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import functools
 import inspect
 import pathlib
+import sys
 import types
 import typing
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors
 from queue_workflows.dag import jsonable, key_names
@@ -32,17 +34,88 @@ _NAMED = 10
 """The most unknown names in an error, since a row may have a million."""
 
 
+_TEXTS = (pathlib.PurePath, enum.Enum, datetime.date, datetime.time, uuid.UUID, decimal.Decimal)
+"""The classes whose values are stored as JSON values of another type, as `jsonable.plain` does."""
+_MAPPINGS = (dict, Mapping, MutableMapping)
+"""The annotations of a JSON object with members of one type."""
+_WITHOUT_FRACTION = 10**16
+"""The least float that is written in JSON as `1e+16`; jsonb makes it a whole number."""
+_SAMPLES: tuple[Any, ...] = ("", 0, 0.5, True, None, [], {})
+"""A value of each type that JSON has."""
+_UNIONS = (typing.Union, types.UnionType)
+"""The origins of `A | B` and `Optional[A]`."""
+_PRESENCE = ("Required", "NotRequired", "ReadOnly")
+"""What a `TypedDict` says of a key, beside its type."""
+
+
+class Unread(NamedTuple):
+    """An annotation that the running program cannot evaluate, and why."""
+
+    text: str
+    reason: str
+
+
 def read(annotation: Any, scope: Mapping[str, Any]) -> Any:
-    """Return the annotation of a source text; `Any` if it is empty."""
+    """Return an annotation with each name in it evaluated: `Any` if it is empty, or `Unread`."""
     if annotation is inspect.Parameter.empty:
         return Any
-    if not isinstance(annotation, str):
-        return annotation
     try:
+        return _evaluated(annotation, dict(scope))
+    except Exception as error:  # noqa: BLE001  a name that only a type checker knows
+        text = annotation if isinstance(annotation, str) else repr(annotation)
+        return Unread(text, f"{type(error).__name__}: {error}")
+
+
+def _evaluated(kind: Any, scope: dict[str, Any]) -> Any:
+    if isinstance(kind, typing.ForwardRef):
+        module = sys.modules.get(str(getattr(kind, "__forward_module__", None)))
+        scope, kind = {**scope, **vars(module)} if module else scope, kind.__forward_arg__
+    if isinstance(kind, str):
         # The text is the app's own source, evaluated as `typing.get_type_hints` does.
-        return eval(annotation, dict(scope))  # noqa: S307
-    except Exception:  # noqa: BLE001  a name that only a type checker knows
-        return Any
+        return _evaluated(eval(kind, scope), scope)  # noqa: S307
+    origin: Any = typing.get_origin(kind)
+    members = typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _evaluated(members[0], scope)
+    if not members or origin is typing.Literal:
+        return kind
+    inner = tuple(_evaluated(member, scope) for member in members)
+    if all(new is old for new, old in zip(inner, members, strict=True)):
+        return kind
+    if origin in _UNIONS:
+        return typing.Union[inner]  # noqa: UP007
+    return origin[inner[0] if _presence(origin) else inner]
+
+
+def _presence(origin: Any) -> str | None:
+    """Return `NotRequired` or its like for the origin of an annotation; None for another."""
+    name = getattr(origin, "_name", None)
+    return name if name in _PRESENCE else None
+
+
+def _unwrapped(kind: Any) -> Any:
+    """Return an annotation without its wrappers: a NewType, an alias, `Required`, `InitVar`."""
+    while True:
+        origin = typing.get_origin(kind)
+        if origin is typing.Annotated or _presence(origin):
+            kind = typing.get_args(kind)[0]
+        elif type(kind).__name__ == "InitVar":
+            kind = kind.type
+        elif type(kind).__name__ == "TypeAliasType":
+            kind = kind.__value__
+        elif hasattr(kind, "__supertype__"):
+            kind = kind.__supertype__
+        elif kind is None:
+            return type(None)
+        elif not isinstance(kind, type) and not hasattr(kind, "__args__"):
+            return typing.get_origin(kind) or kind  # `typing.List` stands for `list`
+        else:
+            return kind
+
+
+def _name(kind: Any) -> str:
+    """Return an annotation as its source writes it."""
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
 def is_record(kind: Any) -> bool:
@@ -74,6 +147,11 @@ class Keywords:
         self._rest = rest[0] if rest else None
         self._takes_rest = bool(rest)
 
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """Return the annotations of the parameters."""
+        return (*self._kinds.values(), *([self._rest] if self._takes_rest else []))
+
     def __bool__(self) -> bool:
         return bool(self._kinds)
 
@@ -83,7 +161,7 @@ class Keywords:
         """Return the keywords; raise `ArgsRefused` that starts with `where`.
 
         It names missing and unknown keys (with the closest known name) and wrong types. `optional`:
-        further names that may be given, with their annotations.
+        further names that may be given, with their
         """
         if not isinstance(given, dict):
             if not self._strict:
@@ -114,10 +192,10 @@ class Keywords:
         if reasons:
             raise errors.ArgsRefused(f"{where}: {'; '.join(reasons)}")
 
-    def accepts(self, name: str, value: Any) -> bool:
+    def accepts(self, name: str, value: Any, optional: Mapping[str, Any] | None = None) -> bool:
         """Return whether the value fits the annotation of this name; True for another name."""
         try:
-            taken(value, self._kinds.get(name, Any), name)
+            taken(value, {**(optional or {}), **self._kinds}.get(name, Any), name)
         except errors.ArgsRefused:
             return False
         return True
@@ -152,50 +230,97 @@ def _listed(names: Sequence[str]) -> str:
 def taken(value: Any, kind: Any, where: str) -> Any:
     """Return what a handler gets for a JSON value; raise `ArgsRefused` if it does not fit.
 
-    Paths, dates, times, UUIDs, Decimals, enum members, tuples, dataclasses and models are
-    converted. Any other annotation takes any value. The error starts with `where`.
+    Paths, dates, times, UUIDs, Decimals, enum members, tuples, named tuples, dataclasses and models
+    are converted, also inside of lists, dicts and `TypedDict`s; any other annotation takes any
+    value. The error starts with `where`.
+    Whatever code of the app raises (`__post_init__`, a validator) is a refusal, too.
     """
-    origin = typing.get_origin(kind)
-    if origin is typing.Annotated:
-        return taken(value, typing.get_args(kind)[0], where)
-    if origin in (typing.Union, types.UnionType):
-        return _any_of(value, typing.get_args(kind), kind, where)
+    try:
+        return _taken(value, kind, where)
+    except errors.ArgsRefused:
+        raise
+    except (Exception, SystemExit) as error:
+        raise errors.ArgsRefused(f"{where}: {_described(error)}") from error
+
+
+def _taken(value: Any, kind: Any, where: str) -> Any:
+    kind = _unwrapped(kind)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in _UNIONS:
+        return _any_of(value, inner, kind, where)
     if origin is typing.Literal:
-        if not any(type(value) is type(one) and value == one for one in typing.get_args(kind)):
-            raise _refused(value, kind, where)
-        return value
+        return _one_of(value, inner, kind, where)
+    if (fields := _fields(kind)) is not None:
+        return _record(value, kind, fields, where)
     if origin is not None:
-        return _filled(value, origin, typing.get_args(kind), kind, where)
-    kind = type(None) if kind is None else kind
-    if not isinstance(kind, type):
-        return value
-    if kind not in _PLAIN:
+        return _filled(value, origin, inner, kind, where)
+    return _of_class(value, kind, where)
+
+
+def _of_class(value: Any, kind: Any, where: str) -> Any:
+    if isinstance(kind, Unread):
+        raise errors.ArgsRefused(f"{where}: {unfit(kind)}")
+    if kind is Any or not isinstance(kind, type):
+        return value  # a type variable takes any, too
+    if hasattr(kind, "model_validate"):
+        return cast("Any", kind).model_validate(value)
+    if issubclass(kind, _TEXTS):
         return _made(value, kind, where)
+    if kind is tuple:
+        return tuple(taken(value, list, where))
+    if kind not in _PLAIN:
+        return value
     if not isinstance(value, _PLAIN[kind]) or (isinstance(value, bool) and kind is not bool):
         raise _refused(value, kind, where)
-    return value
+    return float(value) if kind is float and abs(value) >= _WITHOUT_FRACTION else value
 
 
 def _any_of(value: Any, kinds: Sequence[Any], kind: Any, where: str) -> Any:
+    """Return the value as the first type of JSON that it has, else as what is stored as it is."""
+    found: list[Any] = []
     # A text for `Path | str` stays a text, and 1 for `float | int` stays 1.
-    for one in sorted(kinds, key=lambda each: each not in _PLAIN):
+    for one in sorted(kinds, key=lambda each: (each is not type(value), each not in _PLAIN)):
         try:
-            return taken(value, one, where)
+            found.append(taken(value, one, where))
         except errors.ArgsRefused:
             continue
+        if found[-1] is value or _is_stored_as(found[-1], value):
+            return found[-1]
+    if not found:
+        raise _refused(value, kind, where)
+    return found[0]
+
+
+def _one_of(value: Any, members: Iterable[Any], kind: Any, where: str) -> Any:
+    for one in members:
+        if _is_stored_as(one, value):
+            return one
+    if isinstance(kind, type) and not isinstance(value, bool):
+        return _converted(value, kind, kind, where)  # flags that are combined, `_missing_`
     raise _refused(value, kind, where)
+
+
+def _is_stored_as(one: Any, value: Any) -> bool:
+    try:
+        stored = jsonable.plain(one, "a value")
+    except errors.InvalidPayload:
+        return False
+    return type(stored) is type(value) and stored == value
 
 
 def _filled(value: Any, origin: Any, inner: Sequence[Any], kind: Any, where: str) -> Any:
     """Return a list, tuple or dict with converted members."""
-    if not isinstance(origin, type):
-        return value
-    if issubclass(origin, Mapping):
+    if origin in _MAPPINGS:
         if not isinstance(value, dict):
             raise _refused(value, kind, where)
         members = cast("dict[str, Any]", value)
-        return {key: taken(each, inner[-1], f"{where}[{key!r}]") for key, each in members.items()}
-    if not issubclass(origin, Sequence):
+        return {
+            taken(key, inner[0], f"{where}: key {key!r:.80}"): taken(
+                each, inner[1], f"{where}[{key!r}]"
+            )
+            for key, each in members.items()
+        }
+    if origin is not tuple and not issubclass(list, origin):
         return value
     if not isinstance(value, (list, tuple)):
         raise _refused(value, kind, where)
@@ -209,67 +334,154 @@ def _filled(value: Any, origin: Any, inner: Sequence[Any], kind: Any, where: str
     return tuple(taken(each, one, f"{where}[{n}]") for n, (each, one) in pairs)
 
 
-def _made(value: Any, kind: type, where: str) -> Any:
-    """Return a value of a class that JSON cannot represent."""
-    if is_record(kind):
-        return _record(value, kind, where)
-    if issubclass(kind, pathlib.PurePath):
-        make: Callable[[Any], Any] = pathlib.Path if kind is pathlib.Path else kind
-    elif issubclass(kind, enum.Enum):
-        return _converted(value, kind, kind, where)
-    elif issubclass(kind, (datetime.date, datetime.time)):
-        make = kind.fromisoformat
-    elif issubclass(kind, uuid.UUID):
-        make = kind
-    elif issubclass(kind, decimal.Decimal):
-        return _decimal(value, kind, where)
-    else:
-        return value
+def _made(value: Any, kind: Any, where: str) -> Any:
+    """Return a value of a class of `_TEXTS`."""
+    if issubclass(kind, enum.Enum):
+        return _one_of(value, kind, kind, where)
+    if issubclass(kind, decimal.Decimal):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return kind(value)
+        if isinstance(value, float):
+            remedy = 'write it as text, as in "1.10": JSON numbers with a fraction lose digits'
+            raise errors.ArgsRefused(f"{_refused(value, kind, where)}; {remedy}")
     if not isinstance(value, str):
         raise _refused(value, kind, where)
+    make = getattr(kind, "fromisoformat", kind)  # of dates and times
     return _converted(value, make, kind, where)
-
-
-def _decimal(value: Any, kind: type[decimal.Decimal], where: str) -> decimal.Decimal:
-    """Return the number that a text or a JSON number writes."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise _refused(value, kind, where)
-    try:
-        return kind(str(value))
-    except (decimal.InvalidOperation, ValueError):
-        raise _refused(value, kind, where) from None
 
 
 def _converted(value: Any, make: Callable[[Any], Any], kind: Any, where: str) -> Any:
     try:
         return make(value)
-    except ValueError:
+    except (ValueError, decimal.InvalidOperation):
         raise _refused(value, kind, where) from None
 
 
-def _record(value: Any, kind: Any, where: str) -> Any:
-    if hasattr(kind, "model_validate"):
-        try:
-            return kind.model_validate(value)
-        except (ValueError, TypeError) as error:
-            raise errors.ArgsRefused(f"{where}: {_model_error(error)}") from error
-    scope = getattr(inspect.getmodule(kind), "__dict__", {})
-    fields = Keywords(list(inspect.signature(kind).parameters.values()), scope)
-    return kind(**fields.bound(value, where))
+def _record(value: Any, kind: Any, fields: _Fields, where: str) -> Any:
+    """Return a dataclass, a named tuple, or the dict of a `TypedDict`."""
+    if fields.names is None:
+        found = fields.keywords.bound(value, where)
+        late = {name: found.pop(name) for name in fields.later if name in found}
+        made = kind(**found)
+        for name, each in late.items():
+            object.__setattr__(made, name, each)
+        return {**value, **made} if fields.is_dict else made
+    if not isinstance(value, (list, tuple)) or len(cast("list[Any]", value)) > len(fields.names):
+        raise _refused(value, kind, where)
+    listed = cast("list[Any]", value)
+    return kind(**fields.keywords.bound(dict(zip(fields.names, listed, strict=False)), where))
 
 
-def _model_error(error: Exception) -> str:
-    """Return a model's complaint; if it lists errors as pydantic does, without values: secrets."""
-    listed = getattr(error, "errors", None)
-    if not callable(listed):
-        return str(error)
-    complaints: list[str] = []
-    for each in cast("list[dict[str, Any]]", listed()):
-        place = ".".join(map(str, each.get("loc", ())))
-        complaints.append(f"{place}: {each.get('msg')}" if place else str(each.get("msg")))
-    return "; ".join(complaints)
+class _Fields(NamedTuple):
+    """The fields of a record. `names`: in order, for a named tuple, which is stored as a list.
+
+    `later`: fields of a dataclass that its `__init__` does not take.
+    """
+
+    keywords: Keywords
+    names: tuple[str, ...] | None = None
+    later: tuple[str, ...] = ()
+    is_dict: bool = False
+
+
+def _fields(kind: Any) -> _Fields | None:
+    """Return the fields of a dataclass, a named tuple or a `TypedDict`; None for another type."""
+    origin: Any = typing.get_origin(kind) or kind
+    named = tuple in getattr(origin, "__mro__", ()) and hasattr(origin, "_fields")
+    record = named or typing.is_typeddict(origin) or dataclasses.is_dataclass(origin)
+    return _fields_of(kind) if record and isinstance(origin, type) else None
+
+
+@functools.lru_cache(maxsize=512)
+def _fields_of(kind: Any) -> _Fields:
+    origin: Any = typing.get_origin(kind) or kind
+    kinds: dict[str, Any] = {}
+    for base in reversed(origin.__mro__):
+        scope = {**vars(sys.modules.get(base.__module__, types)), base.__name__: base}
+        found = inspect.get_annotations(base)
+        kinds |= {name: read(annotation, scope) for name, annotation in found.items()}
+    known = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(kind), strict=False))
+    kinds = {name: _specialised(each, known) for name, each in kinds.items()}
+    make, later, needed = inspect.Parameter, tuple[str, ...](), list[inspect.Parameter]()
+    if is_dict := typing.is_typeddict(origin):
+        for name, each in kinds.items():
+            may = name in origin.__optional_keys__
+            may = may or _presence(typing.get_origin(each)) == "NotRequired"
+            default = None if may else make.empty
+            needed.append(make(name, make.KEYWORD_ONLY, default=default, annotation=each))
+    else:
+        needed = [
+            each.replace(annotation=kinds.get(each.name, make.empty))
+            for each in inspect.signature(origin).parameters.values()
+            if each.kind is not make.VAR_POSITIONAL
+        ]
+    names = getattr(origin, "_fields", None)
+    if dataclasses.is_dataclass(origin):
+        later = tuple(each.name for each in dataclasses.fields(origin) if not each.init)
+        needed += [
+            make(name, make.KEYWORD_ONLY, default=None, annotation=kinds[name]) for name in later
+        ]
+    return _Fields(Keywords(needed, {}, strict=not is_dict), names, later, is_dict)
+
+
+def _specialised(kind: Any, known: Mapping[Any, Any]) -> Any:
+    """Return an annotation with the type variables of a generic class replaced."""
+    if isinstance(kind, typing.TypeVar):
+        return known.get(kind, kind)
+    variables: tuple[Any, ...] = getattr(kind, "__parameters__", ()) if known else ()
+    return kind[tuple(known.get(each, each) for each in variables)] if variables else kind
+
+
+def unfit(kind: Any, seen: tuple[Any, ...] = ()) -> str | None:
+    """Return why no input can be a value of this annotation; None if one can."""
+    if isinstance(kind, Unread):
+        return (
+            f"its annotation {kind.text!r:.200} cannot be read ({kind.reason}): define what it "
+            "names at the top of its module"
+        )
+    kind = _unwrapped(kind)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in _UNIONS:
+        reasons = [unfit(one, seen) for one in inner if one is not type(None)]
+        return None if None in reasons else next(iter(reasons), None)
+    if kind is Any or origin is typing.Literal or kind in seen:
+        return None
+    if (fields := _fields(kind)) is not None:
+        inner = fields.keywords.kinds
+    elif not isinstance(origin or kind, type):
+        return None
+    elif origin in _MAPPINGS and inner[0] in (int, float, bool):
+        return f"the keys of a JSON object are texts, and {_name(kind)} has others"
+    elif not hasattr(kind, "model_validate") and not _is_of_json(origin or kind):
+        return f"JSON has no {_name(origin or kind)}"
+    reasons = (unfit(one, (*seen, kind)) for one in inner if one is not ...)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _is_of_json(kind: type) -> bool:
+    if kind in _PLAIN or kind is tuple or issubclass(kind, _TEXTS):
+        return True
+    try:
+        return any(isinstance(sample, kind) for sample in _SAMPLES)
+    except TypeError:  # a protocol
+        return False
+
+
+def _described(error: BaseException) -> str:
+    """Return what the app's code raised, on a line; without values if it lists errors: secrets."""
+    try:
+        listed = getattr(error, "errors", None)
+        if not callable(listed):
+            name = "" if type(error) in (ValueError, TypeError) else f"{type(error).__name__}: "
+            return f"{name}{' '.join(str(error).split())}"
+        complaints: list[str] = []
+        for each in cast("list[dict[str, Any]]", listed()):  # as pydantic does
+            place = ".".join(map(str, each.get("loc", ())))
+            complaints.append(f"{place}: {each.get('msg')}" if place else str(each.get("msg")))
+        return "; ".join(complaints)
+    except Exception:  # noqa: BLE001  the boundary around app code: an error's own text
+        return type(error).__name__
 
 
 def _refused(value: Any, kind: Any, where: str) -> errors.ArgsRefused:
-    name = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-    return errors.ArgsRefused(f"{where}: {name}, not {repr(value)[:_SHOWN]}")
+    return errors.ArgsRefused(f"{where}: {_name(kind)}, not {repr(value)[:_SHOWN]}")

@@ -62,6 +62,14 @@ def inputs_of(function: Callable[..., Any]) -> typed_values.Keywords:
     return typed_values.Keywords(parameters, arguments.scope_of(function))
 
 
+def _refuse_unfit(function: Callable[..., Any], name: str) -> None:
+    scope = arguments.scope_of(function)
+    for key, each in inspect.signature(function).parameters.items():
+        reason = typed_values.unfit(typed_values.read(each.annotation, scope))
+        if reason is not None:
+            raise errors.InvalidWorkflow(f"workflow {name!r}: {key!r}: {reason}")
+
+
 def build(function: Callable[..., Any], name: str) -> Compiled:
     """Return the documents of a workflow.
 
@@ -80,6 +88,7 @@ def build(function: Callable[..., Any], name: str) -> Compiled:
     graph = building.Graph(name)
     graph.above = _current.get()
     needs = needs_of(function, name)
+    _refuse_unfit(function, name)
     token = _current.set(graph)
     try:
         returned = function(**{key: graph.of_run(key) for key in needs})

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from queue_workflows import errors
+from queue_workflows.dag import arguments, typed_values
 
 OFFERS = frozenset(
     {
@@ -86,18 +87,25 @@ class NodeFunction:
         annotation = self.signature.return_annotation
         if annotation is inspect.Signature.empty:
             return Result("dict")
-        if isinstance(annotation, str):
-            try:
-                # The text is the app's own source, evaluated as `typing.get_type_hints` does.
-                annotation = eval(annotation, self.function.__globals__)  # noqa: S307
-            except Exception as error:
-                raise errors.InvalidWorkflow(
-                    f"node {self.name!r}: its return annotation {annotation!r} cannot be read "
-                    f"({error}): define what it names at the top of its module"
-                ) from error
+        annotation = typed_values.read(annotation, arguments.scope_of(self.function))
+        if isinstance(annotation, typed_values.Unread):
+            raise errors.InvalidWorkflow(
+                f"node {self.name!r}: its return annotation {annotation.text!r} cannot be read "
+                f"({annotation.reason}): define what it names at the top of its module"
+            )
         if inspect.isgeneratorfunction(self.function):
             return _result_of_generator(annotation)
         return _result(annotation)
+
+    @functools.cached_property
+    def unfit_inputs(self) -> dict[str, str]:
+        """Return why no input can be a value of a parameter's annotation, by the parameter."""
+        scope = arguments.scope_of(self.function)
+        return {
+            each.name: reason
+            for each in self.signature.parameters.values()
+            if (reason := typed_values.unfit(typed_values.read(each.annotation, scope))) is not None
+        }
 
     @property
     def run(self) -> Callable[..., Any]:
@@ -119,6 +127,11 @@ class NodeFunction:
             ) from None
         found: dict[str, Any] = {}
         for parameter in self.signature.parameters.values():
+            if parameter.name in bound and parameter.name in self.unfit_inputs:
+                raise errors.InvalidWorkflow(
+                    f"{where}: {self.name}'s {parameter.name!r}: "
+                    f"{self.unfit_inputs[parameter.name]}"
+                )
             if parameter.kind is parameter.VAR_KEYWORD:
                 found |= bound.get(parameter.name, {})
             elif parameter.name in bound:

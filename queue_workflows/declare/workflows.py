@@ -102,17 +102,26 @@ class Workflow(callables.Mapped[P, R]):
         typed_values.check_as_stored(self._check_stored, given, where)
 
     def _check_stored(self, given: Any, where: str) -> None:
-        optional: Mapping[str, Any] = {}
-        if isinstance(given, dict) and given.keys() - set(self.needs):
-            try:
-                optional = self._built().run_inputs
-            except errors.InvalidWorkflow:
-                return  # the run fails with this reason when it starts
-        self._inputs.bound(given, where, optional)
+        names = cast("dict[str, Any]", given).keys() if isinstance(given, dict) else ()
+        optional = self._optional(names)
+        if optional is not None:
+            self._inputs.bound(given, where, optional)
+
+    def _optional(self, names: Iterable[str]) -> Mapping[str, Any] | None:
+        """Return what `run_input` names, if these are more than the parameters.
+
+        Returns None if the graph cannot be built: the run fails with that reason when it starts.
+        """
+        if set(names) <= set(self.needs):
+            return {}
+        try:
+            return self._built().run_inputs
+        except errors.InvalidWorkflow:
+            return None
 
     def accepts_input(self, key: str, value: Any) -> bool:
         """Return whether the value fits the parameter of this name; True if there is none."""
-        return self._inputs.accepts(key, value)
+        return self._inputs.accepts(key, value, self._optional([key]) or {})
 
     def install(self) -> None:
         """Add it to this process's provider; `InvalidConfig` if another one has that name."""

@@ -44,7 +44,11 @@ class TaskCaller:
         if self.args and places:
             kind = kinds[0 if self._args_first or len(places) == 1 else 1]
             self._record = kind if any(map(typed_values.is_record, _members(kind))) else None
-        named = [p for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+        named = [
+            p.replace(annotation=_readable(p.annotation, scope))
+            for p in found
+            if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
+        ]
         # Apps of 0.3.0 have tasks with args and `(reason, *, client=...)`, which drop the args.
         strict = not self.reason or any(p.default is p.empty for p in named)
         self._keywords = typed_values.Keywords([] if self.args else named, scope, strict=strict)
@@ -113,6 +117,12 @@ def _members(kind: Any) -> list[Any]:
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return [each for each in typing.get_args(kind) if each is not type(None)]
     return [kind]
+
+
+def _readable(annotation: Any, scope: Mapping[str, Any]) -> Any:
+    """Return an annotation; `Any` for one that only a type checker knows, as tasks may have."""
+    kind = typed_values.read(annotation, scope)
+    return Any if isinstance(kind, typed_values.Unread) else kind
 
 
 def caller_of(task: Callable[..., Any]) -> TaskCaller:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from queue_workflows import node_queue, run_store, runs
+from tests.support import typed_app
 from tests.support.commands import Commands
 from tests.support.wait import until
 
@@ -126,6 +127,21 @@ def test_inputs_that_the_workflow_does_not_take_are_refused_before_anything_star
     row = run_store.get_run(done.out.strip())
     assert row is not None
     assert row["context"] == {"text": "123"}
+
+
+def test_each_input_of_a_command_comes_back_as_its_type(cli: Commands, tmp_path: Path) -> None:
+    given = [
+        f"{key}={case.stored if isinstance(case.stored, str) else json.dumps(case.stored)}"
+        for key, case in typed_app.CASES.items()
+    ]
+    done = cli.run(
+        "queue-workflows", "run", "every", "--app", "tests.support.typed_app",
+        *(word for text in given for word in ("--input", text)),
+        "--out", str(tmp_path), timeout_s=60, **FEW,
+    )  # fmt: skip
+    assert done.process.returncode == 0, done.err
+    expected = [f"{key} {case.value!r}" for key, case in typed_app.CASES.items()]
+    assert (tmp_path / "made" / "made" / "got.txt").read_text().splitlines() == expected
 
 
 def test_a_question_in_python_waits_for_its_answer(

@@ -190,6 +190,12 @@ def test_a_run_with_the_right_inputs_starts_and_its_nodes_get_them(
     assert jobs == {"early/early", "note/note", "shown/note"}
 
 
+def test_a_text_for_an_optional_input_is_known_by_its_type(app: flow.Flow) -> None:
+    assert report.accepts_input("label", "123")
+    assert not report.accepts_input("label", 123)
+    assert report.accepts_input("unknown", 123)
+
+
 def test_a_workflow_that_takes_nothing_refuses_everything(app: flow.Flow) -> None:
     with pytest.raises(errors.ArgsRefused, match="'x' unknown; it takes nothing"):
         run_store.insert_run(workflow_name="plain", context={"x": 1})
