@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 from queue_workflows import errors
 from queue_workflows.dag import branches
-from queue_workflows.declare import building, compiling, graph_steps, handles, node_functions
+from queue_workflows.declare import (
+    building,
+    callables,
+    compiling,
+    graph_steps,
+    handles,
+    node_functions,
+)
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -35,7 +41,8 @@ def branch(
 
     `arms` has a node, a pipeline, or a function that calls nodes, by the value: a text, a whole
     number, a boolean or None. `other` is the arm of every other value; without it the run fails. An
-    arm that takes an argument is given what `value` was selected from: `cut` for `cut["kind"]`.
+    arm with a parameter that has no default is given what `value` was selected from: `cut` for
+    `cut["kind"]`.
     """
     graph = compiling.needed("branch()")
     options = building.Options(id, tuple(after), skip_if)
@@ -83,12 +90,7 @@ def _end(
         return made[arm]
     if not callable(arm):
         raise errors.InvalidWorkflow(f"{where}: {arm!r:.80} is no node, pipeline or function")
-    takes = [
-        name
-        for name, each in inspect.signature(arm).parameters.items()
-        if name not in node_functions.OFFERS and each.kind is not each.VAR_KEYWORD
-    ]
-    found = arm(given) if takes else arm()
+    found = arm(given) if callables.takes_one(arm) else arm()
     origin = handles.origin(found) if isinstance(found, handles.Handle) else None
     node = origin.node if origin is not None else None
     if origin is None or node is None or origin.step != step.entry["id"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
@@ -166,6 +167,20 @@ class Pipeline(WithPolicy[P, R]):
 
     def __repr__(self) -> str:
         return f"<pipeline {self.name!r}>"
+
+
+def takes_one(function: Callable[..., Any]) -> bool:
+    """Return whether a function that builds a part of the graph is to be given a value.
+
+    A default of a function that is no node is its own value, as in `lambda k=k: say(k)`.
+    """
+    declared = isinstance(function, Mapped)
+    return any(
+        name not in node_functions.OFFERS
+        and each.kind is not each.VAR_KEYWORD
+        and (declared or each.default is each.empty)
+        for name, each in inspect.signature(function).parameters.items()
+    )
 
 
 def refuse_second(kind: str, name: str, owner: tuple[str, str], place: tuple[str, str]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from queue_workflows import errors
-from queue_workflows.declare import building, compiling, handles, node_functions
+from queue_workflows.declare import building, callables, compiling, handles
 
 R = TypeVar("R")
 _UNTIL = (
@@ -41,7 +40,7 @@ def loop(
     with graph.deciding_step("loop", start, options) as step:
         own = step.entry["id"]
         where = f"{graph.where}: step {own!r}"
-        if not inspect.signature(body).parameters.keys() - set(node_functions.OFFERS):
+        if not callables.takes_one(body):
             raise errors.InvalidWorkflow(f"{where}: the repeated function takes the state")
         place = handles.Origin(graph, what=where, step=own, body=step.around)
         state = handles.Handle(place, {"$from": own})

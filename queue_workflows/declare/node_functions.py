@@ -82,7 +82,8 @@ class NodeFunction:
         A generator returns what its annotation names last. An async generator can return nothing;
         what it passes to `set_result` may be anything.
         """
-        if inspect.isasyncgenfunction(self.function):
+        written = inspect.unwrap(self.function)
+        if inspect.isasyncgenfunction(written):
             return Result("any")
         annotation = self.signature.return_annotation
         if annotation is inspect.Signature.empty:
@@ -93,8 +94,11 @@ class NodeFunction:
                 f"node {self.name!r}: its return annotation {annotation.text!r} cannot be read "
                 f"({annotation.reason}): define what it names at the top of its module"
             )
-        if inspect.isgeneratorfunction(self.function):
-            return _result_of_generator(annotation)
+        if inspect.isgeneratorfunction(written):
+            found = _result_of_generator(annotation)
+            # A decorator may return what it collected of a generator that returns nothing.
+            is_collected = written is not self.function and found.kind == "nothing"
+            return Result("any") if is_collected else found
         return _result(annotation)
 
     @functools.cached_property

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import functools
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
 import queue_workflows
 from queue_workflows import declare
 from queue_workflows.declare import OFFERED, node
-from tests.support import flow
+from tests.support import decorators, flow
 
 Stored = Callable[..., dict[str, Any]]
 
@@ -91,6 +94,51 @@ def test_async_nodes_and_generators_store_what_they_return_by_its_annotation(
     assert stored(told, n=1) == {}
     assert stored(loosely, n=1) == {"n": 1}
     assert stored(streamed, n=1) == {"result": [1]}
+
+
+class Length(TypedDict):
+    length: Decimal
+
+
+@node
+@decorators.logged
+def length(file: Path, out: Path = OFFERED) -> Length:
+    assert out.is_dir()
+    return {"length": Decimal(len(file.parts))}
+
+
+@node
+@decorators.logged
+@functools.cache
+def half(of: Decimal) -> Decimal:
+    return of / 2
+
+
+@node
+@decorators.logged
+async def later(at: datetime.date) -> datetime.date:
+    return at
+
+
+@node
+@decorators.logged
+def yielding(at: datetime.date) -> Generator[float, None, datetime.date]:
+    yield 0.5
+    return at
+
+
+@node
+@decorators.collected
+def listing(count: int) -> Iterator[int]:
+    yield from range(count)
+
+
+def test_a_decorated_node_has_the_types_of_what_it_decorates(stored: Stored) -> None:
+    day = datetime.date(2026, 3, 1)
+    assert stored(length, file="a/b") == {"length": "2"}
+    assert stored(half, of=3) == {"result": "1.5"}
+    assert stored(later, at=day) == stored(yielding, at=day) == {"result": "2026-03-01"}
+    assert stored(listing, count=2) == {"result": [0, 1]}
 
 
 def test_what_a_declaration_counts_on_is_offered(stored: Stored) -> None:

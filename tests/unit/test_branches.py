@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator
 from typing import Any
 
@@ -211,6 +212,19 @@ def test_an_arm_is_given_what_the_value_was_selected_from() -> None:
     assert nodes["b/text"]["inputs"] == {"name": {"$from": "first"}}
     assert nodes["b/two"]["inputs"] == {"a": "x", "b": {"$from": "first.b"}}
     assert nodes["b"]["choice"]["arms"] == {"a": "b/text", "true": "b/two", "3": "b/text"}
+
+
+def test_an_arm_with_a_default_of_its_own_keeps_it() -> None:
+    def make(first: Any) -> None:
+        arms = {key: lambda name=key: text(name) for key in ("a", "b")}
+        arms["c"] = functools.partial(two, b="y")
+        branch(first["kind"], arms, other=lambda first, name="c": two(name, first["b"]), id="b")
+
+    nodes = {entry["id"]: entry for entry in built(make)["nodes"]}
+    assert [nodes[name]["inputs"] for name in ("b/text", "b/text-2", "b/two", "b/two-2")] == [
+        {"name": "a"}, {"name": "b"}, {"a": {"$from": "first"}, "b": "y"},
+        {"a": "c", "b": {"$from": "first.b"}},
+    ]  # fmt: skip
 
 
 def test_the_value_itself_is_given_if_it_was_selected_from_nothing() -> None:

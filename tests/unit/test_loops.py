@@ -274,6 +274,7 @@ def test_pipelines_and_functions_of_several_nodes_are_repeated() -> None:
         (lambda n: loop(grow, start=n, until=lambda r: True, at_most=2), "until returned True"),
         (lambda n: loop(grow, start=n, until=lambda r: not r, at_most=2), "other conditions"),
         (lambda n: loop(lambda: grow(n), start=n, until=is_good, at_most=2), "takes the state"),
+        (lambda n: loop(lambda k=n: grow(k), start=n, until=is_good, at_most=2), "takes the state"),
         (lambda n: loop(lambda x: n, start=n, until=is_good, at_most=2), "returns the output"),
         (lambda n: loop(drops, start=n, until=is_good, at_most=2), "returns the output"),
         (lambda n: loop(grow, start=n, until=is_good, at_most=0), "must be 1 to 1000"),
