@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from queue_workflows import config, errors, refs
 from queue_workflows.dag import jsonable, plan, policy
+from queue_workflows.runtime import masking
 from queue_workflows.types import Unreadable
 
 ERROR_LIMIT = 8000
@@ -218,10 +219,12 @@ def is_storable(text: str) -> bool:
 def error_text(error: object) -> str:
     """Return an error as text that the database stores: at most ERROR_LIMIT characters.
 
-    A replacement character stands for each NUL and lone surrogate.
+    Secrets are masked. A replacement character stands for each NUL and lone surrogate.
     """
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  app code: an error's own __str__
         text = f"{type(error).__name__} that cannot be printed"
+    # Masked before it is cut, or a cut could hide that a text is a secret.
+    text = masking.mask(text[: 2 * ERROR_LIMIT])
     return jsonable.UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:ERROR_LIMIT]

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from queue_workflows import errors
 from queue_workflows.dag import jsonable, payload, policy
+from queue_workflows.runtime import masking
 
 NAME_LENGTH: Final = 100
 KEY_BYTES: Final = 1000
@@ -68,7 +69,8 @@ def digest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
     text = f"({', '.join([*map(_text, args), *(f'{k}={_text(v)}' for k, v in kwargs.items())])})"
     ordered = [*map(_text, args), *(f"{name}={_text(kwargs[name])}" for name in sorted(kwargs))]
     found = hashlib.sha256("\0".join(ordered).encode("utf-8", "surrogatepass"))
-    return found.hexdigest(), jsonable.UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:SHOWN]
+    shown = masking.mask(jsonable.UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text))
+    return found.hexdigest(), shown[:SHOWN]
 
 
 def items_digest(items: Any) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import enum
 import functools
 import inspect
 import pathlib
+import re
 import sys
 import types
 import typing
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors
 from queue_workflows.dag import jsonable, key_names
+from queue_workflows.runtime import masking
 
 _PLAIN: dict[type, tuple[type, ...]] = {
     str: (str,),
@@ -30,6 +32,7 @@ _PLAIN: dict[type, tuple[type, ...]] = {
 }
 """The types that JSON has, and their Python types; a bool is not a number."""
 _SHOWN = 200
+_QUOTED = re.compile("'([^']*)'")
 _NAMED = 10
 """The most unknown names in an error, since a row may have a million."""
 
@@ -240,7 +243,8 @@ def taken(value: Any, kind: Any, where: str) -> Any:
     except errors.ArgsRefused:
         raise
     except (Exception, SystemExit) as error:
-        raise errors.ArgsRefused(f"{where}: {_described(error)}") from error
+        said = type(error).__name__ if _is_secret(where) else _described(error)
+        raise errors.ArgsRefused(f"{where}{' is refused' * _is_secret(where)}: {said}") from error
 
 
 def _taken(value: Any, kind: Any, where: str) -> Any:
@@ -476,12 +480,25 @@ def _described(error: BaseException) -> str:
             return f"{name}{' '.join(str(error).split())}"
         complaints: list[str] = []
         for each in cast("list[dict[str, Any]]", listed()):  # as pydantic does
-            place = ".".join(map(str, each.get("loc", ())))
-            complaints.append(f"{place}: {each.get('msg')}" if place else str(each.get("msg")))
+            names = [*map(str, each.get("loc", ()))]
+            place, said = ".".join(names), str(each.get("msg"))
+            if any(map(masking.is_secret, names)):
+                complaints.append(f"{place} is refused")
+            else:
+                complaints.append(f"{place}: {said}" if place else said)
         return "; ".join(complaints)
     except Exception:  # noqa: BLE001  the boundary around app code: an error's own text
         return type(error).__name__
 
 
 def _refused(value: Any, kind: Any, where: str) -> errors.ArgsRefused:
-    return errors.ArgsRefused(f"{where}: {_name(kind)}, not {repr(value)[:_SHOWN]}")
+    if _is_secret(where):
+        return errors.ArgsRefused(f"{where} takes {_name(kind)}, not a {type(value).__name__}")
+    shown = repr(masking.mask_values(value))[:_SHOWN]
+    return errors.ArgsRefused(f"{where}: {_name(kind)}, not {shown}")
+
+
+def _is_secret(where: str) -> bool:
+    """Return whether a name on the way to a value says that it is a secret."""
+    names = _QUOTED.findall(where.partition(": ")[2])
+    return any(map(masking.is_secret, names))

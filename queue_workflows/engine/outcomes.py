@@ -57,21 +57,20 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     """
     if isinstance(error, errors.Snooze):
         raised = policy.Raised(after_s=max(error.seconds, SNOOZE_LEAST_S))
-        message = entry_point.mask(payload.error_text(error))
+        message = payload.error_text(error)
         return Outcome("snoozed", seconds, error=message, raised=raised)
     if isinstance(error, control.Suspended):
         return Outcome("waiting", seconds, error=payload.error_text(error))
-    name, message = type(error).__name__, entry_point.mask(payload.error_text(error))
-    text = f"{name}: {message}" if message else name
+    name, message = type(error).__name__, payload.error_text(error)
+    # Not masked again, or a word would be lost behind `InvalidToken:`.
+    text = (f"{name}: {message}" if message else name)[: payload.ERROR_LIMIT]
     if isinstance(error, SystemExit):
-        text = f"the handler called sys.exit({error.code!r})"
+        text = payload.error_text(f"the handler called sys.exit({error.code!r})")
     trace = entry_point.mask(_traceback(error))[-payload.ERROR_LIMIT :]
     taken = {"duration_s": round(seconds, 3)}
-    _log.warning("%s failed after %.1f s: %s", what, seconds, payload.error_text(text), extra=taken)
+    _log.warning("%s failed after %.1f s: %s", what, seconds, text, extra=taken)
     detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")
-    return Outcome(
-        "failed", seconds, error=payload.error_text(text), detail=detail, raised=_raised(error)
-    )
+    return Outcome("failed", seconds, error=text, detail=detail, raised=_raised(error))
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

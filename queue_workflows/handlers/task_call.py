@@ -10,7 +10,6 @@ from queue_workflows import config, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import attempt_context
-from queue_workflows.runtime import masking
 from queue_workflows.tasks import args, attempt_steps, control, handlers
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row
@@ -132,7 +131,7 @@ class _Collector(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             text = f"{text}: {type(error).__name__}: {error}"
-        job.logged_error = masking.mask(payload.error_text(text))
+        job.logged_error = payload.error_text(text)
 
 
 _collector = _Collector(logging.ERROR)

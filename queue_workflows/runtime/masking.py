@@ -16,7 +16,8 @@ _HARMLESS_KEYS = frozenset(
 """Words before `key` in names that hold no secret, such as `lock_key`."""
 # The password in a URL is masked up to the last @ of the word, since a password that is not
 # percent-encoded may contain @. The repetition limits prevent quadratic time on hostile text.
-_URL_PASSWORD = re.compile(r"(://[^\s:/@]{0,200}:)\S{1,1000}(?=@)")
+# Messages of ours write `user:password@host`.
+_URL_PASSWORD = re.compile(r"(://[^\s:/@]{0,200}:)(?!password@host[:/])\S{1,1000}(?=@)")
 _URL_TOKEN = re.compile(r"(https?://)[^\s:/@]{8,200}(?=@)", re.IGNORECASE)
 _BEARER = re.compile(r"\b(bearer\s{1,3})[\w.~+/=-]{8,}", re.IGNORECASE)
 _NAME = re.compile(
@@ -24,10 +25,16 @@ _NAME = re.compile(
     r"""\s{0,3}(?P<sign>[=:])\s{0,3}"""
 )
 _VALUE = re.compile(
-    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+    # A text that was cut has no quote at its end.
+    r"""'(?:[^'\\]|\\.)*(?:'|\\?$)|"(?:[^"\\]|\\.)*(?:"|\\?$)"""
     r"""|(?:(?:bearer|basic|digest|token)[ ]{1,3})?[^\s"']\S*?(?=[,;)\]}]*(?:\s|$))""",
     re.IGNORECASE,
 )
+_OBJECT = re.compile(r"\b(?:workflow|pipeline|step|node|task|schedule|queue|model|map|item) $")
+"""What stands before the quoted name of an object, whose colon begins a message about it."""
+_PLACEHOLDERS = frozenset({"...", "\N{HORIZONTAL ELLIPSIS}"})
+_REFUSED = re.compile(r", not (?=\S)")
+"""What stands between an expected type and a refused value."""
 _HEADER = re.compile(
     r"^([ \t]*(?:proxy-)?(?:authorization|cookie|set-cookie)[ \t]*:[ \t]*)[^\r\n]+",
     re.IGNORECASE | re.MULTILINE,
@@ -40,20 +47,31 @@ def mask(text: str) -> str:
 
     Masks passwords and tokens in URLs, and bearer values. Masks the value after a name that ends in
     one of `_SECRETS` (password, token, cookie, ...) or in `key`. It recognizes `name=value`,
-    `name: value`, JSON, Python reprs and HTTP headers. Not masked are the values of `lock_key`,
-    `partition_key`, `idempotency_key` and similar names, and the text `KEY=VALUE` in a usage line.
+    `name: value`, JSON, Python reprs, also cut ones, and HTTP headers. Not masked are the values of
+    `lock_key`, `partition_key`, `idempotency_key` and similar names, and placeholders of messages
+    (`KEY=VALUE`, `key=...`).
     """
     text = _URL_TOKEN.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1{MASK}", text))
     text = _BEARER.sub(rf"\1{MASK}", _HEADER.sub(rf"\1{MASK}", text))
     parts: list[str] = []
     done = 0
     for found in _NAME.finditer(text):
-        if found.start() >= done and _is_secret(found["name"], bare_key=_is_labelled(found)):
+        if (
+            found.start() >= done
+            and _is_secret(found["name"], bare_key=_is_labelled(found))
+            and not (
+                found["quote"] and _OBJECT.search(text, max(0, found.start() - 20), found.start())
+            )
+        ):
             value = _VALUE.match(text, found.end())
             is_usage = value is not None and (found["name"] + value[0]).lower() == "keyvalue"
-            if value is not None and not is_usage:
+            if value is not None and not is_usage and value[0] not in _PLACEHOLDERS:
                 parts += (text[done : found.end()], MASK)
                 done = value.end()
+                refused = _REFUSED.match(text, done)
+                if refused and (value := _VALUE.match(text, refused.end())):
+                    parts += (refused[0], MASK)
+                    done = value.end()
     return "".join((*parts, text[done:]))
 
 
@@ -68,6 +86,11 @@ def mask_values(value: Any) -> Any:
     if isinstance(value, list):
         return [mask_values(member) for member in cast("list[Any]", value)]
     return mask(value) if isinstance(value, str) else value
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the value under this name is a secret."""
+    return _is_secret(name, bare_key=True)
 
 
 def _is_labelled(name: re.Match[str]) -> bool:

@@ -104,7 +104,7 @@ def _read(path: Path) -> str:
         text = file.read(1000).strip()
     if len(text) < service_settings.MIN_TOKEN:
         raise errors.InvalidConfig(
-            f"the token's file {path} holds no token: remove it, and a new one is made"
+            f"the token's file {path} holds no token; remove it, and a new one is made"
         )
     return text
 

@@ -53,8 +53,8 @@ class StepCall:
 
     def failed(self, error: Exception) -> JsonDict:
         """Return the request to record an error."""
-        text = f"{type(error).__name__}: {entry_point.mask(payload.error_text(error))}"
-        return self._about("end", state="failed", error=payload.error_text(text))
+        text = f"{type(error).__name__}: {payload.error_text(error)}"[: payload.ERROR_LIMIT]
+        return self._about("end", state="failed", error=text)
 
     def _about(self, op: str, **more: Any) -> JsonDict:
         return {"op": op, "kind": "step", "name": self._name, "key": self._key} | more

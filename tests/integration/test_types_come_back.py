@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Iterator
 from types import ModuleType
@@ -12,10 +11,9 @@ import httpx
 import pytest
 from psycopg.types.json import Jsonb
 
-from queue_workflows import check, declare, errors, run_store, runs, service
+from queue_workflows import check, declare, errors, run_store, runs
 from queue_workflows.declare import node, workflow
-from tests.support import factories, flow, typed_app
-from tests.support.http_service import TOKEN, bearer
+from tests.support import asgi_service, factories, flow, typed_app
 from tests.support.typed_app import CASES, GIVEN, NEVER, STORED, taking
 
 VALUES = {key: case.value for key, case in CASES.items()}
@@ -39,17 +37,7 @@ EXPECTED = [{key: (type(value), value) for key, value in VALUES.items()}]
 
 
 def post(workflow: str, inputs: dict[str, Any]) -> httpx.Response:
-    async def send() -> httpx.Response:
-        made = service.app(token=TOKEN, workers_json="")
-        async with made.router.lifespan_context(made):
-            transport = httpx.ASGITransport(app=made)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://localhost", headers=bearer(TOKEN)
-            ) as client:
-                body = {"workflow": workflow, "inputs": inputs}
-                return await client.post("/api/v1/runs", json=body)
-
-    return asyncio.run(send())
+    return asgi_service.post("/api/v1/runs", {"workflow": workflow, "inputs": inputs})
 
 
 def insert(conn: Any, name: str, context: Any) -> str:

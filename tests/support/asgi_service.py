@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import httpx
+
 from queue_workflows import service
 from tests.support import http_service
 
@@ -65,3 +67,22 @@ def streamed(
 
     asyncio.run(run())
     return status, text
+
+
+def post(path: str, body: Any) -> httpx.Response:
+    """Return the reply to a request that has the token."""
+
+    async def send() -> httpx.Response:
+        app = service.app(token=http_service.TOKEN, workers_json="")
+        transport = httpx.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(
+                transport=transport,
+                base_url="http://localhost",
+                headers=http_service.bearer(http_service.TOKEN),
+            ) as client,
+        ):
+            return await client.post(path, json=body)
+
+    return asyncio.run(send())
