@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from queue_workflows import errors
+from queue_workflows import errors, refs
 from queue_workflows.declare import graph_steps, handles, node_functions
 
 
@@ -104,6 +104,8 @@ class Graph:
             keys=result.keys,
             stores=result.kind != "nothing",
         )
+        if result.kind == "any":
+            return handles.Handle(origin, {"$from": full, refs.VALUE: True})
         path = f"{full}.{node_functions.RESULT}" if result.kind == "value" else full
         return handles.Handle(origin, {"$from": path})
 

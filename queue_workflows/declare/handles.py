@@ -57,7 +57,7 @@ class Handle:
 
     def __getitem__(self, key: Any) -> Any:
         where = self._origin.what
-        if len(self._ref) > 1:
+        if self._ref.keys() & {*refs.OPERATORS}:
             raise errors.InvalidWorkflow(f"{where}: a condition has no members")
         index = isinstance(key, int) and not isinstance(key, bool)
         if not index and (not isinstance(key, str) or not key or "." in key):
@@ -80,7 +80,7 @@ class Handle:
     __hash__ = object.__hash__
 
     def _compared(self, operator: str, other: object) -> Handle:
-        if len(self._ref) > 1 and "$filter" not in self._ref:
+        if self._ref.keys() & {"$eq", "$ne"}:
             raise errors.InvalidWorkflow(f"{self._origin.what}: a condition of a condition")
         ref = {**self._ref, operator: constant(other, self._origin.what)}
         return Handle(self._origin, ref, self if self._parent is None else self._parent)
@@ -141,7 +141,7 @@ def filtered(handle: Any, conditions: dict[str, Any]) -> Handle:
     if not isinstance(handle, Handle):
         raise errors.InvalidWorkflow("filtered() takes the output of a node")
     ref = handle._ref  # pyright: ignore[reportPrivateUsage]
-    if len(ref) > 1:
+    if ref.keys() & {*refs.OPERATORS}:
         raise errors.InvalidWorkflow(f"{origin(handle).what}: a condition cannot be filtered")
     refs.resolve_ref({"$from": "list", "$filter": conditions}, {"list": []})
     return Handle(origin(handle), {**ref, "$filter": dict(conditions)})

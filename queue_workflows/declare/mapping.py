@@ -57,7 +57,7 @@ def _end_map(step: graph_steps.Step, made: Any, where: str) -> bool:
         )
     if not handles.origin(made).stores:
         return False
-    step.entry["result"] = handles.template(made, where)
+    step.entry["result"] = {"$from": handles.template(made, where)["$from"]}
     return True
 
 

@@ -87,7 +87,7 @@ class NodeFunction:
             return Result("any")
         annotation = self.signature.return_annotation
         if annotation is inspect.Signature.empty:
-            return Result("dict")
+            return Result("any")
         annotation = typed_values.read(annotation, arguments.scope_of(self.function))
         if isinstance(annotation, typed_values.Unread):
             raise errors.InvalidWorkflow(
@@ -159,7 +159,7 @@ def _result(annotation: Any) -> Result:
     if annotation is None or annotation is type(None):
         return Result("nothing")
     if annotation is Any:
-        return Result("dict")
+        return Result("any")
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         members = [_result(member) for member in typing.get_args(annotation)]

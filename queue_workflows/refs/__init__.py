@@ -10,6 +10,9 @@ from queue_workflows import errors
 from queue_workflows.refs import safe_patterns
 
 MAX_DEPTH = 200
+VALUE = "$result"
+"""With `"$result": true` a stored `{"result": x}` is x, and another dict is as it is: the output of
+a function whose annotation does not say whether it returns a dict."""
 OPERATORS = ("$filter", "$eq", "$ne")
 """The operators of a ref; the first one that it has counts."""
 _INDEX = re.compile(r"-?[0-9]{1,9}")
@@ -46,16 +49,23 @@ def _lookup(ref: dict[str, Any], context: Mapping[str, Any]) -> Any:
     if not isinstance(path, str):
         raise errors.InvalidRef(f"$from takes a path like 'a.b.c', not {type(path).__name__}")
     for key in ref:
-        if key.startswith("$") and key != "$from" and key not in OPERATORS:
+        if key.startswith("$") and key not in ("$from", VALUE, *OPERATORS):
             raise errors.InvalidRef(
                 f"$from {path!r}: unknown operator {key!r}; known are $eq, $ne, $filter"
             )
-    found = _walk(path, context)
+    found: Any = _walk(path, context)
+    if ref.get(VALUE):
+        found = _value(found)
     if "$filter" in ref:
         return _filter(path, found, ref["$filter"])
     if "$eq" in ref:
         return _equal(found, ref["$eq"])
     return not _equal(found, ref["$ne"]) if "$ne" in ref else found
+
+
+def _value(output: Any) -> Any:
+    record = cast("dict[str, Any]", output if isinstance(output, dict) else {})
+    return record["result"] if [*record] == ["result"] else cast("Any", output)
 
 
 def segments(path: str) -> list[str]:

@@ -151,3 +151,31 @@ def test_what_a_declaration_counts_on_is_offered(stored: Stored) -> None:
 
     names = "cancel_event inputs model_handle model_load_seconds out scratch status_callback"
     assert stored(every) == {"got": names.split()}
+
+
+@pytest.mark.parametrize(
+    "value", [5, "a", [1, 2], False, {"a": 1}, {}, Path("a/b"), Decimal("1.10")]
+)
+@pytest.mark.parametrize("annotation", [None, Any])
+def test_a_result_whose_type_is_not_said_is_passed_on(
+    toy: flow.Flow, value: Any, annotation: Any
+) -> None:
+    def give():
+        return value
+
+    if annotation is not None:
+        give.__annotations__["return"] = annotation
+    got: list[Any] = []
+    given = node(name="give")(give)
+    took = node(name="take")(lambda one, rest, pair: got.append([one, rest, pair]))
+
+    def passing() -> None:
+        made: Any = given()
+        took.options(skip_if=made == "never")(made, {"in": made}, made)
+
+    declare.install(given, took, declare.Workflow(passing, "passing"))
+    run_id = toy.started(workflow_name="passing")
+    toy.go()
+    assert flow.run(run_id)["error"] is None
+    plain = value if isinstance(value, (dict, list, int)) else str(value)
+    assert got == [[plain, {"in": plain}, plain]]
