@@ -1054,16 +1054,10 @@ CREATE FUNCTION public.queue_workflows_event_sent() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
     AS $$
-DECLARE
-    v_steps bigint[];
 BEGIN
-    WITH arrived AS (
-        UPDATE job_steps s SET state = 'running' FROM added e
-         WHERE s.kind = 'event' AND s.state = 'waiting' AND s.name = e.name AND s.key = e.key
-     RETURNING s.id)
-    SELECT array_agg(a.id) INTO v_steps FROM arrived a;
-    IF v_steps IS NOT NULL THEN
-        PERFORM queue_workflows_wake_jobs(v_steps);
+    IF EXISTS (SELECT FROM added e JOIN job_steps s ON s.name = e.name AND s.key = e.key
+                WHERE s.kind = 'event' AND s.state = 'waiting') THEN
+        PERFORM pg_notify('orchestrator_work', 'sent');
     END IF;
     RETURN NULL;
 END $$;
@@ -2697,18 +2691,6 @@ BEGIN
     RETURN p_new;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_lock_keys(p_jobs text, p_keys text[]) RETURNS void
-    LANGUAGE plpgsql
-    AS $$
-DECLARE
-    v_place bigint;
-BEGIN
-    FOR v_place IN SELECT DISTINCT hashtextextended('queue_workflows.lock.' || p_jobs || '.' || key, 0) & 255
-                     FROM unnest(p_keys) AS k (key) ORDER BY 1 LOOP
-        PERFORM pg_advisory_xact_lock(hashtext('queue_workflows.lock.' || p_jobs), v_place::integer);
-    END LOOP;
-END $$;
-
 CREATE FUNCTION public.queue_workflows_make_child(p_run text, p_node text, p_child jsonb, p_context jsonb, p_waits boolean) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -4269,6 +4251,34 @@ BEGIN
         'failed', v_map.failed_items, 'open', v_map.open_items, 'may_fail', v_map.may_fail);
 END $$;
 
+CREATE FUNCTION public.queue_workflows_take_locks(p_jobs text, p_keys text[]) RETURNS text[]
+    LANGUAGE plpgsql
+    SET lock_timeout TO '200ms'
+    AS $$
+DECLARE
+    v_class   integer := hashtext('queue_workflows.lock.' || p_jobs);
+    v_place   record;
+    v_waits   boolean := true;
+    v_missing text[];
+BEGIN
+    FOR v_place IN SELECT (hashtextextended('queue_workflows.lock.' || p_jobs || '.' || key, 0) & 255)::integer AS n,
+                          array_agg(key) AS keys
+                     FROM unnest(p_keys) AS k (key) GROUP BY 1 ORDER BY 1 LOOP
+        CONTINUE WHEN pg_try_advisory_xact_lock(v_class, v_place.n);
+        IF v_waits THEN
+            BEGIN
+                PERFORM pg_advisory_xact_lock(v_class, v_place.n);
+                CONTINUE;
+            EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+                v_waits := false;
+            END;
+        END IF;
+        v_missing := v_missing || v_place.keys;
+    END LOOP;
+    RETURN CASE WHEN v_missing IS NULL THEN p_keys
+                ELSE ARRAY(SELECT key FROM unnest(p_keys) AS k (key) WHERE key <> ALL (v_missing)) END;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_take_turns() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
@@ -4277,6 +4287,7 @@ DECLARE
     v_asked partition_turns[];
     v_one   partition_turns;
     v_turn  record;
+    v_ours  text[];
 BEGIN
     IF TG_TABLE_NAME = 'lock_turns' THEN
         IF NOT EXISTS (SELECT FROM lock_turns t WHERE t.id = NEW.id) THEN
@@ -4296,15 +4307,20 @@ BEGIN
         SELECT a.queue, a.partition_key, now() FROM unnest(v_asked) a;
         PERFORM pg_notify('ingest_job_ready', a.queue) FROM unnest(v_asked) a GROUP BY a.queue;
     ELSIF v_asked IS NOT NULL THEN
-        PERFORM queue_workflows_lock_keys(
+        v_ours := queue_workflows_take_locks(
             'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
+        INSERT INTO partition_dues (queue, partition_key, due_at)
+        SELECT a.queue, a.partition_key, now() FROM unnest(v_asked) a
+         WHERE a.queue || '/' || a.partition_key <> ALL (v_ours);
         BEGIN
             FOREACH v_one IN ARRAY v_asked LOOP
+                CONTINUE WHEN v_one.queue || '/' || v_one.partition_key <> ALL (v_ours);
                 PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
             END LOOP;
         EXCEPTION WHEN OTHERS THEN
             -- A waiting row that cannot be written must not fail the commit of another job's transaction.
             FOREACH v_one IN ARRAY v_asked LOOP
+                CONTINUE WHEN v_one.queue || '/' || v_one.partition_key <> ALL (v_ours);
                 BEGIN
                     PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
                 EXCEPTION WHEN OTHERS THEN
@@ -4326,15 +4342,15 @@ BEGIN
         SELECT jobs, array_agg(DISTINCT lock_key) AS keys, array_agg(id) AS notes
           FROM mine GROUP BY jobs ORDER BY jobs
     LOOP
-        PERFORM queue_workflows_lock_keys(v_turn.jobs, v_turn.keys);
+        v_ours := queue_workflows_take_locks(v_turn.jobs, v_turn.keys);
         BEGIN
-            PERFORM queue_workflows_give_turns(v_turn.jobs, v_turn.keys);
+            PERFORM queue_workflows_give_turns(v_turn.jobs, v_ours);
         EXCEPTION WHEN unique_violation THEN
             -- This snapshot is older than an admission: queue_workflows_mend_turns checks the key later.
             NULL;
         WHEN OTHERS THEN
             -- A waiting row that cannot be written must not fail the commit of another job's transaction.
-            PERFORM queue_workflows_give_turns_singly(v_turn.jobs, v_turn.keys);
+            PERFORM queue_workflows_give_turns_singly(v_turn.jobs, v_ours);
         END;
         DELETE FROM lock_turns WHERE id = ANY (v_turn.notes);
     END LOOP;
@@ -4518,14 +4534,23 @@ DECLARE
     v_steps bigint[];
 BEGIN
     PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
-    WITH missed AS MATERIALIZED (
+    WITH of_ingest AS MATERIALIZED (
         SELECT s.id
           FROM job_steps s
-         WHERE s.kind = 'event' AND s.state = 'waiting'
+          JOIN ingest_jobs j ON j.id = s.job_id
+         WHERE s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
            AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
-         LIMIT 1000 FOR UPDATE SKIP LOCKED),
+         LIMIT 1000 FOR UPDATE OF s, j SKIP LOCKED),
+    of_nodes AS MATERIALIZED (
+        SELECT s.id
+          FROM job_steps s
+          JOIN workflow_node_jobs j ON j.id = s.job_id
+         WHERE s.job_table = 'workflow_node_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+           AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
+         LIMIT 1000 FOR UPDATE OF s, j SKIP LOCKED),
     woken AS (
-        UPDATE job_steps s SET state = 'running' FROM missed m WHERE s.id = m.id RETURNING s.id)
+        UPDATE job_steps s SET state = 'running'
+         WHERE s.id = ANY (ARRAY(SELECT id FROM of_ingest UNION ALL SELECT id FROM of_nodes)) RETURNING s.id)
     SELECT array_agg(w.id) INTO v_steps FROM woken w;
     IF v_steps IS NOT NULL THEN
         PERFORM queue_workflows_wake_jobs(v_steps);
@@ -5740,8 +5765,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_learn(p_host text, p_model text, p
 
 REVOKE ALL ON FUNCTION public.queue_workflows_limit_gate(p_old public.ingest_jobs, p_new public.ingest_jobs) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_lock_keys(p_jobs text, p_keys text[]) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.queue_workflows_make_child(p_run text, p_node text, p_child jsonb, p_context jsonb, p_waits boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_mend_lines() FROM PUBLIC;
@@ -5819,6 +5842,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_set_blocked(p_jobs text, p_ids tex
 REVOKE ALL ON FUNCTION public.queue_workflows_start_run(p_run text, p_generation integer, p_born bigint, p_definition jsonb, p_hash text, p_rows jsonb, p_out_dir text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_step_map(p_run text, p_map text, p_done text[], p_failed jsonb) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_take_locks(p_jobs text, p_keys text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_take_turns() FROM PUBLIC;
 

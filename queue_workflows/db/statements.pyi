@@ -416,6 +416,8 @@ class _HistoryRows:
     """Return the events of an ingest job, the oldest first, each with its actor."""
     count_item_nodes: bytes
     """Count the nodes of a run that belong to items of maps."""
+    further_node_ids: bytes
+    """Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order."""
     node_counts: bytes
     """Return how many nodes of a run have each status."""
     ids_in_range: bytes
@@ -1297,9 +1299,17 @@ class _Schedules:
 schedules: _Schedules
 
 class _Sessions:
-    limit: bytes
-    """Set the timeouts of an engine session in milliseconds. Compiling (jit) takes longer than our
-    statements do."""
+    set_up: bytes
+    """Set what an engine session depends on, whatever the environment, the role and the database say:
+    the timeouts (milliseconds, 0 for none), the isolation, and how values become text and back.
+    Compiling (jit) takes longer than our statements do. Without triggers (session_replication_role)
+    no rule holds; only a superuser may set it. A server before version 17 has no
+    transaction_timeout. The encoding is in the DSN, and what an operator decides stays:
+    search_path, synchronous_commit, default_transaction_read_only and the planner's costs."""
+    stay_idle: bytes
+    """Let a session that listens be idle for any time, whatever the role and the database say."""
+    wait_for_locks: bytes
+    """Let the statements of this transaction wait so many milliseconds for a lock."""
     role: bytes
     """Return the role and the schema of this session, quoted as SQL needs them."""
 
