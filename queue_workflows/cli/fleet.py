@@ -58,7 +58,8 @@ def roles(
     """Return the processes that the loaded app needs.
 
     None takes the settings WORKFLOW_CPU_WORKERS and _GPU_. Node workers need an app with nodes; gpu
-    workers also need registered models, unless a number or `cards` is given. Ingest workers need
+    workers also need registered models or declared gpu nodes, unless a number or `cards` is given.
+    Ingest workers need
     tasks: one per queue that is not in the pool, or is in `beside`. The scheduler needs nothing: a
     row of the table `schedules` may come at any time. Raises `InvalidConfig` for an app with
     nothing to run, for workers without nodes or tasks, and for wrong settings of alerts;
@@ -69,9 +70,10 @@ def roles(
     _check_app(cfg, for_nodes=bool(cpu or gpu or cards), for_tasks=bool(pool))
     if ingest:
         alert_settings.read()
-    models = cfg.has_model_registrar() or bool(model_registry.known_ids())
+    uses_gpu = cfg.has_model_registrar() or bool(model_registry.known_ids())
+    uses_gpu |= any(getattr(each, "queue", None) == "gpu" for each in cfg.node_map.values())
     cpu_default = config.WORKFLOW_CPU_WORKERS.read() if nodes else 0
-    gpu_default = config.WORKFLOW_GPU_WORKERS.read() if nodes and models and not cards else 0
+    gpu_default = config.WORKFLOW_GPU_WORKERS.read() if nodes and uses_gpu and not cards else 0
     return Roles(
         cpu=max(0, cpu_default) if cpu is None else cpu,
         gpu=max(0, gpu_default) if gpu is None else gpu,

@@ -41,7 +41,7 @@ class RunProcesses:
         self._log = log
         self._now = now_fn
         self._stack = contextlib.ExitStack()
-        self._own: fleet.Fleet | None = None
+        self._own: list[fleet.Fleet] = []
         self._served: frozenset[str] = frozenset()
         self._looked = self._queued_since = now_fn()
         self._reported: set[str] = set()
@@ -60,7 +60,7 @@ class RunProcesses:
     @property
     def started(self) -> bool:
         """Return whether it started processes."""
-        return self._own is not None
+        return bool(self._own)
 
     @property
     def served(self) -> frozenset[str]:
@@ -79,8 +79,8 @@ class RunProcesses:
 
     def tick(self, seen: RunSnapshot) -> None:
         """Check the processes; raise `InvalidConfig` if they refuse to start."""
-        if self._own is not None:
-            self._own.check()
+        for own in self._own:
+            own.check()
         # While the database is away no worker is visible: the next check decides.
         with contextlib.suppress(db.OperationalError):
             self._check(seen.run["status"])
@@ -90,12 +90,13 @@ class RunProcesses:
         waiting = status == "queued"
         if not waiting:
             self._queued_since = now
-        elif self._own is None and now - self._queued_since >= PATIENCE_S:
+        elif not self._own and now - self._queued_since >= PATIENCE_S:
             self._take_over(self._missing())
         if now - self._looked >= LOOK_EVERY_S:
             self._looked = now
-            missing = self._missing()
-            if missing and self._own is None and not waiting:
+            # The supervisor restarts workers of ours.
+            missing = self._missing() - self._served
+            if missing and not waiting:
                 self._take_over(missing)
 
     def _missing(self) -> set[str]:
@@ -131,12 +132,12 @@ class RunProcesses:
             cpu=min(self._wanted.cpu, self._queues["cpu"]) if "cpu" in missing else 0,
             gpu=max(1, self._wanted.gpu) if "gpu" in missing else 0,
         )
-        self._served = frozenset(
+        self._served |= frozenset(
             queue for queue, count in (("cpu", roles.cpu), ("gpu", roles.gpu)) if count
         )
         command.print_message(f"starting {roles.describe()}")
         children = fleet.specs(roles, app=self._app, log_level="warning", log=self._log, quiet=True)
-        self._own = self._stack.enter_context(fleet.Fleet(children, self._stop))
+        self._own.append(self._stack.enter_context(fleet.Fleet(children, self._stop)))
 
 
 class StartedProcesses:

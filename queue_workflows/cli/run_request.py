@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections import Counter
 from collections.abc import Iterable
@@ -9,11 +10,14 @@ from pathlib import Path
 
 from queue_workflows import config, errors, runs
 from queue_workflows.cli import input_option
+from queue_workflows.dag import engine_nodes
 from queue_workflows.dispatch import hooks
 from queue_workflows.types import JsonDict, Run
 
 DEFAULT_OUT = Path("queue-workflows-out")
 """Parent of the folders of runs without one; created when a node asks for its folder."""
+ITEMS = 8
+"""How often the body of a map counts, since the number of its items is not known yet."""
 
 
 class Request:
@@ -73,6 +77,8 @@ def folder(out: Path | None) -> Path | None:
 def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
     """Return how many nodes of the workflow go to each queue; one cpu node without a provider.
 
+    Those of its maps and of its child runs count too, the body of a map ITEMS times.
+
     Raises `UnknownWorkflow`, `InvalidWorkflow`, and `InvalidConfig` for an app without provider.
     """
     try:
@@ -85,4 +91,18 @@ def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
         ) from None
     except errors.UnknownWorkflow as error:
         raise errors.UnknownWorkflow(f"{error}; is --app {app} the one that has it?") from error
-    return dict(Counter(node["queue"] for node in made["nodes"]))
+    found, graphs, known = Counter[str](), [(made["nodes"], 1)], {workflow}
+    while graphs:
+        nodes, times = graphs.pop()
+        for node in nodes:
+            found[node["queue"]] += times
+            if settings := node.get("map"):
+                graphs.append((settings["body"], times * ITEMS))
+            child = engine_nodes.workflow_of(node["module"])
+            if child is not None and child not in known:
+                known.add(child)
+                # A child that cannot be read fails its node, which says why.
+                with contextlib.suppress(errors.QueueWorkflowsError):
+                    below = hooks.expand({"id": child, "workflow_name": child})
+                    graphs.append((below["nodes"], times))
+    return dict(found)

@@ -100,7 +100,8 @@ def node(
             )
         if model is not None and queue == "cpu":
             raise errors.InvalidConfig(f"node {made.name!r}: a model needs queue='gpu'")
-        entry: dict[str, Any] = {"gpu": True} if queue == "gpu" or model is not None else {}
+        made.queue = "cpu" if model is None and queue != "gpu" else "gpu"
+        entry: dict[str, Any] = {"gpu": True} if made.queue == "gpu" else {}
         if model is not None:
             entry["model"] = model
         entry |= options.checked(made.name, policy)

@@ -55,8 +55,9 @@ class NodeFunction:
     """A function with its signature; `name` identifies it in messages."""
 
     isolation: str | None = None
-    version: int | None = None
     """`process`: each of its jobs has a fresh process, in a worker with slots."""
+    version: int | None = None
+    queue: str = "cpu"
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         if not inspect.isfunction(function):

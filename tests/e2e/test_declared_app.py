@@ -179,3 +179,60 @@ def test_check_as_a_command_exits_with_0_1_or_2(env: dict[str, str], cli: Comman
     unknown = cli.run("queue-workflows", "check", "helo", "--app", "declared_app", **env)
     assert unknown.process.returncode == 2
     assert "declared are asking, hello, wrong" in unknown.err
+
+
+GPU_NODES = """
+from queue_workflows import node, workflow
+
+
+@node
+def scan() -> list[str]:
+    return ["a", "b"]
+
+
+@node(queue="gpu")
+def see(file: str) -> str:
+    return f"saw {file}"
+
+
+@workflow
+def mapped() -> list[str]:
+    return see.map(scan())
+
+
+@workflow
+def parent() -> list[str]:
+    return mapped()
+
+
+@workflow
+def each() -> None:
+    one.map(scan())
+
+
+@workflow
+def one(name: str) -> None:
+    see(name)
+"""
+
+
+@pytest.mark.parametrize("workflow", ["mapped", "parent", "each"])
+def test_a_run_starts_the_workers_that_its_maps_and_child_runs_need(
+    cli: Commands, env: dict[str, str], tmp_path: Path, workflow: str
+) -> None:
+    (tmp_path / "gpu_nodes.py").write_text(GPU_NODES)
+    done = cli.run(
+        "queue-workflows", "run", workflow, "--app", "gpu_nodes", "--out", str(tmp_path),
+        timeout_s=40, **env,
+    )  # fmt: skip
+    assert done.process.returncode == 0, done.err
+    assert "starting orchestrator, 1 cpu, 1 gpu" in done.err
+
+
+def test_up_starts_a_gpu_worker_for_nodes_without_a_model(
+    cli: Commands, env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "gpu_nodes.py").write_text(GPU_NODES)
+    cli.start("queue-workflows", "up", "--app", "gpu_nodes", **env)
+    run_id = runs.submit("mapped", out_dir=str(tmp_path))["id"]
+    until(lambda: (runs.get(run_id) or {}).get("status") == "completed", timeout_s=40)
