@@ -12,5 +12,5 @@ def tell(words: int) -> str:
 
 
 @workflow
-def hello(text: str) -> None:
-    tell(count(text))
+def hello(text: str) -> str:
+    return tell(count(text))

@@ -30,11 +30,11 @@ def get_run(
     """Return a run with its nodes in the workflow's order, each as `get_job` returns it, or None.
 
     None: there is no such run. `nodes`: return only these nodes, with the whole run's counts.
-    `logs`: whether to read their logs; None: only of up to 60 nodes. `logs_left_out`: they
-    were not read, so that `log` is None, and `add_logs` reads them. A node that is not queued yet
-    has `id` None and status `waiting`. `counts`: nodes by status, of `nodes_total`. `maps`: the
-    maps of the graph with their items by state, and as `items_failed` the first that failed.
-    `loops`: the loops, their rounds and last state; with `nodes`, the loops of items among these.
+    `logs`: whether to read their logs; None: only of up to 60 nodes. `logs_left_out`: they were not
+    read, so that `log` is None, and `add_logs` reads them. A node that is not queued yet has `id`
+    None and status `waiting`. `output`: as `runs.output`. `counts`: nodes by status, of
+    `nodes_total`. `maps`: the graph's maps with their items by state, and as `items_failed` the
+    first failed. `loops`: their rounds and last state; with `nodes`, those of items among these.
     """
     with db.transaction(conn) as own:
         return job_history.of_run(own, run_id, nodes=nodes, logs=logs)

@@ -152,6 +152,16 @@ def get(run_id: str, *, conn: Any = None) -> Run | None:
         return cast("Run | None", runs.get(own, run_id))
 
 
+def output(run_id: str, *, conn: Any = None) -> JsonDict | None:
+    """Return what the workflow of a completed run returns, as `{"result": value}` or a dict.
+
+    Returns None if it returns nothing, and if the run has not completed or there is no such run.
+    `conn` as in `get`.
+    """
+    with app_connections.statement(conn) as own:
+        return runs.output(own, run_id)
+
+
 async def get_async(run_id: str, *, conn: Any = None) -> Run | None:
     """Do as `get` does, without blocking the event loop; `conn` as in `submit_async`."""
     return await app_connections.call_async(get, conn, run_id)

@@ -9,7 +9,7 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.admin import attempt_history, item_nodes, overview
-from queue_workflows.engine import history_rows, job_tables, samples
+from queue_workflows.engine import history_rows, job_tables, runs, samples
 from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import JsonDict, Row
@@ -50,6 +50,7 @@ def of_run(
     return {
         "kind": "run",
         **row,
+        "output": runs.output(conn, run_id),
         "read_at": read_at,
         "nodes_total": waiting + sum(counts.values()),
         "counts": counts | ({"waiting": waiting} if waiting else {}),

@@ -58,12 +58,11 @@ def roles(
     """Return the processes that the loaded app needs.
 
     None takes the settings WORKFLOW_CPU_WORKERS and _GPU_. Node workers need an app with nodes; gpu
-    workers also need registered models or declared gpu nodes, unless a number or `cards` is given.
-    Ingest workers need
-    tasks: one per queue that is not in the pool, or is in `beside`. The scheduler needs nothing: a
-    row of the table `schedules` may come at any time. Raises `InvalidConfig` for an app with
-    nothing to run, for workers without nodes or tasks, and for wrong settings of alerts;
-    `UnknownQueue`.
+    workers also models or declared gpu nodes, unless a number or `cards` is given. Ingest workers
+    need tasks: one per queue that is not in the pool, or is in `beside`. The scheduler needs
+    nothing: a row of the table `schedules` may come at any time. Raises `UnknownQueue`, and
+    `InvalidConfig` for an app with nothing to run, for workers without nodes or tasks, and for
+    wrong settings of alerts.
     """
     cfg = config.get_config()
     nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)

@@ -116,6 +116,13 @@ def loop_text(loop: dict[str, Any]) -> str:
     return f"loop {output.line(loop['node_id'])}: {begun} of at most {loop['at_most']}{last}"
 
 
+def output_text(returned: dict[str, Any]) -> str:
+    """Return what a run returned, on one line; a text as it is, other values as JSON."""
+    value: Any = returned["result"] if [*returned] == ["result"] else returned
+    shown = value if isinstance(value, str) else output.compact(value, 2000)
+    return output.line(f"output: {shown}", 2000)
+
+
 def stored_moment(value: Any) -> str:
     """Return a time that PostgreSQL has stored in JSON; a value of another form as it is."""
     text = re.sub(r"\.\d+", "", stored_json.text(value) or "")

@@ -95,9 +95,11 @@ class Page:
         return nodes
 
     def _outline(self, shown: dict[str, Any]) -> None:
-        """Print the moves to other code, and a line for each map and loop."""
+        """Print the moves to other code, the run's output, and a line for each map and loop."""
         for each in map(stored_json.mapping, stored_json.sequence(shown["upgrades"])):
             self._upgrade(each)
+        if shown["output"] is not None:
+            self._line(job_texts.output_text(shown["output"]))
         for each in shown["maps"]:
             for text in job_texts.map_texts(each):
                 self._line(text)

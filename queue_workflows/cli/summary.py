@@ -30,7 +30,7 @@ def collect(seen: RunSnapshot) -> dict[str, Any]:
     """Return the run with `workers` (host_label, queue, pid, nodes, seconds) and `longest_chain`.
 
     `failed`: the first nodes that failed, each with its error and traceback, which may be None.
-    `maps`: as `history.get_run` returns them.
+    `maps` and `output`: as `history.get_run` returns them.
     """
     run_id = seen.run["id"]
     with db.transaction() as conn:
@@ -40,12 +40,14 @@ def collect(seen: RunSnapshot) -> dict[str, Any]:
         crashes = overview.crashes(conn, run_id)
         failed = overview.failures(conn, run_id, limit=FAILURES)
         maps = job_history.maps(conn, run_id)
+        returned = runs.output(conn, run_id)
     chain = _chain(frozen, seconds) if seconds else []
     return {
         "id": run_id,
         "workflow_name": seen.run["workflow_name"],
         "status": seen.run["status"],
         "error": seen.run["error"],
+        "output": returned,
         "out_dir": seen.run["out_dir"],
         "elapsed_s": seen.run["elapsed_s"],
         "nodes_total": seen.total,
@@ -117,6 +119,8 @@ def show(found: Mapping[str, Any]) -> None:
     output.echo(
         f"run {found['id']} ({name}): {found['status']} in {output.seconds(found['elapsed_s'])}"
     )
+    if found["output"] is not None:
+        output.echo(entry_point.mask(job_texts.output_text(found["output"])))
     output.echo(f"nodes: {nodes or 'none'}")
     for place in found["workers"]:
         where = run_views.place(place["worker_id"])

@@ -24,7 +24,7 @@ def up(
         typer.Option(
             min=0,
             metavar="N",
-            help="gpu workers; default: WORKFLOW_GPU_WORKERS, 0 if the app has no model or gpu node.",
+            help="gpu workers; default: WORKFLOW_GPU_WORKERS, 0 without a model or gpu node.",
         ),
     ] = None,
     cards: Annotated[

@@ -11,7 +11,7 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.db import check_violations, statements
-from queue_workflows.types import Row
+from queue_workflows.types import JsonDict, Row
 
 WRITABLE = frozenset(
     {
@@ -63,6 +63,12 @@ def delete(conn: db.Connection, run_id: str) -> bool:
 def get(conn: db.Connection, run_id: str) -> Row | None:
     """Return the run, or None."""
     return conn.execute(statements.runs.get, {"run_id": run_id}).fetchone()
+
+
+def output(conn: db.Connection, run_id: str) -> JsonDict | None:
+    """Return what a completed run returned, or None."""
+    row = conn.execute(statements.runs.output, {"run_id": run_id}).fetchone()
+    return None if row is None else row["output"]
 
 
 def head(conn: db.Connection, run_id: str) -> Row | None:

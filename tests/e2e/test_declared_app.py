@@ -53,11 +53,12 @@ def report(words: int, name: str) -> str:
 
 
 @workflow
-def hello(text: str) -> None:
+def hello(text: str) -> str:
     counted = count(text)
     said = report(words=counted["words"], name=counted["longest"])
     never.options(skip_if=counted["words"] == 4)()
     count.options("again", after=[said])(text=said, least=1)
+    return said
 
 
 @workflow
@@ -98,7 +99,12 @@ def test_a_python_app_is_run_by_its_name(
     assert done.process.returncode == 0, done.err
     run_id = json.loads(done.out)["id"]
     jobs = {job["node_id"]: job for job in node_queue.list_jobs_for_run(run_id)}
+    assert json.loads(done.out)["output"] == {"result": "4 be,\n"}
     assert (out / "report" / "write" / "answer.txt").read_text() == "4 be,\n"
+    shown = cli.run("queue-workflows", "show", run_id)
+    assert r"output: 4 be,\n" in shown.out.splitlines()
+    shown = cli.run("queue-workflows", "show", run_id, "--json")
+    assert json.loads(shown.out)["output"] == {"result": "4 be,\n"}
     assert jobs["report/read"]["context_delta"] == {"result": "4 be,\n"}
     assert jobs["never/never"]["status"] == "skipped"
     assert jobs["again/count"]["context_delta"] == {"words": 2, "longest": "be,"}
@@ -227,6 +233,8 @@ def test_a_run_starts_the_workers_that_its_maps_and_child_runs_need(
     )  # fmt: skip
     assert done.process.returncode == 0, done.err
     assert "starting orchestrator, 1 cpu, 1 gpu" in done.err
+    lines = done.out.splitlines()
+    assert ('output: ["saw a", "saw b"]' in lines) == (workflow != "each"), "it returns nothing"
 
 
 def test_up_starts_a_gpu_worker_for_nodes_without_a_model(

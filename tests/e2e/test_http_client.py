@@ -99,8 +99,10 @@ def test_the_verbs_of_runs(own: Client, cli: Commands) -> None:
     until(waits, timeout_s=60.0)
     with pytest.raises(errors.InputRefused):
         own.runs.answer(run_id, "ok", "no")
+    assert (own.runs.get(run_id) or {})["output"] is None
     assert own.runs.answer(run_id, "ok", "yes")
-    assert own.runs.wait(run_id, timeout_s=60.0)["status"] == "completed"
+    done = own.runs.wait(run_id, timeout_s=60.0)
+    assert (done["status"], done["output"]) == ("completed", {"number": 8})
     with pytest.raises(errors.InputRefused):
         own.runs.answer(run_id, "ok", "yes")
     assert own.runs.retry(run_id, from_node="ok")["status"] == "queued"

@@ -81,7 +81,7 @@ def setup() -> None:
     def workflow(name: str) -> dict[str, Any]:
         if name != "doubled":
             raise LookupError(name)
-        return {"name": name, "steps": steps}
+        return {"name": name, "steps": steps, "output": {"number": {"$from": "work/double.twice"}}}
 
     queue_workflows.register_node("double", lambda number: {"twice": 2 * number})
     queue_workflows.set_workflow_provider(workflow, lambda name: {"name": name, "nodes": nodes})

@@ -88,11 +88,11 @@ def _instant(text: str) -> datetime:
 async def show(
     request: fastapi.Request, run_id: parameters.RunId, wait: parameters.Wait = None
 ) -> Response:
-    """Return a run, with an ETag; `wait`: only when it has changed, or is over."""
+    """Return a run with its output, and an ETag; `wait`: only when it has changed, or is over."""
     return await long_polls.watched(
         request,
         wait,
-        lambda: _shown(parameters.found(api.get(run_id), "run", run_id)),
+        lambda: _with_output(parameters.found(api.get(run_id), "run", run_id)),
         final=lambda found: found["status"] in TERMINAL_RUN_STATUSES,
         run_id=run_id,
     )
@@ -163,3 +163,7 @@ async def answer(
 
 def _shown(row: Row | Run) -> JsonDict:
     return {name: value for name, value in row.items() if name not in _HIDDEN}
+
+
+def _with_output(row: Row | Run) -> JsonDict:
+    return _shown(row) | {"output": api.output(row["id"])}

@@ -27,6 +27,11 @@ RETURNING *;
 -- Return a run. No row: there is no such run.
 SELECT * FROM workflow_runs WHERE id = %(run_id)s;
 
+-- name: output
+-- Return the output of a run. No row: it has none, or has not completed.
+SELECT context_delta AS output FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND node_id = '__output__' AND status = 'completed';
+
 -- name: delete
 -- Delete a run; its jobs, files, events and answers go with it by their foreign keys.
 DELETE FROM workflow_runs WHERE id = %(run_id)s;
