@@ -75,7 +75,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
         found["switched_off"] = workers_rows.switched_off(conn)
         found["unassignable"] = fleet_rows.flagged(conn)
-        found["unserved"] = unserved_jobs.count_by_queue(conn)
+        unserved = unserved_jobs.count_by_queue(conn)
         found["paused"] = queues.paused(conn)
         troubled = schedules.troubled(conn=conn)
     found["schedules"] = [
@@ -83,6 +83,9 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
     ]
     found["workers"] = worker_api.list(absent=False)
     found["queues"] = _queues(known, counts, found["workers"])
+    # Until the next sweep, jobs are blocked as unserved below a worker that has just started.
+    served = {queue["queue"] for queue in found["queues"] if queue["workers"]}
+    found["unserved"] = [row for row in unserved if row["queue"] not in served]
     return found
 
 

@@ -301,6 +301,19 @@ def test_a_flag_is_logged_once_per_reason_and_removed(
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
 
 
+def test_a_flag_is_not_shown_above_a_worker_that_takes_the_jobs(
+    conn: Any, orchestrator: Orchestrator
+) -> None:
+    gpu_job(conn, "m")
+    orchestrator.after(30)
+    orchestrator.after(30)
+    assert flags(conn) == [("no_worker", "no gpu worker is alive")]
+    report(conn, known_models=["n"])
+    assert flags(conn) == [("model", "no live gpu worker knows the model")]
+    report(conn, known_models=["m"])
+    assert flags(conn) == [], "the sweep deletes the flag later"
+
+
 def test_each_waiting_job_has_the_event_of_its_own_model(
     conn: Any, orchestrator: Orchestrator
 ) -> None:

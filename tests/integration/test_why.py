@@ -147,6 +147,9 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(conn: Any) -> None:
     report(conn, transitions.who("my_ghost", "new"))
     detail = (jobs_api.explain(ghost["id"]) or {})["detail"]
     assert detail.startswith("its queue has a worker again")
+    shown = console.printed("status")
+    assert "queue my_ghost is served by no worker" not in shown
+    assert f"queue gpu {text}\n" in shown
 
 
 def test_reasons_that_hold_for_one_worker(conn: Any) -> None:

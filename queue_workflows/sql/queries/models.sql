@@ -68,14 +68,15 @@ SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event
  ORDER BY j.required_model, j.seq LIMIT 100;
 
 -- name: flagged
--- Return the flagged models (NULL: jobs without one), each with its number of waiting jobs,
--- up to 10,000.
-SELECT nullif(f.model, '') AS model, f.reason, f.detail, f.since,
+-- Return the flagged models (NULL: jobs without one) that no live worker takes now either, with
+-- the reason of now, each with its number of waiting jobs, up to 10,000.
+SELECT nullif(f.model, '') AS model, u.reason, u.detail, f.since,
        (SELECT count(*) FROM (
             SELECT FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND coalesce(j.required_model, '') = f.model LIMIT 10000) c) AS jobs
   FROM gpu_unassignable f
+  JOIN queue_workflows_gpu_unserved() u ON u.model = f.model
  ORDER BY f.model;
 
 -- name: request
