@@ -307,10 +307,10 @@ def answer(run_id: str, node_id: str, value: Any, *, check: bool = False, conn: 
     """Answer an input node of a run and return the submission's id.
 
     The first answer wins: `InputRefused` (a ValueError) is raised for a later one and for a node
-    that does not wait; with `check` also for an answer that the node's `input_spec` does not allow.
-    A node that has not parked yet keeps the answer until it does. Raises `UnknownJob` (a KeyError)
-    and `InvalidPayload` before any write. `conn` (psycopg, SQLAlchemy, Django): join the app's
-    transaction.
+    that does not wait, for an answer of another type than `ask` names, and with `check` for one
+    that the node's `input_spec` does not allow. A node that has not parked yet keeps the answer
+    until it does. Raises `UnknownJob` (a KeyError) and `InvalidPayload` before any write.
+    `conn` (psycopg, SQLAlchemy, Django): join the app's transaction.
     """
     text = payload.encode(value, f"answer to {node_id!r}")
     where = f"node {node_id!r} of run {run_id!r}"
@@ -318,6 +318,7 @@ def answer(run_id: str, node_id: str, value: Any, *, check: bool = False, conn: 
         # Outside of the block below, which would begin and commit its own transaction if none
         # was under way.
         job = _refuse_unless_open(node_jobs.get_by_node(own, run_id, node_id), where)
+        answers.check_type(job["input_spec"], value, where)
         if check:
             spec = payload.stored_object(job["input_spec"], f"input_spec of {where}")
             answers.check(spec or None, value, where)

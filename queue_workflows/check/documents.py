@@ -20,6 +20,7 @@ _NODE = {"id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"} | set(
 _PIPELINE = {"name", "nodes", "defaults"}
 _INPUT = {
     "id", "kind", "widget", "prompt", "target", "depends_on", "skip_if", "timeout_s", "default",
+    "answer_type",
     "source", "multiple", "accept", "library", "options", "turnout_options",
 }  # fmt: skip
 _KINDS = ("pipeline", "map", "input", "branch", "loop", "run")

@@ -54,9 +54,12 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
         if text is None:
             return False, None
         try:
-            return True, read(text.strip(), spec)
+            found = read(text.strip(), spec)
+            node_answers.check_type(spec, found, node["node_id"])
         except errors.InputRefused as error:
             output.complain(output.line(error, 500))
+        else:
+            return True, found
 
 
 def _as_typed(value: Any) -> str:
@@ -69,7 +72,8 @@ def read(text: str, spec: dict[str, Any]) -> Any:
         return default(spec)
     choices = options(spec)
     if not choices:
-        return input_option.value_of(text, "answer")
+        typed = spec.get("answer_type") != "string"
+        return input_option.value_of(text, "answer") if typed else text
     if spec.get("multiple"):
         return [_choice(part.strip(), choices) for part in text.split(",")]
     return _choice(text, choices)

@@ -14,6 +14,11 @@ from queue_workflows.dag import payload
 _LABELS = ("label", "name", "rel_path", "id")
 _FILE_NAMES = ("path", "rel_path", "abs_path", "name")
 _SHOWN = 12
+ANSWER_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
+    "array": (list,), "object": (dict,),
+}  # fmt: skip
+"""The types that a step's `answer_type` may name, as in JSON Schema."""
 
 
 def options(spec: Any) -> list[tuple[str, Any]]:
@@ -65,6 +70,25 @@ def check(spec: Any, value: Any, where: str) -> None:
         _check_choice(spec, value, choices, where)
     elif widget in ("file_upload", "pick_or_upload") and not _picked(value, choices):
         _check_files(spec, value, where)
+
+
+def check_type(spec: Any, value: Any, where: str) -> None:
+    """Raise `InputRefused` for a value that is not of the spec's `answer_type`, if it has one.
+
+    Null is no file.
+    """
+    if not isinstance(spec, dict):
+        return
+    asked = cast("dict[str, Any]", spec)
+    named = asked.get("answer_type")
+    kinds = ANSWER_TYPES.get(named) if isinstance(named, str) else None
+    no_file = value is None and asked.get("widget") in ("file_upload", "pick_or_upload")
+    if kinds is None or no_file:
+        return
+    if not isinstance(value, kinds) or isinstance(value, bool) != (kinds == (bool,)):
+        raise errors.InputRefused(
+            f"{where} does not take {_text(value)}: its answer is of type {named}"
+        )
 
 
 def _picked(value: Any, choices: list[tuple[str, Any]]) -> bool:

@@ -17,12 +17,14 @@ _ENGINE_KEYS = frozenset({"id", "kind", "widget", "prompt", "target", "depends_o
 
 
 def head(step: Mapping[str, Any]) -> JsonDict:
-    """Return the part of every spec: `{"step_id", "widget", "prompt", "target"}`."""
+    """Return the part of every spec: `{"step_id", "widget", "prompt", "target"}`, `answer_type`."""
+    typed = {"answer_type": step["answer_type"]} if "answer_type" in step else {}
     return {
         "step_id": step.get("id"),
         "widget": step.get("widget"),
         "prompt": step.get("prompt") or "",
         "target": step.get("target"),
+        **typed,
     }
 
 

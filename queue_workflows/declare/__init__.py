@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_origin, overload
 
 from queue_workflows import config, errors
 from queue_workflows.declare import building, compiling, handles, node_functions, options
@@ -47,6 +47,9 @@ OFFERED: Any = node_functions.Offered()
 """Default for `out`, `scratch`, `cancel_event` and the like: the worker passes them."""
 
 
+_ANSWER_TYPES: dict[Any, str] = {
+    str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object",
+}  # fmt: skip
 _declared: dict[tuple[str, str, str], Node[..., Any] | Workflow[..., Any]] = {}
 
 
@@ -155,13 +158,15 @@ def ask(
     """Add a step that asks a person; return its answer, which other nodes take as an input.
 
     `widget` is a built-in one (choose_one, file_upload, pick_or_upload, turnout) or the app's,
-    `keys` what it needs; `answer` is the answer's type for checkers, and not verified.
+    `keys` what it needs; `answer` is the answer's type. An answer that is no text, number, truth
+    value, list or dict, as `answer` says, is refused; of other types only type checkers know.
     """
-    del answer
     graph = compiling.needed("ask()")
     question: dict[str, Any] = {"widget": widget}
     if prompt is not None:
         question["prompt"] = prompt
+    if named := _ANSWER_TYPES.get(get_origin(answer) or answer):
+        question["answer_type"] = named
     found = building.Options(id, options.of_call(id, id, after, skip_if, {}).after, skip_if)
     return cast("T", graph.add_question({**question, **keys}, target, found))
 

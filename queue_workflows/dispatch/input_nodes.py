@@ -73,13 +73,17 @@ def answer_delta(job: Row, value: Any) -> str:
     """Return the `context_delta` (JSON text) of an answer: `{target: value}`, or `{}`.
 
     A text that is JSON is decoded where the question takes no text.
-    Raises `InvalidPayload` for a value that cannot be stored, and `UnreadableRow` for one that
-    cannot be loaded and for a node whose inputs cannot.
+    Raises `InvalidPayload` for a value that cannot be stored or has another type than the question
+    asks for, and `UnreadableRow` for one that cannot be loaded and for a node whose inputs cannot.
     """
     what = f"answer to {job['node_id']!r}"
     if isinstance(value, Unreadable):
         raise errors.UnreadableRow(f"{what} cannot be read: {value.reason}")
     value = answers.decoded(job.get("input_spec"), value)
+    try:
+        answers.check_type(job.get("input_spec"), value, what)
+    except errors.InputRefused as refused:
+        raise errors.InvalidPayload(str(refused)) from None
     target = payload.stored_object(job["inputs"], f"inputs of node {job['node_id']!r}").get(
         "target"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows import node_queue, run_store, runs
+from queue_workflows import errors, node_queue, run_store, runs
 from tests.support import typed_app
 from tests.support.commands import Commands
 from tests.support.wait import until
@@ -244,3 +244,25 @@ def test_up_starts_a_gpu_worker_for_nodes_without_a_model(
     cli.start("queue-workflows", "up", "--app", "gpu_nodes", **env)
     run_id = runs.submit("mapped", out_dir=str(tmp_path))["id"]
     until(lambda: (runs.get(run_id) or {}).get("status") == "completed", timeout_s=40)
+
+
+def test_an_answer_of_another_type_is_refused_by_every_way_in(
+    cli: Commands, env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "typed_app.py").write_text(
+        "from queue_workflows import ask, node, workflow, register_input_widget\n"
+        "register_input_widget('number', lambda step, run: {'least': 1})\n"
+        "@node\ndef tell(n: int) -> int:\n    return n\n"
+        "@workflow\ndef asking() -> int:\n    return tell(ask('q', 'number', int))\n"
+    )
+    run_id = run_store.insert_run(workflow_name="asking", out_dir=str(tmp_path))["id"]
+    cli.start("queue-orchestrator", "--app", "typed_app", **env)
+    cli.start("queue-claim-worker", "--queue=cpu", "--app", "typed_app", **env)
+    until(lambda: any(job["input_spec"] for job in node_queue.list_jobs_for_run(run_id)))
+    for wrong in ('"abc"', "true", "1.5", "null"):
+        done = cli.run("queue-workflows", "answer", run_id, "q", wrong)
+        assert done.process.returncode == 2, done.err
+        assert f"does not take {wrong}: its answer is of type integer" in done.err
+        with pytest.raises(errors.InputRefused, match="its answer is of type integer"):
+            runs.answer(run_id, "q", json.loads(wrong))
+    assert cli.run("queue-workflows", "answer", run_id, "q", "3").process.returncode == 0
