@@ -180,11 +180,12 @@ def _refuse_unknown(queue: str) -> None:
 
 
 def _join_embedded() -> None:
-    """Join the embedded server; raise `EmbeddedUnavailable` instead of creating one."""
-    if config.database_url() is None and config.embedded_wanted():
+    """Join the embedded server if no DSN is set; raise `EmbeddedUnavailable` if there is none."""
+    if config.database_url() is None:
         from queue_workflows.db import databases
 
         databases.join(create=False)
+        config.configure(embedded=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -46,9 +46,8 @@ def switch_text(row: Row) -> str:
     by = f" by {row['requested_by']}" if row["requested_by"] else ""
     reason = f" ({row['reason']})" if row["reason"] else ""
     ends = "" if row["until_s"] is None else f", on again in {output.seconds(row['until_s'])}"
-    ours = " --embedded" if config.database_url() is None else ""
     host, queue = (shlex.quote(row[key]) for key in ("host_label", "queue"))
-    turn_on = f"queue-worker-control --queue={queue} --on --host {host}{ours}"
+    turn_on = f"queue-worker-control --queue={queue} --on --host {host}"
     what = f"{row['host_label']} {row['queue']} is switched off{by}{reason}{ends}"
     return output.line(f"{what}: `{turn_on}` turns it on", 500)
 

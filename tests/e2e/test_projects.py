@@ -200,7 +200,7 @@ def test_a_script_and_the_role_scripts_use_the_projects_database(cli: Commands, 
     )
     done = cli.run("python", str(base / "one" / "reads.py"), cwd=base)
     assert made in done.out, done.err
-    off = ("queue-worker-control", "--queue", "cpu", "--off", "--host", "h", "--embedded")
+    off = ("queue-worker-control", "--queue", "cpu", "--off", "--host", "h")
     assert cli.run(*off, cwd=base / "one" / "sub").process.returncode == 0
     assert "no database of the project" in commands.refused(cli.run(*off, cwd=base))
     messages = cli.run("queue-workflows", "status", cwd=base / "one").out

@@ -480,7 +480,7 @@ def test_the_command_makes_no_embedded_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(tmp_path / "none"))
-    assert worker_control.main(["--queue", "gpu", "--off", "--embedded"]) == 2
+    assert worker_control.main(["--queue", "gpu", "--off"]) == 2
     assert "there is no embedded server in" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
