@@ -135,6 +135,11 @@ def waiting_runs(conn: db.Connection) -> Row:
     return row or {"wait_s": None, "run_id": None, "others": False}
 
 
+def stalled_runs(conn: db.Connection, quiet_s: float) -> Row:
+    """Return how many running runs nothing has moved forward for `quiet_s` (n), and one run_id."""
+    return _one(conn, statements.doctor.stalled_runs, {"quiet_s": quiet_s})
+
+
 def lapsed(conn: db.Connection) -> Row:
     """Return how many running jobs have a lapsed lease (n), and the longest lapse (since_s)."""
     return _one(conn, statements.doctor.lapsed)

@@ -222,6 +222,12 @@ def _outbox(conn: db.Connection) -> Findings:
 
 
 def _runs(conn: db.Connection) -> Findings:
+    stalled = facts.stalled_runs(conn, LAPSED_WARN_S)
+    if stalled["n"]:
+        text = f"run {stalled['run_id']} is running, but nothing moves it forward"
+        if stalled["n"] > 1:
+            text += f"; {stalled['n'] - 1} more"
+        yield Finding("runs", ERROR, text, "start queue-orchestrator, which ends it or goes on")
     found = facts.waiting_runs(conn)
     wait_s = found["wait_s"]
     if wait_s is None or wait_s <= WAIT_WARN_S:

@@ -210,9 +210,28 @@ def fail(conn: db.Connection, run_id: str, error: str) -> bool:
     return conn.execute(statements.runs.fail, {"run_id": run_id, "error": error}).rowcount == 1
 
 
-def cancel(conn: db.Connection, run_id: str) -> Row | None:
+def cancel(conn: db.Connection, run_id: str, error: str | None = None) -> Row | None:
     """Cancel a run and return its row; None if there is no such run or it is over."""
-    return conn.execute(statements.runs.cancel, {"run_id": run_id}).fetchone()
+    return conn.execute(statements.runs.cancel, {"run_id": run_id, "error": error}).fetchone()
+
+
+def stalled(conn: db.Connection, quiet_s: float, aside: Sequence[str] = ()) -> list[str]:
+    """Return up to 100 running runs that nothing moves forward, as plain SQL may leave them.
+
+    `quiet_s`: how long ago their last node must have ended. `aside`: ids of runs to leave out.
+    """
+    parameters = {"quiet_s": quiet_s, "aside": list(aside)}
+    return [row["run_id"] for row in conn.execute(statements.runs.stalled, parameters).fetchall()]
+
+
+def is_stalled(conn: db.Connection, run_id: str) -> bool:
+    """Return whether a run is running and nothing moves it forward."""
+    return bool(conn.execute(statements.runs.is_stalled, {"run_id": run_id}).fetchall())
+
+
+def stopper(conn: db.Connection, run_id: str) -> Row | None:
+    """Return `node_id`, `status` (also `deleted`) and `error` of the node that stops a run."""
+    return conn.execute(statements.runs.stopper, {"run_id": run_id}).fetchone()
 
 
 def delay_start(conn: db.Connection, run_id: str, *, error: str, after_s: float) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from queue_workflows import config, db, workers
+from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import (
     events,
     metric_rows,
@@ -26,6 +27,9 @@ from queue_workflows.types import NowFn, Row
 _log = logging.getLogger(__name__)
 ORPHAN_SWEEP_S: Final = 60.0
 """It reads every waiting job; until then the claim refuses orphans."""
+STALLED_S: Final = 30.0
+STALLED_QUIET_S: Final = 10.0
+"""How long the end of a node may precede its outbox event: with 0.3.0 they are two transactions."""
 UNASSIGNABLE_S: Final = 10.0
 EVENTS_S: Final = 5.0
 """How late at most a job hears of an event: its row was locked, or the wait began meanwhile."""
@@ -85,6 +89,7 @@ class PeriodicTasks:
             service.Task("reclaim", math.inf, self.reclaim),
             service.Task("lost-sessions", lost_s, self.reclaim_lost_sessions),
             service.Task("orphans", ORPHAN_SWEEP_S, self.cancel_orphans),
+            service.Task("stalled", STALLED_S, self.end_stalled),
             service.Task("dead-workers", dead_s, self.flag_dead_workers),
             service.Task("unassignable", UNASSIGNABLE_S, self.flag_unassignable),
             service.Task("metrics", config.METRICS_COUNT_INTERVAL_S.read, self.count_events),
@@ -135,6 +140,11 @@ class PeriodicTasks:
         """Cancel jobs that were inserted while their run ended."""
         with self._dedicated.using() as conn:
             recovery.cancel_orphans(conn, self._rows)
+
+    def end_stalled(self) -> None:
+        """Go on with the runs that plain SQL has stopped, or end them with the reason."""
+        begin = run_cache.on_connection(self._dedicated)
+        recovery.end_stalled(begin, self._rows, STALLED_QUIET_S)
 
     def wake_waiting(self) -> None:
         """Wake jobs that wait although their event is there: it was committed meanwhile."""

@@ -1,16 +1,20 @@
-"""Recover jobs of both families: claims whose lease has lapsed, and jobs whose run is over."""
+"""Recover jobs whose lease has lapsed, jobs whose run is over, and runs that plain SQL stopped."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from queue_workflows import config, db
-from queue_workflows.engine import cancellation, job_tables, recovery, row_isolation
+from queue_workflows.dag import payload
+from queue_workflows.dispatch import advance, run_cache
+from queue_workflows.engine import cancellation, job_tables, recovery, row_isolation, runs
 from queue_workflows.runtime import log_context
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
+STALLED: Final = "stalled run"
 
 
 def recover_at_start(pause: Callable[[float], bool]) -> bool:
@@ -83,6 +87,55 @@ def cancel_orphans(
     with db.statement(conn) as own:
         while kept.batch(own, cancellation.ORPHANS):
             pass
+
+
+def end_stalled(begin: run_cache.Begin, rows: row_isolation.Isolation, quiet_s: float) -> None:
+    """Go on with the running runs that plain SQL has stopped, or end them with the reason.
+
+    Such a run has no node, outbox event or answer that moves it forward, because a plain UPDATE or
+    DELETE ended a node without an event. It ends as `jobs.cancel` and a failed node end it. What
+    follows from completed and skipped nodes is queued. `quiet_s`: as in `runs.stalled`.
+    """
+    with run_cache.reading(begin) as conn:
+        found = runs.stalled(conn, quiet_s, rows.aside(STALLED))
+    for run_id in found:
+        rows.attempt(STALLED, run_id, lambda run_id=run_id: _end_stalled(begin, run_id))
+
+
+def _end_stalled(begin: run_cache.Begin, run_id: str) -> None:
+    if _is_ended(begin, run_id, go_on=True):
+        return
+    run_cache.forget(run_id)
+    try:
+        advance.advance(begin, run_id, None, expected=advance.is_live)
+    except advance.NEVER_RUNS as error:
+        advance.fail(begin, run_id, str(error))
+    _is_ended(begin, run_id, go_on=False)
+
+
+def _is_ended(begin: run_cache.Begin, run_id: str, *, go_on: bool) -> bool:
+    """End a run that is stalled; return whether it is stalled no more.
+
+    `go_on`: leave it unless a node of it failed, was cancelled or was deleted.
+    """
+    with begin() as conn:
+        runs.lock(conn, run_id)
+        if not runs.is_stalled(conn, run_id):
+            return True
+        found = runs.stopper(conn, run_id) or {"node_id": "?", "status": "missing", "error": None}
+        node_id, status = found["node_id"], found["status"]
+        if status == "failed":
+            reason = advance.node_failure(node_id, found["error"])
+        elif status in ("cancelled", "deleted"):
+            reason = f"node {node_id} was {status}"
+        elif go_on:
+            return False
+        else:
+            reason = f"nothing moves it forward: node {node_id} is {status}"
+        end = runs.cancel if status == "cancelled" else runs.fail
+        end(conn, run_id, payload.error_text(reason))
+    _log.warning("run %s had stopped: %s", run_id, reason, extra={"run_id": run_id})
+    return True
 
 
 def _log_lapsed(rows: list[Row], what: str) -> None:

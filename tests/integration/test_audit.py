@@ -282,7 +282,6 @@ def test_a_node_that_comes_in_late_is_left_to_the_sweep(forger: Any) -> None:
         "INSERT INTO workflow_input_submissions (run_id, node_id) VALUES ('r', 'b')",
         f"INSERT INTO workflow_node_jobs {NODE}, status)"
         " VALUES ('r', 'b', 'm', 'cpu', 'awaiting_input')",
-        "UPDATE workflow_runs SET updated_at = now()",
         "UPDATE workflow_runs SET definition = NULL",
         "UPDATE workflow_runs SET mode = 'step'",
     ],

@@ -163,7 +163,7 @@ def test_truncate_takes_what_belongs_to_the_rows(db: ModuleType, table: str) -> 
     with db.connect() as conn:
         node, task = factories.node(conn), factories.ingest(conn)
         for job in (node, task):
-            kind = transitions.table_of(job).name
+            kind = transitions.TABLES[transitions.kind_of(job)]
             conn.execute(
                 "INSERT INTO job_attempt_logs (job_table, job_id, claim_no) VALUES (%s, %s, 1)",
                 (kind, job["id"]),
@@ -345,7 +345,7 @@ def test_a_queued_job_is_claimed_and_then_run(db: ModuleType, ran: list[str]) ->
             now = _read(job)
             assert (now["status"], now["claim_no"]) == ("completed", 1)
             assert now["claimed_by"] == config.host_label()
-            events = transitions.table_of(job).events
+            events = transitions.EVENTS[transitions.kind_of(job)]
             told = f"SELECT event_type FROM {events} WHERE job_id = %s ORDER BY id"
             assert factories.column(conn, told, job["id"])[-2:] == ["claimed", "completed"]
             # The row is of a time before the job ended.
@@ -361,7 +361,7 @@ def _held_by_another(conn: Any, job: Row) -> None:
 
 def _claimed_by_plain_sql(conn: Any, job: Row) -> None:
     conn.execute(
-        f"UPDATE {transitions.table_of(job).name} SET status = 'running', claimed_by = 'box-2'"
+        f"UPDATE {transitions.TABLES[transitions.kind_of(job)]} SET status = 'running', claimed_by = 'box-2'"
         " WHERE id = %s",
         (job["id"],),
     )
@@ -379,7 +379,7 @@ def _claimed_here_for_another_host(conn: Any, job: Row) -> None:
 
 def _cancelled(conn: Any, job: Row) -> None:
     conn.execute(
-        f"UPDATE {transitions.table_of(job).name} SET status = 'cancelled' WHERE id = %s",
+        f"UPDATE {transitions.TABLES[transitions.kind_of(job)]} SET status = 'cancelled' WHERE id = %s",
         (job["id"],),
     )
 
@@ -400,7 +400,7 @@ def _limited(conn: Any, job: Row) -> None:
 
 
 def _not_due(conn: Any, job: Row) -> None:
-    table = transitions.table_of(job).name
+    table = transitions.TABLES[transitions.kind_of(job)]
     conn.execute(
         f"UPDATE {table} SET available_at = now() + interval '1 hour', blocked_reason = 'not_due'"
         " WHERE id = %s",

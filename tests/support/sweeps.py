@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from queue_workflows import db
+from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import input_timeouts as waits
 from queue_workflows.engine import (
     models,
@@ -72,6 +73,11 @@ def reclaim(conn: db.Connection, *, had_s: float | None = None) -> None:
 def cancel_orphans(conn: db.Connection) -> None:
     """Cancel the jobs that were inserted while their run ended."""
     recovery.cancel_orphans(conn)
+
+
+def end_stalled(conn: db.Connection, *, quiet_s: float = 0.0) -> None:
+    """Go on with the running runs that plain SQL has stopped, or end them with the reason."""
+    recovery.end_stalled(run_cache.on_connection(conn), row_isolation.Isolation(), quiet_s)
 
 
 def expire_inputs(conn: db.Connection) -> None:

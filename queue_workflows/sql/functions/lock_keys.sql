@@ -227,7 +227,7 @@ END $$;
 
 -- Do what follows from deleted jobs. Their lock keys and partitions are noted, as their places are free now. Their
 -- logs are deleted. Of ingest jobs the history records what they were, except for those that retention deletes: it
--- sets queue_workflows.retention. It runs as its owner: who may delete a job needs no right to its logs and history.
+-- sets queue_workflows.retention, and of node jobs those that were open in a running run. It runs as its owner: who may delete a job needs no right to its logs and history.
 CREATE OR REPLACE FUNCTION queue_workflows_jobs_gone() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
@@ -248,6 +248,14 @@ BEGIN
                    queue_workflows_actor()
               FROM gone;
         END IF;
+    ELSE
+        -- Without it nobody could tell a node that was deleted from one that was never queued.
+        INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, queue, claim_no, detail)
+        SELECT g.run_id, g.node_id, g.id, least(greatest(g.attempts, 0), 32767), 'cancelled', g.queue, g.claim_no,
+               jsonb_build_object('reason', 'deleted', 'generation', g.generation)
+          FROM gone g
+          JOIN workflow_runs r ON r.id = g.run_id AND r.mode = 'node' AND r.status = 'running'
+         WHERE NOT queue_workflows_is_terminal_job(g.status);
     END IF;
     DELETE FROM job_attempt_logs l USING gone WHERE l.job_id = gone.id AND l.job_table = TG_TABLE_NAME;
     PERFORM queue_workflows_forget_steps(TG_TABLE_NAME, ARRAY(SELECT id FROM gone));

@@ -123,6 +123,34 @@ BEGIN
     RETURN queue_workflows_insert_nodes(p_run, p_rows);
 END $$;
 
+-- Return the runs that are running although nothing moves them forward: they have no node that is queued, runs or waits,
+-- no open outbox event and no open answer. A map waits for its items, and a node for its child run. The engine leaves no
+-- such run, plain SQL does. A node that ended less than `p_quiet_s` ago may still get its event: a worker of 0.3.0 sends
+-- it in another transaction. It is inlined. OFFSET 0 keeps a look-up per run: as a join, all jobs may be read.
+CREATE OR REPLACE FUNCTION queue_workflows_stalled_runs(p_quiet_s double precision)
+RETURNS TABLE (run_id text) LANGUAGE sql STABLE AS $$
+    SELECT r.id
+      FROM workflow_runs r
+     WHERE r.mode = 'node' AND r.status = 'running' AND r.definition IS NOT NULL
+       AND NOT EXISTS (
+           SELECT FROM workflow_node_jobs j
+            WHERE j.run_id = r.id
+              AND (j.status IN ('queued', 'running') AND j.blocked_reason IS DISTINCT FROM 'items'
+                   OR j.status = 'awaiting_input' AND (
+                      NOT starts_with(j.node_module, '__run__')
+                      OR EXISTS (SELECT FROM workflow_runs c
+                                  WHERE c.id = j.child_run_id AND c.parent_run_id = r.id
+                                    AND NOT queue_workflows_is_terminal_run(c.status)))
+                   OR j.finished_at BETWEEN now() - p_quiet_s * interval '1 second' AND now())
+            OFFSET 0)
+       AND NOT EXISTS (
+           SELECT FROM workflow_dispatch_events d
+            WHERE d.run_id = r.id AND d.processed_at IS NULL OFFSET 0)
+       AND NOT EXISTS (
+           SELECT FROM workflow_input_submissions s
+            WHERE s.run_id = r.id AND s.status IN ('pending', 'processing') OFFSET 0)
+$$;
+
 -- Refuse to change the status of a terminal run (SQLSTATE QW002), except that `queued` reopens a failed or
 -- cancelled run in a new generation.
 CREATE OR REPLACE FUNCTION queue_workflows_guard_run() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -405,29 +405,9 @@ SELECT id, text FROM found LIMIT %(limit)s;
 -- name: runs_advance
 -- A running run has a node, an outbox event or an answer that moves it forward.
 WITH found (id, text) AS MATERIALIZED (
-    SELECT r.id,
+    SELECT run_id,
            'running, but nothing of it is queued, running, waiting for input or to be dispatched'
-      FROM workflow_runs r
-     WHERE r.mode = 'node' AND r.status = 'running' AND r.definition IS NOT NULL
-       AND greatest(r.started_at, r.updated_at)
-           <= now() - %(sweep_s)s::float8 * interval '1 second'
-       AND NOT EXISTS (
-           SELECT FROM workflow_node_jobs j
-            WHERE j.run_id = r.id
-              -- A map waits for its items, so it moves nothing forward by itself.
-              AND (j.status IN ('queued', 'running') AND j.blocked_reason IS DISTINCT FROM 'items'
-                   OR j.status = 'awaiting_input' AND (
-                      NOT starts_with(j.node_module, '__run__')
-                      OR EXISTS (SELECT FROM workflow_runs c
-                                  WHERE c.id = j.child_run_id AND c.parent_run_id = r.id
-                                    AND NOT queue_workflows_is_terminal_run(c.status)))
-                   OR j.finished_at > now() - %(sweep_s)s::float8 * interval '1 second'))
-       AND NOT EXISTS (
-           SELECT FROM workflow_dispatch_events d
-            WHERE d.run_id = r.id AND d.processed_at IS NULL)
-       AND NOT EXISTS (
-           SELECT FROM workflow_input_submissions s
-            WHERE s.run_id = r.id AND s.status IN ('pending', 'processing')))
+      FROM queue_workflows_stalled_runs(%(sweep_s)s::float8))
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: maps_agree

@@ -108,6 +108,11 @@ SELECT extract(epoch FROM now() - greatest(least(queued_at,
  ORDER BY queued_at
  LIMIT 1;
 
+-- name: stalled_runs
+-- Return how many runs are running although nothing has moved them forward for `quiet_s`, and one
+-- of them.
+SELECT count(*) AS n, min(run_id) AS run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8);
+
 -- name: lapsed
 -- Return how many running jobs have a lapsed lease, and for how many seconds the oldest has.
 SELECT count(*) AS n,

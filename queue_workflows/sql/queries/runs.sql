@@ -184,9 +184,42 @@ UPDATE workflow_runs
 -- name: cancel
 -- Change a run that is not over to cancelled and return its row; a trigger cancels its waiting
 -- nodes and requests that the running ones end.
-UPDATE workflow_runs SET status = 'cancelled', finished_at = now(), updated_at = now()
+UPDATE workflow_runs SET status = 'cancelled', finished_at = now(), updated_at = now(),
+       error = coalesce(%(error)s::text, error)
  WHERE id = %(run_id)s AND NOT queue_workflows_is_terminal_run(status)
 RETURNING *;
+
+-- name: stalled
+-- Return up to 100 running runs that nothing moves forward, without those of `aside`; see
+-- `queue_workflows_stalled_runs`.
+SELECT run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8)
+ WHERE run_id <> ALL (%(aside)s::text[]) LIMIT 100;
+
+-- name: is_stalled
+-- Return a row if nothing moves this run forward.
+SELECT FROM queue_workflows_stalled_runs(0) WHERE run_id = %(run_id)s;
+
+-- name: stopper
+-- Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
+-- more; first of those that end the run. A failed item is the map's. A node of an earlier
+-- generation runs again.
+SELECT node_id, status, error
+  FROM (SELECT j.node_id, j.status::text, j.error
+          FROM workflow_runs r
+          JOIN workflow_node_jobs j ON j.run_id = r.id
+         WHERE r.id = %(run_id)s AND NOT j.status IN ('completed', 'skipped')
+           AND j.generation = r.generation
+         UNION ALL
+        SELECT e.node_id, 'deleted', NULL
+          FROM workflow_runs r
+          JOIN workflow_node_events e ON e.run_id = r.id
+         WHERE r.id = %(run_id)s AND e.event_type = 'cancelled'
+           AND e.detail @> jsonb_build_object('reason', 'deleted', 'generation', r.generation)
+           AND NOT EXISTS (SELECT FROM workflow_node_jobs j
+                            WHERE j.run_id = r.id AND j.node_id = e.node_id)) s
+ ORDER BY CASE WHEN status = 'failed' AND strpos(node_id, '[') = 0 THEN 1
+               WHEN status = 'cancelled' THEN 2 WHEN status = 'deleted' THEN 3 ELSE 4 END, node_id
+ LIMIT 1;
 
 -- name: delay_start
 -- Count a start that failed and make the run due `after_s` seconds from now. Return how many

@@ -1,0 +1,228 @@
+"""A run that plain SQL has stopped ends with the reason, or goes on, within a sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from queue_workflows import node_queue, runs
+from tests.support import findings, flow, sweeps, transitions
+from tests.support.invariants import LIVENESS, breaches
+
+LATER = "finished_at = now() - interval '5 min'"
+
+
+def sweep(conn: Any, run_id: str) -> tuple[str, str | None]:
+    """Return state and error of a run after a sweep; before it, `audit` and `doctor` name it."""
+    assert flow.status(run_id) == "running"
+    assert [found.id for found in breaches(conn)[LIVENESS]] == [run_id]
+    named = f"run {run_id} is running, but nothing moves it forward"
+    assert findings.doctors("runs")[:3] == ("runs", findings.ERROR, named)
+    sweeps.end_stalled(conn)
+    assert LIVENESS not in breaches(conn)
+    run = flow.run(run_id)
+    return run["status"], run["error"]
+
+
+def update(conn: Any, changes: str, where: str = "status <> 'completed'") -> None:
+    """Change node jobs as an app may."""
+    conn.execute(f"UPDATE workflow_node_jobs SET {changes} WHERE {where}".encode())
+
+
+@pytest.mark.parametrize(
+    ("statement", "ends"),
+    [
+        ("status = 'cancelled'", ("cancelled", "node s/a was cancelled")),
+        (f"status = 'cancelled', {LATER}", ("cancelled", "node s/a was cancelled")),
+        ("status = 'failed', error = 'no disk'", ("failed", "node s/a failed: no disk")),
+        (None, ("failed", "node s/a was deleted")),
+    ],
+)
+@pytest.mark.parametrize("state", ["queued", "running", "delayed"])
+def test_a_run_ends_with_its_only_live_node(
+    toy: flow.Flow, conn: Any, state: str, statement: str | None, ends: tuple[str, str]
+) -> None:
+    toy.dag(a="", b="a")
+    run_id = toy.started()
+    if state == "running":
+        update(conn, "status = 'running', claimed_by = 'old'")
+    elif state == "delayed":
+        update(conn, "available_at = now() + interval '1 h'")
+    if statement is None:
+        conn.execute("DELETE FROM workflow_node_jobs")
+    else:
+        update(conn, statement)
+    assert sweep(conn, run_id) == ends
+    runs.retry(run_id)
+    toy.go()
+    assert flow.states(run_id) == {"s/a": "completed", "s/b": "completed"}
+    assert flow.status(run_id) == "completed"
+
+
+@pytest.mark.parametrize("status", ["completed", "skipped"])
+def test_a_run_goes_on_after_a_node_that_plain_sql_ended(
+    toy: flow.Flow, conn: Any, status: str
+) -> None:
+    toy.dag(a="", b="a")
+    run_id = toy.started()
+    update(conn, f"status = '{status}'")
+    assert sweep(conn, run_id) == ("running", None)
+    assert flow.states(run_id) == {"s/a": status, "s/b": "queued"}
+    update(conn, f"status = '{status}'")
+    assert sweep(conn, run_id) == ("completed", None)
+
+
+def test_a_run_goes_on_after_its_event_was_deleted(toy: flow.Flow, conn: Any) -> None:
+    toy.dag(a="", b="a")
+    run_id = toy.started()
+    flow.complete(run_id, "s/a")
+    conn.execute("DELETE FROM workflow_dispatch_events")
+    update(conn, LATER, "true")
+    assert sweep(conn, run_id) == ("running", None)
+    toy.go()
+    assert flow.status(run_id) == "completed"
+
+
+def test_a_request_to_end_a_running_node_ends_its_run(toy: flow.Flow, conn: Any) -> None:
+    toy.dag(a="")
+    run_id = toy.started()
+    job = transitions.claim_node(conn)
+    update(conn, "cancel_requested_at = now()")
+    transitions.hand_back(conn, job, reason="asked")
+    update(conn, LATER)
+    assert sweep(conn, run_id) == ("cancelled", "node s/a was cancelled")
+
+
+def test_a_run_whose_queued_nodes_were_cancelled_ends(toy: flow.Flow, conn: Any) -> None:
+    toy.dag(a="", b="")
+    run_id = toy.started()
+    assert node_queue.cancel_queued_jobs_for_run(run_id) == 2
+    update(conn, LATER)
+    assert sweep(conn, run_id) == ("cancelled", "node s/a was cancelled")
+
+
+@pytest.mark.parametrize(
+    ("changes", "ends"),
+    [
+        ("status = 'cancelled'", ("cancelled", "node ask was cancelled")),
+        ("status = 'completed', context_delta = '{\"answer\": 7}'", ("completed", None)),
+        ("status = 'skipped'", ("completed", None)),
+    ],
+)
+def test_a_node_that_waits_for_an_answer_ends_its_run(
+    toy: flow.Flow, conn: Any, changes: str, ends: tuple[str, str | None]
+) -> None:
+    toy.define(flow.ask("ask"))
+    run_id = toy.started()
+    toy.go()
+    assert flow.states(run_id) == {"ask": "awaiting_input"}
+    sweeps.end_stalled(conn)
+    assert flow.status(run_id) == "running"
+    update(conn, changes)
+    assert sweep(conn, run_id) == ends
+
+
+def maps(toy: flow.Flow, **more: Any) -> str:
+    """Start a run of a map with a map in each of its two items; return its id."""
+    inner = {"id": "frames", "kind": "map", "over": {"$from": "film.of"}, "pipeline": "draw"}
+    outer = {"id": "films", "kind": "map", "over": {"$from": "given"}, "as": "film"}
+    toy.define(outer | {"key": "id", "steps": [inner | more]}, draw=flow.nodes(draw=""))
+    run_id = toy.started(context={"given": [{"id": 1, "of": ["x", "y"]}, {"id": 2, "of": ["z"]}]})
+    assert flow.status(run_id) == "running", flow.run(run_id)["error"]
+    return run_id
+
+
+DRAWS = "node_id LIKE '%/draw'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "error"),
+    [
+        ("status = 'completed'", "completed", ""),
+        ("status = 'skipped'", "completed", ""),
+        ("status = 'cancelled'", "cancelled", "/draw was cancelled"),
+        ("status = 'failed', error = 'no disk'", "failed", "/draw failed: no disk"),
+        (None, "failed", "/draw was deleted"),
+    ],
+)
+def test_items_that_plain_sql_ends_are_counted(
+    toy: flow.Flow, conn: Any, changes: str | None, status: str, error: str
+) -> None:
+    run_id = maps(toy)
+    if changes is None:
+        conn.execute(f"DELETE FROM workflow_node_jobs WHERE {DRAWS}".encode())
+    else:
+        update(conn, changes, DRAWS)
+    found = sweep(conn, run_id)
+    if found[0] == "running":
+        toy.go()
+        found = flow.status(run_id), flow.run(run_id)["error"]
+    assert (found[0], error in (found[1] or "")) == (status, True), found
+
+
+def test_a_failed_item_that_may_fail_ends_no_run(toy: flow.Flow, conn: Any) -> None:
+    run_id = maps(toy, may_fail=1.0)
+    update(conn, "status = 'failed'", DRAWS)
+    assert sweep(conn, run_id) == ("running", None)
+    toy.go()
+    assert flow.status(run_id) == "completed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "ends"),
+    [
+        ("status = 'cancelled'", ("cancelled", "node inner was cancelled")),
+        ("status = 'completed'", ("completed", None)),
+        (
+            "child_run_id = NULL",
+            ("failed", "nothing moves it forward: node inner is awaiting_input"),
+        ),
+    ],
+)
+def test_a_node_that_waits_for_its_run_ends_with_plain_sql(
+    toy: flow.Flow, conn: Any, changes: str, ends: tuple[str, str | None]
+) -> None:
+    toy.define({"id": "inner", "kind": "run", "workflow": "v"})
+    toy.define(flow.step("s"), name="v", s=flow.nodes(a=""))
+    run_id = toy.started()
+    sweeps.end_stalled(conn)
+    assert flow.states(run_id) == {"inner": "awaiting_input"}
+    update(conn, changes, "node_id = 'inner'")
+    assert sweep(conn, run_id) == ends
+
+
+def test_a_child_that_stands_still_ends_and_its_parent_with_it(toy: flow.Flow, conn: Any) -> None:
+    toy.define({"id": "inner", "kind": "run", "workflow": "v"})
+    toy.define(flow.step("s"), name="v", s=flow.nodes(a=""))
+    run_id = toy.started()
+    toy.look()
+    child = flow.job(run_id, "inner")["child_run_id"]
+    update(conn, "status = 'cancelled'", "node_id = 's/a'")
+    assert sweep(conn, child) == ("cancelled", "node s/a was cancelled")
+    toy.look()
+    assert flow.run(run_id)["error"] == f"node inner failed: run {child} was cancelled"
+
+
+def test_a_run_with_a_live_node_a_late_event_or_an_answer_is_left_alone(
+    toy: flow.Flow, conn: Any
+) -> None:
+    toy.dag(a="", b="")
+    run_id = toy.started()
+    update(conn, "status = 'completed', finished_at = now()", "node_id = 's/a'")
+    sweeps.end_stalled(conn)
+    update(conn, "status = 'completed', finished_at = now()", "node_id = 's/b'")
+    sweeps.end_stalled(conn, quiet_s=60)
+    assert flow.status(run_id) == "running"
+    sweeps.end_stalled(conn)
+    assert flow.status(run_id) == "completed"
+
+
+def test_the_orchestrator_sweeps(toy: flow.Flow, conn: Any) -> None:
+    toy.dag(a="")
+    run_id = toy.started()
+    update(conn, "status = 'cancelled'")
+    with sweeps.tasks() as tasks:
+        tasks.end_stalled()
+    assert flow.status(run_id) == "cancelled"
+    assert "stalled" in {task.name for task in tasks.tasks()}
