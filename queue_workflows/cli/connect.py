@@ -20,6 +20,8 @@ from queue_workflows.db import connectivity, development_chain, ledger
 from queue_workflows.runtime import app_loading, entry_point
 
 TIMEOUT_S = 5.0
+SHOWN = 500
+"""Characters of a remedy that are printed: a line of text is cut, and then it cannot be run."""
 TRIPS = 7
 SLOW_TRIP_MS = 50.0
 """A worker needs two round trips or more per job: 50 ms means less than ten jobs a second."""
@@ -52,6 +54,9 @@ def connect(
     ] = TIMEOUT_S,
     app: options.App = None,
     as_json: options.AsJson = False,
+    as_sql: Annotated[
+        bool, typer.Option("--sql", help="Print only the GRANTs and REVOKEs, as an SQL script.")
+    ] = False,
     debug: options.Debug = False,
 ) -> None:
     """Check the connection to the database, step by step."""
@@ -60,11 +65,16 @@ def connect(
         if purpose not in permissions.PURPOSES:
             known = ", ".join(permissions.PURPOSES)
             raise errors.InvalidConfig(f"--for {purpose}: it is none of {known}")
+        if as_sql and as_json:
+            raise errors.InvalidConfig("--sql prints a script: leave out --json")
         entry_point.setup_logging("error")
         app_loading.load_app(app)
         with _named(dsn) as words:
+            if as_sql:
+                return _script(purpose)
             where = connectivity.destination(url := db.db_url())
-            return _report(words, examine(url, purpose, timeout, where), as_json=as_json)
+            steps = examine(url, purpose, timeout, where)
+            return _report(words, steps, purpose, as_json=as_json)
 
     command.execute("connect", run_command, debug=debug)
 
@@ -80,14 +90,46 @@ def _named(dsn: str | None) -> Generator[str]:
         yield words
 
 
-def _report(words: str, steps: Findings, *, as_json: bool) -> int:
+def _script(purpose: str) -> int:
+    """Print what gives this role the rights for a purpose, one statement a line."""
+    with db.connect() as conn:
+        seen = facts.schema_seen(conn)
+        if not seen["found"] and seen["elsewhere"]:
+            # The catalog shows this role nothing of the tables before it has this right.
+            usage = permissions.MissingRight("USAGE", "SCHEMA", seen["elsewhere"][0])
+            given = permissions.grants([usage], seen["role"])
+        elif not seen["found"]:
+            raise errors.InvalidConfig(
+                "the database has no schema yet: run `queue-workflows migrate`"
+            )
+        else:
+            given = _statements(conn, purpose, seen["role"])
+    for statement in given:
+        output.echo(f"{statement};")
+    return 0
+
+
+def _statements(conn: db.Connection, purpose: str, role: str) -> list[str]:
+    # A REVOKE on a table removes the rights to its columns too, so the GRANTs come after it.
+    return [
+        *permissions.revokes(permissions.excessive(conn, purpose)),
+        *permissions.grants(permissions.lacking(conn, purpose), role),
+    ]
+
+
+def _report(words: str, steps: Findings, purpose: str, *, as_json: bool) -> int:
     found: list[Finding] = []
     if not as_json:
         output.echo(words)
     for step in steps:
         safe = Finding(*(entry_point.mask(part) for part in step))
         found.append(safe)
-        if not as_json:
+        if not as_json and len(safe.remedy) > SHOWN:
+            script = (
+                f"run what `queue-workflows connect --for {purpose} --sql` prints, as the owner"
+            )
+            findings.show(safe._replace(remedy=f"{script} of the tables"))
+        elif not as_json:
             findings.show(safe)
     failed = next((step.check for step in found if step.level == ERROR), None)
     seen = {step.check for step in found}
@@ -216,8 +258,7 @@ def _rights(purpose: str) -> Callable[[db.Connection], Findings]:
             if found
         ]
         text = f"to {purpose}, {role} {' and '.join(parts)}"
-        # A REVOKE on a table removes the rights to its columns too, so the GRANTs come after it.
-        remedy = "; ".join([*permissions.revokes(excess), *permissions.grants(lacks, role)])
+        remedy = "; ".join(_statements(conn, purpose, role))
         yield Finding("rights", ERROR, text, remedy)
 
     return check

@@ -372,6 +372,46 @@ def test_the_grants_that_it_names_are_what_was_missing(
     assert passed(dsn, purpose)["rights"].text == f"all that it takes to {purpose}"
 
 
+@pytest.mark.parametrize("purpose", ["work", "submit", "read"])
+def test_the_printed_script_gives_a_role_all_that_it_lacks(
+    reachable: Server, home: str, role: Any, purpose: str
+) -> None:
+    dsn = role()
+    with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn):
+        script = console.printed("connect", "--for", purpose, "--sql")
+        assert script.startswith("GRANT SELECT")
+        assert {line[-1] for line in script.splitlines()} == {";"}
+        reachable.sql(script, name=BASE)
+        assert passed(dsn, purpose)["rights"].text == f"all that it takes to {purpose}"
+        assert console.printed("connect", "--for", purpose, "--sql") == ""
+
+
+def test_the_printed_script_takes_away_what_a_reader_does_not_need(
+    reachable: Server, home: str, role: Any
+) -> None:
+    dsn = role(
+        "GRANT ALL ON ALL TABLES IN SCHEMA public TO guest",
+        "REVOKE USAGE ON SCHEMA public FROM PUBLIC",
+    )
+    with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn):
+        script = console.printed("connect", "--for", "read", "--sql")
+        assert script == "GRANT USAGE ON SCHEMA public TO guest;\n"
+        reachable.sql(script, name=BASE)
+        script = console.printed("connect", "--for", "read", "--sql")
+        assert "REVOKE " in script
+        reachable.sql(script, name=BASE)
+        assert passed(dsn, "read")["rights"].text == "all that it takes to read"
+
+
+def test_no_statement_is_printed_in_part(reachable: Server, home: str, role: Any) -> None:
+    dsn = role("GRANT SELECT ON queue_schema_version TO guest")
+    with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn):
+        done = console.command("connect")
+    assert "GRANT" not in done.out
+    assert "`queue-workflows connect --for work --sql` prints" in done.out
+    assert "(+" not in done.out
+
+
 def test_a_submitter_needs_no_more_to_submit(reachable: Server, home: str, role: Any) -> None:
     dsn = role("GRANT SELECT ON queue_schema_version TO guest")
     reachable.sql(*failed(dsn, "submit").remedy.split("; "), name=BASE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,6 +14,7 @@ import pytest
 from tests.support import (
     factories,
     installed_functions,
+    markdown,
     rights,
     rows_before_checks,
     transitions,
@@ -333,3 +335,80 @@ def test_the_installed_text_has_the_names_of_both_lists() -> None:
     assert not re.search(r"'\{(submit|internal)\}'", text)
     for name in ("enqueue", "refuse"):
         assert re.search(rf"'\{{[a-z_,]*queue_workflows_{name}[a-z_,]*\}}'", text)
+
+
+# --- what a statement of a role calls -------------------------------------------------------------
+
+CALLS = """
+SELECT p.proname::text || ' calls ' || c.proname
+  FROM pg_proc p
+  JOIN pg_proc c ON c.pronamespace = p.pronamespace AND c.proname <> p.proname
+ WHERE p.pronamespace = current_schema()::regnamespace
+   AND starts_with(c.proname, 'queue_workflows_')
+   AND NOT p.prosecdef AND p.prosrc ~ (c.proname || '\\s*\\(')
+   AND NOT has_function_privilege(%(role)s, c.oid, 'EXECUTE')
+   AND (%(fires)s AND p.prorettype = 'trigger'::regtype
+        OR has_function_privilege(%(role)s, p.oid, 'EXECUTE'))
+"""
+"""What functions call as `role` although it may not; `fires`: also those of triggers."""
+
+
+@pytest.mark.parametrize("guest", ["read", "submit", "work"], indirect=True)
+def test_a_function_calls_as_its_caller_only_what_that_role_may_call(conn: Any, guest: str) -> None:
+    given = {"role": GUEST, "fires": guest == "work"}
+    assert conn.execute(CALLS.encode(), given).fetchall() == []
+
+
+@pytest.mark.parametrize("guest", ["work"], indirect=True)
+def test_a_role_that_works_writes_schedules(conn: Any, guest: str) -> None:
+    conn.execute(f"SET LOCAL ROLE {GUEST}".encode())
+    conn.execute("INSERT INTO schedules (name, expression, task_name) VALUES ('s', '@daily', 't')")
+    conn.execute("UPDATE schedules SET args = '{\"a\": 1}', paused = true")
+    conn.execute("UPDATE schedules SET paused = false, wake_at = now()")
+    conn.execute("DELETE FROM schedules")
+
+
+# --- the statements of the docs -------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[2] / "docs"
+SUBMITTED = re.compile(
+    r"INSERT INTO (workflow_runs|ingest_jobs|workflow_input_submissions|events)\b"
+)
+
+
+def least_purpose(statement: str) -> str | None:
+    """Return the purpose of a role that runs a statement of the docs; None: only the owner does."""
+    if SUBMITTED.match(statement):
+        return "submit"
+    if statement.startswith("SELECT"):
+        return "read"
+    return "work" if re.match(r"(WITH|INSERT|UPDATE|DELETE)\b", statement) else None
+
+
+def documented(purpose: str) -> list[str]:
+    texts = [
+        re.sub(r"--.*", "", block.text)
+        for page in sorted(DOCS.glob("*.md"))
+        for block in markdown.blocks(page)
+        if block.language == "sql"
+    ]
+    found = [one.strip() for text in texts for one in text.split(";\n")]
+    return [one for one in found if least_purpose(one) == purpose]
+
+
+@pytest.mark.parametrize("guest", ["read", "submit", "work"], indirect=True)
+def test_a_role_may_run_the_documented_statements_of_its_purpose(conn: Any, guest: str) -> None:
+    conn.execute(f"SET LOCAL ROLE {GUEST}".encode())
+    statements = documented(guest)
+    assert len(statements) > 8
+    denied: list[str] = []
+    for statement in statements:
+        try:
+            with conn.transaction():
+                conn.execute(statement.encode())
+                conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        except psycopg.errors.InsufficientPrivilege as error:
+            denied.append(f"{error}: {statement}")
+        except psycopg.DatabaseError:
+            pass  # its page has made a row before, or shows that it is refused
+    assert denied == []

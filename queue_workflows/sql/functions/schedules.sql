@@ -4,8 +4,10 @@
 -- from before the change never fire. An update that changes nothing forgets nothing. Without its hash, a definition
 -- that SQL has changed is replaced when the code or `schedules.add` stores the schedule again. Of a definition that is
 -- new refuse what Python refuses: JSON that no process can load, fields of the other kind of target, and an end before
--- the start. A row that is there already, whatever it holds, can be paused.
-CREATE OR REPLACE FUNCTION queue_workflows_schedule_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+-- the start. A row that is there already, whatever it holds, can be paused. It runs as its owner: no role may call what
+-- checks a payload.
+CREATE OR REPLACE FUNCTION queue_workflows_schedule_changed() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     v_same boolean := false;
 BEGIN
