@@ -39,6 +39,8 @@ DEFAULT_INGEST_QUEUES = frozenset({"fetch", "load"})
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
 MAX_APP_NAME = 200
 MAX_VERSION = 1_000_000_000
+MAX_LISTED_NODES = 500
+"""So many nodes of an app are named in the reports of its workers."""
 MODULE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _warned: set[tuple[str, str]] = set()
 
@@ -196,6 +198,12 @@ DEAD_WORKER_SWEEP_INTERVAL_S = Knob(
 )
 METRICS_COUNT_INTERVAL_S = Knob(
     "METRICS_COUNT_INTERVAL_S", 5.0, "s", "how often new events of jobs are counted for metrics"
+)
+UNKNOWN_NODE_S = Knob(
+    "UNKNOWN_NODE_S",
+    120.0,
+    "s",
+    "how long a node that workers do not know is left to others before it fails",
 )
 WATCHDOG_MAX_RETRIES = Knob(
     "WATCHDOG_MAX_RETRIES", 3, "failures", "watchdog failures before a job fails"
@@ -546,6 +554,8 @@ class EngineConfig:
         """The code versions of nodes that have one."""
         self.ingest_schedule: list[Any] = []
         self.node_map: dict[str, Any] = {}
+        self.listed_nodes: list[str] | None = None
+        """What `node_names` returned in the process that has the app, if that is another one."""
         self.input_widgets: dict[str, WidgetSpec] = {}
         self.on_node_completed: NodeHook | None = None
         self.on_failed: FailureHook | None = None
@@ -774,6 +784,18 @@ def check_version(what: str, version: Any) -> None:
 def node_version_keys() -> list[str] | None:
     """Return the versions of nodes that this process has, `<module>@<version>`; None: of none."""
     return [f"{name}@{version}" for name, version in sorted(_config.node_versions.items())] or None
+
+
+def node_names() -> list[str] | None:
+    """Return the names of all nodes that this app has; None: a package or resolver may have more.
+
+    Also None if it has none, or more than a worker reports (MAX_LISTED_NODES).
+    """
+    cfg, names = _config, sorted(_config.node_map)
+    if cfg.listed_nodes is not None:
+        return cfg.listed_nodes
+    is_open = cfg.node_resolver is not None or cfg.node_module_package is not None
+    return None if is_open or not 0 < len(names) <= MAX_LISTED_NODES else names
 
 
 def _set_version(name: str, version: int | None) -> None:

@@ -132,6 +132,8 @@ class Upgrade(TypedDict):
     changed: list[NodeChange]
     edges_added: list[list[str]]
     edges_removed: list[list[str]]
+    unknown: list[str]
+    """New and changed nodes whose code no live worker has."""
 
 
 class NodeJob(TypedDict):

@@ -6,7 +6,7 @@ from typing import Any
 
 from queue_workflows import config, db
 from queue_workflows.admin import overview, waiting_facts, worker_reasons
-from queue_workflows.engine import job_tables, unserved_jobs
+from queue_workflows.engine import handback, job_tables, unserved_jobs
 from queue_workflows.runtime import display, durations, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
@@ -105,6 +105,8 @@ def _node(job_id: str | None, node_id: str, status: str, clause: str, detail: st
 
 def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
     clause, detail = _of_job(conn, table, row)
+    met = handback.unknown(conn, row["id"]) if table == job_tables.NODE_JOBS.name else None
+    row = row | {"met": met["workers"] if met else []}
     found: list[JsonDict] = []
     if clause not in ("status", "run_over", "items"):
         for worker in waiting_facts.workers(conn, row["queue"], config.STALE_WORKER_AFTER_S.read()):
@@ -118,6 +120,8 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
             )
         if not found and clause is None:
             clause, detail = "no_worker", f"no live worker serves queue {row['queue']}"
+        elif found and all(worker["clause"] == "unknown_node" for worker in found):
+            clause, detail = "unknown_node", _unknown_node(row)
         elif clause is None and all(worker["clause"] == "version" for worker in found):
             clause, detail = "version", _no_version(row)
     return {
@@ -133,6 +137,16 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
         "can_run": any(worker["clause"] not in worker_reasons.CANNOT for worker in found),
         "workers": found,
     }
+
+
+def _unknown_node(row: Row) -> str:
+    """Return that no live worker has the code of a node, who met it, and what helps."""
+    met = f"; these met it: {', '.join(row['met'])}" if row["met"] else ""
+    return (
+        f"no live worker of queue {row['queue']} knows node module {row['node_module']}{met}; "
+        "start a worker with that code, or it fails after "
+        f"{display.number(config.UNKNOWN_NODE_S.read())} s"
+    )
 
 
 def _no_version(row: Row) -> str:

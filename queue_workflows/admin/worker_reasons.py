@@ -11,7 +11,7 @@ from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import JsonDict, Row
 
 NEXT = "next"
-CANNOT = frozenset({"off", "version", "model", "vram"})
+CANNOT = frozenset({"off", "unknown_node", "version", "model", "vram"})
 """Clauses of a worker that will not take the job as things are."""
 
 
@@ -25,8 +25,8 @@ def of_worker(
     claim = stored_json.mapping(worker["claim"])
     if worker["off"] is not None and claim.get("obey", True):
         return "off", f"switched off ({worker['off']})"
-    if (lacks := _of_version(row, claim)) is not None:
-        return "version", lacks
+    if (lacks := _of_code(row, worker, claim)) is not None:
+        return lacks
     gpu = row["queue"] == "gpu"
     if gpu:
         fit = waiting_facts.misfit(conn, worker, row["required_model"])
@@ -47,18 +47,26 @@ def of_worker(
     return _of_gpu(conn, row, worker) if gpu else _by_place(conn, table, row, worker)
 
 
-def _of_version(row: Row, claim: JsonDict) -> str | None:
-    """Return which version of the node the worker has instead of the needed one; None: it fits."""
-    needed = row.get("required_version")
-    if needed is None:
+def _of_code(row: Row, worker: Row, claim: JsonDict) -> tuple[str, str] | None:
+    """Return the clause and text if the worker lacks the node, or its version; None: it fits.
+
+    `met` of the row has the workers that were given the node and did not know it.
+    """
+    if (needed := row.get("required_version")) is not None:
+        versions = stored_json.texts(claim.get("versions"))
+        if needed not in versions:
+            name, _, number = needed.rpartition("@")
+            own = [each.rpartition("@")[2] for each in versions if each.rpartition("@")[0] == name]
+            has = f"has version {own[0]}" if own else "has no version of it"
+            needs = f"the job needs version {number} of node {name}"
+            return "version", f"{needs}, and the worker {has}"
+    module, nodes = row.get("node_module"), claim.get("nodes")
+    if module is None or module.startswith("__"):
         return None
-    versions = stored_json.texts(claim.get("versions"))
-    if needed in versions:
+    lacks = nodes is not None and module not in stored_json.texts(nodes)
+    if not lacks and worker["worker_id"] not in row["met"]:
         return None
-    name, _, number = needed.rpartition("@")
-    own = [each.rpartition("@")[2] for each in versions if each.rpartition("@")[0] == name]
-    has = f"has version {own[0]}" if own else "has no version of it"
-    return f"the job needs version {number} of node {name}, and the worker {has}"
+    return "unknown_node", f"it does not know node module {module}"
 
 
 def _by_place(

@@ -13,8 +13,8 @@ from queue_workflows.cli import command, options, output, unserved_queues
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import run_folder
 from queue_workflows.db import ledger
+from queue_workflows.engine import handback, queues, unserved_jobs
 from queue_workflows.engine import models as fleet_rows
-from queue_workflows.engine import queues, unserved_jobs
 from queue_workflows.engine import workers as workers_rows
 from queue_workflows.runtime import app_loading
 from queue_workflows.types import Row
@@ -62,6 +62,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         "switched_off": [],
         "unassignable": [],
         "unserved": [],
+        "unknown_nodes": [],
         "paused": [],
         "schedules": [],
         "runs": {},
@@ -76,6 +77,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["switched_off"] = workers_rows.switched_off(conn)
         found["unassignable"] = fleet_rows.flagged(conn)
         unserved = unserved_jobs.count_by_queue(conn)
+        found["unknown_nodes"] = handback.waiting_unknown(conn)
         found["paused"] = queues.paused(conn)
         troubled = schedules.troubled(conn=conn)
     found["schedules"] = [
@@ -164,6 +166,10 @@ def _show(found: dict[str, Any], psql: str) -> None:
         output.echo(output.line(f"no worker can take {jobs}{of}: {row['detail']}"))
     for row in found["schedules"]:
         output.echo(output.line(f"schedule {row['name']}: {row['problem']}"))
+    for row in found["unknown_nodes"]:
+        jobs = output.counted(row["n"], "job")
+        what = f"queue {row['queue']}: no worker so far knows node module {row['node_module']}"
+        output.echo(output.line(f"{what} of {jobs}; `why {row['run_id']}` names who met it", 500))
     for row in found["unserved"]:
         output.echo(unserved_queues.unserved_text(row))
     if found["workers"]:

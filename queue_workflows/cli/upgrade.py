@@ -56,6 +56,9 @@ def _print(done: Upgrade) -> None:
     _lines([f"~ {job_texts.changed_text(dict(each))}" for each in done["changed"]])
     for sign, edges in (("+", done["edges_added"]), ("-", done["edges_removed"])):
         _lines([f"{sign} {before} -> {after}" for before, after in edges])
+    if done["unknown"]:
+        output.echo("no live worker knows these nodes; start workers with today's code first:")
+        _lines([f"  {name}" for name in done["unknown"]])
     run_id = done["run_id"]
     if done["outcome"] == "same":
         output.echo(f"run {run_id}: its graph is that of today's code")

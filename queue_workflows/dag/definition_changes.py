@@ -38,7 +38,7 @@ class Moves(NamedTuple):
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference:
     """Return how two checked definitions differ."""
-    before, after = _entries(old), _entries(new)
+    before, after = entries(old), entries(new)
     changed = [
         NodeChange(
             id=node_id,
@@ -77,7 +77,7 @@ def moves(
     fields = {change["id"]: change["fields"] for change in found.changed}
     structural = {*found.added, *found.removed}
     structural |= {node_id for node_id, names in fields.items() if names != ["version"]}
-    entries = _entries(new)
+    all_entries = entries(new)
     made = Moves([], {}, [])
     for job in jobs:
         node_id = job["node_id"]
@@ -93,16 +93,17 @@ def moves(
         elif place in structural:
             made.replaced.append(node_id)
         else:
-            made.versions[node_id] = _key(entries[place])
+            made.versions[node_id] = version_key(all_entries[place])
     return made
 
 
-def _key(entry: Mapping[str, Any]) -> str | None:
+def version_key(entry: Mapping[str, Any]) -> str | None:
+    """Return the version that a worker needs for a node, `<module>@<version>`; None: any."""
     version = entry.get("version")
     return None if version is None else f"{entry['module']}@{version}"
 
 
-def _entries(definition: Mapping[str, Any]) -> dict[str, JsonDict]:
+def entries(definition: Mapping[str, Any]) -> dict[str, JsonDict]:
     """Return the entries of all nodes by id, also of those in the bodies of maps."""
     found: dict[str, JsonDict] = {}
 

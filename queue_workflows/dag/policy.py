@@ -38,7 +38,8 @@ class Raised(NamedTuple):
     names: frozenset[str] = frozenset()
     """The classes of the error, bare and qualified."""
     wish: str = ""
-    """`retry` or `discard` if the handler requested it; otherwise its policy decides."""
+    """`retry` or `discard` if the handler requested it, `elsewhere` if the worker does not know the
+    node; otherwise its policy decides."""
     after_s: float | None = None
     """The wait that the handler requested."""
 

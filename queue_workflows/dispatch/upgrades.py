@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from queue_workflows import db, errors
+from queue_workflows import config, db, errors
 from queue_workflows.dag import definition, definition_changes, frozen_definition, payload
 from queue_workflows.dispatch import hooks
-from queue_workflows.engine import ingest_jobs, runs, upgrades
+from queue_workflows.engine import ingest_jobs, runs, upgrades, workers
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row, Upgrade
 
 NAMED = 20
@@ -35,6 +35,7 @@ def upgrade(run_id: str, *, dry_run: bool, by: str | None) -> Upgrade:
         if outcome == "would move" and not dry_run:
             _move(conn, run_id, made, found, moves, by)
             outcome = "moved"
+        unknown = _unknown(conn, made, found)
     return Upgrade(
         run_id=run_id,
         outcome=outcome,
@@ -44,7 +45,23 @@ def upgrade(run_id: str, *, dry_run: bool, by: str | None) -> Upgrade:
         changed=found.changed,
         edges_added=[list(edge) for edge in found.edges_added],
         edges_removed=[list(edge) for edge in found.edges_removed],
+        unknown=unknown,
     )
+
+
+def _unknown(
+    conn: db.Connection, made: JsonDict, found: definition_changes.Difference
+) -> list[str]:
+    """Return the new and changed nodes that no live worker knows."""
+    entries = definition_changes.entries(made)
+    names = [*found.added, *(each["id"] for each in found.changed)]
+    needed = {
+        name: (each.get("queue", "cpu"), each["module"], definition_changes.version_key(each))
+        for name in names
+        if not (each := entries[name])["module"].startswith("__")
+    }
+    missing = workers.unknown_nodes(conn, {*needed.values()}, config.STALE_WORKER_AFTER_S.read())
+    return [name for name, each in needed.items() if each in missing]
 
 
 def _checked(run: Row | None, run_id: str) -> Row:

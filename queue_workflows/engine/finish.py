@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from queue_workflows import db, errors
-from queue_workflows.dag import policy
+from queue_workflows.dag import payload, policy
 from queue_workflows.engine import (
     attempts,
     claims,
@@ -123,7 +123,8 @@ def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> st
 
 def is_recorded(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
     """Return whether this outcome was recorded: its commit happened although the reply was lost."""
-    return held_claims.has_recorded(conn, lease, _EVENTS[outcome.kind])
+    left = ("requeued",) if outcome.raised.wish == "elsewhere" else ()
+    return held_claims.has_recorded(conn, lease, (*_EVENTS[outcome.kind], *left))
 
 
 def _node_result(
@@ -181,6 +182,13 @@ def end_by_guard(
 
 def _fail(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
     """Fail the attempt by the job's policy, which is read only now, as most jobs do not fail."""
+    if outcome.raised.wish == "elsewhere":
+        left = handback.leave_to_others(conn, lease, outcome.error)
+        if not isinstance(left, str):
+            return True
+        wish = "" if left == outcome.error else "discard"
+        raised = outcome.raised._replace(wish=wish)
+        outcome = outcome._replace(error=payload.error_text(left), raised=raised)
     found = attempts.policy_of(conn, lease) or {"policy": None, "attempts": 0, "max_attempts": 1}
     own, made, task = found["policy"], max(0, found["attempts"]), outcome.task
     try:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from queue_workflows import db
+from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.engine import claim_isolation, job_tables
 from queue_workflows.types import Row
 
+UNKNOWN_MAX_S = 20.0
+"""The longest wait, in seconds, between two claims of a node that workers do not know."""
 FRONT_PRIORITY = 10
 """The priority that work taken back from a worker gets at least (the contract's figure)."""
 
@@ -27,8 +30,46 @@ def hand_back(
     `front`: it gets at least FRONT_PRIORITY. `after_s`: how long it waits first. Returns the row;
     None: the claim is lost.
     """
-    rows = _hand_back(conn, [lease], reason=reason, front=front, after_s=after_s)
+    rows = _hand_back(conn, [lease], {"reason": reason}, front=front, after_s=after_s)
     return rows[0] if rows else None
+
+
+def unknown(conn: db.Connection, job_id: str) -> Row | None:
+    """Return which workers have met a node that they do not know, and which live ones may know it.
+
+    Keys: `times`, `age_s` (None if no worker has), `workers`, `others`, `listed`. None: no such
+    node.
+    """
+    given = {"job": job_id, "stale_s": config.STALE_WORKER_AFTER_S.read()}
+    return conn.execute(statements.handback.unknown, given).fetchone()
+
+
+def waiting_unknown(conn: db.Connection) -> list[Row]:
+    """Return nodes that were left to others: queue, node_module, n (jobs), run_id (one of them)."""
+    given = {"within_s": UNKNOWN_MAX_S}
+    return conn.execute(statements.handback.waiting_unknown, given).fetchall()
+
+
+def leave_to_others(conn: db.Connection, lease: job_tables.Lease, error: str) -> Row | str:
+    """Hand back a node that its worker does not know; return the row, or the error if it must fail.
+
+    It fails after UNKNOWN_NODE_S if no live worker is left that has not met it, and at once if its
+    worker does not report: nobody could say then who else is there. The wait before the next claim
+    grows from 1 s to UNKNOWN_MAX_S. Raises `ClaimLost`.
+    """
+    found = unknown(conn, lease.job_id)
+    if found is None or not found["listed"]:
+        return error
+    bound_s = config.UNKNOWN_NODE_S.read()
+    if not found["others"] and (found["age_s"] or 0.0) >= bound_s:
+        met = ", ".join(sorted({*found["workers"], lease.worker_id}))
+        return f"{error}; no live worker has known it for {bound_s:g} s; these met it: {met}"
+    after_s = min(UNKNOWN_MAX_S, 1.0 + found["times"])
+    detail = {"reason": error, "unknown": True}
+    rows = _hand_back(conn, [lease], detail, after_s=after_s, error=error)
+    if not rows:
+        raise errors.ClaimLost(f"job {lease.job_id} has lost its claim")
+    return rows[0]
 
 
 def hand_back_all(
@@ -44,7 +85,7 @@ def hand_back_all(
         return []
     return claim_isolation.change_all(
         conn,
-        lambda: _hand_back(conn, leases, reason=reason),
+        lambda: _hand_back(conn, leases, {"reason": reason}),
         lambda: leases,
         lambda lease: hand_back(conn, lease, reason=reason),
     )
@@ -66,16 +107,18 @@ def release_strays(
 def _hand_back(
     conn: db.Connection,
     leases: Sequence[job_tables.Lease],
+    detail: Mapping[str, Any],
     *,
-    reason: str,
     front: bool = False,
     after_s: float = 0.0,
+    error: str | None = None,
 ) -> list[Row]:
     parameters = {
         "jobs": [lease.job_id for lease in leases],
         "claims": [lease.claim_no for lease in leases],
         "workers": [lease.worker_id for lease in leases],
-        "detail": payload.encode({"reason": reason}, "reason"),
+        "detail": payload.encode(detail, "reason"),
+        "error": error,
         "front": front,
         "band": FRONT_PRIORITY,
         "after_s": after_s,

@@ -121,6 +121,8 @@ def _raised(error: BaseException) -> policy.Raised:
     names = policy.names_of(error)
     if isinstance(error, errors.Retry):
         return policy.Raised(names, "retry", error.after_s)
+    if isinstance(error, errors.NodeNotFound):
+        return policy.Raised(names, "elsewhere")
     hopeless = isinstance(error, (errors.Discard, errors.ArgsRefused, errors.UnreadableRow))
     return policy.Raised(names, "discard" if hopeless else "")
 

@@ -19,7 +19,8 @@ SETTINGS: Final = (
 class Registered(NamedTuple):
     """The nodes, tasks, models, hooks and settings of an app."""
 
-    nodes: list[str]
+    nodes: list[str] | None
+    """The names of all nodes; None: a package or a resolver may have more."""
     knows_nodes: bool
     """Whether any node can be found: by name, by a resolver or in a package."""
     tasks: list[str]
@@ -55,7 +56,7 @@ def collect(before: Mapping[str, str], stop_policies: Iterable[str] = ()) -> Reg
     changed = {name: now.get(name) for name in {*before, *now} if before.get(name) != now.get(name)}
     tasks = cfg.ingest_task_map
     return Registered(
-        nodes=sorted(cfg.node_map),
+        nodes=config.node_names(),
         knows_nodes=cfg.knows_nodes(),
         tasks=sorted(tasks),
         async_tasks=sorted(name for name, task in tasks.items() if handlers.is_async(task)),
@@ -86,6 +87,7 @@ def apply(registered: Registered) -> None:
     cfg.ingest_task_policies = registered.task_policies
     cfg.ingest_task_queues = registered.task_queues
     cfg.node_versions = registered.node_versions
+    cfg.listed_nodes = registered.nodes
     if registered.resolves_refs and cfg.resolve_ref is None:
         cfg.resolve_ref = _not_here
     for name, size_gb in registered.models.items():

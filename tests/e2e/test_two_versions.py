@@ -163,3 +163,65 @@ def test_a_run_that_is_moved_under_way_is_continued_by_the_new_code(versions: Ve
     assert versions.done() == {("moved", "gate", 1), ("moved", "cut", 2), ("moved", "join", 2)}
     shown = versions.cli.run("queue-workflows", "show", "moved", timeout_s=120)
     assert "by ann: cut/cut: version 1 to 2, join/join: version 1 to 2" in shown.out
+
+
+@pytest.fixture
+def new_node(versions: Versions) -> str:
+    """Return a run of the new app, whose first node only that app knows."""
+    path = versions.folder / "2" / "films_app.py"
+    path.write_text(path.read_text().replace("gate", "door"))
+    versions.frozen(2, "new")
+    return "new"
+
+
+def events(run_id: str) -> list[str]:
+    with db.connect() as conn:
+        found = "SELECT event_type FROM workflow_node_events WHERE run_id = %s ORDER BY id"
+        return factories.column(conn, found, run_id)
+
+
+def test_a_node_that_old_workers_do_not_know_is_left_to_new_ones(
+    versions: Versions, new_node: str
+) -> None:
+    versions.start(2, "queue-orchestrator")
+    versions.worker(1)
+    until(lambda: events(new_node).count("requeued") >= 2, timeout_s=120)
+    assert state(new_node) == "running"
+    with db.connect() as conn:
+        (job_id,) = factories.column(conn, "SELECT id FROM workflow_node_jobs")
+        (worker,) = factories.column(conn, "SELECT worker_id FROM workers WHERE queue = 'cpu'")
+        until(lambda: (jobs.explain(job_id, conn=conn) or {})["clause"] == "unknown_node")
+        found = jobs.explain(job_id, conn=conn)
+    assert found is not None
+    assert f"no live worker of queue cpu knows node module door; these met it: {worker};" in (
+        found["detail"] or ""
+    )
+    assert not found["can_run"]
+    said = "queue cpu: no worker so far knows node module door of 1 job; `why new` names who met it"
+    until(lambda: said in versions.cli.run("queue-workflows", "status", timeout_s=120).out)
+    versions.worker(2)
+    until(lambda: state(new_node) == "completed", timeout_s=120)
+    assert "retried" not in events(new_node)
+    with db.connect() as conn:
+        counted = "SELECT attempts + crash_count FROM workflow_node_jobs WHERE run_id = %s"
+        assert {*factories.column(conn, counted, new_node)} == {0}
+
+
+def test_a_node_that_no_live_worker_knows_fails_and_names_who_met_it(
+    versions: Versions, new_node: str
+) -> None:
+    versions.start(2, "queue-orchestrator")
+    bound = {"QUEUE_WORKFLOWS_UNKNOWN_NODE_S": "2"}
+    for _ in range(2):
+        versions.cli.start(
+            "queue-claim-worker", "--queue=cpu", "--app", "films_app", **versions.env(1), **bound
+        )
+    until(lambda: state(new_node) == "failed", timeout_s=120)
+    with db.connect() as conn:
+        error = "SELECT error FROM workflow_node_jobs WHERE run_id = %s"
+        (found,) = factories.column(conn, error, new_node)
+        ids = factories.column(conn, "SELECT worker_id FROM workers WHERE queue = 'cpu'")
+    assert "'door' is not registered" in found
+    assert "no live worker has known it for 2 s; these met it: " in found
+    assert len(ids) == 2
+    assert all(each in found for each in ids)

@@ -10,6 +10,7 @@ from queue_workflows import config, db, dispatcher, errors, runs
 from queue_workflows.declare import branch, loop, node, pipeline, workflow
 from queue_workflows.types import Row
 from tests.support import console, factories, flow, transitions
+from tests.support.worker_reports import report
 
 
 def declare(versions: dict[str, int | None], *, more: bool = False) -> None:
@@ -54,6 +55,21 @@ def jobs(conn: db.Connection, run_id: str) -> dict[str, tuple[str, str | None]]:
             (run_id,),
         ).fetchall()
     }
+
+
+def test_a_dry_run_names_the_nodes_that_no_live_worker_has(conn: db.Connection) -> None:
+    def unknown(*live: transitions.Claimant, more: bool = True) -> list[str]:
+        declare({"a": 1, "b": 1}, more=False)
+        for each in live:
+            report(conn, each)
+        declare({"a": 2, "b": 1, "c": None}, more=more)
+        return runs.upgrade(run_id, dry_run=True)["unknown"]
+
+    run_id = started({"a": 1, "b": 1})
+    assert unknown() == ["again/c", "a/a"]
+    assert unknown(who("a@1", "b@1")) == ["a/a"]
+    assert "no live worker knows these nodes" in console.printed("upgrade", run_id, "--dry-run")
+    assert unknown(transitions.who("cpu", "w2", versions=["a@2"])) == []
 
 
 def test_a_run_moves_with_its_queued_node_to_the_new_version(conn: db.Connection) -> None:

@@ -4,12 +4,14 @@
 -- tables: ingest_jobs workflow_node_jobs
 -- Give up claims, of several workers too, counting nothing: each job is queued again, or
 -- cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs
--- wait first. `front`: they get at least the priority `band`. A claim without a row is lost.
+-- wait first. `front`: they get at least the priority `band`. `error`: what a queued job shows
+-- until its next claim, or NULL. A claim without a row is lost.
 WITH done AS (
     UPDATE ingest_jobs j
-       SET (status, finished_at, available_at) = (
+       SET (status, finished_at, error, available_at) = (
                SELECT CASE WHEN must_end THEN 'cancelled' ELSE 'queued' END,
                       CASE WHEN must_end THEN now() END,
+                      CASE WHEN must_end THEN j.error ELSE coalesce(%(error)s, j.error) END,
                       CASE WHEN NOT must_end AND %(after_s)s::float8 > 0
                            THEN now() + %(after_s)s::float8 * interval '1 second' END
                  FROM queue_workflows_must_end(j) AS must_end),
@@ -32,3 +34,47 @@ SELECT (job).* FROM done;
 SELECT id, worker_id, claim_no
   FROM ingest_jobs
  WHERE status = 'running' AND worker_id = %(worker)s AND id <> ALL (%(keep)s::text[]);
+
+-- name: unknown
+-- Return which workers did not know a node since it was last handed back for another reason or
+-- ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
+-- live workers that take such jobs and have not met it. `listed`: the worker of its claim is one
+-- that reports. The history of a node is indexed by run and node. No row: there is no such job.
+WITH job AS (
+    SELECT j.* FROM workflow_node_jobs j WHERE j.id = %(job)s),
+told AS MATERIALIZED (
+    SELECT e.id, e.created_at, e.worker_id, (e.detail ->> 'unknown') IS NOT NULL AS is_unknown
+      FROM job JOIN workflow_node_events e ON e.run_id = job.run_id AND e.node_id = job.node_id
+     WHERE e.job_id = job.id AND e.claim_no IS NOT NULL AND e.event_type <> 'claimed'),
+met AS (
+    SELECT * FROM told
+     WHERE is_unknown AND id > coalesce((SELECT max(id) FROM told WHERE NOT is_unknown), 0))
+SELECT (SELECT count(*) FROM met) AS times,
+       (SELECT extract(epoch FROM now() - min(met.created_at))::float8 FROM met) AS age_s,
+       ARRAY(SELECT DISTINCT met.worker_id FROM met ORDER BY 1) AS workers,
+       EXISTS (SELECT FROM workers w WHERE w.worker_id = job.worker_id) AS listed,
+       ARRAY(SELECT w.worker_id FROM workers w
+              WHERE w.queue = job.queue AND w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
+                AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
+                AND queue_workflows_off_policy(w.host_label, w.queue) IS NULL
+                AND w.worker_id IS DISTINCT FROM job.worker_id
+                AND NOT EXISTS (SELECT FROM met WHERE met.worker_id = w.worker_id)
+                AND (job.required_version IS NULL
+                     OR w.detail -> 'claim' -> 'versions' ? job.required_version)
+                AND (job.queue <> 'gpu' OR queue_workflows_gpu_misfit(
+                         w.host_label, w.known_models, w.vram_total_mb, job.required_model) IS NULL)
+              ORDER BY w.worker_id LIMIT 20) AS others
+  FROM job;
+
+-- name: waiting_unknown
+-- Return the nodes that workers have handed back because they do not know them, by queue and node
+-- module: how many jobs, and one of their runs. Reads the first 10,000 jobs that are due within
+-- `within_s` seconds, by the index of due times.
+SELECT d.queue, d.node_module, count(*) AS n, min(d.run_id) AS run_id
+  FROM (SELECT j.queue::text, j.node_module, j.run_id, j.error
+          FROM workflow_node_jobs j
+         WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL
+           AND j.available_at <= now() + %(within_s)s::float8 * interval '1 second'
+         ORDER BY j.available_at LIMIT 10000) d
+ WHERE starts_with(d.error, 'NodeNotFound: ')
+ GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 100;
