@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from queue_workflows import __version__, config, db, errors, schedules
 from queue_workflows.admin import bad_rows, permissions
@@ -193,19 +195,38 @@ def _files(conn: db.Connection) -> Findings:
         yield Finding("files", WARNING, text, remedy)
     else:
         yield Finding("files", OK, "no role may do no more than submit runs")
-    yield _outputs(facts.machines(conn))
+    yield from _outputs(facts.machines(conn))
     if schema := permissions.public_may_create(conn):
         text = f"every role may create functions in schema {schema}, which triggers could call"
         remedy = f"as the owner: REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC"
         yield Finding("schema rights", WARNING, text, remedy)
 
 
-def _outputs(machines: int) -> Finding:
-    text = f"runs without an out_dir keep their files in {run_folder.folder()}"
+def _outputs(machines: int) -> Findings:
+    """Check the folders that nodes write to, by writing there."""
+    knob, default = config.OUTPUTS_DIR.variables[0], run_folder.folder()
+    for folder in dict.fromkeys([default, *map(Path, confinement.roots())]):
+        if reason := _unwritable(folder):
+            remedy = f"let this user (uid {os.geteuid()}) write there, or set {knob} to another one"
+            text = f"nodes that take `out` fail: {folder} cannot be written: {reason}"
+            yield Finding("outputs", ERROR, text, remedy)
+            return
+    text = f"runs without an out_dir keep their files in {default}"
     if machines < 2 or config.OUTPUTS_DIR.read():
-        return Finding("outputs", OK, text)
-    remedy = f"set {config.OUTPUTS_DIR.variables[0]} to a folder that all of them share, on each"
-    return Finding("outputs", WARNING, f"{text}, on each of {machines} machines", remedy)
+        yield Finding("outputs", OK, text)
+        return
+    remedy = f"set {knob} to a folder that all of them share, on each"
+    yield Finding("outputs", WARNING, f"{text}, on each of {machines} machines", remedy)
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Return why this process cannot make a folder there, or None; leave nothing behind."""
+    existing = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
+    try:
+        with tempfile.TemporaryDirectory(prefix=".queue-workflows-", dir=existing):
+            return None
+    except OSError as error:
+        return f"{error.strerror} ({existing})"
 
 
 def _outbox(conn: db.Connection) -> Findings:

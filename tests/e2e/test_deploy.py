@@ -24,6 +24,7 @@ from tests.support.wait import until
 DEPLOY = commands.ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+DEPLOYMENTS = [path for path in MANIFESTS if path.stem not in ("secret", "files")]
 WORKER = DEPLOY / "systemd" / "queue-workflows-worker@.service"
 
 
@@ -164,6 +165,37 @@ def test_supervise_restarts_the_units_of_a_queue(cli: Commands, conn: Any, tmp_p
     until(lambda: ran.read_text() == "restart|queue-workflows-worker@cpu*|")
 
 
+OUTPUTS = config.OUTPUTS_DIR.variables[0]
+RUN_NODES = {"orchestrator", "scheduler", "worker@", "serve"}
+
+
+def test_units_have_a_folder_for_the_files_of_runs() -> None:
+    lines = (DEPLOY / "systemd" / "environment").read_text().splitlines()
+    found = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    for name in RUN_NODES:
+        service = unit(DEPLOY / "systemd" / f"queue-workflows-{name}.service")["Service"]
+        assert found[OUTPUTS].startswith(f"/var/lib/{service['StateDirectory'][0]}/")
+
+
+def test_containers_have_a_volume_for_the_files_of_runs_and_an_init() -> None:
+    parsed: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for name in ("orchestrator", "scheduler", "cpu", "gpu", "serve"):
+        service = parsed["services"][name]
+        folder = service["environment"].get(OUTPUTS, parsed["x-role"]["environment"][OUTPUTS])
+        assert folder in [volume.split(":")[1] for volume in service["volumes"]]
+        assert service["init"] is True
+    (claim,) = [yaml.safe_load(p.read_text()) for p in MANIFESTS if p.stem == "files"]
+    for path in DEPLOYMENTS:
+        pod = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
+        assert pod["shareProcessNamespace"] is True
+        (volume,), (container,) = pod["volumes"], pod["containers"]
+        assert volume["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+        (mount,) = container["volumeMounts"]
+        assert (mount["name"], container["env"]) == (
+            volume["name"], [{"name": OUTPUTS, "value": mount["mountPath"]}],
+        )  # fmt: skip
+
+
 def test_the_example_environment_names_what_processes_read() -> None:
     lines = (DEPLOY / "systemd" / "environment").read_text().splitlines()
     names = [line.partition("=")[0] for line in lines if line and not line.startswith("#")]
@@ -211,7 +243,7 @@ def test_compose_restarts_waits_and_rotates() -> None:
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", [p for p in MANIFESTS if p.stem != "secret"], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda p: p.stem)
 def test_manifests_restart_and_wait(path: Path) -> None:
     parsed: dict[str, Any] = yaml.safe_load(path.read_text())
     assert (parsed["apiVersion"], parsed["kind"]) == ("apps/v1", "Deployment")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -150,6 +151,21 @@ def test_rights_that_are_missing(own: str, monkeypatch: pytest.MonkeyPatch) -> N
     }  # fmt: skip
     for lacking in ("UPDATE on workers", "SELECT on workflow_runs", "USAGE on workflow_node_ev"):
         assert lacking in partly["rights"].text
+
+
+def test_a_folder_that_nodes_cannot_write_to(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, good = tmp_path / "file", tmp_path / "runs" / "deep"
+    file.touch()
+    for name, folder in (("OUTPUTS_DIR", file / "outputs"), ("OUT_ROOTS", file)):
+        monkeypatch.setenv("QUEUE_WORKFLOWS_OUTPUTS_DIR", str(good))
+        assert findings()["outputs"].level == OK
+        monkeypatch.setenv(f"QUEUE_WORKFLOWS_{name}", str(folder))
+        outputs = findings()["outputs"]
+        assert outputs.level == ERROR
+        assert f"{folder} cannot be written: Not a directory" in outputs.text
+    assert not good.parent.exists()
 
 
 def test_a_role_that_may_only_submit_while_runs_may_keep_files_anywhere(
