@@ -27,7 +27,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         sys.stderr.write(
-            f"queue-workflows: {error.name} is not installed: pip install 'queue_workflows[cli]'\n"
+            f"queue-workflows: {error.name} is not installed: pip install '/path/to/source[cli]'\n"
         )
         return 2
     return int(cli.main(argv))

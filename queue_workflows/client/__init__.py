@@ -11,7 +11,7 @@ try:
     import httpx as _httpx
 except ImportError as missing:
     raise errors.MissingExtra(
-        "the client needs httpx: pip install 'queue_workflows[client]'"
+        "the client needs httpx: pip install '/path/to/source[client]'"
     ) from missing
 
 from queue_workflows.client.asynchronous import AsyncClient

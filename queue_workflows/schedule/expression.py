@@ -211,7 +211,7 @@ def _walls(fields: str, text: str) -> _Walls:
         import cronsim
     except ImportError:
         raise errors.MissingExtra(
-            f"cron expression {text!r:.80}: pip install 'queue_workflows[cron]' (cronsim)"
+            f"cron expression {text!r:.80}: pip install '/path/to/source[cron]' (cronsim)"
         ) from None
     try:
         cronsim.CronSim(fields, datetime(2024, 1, 1))

