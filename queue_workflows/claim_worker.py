@@ -218,7 +218,7 @@ def _shape(
     if inline and slots is not None:
         raise errors.InvalidConfig("inline: without slots, whose jobs run in other processes")
     if async_jobs and slots is None:
-        raise errors.InvalidConfig("async_jobs: with slots, the number of jobs at once")
+        raise errors.InvalidConfig("async_jobs needs slots (how many jobs run at once)")
     if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES and slots is None):
         raise errors.InvalidConfig(
             f"batch of {batch} on queue {queue}: at least 1; more for nodes only with slots"

@@ -24,6 +24,7 @@ from queue_workflows.cli import (
     run_views,
     step_report,
 )
+from queue_workflows.dag import key_names
 from queue_workflows.runtime import entry_point, signals
 from queue_workflows.types import Row
 
@@ -159,7 +160,8 @@ def collect(
         raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
     known = {node["node_id"] for node in shown["nodes"]} if nodes else set[str]()
     if missing := [name for name in nodes or () if name not in known]:
-        raise errors.InvalidConfig(f"--node {missing[0]}: run {any_id} has no such node")
+        meant = key_names.hint(missing[0], known)
+        raise errors.InvalidConfig(f"--node {missing[0]}: run {any_id} has no such node{meant}")
     if item is not None:
         shown["items"] = _items(any_id, item)
     return shown

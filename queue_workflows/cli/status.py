@@ -129,22 +129,26 @@ def _conninfo(value: str) -> str:
     return value if plain and value else f"'{escaped}'"
 
 
-def _show(found: dict[str, Any], psql: str) -> None:
+def _schema_text(found: dict[str, Any]) -> tuple[str, bool]:
+    """Return a line about the version of the schema, and whether this code can read its tables."""
     version, required = found["schema_version"], found["required_version"]
+    if found["schema_problem"]:
+        return f"schema {found['schema_problem']}", False
+    if version < required:
+        remedy = "run `queue-workflows migrate`, or start queue-orchestrator"
+        return f"schema version {version}, this code needs {required}: {remedy}", False
+    newer = f" (this code knows {required})" if version > required else ""
+    return f"schema version {version}{newer}", True
+
+
+def _show(found: dict[str, Any], psql: str) -> None:
     output.echo(found["database"])
     if psql:
         output.echo(f"{psql} connects to it while `up`, `serve`, `run` or `demo` runs")
-    if found["schema_problem"]:
-        output.echo(f"schema {found['schema_problem']}")
+    text, readable = _schema_text(found)
+    output.echo(text)
+    if not readable:
         return
-    if version < required:
-        output.echo(
-            f"schema version {version}, this code needs {required}: run "
-            "`queue-workflows migrate`, or start queue-orchestrator"
-        )
-        return
-    newer = f" (this code knows {required})" if version > required else ""
-    output.echo(f"schema version {version}{newer}")
     output.echo(f"runs without an out_dir keep their files in {found['outputs']}")
     output.echo()
     keys = ("queue", "workers", "queued", "running", "not_due")

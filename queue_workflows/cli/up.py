@@ -58,9 +58,9 @@ def up(
         entry_point.setup_logging(log_level, log_format)
         chosen = app_loading.load_app(app)
         if no_ingest and (workers is not None or ingest):
-            raise errors.InvalidConfig("--no-ingest: leave it out, or --workers and --ingest")
+            raise errors.InvalidConfig("--no-ingest excludes --workers and --ingest")
         if cards is not None and gpu is not None:
-            raise errors.InvalidConfig("--cards and --gpu: leave one out")
+            raise errors.InvalidConfig("--cards and --gpu exclude each other")
         pool = [] if no_ingest else _pool(workers)
         wanted = fleet.roles(
             cpu=cpu,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from queue_workflows import db, errors
-from queue_workflows.dag import frozen_definition
+from queue_workflows.dag import frozen_definition, key_names
 from queue_workflows.engine import job_tables, nodes, retry_maps, runs
+from queue_workflows.runtime import stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
 
@@ -48,7 +49,8 @@ def _again(conn: db.Connection, run_id: str, node_id: str) -> retry_maps.Again:
     walk = None if stored is None else frozen_definition.check(stored)
     found = None if walk is None else retry_maps.find(walk, node_id)
     if found is None:
-        raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}")
+        meant = key_names.hint(node_id, stored_json.all_entries(stored))
+        raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}{meant}")
     return found
 
 

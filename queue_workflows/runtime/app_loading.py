@@ -32,14 +32,26 @@ def load_app(spec: str | None) -> str | None:
     config.get_config().app = chosen
     target: Any = _import_app(source, module_name)
     for part in filter(None, attribute.split(".")):
-        target = getattr(target, part, None)
+        owner = target
+        target = getattr(owner, part, None)
         if target is None:
-            raise errors.InvalidConfig(f"{source}: {module_name} has no {attribute!r}")
+            raise errors.InvalidConfig(f"{source}: {_lacks(module_name, owner, attribute, part)}")
     if attribute:
         if not callable(target):
             raise errors.InvalidConfig(f"{source}: {attribute!r} cannot be called")
         _of_app(f"{source}: {attribute}()", target)
     return chosen
+
+
+def _lacks(module_name: str, owner: Any, attribute: str, part: str) -> str:
+    """Say which file was found, since a module of another package may have the same name."""
+    import difflib
+
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    found = f" ({file})" if file else ""
+    meant = difflib.get_close_matches(part, dir(owner), n=1, cutoff=0.75)
+    hint = f"; did you mean {meant[0]!r}?" if meant else ""
+    return f"{module_name}{found} has no {attribute!r}{hint}"
 
 
 def app_name() -> str:

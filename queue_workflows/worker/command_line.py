@@ -111,27 +111,29 @@ def limits(options: argparse.Namespace) -> executor_shape.Limits:
         options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst
     )
     if options.queue is None and options.batch != 1:
-        raise errors.InvalidConfig("--batch: with --queue alone; a pool claims what is free")
+        raise errors.InvalidConfig("--batch needs --queue: a pool claims what is free")
     ends = chosen.burst or chosen.idle_exit_s is not None
     if ends and options.supervise:
         raise errors.InvalidConfig(
-            "--burst and --idle-exit: without --supervise; a parent would start the worker again"
+            "--burst and --idle-exit exclude --supervise: a parent would start the worker again"
         )
     executor_shape.check_limits(chosen)
     if options.inline and not (is_plain(options) and not options.async_jobs):
-        raise errors.InvalidConfig("--inline: one queue; without --slots, --cards and --async")
+        raise errors.InvalidConfig(
+            "--inline is for one queue, without --slots, --cards and --async"
+        )
     if options.cards is not None:
         _check_cards(options, chosen)
     elif options.slots is None:
         if options.async_jobs:
-            raise errors.InvalidConfig("--async: with --slots N, the number of jobs at once")
+            raise errors.InvalidConfig("--async needs --slots N (how many jobs run at once)")
         if is_inline(options) and chosen != executor_shape.NO_LIMITS:
             raise errors.InvalidConfig(
-                "--max-jobs, --max-rss-mb, --idle-exit and --burst: not with --inline, nor with "
-                "--batch alone, whose jobs run in the worker's process; add --slots N"
+                "--max-jobs, --max-rss-mb, --idle-exit and --burst exclude --inline, and --batch "
+                "without --slots: there, jobs run in the worker's process; add --slots N"
             )
     elif options.queue is None:
-        raise errors.InvalidConfig("--slots: with --queue; --workers has `concurrency` instead")
+        raise errors.InvalidConfig("--slots needs --queue; --workers has `concurrency` instead")
     else:
         executor_shape.check(options.queue, shape(options))
     return chosen
@@ -140,15 +142,15 @@ def limits(options: argparse.Namespace) -> executor_shape.Limits:
 def _check_cards(options: argparse.Namespace, chosen: executor_shape.Limits) -> None:
     """Raise `InvalidConfig` for cards that cannot be, or that clash with other options."""
     if options.queue != "gpu":
-        raise errors.InvalidConfig("--cards: with --queue gpu, the jobs that use GPUs")
+        raise errors.InvalidConfig("--cards needs --queue gpu: only its jobs use GPUs")
     if options.slots is not None or options.async_jobs or options.batch != 1:
         raise errors.InvalidConfig(
-            "--cards: without --slots, --async and --batch; each GPU runs one job at a time"
+            "--cards excludes --slots, --async and --batch: each GPU runs one job at a time"
         )
     numbers = cards.parse(options.cards)
     if len(numbers) > 1 and (chosen.burst or chosen.idle_exit_s is not None):
         raise errors.InvalidConfig(
-            "--burst and --idle-exit: with one GPU; a parent would start the workers again"
+            "--burst and --idle-exit need a single GPU: a parent would start the workers again"
         )
     executor_shape.check("gpu", executor_shape.Shape(1, gpu=True, card=numbers[0]))
     cards.check(numbers)

@@ -49,7 +49,7 @@ def check_limits(limits: Limits) -> None:
     values = (limits.max_jobs, limits.max_rss_mb, limits.idle_exit_s)
     if any(value is not None and not value > 0 for value in values):
         raise errors.InvalidConfig(
-            "--max-jobs, --max-rss-mb and --idle-exit: the value must be positive"
+            "the values of --max-jobs, --max-rss-mb and --idle-exit must be positive"
         )
 
 
@@ -65,5 +65,5 @@ def check(queue: str, shape: Shape) -> None:
         raise errors.InvalidConfig("the number of slots, and batch, must be positive")
     if shape.concurrent and shape.batch > 1:
         raise errors.InvalidConfig(
-            "--async and --batch: leave one out; --async runs jobs at once, --batch one by one"
+            "--async and --batch exclude each other: --async runs jobs at once, --batch one by one"
         )

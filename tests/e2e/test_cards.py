@@ -366,8 +366,8 @@ def test_a_worker_that_ends_by_itself_does_so_on_one_gpu(cli: Commands) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--queue", "cpu", "--cards", "0"), "--cards: with --queue gpu"),
-        (("--workers", '[{"queue": "load"}]', "--cards", "0"), "--cards: with --queue gpu"),
+        (("--queue", "cpu", "--cards", "0"), "--cards needs --queue gpu"),
+        (("--workers", '[{"queue": "load"}]', "--cards", "0"), "--cards needs --queue gpu"),
         (("--queue", "gpu", "--cards", "0", "--slots", "2"), "one job at a time"),
         (("--queue", "gpu", "--cards", "0", "--async"), "one job at a time"),
         (("--queue", "gpu", "--cards", "0", "--batch", "2"), "one job at a time"),
@@ -379,8 +379,11 @@ def test_a_worker_that_ends_by_itself_does_so_on_one_gpu(cli: Commands) -> None:
         (("--queue", "gpu", "--cards", "0,00"), "GPU 0 is named twice"),
         (("--queue", "gpu", "--cards", "1,2"), "--cards 2: this machine has no such GPU"),
         (("--queue", "gpu", "--cards", "2"), "nvidia-smi lists 0, 1"),
-        (("--queue", "gpu", "--cards", "0,1", "--burst"), "with one GPU"),
-        (("--queue", "gpu", "--cards", "0", "--supervise", "--idle-exit", "5"), "without --sup"),
+        (("--queue", "gpu", "--cards", "0,1", "--burst"), "need a single GPU"),
+        (
+            ("--queue", "gpu", "--cards", "0", "--supervise", "--idle-exit", "5"),
+            "exclude --sup",
+        ),
         (("--queue", "gpu", "--cards", "0", "--max-jobs", "0"), "must be positive"),
     ],
 )

@@ -464,7 +464,7 @@ def test_wrong_entries_are_refused_by_name(cli: Commands) -> None:
     said = commands.refused(cli.run(SCRIPT, "--workers", WORKERS_JSON="[{}]"))
     assert "WORKERS_JSON[0]: `queue` is missing" in said
     said = commands.refused(cli.run(SCRIPT, "--workers", WORKERS, "--batch", "5"))
-    assert "--batch: with --queue alone" in said
+    assert "--batch needs --queue" in said
 
 
 # --- executors that are replaced, and a pool that ends by itself ---------------------------------
@@ -547,8 +547,8 @@ def test_a_pool_ends_once_all_its_queues_were_idle_for_so_long(
     [
         (("--max-jobs", "0"), "must be positive"),
         (("--idle-exit", "-1"), "must be positive"),
-        (("--burst", "--supervise"), "without --supervise"),
-        (("--idle-exit", "5", "--supervise"), "without --supervise"),
+        (("--burst", "--supervise"), "exclude --supervise"),
+        (("--idle-exit", "5", "--supervise"), "exclude --supervise"),
     ],
 )
 def test_limits_that_cannot_work_are_refused(

@@ -94,6 +94,8 @@ def test_retry_refuses_what_is_not_over_and_writes_nothing(toy: flow.Flow, conn:
     assert flow.run(run_id)["generation"] == 0
     missing = retried(broken_chain(toy), "--from", "s/zzz")
     assert "has no node 's/zzz'" in missing["reason"]
+    close = retried(broken_chain(toy), "--from", "s/aa")
+    assert "has no node 's/aa'; did you mean 's/a'?" in close["reason"]
 
 
 def test_retry_of_a_node_job_takes_its_run_along(toy: flow.Flow) -> None:
