@@ -120,10 +120,10 @@ def test_its_process_is_replaced_and_it_ends_when_nothing_is_left(cli: Commands)
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--inline", "--slots", "2"), "--inline: one queue"),
-        (("--inline", "--async"), "--inline: one queue"),
-        (("--inline", "--burst"), "not with --inline"),
-        (("--batch", "3", "--idle-exit", "1"), "not with --inline, nor with --batch alone"),
+        (("--inline", "--slots", "2"), "--inline is for one queue"),
+        (("--inline", "--async"), "--inline is for one queue"),
+        (("--inline", "--burst"), "exclude --inline"),
+        (("--batch", "3", "--idle-exit", "1"), "exclude --inline, and --batch without --slots"),
     ],
 )
 def test_what_cannot_be_inline_is_refused(cli: Commands, more: tuple[str, ...], words: str) -> None:
