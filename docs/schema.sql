@@ -2447,6 +2447,14 @@ BEGIN
                    queue_workflows_actor()
               FROM gone;
         END IF;
+    ELSE
+        -- Without it nobody could tell a node that was deleted from one that was never queued.
+        INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, queue, claim_no, detail)
+        SELECT g.run_id, g.node_id, g.id, least(greatest(g.attempts, 0), 32767), 'cancelled', g.queue, g.claim_no,
+               jsonb_build_object('reason', 'deleted', 'generation', g.generation)
+          FROM gone g
+          JOIN workflow_runs r ON r.id = g.run_id AND r.mode = 'node' AND r.status = 'running'
+         WHERE NOT queue_workflows_is_terminal_job(g.status);
     END IF;
     DELETE FROM job_attempt_logs l USING gone WHERE l.job_id = gone.id AND l.job_table = TG_TABLE_NAME;
     PERFORM queue_workflows_forget_steps(TG_TABLE_NAME, ARRAY(SELECT id FROM gone));
@@ -3984,7 +3992,8 @@ BEGIN
 END $$;
 
 CREATE FUNCTION public.queue_workflows_schedule_changed() RETURNS trigger
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
     AS $$
 DECLARE
     v_same boolean := false;
@@ -4161,6 +4170,31 @@ EXCEPTION WHEN OTHERS THEN
     END LOOP;
     RETURN v_count;
 END $_$;
+
+CREATE FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision) RETURNS TABLE(run_id text)
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT r.id
+      FROM workflow_runs r
+     WHERE r.mode = 'node' AND r.status = 'running' AND r.definition IS NOT NULL
+       AND NOT EXISTS (
+           SELECT FROM workflow_node_jobs j
+            WHERE j.run_id = r.id
+              AND (j.status IN ('queued', 'running') AND j.blocked_reason IS DISTINCT FROM 'items'
+                   OR j.status = 'awaiting_input' AND (
+                      NOT starts_with(j.node_module, '__run__')
+                      OR EXISTS (SELECT FROM workflow_runs c
+                                  WHERE c.id = j.child_run_id AND c.parent_run_id = r.id
+                                    AND NOT queue_workflows_is_terminal_run(c.status)))
+                   OR j.finished_at BETWEEN now() - p_quiet_s * interval '1 second' AND now())
+            OFFSET 0)
+       AND NOT EXISTS (
+           SELECT FROM workflow_dispatch_events d
+            WHERE d.run_id = r.id AND d.processed_at IS NULL OFFSET 0)
+       AND NOT EXISTS (
+           SELECT FROM workflow_input_submissions s
+            WHERE s.run_id = r.id AND s.status IN ('pending', 'processing') OFFSET 0)
+$$;
 
 CREATE FUNCTION public.queue_workflows_start_run(p_run text, p_generation integer, p_born bigint, p_definition jsonb, p_hash text, p_rows jsonb, p_out_dir text) RETURNS bigint
     LANGUAGE plpgsql
@@ -4363,7 +4397,10 @@ CREATE FUNCTION public.queue_workflows_truncated() RETURNS trigger
     AS $$
 BEGIN
     IF TG_TABLE_NAME = 'workflow_runs' THEN
-        TRUNCATE workflow_node_events;
+        BEGIN
+            TRUNCATE workflow_node_events;
+        EXCEPTION WHEN object_in_use THEN NULL;  -- the TRUNCATE that fires this trigger names the events too
+        END;
     ELSE
         DELETE FROM job_attempt_logs WHERE job_table = TG_TABLE_NAME;
         DELETE FROM job_steps WHERE job_table = TG_TABLE_NAME;
@@ -5838,6 +5875,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_served_queues(p_stale_s double pre
 REVOKE ALL ON FUNCTION public.queue_workflows_set_aside(p_jobs text, p_id text, p_error text, p_worker text, p_claim_no bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_set_blocked(p_jobs text, p_ids text[], p_reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_start_run(p_run text, p_generation integer, p_born bigint, p_definition jsonb, p_hash text, p_rows jsonb, p_out_dir text) FROM PUBLIC;
 

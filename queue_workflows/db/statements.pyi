@@ -272,6 +272,9 @@ class _Doctor:
     waiting_runs: bytes
     """Return the run that has waited longest for its start, and whether others were started within
     the last minute. No row: none waits."""
+    stalled_runs: bytes
+    """Return how many runs are running although nothing has moved them forward for `quiet_s`, and one
+    of them."""
     lapsed: bytes
     """Return how many running jobs have a lapsed lease, and for how many seconds the oldest has."""
     unserved: bytes
@@ -395,9 +398,19 @@ class _Handback:
     hand_back: Mapping[str, bytes]
     """Give up claims, of several workers too, counting nothing: each job is queued again, or
     cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs
-    wait first. `front`: they get at least the priority `band`. A claim without a row is lost."""
+    wait first. `front`: they get at least the priority `band`. `error`: what a queued job shows
+    until its next claim, or NULL. A claim without a row is lost."""
     strays: Mapping[str, bytes]
     """Return the claims of a worker without those of the jobs `keep`."""
+    unknown: bytes
+    """Return which workers did not know a node since it was last handed back for another reason or
+    ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
+    live workers that take such jobs and have not met it. `listed`: the worker of its claim is one
+    that reports. The history of a node is indexed by run and node. No row: there is no such job."""
+    waiting_unknown: bytes
+    """Return the nodes that workers have handed back because they do not know them, by queue and node
+    module: how many jobs, and one of their runs. Reads the first 10,000 jobs that are due within
+    `within_s` seconds, by the index of due times."""
 
 handback: _Handback
 
@@ -764,8 +777,8 @@ class _Models:
     log_without_model: bytes
     """Write an event into the history of the first 100 waiting gpu jobs that require no model."""
     flagged: bytes
-    """Return the flagged models (NULL: jobs without one), each with its number of waiting jobs,
-    up to 10,000."""
+    """Return the flagged models (NULL: jobs without one) that no live worker takes now either, with
+    the reason of now, each with its number of waiting jobs, up to 10,000."""
     request: bytes
     """Write an operator's request to load or unload a model, for all workers of a host (worker
     '') or for one; return the row. A trigger wakes the workers."""
@@ -1130,6 +1143,8 @@ class _Runs:
     """Insert a run with a status and a mode of the caller's choice and return its row."""
     get: bytes
     """Return a run. No row: there is no such run."""
+    output: bytes
+    """Return the output of a run. No row: it has none, or has not completed."""
     delete: bytes
     """Delete a run; its jobs, files, events and answers go with it by their foreign keys."""
     update: bytes
@@ -1176,6 +1191,15 @@ class _Runs:
     cancel: bytes
     """Change a run that is not over to cancelled and return its row; a trigger cancels its waiting
     nodes and requests that the running ones end."""
+    stalled: bytes
+    """Return up to 100 running runs that nothing moves forward, without those of `aside`; see
+    `queue_workflows_stalled_runs`."""
+    is_stalled: bytes
+    """Return a row if nothing moves this run forward."""
+    stopper: bytes
+    """Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
+    more; first of those that end the run. A failed item is the map's. A node of an earlier
+    generation runs again."""
     delay_start: bytes
     """Count a start that failed and make the run due `after_s` seconds from now. Return how many
     starts failed. A count that no engine wrote never overflows."""

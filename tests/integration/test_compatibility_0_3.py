@@ -360,9 +360,9 @@ def _held_by_another(conn: Any, job: Row) -> None:
 
 
 def _claimed_by_plain_sql(conn: Any, job: Row) -> None:
+    table = transitions.TABLES[transitions.kind_of(job)]
     conn.execute(
-        f"UPDATE {transitions.TABLES[transitions.kind_of(job)]} SET status = 'running', claimed_by = 'box-2'"
-        " WHERE id = %s",
+        f"UPDATE {table} SET status = 'running', claimed_by = 'box-2' WHERE id = %s",
         (job["id"],),
     )
 
@@ -378,8 +378,9 @@ def _claimed_here_for_another_host(conn: Any, job: Row) -> None:
 
 
 def _cancelled(conn: Any, job: Row) -> None:
+    table = transitions.TABLES[transitions.kind_of(job)]
     conn.execute(
-        f"UPDATE {transitions.TABLES[transitions.kind_of(job)]} SET status = 'cancelled' WHERE id = %s",
+        f"UPDATE {table} SET status = 'cancelled' WHERE id = %s",
         (job["id"],),
     )
 

@@ -129,7 +129,7 @@ def yielding(at: datetime.date) -> Generator[float, None, datetime.date]:
 
 @node
 @decorators.collected
-def listing(count: int) -> Iterator[int]:
+def upwards(count: int) -> Iterator[int]:
     yield from range(count)
 
 
@@ -138,7 +138,7 @@ def test_a_decorated_node_has_the_types_of_what_it_decorates(stored: Stored) -> 
     assert stored(length, file="a/b") == {"length": "2"}
     assert stored(half, of=3) == {"result": "1.5"}
     assert stored(later, at=day) == stored(yielding, at=day) == {"result": "2026-03-01"}
-    assert stored(listing, count=2) == {"result": [0, 1]}
+    assert stored(upwards, count=2) == {"result": [0, 1]}
 
 
 def test_what_a_declaration_counts_on_is_offered(stored: Stored) -> None:

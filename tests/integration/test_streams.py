@@ -350,7 +350,7 @@ def take_over(conn: db.Connection, job: Row) -> Row:
     """Let the worker that lost its claim claim the job again; return it as it is then."""
     reclaim(conn, job)
     kind = transitions.kind_of(job)
-    conn.execute(f"UPDATE {transitions.TABLES[transitions.kind_of(job)]} SET available_at = NULL".encode())
+    conn.execute(f"UPDATE {transitions.TABLES[kind]} SET available_at = NULL".encode())
     again = (transitions.claim_node if kind == "node" else transitions.claim_ingest)(conn)
     assert (again["id"], again["worker_id"]) == (job["id"], job["worker_id"])
     return again
