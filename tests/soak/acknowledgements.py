@@ -57,6 +57,7 @@ class Acknowledgements:
     """Run → how often it was run again, or may have been."""
     pauses: list[Pause] = field(default_factory=list[Pause])
     events: dict[str, list[str]] = field(default_factory=lambda: defaultdict[str, list[str]](list))
-    """Ingest job → the events for it that were accepted; a second one must be refused."""
+    """Ingest job, or run of a node → the events for it that were accepted; a second one must be
+    refused."""
     perhaps_sent: set[str] = field(default_factory=set[str])
-    """Jobs for which an answer about an event was lost."""
+    """Jobs and runs for which an answer about an event was lost."""

@@ -15,14 +15,25 @@ import queue_workflows
 from queue_workflows import ingest_executor, model_registry, node_executor
 from queue_workflows.executor import nodes as executor_nodes
 from queue_workflows.handlers import task_call
+from queue_workflows.schedule import definition
 from queue_workflows.scheduler import ScheduleEntry
-from tests.soak import growing_workflows, handler_wrapper, mutant, mutants, tasks, workflows
+from tests.soak import (
+    growing_workflows,
+    handler_wrapper,
+    mutant,
+    mutants,
+    step_tasks,
+    tasks,
+    workflows,
+)
 from tests.support import frequent_schedule
 
 MUTANT_ENV = "SOAK_MUTANT"
 EVERY_S = 3
 MINUTELY = 2
 """Entries that fire at each minute."""
+HELD, HELD_EVERY_S = 4, 5
+"""Schedules with idempotency keys, which strangers take, and their period."""
 
 
 class Every(frequent_schedule.Every):
@@ -31,14 +42,26 @@ class Every(frequent_schedule.Every):
     SECONDS = EVERY_S
 
 
-def entries() -> list[ScheduleEntry]:
+def held_names() -> list[str]:
+    """Return the schedules whose idempotency keys strangers take."""
+    return [f"held-{number}" for number in range(HELD)]
+
+
+def entries() -> list[ScheduleEntry | definition.Schedule]:
     """Return entries that fire each few seconds, and some for each minute of the hour."""
     minutely = [
         ScheduleEntry(f"minute-{number}-{minute:02}", minute, "tick", tasks.NOTES)
         for number in range(MINUTELY)
         for minute in range(60)
     ]
-    return [Every("every", 0, "tick", tasks.NOTES), *minutely]
+    held = [
+        definition.Schedule(
+            name, every=f"{HELD_EVERY_S}s", task_name="tick", queue=tasks.NOTES,
+            idempotency_key=name + " {fire_at}", catch_up="all", overlap="allow",
+        )
+        for name in held_names()
+    ]  # fmt: skip
+    return [Every("every", 0, "tick", tasks.NOTES), *minutely, *held]
 
 
 def quick() -> dict[str, Any]:
@@ -121,7 +144,7 @@ def register() -> None:
     """Register what the driver needs too."""
     queue_workflows.configure(ingest_queues={*tasks.QUEUES})
     own = (quick, instant, write, medium, long, link, hear, predict, raises, exits, killed)
-    for body in (*own, *growing_workflows.HANDLERS):
+    for body in (*own, step_tasks.listens, *growing_workflows.HANDLERS):
         queue_workflows.register_node(body.__name__, body)
     queue_workflows.set_workflow_provider(workflows.load_workflow, workflows.load_pipeline)
     queue_workflows.set_builtin_model_registrar(_models)

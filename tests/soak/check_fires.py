@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 
 from tests.soak import app, evidence, fleet
 from tests.support import frequent_schedule
 
 RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
+HELD_S = 60.0
+"""A schedule whose key is taken is tried again in intervals that grow."""
 PHASE = int(frequent_schedule.EPOCH.timestamp()) % app.EVERY_S
 Found = Iterator[str]
 Seen = evidence.Evidence
@@ -27,6 +30,7 @@ def fires(seen: Seen) -> Found:
         if job["reason"] == "tick" and job["id"] not in known:
             yield f"ingest job {job['id']} was queued by a schedule without its fire"
     yield from _missed(seen)
+    yield from _never(seen)
 
 
 def _missed(seen: Seen) -> Found:
@@ -49,3 +53,15 @@ def _missed(seen: Seen) -> Found:
         for name in names if not excused else ():
             if epoch not in fired[name]:
                 yield f"{name} did not fire at {epoch}"
+
+
+def _never(seen: Seen) -> Found:
+    """Find instants left out by the schedules whose idempotency keys strangers took for a time."""
+    for name in app.held_names():
+        fired = sorted({round(fire["at"]) for fire in seen.fires if fire["name"] == name})
+        for before, after in pairwise(fired):
+            if after - before != app.HELD_EVERY_S:
+                yield f"{name} did not fire between {before} and {after}"
+        last = seen.time.at(fired[-1]) if fired else seen.began
+        if seen.ended_load - last > HELD_S:
+            yield f"{name} did not fire after {last - seen.began:.0f} s"

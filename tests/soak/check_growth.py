@@ -156,7 +156,7 @@ def _lines_of(lines: list[journal.Line], word: str, name: str) -> list[tuple[int
 def waited(seen: Seen) -> Found:
     """Find jobs that woke before their sleep was over, or that got another event than the first."""
     for job_id, job in seen.jobs.items():
-        if job["what"] != "waits":
+        if job["what"] not in ("waits", step_tasks.LISTENS):
             continue
         lines = seen.by_job.get(job_id, [])
         begun = [line.at for line in lines if line.word == "start"]
@@ -165,9 +165,10 @@ def waited(seen: Seen) -> Found:
             yield f"job {job_id}: it slept {min(woke) - min(begun):.2f} s"
         if job["status"] != "completed":
             continue
-        accepted = seen.books.events.get(job_id, [])
+        where = job["run_id"] or job_id
+        accepted = seen.books.events.get(where, [])
         if len(accepted) > 1:
             yield f"job {job_id}: {len(accepted)} events were accepted"
         got = job["result"].get("got")
-        if job_id not in seen.books.perhaps_sent and [got] != accepted[:1]:
+        if where not in seen.books.perhaps_sent and [got] != accepted[:1]:
             yield f"job {job_id}: it got {got!r}, and {accepted} was accepted"

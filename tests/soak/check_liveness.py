@@ -133,6 +133,16 @@ def shown(seen: Seen) -> Found:
     yield from dict.fromkeys(seen.shown)
 
 
+def blocked(seen: Seen) -> Found:
+    """Find sessions of the fleet that a stranger's open transaction held up, and failed cancels."""
+    yield from seen.blocked
+
+
+def changed(seen: Seen) -> Found:
+    """Find texts that did not come back to a client with another encoding."""
+    yield from seen.changed
+
+
 def rights(seen: Seen) -> Found:
     """Find changes by a role without rights, and function calls without a bound."""
     yield from dict.fromkeys(seen.hostile)

@@ -47,6 +47,8 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "normal jobs and runs that waited too long": check_liveness.waited,
     "commands, logs and folders": check_liveness.shown,
     "hostile roles that succeeded": check_liveness.rights,
+    "held up by a stranger's transaction": check_liveness.blocked,
+    "texts that changed on their way": check_liveness.changed,
     "terminal rows moved": check_results.moved,
     "invariants": check_results.broken,
     "transactions open too long": check_results.slow,

@@ -90,6 +90,10 @@ class Evidence:
     """What a hostile role got done that it may not, or that took too long."""
     shown: list[str] = field(default_factory=list[str])
     """What is wrong with what commands and logs showed of hostile rows, and with files."""
+    blocked: list[str] = field(default_factory=list[str])
+    """Who waited for the transaction of a stranger and may not."""
+    changed: list[str] = field(default_factory=list[str])
+    """Texts that a client with other settings read wrongly."""
     unserved: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
     """Queues that perhaps had no live worker, and when: see `observer.Observer`."""
     blind: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])

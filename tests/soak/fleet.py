@@ -55,8 +55,9 @@ SUPERVISED, REAPED, UNSEEN, DEFAULT = "supervised", "reaped", "unseen", "default
 in `up`, nobody, and nobody with every knob and the lease (600 s) at their defaults."""
 
 
-POLLS, STEPS, OLDER = "polls", "steps", "older"
-"""It listens to nothing and polls; its wall clock is stepped; it runs another version."""
+POLLS, STEPS, OLDER, LATIN1 = "polls", "steps", "older", "latin1"
+"""It listens to nothing and polls; its wall clock is stepped; it runs another version; its
+environment names another encoding, style of dates and time zone."""
 
 
 class Seat(NamedTuple):
@@ -75,7 +76,7 @@ class Seat(NamedTuple):
     slots: int = 0
     """How many jobs it runs at once, each in an executor; 0: as its other options say."""
     odd: str = ""
-    """What makes it differ from the others: `POLLS`, `STEPS` or `OLDER`."""
+    """What makes it differ from the others: `POLLS`, `STEPS`, `OLDER` or `LATIN1`."""
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -103,7 +104,7 @@ SEATS = (
     Seat("gpu-2", "worker", "gpu", "box-h", UNSEEN, ("--inline",)),
     Seat("notes-1", "worker", tasks.NOTES, "box-b", SUPERVISED, ("--batch", "4")),
     Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4"), odd=POLLS),
-    Seat("notes-3", "worker", tasks.NOTES, "box-d", UNSEEN, slots=4),
+    Seat("notes-3", "worker", tasks.NOTES, "box-d", UNSEEN, slots=4, odd=LATIN1),
     Seat("pool-1", "worker", "", "box-p", SUPERVISED, (), ((tasks.FEEDS, 4), (tasks.CALLS, 4))),
     Seat(
         "pool-2", "worker", "", "box-q", UNSEEN, (),

@@ -163,11 +163,20 @@ class JobLoad:
     def _tell(self, job_id: str, number: int, value: str) -> None:
         """Repeat an event until a reply arrives."""
         try:
-            if events.send(step_tasks.EVENT, key=number, value=value):
+            if self._send_event(number, value):
                 self._books.events[job_id].append(value)
         except db.Error:
             self._books.perhaps_sent.add(job_id)
             self._plan(time.monotonic() + 0.5, lambda: self._tell(job_id, number, value))
+
+    def _send_event(self, number: int, value: str) -> bool:
+        """Send an event, half of them in a transaction of the app."""
+        if self._rng.random() < 0.5:
+            return events.send(step_tasks.EVENT, key=number, value=value)
+        with db.transaction() as conn:
+            # A stranger may hold the same event.
+            conn.execute("SET LOCAL lock_timeout = '0.3s'")
+            return events.send(step_tasks.EVENT, key=number, value=value, conn=conn)
 
     def _undone(self) -> None:
         order = self._order("note", tasks.NOTES)

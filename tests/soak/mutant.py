@@ -33,6 +33,8 @@ class Mutant(NamedTuple):
     """Of these values only those whose name matches."""
     calls: float | None = None
     """Share of calls of functions among what the hostile roles do."""
+    strangers: str = ""
+    """The kind of a stranger's transaction that shows it, which all then are."""
     grants: str = ""
     """What the hostile submitter is granted in addition."""
 

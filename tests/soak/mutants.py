@@ -46,6 +46,7 @@ def together(text: str | None) -> Mutant:
         values=next((each.values for each in chosen if each.values), ""),
         calls=next((each.calls for each in chosen if each.calls), None),
         hostile=tuple(column for each in chosen for column in each.hostile),
+        strangers=next((each.strangers for each in chosen if each.strangers), ""),
         grants=next((each.grants for each in chosen if each.grants), ""),
     )  # fmt: skip
 

@@ -63,6 +63,19 @@ def _follow_anywhere() -> None:
     replace(confinement, "roots", list)
 
 
+def _wake_in_the_transaction(conn: Conn) -> None:
+    """Let whoever inserts an event write the rows of the jobs that wait for it."""
+    body = (
+        "WITH arrived AS (UPDATE job_steps s SET state = 'running' FROM added e"
+        " WHERE s.kind = 'event' AND s.state = 'waiting' AND s.name = e.name AND s.key = e.key"
+        " RETURNING s.id)"
+        " SELECT array_agg(a.id) INTO v_steps FROM arrived a;"
+        " IF v_steps IS NOT NULL THEN PERFORM queue_workflows_wake_jobs(v_steps); END IF;"
+    )
+    changes = (r"BEGIN\s", f"DECLARE v_steps bigint[]; BEGIN {body} RETURN NULL; ")
+    edit(conn, "queue_workflows_event_sent", changes)
+
+
 def _blame_nobody_else() -> None:
     """Let a worker that the database kept from renewing exit as if its handler had crashed it."""
     from queue_workflows.worker import renewal_failures
@@ -97,6 +110,11 @@ MUTANTS = {
     "folders": Mutant(
         "a run's folder may be anywhere", "commands, logs and folders", _follow_anywhere,
         hostile=("out_dir",),
+    ),
+    "event-sender": Mutant(
+        "whoever sends an event writes the rows of the jobs that wait for it",
+        "held up by a stranger's transaction", None, _wake_in_the_transaction,
+        jobs={"waits": 24}, strangers="events",
     ),
     "charges": Mutant(
         "a claim that ended because the database was away counts as a crash",

@@ -1,4 +1,4 @@
-"""Start processes that poll, whose clock is stepped, or that run an older revision."""
+"""Start processes that poll, with a stepped clock, another encoding, or an older revision."""
 
 from __future__ import annotations
 
@@ -49,7 +49,14 @@ def environments(
     steps: Steps | None, older: Path | None, say: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
     """Return the environment variables of each odd seat."""
-    found = {fleet.POLLS: {"QUEUE_WORKFLOWS_POLL_ONLY": "1"}}
+    found = {
+        fleet.POLLS: {"QUEUE_WORKFLOWS_POLL_ONLY": "1"},
+        fleet.LATIN1: {
+            "PGCLIENTENCODING": "LATIN1",
+            "PGDATESTYLE": "German",
+            "PGTZ": "Asia/Kathmandu",
+        },
+    }
     if steps is not None:
         found[fleet.STEPS] = {**steps.env}
     else:

@@ -33,7 +33,7 @@ class RareLoad:
 
     def retry(self) -> None:
         """Run a failed run again: it is poison, and fails again."""
-        poison = [run for run, name in self._books.runs.items() if name in workflows.POISON]
+        poison = [run for run, name in [*self._books.runs.items()] if name in workflows.POISON]
         with db.connection() as conn:
             failed = conn.execute(_FAILED, (poison,)).fetchall()
         if not failed:

@@ -37,6 +37,7 @@ from tests.soak import (
     process_variants,
     report,
     server,
+    stranger_load,
     stream_readers,
     tasks,
 )
@@ -154,6 +155,9 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         attacking = stack.enter_context(
             hostile_load.Hostile(pg.dsn, options.seed, options.hostile_s, mutant)
         )
+        strange = stack.enter_context(
+            stranger_load.Strangers(pg.dsn, options.seed, busy.books, mutant.strangers)
+        )
         following = fault_plan.plan(options.seed, mutant.gap_s or options.gap_s, mutant.focus)
         began = time.monotonic()
         say(f"{options.seconds:g} s of load and faults, seed {options.seed}")
@@ -164,6 +168,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             _pause(options.seconds)
             busy.close()
             attacking.close()
+            strange.close()
         ended = time.monotonic()
         say("faults have stopped; waiting until everything is over")
         books = busy.books
@@ -179,6 +184,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         reading.read()
         busy.stop(background.END_S)
         attacking.stop(background.END_S)
+        strange.stop(background.END_S)
         running.stop()
         recovery.cancel_orphans()
         hits = [*struck.done, *(faults.Fault("stall", "machine", a, b) for a, b in stalls.found)]
@@ -191,16 +197,17 @@ def _run(options: Options, pg: server.Server) -> report.Report:
                 for each in watching.served
             ],
             polls=[time_.at(at) for at in watching.polls],
-            hostile=attacking.problems, streams=reading.found,
+            hostile=attacking.problems, blocked=strange.blocked, changed=strange.changed,
+            streams=reading.found,
             shown=[*shown, *folders.touched(), *running.unsafe()],
         )  # fmt: skip
-        problems = [*busy.problems, *struck.problems]
+        problems = [*busy.problems, *struck.problems, *strange.problems]
         head = (
             f"{options.seconds:g} s, seed {options.seed}: {len(fleet.SEATS)} seats; {versions()}; "
             f"{check_recovery.knobs()}."
         )
         made = report.make(seen, head=head, settled_s=settled_s)
-        made.figures.extend(attacking.figures())
+        made.figures.extend([*attacking.figures(), *strange.figures()])
         if problems:
             made.found["the soak's own trouble"] = problems
         if keep := os.environ.get("SOAK_KEEP"):

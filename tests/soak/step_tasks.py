@@ -7,10 +7,13 @@ import secrets
 import time
 from typing import Any
 
+import queue_workflows
 from queue_workflows import steps
 from tests.soak import handler_wrapper
 
 EVENT = "soak"
+LISTENS = "listens"
+"""The node, and the workflow with it alone, that waits for an event; the key is its run."""
 TURNS = 15
 SLEEP_S = 1.0
 
@@ -47,6 +50,14 @@ def waits(args: dict[str, Any]) -> dict[str, Any]:
     handler_wrapper.say("woke", "waits")
     got = steps.wait_for_event(EVENT, key=args["number"])
     return handler_wrapper.say("end", "waits") | {"got": got}
+
+
+def listens() -> dict[str, Any]:
+    """Wait for an event whose key is the run."""
+    handler_wrapper.say("start", LISTENS)
+    job = queue_workflows.current_job()
+    got = steps.wait_for_event(EVENT, key=job.run_id)
+    return handler_wrapper.say("end", LISTENS) | {"got": got}
 
 
 TASKS = {"stepped": stepped, "waits": waits}

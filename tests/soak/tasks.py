@@ -76,10 +76,31 @@ def hopeless(args: dict[str, Any]) -> None:
     raise ValueError("every attempt fails")
 
 
+def echo(args: dict[str, Any]) -> dict[str, Any]:
+    return handler_wrapper.last(0.0, "echo") | {"text": args["text"]}
+
+
+def complains(args: dict[str, Any]) -> None:
+    handler_wrapper.last(0.0, "complains")
+    raise ValueError(args["text"])
+
+
 TASKS: dict[str, Callable[..., Any]] = {
-    body.__name__: body for body in (note, parse, fetch, crawl, nap, flaky, shaky, hopeless)
+    body.__name__: body
+    for body in (
+        note,
+        parse,
+        fetch,
+        crawl,
+        nap,
+        flaky,
+        shaky,
+        hopeless,
+        echo,
+        complains,
+    )
 } | (step_tasks.TASKS | stream_tasks.TASKS)
-FAIL = ("spoiled", "hopeless")
+FAIL = ("spoiled", "hopeless", "complains")
 """Tasks whose jobs have to fail."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.soak import growing_workflows
+from tests.soak import growing_workflows, step_tasks
 
 Spec = dict[str, Any]
 MODELS = ("tiny", "small")
@@ -46,6 +46,7 @@ PIPELINES: dict[str, list[Spec]] = {
     ],
     "wide": [_node(f"w{n}", "medium") for n in range(10)],
     WRITES: [_node("n", "write")],
+    step_tasks.LISTENS: [_node("n", step_tasks.LISTENS)],
     CROWD: [
         *(_node(f"p{n}", "instant") for n in range(CROWD_NODES)),
         _node("join", "instant", *(f"p{n}" for n in range(CROWD_NODES))),
@@ -100,6 +101,7 @@ WORKFLOWS: dict[str, list[Spec]] = {
     "long": [_step("work", "long"), _step("end", "quick", "work")],
     "wide": [_step("w", "wide")],
     WRITES: [_step("w", WRITES)],
+    step_tasks.LISTENS: [_step("l", step_tasks.LISTENS)],
     CROWD: [_step("c", CROWD)],
     **{name: [_step("bad", name)] for name in POISON},
     **growing_workflows.WORKFLOWS,
