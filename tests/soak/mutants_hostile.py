@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from queue_workflows.db import statements
 from tests.soak.mutant import Conn, Mutant, edit, replace
 
 HOLE = "{x}"
@@ -76,6 +77,19 @@ def _wake_in_the_transaction(conn: Conn) -> None:
     edit(conn, "queue_workflows_event_sent", changes)
 
 
+def _patient_schedulers() -> None:
+    """Let a scheduler wait for each lock as long as a worker does: 3 s."""
+    replace(statements.sessions, "wait_for_locks", b"SELECT %(lock_ms)s")
+
+
+def _patient_commits(conn: Conn) -> None:
+    edit(
+        conn,
+        "queue_workflows_take_locks",
+        ("SET lock_timeout TO '200ms'", "SET lock_timeout TO '3s'"),
+    )
+
+
 def _blame_nobody_else() -> None:
     """Let a worker that the database kept from renewing exit as if its handler had crashed it."""
     from queue_workflows.worker import renewal_failures
@@ -115,6 +129,15 @@ MUTANTS = {
         "whoever sends an event writes the rows of the jobs that wait for it",
         "held up by a stranger's transaction", None, _wake_in_the_transaction,
         jobs={"waits": 24}, strangers="events",
+    ),
+    "fire-locks": Mutant(
+        "a scheduler waits 3 s for each lock",
+        "held up by a stranger's transaction", _patient_schedulers, strangers="keys",
+    ),
+    "commit-locks": Mutant(
+        "a commit waits 3 s for the locks of its lock keys and partitions",
+        "held up by a stranger's transaction", None, _patient_commits,
+        jobs={"locked": 24, "limited": 12}, strangers="constraints",
     ),
     "charges": Mutant(
         "a claim that ended because the database was away counts as a crash",

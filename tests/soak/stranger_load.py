@@ -33,7 +33,8 @@ WAITING = 12
 CANCELS = 0.5
 TEXTS = ("Gr\u00fc\u00dfe", "na\u00efve", "price in \u20ac", "\u2603 snow", "\u65e5\u672c\u8a9e")
 """Two that LATIN1 has, and three that it has not."""
-UNTELLABLE = "poison: "
+POISON = "poison: "
+"""How the error of a job begins whose workers faults have ended too often."""
 _WAITS = """
 SELECT key, CASE job_table WHEN 'ingest_jobs' THEN job_id ELSE key END AS id, job_table
   FROM job_steps WHERE kind = 'event' AND state = 'waiting' AND name = %s ORDER BY id LIMIT 50
@@ -175,7 +176,7 @@ class Strangers(background.BackgroundThread):
                 self._look(watcher, conn.info.backend_pid, kind)
                 if now >= visits_at:
                     visits_at = now + VISIT_S
-                    self._visit(client)
+                    self._visit(client, kind)
                 if cancels and ends - now < LEAST_S:
                     cancels = False
                     self._cancel(watcher, told)
@@ -184,8 +185,8 @@ class Strangers(background.BackgroundThread):
     def _end(self, conn: Conn, kind: str, told: dict[str, str]) -> None:
         """Commit or roll back; what is taken back is nothing that anybody may expect.
 
-        Keys of schedules and thousands of jobs are always taken back: nobody else has to expect
-        them.
+        Keys of schedules and thousands of jobs are always taken back, so that their schedules fire
+        and nobody has to run them.
         """
         if kind in (KEYS, CONSTRAINTS) or self._rng.random() < 0.5:
             conn.rollback()
@@ -294,11 +295,14 @@ class Strangers(background.BackgroundThread):
         self._books.jobs[job_id] = task
         return str(job_id)
 
-    def _visit(self, client: Conn) -> None:
+    def _visit(self, client: Conn, kind: str) -> None:
         """Submit a job with a text, and read the texts of those that are over."""
         text = self._rng.choice(TEXTS)
         task = self._rng.choice(["echo", "complains"])
-        self._unread[self._submit(client, task, {"text": text})] = text
+        try:
+            self._unread[self._submit(client, task, {"text": text})] = text
+        except psycopg.errors.LockNotAvailable as error:
+            self.blocked.append(f"a submit beside a stranger's {kind}: {error}")
         self._read_texts(client)
 
     def _read_texts(self, client: Conn) -> None:
@@ -308,7 +312,7 @@ class Strangers(background.BackgroundThread):
                 continue
             got = bytes(row["text"]).decode()
             wanted = text if row["status"] == "completed" else f"ValueError: {text}"
-            if got != wanted and not got.startswith(UNTELLABLE):
+            if got != wanted and not got.startswith(POISON):
                 self.changed.append(f"job {job_id}: {row['status']} with {got!r}, not {wanted!r}")
             if _has(text):
                 sent = client.execute(_SENT, (job_id,)).fetchone()
