@@ -31,6 +31,10 @@ def test_quick():
     pass
 
 
+def test_fails():
+    assert 1 == 2
+
+
 def test_hangs():
     time.sleep(600)
 """
@@ -76,7 +80,9 @@ def test_a_session_that_takes_too_long_ends_and_names_its_test(tmp_path: Path) -
         assert session.returncode == session_limit.EXIT_CODE, told
         assert f"took longer than {limit} s" in told
         assert "test_it.py::test_hangs" in told
-        assert "test_it.py::test_quick" not in told.partition("took longer")[2]
+        end = told.partition("took longer")[2]
+        assert "test_it.py::test_quick" not in end
+        assert end.index("test_it.py::test_fails") < end.index("assert 1 == 2")
 
 
 def test_what_a_killed_session_leaves_behind_is_ended(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""End a test session that takes too long, and say which tests were under way.
+"""End a test session that takes too long, and say which tests were under way or had failed.
 
 It runs in the process that was started: with `-n` in the controller, which hears of each test.
 """
@@ -28,6 +28,7 @@ class SessionLimit:
         self._limit_s = limit_s
         self._capture: Any = None
         self._under_way: dict[str, float] = {}
+        self._failed: list[str] = []
         self._timer = threading.Timer(limit_s, self._end)
         self._timer.daemon = True
         self._timer.name = "session-limit"
@@ -45,6 +46,10 @@ class SessionLimit:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self._under_way.pop(nodeid, None)
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.append(f"{report.nodeid}\n{report.longreprtext[-3000:]}")
+
     def _end(self) -> None:
         now = time.monotonic()
         lines = [f"  {now - since:6.0f} s  {nodeid}" for nodeid, since in self._under_way.items()]
@@ -53,6 +58,8 @@ class SessionLimit:
             f"\nThe test session took longer than {self._limit_s:.0f} s ({VARIABLE} sets the "
             f"limit). Tests under way:\n{listed}\n"
         )
+        if self._failed:
+            text += "Tests that have failed:\n" + "\n".join(self._failed) + "\n"
         self._capture.suspend_global_capture(in_=False)
         os.write(2, text.encode())
         for pid in _descendants(os.getpid()):
