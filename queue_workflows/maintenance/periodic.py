@@ -43,7 +43,8 @@ class PeriodicTasks:
     """Every periodic task of an orchestrator, on a connection of its own.
 
     `check_s`: how often leases and other dues are checked. `lock_keys_s`: how often lock keys are
-    checked although nothing shows that one was missed.
+    checked although nothing shows that one was missed. `plans`: whether runs that plain SQL has
+    stopped are continued, which takes the app's hooks.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class PeriodicTasks:
         *,
         check_s: Callable[[], float] = config.LEASE_RECLAIM_INTERVAL_S.read,
         lock_keys_s: float = math.inf,
+        plans: bool = True,
     ) -> None:
         self._now = now_fn
         self._check_s = check_s
         self._lock_keys_s = lock_keys_s
+        self._plans = plans
         self._database = availability.Availability(now_fn)
         self._dedicated = db.DedicatedConnection(lock_s=db.LOOP_LOCK_S)
         """An idle task is a single statement, without a checkout from the pool."""
@@ -89,7 +92,7 @@ class PeriodicTasks:
             service.Task("reclaim", math.inf, self.reclaim),
             service.Task("lost-sessions", lost_s, self.reclaim_lost_sessions),
             service.Task("orphans", ORPHAN_SWEEP_S, self.cancel_orphans),
-            service.Task("stalled", STALLED_S, self.end_stalled),
+            *([service.Task("stalled", STALLED_S, self.end_stalled)] if self._plans else []),
             service.Task("dead-workers", dead_s, self.flag_dead_workers),
             service.Task("unassignable", UNASSIGNABLE_S, self.flag_unassignable),
             service.Task("metrics", config.METRICS_COUNT_INTERVAL_S.read, self.count_events),

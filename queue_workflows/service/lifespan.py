@@ -142,6 +142,7 @@ class Background:
         tasks = periodic.PeriodicTasks(
             check_s=lambda: settings.dl_reaper_period_sec,
             lock_keys_s=settings.dl_claim_backoff_sec,
+            plans=False,  # An orchestrator has the hooks that it takes.
         )
         stack.callback(tasks.close)
         prune = service.Task("prune", config.NODE_EVENT_PRUNE_INTERVAL_S.read, history.prune)

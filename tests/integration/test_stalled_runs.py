@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from queue_workflows import node_queue, runs
-from tests.support import findings, flow, sweeps, transitions
+from queue_workflows.maintenance import periodic
+from tests.support import asgi_service, factories, findings, flow, sweeps, transitions
 from tests.support.invariants import LIVENESS, breaches
+from tests.support.wait import until
 
 LATER = "finished_at = now() - interval '5 min'"
 
@@ -226,3 +228,27 @@ def test_the_orchestrator_sweeps(toy: flow.Flow, conn: Any) -> None:
         tasks.end_stalled()
     assert flow.status(run_id) == "cancelled"
     assert "stalled" in {task.name for task in tasks.tasks()}
+
+
+def test_the_service_leaves_a_stalled_run_to_an_orchestrator(
+    toy: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lack the app's `resolve_ref`."""
+    monkeypatch.setattr(periodic, "STALLED_S", 0.01)
+    toy.dag(a="", b="a")
+    run_id = toy.started()
+    update(conn, f"status = 'completed', {LATER}")
+
+    def take_back() -> None:
+        for _ in range(5):
+            job = factories.ingest(conn)
+            transitions.claim_ingest(conn)
+            factories.change(conn, job, "lease_expires_at = now()")
+            until(lambda job=job: factories.reread(conn, job)["status"] == "queued")
+            factories.change(conn, job, "status = 'cancelled'")
+
+    settings = {"dl_reaper_period_sec": 0.05}
+    asgi_service.streamed(opened=take_back, until=lambda _: True, **settings)
+    assert flow.states(run_id) == {"s/a": "completed"}
+    sweeps.end_stalled(conn)
+    assert flow.states(run_id) == {"s/a": "completed", "s/b": "queued"}
