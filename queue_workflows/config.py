@@ -620,7 +620,15 @@ class EngineConfig:
         if node_module in self.node_map:
             return self.node_map[node_module]
         if self.node_resolver is not None:
-            return self.node_resolver(node_module)
+            try:
+                return self.node_resolver(node_module)
+            except (LookupError, ModuleNotFoundError, AttributeError) as error:
+                if isinstance(error, errors.NodeNotFound) or not _is_unknown(error, node_module):
+                    raise
+                text = f"{type(error).__name__}: {error}"
+                raise errors.NodeNotFound(
+                    f"the resolver does not know node module {node_module!r}: {text}"
+                ) from error
         if self.node_module_package is None:
             raise errors.NodeNotFound(
                 f"node module {node_module!r} is not registered, and no package or resolver is "
@@ -639,6 +647,17 @@ class EngineConfig:
                     f"no module {full!r} for node module {node_module!r}"
                 ) from error
             raise
+
+
+def _is_unknown(error: Exception, name: str) -> bool:
+    """Return whether a resolver's error says that it does not know a name: no bug of its module."""
+    if isinstance(error, AttributeError):  # `getattr(nodes, name)`
+        return error.name == name
+    at = error.__traceback__
+    # The code of a module that is imported runs in a frame of this name.
+    while at is not None and at.tb_frame.f_code.co_name != "<module>":
+        at = at.tb_next
+    return at is None
 
 
 _config = EngineConfig()

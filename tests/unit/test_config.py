@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -299,6 +302,36 @@ def test_a_registered_name_wins_over_the_resolver_and_that_over_the_package() ->
     config.register_node("decoder", own)
     assert config.get_config().resolve_node_module("decoder") is own
     assert config.get_config().resolve_node_module("encoder") is theirs
+
+
+def test_what_a_resolver_raises_for_a_name_that_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "resolved_nodes"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "lacks.py").write_text("import nothing_of_this_name\n")
+    (package / "broken.py").write_text("{}['key']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lookups: dict[str, Callable[[str], Any]] = {
+        "imports": lambda name: importlib.import_module("resolved_nodes." + name),
+        "no parent": lambda name: importlib.import_module("nothing_of_this_name." + name),
+        "dict": lambda name: {}[name],
+        "getattr": lambda name: getattr(SimpleNamespace(), name),
+    }
+    resolve = config.get_config().resolve_node_module
+    for own in lookups.values():
+        config.set_node_resolver(own)
+        with pytest.raises(errors.NodeNotFound, match="does not know node module 'missing'"):
+            resolve("missing")
+    config.set_node_resolver(lookups["imports"])
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name"):
+        resolve("lacks")
+    with pytest.raises(KeyError, match="key"):
+        resolve("broken")
+    config.set_node_resolver(lambda name: name.nodes)  # pyright: ignore
+    with pytest.raises(AttributeError, match="nodes"):
+        resolve("missing")
 
 
 # --- hooks and the app -------------------------------------------------------------------------
