@@ -64,7 +64,7 @@ def execute_node(
             job, model_cache=cache, cancel_event=cancel_event, status_callback=status_callback
         )
     with db.transaction() as conn:
-        recorded = finish.record(conn, lease, outcome)
+        recorded = finish.record(conn, lease, outcomes.without_others(outcome))
     if recorded == "completed" and outcome.kind == "completed":
         call_completed_hook(job, outcome)
     return recorded

@@ -144,8 +144,8 @@ def _unknown_node(row: Row) -> str:
     met = f"; these met it: {', '.join(row['met'])}" if row["met"] else ""
     return (
         f"no live worker of queue {row['queue']} knows node module {row['node_module']}{met}; "
-        "start a worker with that code, or it fails after "
-        f"{display.number(config.UNKNOWN_NODE_S.read())} s"
+        "start a worker with that code, or it fails "
+        f"{display.number(config.UNKNOWN_NODE_S.read())} s after the first worker met it"
     )
 
 

@@ -405,12 +405,14 @@ class _Handback:
     unknown: bytes
     """Return which workers did not know a node since it was last handed back for another reason or
     ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
-    live workers that take such jobs and have not met it. `listed`: the worker of its claim is one
-    that reports. The history of a node is indexed by run and node. No row: there is no such job."""
+    live workers that take such jobs, have not met it, and report it or no list of their nodes.
+    `known`: one of these reports it. The history of a node is indexed by run and node. No row: there
+    is no such job."""
     waiting_unknown: bytes
     """Return the nodes that workers have handed back because they do not know them, by queue and node
     module: how many jobs, and one of their runs. Reads the first 10,000 jobs that are due within
-    `within_s` seconds, by the index of due times."""
+    `within_s` seconds, by the index of due times, and the first of each queue, by the claim's index.
+    A job whose last event says so has an error, which its next claim takes away."""
 
 handback: _Handback
 

@@ -13,6 +13,8 @@ from queue_workflows.types import Row
 
 UNKNOWN_MAX_S = 20.0
 """The longest wait, in seconds, between two claims of a node that workers do not know."""
+UNKNOWN_BOUNDS = 10
+"""After so many UNKNOWN_NODE_S a node fails although live workers that may know it are left."""
 FRONT_PRIORITY = 10
 """The priority that work taken back from a worker gets at least (the contract's figure)."""
 
@@ -37,8 +39,8 @@ def hand_back(
 def unknown(conn: db.Connection, job_id: str) -> Row | None:
     """Return which workers have met a node that they do not know, and which live ones may know it.
 
-    Keys: `times`, `age_s` (None if no worker has), `workers`, `others`, `listed`. None: no such
-    node.
+    Keys: `times`, `age_s` (None if no worker has), `workers`, `others`, and `known`, whether one of
+    these reports it. None: no such node.
     """
     given = {"job": job_id, "stale_s": config.STALE_WORKER_AFTER_S.read()}
     return conn.execute(statements.handback.unknown, given).fetchone()
@@ -53,17 +55,19 @@ def waiting_unknown(conn: db.Connection) -> list[Row]:
 def leave_to_others(conn: db.Connection, lease: job_tables.Lease, error: str) -> Row | str:
     """Hand back a node that its worker does not know; return the row, or the error if it must fail.
 
-    It fails after UNKNOWN_NODE_S if no live worker is left that has not met it, and at once if its
-    worker does not report: nobody could say then who else is there. The wait before the next claim
-    grows from 1 s to UNKNOWN_MAX_S. Raises `ClaimLost`.
+    It fails after UNKNOWN_NODE_S if no live worker is left that may know it, after UNKNOWN_BOUNDS
+    times that if none reports it, and at once if workers do not report: then nobody can say who
+    else is there. The wait before the next claim grows from 1 s to UNKNOWN_MAX_S. Raises
+    `ClaimLost`.
     """
     found = unknown(conn, lease.job_id)
-    if found is None or not found["listed"]:
+    if found is None or config.DISABLE_WORKER_HEARTBEAT.read():
         return error
-    bound_s = config.UNKNOWN_NODE_S.read()
-    if not found["others"] and (found["age_s"] or 0.0) >= bound_s:
+    bound_s = config.UNKNOWN_NODE_S.read() * (UNKNOWN_BOUNDS if found["others"] else 1)
+    if not found["known"] and (found["age_s"] or 0.0) >= bound_s:
         met = ", ".join(sorted({*found["workers"], lease.worker_id}))
-        return f"{error}; no live worker has known it for {bound_s:g} s; these met it: {met}"
+        nobody = "no worker that met it" if found["others"] else "no live worker"
+        return f"{error}; {nobody} has known it for {bound_s:g} s; these met it: {met}"
     after_s = min(UNKNOWN_MAX_S, 1.0 + found["times"])
     detail = {"reason": error, "unknown": True}
     rows = _hand_back(conn, [lease], detail, after_s=after_s, error=error)

@@ -121,10 +121,15 @@ def _raised(error: BaseException) -> policy.Raised:
     names = policy.names_of(error)
     if isinstance(error, errors.Retry):
         return policy.Raised(names, "retry", error.after_s)
-    if isinstance(error, errors.NodeNotFound):
-        return policy.Raised(names, "elsewhere")
     hopeless = isinstance(error, (errors.Discard, errors.ArgsRefused, errors.UnreadableRow))
     return policy.Raised(names, "discard" if hopeless else "")
+
+
+def without_others(outcome: Outcome) -> Outcome:
+    """Return the outcome for a process that does not report: what it does not know fails."""
+    if outcome.raised.wish != "elsewhere":
+        return outcome
+    return outcome._replace(raised=outcome.raised._replace(wish=""))
 
 
 def unless_signal(value: Any) -> Any:

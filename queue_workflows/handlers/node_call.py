@@ -63,7 +63,7 @@ def call(node: NodeCall, runner: handlers.Runner) -> outcomes.Outcome:
     """Run the handler of a node and return its outcome. Raises KeyboardInterrupt only."""
     attempt = _Attempt(node)
     try:
-        with attempt_context.running(attempt.job, node.job), _prepared(node) as handler:
+        with attempt_context.running(attempt.job, node.job), attempt.prepared() as handler:
             with attempt.job.streams():
                 value = runner.run(attempt.begin(handler), attempt.control)
             delta = handler.delta(attempt.result(value))
@@ -80,7 +80,7 @@ async def call_async(node: NodeCall) -> outcomes.Outcome:
 
     attempt = _Attempt(node)
     try:
-        with attempt_context.running(attempt.job, node.job), _prepared(node) as handler:
+        with attempt_context.running(attempt.job, node.job), attempt.prepared() as handler:
             async with attempt.job.streams_async():
                 begun = attempt.begin(handler)
                 value = await async_handlers.run_async(begun, attempt.control)
@@ -102,6 +102,17 @@ class _Attempt:
             node.job, node.inputs, node.cancel, node.report, node.ask, node.control
         )
         self.control = node.control or control.EventControl(node.cancel, node.report)
+        self._is_known = True
+
+    def prepared(self) -> contextlib.AbstractContextManager[_Handler]:
+        """Return the context in which the node's handler may be called. Raises `NodeNotFound`."""
+        try:
+            module, run = handler_of(self._node.job)
+        except errors.NodeNotFound as error:
+            found = errors.NodeNotFound(_unknown_node(self._node, error))
+            self._is_known = False
+            raise found from error
+        return _prepared(self._node, module, run)
 
     def begin(self, handler: _Handler) -> Any:
         """Call the handler; return its result, or a generator or coroutine that must be run."""
@@ -137,6 +148,9 @@ class _Attempt:
         if self._node.cancel.is_set():
             return outcomes.Outcome("cancelled", seconds)
         outcome = failed(self._node.job, error, seconds)
+        if not self._is_known:
+            # A handler may raise the same error, and must not run again uncounted.
+            outcome = outcome._replace(raised=outcome.raised._replace(wish="elsewhere"))
         return outcome._replace(resolved_inputs=self._node.resolved)
 
 
@@ -193,13 +207,9 @@ class _Handler:
 
 
 @contextlib.contextmanager
-def _prepared(node: NodeCall) -> Generator[_Handler]:
+def _prepared(node: NodeCall, module: Any, run: Callable[..., Any]) -> Generator[_Handler]:
     """Prepare model, folders and arguments of a handler, to be called while the block runs."""
     job = node.job
-    try:
-        module, run = handler_of(job)
-    except errors.NodeNotFound as error:
-        raise errors.NodeNotFound(_unknown_node(node, error)) from error
     handle, load_seconds = _model(node)
     folders = node_folders.NodeFolders(job, node.lookups.out_dir)
     folders.check()

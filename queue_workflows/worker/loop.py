@@ -201,6 +201,8 @@ class WorkLoop:
             shutdown.exit_if_forked(pid, outcome)
             self._keeper.handler_ended(work)
             outcome = work.judged(outcome)
+            if not claim:  # `run_once`
+                outcome = outcomes.without_others(outcome)
             following = self._claimer.finish(
                 work, outcome, claim=claim and not hooked and self._may_continue()
             )

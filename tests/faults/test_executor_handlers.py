@@ -193,6 +193,16 @@ def test_an_unknown_node_names_the_age_of_its_run(worker: executors.Worker) -> N
     assert "the run exists since 2026-01-02 00:00:00 UTC" in worker.node("nobody").error
 
 
+def test_only_a_node_that_cannot_be_resolved_is_left_to_other_workers(
+    worker: executors.Worker,
+) -> None:
+    worker.answers = {"rows": {"job": {}, "run": {}}}
+    for name, wish in (("nobody", "elsewhere"), ("looks_up", "")):
+        outcome = protocol.outcome_of(worker.node(name))
+        assert outcome.error.startswith("NodeNotFound: ")
+        assert outcome.raised.wish == wish
+
+
 def test_an_answer_that_comes_too_late_is_dropped(worker: executors.Worker) -> None:
     worker.answers = None
     outcome = worker.node("alarmed")

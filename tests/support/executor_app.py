@@ -284,6 +284,7 @@ def load() -> None:
     config.register_node("fails", fails)
     config.register_node("cancelled", _until_event)
     config.register_node("modelled", lambda model_handle: {"handle": model_handle})
+    config.register_node("looks_up", _looks_up)
     config.register_node("reports", _reports)
     config.set_node_resolver(_resolve)
 
@@ -298,6 +299,10 @@ def _resolve(name: str) -> Any:
         signal.signal(signal.SIGALRM, alarm)
         signal.setitimer(signal.ITIMER_REAL, 0.05)
     raise errors.NodeNotFound(name)
+
+
+def _looks_up() -> None:
+    raise errors.NodeNotFound("a node of a graph of the app's own")
 
 
 def _until_event(cancel_event: threading.Event) -> dict[str, Any]:

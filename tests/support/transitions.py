@@ -13,6 +13,7 @@ from typing import Any, Literal
 from psycopg import sql
 
 from queue_workflows import db
+from queue_workflows.dag import policy
 from queue_workflows.engine import (
     attempts,
     claim_isolation,
@@ -156,6 +157,11 @@ def record(conn: db.Connection, job: Row, kind: str = "completed", **more: Any) 
 def fail(conn: db.Connection, job: Row, error: str = "broke", **more: Any) -> Row | None:
     """Fail an attempt, which is retried by the job's policy; None: the claim is lost."""
     return attempts.fail(conn, lease_of(job), error=error, **more)
+
+
+def leave(conn: db.Connection, job: Row, error: str) -> str:
+    """Record that the worker of a claimed node does not know it, as `record` does."""
+    return record(conn, job, "failed", error=error, raised=policy.Raised(wish="elsewhere"))
 
 
 def park(conn: db.Connection, job: Row) -> Row | None:

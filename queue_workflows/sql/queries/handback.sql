@@ -38,8 +38,9 @@ SELECT id, worker_id, claim_no
 -- name: unknown
 -- Return which workers did not know a node since it was last handed back for another reason or
 -- ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
--- live workers that take such jobs and have not met it. `listed`: the worker of its claim is one
--- that reports. The history of a node is indexed by run and node. No row: there is no such job.
+-- live workers that take such jobs, have not met it, and report it or no list of their nodes.
+-- `known`: one of these reports it. The history of a node is indexed by run and node. No row: there
+-- is no such job.
 WITH job AS (
     SELECT j.* FROM workflow_node_jobs j WHERE j.id = %(job)s),
 told AS MATERIALIZED (
@@ -48,33 +49,53 @@ told AS MATERIALIZED (
      WHERE e.job_id = job.id AND e.claim_no IS NOT NULL AND e.event_type <> 'claimed'),
 met AS (
     SELECT * FROM told
-     WHERE is_unknown AND id > coalesce((SELECT max(id) FROM told WHERE NOT is_unknown), 0))
+     WHERE is_unknown AND id > coalesce((SELECT max(id) FROM told WHERE NOT is_unknown), 0)),
+other AS MATERIALIZED (
+    SELECT w.worker_id, w.detail -> 'claim' -> 'nodes' ? job.node_module AS lists
+      FROM job JOIN workers w ON w.queue = job.queue
+     WHERE w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
+       AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
+       AND queue_workflows_off_policy(w.host_label, w.queue) IS NULL
+       AND w.worker_id IS DISTINCT FROM job.worker_id
+       AND NOT EXISTS (SELECT FROM met WHERE met.worker_id = w.worker_id)
+       AND (job.required_version IS NULL
+            OR w.detail -> 'claim' -> 'versions' ? job.required_version)
+       AND (job.queue <> 'gpu' OR queue_workflows_gpu_misfit(
+                w.host_label, w.known_models, w.vram_total_mb, job.required_model) IS NULL))
 SELECT (SELECT count(*) FROM met) AS times,
        (SELECT extract(epoch FROM now() - min(met.created_at))::float8 FROM met) AS age_s,
        ARRAY(SELECT DISTINCT met.worker_id FROM met ORDER BY 1) AS workers,
-       EXISTS (SELECT FROM workers w WHERE w.worker_id = job.worker_id) AS listed,
-       ARRAY(SELECT w.worker_id FROM workers w
-              WHERE w.queue = job.queue AND w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
-                AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
-                AND queue_workflows_off_policy(w.host_label, w.queue) IS NULL
-                AND w.worker_id IS DISTINCT FROM job.worker_id
-                AND NOT EXISTS (SELECT FROM met WHERE met.worker_id = w.worker_id)
-                AND (job.required_version IS NULL
-                     OR w.detail -> 'claim' -> 'versions' ? job.required_version)
-                AND (job.queue <> 'gpu' OR queue_workflows_gpu_misfit(
-                         w.host_label, w.known_models, w.vram_total_mb, job.required_model) IS NULL)
-              ORDER BY w.worker_id LIMIT 20) AS others
+       EXISTS (SELECT FROM other WHERE lists) AS known,
+       ARRAY(SELECT worker_id FROM other WHERE lists IS NOT FALSE ORDER BY 1 LIMIT 20) AS others
   FROM job;
 
 -- name: waiting_unknown
 -- Return the nodes that workers have handed back because they do not know them, by queue and node
 -- module: how many jobs, and one of their runs. Reads the first 10,000 jobs that are due within
--- `within_s` seconds, by the index of due times.
-SELECT d.queue, d.node_module, count(*) AS n, min(d.run_id) AS run_id
-  FROM (SELECT j.queue::text, j.node_module, j.run_id, j.error
-          FROM workflow_node_jobs j
-         WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL
-           AND j.available_at <= now() + %(within_s)s::float8 * interval '1 second'
-         ORDER BY j.available_at LIMIT 10000) d
- WHERE starts_with(d.error, 'NodeNotFound: ')
+-- `within_s` seconds, by the index of due times, and the first of each queue, by the claim's index.
+-- A job whose last event says so has an error, which its next claim takes away.
+WITH first AS (
+    (SELECT j.id, j.queue::text, j.node_module, j.run_id, j.node_id, j.error
+       FROM workflow_node_jobs j
+      WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL
+        AND j.available_at <= now() + %(within_s)s::float8 * interval '1 second'
+      ORDER BY j.available_at LIMIT 10000)
+    UNION ALL
+    SELECT d.*
+      FROM unnest(ARRAY['cpu', 'gpu']) AS dag (queue)
+     CROSS JOIN LATERAL (
+           SELECT j.id, j.queue::text, j.node_module, j.run_id, j.node_id, j.error
+             FROM workflow_node_jobs j
+            WHERE j.status = 'queued' AND j.blocked_reason IS NULL
+              AND j.queue = dag.queue AND j.required_version IS NULL
+            ORDER BY j.priority, j.seq LIMIT 10000) d)
+SELECT first.queue, first.node_module, count(*) AS n, min(first.run_id) AS run_id
+  FROM first
+ CROSS JOIN LATERAL (
+       SELECT (e.detail ->> 'unknown') IS NOT NULL AS is_unknown
+         FROM workflow_node_events e
+        WHERE e.run_id = first.run_id AND e.node_id = first.node_id AND e.job_id = first.id
+          AND e.claim_no IS NOT NULL AND e.event_type <> 'claimed'
+        ORDER BY e.created_at DESC, e.id DESC LIMIT 1) last
+ WHERE first.error IS NOT NULL AND last.is_unknown
  GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 100;
