@@ -622,7 +622,7 @@ class EngineConfig:
         if self.node_resolver is not None:
             try:
                 return self.node_resolver(node_module)
-            except (LookupError, ModuleNotFoundError, AttributeError) as error:
+            except (LookupError, FileNotFoundError, ModuleNotFoundError, AttributeError) as error:
                 if isinstance(error, errors.NodeNotFound) or not _is_unknown(error, node_module):
                     raise
                 text = f"{type(error).__name__}: {error}"

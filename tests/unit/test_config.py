@@ -318,6 +318,7 @@ def test_what_a_resolver_raises_for_a_name_that_it_does_not_know(
         "no parent": lambda name: importlib.import_module("nothing_of_this_name." + name),
         "dict": lambda name: {}[name],
         "getattr": lambda name: getattr(SimpleNamespace(), name),
+        "file": lambda name: (package / f"{name}.py").read_text(),
     }
     resolve = config.get_config().resolve_node_module
     for own in lookups.values():
