@@ -73,9 +73,10 @@ def test_a_session_that_takes_too_long_ends_and_names_its_test(tmp_path: Path) -
     (tmp_path / "test_it.py").write_text(TESTS)
     limit = f"{patience(4):.0f}"
     for processes in ((), ("-n", "1")):
-        given = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
+        given = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly")
         own = {session_limit.VARIABLE: limit}
-        session = python(*given, "-c", os.devnull, *processes, str(tmp_path), **own)
+        folder = ("--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path))
+        session = python(*given, *processes, *folder, **own)
         told, _ = session.communicate(timeout=patience(60))
         assert session.returncode == session_limit.EXIT_CODE, told
         assert f"took longer than {limit} s" in told
