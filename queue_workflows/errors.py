@@ -169,6 +169,10 @@ class InputRefused(QueueWorkflowsError, ValueError):
     """A human answer that cannot be taken: already answered, not waiting, or not storable."""
 
 
+class InvalidAnswer(InputRefused):
+    """A human answer of another type than its question names, or one that it does not allow."""
+
+
 class JobSignal(QueueWorkflowsError):
     """A handler raises or returns one of these to choose what happens to its job."""
 

@@ -158,6 +158,13 @@ def has_answer(conn: db.Connection, run_id: str, node_id: str) -> bool:
     return bool(row and row["found"])
 
 
+def took_default(conn: db.Connection, run_id: str, node_id: str) -> bool:
+    """Return whether a completed input node took the default of its time-out, not an answer."""
+    given = {"run": run_id, "node": node_id}
+    row = conn.execute(statements.overview.took_default, given).fetchone()
+    return bool(row and row["found"])
+
+
 # --- the system --------------------------------------------------------------------------------
 
 

@@ -72,8 +72,9 @@ def answered(run_id: str, node_id: str, value: Any, *, check: bool = True) -> di
     """Answer a node; return the outcome with the keys that `--json` shows. One transaction.
 
     `outcome`: `answered`, `already answered` (`value` is then the answer that counts, if it was
-    taken), `not waiting` or `unknown`. Raises `InputRefused` for a value that the question does not
-    allow, `check` only, `InvalidPayload`, and `AmbiguousId` for a prefix of several runs.
+    taken), `timed out` (`value` is then the default that was taken), `not waiting` or `unknown`.
+    Raises `InvalidAnswer` for a value that the question does not allow, `check` only,
+    `InvalidPayload`, and `AmbiguousId` for a prefix of several runs.
     """
     done: dict[str, Any] = {
         "run_id": run_id, "node_id": node_id, "outcome": "unknown", "reason": None,
@@ -113,9 +114,10 @@ def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> dict[
     asks = job["node_module"].startswith("__input__")
     if asks and job["status"] == "completed":
         target = stored_json.text(stored_json.mapping(job["inputs"]).get("target"))
+        waited = overview.took_default(conn, job["run_id"], job["node_id"])
         first = {
             "value": stored_json.mapping(job["context_delta"]).get(target or ""),
-            "outcome": "already answered",
+            "outcome": "timed out" if waited else "already answered",
         }
         return first | {"reason": str(error), "status": job["status"]}
     if asks and job["status"] in OPEN:
@@ -137,6 +139,11 @@ def _print_result(done: dict[str, Any], *, quiet: bool) -> None:
         if done["status"] == "completed":
             text += f" with {output.compact(done['value'])}"
         text += "; the first answer counts"
+    elif done["outcome"] == "timed out":
+        text = (
+            f"{what} was not answered within its time-out, and took the default "
+            f"{output.compact(done['value'])}"
+        )
     command.refuse("answer", text)
 
 

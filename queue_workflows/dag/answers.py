@@ -48,11 +48,12 @@ def _option(choice: Any, *, pair: bool) -> tuple[str, Any]:
 
 
 def check(spec: Any, value: Any, where: str) -> None:
-    """Raise `InputRefused` for a value that the widget's spec does not allow.
+    """Raise `InvalidAnswer` for a value that the widget's spec does not allow.
 
     `turnout`, `choose_one`: one of the options (`multiple`: a list of them). `file_upload`,
     `pick_or_upload`: one of the library, null, or files whose names the spec accepts. An app's own
-    widget and a question without options take any value. None: nothing has been asked yet.
+    widget and a question without options take any value. Raises `InputRefused` for None, since
+    nothing has been asked yet, and for a spec that cannot be read.
     """
     if spec is None:
         raise errors.InputRefused(
@@ -73,7 +74,7 @@ def check(spec: Any, value: Any, where: str) -> None:
 
 
 def check_type(spec: Any, value: Any, where: str) -> None:
-    """Raise `InputRefused` for a value that is not of the spec's `answer_type`, if it has one.
+    """Raise `InvalidAnswer` for a value that is not of the spec's `answer_type`, if it has one.
 
     Null is no file.
     """
@@ -86,7 +87,7 @@ def check_type(spec: Any, value: Any, where: str) -> None:
     if kinds is None or no_file:
         return
     if not isinstance(value, kinds) or isinstance(value, bool) != (kinds == (bool,)):
-        raise errors.InputRefused(
+        raise errors.InvalidAnswer(
             f"{where} does not take {_text(value)}: its answer is of type {named}"
         )
 
@@ -101,11 +102,11 @@ def _check_choice(
     listed = [value]
     if spec.get("multiple"):
         if not isinstance(value, list):
-            raise errors.InputRefused(f"{where} takes a list: a JSON array of some of its options")
+            raise errors.InvalidAnswer(f"{where} takes a list: a JSON array of some of its options")
         listed = cast("list[Any]", value)
     for each in listed:
         if not any(_same(each, choice) for _, choice in choices):
-            raise errors.InputRefused(
+            raise errors.InvalidAnswer(
                 f"{where} does not take {_text(each)}: it is one of {_named(choices)}"
             )
 
@@ -114,7 +115,7 @@ def _check_files(spec: dict[str, Any], value: Any, where: str) -> None:
     accepted = _patterns(spec.get("accept"))
     for name in _files(value):
         if accepted and not any(_accepts(pattern, name) for pattern in accepted):
-            raise errors.InputRefused(
+            raise errors.InvalidAnswer(
                 f"{where} does not take {name!r}: it accepts {', '.join(accepted)}"
             )
 

@@ -23,6 +23,7 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.UnknownWorker, 404),
     (errors.UnknownModel, 404),
     (errors.IdempotencyClash, 409),
+    (errors.InvalidAnswer, 422),
     (errors.InputRefused, 409),
     (errors.DatabaseUnavailable, 503),
     (errors.DatabaseUrlMissing, 503),

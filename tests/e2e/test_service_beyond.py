@@ -76,7 +76,7 @@ def test_a_run_is_submitted_followed_answered_and_retried(
     why = alone.get(f"/api/v1/runs/{run_id}/why").json()
     assert why["nodes"][0]["clause"] == "answer"
     path = f"/api/v1/runs/{run_id}/nodes/ok/answer"
-    assert alone.post(path, {"value": "perhaps"}).status_code == 409
+    assert alone.post(path, {"value": "perhaps"}).status_code == 422
     assert alone.post(path, {"value": "yes"}).status_code == 200
     assert alone.post(path, {"value": "yes"}).status_code == 409
     over = alone.get(f"/api/v1/runs/{run_id}", params={"wait": 30}).json()

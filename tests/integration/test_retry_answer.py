@@ -9,7 +9,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import db, errors, input_listener, node_queue, runs
-from tests.support import console, factories, flow, sweeps
+from tests.support import asgi_service, console, factories, flow, sweeps
 from tests.support.wait import until
 
 OPTIONS = [{"label": "Left", "value": "l"}, {"label": "Right", "value": "r"}]
@@ -185,8 +185,32 @@ def test_an_answer_beside_the_end_of_the_wait_is_refused(toy: flow.Flow, conn: A
         thread.start()
         until(lambda: factories.one(conn, BLOCKED) == 1)
     thread.join(30)
-    assert (found[0]["outcome"], found[0]["value"]) == ("already answered", "l")
+    assert (found[0]["outcome"], found[0]["value"]) == ("timed out", "l")
+    late = console.command("answer", run_id, "q", "r")
+    assert (late.code, 'took the default "l"' in late.err) == (1, True), late.err
+    assert "already" not in late.err
     assert factories.one(conn, "SELECT count(*) FROM workflow_input_submissions") == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "policy", "reason"),
+    [
+        ("abc", {"widget": "number", "answer_type": "integer"}, "its answer is of type integer"),
+        (True, {"widget": "number", "answer_type": "integer"}, "its answer is of type integer"),
+        ("up", {"widget": "turnout", "turnout_options": OPTIONS}, "one of"),
+    ],
+    ids=["text", "boolean", "no_option"],
+)
+def test_an_answer_that_does_not_fit_is_a_wrong_request_over_http(
+    toy: flow.Flow, value: Any, policy: dict[str, Any], reason: str
+) -> None:
+    toy.define(flow.ask("q", **policy))
+    run_id = toy.submit()
+    toy.go()
+    reply = asgi_service.post(f"/api/v1/runs/{run_id}/nodes/q/answer", {"value": value})
+    assert (reply.status_code, reply.json()["type"]) == (422, "urn:queue-workflows:invalid-answer")
+    assert reason in reply.json()["detail"]
+    assert flow.states(run_id) == {"q": "awaiting_input"}
 
 
 def test_a_value_that_does_not_fit_writes_nothing(toy: flow.Flow, conn: Any) -> None:

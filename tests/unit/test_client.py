@@ -71,6 +71,7 @@ def problem(status: int, kind: str = "", **members: Any) -> httpx.Response:
         (422, "invalid", errors.RequestRefused),
         (422, "not-a-class-of-ours", errors.RequestRefused),
         (409, "input-refused", errors.InputRefused),
+        (422, "invalid-answer", errors.InvalidAnswer),
         (409, "not-retried", errors.InvalidConfig),
         (410, "too-far-behind", errors.EventsLost),
         (503, "database-unavailable", errors.DatabaseUnavailable),

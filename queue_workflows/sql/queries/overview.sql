@@ -185,6 +185,14 @@ SELECT EXISTS (
         WHERE run_id = %(run)s AND node_id = %(node)s AND status IN ('pending', 'processing'))
        AS found;
 
+-- name: took_default
+-- Return whether a completed input node took the default of its time-out, not an answer.
+SELECT detail ->> 'by' = 'timeout' AS found
+  FROM workflow_node_events
+ WHERE run_id = %(run)s AND node_id = %(node)s AND event_type = 'completed'
+ ORDER BY created_at DESC, id DESC
+ LIMIT 1;
+
 -- name: queues
 -- tables: ingest_jobs workflow_node_jobs
 -- Count the queued and the running jobs of each queue. `blocked` jobs may not start yet.
