@@ -117,7 +117,19 @@ def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
                 )
             else:
                 check.refuse_other(running_apps.live(server.data_dir, joined.project.name))
+        if config.get_config().app and not up:
+            _report_older_code(running_apps.live(server.data_dir, joined.project.name))
         yield joined.describe()
+
+
+def _report_older_code(running: list[running_apps.Up]) -> None:
+    for each in running:
+        if app_loading.checksum(each.sources) != each.checksum:
+            print_message(
+                f"`{PROG} up` of {each.app} with pid {each.pid} runs older code than its files "
+                "have now: stop it by Ctrl-C and start it again, with --reload to restart it at "
+                "each edit"
+            )
 
 
 @contextlib.contextmanager

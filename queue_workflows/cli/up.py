@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
-from queue_workflows.runtime import app_loading, entry_point, supervisor
+from queue_workflows.runtime import app_loading, child, entry_point, supervisor
 from queue_workflows.worker import cards as gpu_cards
 from queue_workflows.worker import crash_recovery, pool_config
+
+_TRIAL = """
+import sys
+from queue_workflows.runtime import app_loading, entry_point
+name, app = sys.argv[1:]
+sys.exit(entry_point.run_main(name, lambda: app_loading.load_app(app) and 0))
+"""
 
 
 def up(
@@ -48,6 +59,9 @@ def up(
     no_ingest: Annotated[
         bool, typer.Option("--no-ingest", help="No ingest workers, no pool, no scheduler.")
     ] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start again when a file of the app changes.")
+    ] = False,
     log_level: options.LogLevel = "info",
     log_format: options.LogFormat = None,
     debug: options.Debug = False,
@@ -70,6 +84,9 @@ def up(
             beside=set(ingest or ()),
             cards=_cards(cards),
         )
+        if reload and chosen is None:
+            raise errors.InvalidConfig("--reload needs --app: it watches the files of an app")
+        edits = _Edits(chosen) if reload and chosen else None
         joined = command.database(create=True, app=chosen or "", up=True)
         with command.until_stopped() as stop, joined as words:
             command.print_message(words)
@@ -84,9 +101,49 @@ def up(
             children = fleet.specs(wanted, app=chosen, log_level=log_level, log_format=log_format)
             command.print_message(f"starting {wanted.describe()}; Ctrl-C stops them")
             with crash_recovery.CrashRecovery() as recovery:
-                return supervisor.Supervisor(children, on_exit=recovery.report).run(stop)
+                code = supervisor.Supervisor(children, on_exit=recovery.report).run(
+                    stop, outdated=edits.found if edits else lambda: False
+                )
+            if edits is None or not edits.loadable or stop.requested.is_set():
+                return code
+        # This process has the old code too, and with it perhaps other queues.
+        return os.execv(sys.executable, [sys.executable, "-m", "queue_workflows", *sys.argv[1:]])
 
     command.execute("up", run_command, debug=debug)
+
+
+class _Edits:
+    """Find that files of the app have changed, and that they can be loaded."""
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._seen = self._times()
+        self._trial: child.Child | None = None
+        self.loadable = False
+
+    def found(self) -> bool:
+        """Return whether to start again: another process has loaded the files that changed."""
+        if self._trial is None and (now := self._times()) != self._seen:
+            self._seen = now
+            self._trial = child.Child(
+                [sys.executable, "-c", _TRIAL, f"{command.PROG} up", self._app]
+            )
+        death = self._trial.reap() if self._trial else None
+        if death is not None:
+            self._trial = None
+            self.loadable = death.code == 0
+            ends = (
+                "starting again" if self.loadable else "which cannot be loaded; going on as before"
+            )
+            command.print_message(f"files of {self._app} have changed, {ends}")
+        return self.loadable
+
+    def _times(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name in app_loading.sources(self._app):
+            with contextlib.suppress(OSError):
+                found[name] = Path(name).stat().st_mtime_ns
+        return found
 
 
 def _cards(text: str | None) -> list[int]:

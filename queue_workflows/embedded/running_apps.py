@@ -17,15 +17,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows.embedded import cluster, lock_files
+from queue_workflows.runtime import app_loading
 
 
 class Up(NamedTuple):
-    """A running `up`: its process, its app as `--app` names it, and its start (UTC)."""
+    """A running `up`: its process, its app as `--app` names it, and its start (UTC).
+
+    `sources`: the files of its app. `checksum`: of them, as it has loaded them.
+    """
 
     database: str
     pid: int
     app: str
     since: str
+    sources: list[str]
+    checksum: str
 
 
 @contextlib.contextmanager
@@ -42,8 +48,14 @@ def registered(
         refuse(_live(folder, database))
         fd = lock_files.open_lock(path)
         fcntl.flock(fd, fcntl.LOCK_EX)
-        since = datetime.datetime.now(datetime.timezone.utc).isoformat(" ", "seconds")
-        os.write(fd, json.dumps({"pid": os.getpid(), "app": app, "since": since}).encode())
+        record = {
+            "pid": os.getpid(),
+            "app": app,
+            "since": datetime.datetime.now(datetime.timezone.utc).isoformat(" ", "seconds"),
+            "sources": (files := app_loading.sources(app) if app else []),
+            "checksum": app_loading.checksum(files),
+        }
+        os.write(fd, json.dumps(record).encode())
     try:
         yield
     finally:
@@ -80,8 +92,7 @@ def _live(folder: Path, database: str | None) -> list[Up]:
             if lock_files.try_lock(fd):
                 path.unlink()
                 continue
-            content = json.loads(os.pread(fd, 1 << 16, 0))
-            found.append(Up(name, content["pid"], content["app"], content["since"]))
+            found.append(Up(database=name, **json.loads(os.pread(fd, path.stat().st_size, 0))))
         finally:
             lock_files.close_lock(fd)
     return found

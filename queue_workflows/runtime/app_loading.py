@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from queue_workflows import config, errors
@@ -12,6 +13,7 @@ from queue_workflows import config, errors
 R = TypeVar("R")
 
 _IMPORTERS = {"importlib", "_frozen_importlib", "_frozen_importlib_external"}
+_NO_SOURCES = {"__main__", "queue_workflows"}
 
 
 def load_app(spec: str | None) -> str | None:
@@ -52,6 +54,42 @@ def _lacks(module_name: str, owner: Any, attribute: str, part: str) -> str:
     meant = difflib.get_close_matches(part, dir(owner), n=1, cutoff=0.75)
     hint = f"; did you mean {meant[0]!r}?" if meant else ""
     return f"{module_name}{found} has no {attribute!r}{hint}"
+
+
+def sources(app: str) -> list[str]:
+    """Return the Python files of a loaded app: of its package, or its module and those beside it.
+
+    Of the modules beside it only those that it has imported count; installed packages do not.
+    """
+    top = sys.modules[app.partition(":")[0].partition(".")[0]]
+    file = getattr(top, "__file__", None) or ""
+    if (folders := getattr(top, "__path__", None)) is None:
+        beside = file.rpartition(os.sep)[0] + os.sep
+        loaded = {name: getattr(each, "__file__", None) for name, each in [*sys.modules.items()]}
+        return sorted({file} | {
+            each for name, each in loaded.items()
+            if each and each.startswith(beside) and each.endswith(".py")
+            and "site-packages" not in each and name.partition(".")[0] not in _NO_SOURCES
+        })  # fmt: skip
+    found: list[str] = []
+    for folder in folders:
+        for root, names, files in os.walk(folder):
+            names[:] = [name for name in names if not name.startswith((".", "__"))]
+            found += [f"{root}{os.sep}{name}" for name in files if name.endswith(".py")]
+    return sorted(found)
+
+
+def checksum(files: Iterable[str]) -> str:
+    """Return a checksum of the content of these files; a file that is gone counts as empty."""
+    import hashlib
+
+    made = hashlib.sha256()
+    for name in files:
+        content = b""
+        with contextlib.suppress(OSError), open(name, "rb") as file:  # noqa: PTH123  as above
+            content = file.read()
+        made.update(f"{name}\0{len(content)}\0".encode(errors="surrogateescape") + content)
+    return made.hexdigest()
 
 
 def app_name() -> str:

@@ -104,13 +104,20 @@ class Supervisor:
             if managed.state == "waiting" and self._now() >= managed.due:
                 managed.start()
 
-    def run(self, stop: signals.StopRequest, *, deadline_s: float | None = None) -> int:
+    def run(
+        self,
+        stop: signals.StopRequest,
+        *,
+        deadline_s: float | None = None,
+        outdated: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Supervise until asked to stop, then stop all; return 0, or 2 after giving up.
 
-        It gives up when every child was given up, with `fail_fast` when one was.
+        It gives up when every child was given up, with `fail_fast` when one was. It also ends when
+        `outdated`, which is called about once a second, returns True.
         """
         try:
-            while not stop.requested.is_set():
+            while not (stop.requested.is_set() or outdated()):
                 self.start()
                 if len(self.gave_up) >= (1 if self._fail_fast else len(self._managed)):
                     return entry_point.USAGE_ERROR

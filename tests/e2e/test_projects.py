@@ -158,6 +158,43 @@ def test_a_second_up_of_an_app_names_the_first(cli: Commands, base: Path) -> Non
     assert third.wait() == 0, third.err
 
 
+def test_a_run_says_that_up_serves_older_code(cli: Commands, base: Path) -> None:
+    app = base / "one" / "one_app.py"
+    first = up(cli, base / "one", "one")
+    argv = ("queue-workflows", "run", "one", "--app", "one_app:setup")
+    assert "older code" not in cli.run(*argv, cwd=base / "one", timeout_s=60).err
+    app.write_text(app.read_text() + "# edited\n")
+    for more in ((), ("--no-up",), ("--no-wait",)):
+        done = cli.run(*argv, *more, cwd=base / "one", timeout_s=60)
+        assert done.process.returncode == 0, done.err
+        (line,) = [line for line in done.err.splitlines() if "older code" in line]
+        assert f"with pid {first.process.pid} runs older code" in line
+        assert "start it again" in line and "--reload" in line
+    first.send(signal.SIGINT)
+    assert first.wait() == 0, first.err
+
+
+def test_up_with_reload_starts_again_with_the_edited_app(cli: Commands, base: Path) -> None:
+    (base / "edited").mkdir()
+    app = base / "edited" / "edited_app.py"
+    app.write_text(APP.format(name="edited"))
+    served = up(cli, base / "edited", "edited", "--reload")
+    app.write_text("this is no Python")
+    until(lambda: "cannot be loaded; going on as before" in served.err, timeout_s=30)
+    assert "SyntaxError" in served.err
+    app.write_text(APP.format(name="edited").replace('app="', 'app="new '))
+    until(lambda: served.err.count("starting orchestrator") == 2, timeout_s=60)
+    argv = ("queue-workflows", "run", "edited", "--app", "edited_app:setup", "--no-up", "--json")
+    done = cli.run(*argv, cwd=base / "edited", timeout_s=60)
+    shown = json.loads(done.out)
+    assert (shown["status"], "older code" in done.err) == ("completed", False), done.err
+    nodes = cli.run("queue-workflows", "show", "--json", shown["id"], cwd=base / "edited")
+    assert '"new edited"' in nodes.out
+    served.send(signal.SIGINT)
+    assert served.wait() == 0, served.err
+    until(lambda: not served.family())
+
+
 def test_two_apps_of_one_folder_share_a_database_only_on_request(cli: Commands, base: Path) -> None:
     first = up(cli, base / "twins", "twins")
     for argv in (("up",), ("run", "second")):

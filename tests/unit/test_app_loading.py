@@ -106,3 +106,29 @@ def test_ctrl_c_and_an_error_of_ours_pass_through_an_app(
     sys.modules["hostpass"].__dict__["error"] = error
     with pytest.raises(error):
         app_loading.load_app("hostpass:setup")
+
+
+def test_the_sources_of_an_app_are_its_package_or_its_module_and_those_that_it_imports(
+    app_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {
+        "single.py": "import beside", "beside.py": "", "unused.py": "",
+        "packed/__init__.py": "", "packed/sub/later.py": "", "packed/.venv/lib.py": "",
+        "packed/data.json": "",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (app_folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (app_folder / name).write_text(text)
+    for name in ("single", "beside", "packed"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for app, files in {
+        "single:setup": ["beside.py", "single.py"],
+        "packed": ["packed/__init__.py", "packed/sub/later.py"],
+    }.items():
+        app_loading.load_app(app.partition(":")[0])
+        found = app_loading.sources(app)
+        assert found == [str(app_folder / name) for name in files]
+        before = app_loading.checksum(found)
+        assert app_loading.checksum(found) == before
+        Path(found[0]).write_text("edited = True")
+        assert app_loading.checksum(found) != before
