@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from queue_workflows import check as workflow_check
 from queue_workflows import config, db, errors
+from queue_workflows.dag import key_names
 from queue_workflows.db import check_violations
 from queue_workflows.engine import (
     schedule_definitions,
@@ -31,6 +32,7 @@ Schedule = definition.Schedule
 Occurrence = expression.Occurrence
 Fired = schedule_fires.Fired
 F = TypeVar("F")
+_LISTED = "`queue-workflows schedules list` names them"
 MAX_DAYS = 36_525
 """How far a preview looks ahead."""
 _ANY_INSTANT = datetime(2000, 1, 1, tzinfo=timezone.utc)
@@ -179,19 +181,18 @@ def _demand(name: str, conn: db.Connection | None, call: Callable[[db.Connection
     _check_name(name)
     with db.transaction(conn) as own:
         if not call(own):
-            raise _unknown(name)
+            raise _unknown(name, own)
 
 
 def _check_name(name: Any) -> None:
     """Raise `UnknownSchedule` for what no schedule can be named."""
     if not entry.is_name(name):
-        raise _unknown(name)
+        raise errors.UnknownSchedule(f"no schedule {name!r:.220}: {_LISTED}")
 
 
-def _unknown(name: str) -> errors.UnknownSchedule:
-    return errors.UnknownSchedule(
-        f"no schedule {name!r:.220}: `queue-workflows schedules list` names them"
-    )
+def _unknown(name: str, conn: db.Connection | None) -> errors.UnknownSchedule:
+    meant = key_names.hint(name, [row["name"] for row in list(conn=conn)])
+    return errors.UnknownSchedule(f"no schedule {name!r:.220}{meant or f': {_LISTED}'}")
 
 
 def run_now(name: str, *, conn: db.Connection | None = None) -> str | None:
@@ -214,7 +215,7 @@ def fire_now(name: str, *, conn: db.Connection | None = None) -> Fired:
     with db.transaction(conn) as own:
         row = schedule_definitions.lock(own, name)
         if row is None:
-            raise _unknown(name)
+            raise _unknown(name, own)
         return schedule_rows.fire_now(own, row, schedules.database_now(own))
 
 
@@ -326,7 +327,7 @@ def preview(
             old_style_entries.split(config.get_config().ingest_schedule)[0]
         )
         if name not in entries:
-            raise _unknown(name)
+            raise _unknown(name, conn)
         rows = [_entry_row(name, entries[name], now, None)]
     row = rows[0]
     start_at, end_at = row.get("start_at"), row.get("end_at")

@@ -72,7 +72,9 @@ def _seconds(text: str) -> float:
     except (ValueError, KeyError):
         value = 0.0
     if not 0 < value <= 86400:
-        raise errors.InvalidConfig(f"--past {text[:20]}: a time span up to 1d, such as 30s or 10m")
+        raise errors.InvalidConfig(
+            f"--past {text[:20]} should be a time span up to 1d, such as 30s or 10m"
+        )
     return value
 
 
@@ -94,7 +96,7 @@ def _of_job(start: str) -> list[JsonDict] | None:
         return None
     shown = history.get_job(job_id) if kind != "run" else None
     if shown is None or not shown["attempts"]:
-        raise errors.InvalidConfig(f"--job {start[:80]}: no job of this id that was ever claimed")
+        raise errors.InvalidConfig(f"--job {start[:80]}: no job with this id was ever claimed")
     last = shown["attempts"][-1]
     end: datetime | None = last["ended_at"]
     begin = (end or datetime.now(timezone.utc)).replace(tzinfo=timezone.utc)

@@ -77,7 +77,10 @@ def show(
             if kind is None:
                 return 1
             if (node or item or round_no) and kind != "run":
-                raise errors.InvalidConfig(f"--node: {kind} {any_id} has no nodes of its own")
+                raise errors.InvalidConfig(
+                    f"--node, --item and --round need a run: {kind} {any_id} "
+                    "has no nodes of its own"
+                )
             if steps:
                 return step_report.show(kind, any_id, as_json=as_json, full=full)
             of_item = _chosen(any_id, "--item", item, item_nodes.listed)

@@ -16,8 +16,8 @@ def show(kind: str, job_id: str, *, as_json: bool, full: bool) -> int:
     """Print the steps of a job and return the exit code. Raises `InvalidConfig` for a run."""
     if kind == "run":
         raise errors.InvalidConfig(
-            f"--steps: {job_id} is a run; name the job of a node, which "
-            f"`{command.PROG} show {job_id} --node NODE` shows"
+            f"--steps needs the job of a node, and {job_id} is a run; "
+            f"`{command.PROG} show {job_id} --node NODE` shows the job of a node"
         )
     steps = jobs.steps(job_id)
     if as_json:

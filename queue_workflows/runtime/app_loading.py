@@ -47,13 +47,16 @@ def load_app(spec: str | None) -> str | None:
 
 def _lacks(module_name: str, owner: Any, attribute: str, part: str) -> str:
     """Say which file was found, since a module of another package may have the same name."""
-    import difflib
-
     file = getattr(sys.modules.get(module_name), "__file__", None)
     found = f" ({file})" if file else ""
-    meant = difflib.get_close_matches(part, dir(owner), n=1, cutoff=0.75)
-    hint = f"; did you mean {meant[0]!r}?" if meant else ""
-    return f"{module_name}{found} has no {attribute!r}{hint}"
+    return f"{module_name}{found} has no {attribute!r}{_hint(part, dir(owner))}"
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    meant = difflib.get_close_matches(name, [*known], n=1, cutoff=0.75)
+    return f"; did you mean {meant[0]!r}?" if meant else ""
 
 
 def sources(app: str) -> list[str]:
@@ -140,9 +143,18 @@ def _import_app(source: str, module_name: str) -> Any:
         missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
         if missing is None or not (module_name + ".").startswith(missing + "."):
             raise
+        parent = os.path.join(folder, *missing.split(".")[:-1])  # noqa: PTH118  as above
+        meant = _hint(missing.rpartition(".")[2], _modules_in(parent))
         raise errors.InvalidConfig(
-            f"{source}: no module {missing!r} here; run from its folder, or install the package"
+            f"{source}: no module {missing!r} here"
+            + (meant or "; run from its folder, or install the package")
         ) from cause
+
+
+def _modules_in(folder: str) -> Iterable[str]:
+    import pkgutil
+
+    return [found.name for found in pkgutil.iter_modules([folder])]
 
 
 def _of_app(what: str, call: Callable[[], R]) -> R:

@@ -20,8 +20,8 @@ def parse(text: str) -> list[int]:
         word = part.strip()
         if not (word.isascii() and word.isdigit()) or len(word) > 4:
             raise errors.InvalidConfig(
-                f"--cards {text!r:.80}: the numbers of GPUs, as nvidia-smi shows them, joined by "
-                "commas, as in 0,1"
+                f"--cards {text!r:.80} should be the numbers of GPUs, as nvidia-smi shows them, "
+                "joined by commas, as in 0,1"
             )
         if int(word) in found:
             raise errors.InvalidConfig(f"--cards {text!r:.80}: GPU {int(word)} is named twice")

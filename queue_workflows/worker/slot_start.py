@@ -103,8 +103,8 @@ def serve(
     if worker is None:
         if limits != executor_shape.NO_LIMITS:
             raise errors.InvalidConfig(
-                "--max-jobs, --max-rss-mb, --idle-exit and --burst: handlers run in this process, "
-                "which cannot fork; start queue-claim-worker by itself, with --app"
+                "--max-jobs, --max-rss-mb, --idle-exit and --burst need a process that can fork, "
+                "and this one cannot; start queue-claim-worker by itself, with --app"
             )
         return None
     try:

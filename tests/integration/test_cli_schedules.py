@@ -120,6 +120,17 @@ def test_the_list_shows_problems(capfd: pytest.CaptureFixture[str], db: ModuleTy
 
 
 @pytest.mark.parametrize(
+    "words", [["list"], ["pause"], ["resume"], ["remove"], ["run-now"], ["preview"]]
+)
+def test_an_unknown_schedule_is_compared_with_the_known_ones(
+    capfd: pytest.CaptureFixture[str], words: list[str]
+):
+    schedules.add("nightly", "every 1h", task_name="prices", queue="fetch")
+    assert main(["schedules", *words, "nightyl"]) == 2
+    assert "no schedule 'nightyl'; did you mean 'nightly'?" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["explode"], "actions are list"),

@@ -49,6 +49,7 @@ def test_an_app_comes_from_the_environment(
     ("spec", "said"),
     [
         ("no_such_app", "no module 'no_such_app'"),
+        ("hostap:setup", "no module 'hostap' here; did you mean 'hostapp'?"),
         ("hostapp:nope", r"hostapp.py\) has no 'nope'"),
         ("hostapp:setupp", "has no 'setupp'; did you mean 'setup'?"),
         ("hostapp:number", "'number' cannot be called"),
