@@ -77,7 +77,7 @@ class UnknownSchedule(QueueWorkflowsError, KeyError):
 
 
 class ArgsRefused(QueueWorkflowsError, ValueError):
-    """Args, inputs or a run's context that a task, node or workflow does not take.
+    """Args, inputs of a node or of a run that a task, node or workflow does not take.
 
     A job that fails with it is not retried: that would not help.
     """

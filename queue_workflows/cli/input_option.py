@@ -1,4 +1,4 @@
-"""Parse the options `--input k=v` and `--input @file.json` into the context of a run."""
+"""Parse the options `--input k=v` and `--input @file.json` into the inputs of a run."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def run(
     given: Annotated[
         list[str] | None,
         typer.Option(
-            "--input", metavar="K=V|@FILE", help="Context: JSON if it is, else text; repeatable."
+            "--input", metavar="K=V|@FILE", help="An input: JSON if it is, else text; repeatable."
         ),
     ] = None,
     out: Annotated[

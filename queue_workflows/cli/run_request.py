@@ -51,7 +51,7 @@ class Request:
 
 
 def context_of(workflow: str, given: Iterable[str]) -> JsonDict:
-    """Return the run's context, checked if the app declares the workflow in Python."""
+    """Return the run's inputs, checked if the app declares the workflow in Python."""
     declared = config.get_config().workflow_map.get(workflow)
     if declared is None:
         return input_option.context(given)

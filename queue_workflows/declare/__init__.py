@@ -133,7 +133,7 @@ def workflow(*, name: str) -> Callable[[Callable[P, R]], Workflow[P, R]]: ...
 def workflow(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
     """Declare a function as a workflow: it is called once to build the graph, and computes nothing.
 
-    Its parameters are the keys of a run's context. A node's call returns a placeholder for its
+    Its parameters are the keys of a run's inputs. A node's call returns a placeholder for its
     outputs. Other nodes take it as an input, and then wait for the node.
     """
 
@@ -172,7 +172,7 @@ def ask(
 
 
 def run_input(key: str, kind: type[T] = cast("type[Any]", object)) -> T:
-    """Return the value under a key of the run's context that is not a parameter.
+    """Return the value under a key of the run's inputs that is not a parameter.
 
     A run may lack the key; a value that it has is checked against `kind`.
     """

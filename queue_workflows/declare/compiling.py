@@ -40,24 +40,24 @@ def needed(what: str) -> building.Graph:
 
 
 def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """Return the parameters of a workflow's function: the required keys of a run's context."""
+    """Return the parameters of a workflow's function: the required keys of a run's inputs."""
     parameters = inspect.signature(function).parameters.values()
     for each in parameters:
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
             raise errors.InvalidConfig(
-                f"workflow {name!r}: {each.name!r}: its parameters are keys of the run's context, "
+                f"workflow {name!r}: {each.name!r}: its parameters are keys of the run's inputs, "
                 "each with a name"
             )
         if each.default is not each.empty:
             raise errors.InvalidConfig(
-                f"workflow {name!r}: {each.name!r} has a default, which a ref to the run's context "
+                f"workflow {name!r}: {each.name!r} has a default, which a ref to the run's inputs "
                 "cannot have: give it to the parameter of a node"
             )
     return tuple(each.name for each in parameters)
 
 
 def inputs_of(function: Callable[..., Any]) -> typed_values.Keywords:
-    """Return what a run's context is checked against: the parameters of a workflow's function."""
+    """Return what a run's inputs are checked against: the parameters of a workflow's function."""
     parameters = list(inspect.signature(function).parameters.values())
     return typed_values.Keywords(parameters, arguments.scope_of(function))
 

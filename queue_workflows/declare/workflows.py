@@ -19,7 +19,7 @@ _compiling = threading.RLock()
 
 
 class Workflow(callables.Mapped[P, R]):
-    """A function that calls nodes, pipelines and `ask`; its parameters are a run's context.
+    """A function that calls nodes, pipelines and `ask`; its parameters are a run's inputs.
 
     A call in another workflow adds a child run.
     """
@@ -30,7 +30,7 @@ class Workflow(callables.Mapped[P, R]):
         self.name = name
         self._short_name = name.rpartition(".")[2]
         self.needs = compiling.needs_of(function, name)
-        """The keys that a run's context must have."""
+        """The keys that a run's inputs must have."""
         self._inputs = compiling.inputs_of(function)
         self._function = function
         self._compiled: compiling.Compiled | None = None
