@@ -105,16 +105,12 @@ def write(
     """Write a plan and what `events` of items lead to, under the run's lock; return the new rows.
 
     The run fails if a node's inputs cannot be stored, or resolved (outside of items), and for a
-    list that a map cannot take. `resumed`: it is the plan of a start. Sets `expanding.is_partial`
-    and does nothing about `events` if the plan is too large for one transaction: the caller leaves
-    what led to it open and forgets the run, so that a later plan writes the rest.
+    list that a map cannot take. `resumed`: it is the plan of a start.
     """
     try:
         if made.failure is not None:
             raise errors.InvalidPayload(made.failure[1])
         expanding.write(made.rows, resumed=resumed)
-        if expanding.is_partial:
-            return expanding.rows
         expanding.advance(events)
     except errors.InvalidPayload as error:
         runs.fail(conn, run["id"], payload.error_text(error))
@@ -153,7 +149,7 @@ def advance(
     if run is None or not expected(run):
         return None
     run = run_folder.given(run)
-    count, partial = None, False
+    count = None
     try:
         progress, unfrozen = run_cache.prepare(begin, run)
         if finished is None and unfrozen is not None:
@@ -169,16 +165,13 @@ def advance(
         with begin() as conn:
             locked = runs.lock(conn, run_id, nowait=nowait)
             if locked is not None and _unchanged(conn, run, locked, expected, unfrozen):
-                count, partial = _plan_locked(conn, locked, progress, finished, made, events)
-                if not partial:
-                    settle(conn)
+                count = _plan_locked(conn, locked, progress, finished, made, events)
+                settle(conn)
     except BaseException:
         # The progress may hold skips that were rolled back.
         run_cache.forget(run_id)
         raise
-    if partial:
-        run_cache.forget(run_id)
-    elif count is not None and unfrozen is not None:
+    if count is not None and unfrozen is not None:
         run_cache.keep(run, progress)
     return count
 
@@ -240,11 +233,8 @@ def _plan_locked(
     finished: list[str] | None,
     made: plan.Plan | None,
     events: Sequence[Row],
-) -> tuple[int, bool]:
-    """Plan if needed, start a queued run, write the plan; return the number of new rows.
-
-    Also return whether the plan is written in part. A run that was queued is queued again then.
-    """
+) -> int:
+    """Plan if needed, start a queued run, write the plan; return the number of new rows."""
     if locked["out_dir"] is None:
         locked = run_folder.given(locked)
         runs.set_out_dir(conn, locked["id"], locked["out_dir"])
@@ -256,10 +246,7 @@ def _plan_locked(
     if is_queued(locked):
         runs.start(conn, locked["id"])
     expanding = expansion.Expansion(conn, locked, progress.graph)
-    count = write(expanding, conn, locked, made, events, resumed=finished is None)
-    if expanding.is_partial and is_queued(locked):
-        runs.update(conn, locked["id"], {"status": "queued"})
-    return count, expanding.is_partial
+    return write(expanding, conn, locked, made, events, resumed=finished is None)
 
 
 def _check_context(conn: db.Connection, run_id: str) -> None:

@@ -159,9 +159,6 @@ def _settle(conn: db.Connection, run: Row, events: list[Row], finished: list[str
                 made = advance.make_plan(progress, run, reader, finished)
             expanding = expansion.Expansion(conn, run, progress.graph)
             count = advance.write(expanding, conn, run, made, items)
-            if expanding.is_partial:
-                run_cache.forget(run["id"])
-                return _Done(count)
             more = expanding.ended
     kept = {event["id"] for event in parked}
     outbox.close(conn, [event["id"] for event in events if event["id"] not in kept])

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import graph, item_ids, items, map_steps, payload, plan, readiness
 from queue_workflows.engine import maps, nodes
 from queue_workflows.types import Row
 
-PLAN_CHARS: Final = 2 * payload.PART_BYTES
-"""Characters of JSON that a plan inserts at once. A slow server takes 1.5 s for them, of 5 s."""
 _DONE = ("completed", "skipped")
 _OPEN = ("queued", "running", "awaiting_input")
 _States = Mapping[str, "tuple[str, str | None]"]
@@ -39,23 +37,14 @@ class Expansion:
         """How many rows of nodes are new."""
         self.ended = False
         """Whether a map has ended, which left an event in the outbox."""
-        self.is_partial = False
-        """Whether rows of a plan are left, as their inputs are too large for one transaction."""
 
     def write(self, rows: Iterable[plan.NewNode], *, resumed: bool = False) -> None:
-        """Insert the rows of a plan, and open the maps among them; sets `is_partial`.
+        """Insert the rows of a plan, and open the maps among them.
 
         `resumed`: the plan is that of a run's start, which may have missed the ends of items.
         """
         rows = list(rows)
-        texts = _encoded(rows)
-        if len(texts) < len(rows):
-            ids = [row.node.id for row in rows]
-            present = nodes.present_among(self._conn, self._run_id, ids)
-            rows = [row for row in rows if row.node.id not in present]
-            texts = _encoded(rows)
-            self.is_partial = len(texts) < len(rows)
-        self._insert(rows[: len(texts)], texts, resumed=resumed)
+        self._insert(rows, map(payload.encode_row, rows), resumed=resumed)
 
     def _insert(
         self, rows: Iterable[plan.NewNode], texts: Iterable[str], *, resumed: bool = False
@@ -338,19 +327,6 @@ class _Reader:
         heads, of_items = heads or set(), items.context(self._scopes)
         own = {head: of_items[head] for head in heads & of_items.keys()}
         return self._of.context(heads - own.keys()) | own
-
-
-def _encoded(rows: Sequence[plan.NewNode]) -> list[str]:
-    """Return the texts of as many of these rows as one transaction inserts, at least of one."""
-    texts: list[str] = []
-    size = 0
-    for row in rows:
-        text = payload.encode_row(row)
-        size += len(text)
-        if texts and size > PLAN_CHARS:
-            break
-        texts.append(text)
-    return texts
 
 
 def _finished(events: Iterable[Row]) -> list[str]:
