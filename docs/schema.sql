@@ -2448,10 +2448,11 @@ BEGIN
               FROM gone;
         END IF;
     ELSE
-        -- Without it nobody could tell a node that was deleted from one that was never queued.
+        -- Without it nobody could tell a node that was deleted from one that was never queued. The engine deletes
+        -- nodes of queued runs only: their start queues what is missing.
         INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, queue, claim_no, detail)
         SELECT g.run_id, g.node_id, g.id, least(greatest(g.attempts, 0), 32767), 'cancelled', g.queue, g.claim_no,
-               jsonb_build_object('reason', 'deleted', 'generation', g.generation)
+               jsonb_build_object('reason', 'deleted', 'generation', g.generation, 'revision', r.revision)
           FROM gone g
           JOIN workflow_runs r ON r.id = g.run_id AND r.mode = 'node' AND r.status = 'running'
          WHERE NOT queue_workflows_is_terminal_job(g.status);

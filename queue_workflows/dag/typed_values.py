@@ -164,7 +164,7 @@ class Keywords:
         """Return the keywords; raise `ArgsRefused` that starts with `where`.
 
         It names missing and unknown keys (with the closest known name) and wrong types. `optional`:
-        further names that may be given, with their
+        further names that may be given, with their annotations.
         """
         if not isinstance(given, dict):
             if not self._strict:

@@ -91,7 +91,6 @@ def _move(
     if by is not None:
         ingest_jobs.name_actor(conn, by)
     upgrades.set_versions(conn, run_id, moves.versions)
-    upgrades.drop_nodes(conn, run_id, moves.replaced)
     change = {
         "added": found.added[:NAMED],
         "removed": found.removed[:NAMED],
@@ -105,6 +104,8 @@ def _move(
         digest=definition.digest(made),
         change=json.dumps(change),
     )
+    # The run is queued by now: of a running run the history would call these nodes cancelled.
+    upgrades.drop_nodes(conn, run_id, moves.replaced)
 
 
 def _refusal(run_id: str, blocked: list[str]) -> str:

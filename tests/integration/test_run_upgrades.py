@@ -9,7 +9,7 @@ import pytest
 from queue_workflows import config, db, dispatcher, errors, runs
 from queue_workflows.declare import branch, loop, node, pipeline, workflow
 from queue_workflows.types import Row
-from tests.support import console, factories, flow, transitions
+from tests.support import console, factories, flow, sweeps, transitions
 from tests.support.worker_reports import report
 
 
@@ -129,6 +129,56 @@ def test_a_worker_that_planned_by_the_old_graph_is_fenced(conn: db.Connection, b
     assert "b/b" not in jobs(conn, run_id)
     flow.dispatch_all()
     assert jobs(conn, run_id)["b/b"] == ("queued", "b@2")
+
+
+def declare_last(name: str) -> None:
+    """Declare a workflow of two nodes, the second one of this id."""
+    config.reset_for_tests()
+
+    @node
+    def a() -> dict[str, Any]:
+        return {"made": 1}
+
+    @node
+    def b(n: int) -> dict[str, Any]:
+        return {"made": n}
+
+    @workflow
+    def pair() -> None:
+        b.options(name)(a()["made"])
+
+
+def started_with_last(conn: db.Connection) -> str:
+    """Return a run of two nodes whose first is completed and whose second, `x/b`, is queued."""
+    declare_last("x")
+    run_id = runs.submit("pair")["id"]
+    dispatcher.start_run(run_id)
+    transitions.complete_node(conn, transitions.claim_node(conn, who()), made=1)
+    flow.dispatch_all()
+    return run_id
+
+
+def test_the_history_does_not_call_a_replaced_node_cancelled(conn: db.Connection) -> None:
+    run_id = started_with_last(conn)
+    declare_last("y")
+    assert runs.upgrade(run_id)["outcome"] == "moved"
+    dispatcher.start_run(run_id)
+    assert {*jobs(conn, run_id)} == {"a/a", "y/b"}
+    cancelled = "SELECT node_id FROM workflow_node_events WHERE event_type = 'cancelled'"
+    assert factories.column(conn, cancelled) == []
+
+
+@pytest.mark.parametrize("by_sql", [False, True])
+def test_a_node_that_an_upgrade_removed_ends_no_run(conn: db.Connection, by_sql: bool) -> None:
+    run_id = started_with_last(conn)
+    if by_sql:
+        conn.execute("DELETE FROM workflow_node_jobs WHERE node_id = 'x/b'")
+    declare_last("y")
+    assert runs.upgrade(run_id)["outcome"] == "moved"
+    dispatcher.start_run(run_id)
+    conn.execute("UPDATE workflow_node_jobs SET status = 'completed' WHERE node_id = 'y/b'")
+    sweeps.end_stalled(conn)
+    assert (flow.status(run_id), flow.run(run_id)["error"]) == ("completed", None)
 
 
 def test_a_run_that_cannot_move_is_refused(conn: db.Connection) -> None:

@@ -225,9 +225,10 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Do what follows from deleted jobs. Their lock keys and partitions are noted, as their places are free now. Their
--- logs are deleted. Of ingest jobs the history records what they were, except for those that retention deletes: it
--- sets queue_workflows.retention, and of node jobs those that were open in a running run. It runs as its owner: who may delete a job needs no right to its logs and history.
+-- Do what follows from deleted jobs. It notes their lock keys and partitions, whose places are free now, and deletes
+-- their logs. The history records each deleted ingest job, unless retention deletes it, which sets
+-- queue_workflows.retention. It also records each node that had not ended, if its run is running. It runs as its
+-- owner, because a role that may delete a job needs no right to its logs and history.
 CREATE OR REPLACE FUNCTION queue_workflows_jobs_gone() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
@@ -249,10 +250,11 @@ BEGIN
               FROM gone;
         END IF;
     ELSE
-        -- Without it nobody could tell a node that was deleted from one that was never queued.
+        -- Without it nobody could tell a node that was deleted from one that was never queued. The engine deletes
+        -- nodes of queued runs only: their start queues what is missing.
         INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, queue, claim_no, detail)
         SELECT g.run_id, g.node_id, g.id, least(greatest(g.attempts, 0), 32767), 'cancelled', g.queue, g.claim_no,
-               jsonb_build_object('reason', 'deleted', 'generation', g.generation)
+               jsonb_build_object('reason', 'deleted', 'generation', g.generation, 'revision', r.revision)
           FROM gone g
           JOIN workflow_runs r ON r.id = g.run_id AND r.mode = 'node' AND r.status = 'running'
          WHERE NOT queue_workflows_is_terminal_job(g.status);

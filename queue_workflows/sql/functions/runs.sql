@@ -199,8 +199,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Do the same after a TRUNCATE: of the runs, which has no rows to go by, and of the jobs of a table, for what
--- their handlers have recorded and printed. It runs as its owner, as TRUNCATE ... CASCADE asks for a right to
+-- Delete what belongs to the rows of a TRUNCATE, which fires no trigger per row: the events of all runs, or the logs,
+-- steps and parts of all jobs of the table. It runs as its owner, because TRUNCATE ... CASCADE asks for a right to
 -- each table that it names, and an app of 0.3.0 knows none of these.
 CREATE OR REPLACE FUNCTION queue_workflows_truncated() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$

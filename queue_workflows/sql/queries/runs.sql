@@ -201,24 +201,27 @@ SELECT FROM queue_workflows_stalled_runs(0) WHERE run_id = %(run_id)s;
 
 -- name: stopper
 -- Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
--- more; first of those that end the run. A failed item is the map's. A node of an earlier
--- generation runs again.
+-- more. A node that ends the run comes first. A failed item is left out, because its map decides
+-- whether the run fails. So is a node of an earlier generation, which runs again, and one that was
+-- deleted before an upgrade, whose start queued it again unless the new definition lacks it.
 SELECT node_id, status, error
   FROM (SELECT j.node_id, j.status::text, j.error
           FROM workflow_runs r
           JOIN workflow_node_jobs j ON j.run_id = r.id
          WHERE r.id = %(run_id)s AND NOT j.status IN ('completed', 'skipped')
            AND j.generation = r.generation
+           AND NOT (j.status = 'failed' AND strpos(j.node_id, '[') > 0)
          UNION ALL
         SELECT e.node_id, 'deleted', NULL
           FROM workflow_runs r
           JOIN workflow_node_events e ON e.run_id = r.id
          WHERE r.id = %(run_id)s AND e.event_type = 'cancelled'
-           AND e.detail @> jsonb_build_object('reason', 'deleted', 'generation', r.generation)
+           AND e.detail @> jsonb_build_object('reason', 'deleted', 'generation', r.generation,
+                                              'revision', r.revision)
            AND NOT EXISTS (SELECT FROM workflow_node_jobs j
                             WHERE j.run_id = r.id AND j.node_id = e.node_id)) s
- ORDER BY CASE WHEN status = 'failed' AND strpos(node_id, '[') = 0 THEN 1
-               WHEN status = 'cancelled' THEN 2 WHEN status = 'deleted' THEN 3 ELSE 4 END, node_id
+ ORDER BY CASE status WHEN 'failed' THEN 1 WHEN 'cancelled' THEN 2 WHEN 'deleted' THEN 3 ELSE 4 END,
+          node_id
  LIMIT 1;
 
 -- name: delay_start
