@@ -107,10 +107,12 @@ def _end_stalled(begin: run_cache.Begin, run_id: str) -> None:
         return
     run_cache.forget(run_id)
     try:
-        advance.advance(begin, run_id, None, expected=advance.is_live)
+        count = advance.advance(begin, run_id, None, expected=advance.is_live)
     except advance.NEVER_RUNS as error:
         advance.fail(begin, run_id, str(error))
-    _is_ended(begin, run_id, go_on=False)
+        return
+    if count == 0:  # None: the run changed meanwhile, and the next sweep decides
+        _is_ended(begin, run_id, go_on=False)
 
 
 def _is_ended(begin: run_cache.Begin, run_id: str, *, go_on: bool) -> bool:

@@ -171,6 +171,53 @@ def test_a_failed_item_that_may_fail_ends_no_run(toy: flow.Flow, conn: Any) -> N
     assert flow.status(run_id) == "completed"
 
 
+@pytest.mark.parametrize("rest", ["node", "map"])
+def test_a_tolerated_failure_ends_no_run_that_stops_elsewhere(
+    toy: flow.Flow, conn: Any, rest: str
+) -> None:
+    films = {"id": "m", "kind": "map", "over": {"$from": "given"}, "as": "film"}
+    films |= {"pipeline": "draw", "may_fail": 0.5}
+    scenes = {"id": "z", "kind": "map", "over": {"$from": "given"}, "pipeline": "cut"}
+    last = scenes if rest == "map" else flow.step("z", "cut")
+    toy.define(films, last, draw=flow.nodes(draw=""), cut=flow.nodes(cut=""))
+    run_id = toy.started(context={"given": [1, 2]})
+    first, second = (name for name in flow.states(run_id) if name.endswith("/draw"))
+    flow.fail(run_id, first)
+    flow.complete(run_id, second)
+    toy.look()
+    assert flow.states(run_id)["m"] == "completed"
+    update(conn, "status = 'completed'", "node_id LIKE '%/cut'")
+    update(conn, LATER, "finished_at IS NOT NULL")
+    found = sweep(conn, run_id)
+    toy.look()
+    assert (found[1], flow.status(run_id)) == (None, "completed")
+
+
+@pytest.mark.parametrize("then", ["revision = revision + 1", "status = 'queued'"])
+def test_a_run_that_changes_while_it_is_planned_again_is_left_to_the_next_sweep(
+    toy: flow.Flow, conn: Any, then: str
+) -> None:
+    members = flow.nodes(a="", b="a")
+    members[1]["inputs"] = [{"name": "x", "from": "pipeline.x"}]
+    toy.define(flow.step("s", inputs={"x": 1}), s=members)
+    run_id = toy.started()
+    update(conn, f"status = 'completed', {LATER}")
+    armed = True
+
+    def resolve(value: Any, context: Any) -> Any:
+        if armed:
+            conn.execute(f"UPDATE workflow_runs SET {then} WHERE id = %s".encode(), (run_id,))
+        return value
+
+    toy.provide(resolve_ref=resolve)
+    sweeps.end_stalled(conn)
+    assert (flow.status(run_id), flow.run(run_id)["error"]) in [("running", None), ("queued", None)]
+    armed = False
+    sweeps.end_stalled(conn)
+    toy.look()
+    assert flow.states(run_id) == {"s/a": "completed", "s/b": "queued"}
+
+
 @pytest.mark.parametrize(
     ("changes", "ends"),
     [
