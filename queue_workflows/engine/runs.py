@@ -215,13 +215,19 @@ def cancel(conn: db.Connection, run_id: str, error: str | None = None) -> Row | 
     return conn.execute(statements.runs.cancel, {"run_id": run_id, "error": error}).fetchone()
 
 
-def stalled(conn: db.Connection, quiet_s: float, aside: Sequence[str] = ()) -> list[str]:
-    """Return up to 100 running runs that nothing moves forward, as plain SQL may leave them.
+def running(conn: db.Connection, after: str, limit: int) -> list[str]:
+    """Return the ids of up to `limit` running runs after the id `after`, in their order."""
+    rows = conn.execute(statements.runs.running, {"after": after, "limit": limit}).fetchall()
+    return [row["id"] for row in rows]
 
-    `quiet_s`: how long ago their last node must have ended. `aside`: ids of runs to leave out.
+
+def stalled(conn: db.Connection, ids: Sequence[str], quiet_s: float) -> list[str]:
+    """Return the runs of these that run though nothing moves them, as plain SQL may leave them.
+
+    `quiet_s`: how long ago their last node must have ended.
     """
-    parameters = {"quiet_s": quiet_s, "aside": list(aside)}
-    return [row["run_id"] for row in conn.execute(statements.runs.stalled, parameters).fetchall()]
+    rows = conn.execute(statements.runs.stalled, {"ids": list(ids), "quiet_s": quiet_s}).fetchall()
+    return [row["run_id"] for row in rows]
 
 
 def is_stalled(conn: db.Connection, run_id: str) -> bool:

@@ -30,6 +30,10 @@ ORPHAN_SWEEP_S: Final = 60.0
 STALLED_S: Final = 30.0
 STALLED_QUIET_S: Final = 10.0
 """How long the end of a node may precede its outbox event: with 0.3.0 they are two transactions."""
+STALLED_NEXT_S: Final = 5.0
+"""How long after a pass that had no time for all running runs the next one begins."""
+STALLED_PASS_S: Final = 0.5
+"""How long one pass may delay the other tasks, such as `reclaim`."""
 UNASSIGNABLE_S: Final = 10.0
 EVENTS_S: Final = 5.0
 """How late at most a job hears of an event: its row was locked, or the wait began meanwhile."""
@@ -63,6 +67,7 @@ class PeriodicTasks:
         self._dedicated = db.DedicatedConnection(lock_s=db.LOOP_LOCK_S)
         """An idle task is a single statement, without a checkout from the pool."""
         self._rows = row_isolation.Isolation(now_fn)
+        self._stalled = recovery.StalledRuns(self._rows, now_fn)
         self.wake: Callable[..., None] = lambda *_: None
         """Makes the tasks of these names due at once, while the loop runs."""
         self._has_counted = True
@@ -87,12 +92,15 @@ class PeriodicTasks:
         def lost_s() -> float:
             return config.SILENT_WORKER_AFTER_S.read() / 3
 
+        def stalled_s() -> float:
+            return STALLED_NEXT_S if self._stalled.after else STALLED_S
+
         return [
             service.Task("check", self._check_s, self.check),
             service.Task("reclaim", math.inf, self.reclaim),
             service.Task("lost-sessions", lost_s, self.reclaim_lost_sessions),
             service.Task("orphans", ORPHAN_SWEEP_S, self.cancel_orphans),
-            *([service.Task("stalled", STALLED_S, self.end_stalled)] if self._plans else []),
+            *([service.Task("stalled", stalled_s, self.end_stalled)] if self._plans else []),
             service.Task("dead-workers", dead_s, self.flag_dead_workers),
             service.Task("unassignable", UNASSIGNABLE_S, self.flag_unassignable),
             service.Task("metrics", config.METRICS_COUNT_INTERVAL_S.read, self.count_events),
@@ -147,7 +155,7 @@ class PeriodicTasks:
     def end_stalled(self) -> None:
         """Go on with the runs that plain SQL has stopped, or end them with the reason."""
         begin = run_cache.on_connection(self._dedicated)
-        recovery.end_stalled(begin, self._rows, STALLED_QUIET_S)
+        self._stalled.end(begin, quiet_s=STALLED_QUIET_S, for_s=STALLED_PASS_S)
 
     def wake_waiting(self) -> None:
         """Wake jobs that wait although their event is there: it was committed meanwhile."""

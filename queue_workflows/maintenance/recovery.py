@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -11,10 +13,14 @@ from queue_workflows.dag import payload
 from queue_workflows.dispatch import advance, run_cache
 from queue_workflows.engine import cancellation, job_tables, recovery, row_isolation, runs
 from queue_workflows.runtime import log_context
-from queue_workflows.types import Row
+from queue_workflows.types import NowFn, Row
 
 _log = logging.getLogger(__name__)
 STALLED: Final = "stalled run"
+RUNS: Final = 2000
+"""How many running runs one pass looks at, at most."""
+RUNS_AT_ONCE: Final = 20
+"""How many of them one statement looks at: each may have many nodes, and all of them are read."""
 
 
 def recover_at_start(pause: Callable[[float], bool]) -> bool:
@@ -89,17 +95,42 @@ def cancel_orphans(
             pass
 
 
-def end_stalled(begin: run_cache.Begin, rows: row_isolation.Isolation, quiet_s: float) -> None:
-    """Go on with the running runs that plain SQL has stopped, or end them with the reason.
+class StalledRuns:
+    """Goes on with the running runs that plain SQL has stopped, or ends them with the reason.
 
     Such a run has no node, outbox event or answer that moves it forward, because a plain UPDATE or
     DELETE ended a node without an event. It ends as `jobs.cancel` and a failed node end it. What
-    follows from completed and skipped nodes is queued. `quiet_s`: as in `runs.stalled`.
+    follows from completed and skipped nodes is queued.
     """
-    with run_cache.reading(begin) as conn:
-        found = runs.stalled(conn, quiet_s, rows.aside(STALLED))
-    for run_id in found:
-        rows.attempt(STALLED, run_id, lambda run_id=run_id: _end_stalled(begin, run_id))
+
+    def __init__(self, rows: row_isolation.Isolation, now_fn: NowFn = time.monotonic) -> None:
+        self._rows = rows
+        self._now = now_fn
+        self.after = ""
+        """The run that was looked at last; empty: the next pass begins with the first one."""
+
+    def end(self, begin: run_cache.Begin, *, quiet_s: float, for_s: float) -> None:
+        """Look at running runs for about `for_s`, and go on with the others at the next call.
+
+        `quiet_s`: as in `runs.stalled`.
+        """
+        until = self._now() + for_s
+        with run_cache.reading(begin) as conn:
+            ids = runs.running(conn, self.after, RUNS)
+        for start in range(0, len(ids), RUNS_AT_ONCE):
+            part = ids[start : start + RUNS_AT_ONCE]
+            self.after = part[-1]  # before it is tried: a part that takes too long stops no other
+            with run_cache.reading(begin) as conn:
+                found = runs.stalled(conn, part, quiet_s)
+            aside = self._rows.aside(STALLED) if found else ()
+            for run_id in found:
+                if run_id not in aside:
+                    end = functools.partial(_end_stalled, begin, run_id)
+                    self._rows.attempt(STALLED, run_id, end)
+            if self._now() >= until:
+                break
+        if not ids or (len(ids) < RUNS and self.after == ids[-1]):
+            self.after = ""
 
 
 def _end_stalled(begin: run_cache.Begin, run_id: str) -> None:

@@ -189,11 +189,20 @@ UPDATE workflow_runs SET status = 'cancelled', finished_at = now(), updated_at =
  WHERE id = %(run_id)s AND NOT queue_workflows_is_terminal_run(status)
 RETURNING *;
 
+-- name: running
+-- Return the ids of running runs after the id `after`, in their order. OFFSET 0 keeps it from
+-- walking the runs that have ended.
+SELECT id FROM (SELECT id FROM workflow_runs
+                 WHERE status = 'running' AND mode = 'node' AND id > %(after)s OFFSET 0) r
+ ORDER BY id LIMIT %(limit)s;
+
 -- name: stalled
--- Return up to 100 running runs that nothing moves forward, without those of `aside`; see
--- `queue_workflows_stalled_runs`.
-SELECT run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8)
- WHERE run_id <> ALL (%(aside)s::text[]) LIMIT 100;
+-- Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`. LIMIT
+-- keeps this a look-up per run.
+SELECT s.run_id
+  FROM unnest(%(ids)s::text[]) AS i (id)
+ CROSS JOIN LATERAL (SELECT run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8)
+                      WHERE run_id = i.id LIMIT 1) s;
 
 -- name: is_stalled
 -- Return a row if nothing moves this run forward.
