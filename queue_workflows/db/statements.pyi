@@ -893,6 +893,8 @@ class _Overview:
     first. `answered`: whether an answer was submitted and not taken yet."""
     has_answer: bytes
     """Return whether an answer to a node was submitted and not taken yet."""
+    took_default: bytes
+    """Return whether a completed input node took the default of its time-out, not an answer."""
     queues: Mapping[str, bytes]
     """Count the queued and the running jobs of each queue. `blocked` jobs may not start yet."""
     listed_nodes: bytes
@@ -1193,15 +1195,19 @@ class _Runs:
     cancel: bytes
     """Change a run that is not over to cancelled and return its row; a trigger cancels its waiting
     nodes and requests that the running ones end."""
+    running: bytes
+    """Return the ids of running runs after the id `after`, in their order. OFFSET 0 keeps it from
+    walking the runs that have ended."""
     stalled: bytes
-    """Return up to 100 running runs that nothing moves forward, without those of `aside`; see
-    `queue_workflows_stalled_runs`."""
+    """Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`. LIMIT
+    keeps this a look-up per run."""
     is_stalled: bytes
     """Return a row if nothing moves this run forward."""
     stopper: bytes
     """Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
-    more; first of those that end the run. A failed item is the map's. A node of an earlier
-    generation runs again."""
+    more. A node that ends the run comes first. A failed item is left out, because its map decides
+    whether the run fails. So is a node of an earlier generation, which runs again, and one that was
+    deleted before an upgrade, whose start queued it again unless the new definition lacks it."""
     delay_start: bytes
     """Count a start that failed and make the run due `after_s` seconds from now. Return how many
     starts failed. A count that no engine wrote never overflows."""
