@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from queue_workflows import config, db, errors
 from queue_workflows.admin import overview
-from queue_workflows.dag import payload
+from queue_workflows.dag import key_names, payload
 from queue_workflows.db import check_violations
 from queue_workflows.engine import controls, ingest_jobs, queues
 from queue_workflows.runtime import durations
@@ -109,7 +109,7 @@ def list(*, used_only: bool = False, conn: db.Connection | None = None) -> Rows:
         settings = {row["queue"]: row for row in queues.settings(own)}
         counts = queues.counts(own)
         parts = queues.partition_settings(own)
-        served = {*controls.known_queues(own)} - {"all"} if used_only else config.queues()
+        served = {*controls.known_queues(own)} - {controls.ALL} if used_only else config.queues()
     named = config.used_queues() | served if used_only else served
     names = sorted(named | settings.keys() | counts.keys())
     return [
@@ -222,11 +222,12 @@ def _rate(text: Any, prefix: str) -> tuple[int, float]:
 def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
     if not isinstance(queue, str) or not payload.is_storable(queue):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.UnknownQueue(f"queue {queue!r:.80} is no name")
-    known = config.queues() | set(controls.known_queues(conn))
+    known = (config.queues() | {*controls.known_queues(conn)}) - {controls.ALL}
     if queue not in known and not queues.is_used(conn, queue):
         raise errors.UnknownQueue(
             f"queue {queue!r}: not configured, never served, and empty; known are "
             f"{', '.join(sorted(known))}, and --app adds those of an app"
+            f"{key_names.hint(queue, known)}"
         )
     if partition is None:
         return

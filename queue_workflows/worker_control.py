@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from queue_workflows import config, db, errors, workers
-from queue_workflows.engine import controls
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import app_loading, display, durations, entry_point, service
 from queue_workflows.types import ExitFn, WorkerControl
@@ -169,16 +168,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _refuse_unknown(queue: str) -> None:
-    with db.transaction() as conn:
-        known = config.queues() | {controls.ALL, *controls.known_queues(conn)}
-    if queue not in known:
-        raise errors.UnknownQueue(
-            f"queue {queue!r}: no worker has ever served it; known are {', '.join(sorted(known))}, "
-            "and --app adds those of an app"
-        )
-
-
 def _join_embedded() -> None:
     """Join the embedded server if no DSN is set; raise `EmbeddedUnavailable` if there is none."""
     if config.database_url() is None:
@@ -200,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
         _join_embedded()
         db.wait_until_reachable(timeout_s=PATIENCE_S)
         db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
-        _refuse_unknown(options.queue)
+        workers.refuse_unknown(options.queue)
         row = workers.set_control(
             options.host or config.host_label(),
             options.queue,

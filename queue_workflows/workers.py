@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from queue_workflows import config, db, errors
+from queue_workflows.dag import key_names
 from queue_workflows.db import check_violations
 from queue_workflows.engine import controls, queues, workers
 from queue_workflows.operations import stop_policies
@@ -171,6 +172,29 @@ def _check_names(host: str, queue: str) -> None:
     for what, name, most in (("host", host, 400), ("queue", queue, 200)):
         if not 1 <= len(name.encode()) <= most or "\x00" in name:
             raise errors.UnknownPolicy(f"{what} {name[:40]!r}: its name has 1 to {most} bytes")
+
+
+def refuse_unknown(queue: str, *, host: str | None = None) -> None:
+    """Raise `UnknownQueue` or `UnknownWorker` for a name that is probably a mistake.
+
+    A queue is known if it is configured, a worker has served it, or a control row names it. A host
+    is known if it has had a worker or a control row names it; None: not checked. `set_control`
+    takes unknown names, too, so that a machine can be switched before its first start.
+    """
+    with db.transaction() as conn:
+        known = config.queues() | {controls.ALL, *controls.known_queues(conn)}
+        hosts = [] if host is None else controls.known_hosts(conn)
+    if queue not in known:
+        raise errors.UnknownQueue(
+            f"queue {queue!r:.220}: no worker has ever served it; known are "
+            f"{', '.join(sorted(known))}, and --app adds those of an app"
+            f"{key_names.hint(queue, known)}"
+        )
+    if host is not None and host not in hosts:
+        raise errors.UnknownWorker(
+            f"host {host!r:.420} has never had a worker; `queue-worker-control` switches a machine "
+            f"before its first start{key_names.hint(host, hosts)}"
+        )
 
 
 def get_control(host: str, queue: str) -> WorkerControl | None:

@@ -34,6 +34,11 @@ def known_queues(conn: db.Connection) -> list[str]:
     return [row["queue"] for row in conn.execute(statements.controls.known_queues).fetchall()]
 
 
+def known_hosts(conn: db.Connection) -> list[str]:
+    """Return the hosts, sorted, that have had a worker or that a control row names."""
+    return [row["host_label"] for row in conn.execute(statements.controls.known_hosts).fetchall()]
+
+
 def get(conn: db.Connection, host: str, queue: str) -> Row | None:
     """Return the control row, or None; None too in a database without such a table."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from tests.support.commands import Commands
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 def modules_database(own_database: Database) -> Generator[str]:
     """The DSN of a migrated database for processes that serve all tests of a file.
 
-    The database of the fixture `db` is for one test at a time.
+    The database of the fixture `db` is for one test at a time. Host `h` has served `load.a`.
     """
     name = own_database.fresh_name()
-    yield own_database.create_migrated(name)
+    dsn = own_database.create_migrated(name)
+    with psycopg.connect(dsn) as conn:
+        conn.execute("INSERT INTO worker_heartbeats (host_label, queue) VALUES ('h', 'load.a')")
+    yield dsn
     own_database.drop(name)
 
 

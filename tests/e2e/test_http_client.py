@@ -122,11 +122,11 @@ def test_the_verbs_of_workers_queues_and_the_service(own: Client) -> None:
     assert own.health() == {"status": "ok"}
     assert own.ready() == {"status": "ready"}
     assert own.status()["version"]
-    until(lambda: own.workers.list())
-    row = own.workers.disable("box", "load.a", reason="test", until=60.0)
+    host = until(lambda: own.workers.list())[0]["host_label"]
+    row = own.workers.disable(host, "load.a", reason="test", until=60.0)
     assert (row["desired_state"], row["reason"]) == ("off", "test")
-    assert own.workers.drain("box", "load.a")["stop_policy"] == "drain"
-    assert own.workers.enable("box", "load.a")["desired_state"] == "on"
+    assert own.workers.drain(host, "load.a")["stop_policy"] == "drain"
+    assert own.workers.enable(host, "load.a")["desired_state"] == "on"
     assert own.queues.pause("load.b", until=timedelta(minutes=1))["paused_at"]
     assert own.queues.get("load.b")["state"] == "paused"
     assert own.queues.resume("load.b") is True

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows import config, history, jobs, runs, schedules
+from queue_workflows import config, errors, history, jobs, runs, schedules, workers
 from queue_workflows.client import Client
 from tests.support import database, etl_app, http_service
 from tests.support.commands import Commands
@@ -238,6 +238,31 @@ def test_workers_are_switched(service: http_service.Service) -> None:
     assert service.post(f"/api/v1/workers/{host}/load.a/on").json()["desired_state"] == "on"
     assert service.ended(job_id)["status"] == "succeeded"
     assert service.post(f"/api/v1/workers/{host}/load.a/off").json()["stop_policy"] == "hard"
+
+
+def test_switches_of_unknown_machines_and_queues_are_not_found(
+    alone: http_service.Service, own_database: Any
+) -> None:
+    conn = own_database.conn
+    conn.execute("INSERT INTO worker_heartbeats (host_label, queue) VALUES ('render-1', 'load.a')")
+    for action in ("on", "off", "drain"):
+        for path, meant in (("render-2/load.a", "render-1"), ("render-1/load.aa", "load.a")):
+            refused = alone.post(f"/api/v1/workers/{path}/{action}")
+            assert refused.status_code == 404, refused.text
+            assert f"did you mean {meant!r}?" in refused.json()["detail"]
+    for action in ("pause", "resume", "limits"):
+        body = {"max_running": 1} if action == "limits" else None
+        refused = alone.post(f"/api/v1/queues/load.aa/{action}", body)
+        assert refused.status_code == 404, refused.text
+        assert "did you mean 'load.a'?" in refused.json()["detail"]
+    for table in ("worker_controls", "queue_settings", "queue_partitions"):
+        assert conn.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+    with Client(alone.url, token=http_service.TOKEN) as client, pytest.raises(errors.UnknownWorker):
+        client.workers.drain("render-2", "load.a")
+    assert alone.post("/api/v1/workers/render-1/all/off").json()["desired_state"] == "off"
+    assert alone.post("/api/v1/queues/all/pause").status_code == 404
+    workers.disable("render-2", "load.a")  # before its first start
+    assert alone.post("/api/v1/workers/render-2/load.a/on").json()["desired_state"] == "on"
 
 
 def test_queues_are_paused_resumed_and_limited(service: http_service.Service) -> None:

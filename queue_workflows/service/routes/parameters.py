@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any, Final, TypeVar, cast
 
 import fastapi
 import pydantic
+from starlette.responses import Response
 
 from queue_workflows import errors
-from queue_workflows.service import paths, request_parts, schemas
+from queue_workflows.service import paths, request_parts, responses, schemas, state
 from queue_workflows.service import problems as service_problems
 
 T = TypeVar("T")
@@ -145,3 +147,13 @@ def found(value: T | None, what: str, name: str) -> T:
 def span(seconds: float | None) -> timedelta | None:
     """Return a number of seconds as a time span."""
     return None if seconds is None else timedelta(seconds=seconds)
+
+
+async def of_queue(
+    request: fastapi.Request, call: Callable[..., Any], *args: Any, **keywords: Any
+) -> Response:
+    """Return what the function returns; a queue in the path that is unknown is not found."""
+    try:
+        return responses.reply(await state.of(request).calls.run(call, *args, **keywords))
+    except errors.UnknownQueue as error:
+        return service_problems.problem(404, str(error), kind="UnknownQueue")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import fastapi
 from starlette.responses import Response
 
-from queue_workflows import errors
 from queue_workflows import queues as api
-from queue_workflows.service import problems, responses, schemas, state
+from queue_workflows.service import responses, schemas, state
 from queue_workflows.service.routes import parameters
 
 router = fastapi.APIRouter(prefix="/api/v1/queues", tags=["queues"])
@@ -26,7 +22,7 @@ async def list_(request: fastapi.Request) -> Response:
 @router.get("/{queue}", responses=_ERRORS)
 async def show(request: fastapi.Request, queue: parameters.QueueName) -> Response:
     """Return one queue."""
-    return await _of_queue(request, api.get, queue)
+    return await parameters.of_queue(request, api.get, queue)
 
 
 @router.post("/{queue}/pause", responses=_ERRORS)
@@ -35,7 +31,7 @@ async def pause(
 ) -> Response:
     """Stop claims of a queue, or of one partition; running jobs go on."""
     chosen = body or schemas.Pause()
-    return await _of_queue(
+    return await parameters.of_queue(
         request,
         api.pause,
         queue,
@@ -55,7 +51,7 @@ async def resume(
     def call() -> dict[str, bool]:
         return {"resumed": api.resume(queue, partition=partition)}
 
-    return await _of_queue(request, call)
+    return await parameters.of_queue(request, call)
 
 
 @router.post("/{queue}/limits", responses=_ERRORS)
@@ -64,14 +60,4 @@ async def limits(
 ) -> Response:
     """Set or remove limits of an ingest queue, or of one partition."""
     given = body.model_dump(exclude_unset=True)
-    return await _of_queue(request, api.limit, queue, **given)
-
-
-async def _of_queue(
-    request: fastapi.Request, call: Callable[..., Any], *args: Any, **keywords: Any
-) -> Response:
-    """Return what the function returns; a queue in the path that is unknown is not found."""
-    try:
-        return responses.reply(await state.of(request).calls.run(call, *args, **keywords))
-    except errors.UnknownQueue as error:
-        return problems.problem(404, str(error), kind="UnknownQueue")
+    return await parameters.of_queue(request, api.limit, queue, **given)

@@ -24,6 +24,13 @@ SELECT queue FROM workers
  UNION SELECT queue FROM worker_controls
  ORDER BY queue;
 
+-- name: known_hosts
+-- Return the hosts that have had a worker of any queue, or that a control row names.
+SELECT host_label FROM workers
+ UNION SELECT host_label FROM worker_heartbeats
+ UNION SELECT host_label FROM worker_controls
+ ORDER BY host_label;
+
 -- name: get
 -- Return the control row of a host and queue. No row: it was never switched.
 SELECT * FROM worker_controls WHERE host_label = %(host)s AND queue = %(queue)s;
