@@ -188,7 +188,8 @@ class Guard:
                 if body is None:
                     refused = self._too_large()
                 else:
-                    scope.deadline = anyio.current_time() + limit_s + (request.wait_s or 0)
+                    limit_s += request.wait_s or 0
+                    scope.deadline = anyio.current_time() + limit_s
                     # A client that takes responses too slowly is cut off by the server.
                     reply.on_start = lambda: setattr(scope, "deadline", math.inf)
                     await self._app(request.scope, messages.Replay(body, receive), reply)

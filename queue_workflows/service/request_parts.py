@@ -23,6 +23,8 @@ STREAMS: Final = re.compile(
     r"/api/v1/(?:events|jobs/[^/]+/stream|runs/[^/]+/nodes/.+/stream)", re.DOTALL
 )
 """Paths of responses that stay open."""
+LONG_POLLS: Final = re.compile(r"/api/v1/(?:jobs/[^/]+/status|runs/[^/]+)")
+"""Paths that take the parameter `wait`."""
 _SUBMIT: Final = re.compile(
     r"/api/v1/(?:jobs/trigger|jobs/[^/]+/(?:cancel|retry)"
     r"|runs|runs/[^/]+/(?:cancel|retry)|runs/[^/]+/nodes/.+/answer)",
@@ -57,9 +59,9 @@ class Request(NamedTuple):
 
     @property
     def wait_s(self) -> float | None:
-        """Return the seconds of the parameter `wait`, 0 for what is refused; None without it."""
+        """Return the seconds of a long poll, 0 if they are refused; None for other requests."""
         query: bytes = self.scope["query_string"]
-        if not query:
+        if not query or self.method != "GET" or LONG_POLLS.fullmatch(self.path) is None:
             return None
         found = [text for name, text in parse_qsl(query.decode("latin-1"), True) if name == "wait"]
         if not found:

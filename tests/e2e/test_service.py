@@ -398,16 +398,21 @@ def test_nothing_waits_for_a_frozen_database_longer_than_its_time(cli: Commands,
     env = {"QUEUE_WORKFLOWS_DB_URL": wire.dsn, "APP_REQUEST_TIMEOUT_SEC": "1"}
     with http_service.served(cli, workers="", **env) as service:
         job = f"/api/v1/jobs/{service.trigger()['job_id']}"
+        body = {"queue": "load.a", "task": "load.chunks", "lock_key": "k"}
         wire.freeze()
         try:
-            for path, headers in (
-                (f"{job}/status?wait=1", {}),
-                (f"{job}/stream", {}),
-                ("/api/v1/events", {"last-event-id": "1-i1"}),
+            for path, more, limit in (
+                (f"{job}/status?wait=1", {}, "2 s"),
+                (f"{job}/stream", {}, "1 s"),
+                ("/api/v1/events", {"headers": {"last-event-id": "1-i1"}}, "1 s"),
+                ("/api/v1/jobs?wait=60", {}, "1 s"),
+                (f"{TRIGGER}?wait=60", {"method": "POST", "json": body}, "1 s"),
             ):
                 began = time.monotonic()
-                with service.client.stream("GET", path, headers=headers, timeout=60) as got:
+                request = {"method": "GET", "timeout": 90, **more}
+                with service.client.stream(url=path, **request) as got:
                     assert got.status_code == 503, path
+                    assert f"no result within {limit};" in json.loads(got.read())["detail"], path
                 assert time.monotonic() - began < patience(20), path
         finally:
             wire.thaw()

@@ -19,7 +19,7 @@ from tests.support import asgi_service
 def test_only_streams_may_stay_open(path: str, stays: bool) -> None:
     asked = request_parts.of(asgi_service.scope_of(path))
     assert asked.is_stream is stays
-    assert request_parts.of(asgi_service.scope_of(path, "wait=1")).is_stream
+    assert request_parts.of(asgi_service.scope_of(path, "wait=1")).is_stream is stays
     assert asked.wait_s is None
 
 
@@ -32,3 +32,16 @@ def test_only_streams_may_stay_open(path: str, stays: bool) -> None:
 )  # fmt: skip
 def test_the_time_of_a_long_poll_is_the_one_that_it_names(query: str, wait_s: float | None) -> None:
     assert request_parts.of(asgi_service.scope_of("/api/v1/runs/r", query)).wait_s == wait_s
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "wait_s"),
+    [
+        ("GET", "/api/v1/jobs/j/status", 9.0), ("HEAD", "/api/v1/runs/r", 9.0),
+        ("GET", "/api/v1/jobs", None), ("GET", "/api/v1/runs/r/nodes", None),
+        ("POST", "/api/v1/jobs/trigger", None), ("POST", "/api/v1/runs/r", None),
+    ],
+)  # fmt: skip
+def test_only_reads_of_one_state_wait(method: str, path: str, wait_s: float | None) -> None:
+    asked = request_parts.of(asgi_service.scope_of(path, "wait=9", method))
+    assert (asked.wait_s, asked.is_stream) == (wait_s, wait_s is not None)
