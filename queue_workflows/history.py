@@ -44,7 +44,9 @@ def get_run_page(run_id: str, *, after: str | None = None, limit: int = 200) -> 
     """Return `get_run` of up to `limit` nodes behind node `after`, or None without such a run.
 
     First come the nodes of the workflow in its order, then those of items, by id. `next` is the
-    `after` of the next page, None on the last one. `loops` has those of these nodes.
+    `after` of the next page, None on the last one. `loops` has those of these nodes. Their logs are
+    read if `limit`, or the number of the run's nodes, is at most 60. Raises `InvalidConfig` (a
+    ValueError) if the run has no node `after`.
     """
     with db.transaction() as own:
         return job_history.page_of_run(own, run_id, after=after, limit=limit)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from queue_workflows import db
+from queue_workflows import db, errors
 from queue_workflows.admin import attempt_history, item_nodes, overview
+from queue_workflows.dag import payload
 from queue_workflows.engine import history_rows, job_tables, runs, samples
 from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.runtime import stored_json
@@ -45,6 +46,7 @@ def of_run(
     rest = [name for name in nodes or () if name not in graph and name not in found]
     later = item_nodes.waiting(conn, run_id, definition, rest)
     wanted = [*graph, *(name for name in found if name not in graph), *later]
+    chosen = None if nodes is None else {*nodes}
     of_loops = graph if nodes is None else item_nodes.loops(definition, [*found, *later])
     waiting = max(0, len(graph) - sum(counts.values()) + of_items)
     return {
@@ -60,7 +62,7 @@ def of_run(
         "nodes": [
             found.get(name) or _waiting(graph.get(name) or later[name], run_id)
             for name in wanted
-            if nodes is None or name in nodes
+            if chosen is None or name in chosen
         ],
     }
 
@@ -73,14 +75,21 @@ def page_of_run(
     if row is None:
         return None
     graph = [*_graph(row["definition"])]
-    is_of_graph = after is None or after in graph
-    begin = graph.index(after) + 1 if after in graph else 0
-    names = graph[begin : begin + limit + 1] if is_of_graph else []
-    behind = "" if is_of_graph or after is None else after
+    begin, behind = 0, ""
+    if after in graph:
+        begin = graph.index(after) + 1
+    elif after is not None:
+        if not payload.is_storable(after) or not history_rows.nodes(conn, run_id, [after]):
+            raise errors.InvalidConfig(
+                f"cursor {after!r:.120}: the run has no such node now; begin with the first page"
+            )
+        begin, behind = len(graph), after
+    names = graph[begin : begin + limit + 1]
     left = limit + 1 - len(names)
     names += history_rows.further_node_ids(conn, run_id, graph, after=behind, limit=left)
     chosen = names[:limit]
-    found = of_run(conn, run_id, nodes=chosen, logs=None)
+    size = max(len(graph), sum(history_rows.node_counts(conn, run_id).values()))
+    found = of_run(conn, run_id, nodes=chosen, logs=min(size, limit) <= LOGS_MAX)
     if found is not None:
         by_id = {node["node_id"]: node for node in found["nodes"]}
         found["nodes"] = [by_id[name] for name in chosen if name in by_id]

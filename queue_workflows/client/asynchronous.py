@@ -221,7 +221,9 @@ class AsyncRuns(verbs.AsyncGroup):
 
         Raises `UnknownJob` if there is no run.
         """
-        return await self.all(limit, functools.partial(calls.run_nodes, run_id=run_id))
+        size = min(limit, calls.PAGE)  # of all pages: it decides whether they have logs
+        page = functools.partial(calls.run_nodes, run_id=run_id)
+        return (await self.all(limit, lambda _, after: page(size, after)))[:limit]
 
     async def list(
         self, *, status: str | None = None, workflow_name: str | None = None, limit: int = 50

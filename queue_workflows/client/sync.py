@@ -217,7 +217,8 @@ class Runs(verbs.SyncGroup):
 
         Raises `UnknownJob` if there is no run.
         """
-        return self.all(limit, functools.partial(calls.run_nodes, run_id=run_id))
+        size = min(limit, calls.PAGE)  # of all pages: it decides whether they have logs
+        return self.all(limit, lambda _, after: calls.run_nodes(size, after, run_id=run_id))[:limit]
 
     def list(
         self, *, status: str | None = None, workflow_name: str | None = None, limit: int = 50

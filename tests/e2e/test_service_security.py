@@ -147,6 +147,7 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "a cursor of the last year": (
         "GET", "/api/v1/runs?cursor=WyI5OTk5LTEyLTMxVDIzOjU5OjU5LTIzOjU5IiwgIngiXQ", {}, 200,
     ),
+    "a cursor of no node": ("GET", "/api/v1/runs/nothing/nodes?cursor=x", {}, 404),
     "a page of a million": ("GET", "/api/v1/jobs?limit=1000000", {}, 422),
     "a wait of a year": ("GET", "/api/v1/jobs/x/status?wait=31536000", {}, 422),
     "a wait of NaN": ("GET", "/api/v1/jobs/x/status?wait=nan", {}, 422),

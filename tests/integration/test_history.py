@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 import queue_workflows
-from queue_workflows import db, dispatcher, history
+from queue_workflows import db, dispatcher, errors, history
 from tests.support import factories, flow, transitions
 from tests.support.flow import Flow
 
@@ -60,6 +62,61 @@ def test_only_the_named_nodes_are_read(toy: Flow) -> None:
     assert shown is not None
     assert [node["node_id"] for node in shown["nodes"]] == ["s/b"]
     assert shown["nodes_total"] == 2
+
+
+class Names(list[str]):
+    """A list of names that fails if it is searched: for many nodes that takes their square."""
+
+    def __contains__(self, name: object) -> bool:
+        raise AssertionError(f"a search for {name!r}")
+
+
+def test_a_list_of_names_is_not_searched_for_each_node(toy: Flow) -> None:
+    toy.dag(a="", b="a", c="b")
+    shown = history.get_run(toy.started(), nodes=Names(["s/b", "s/c"]))
+    assert shown is not None
+    assert [node["node_id"] for node in shown["nodes"]] == ["s/b", "s/c"]
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "left_out"),
+    [(240, 200, [True, True]), (240, 50, [False] * 5), (50, 200, [False])],
+)
+def test_all_pages_of_a_run_have_logs_or_none_has(
+    toy: Flow, conn: Any, count: int, limit: int, left_out: list[bool]
+) -> None:
+    run_id = plain_run(toy, conn, count)
+    after, found = None, list[bool]()
+    while page := history.get_run_page(run_id, after=after, limit=limit):
+        found.append(page["logs_left_out"])
+        if (after := page["next"]) is None:
+            break
+    assert found == left_out
+
+
+def plain_run(toy: Flow, conn: Any, count: int) -> str:
+    """Insert a run with `count` nodes, of which the workflow has one."""
+    toy.dag(a="")
+    run_id = toy.started()
+    conn.execute(
+        "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue)"
+        " SELECT %s, 'x/' || n, 'ok', 'cpu' FROM generate_series(2, %s) n",
+        (run_id, count),
+    )
+    return run_id
+
+
+def test_a_page_does_not_begin_behind_a_node_that_the_run_does_not_have(
+    toy: Flow, conn: Any
+) -> None:
+    run_id = plain_run(toy, conn, 5)
+    for after in ("s/gone", "", "x/", "x/9", "\0", "\ud800"):
+        with pytest.raises(errors.InvalidConfig, match="has no such node"):
+            history.get_run_page(run_id, after=after)
+    page = history.get_run_page(run_id, after="x/3")
+    assert page is not None
+    assert [node["node_id"] for node in page["nodes"]] == ["x/4", "x/5"]
+    assert history.get_run_page("nope", after="x/3") is None
 
 
 def test_inputs_are_those_that_the_handler_received(toy: Flow) -> None:

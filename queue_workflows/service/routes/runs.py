@@ -107,8 +107,8 @@ async def nodes(
 ) -> Response:
     """Return a page of the nodes of a run with their attempts: the workflow's, then the items'.
 
-    The first are in the workflow's order, the nodes of items in that of their ids. A page of up to
-    60 nodes has their logs.
+    The first are in the workflow's order, the nodes of items in that of their ids. Pages have logs
+    if `limit`, or the number of the run's nodes, is at most 60.
     """
     read = state.of(request).calls.run
     found = await read(history.get_run_page, run_id, after=cursor, limit=limit)
