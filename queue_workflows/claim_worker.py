@@ -216,12 +216,13 @@ def _shape(
 ) -> executor_shape.Shape | None:
     """Return how executors share the jobs, or None for none; raise `InvalidConfig`."""
     if inline and slots is not None:
-        raise errors.InvalidConfig("inline: without slots, whose jobs run in other processes")
+        raise errors.InvalidConfig("inline and slots cannot be used together")
     if async_jobs and slots is None:
         raise errors.InvalidConfig("async_jobs needs slots (how many jobs run at once)")
     if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES and slots is None):
         raise errors.InvalidConfig(
-            f"batch of {batch} on queue {queue}: at least 1; more for nodes only with slots"
+            f"a batch of {batch} on queue {queue} is refused: a batch has at least 1 job, and more "
+            "than 1 node only with slots"
         )
     if inline or (batch > 1 and slots is None):
         return None

@@ -64,9 +64,9 @@ def connect(
     def run_command() -> int:
         if purpose not in permissions.PURPOSES:
             known = ", ".join(permissions.PURPOSES)
-            raise errors.InvalidConfig(f"--for {purpose}: it is none of {known}")
+            raise errors.InvalidConfig(f"--for {purpose!r:.80} is none of {known}")
         if as_sql and as_json:
-            raise errors.InvalidConfig("--sql prints a script: leave out --json")
+            raise errors.InvalidConfig("--sql and --json cannot be used together")
         entry_point.setup_logging("error")
         app_loading.load_app(app)
         with _named(dsn) as words:

@@ -386,6 +386,12 @@ def test_the_printed_script_gives_a_role_all_that_it_lacks(
         assert console.printed("connect", "--for", purpose, "--sql") == ""
 
 
+def test_what_connect_does_not_take_is_refused_in_a_sentence() -> None:
+    assert "--for 'all' is none of work, migrate," in console.refusal("connect", "--for", "all")
+    refused = console.refusal("connect", "--sql", "--json")
+    assert "--sql and --json cannot be used together" in refused
+
+
 def test_the_printed_script_takes_away_what_a_reader_does_not_need(
     reachable: Server, home: str, role: Any
 ) -> None:
