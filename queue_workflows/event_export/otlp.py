@@ -64,7 +64,8 @@ def _otlp() -> Any:
 
 def _missing(error: ImportError) -> errors.MissingExtra:
     return errors.MissingExtra(
-        f"spans need OpenTelemetry ({error}): pip install '/path/to/source[otel]'"
+        f"spans need OpenTelemetry ({error}): pip install 'SOURCE[otel]' "
+        "(SOURCE is the checkout or wheel of queue_workflows)"
     )
 
 

@@ -211,7 +211,8 @@ def _walls(fields: str, text: str) -> _Walls:
         import cronsim
     except ImportError:
         raise errors.MissingExtra(
-            f"cron expression {text!r:.80}: pip install '/path/to/source[cron]' (cronsim)"
+            f"cron expression {text!r:.80} needs cronsim: pip install 'SOURCE[cron]' "
+            "(SOURCE is the checkout or wheel of queue_workflows)"
         ) from None
     try:
         cronsim.CronSim(fields, datetime(2024, 1, 1))

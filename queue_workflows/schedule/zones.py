@@ -40,7 +40,8 @@ def load(name: str) -> tzinfo:
         pass
     raise errors.InvalidConfig(
         f"tz {name!r:.80} is no IANA time zone such as Europe/Warsaw, or this machine has no "
-        "time zone data: pip install '/path/to/source[cron]' brings it"
+        "time zone data: pip install 'SOURCE[cron]' brings it "
+        "(SOURCE is the checkout or wheel of queue_workflows)"
     )
 
 

@@ -39,5 +39,6 @@ def missing(error: ModuleNotFoundError) -> Exception:
     if (error.name or "").partition(".")[0] not in _EXTRA:
         return error
     return errors.MissingExtra(
-        f"{error.name} is not installed: pip install '/path/to/source[service]'"
+        f"{error.name} is not installed: pip install 'SOURCE[service]' "
+        "(SOURCE is the checkout or wheel of queue_workflows)"
     )
