@@ -115,9 +115,9 @@ def schema_version(conn: db.Connection) -> tuple[int, int]:
 # --- work that waits ---------------------------------------------------------------------------
 
 
-def machines(conn: db.Connection) -> int:
-    """Return how many hosts had a worker of nodes within the last day."""
-    return _one(conn, statements.doctor.machines)["n"]
+def machines(conn: db.Connection) -> list[str]:
+    """Return the hosts that had a worker of nodes within the last day."""
+    return [row["host_label"] for row in conn.execute(statements.doctor.machines).fetchall()]
 
 
 def outbox(conn: db.Connection) -> Row:

@@ -202,21 +202,24 @@ def _files(conn: db.Connection) -> Findings:
         yield Finding("schema rights", WARNING, text, remedy)
 
 
-def _outputs(machines: int) -> Findings:
+def _outputs(machines: list[str]) -> Findings:
     """Check the folders that nodes write to, by writing there."""
+    may_run = config.host_label() in machines or config.get_config().knows_nodes()
     knob, default = config.OUTPUTS_DIR.variables[0], run_folder.folder()
     for folder in dict.fromkeys([default, *map(Path, confinement.roots())]):
         if reason := _unwritable(folder):
             remedy = f"let this user (uid {os.geteuid()}) write there, or set {knob} to another one"
-            text = f"nodes that take `out` fail: {folder} cannot be written: {reason}"
-            yield Finding("outputs", ERROR, text, remedy)
+            text = f"nodes that take `out` fail here: {folder} cannot be written: {reason}"
+            if not may_run:
+                text += " (no worker of nodes has run on this machine within a day)"
+            yield Finding("outputs", ERROR if may_run else WARNING, text, remedy)
             return
     text = f"runs without an out_dir keep their files in {default}"
-    if machines < 2 or config.OUTPUTS_DIR.read():
+    if len(machines) < 2 or config.OUTPUTS_DIR.read():
         yield Finding("outputs", OK, text)
         return
     remedy = f"set {knob} to a folder that all of them share, on each"
-    yield Finding("outputs", WARNING, f"{text}, on each of {machines} machines", remedy)
+    yield Finding("outputs", WARNING, f"{text}, on each of {len(machines)} machines", remedy)
 
 
 def _unwritable(folder: Path) -> str | None:

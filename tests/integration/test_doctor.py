@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows import db
+from queue_workflows import config, db
 from tests.support import database, factories, sweeps, transitions
 from tests.support.findings import ERROR, OK, WARNING, Finding, report, wrong
 from tests.support.findings import doctors as found
@@ -163,9 +163,20 @@ def test_a_folder_that_nodes_cannot_write_to(
         assert findings()["outputs"].level == OK
         monkeypatch.setenv(f"QUEUE_WORKFLOWS_{name}", str(folder))
         outputs = findings()["outputs"]
-        assert outputs.level == ERROR
+        assert outputs.level == WARNING
         assert f"{folder} cannot be written: Not a directory" in outputs.text
     assert not good.parent.exists()
+    config.register_node("render", dict)
+    assert findings()["outputs"].level == ERROR
+    config.reset_for_tests()
+    with db.connect() as conn:
+        for host, level in (("elsewhere", WARNING), (config.host_label(), ERROR)):
+            conn.execute(
+                "INSERT INTO workers (worker_id, host_label, queue, pid, state)"
+                " VALUES (%s, %s, 'cpu', 1, 'idle')",
+                (f"{host}:1", host),
+            )
+            assert findings()["outputs"].level == level
 
 
 def test_a_role_that_may_only_submit_while_runs_may_keep_files_anywhere(

@@ -79,8 +79,8 @@ SELECT coalesce(max(version), 0) AS version,
   FROM queue_schema_version l;
 
 -- name: machines
--- Return how many hosts had a worker of nodes within the last day.
-SELECT count(DISTINCT host_label) AS n
+-- Return the hosts that had a worker of nodes within the last day.
+SELECT DISTINCT host_label
   FROM workers
  WHERE queue IN ('cpu', 'gpu') AND last_seen > now() - interval '1 day';
 
