@@ -290,6 +290,12 @@ def test_every_file_is_named_on_the_page() -> None:
     assert files <= linked
 
 
+def test_the_page_on_new_code_restarts_the_workers_before_all_else() -> None:
+    named = re.findall(r"deployment/([\w-]+)", (commands.ROOT / "docs" / "deploy.md").read_text())
+    workers = [path.stem for path in MANIFESTS if path.stem.startswith("worker-")]
+    assert sorted(named) == [f"queue-workflows-{name}" for name in workers]
+
+
 def test_a_backup_by_the_pg_dump_of_the_wheel_is_restored(
     cli: Commands, db: Any, dsn: str, fresh_database: str, tmp_path: Path
 ) -> None:
@@ -300,6 +306,9 @@ def test_a_backup_by_the_pg_dump_of_the_wheel_is_restored(
     tools = Path(found.origin).parent / "pginstall18" / "bin"
     toy_app.setup()
     run = run_store.insert_run(workflow_name="quick", context={"folder": str(tmp_path)})["id"]
+    lapsed = "INSERT INTO ingest_jobs (task_name, queue, status, lease_expires_at) VALUES"
+    with db.connection() as conn:
+        conn.execute(f"{lapsed} ('t', 'load', 'running', now() - interval '5 minutes')")
     dump = tmp_path / "letters.dump"
     for words in (
         ["pg_dump", "--format=custom", f"--file={dump}", dsn],
@@ -307,6 +316,9 @@ def test_a_backup_by_the_pg_dump_of_the_wheel_is_restored(
     ):
         subprocess.run([tools / words[0], *words[1:]], check=True, capture_output=True)
     restored = {"QUEUE_WORKFLOWS_DB_URL": fresh_database, "QUEUE_WORKFLOWS_APP": TOYHOST}
+    done = cli.run("queue-workflows", "doctor", **restored)
+    assert done.process.returncode == 1
+    assert re.search(r"^error +leases +1 job not taken back", done.out, re.MULTILINE), done.out
     done = cli.run("queue-workflows", "audit", "--since", "all", **restored)
     assert done.process.returncode == 0, done.out
     shown = cli.run("queue-workflows", "show", run, **restored)
