@@ -200,6 +200,8 @@ class _Controls:
     """Return whether an instant has come, by the database's clock."""
     known_queues: bytes
     """Return the queues that a worker of any host has served, or that a control row names."""
+    known_hosts: bytes
+    """Return the hosts that have had a worker of any queue, or that a control row names."""
     get: bytes
     """Return the control row of a host and queue. No row: it was never switched."""
     off_policy: bytes
@@ -266,7 +268,7 @@ class _Doctor:
     """Return the version of the schema, and the oldest version of the code that may work on it. An
     older ledger has no column `compatible_with`."""
     machines: bytes
-    """Return how many hosts had a worker of nodes within the last day."""
+    """Return the hosts that had a worker of nodes within the last day."""
     outbox: bytes
     """Return the oldest open event that is due, and for how long it has been. No row: none is due."""
     waiting_runs: bytes
