@@ -53,7 +53,6 @@ def run(job: job_queue.Job, control: Control, *, attempt: int, worker: str) -> A
             f"this process knows no task {job.task!r}: register_ingest_task(), or pass `execute`"
         )
     given = dict(job.args)
-    args.refuse_dropped(job.task, given)
     row: Row = {
         "id": job.id, "task_name": job.task, "queue": QUEUE, "reason": "", "args": given,
         "attempts": attempt - 1, "claim_no": attempt, "worker_id": worker,

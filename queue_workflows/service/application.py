@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import queue_workflows
+from queue_workflows import errors
 from queue_workflows.service import (
     guard,
     lifespan,
@@ -120,15 +121,17 @@ def _complete(operation: dict[str, Any], path: str, method: str) -> None:
 
 
 def _trigger_example() -> dict[str, Any] | None:
-    """Return a job that this service takes, of a task that checks no args; None without one."""
+    """Return a job that this service takes; None without one."""
     config = queue_workflows.get_config()
-    callers = {name: args.caller_of(task) for name, task in config.ingest_task_map.items()}
-    usable = sorted(name for name, takes in callers.items() if not takes.checks)
-    if not usable or not config.ingest_queues:
-        return None
-    given = {"day": "2026-03-01"} if callers[usable[0]].args else {}
-    queue = config.ingest_task_queues.get(usable[0]) or min(config.ingest_queues)
-    return {"queue": queue, "task": usable[0], "args": given, "lock_key": "rates"}
+    for name, task in sorted(config.ingest_task_map.items()) if config.ingest_queues else ():
+        given = {"day": "2026-03-01"} if args.caller_of(task).args else {}
+        try:
+            args.check_args(name, given)
+        except errors.ArgsRefused:
+            continue
+        queue = config.ingest_task_queues.get(name) or min(config.ingest_queues)
+        return {"queue": queue, "task": name, "args": given, "lock_key": "rates"}
+    return None
 
 
 async def _invalid(_: Request, error: Exception) -> Response:

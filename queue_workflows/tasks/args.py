@@ -20,8 +20,9 @@ class TaskCaller:
 
     It gets `reason`, `args`, both or neither by position, in this order unless only the first one
     is a parameter for the args: its name is `args`, or its annotation is a dict, a model or a
-    dataclass. A single other parameter gets the reason. If no parameter takes the args, the
-    keyword-only parameters take them by name, and `**rest` takes the others.
+    dataclass. Then the second one keeps its default, if it has one and is not named `reason`. A
+    single other parameter gets the reason. If no parameter takes the args, the keyword-only
+    parameters take them by name, and `**rest` takes the others.
     """
 
     def __init__(self, task: Callable[..., Any]) -> None:
@@ -34,12 +35,16 @@ class TaskCaller:
         kinds = [typed_values.read(p.annotation, scope) for p in places[:2]]
         for_args = [_is_for_args(p, kind) for p, kind in zip(places, kinds, strict=False)]
         self.reason = self.args = len(places) > 1
-        self._args_first = for_args == [True, False]
+        self._args_first = for_args == [True, False] or (
+            for_args == [True, True] and _is_optional(places[1]) and places[1].name != "args"
+        )
         if any(p.kind is p.VAR_POSITIONAL for p in found):
             self.reason = self.args = True
         elif len(places) == 1:
             self.args = for_args[0]
             self.reason = not self.args
+        elif self._args_first:
+            self.reason = places[1].name == "reason" or not _is_optional(places[1])
         self._record: Any = None
         if self.args and places:
             kind = kinds[0 if self._args_first or len(places) == 1 else 1]
@@ -50,19 +55,14 @@ class TaskCaller:
             if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
         ]
         # Apps of 0.3.0 have tasks with args and `(reason, *, client=...)`, which drop the args.
-        strict = not self.reason or any(p.default is p.empty for p in named)
+        strict = not all(map(_is_optional, named)) or not self.reason
         self._keywords = typed_values.Keywords([] if self.args else named, scope, strict=strict)
         self.checks = self._record is not None or bool(self._keywords)
         """Whether the task may refuse args."""
         self.drops_args = self.reason and not (self.args or self.checks)
         """Whether its one parameter gets the reason, so that nothing reads the args."""
-        self._misnamed = self._reason_name(places)
-
-    def _reason_name(self, places: list[inspect.Parameter]) -> str | None:
-        """Return the parameter that gets the reason, unless its name says so."""
-        place = 1 if self._args_first else 0
-        name = places[place].name if self.reason and len(places) > place else "reason"
-        return None if name == "reason" else name
+        gets_reason = places[0].name if places and not self.args else "reason"
+        self._misnamed = None if gets_reason == "reason" else gets_reason
 
     def call(self, task: Callable[..., Any], reason: str, args: Any, name: str) -> Any:
         """Call the task and return its value. Raises `ArgsRefused` with `name` in the message."""
@@ -94,6 +94,10 @@ class TaskCaller:
         if self._record is None:
             return self._keywords.bound(args, where)
         return typed_values.taken(args, self._record, where)
+
+
+def _is_optional(parameter: inspect.Parameter) -> bool:
+    return parameter.default is not parameter.empty
 
 
 def _is_for_args(parameter: inspect.Parameter, kind: Any) -> bool:

@@ -324,20 +324,25 @@ def test_without_execute_the_registered_task_runs_and_knows_its_job(started: Any
     async def later(*, value: int) -> int:
         return value
 
-    for name, task in (("add", add), ("steps", steps), ("later", later)):
+    def told(what: str = "all") -> int:
+        return 8
+
+    for name, task in (("add", add), ("steps", steps), ("later", later), ("told", told)):
         register_ingest_task(name, task)
     plan = local_queue.MemoryPlan(
         [
             Job("1", "add", {"a": 1, "b": 2}), Job("2", "steps", {"count": 3}),
             Job("3", "later", {"value": 7}), Job("4", "unknown"), Job("5", "add", {"a": 1}),
+            Job("6", "told", {"day": 1}),
         ]
     )  # fmt: skip
     started(plan, max_attempts=1)
-    until(lambda: {state(plan, each) for each in "12345"} == {"completed", "failed"})
+    until(lambda: {state(plan, each) for each in "123456"} == {"completed", "failed"})
     assert plan.entry("1").result == {"sum": 3, "id": "1", "attempt": 1}
     assert (plan.entry("2").result, plan.entry("3").result) == (None, 7)
     assert "knows no task 'unknown'" in plan.entry("4").error
     assert plan.entry("5").state == "failed"
+    assert plan.entry("6").result == 8, "what it does not read is no fault here"
 
 
 def test_the_first_fetch_comes_after_15_s_and_then_one_each_minute(fake: Any) -> None:

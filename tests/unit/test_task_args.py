@@ -411,6 +411,26 @@ def payload_first(payload: Row, why: str) -> Any:
     return {"args": payload, "reason": why}
 
 
+def payload_and_more(payload: Row, dry_run: bool = False) -> Any:
+    return {"args": payload, "dry_run": dry_run}
+
+
+def args_and_more(args: Any, dry_run: bool = False) -> Any:
+    return {"args": args, "dry_run": dry_run}
+
+
+def payload_and_options(payload: Row, options: Row | None = None) -> Any:
+    return {"args": payload, "options": options}
+
+
+def model_and_more(order: Order, dry_run: bool = False) -> Any:
+    return {"args": order, "dry_run": dry_run}
+
+
+def payload_and_reason(payload: Row, reason: str = "none") -> Any:
+    return {"args": payload, "reason": reason}
+
+
 def two_dicts(reason: Row, args: Row) -> Any:
     return {"args": args, "reason": reason}
 
@@ -434,6 +454,11 @@ def a_reason_of(reason: Mapping[str, int]) -> Any:
         (annotated_model, Order(day=DAY)),
         (args_first, {"args": {"day": "2026-03-01"}, "reason": "boot"}),
         (payload_first, {"args": {"day": "2026-03-01"}, "reason": "boot"}),
+        (payload_and_more, {"args": {"day": "2026-03-01"}, "dry_run": False}),
+        (args_and_more, {"args": {"day": "2026-03-01"}, "dry_run": False}),
+        (payload_and_options, {"args": {"day": "2026-03-01"}, "options": None}),
+        (model_and_more, {"args": Order(day=DAY), "dry_run": False}),
+        (payload_and_reason, {"args": {"day": "2026-03-01"}, "reason": "boot"}),
         (two_dicts, {"args": {"day": "2026-03-01"}, "reason": "boot"}),
         (text, "boot"),
         (a_reason_of, "boot"),
@@ -447,20 +472,34 @@ def day_alone(day: str) -> None:
     """Take the reason, which its author did not mean."""
 
 
-def day_and_more(day: str, limit: int) -> None:
-    """Take the reason and the args, which its author did not mean."""
+def source_and_args(source: Any, args: Any) -> None:
+    """Take the reason and the args under other names than contract and docs have."""
+
+
+def context_and_payload(context: Any, payload: Any) -> None:
+    """The same, with no name that says so."""
+
+
+def payload_and_source(payload: Row, source: Any) -> None:
+    """The same in the other order."""
 
 
 def anything(what: Any) -> None:
     """Take the reason; apps of 0.3.0 have such tasks, whose jobs may have args."""
 
 
-@pytest.mark.parametrize("task", [day_alone, day_and_more])
-def test_an_arg_that_its_parameter_would_not_get_is_refused(task: Any) -> None:
-    queue_workflows.register_ingest_task("load", task)
+def test_an_arg_that_its_parameter_would_not_get_is_refused() -> None:
+    queue_workflows.register_ingest_task("load", day_alone)
     with pytest.raises(errors.ArgsRefused, match=r"parameter 'day' gets the job's reason; name it"):
         tasks.check_args("load", {"day": "2026-03-01", "limit": 1})
     assert tasks.check_args("load", {"other": 1}) == {"other": 1}
+
+
+@pytest.mark.parametrize("task", [source_and_args, context_and_payload, payload_and_source])
+def test_no_arg_is_refused_if_a_parameter_takes_all_of_them(task: Any) -> None:
+    queue_workflows.register_ingest_task("load", task)
+    given = {"source": 1, "context": 2}
+    assert tasks.check_args("load", given) == given
 
 
 def test_args_that_a_task_does_not_read_are_refused_where_0_3_0_did_not_queue_jobs() -> None:
