@@ -318,10 +318,11 @@ def answer(run_id: str, node_id: str, value: Any, *, check: bool = False, conn: 
         # Outside of the block below, which would begin and commit its own transaction if none
         # was under way.
         job = _refuse_unless_open(node_jobs.get_by_node(own, run_id, node_id), where)
-        answers.check_type(job["input_spec"], value, where)
+        meant = answers.decoded(job["input_spec"], value)
+        answers.check_type(job["input_spec"], meant, where)
         if check:
             spec = payload.stored_object(job["input_spec"], f"input_spec of {where}")
-            answers.check(spec or None, value, where)
+            answers.check(spec or None, meant, where)
         with own.transaction():
             row = input_answers.submit(own, run_id, node_id, text)
             if row is None:

@@ -20,7 +20,7 @@ _NODE = {"id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"} | set(
 _PIPELINE = {"name", "nodes", "defaults"}
 _INPUT = {
     "id", "kind", "widget", "prompt", "target", "depends_on", "skip_if", "timeout_s", "default",
-    "answer_type",
+    answers.TYPE,
     "source", "multiple", "accept", "library", "options", "turnout_options",
 }  # fmt: skip
 _KINDS = ("pipeline", "map", "input", "branch", "loop", "run")
@@ -120,12 +120,16 @@ def _default(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
     Values that depend on a run are skipped.
     """
     asked = policy.read_input(step, at) or {}
-    own = step["widget"] in config.get_config().input_widgets
-    if "default" not in asked or own or refs.heads([step.get(key) for key in _OFFERS]):
+    if "default" not in asked:
         return
-    spec = widgets.build_spec(step, context={}, out_dir=None)
+    own = step["widget"] in config.get_config().input_widgets
+    value = answers.decoded(step, asked["default"])
     try:
-        answers.check(spec, asked["default"], "'default'")
+        answers.check_type(step, value, "'default'")
+        if own or refs.heads([step.get(key) for key in _OFFERS]):
+            return
+        spec = widgets.build_spec(step, context={}, out_dir=None)
+        answers.check(spec, value, "'default'")
     except errors.InputRefused as refused:
         yield findings.error(at, str(refused), "give it an answer that a person could give")
 

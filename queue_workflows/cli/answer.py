@@ -42,9 +42,9 @@ def answer(
     """Answer an input node. The first answer counts; exit code 1 for a later one."""
 
     def run_command() -> int:
-        given = value_given(value)
+        given, text = value_given(value)
         with command.reading(app):
-            done = answered(run, node, given, check=not unchecked)
+            done = answered(run, node, given, text, check=not unchecked)
         if as_json:
             output.dump(done)
         _print_result(done, quiet=as_json)
@@ -53,28 +53,35 @@ def answer(
     command.execute("answer", run_command, debug=debug)
 
 
-def value_given(text: str) -> Any:
-    """Return the value of an argument. Raises `InvalidConfig` for a file that cannot be read."""
+def value_given(text: str) -> tuple[Any, str]:
+    """Return the value and the text of an argument.
+
+    Raises `InvalidConfig` for a file that cannot be read.
+    """
     if text != text.encode(errors="replace").decode():
         raise errors.InvalidConfig("VALUE: it is not UTF-8")
     if not text.startswith("@"):
-        return input_option.value_of(text, "VALUE")
+        return input_option.value_of(text, "VALUE"), text
     try:
         found = Path(text[1:]).read_text(encoding="utf-8")
     except OSError as error:
         raise errors.InvalidConfig(f"VALUE {text}: {error.strerror}") from None
     except ValueError:
         raise errors.InvalidConfig(f"VALUE {text}: it is not UTF-8") from None
-    return input_option.value_of(found.removesuffix("\n"), f"VALUE {text}")
+    found = found.removesuffix("\n")
+    return input_option.value_of(found, f"VALUE {text}"), found
 
 
-def answered(run_id: str, node_id: str, value: Any, *, check: bool = True) -> dict[str, Any]:
+def answered(
+    run_id: str, node_id: str, value: Any, text: str, *, check: bool = True
+) -> dict[str, Any]:
     """Answer a node; return the outcome with the keys that `--json` shows. One transaction.
 
     `outcome`: `answered`, `already answered` (`value` is then the answer that counts, if it was
     taken), `timed out` (`value` is then the default that was taken), `not waiting` or `unknown`.
-    Raises `InvalidAnswer` for a value that the question does not allow, `check` only,
-    `InvalidPayload`, and `AmbiguousId` for a prefix of several runs.
+    `text`: the answer if the question asks for a text and the value is of another type. Raises
+    `InvalidAnswer` for a value that the question does not allow, `check` only, `InvalidPayload`,
+    and `AmbiguousId` for a prefix of several runs.
     """
     done: dict[str, Any] = {
         "run_id": run_id, "node_id": node_id, "outcome": "unknown", "reason": None,
@@ -91,6 +98,8 @@ def answered(run_id: str, node_id: str, value: Any, *, check: bool = True) -> di
             reason = f"run {run_id} has no node {node_id!r} yet" if known else None
             return done | {"reason": reason}
         done["status"] = job["status"]
+        if value is not None and node_answers.type_of(job["input_spec"]) == "string":
+            value = value if isinstance(value, str) else text
         meant = node_answers.meant(job["input_spec"], value) if check else value
         try:
             done["submission_id"] = runs.answer(run_id, node_id, meant, check=check, conn=conn)

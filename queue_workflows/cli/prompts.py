@@ -72,8 +72,8 @@ def read(text: str, spec: dict[str, Any]) -> Any:
         return default(spec)
     choices = options(spec)
     if not choices:
-        typed = spec.get("answer_type") != "string"
-        return input_option.value_of(text, "answer") if typed else text
+        is_text = node_answers.type_of(spec) == "string"
+        return text if is_text else input_option.value_of(text, "answer")
     if spec.get("multiple"):
         return [_choice(part.strip(), choices) for part in text.split(",")]
     return _choice(text, choices)

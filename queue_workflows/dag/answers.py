@@ -14,11 +14,13 @@ from queue_workflows.dag import payload
 _LABELS = ("label", "name", "rel_path", "id")
 _FILE_NAMES = ("path", "rel_path", "abs_path", "name")
 _SHOWN = 12
-ANSWER_TYPES: dict[str, tuple[type, ...]] = {
+TYPE = "$answer_type"
+"""The key of a step and of its question; an app's own widget may have a key `answer_type`."""
+_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
     "array": (list,), "object": (dict,),
 }  # fmt: skip
-"""The types that a step's `answer_type` may name, as in JSON Schema."""
+"""The types that it may name, as in JSON Schema."""
 
 
 def options(spec: Any) -> list[tuple[str, Any]]:
@@ -73,23 +75,30 @@ def check(spec: Any, value: Any, where: str) -> None:
         _check_files(spec, value, where)
 
 
-def check_type(spec: Any, value: Any, where: str) -> None:
-    """Raise `InvalidAnswer` for a value that is not of the spec's `answer_type`, if it has one.
+def type_of(spec: Any) -> str | None:
+    """Return the type that a question asks for, or None."""
+    named = cast("dict[str, Any]", spec).get(TYPE) if isinstance(spec, dict) else None
+    return named if isinstance(named, str) and named in _TYPES else None
 
-    Null is no file.
-    """
-    if not isinstance(spec, dict):
-        return
-    asked = cast("dict[str, Any]", spec)
-    named = asked.get("answer_type")
-    kinds = ANSWER_TYPES.get(named) if isinstance(named, str) else None
-    no_file = value is None and asked.get("widget") in ("file_upload", "pick_or_upload")
-    if kinds is None or no_file:
-        return
-    if not isinstance(value, kinds) or isinstance(value, bool) != (kinds == (bool,)):
+
+def check_type(spec: Any, value: Any, where: str) -> None:
+    """Raise `InvalidAnswer` for a value that is not of the question's type. Null is no answer."""
+    named = type_of(spec)
+    if named and value is not None and not _is_of(named, value):
         raise errors.InvalidAnswer(
             f"{where} does not take {_text(value)}: its answer is of type {named}"
         )
+
+
+def _is_of(named: str, value: Any) -> bool:
+    kinds = _TYPES[named]
+    if isinstance(value, bool):
+        return kinds == (bool,)
+    return isinstance(value, kinds) or (named == "integer" and _is_whole(value))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 def _picked(value: Any, choices: list[tuple[str, Any]]) -> bool:
@@ -204,9 +213,12 @@ def decoded(spec: Any, value: Any) -> Any:
     """Return what a text answer stands for, if it is JSON and its question takes no text.
 
     Apps of 0.3.0 store answers as `"5"` or `"true"`, since it decoded each text that is JSON. A
-    question takes no text if its options, its `type` or its widget say so. Any other answer is
-    returned as it is, also one whose question cannot be read, or whose value cannot be stored.
+    question takes no text if the type that it asks for, or else its options, its `type` or its
+    widget say so. 5.0 is 5 for an integer. Any other answer is returned as it is, also one whose
+    question cannot be read, or whose value cannot be stored.
     """
+    if _is_whole(value) and type_of(spec) == "integer":
+        return int(value)
     if not isinstance(value, str) or not isinstance(spec, dict):
         return value
     try:
@@ -215,7 +227,9 @@ def decoded(spec: Any, value: Any) -> Any:
         )
     except (ValueError, RecursionError):
         return value
-    return found if _takes_instead(cast("dict[str, Any]", spec), found, value) else value
+    if not _takes_instead(cast("dict[str, Any]", spec), found, value):
+        return value
+    return int(found) if _is_whole(found) and type_of(spec) == "integer" else found
 
 
 def _is_stored(value: Any) -> bool:
@@ -240,9 +254,11 @@ def _finite_whole(text: str) -> int:
 
 def _takes_instead(spec: dict[str, Any], found: Any, text: str) -> bool:
     """Return whether a question takes this value, and not its JSON text."""
-    widget, kind = spec.get("widget"), spec.get("type")
-    if kind in _TEXT or not _is_stored(found):
+    widget, kind, named = spec.get("widget"), spec.get("type"), type_of(spec)
+    if (named or kind) in _TEXT or not _is_stored(found):
         return False
+    if named:
+        return found is None or _is_of(named, found)
     if widget in ("turnout", "choose_one"):
         try:
             check(spec, text, "")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from queue_workflows import refs
-from queue_workflows.dag import output_files
+from queue_workflows.dag import answers, output_files
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, RefResolver
@@ -17,8 +17,8 @@ _ENGINE_KEYS = frozenset({"id", "kind", "widget", "prompt", "target", "depends_o
 
 
 def head(step: Mapping[str, Any]) -> JsonDict:
-    """Return the part of every spec: `{"step_id", "widget", "prompt", "target"}`, `answer_type`."""
-    typed = {"answer_type": step["answer_type"]} if "answer_type" in step else {}
+    """Return the part of every spec: `{"step_id", "widget", "prompt", "target"}`, its type."""
+    typed = {answers.TYPE: step[answers.TYPE]} if answers.TYPE in step else {}
     return {
         "step_id": step.get("id"),
         "widget": step.get("widget"),

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_origin, overload
 
 from queue_workflows import config, errors
+from queue_workflows.dag import answers
 from queue_workflows.declare import building, compiling, handles, node_functions, options
 from queue_workflows.declare.branching import branch
 from queue_workflows.declare.callables import Node, Pipeline
@@ -166,7 +167,7 @@ def ask(
     if prompt is not None:
         question["prompt"] = prompt
     if named := _ANSWER_TYPES.get(get_origin(answer) or answer):
-        question["answer_type"] = named
+        question[answers.TYPE] = named
     found = building.Options(id, options.of_call(id, id, after, skip_if, {}).after, skip_if)
     return cast("T", graph.add_question({**question, **keys}, target, found))
 

@@ -259,7 +259,7 @@ def test_an_answer_of_another_type_is_refused_by_every_way_in(
     cli.start("queue-orchestrator", "--app", "typed_app", **env)
     cli.start("queue-claim-worker", "--queue=cpu", "--app", "typed_app", **env)
     until(lambda: any(job["input_spec"] for job in node_queue.list_jobs_for_run(run_id)))
-    for wrong in ('"abc"', "true", "1.5", "null"):
+    for wrong in ('"abc"', "true", "1.5"):
         done = cli.run("queue-workflows", "answer", run_id, "q", wrong)
         assert done.process.returncode == 2, done.err
         assert f"does not take {wrong}: its answer is of type integer" in done.err

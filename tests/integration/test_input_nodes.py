@@ -237,6 +237,10 @@ OPTIONS = {"turnout_options": [{"label": "Five", "value": 5}, {"label": "Six", "
         ("file_upload", {}, '["x"]', ["x"]),
         ("file_upload", {}, "null", None),
         ("file_upload", {}, "5", "5"),
+        ("amount", {"$answer_type": "integer"}, "5", 5),
+        ("amount", {"$answer_type": "integer"}, "5.0", 5),
+        ("number", {"$answer_type": "string"}, "5", "5"),
+        ("mine", {"answer_type": "number"}, "five", "five"),
     ],
 )
 def test_an_answer_that_is_json_in_a_text_is_decoded_where_no_text_is_taken(

@@ -240,6 +240,18 @@ def test_an_input_nobody_answers_takes_its_default(toy: Flow, conn: Connection) 
     assert factories.one(conn, "SELECT count(*) FROM workflow_input_timeouts") == 0
 
 
+@pytest.mark.parametrize(("default", "delta"), [(None, {}), (5, {"answer": 5})])
+def test_a_default_may_be_no_answer_to_a_question_with_a_type(
+    toy: Flow, conn: Connection, default: int | None, delta: dict[str, int]
+) -> None:
+    typed = {"widget": "amount", "$answer_type": "integer"}
+    run_id = waiting(toy, timeout_s=3600, default=default, **typed)
+    conn.execute(OVERDUE)
+    sweeps.expire_inputs(conn)
+    assert flow.job(run_id, "ask")["context_delta"] == delta
+    assert flow.states(run_id)["ask"] == "completed"
+
+
 def test_an_input_without_a_default_fails_its_run(toy: Flow, conn: Connection) -> None:
     run_id = waiting(toy, timeout_s=3600)
     conn.execute(OVERDUE)

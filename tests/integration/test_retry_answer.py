@@ -246,6 +246,39 @@ def test_a_node_that_is_no_input_node_takes_no_answer(toy: flow.Flow) -> None:
     assert answered(toy.started(), "s/a", "1")["outcome"] == "not waiting"
 
 
+@pytest.mark.parametrize(
+    ("named", "typed", "value"),
+    [
+        ("string", "2026", "2026"), ("string", "true", "true"), ("string", '"2026"', "2026"),
+        ("string", "null", None), ("integer", "2026", 2026), ("integer", '"5"', "5"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [(), ("--unchecked",)])
+def test_an_answer_is_a_text_where_the_question_asks_for_one(
+    toy: flow.Flow, named: str, typed: str, value: Any, options: tuple[str, ...]
+) -> None:
+    toy.define(flow.ask("q", "title", **{"$answer_type": named}))
+    run_id = toy.started()
+    toy.go()
+    assert answered(run_id, "q", typed, *options)["value"] == value
+    input_listener.InputListener().process_all()
+    assert flow.status(run_id) == "completed"
+
+
+def test_python_takes_a_text_that_is_decoded_as_an_insert_does(toy: flow.Flow) -> None:
+    five = [{"label": "Five", "value": 5}]
+    toy.define(flow.ask("q", "turnout", turnout_options=five, **{"$answer_type": "integer"}))
+    run_id = toy.started()
+    toy.go()
+    with pytest.raises(errors.InputRefused, match="is of type integer"):
+        runs.answer(run_id, "q", "five")
+    with pytest.raises(errors.InputRefused, match="it is one of 5"):
+        runs.answer(run_id, "q", "6", check=True)
+    runs.answer(run_id, "q", "5", check=True)
+    input_listener.InputListener().process_all()
+    assert flow.job(run_id, "q")["context_delta"] == {"answer": 5}
+
+
 # --- what waits
 
 

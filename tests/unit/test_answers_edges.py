@@ -174,9 +174,44 @@ SAME = object()
         ({"widget": "choose_one", "options": [5]}, "5", 5),
         ({"widget": "choose_one", "options": ["5", 5]}, "5", SAME),
         ({"widget": "choose_one", "options": [5]}, "6", SAME),
+        ({"widget": "amount", "$answer_type": "integer"}, "5", 5),
+        ({"widget": "amount", "$answer_type": "integer"}, "5.0", 5),
+        ({"widget": "amount", "$answer_type": "integer"}, 5.0, 5),
+        ({"widget": "amount", "$answer_type": "integer"}, "5.5", SAME),
+        ({"widget": "amount", "$answer_type": "integer"}, "true", SAME),
+        ({"widget": "amount", "$answer_type": "integer"}, "null", None),
+        ({"widget": "amount", "$answer_type": "number"}, "5.0", 5.0),
+        ({"widget": "agree", "$answer_type": "boolean"}, "true", True),
+        ({"widget": "agree", "$answer_type": "boolean"}, "1", SAME),
+        ({"widget": "tags", "$answer_type": "array"}, "[1]", [1]),
+        ({"widget": "number", "$answer_type": "string"}, "5", SAME),
+        ({"widget": "turnout", "turnout_options": [5], "$answer_type": "string"}, "5", SAME),
+        ({"widget": "number", "$answer_type": "colour"}, "5", 5),
+        ({"widget": "amount", "answer_type": "integer"}, "5", SAME),
     ],
 )  # fmt: skip
 def test_a_text_is_decoded_if_its_question_takes_the_value(
-    spec: Any, text: str, value: Any
+    spec: Any, text: Any, value: Any
 ) -> None:
-    assert answers.decoded(spec, text) == (text if value is SAME else value)
+    found, expected = answers.decoded(spec, text), text if value is SAME else value
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("named", "taken", "refused"),
+    [
+        ("integer", (5, 5.0, None), (5.5, True, "5", [])), ("string", ("5", None), (5, True)),
+        ("number", (5, 0.5, None), (True, "5")), ("boolean", (True, None), (1, 0, "true")),
+        ("array", ([], None), ({}, "[]")), ("object", ({}, None), ([], "{}")),
+        ("colour", (5, "5"), ()), (["string"], (5,), ()),
+    ],
+)  # fmt: skip
+def test_a_type_takes_its_values_and_no_answer(
+    named: Any, taken: tuple[Any, ...], refused: tuple[Any, ...]
+) -> None:
+    for value in taken:
+        answers.check_type({"$answer_type": named}, value, "q")
+    for value in refused:
+        answers.check_type({"answer_type": named}, value, "q")
+        with pytest.raises(errors.InputRefused, match=f"its answer is of type {named}"):
+            answers.check_type({"$answer_type": named}, value, "q")

@@ -173,6 +173,8 @@ def test_a_correct_workflow_has_no_findings() -> None:
         ((question(["a", "b"], default="c"),), {}, "step 'q': 'default' does not take"),
         ((question(["a"], default="c", skip_if={"$from": "x"}),), {}, "it is one of \"a\""),
         ((ask_file("c.pdf"),), {}, "'default' does not take 'c.pdf': it accepts .csv"),
+        ((question({"$from": "x"}, **{"$answer_type": "integer"}, default="none"),), {},
+         "step 'q': 'default' does not take \"none\": its answer is of type integer"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
@@ -256,6 +258,9 @@ def test_a_registered_widget_is_known_and_its_keys_are_its_own() -> None:
     config.register_input_widget("map", lambda _step, _run: {})
     own = {"id": "q", "kind": "input", "widget": "map", "timeout": 5, "sources": 1}
     assert report(READ, own).findings == ()
+    typed = {**own, "timeout_s": 60, "default": "none", "$answer_type": "integer"}
+    assert "its answer is of type integer" in str(report(READ, typed).findings[0])
+    assert report(READ, {**typed, "default": None}).findings == ()
     meant = report(READ, {**own, "widget": "mapp"}).findings
     assert [each.remedy for each in meant] == ["did you mean 'map'?"]
 

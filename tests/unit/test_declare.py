@@ -135,7 +135,7 @@ def test_pipelines_questions_conditions_and_models_become_theirs() -> None:
         step("count", {"text": {"$from": "text"}}),
         {"id": "choose", "kind": "input", "widget": "turnout", "prompt": "Which?",
          "turnout_options": {**parts, "$filter": {"kind:eq": "csv"}}, "target": "lead",
-         "answer_type": "integer",
+         "$answer_type": "integer",
          "depends_on": ["count"]},
         step("m", {"texts": parts, "lead": from_choose, "best": {"$from": "m/rank.result.0"},
                    "both": {"is": from_choose, "was": 1}}, depends_on=["count", "choose"],
