@@ -42,9 +42,8 @@ def answer(
     """Answer an input node. The first answer counts; exit code 1 for a later one."""
 
     def run_command() -> int:
-        given, text = value_given(value)
         with command.reading(app):
-            done = answered(run, node, given, text, check=not unchecked)
+            done = answered(run, node, text_given(value), check=not unchecked)
         if as_json:
             output.dump(done)
         _print_result(done, quiet=as_json)
@@ -53,40 +52,33 @@ def answer(
     command.execute("answer", run_command, debug=debug)
 
 
-def value_given(text: str) -> tuple[Any, str]:
-    """Return the value and the text of an argument.
-
-    Raises `InvalidConfig` for a file that cannot be read.
-    """
+def text_given(text: str) -> str:
+    """Return the text of an argument. Raises `InvalidConfig` for a file that cannot be read."""
     if text != text.encode(errors="replace").decode():
         raise errors.InvalidConfig("VALUE: it is not UTF-8")
     if not text.startswith("@"):
-        return input_option.value_of(text, "VALUE"), text
+        return text
     try:
-        found = Path(text[1:]).read_text(encoding="utf-8")
+        return Path(text[1:]).read_text(encoding="utf-8").removesuffix("\n")
     except OSError as error:
         raise errors.InvalidConfig(f"VALUE {text}: {error.strerror}") from None
     except ValueError:
         raise errors.InvalidConfig(f"VALUE {text}: it is not UTF-8") from None
-    found = found.removesuffix("\n")
-    return input_option.value_of(found, f"VALUE {text}"), found
 
 
-def answered(
-    run_id: str, node_id: str, value: Any, text: str, *, check: bool = True
-) -> dict[str, Any]:
+def answered(run_id: str, node_id: str, text: str, *, check: bool = True) -> dict[str, Any]:
     """Answer a node; return the outcome with the keys that `--json` shows. One transaction.
 
     `outcome`: `answered`, `already answered` (`value` is then the answer that counts, if it was
     taken), `timed out` (`value` is then the default that was taken), `not waiting` or `unknown`.
-    `text`: the answer if the question asks for a text and the value is of another type. Raises
-    `InvalidAnswer` for a value that the question does not allow, `check` only, `InvalidPayload`,
-    and `AmbiguousId` for a prefix of several runs.
+    Raises `InvalidAnswer` for a value that the question does not allow, `check` only,
+    `InvalidPayload`, and `AmbiguousId` for a prefix of several runs.
     """
     done: dict[str, Any] = {
         "run_id": run_id, "node_id": node_id, "outcome": "unknown", "reason": None,
         "submission_id": None, "value": None, "status": None,
     }  # fmt: skip
+    value = input_option.value_of(text, "VALUE")
     with db.transaction() as conn:
         run_id, run = ids.resolve(conn, run_id, kind="run")
         job = _node(conn, run_id, node_id) if payload.is_storable(run_id) else None

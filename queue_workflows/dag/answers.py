@@ -69,9 +69,10 @@ def check(spec: Any, value: Any, where: str) -> None:
         )
     spec = cast("dict[str, Any]", spec)
     widget, choices = spec.get("widget"), options(spec)
+    picked = any(_same(value, choice) for _, choice in choices)
     if widget in ("turnout", "choose_one") and choices:
         _check_choice(spec, value, choices, where)
-    elif widget in ("file_upload", "pick_or_upload") and not _picked(value, choices):
+    elif widget in ("file_upload", "pick_or_upload") and not picked:
         _check_files(spec, value, where)
 
 
@@ -84,25 +85,17 @@ def type_of(spec: Any) -> str | None:
 def check_type(spec: Any, value: Any, where: str) -> None:
     """Raise `InvalidAnswer` for a value that is not of the question's type. Null is no answer."""
     named = type_of(spec)
-    if named and value is not None and not _is_of(named, value):
+    if named and not _is_of(named, value):
         raise errors.InvalidAnswer(
             f"{where} does not take {_text(value)}: its answer is of type {named}"
         )
 
 
 def _is_of(named: str, value: Any) -> bool:
-    kinds = _TYPES[named]
-    if isinstance(value, bool):
-        return kinds == (bool,)
-    return isinstance(value, kinds) or (named == "integer" and _is_whole(value))
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, float) and value.is_integer()
-
-
-def _picked(value: Any, choices: list[tuple[str, Any]]) -> bool:
-    return value is None or any(_same(value, choice) for _, choice in choices)
+    if value is None or isinstance(value, bool):
+        return value is None or named == "boolean"
+    whole = named == "integer" and isinstance(value, float) and value.is_integer()
+    return whole or isinstance(value, _TYPES[named])
 
 
 def _check_choice(
@@ -212,24 +205,22 @@ _TEXT = ("text", "string", "str", "textarea")
 def decoded(spec: Any, value: Any) -> Any:
     """Return what a text answer stands for, if it is JSON and its question takes no text.
 
-    Apps of 0.3.0 store answers as `"5"` or `"true"`, since it decoded each text that is JSON. A
-    question takes no text if the type that it asks for, or else its options, its `type` or its
-    widget say so. 5.0 is 5 for an integer. Any other answer is returned as it is, also one whose
-    question cannot be read, or whose value cannot be stored.
+    Apps of 0.3.0 store `"5"` or `"true"`, since it decoded each text that is JSON. The type that is
+    asked for, or else options, `type` or widget say whether a question takes no text. 5.0 is 5 for
+    an integer. Other answers stay, also if the question cannot be read or the value not stored.
     """
-    if _is_whole(value) and type_of(spec) == "integer":
-        return int(value)
-    if not isinstance(value, str) or not isinstance(spec, dict):
-        return value
-    try:
-        found = json.loads(
-            value, parse_constant=_finite, parse_float=_finite, parse_int=_finite_whole
-        )
-    except (ValueError, RecursionError):
-        return value
-    if not _takes_instead(cast("dict[str, Any]", spec), found, value):
-        return value
-    return int(found) if _is_whole(found) and type_of(spec) == "integer" else found
+    found = value
+    if isinstance(value, str) and isinstance(spec, dict):
+        try:
+            found = json.loads(
+                value, parse_constant=_finite, parse_float=_finite, parse_int=_finite_whole
+            )
+        except (ValueError, RecursionError):
+            return value
+        if not _takes_instead(cast("dict[str, Any]", spec), found, value):
+            return value
+    is_whole = isinstance(found, float) and found.is_integer()
+    return int(found) if is_whole and type_of(spec) == "integer" else found
 
 
 def _is_stored(value: Any) -> bool:
@@ -258,7 +249,7 @@ def _takes_instead(spec: dict[str, Any], found: Any, text: str) -> bool:
     if (named or kind) in _TEXT or not _is_stored(found):
         return False
     if named:
-        return found is None or _is_of(named, found)
+        return _is_of(named, found)
     if widget in ("turnout", "choose_one"):
         try:
             check(spec, text, "")

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import queue_workflows
-from queue_workflows import errors
 from queue_workflows.service import (
     guard,
     lifespan,
@@ -127,7 +126,7 @@ def _trigger_example() -> dict[str, Any] | None:
         given = {"day": "2026-03-01"} if args.caller_of(task).args else {}
         try:
             args.check_args(name, given)
-        except errors.ArgsRefused:
+        except queue_workflows.errors.ArgsRefused:
             continue
         queue = config.ingest_task_queues.get(name) or min(config.ingest_queues)
         return {"queue": queue, "task": name, "args": given, "lock_key": "rates"}

@@ -35,8 +35,9 @@ class TaskCaller:
         kinds = [typed_values.read(p.annotation, scope) for p in places[:2]]
         for_args = [_is_for_args(p, kind) for p, kind in zip(places, kinds, strict=False)]
         self.reason = self.args = len(places) > 1
+        needed = len(places) > 1 and places[1].default is places[1].empty
         self._args_first = for_args == [True, False] or (
-            for_args == [True, True] and _is_optional(places[1]) and places[1].name != "args"
+            for_args == [True, True] and not needed and places[1].name != "args"
         )
         if any(p.kind is p.VAR_POSITIONAL for p in found):
             self.reason = self.args = True
@@ -44,7 +45,7 @@ class TaskCaller:
             self.args = for_args[0]
             self.reason = not self.args
         elif self._args_first:
-            self.reason = places[1].name == "reason" or not _is_optional(places[1])
+            self.reason = needed or places[1].name == "reason"
         self._record: Any = None
         if self.args and places:
             kind = kinds[0 if self._args_first or len(places) == 1 else 1]
@@ -55,7 +56,7 @@ class TaskCaller:
             if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
         ]
         # Apps of 0.3.0 have tasks with args and `(reason, *, client=...)`, which drop the args.
-        strict = not all(map(_is_optional, named)) or not self.reason
+        strict = not self.reason or any(p.default is p.empty for p in named)
         self._keywords = typed_values.Keywords([] if self.args else named, scope, strict=strict)
         self.checks = self._record is not None or bool(self._keywords)
         """Whether the task may refuse args."""
@@ -94,10 +95,6 @@ class TaskCaller:
         if self._record is None:
             return self._keywords.bound(args, where)
         return typed_values.taken(args, self._record, where)
-
-
-def _is_optional(parameter: inspect.Parameter) -> bool:
-    return parameter.default is not parameter.empty
 
 
 def _is_for_args(parameter: inspect.Parameter, kind: Any) -> bool:
