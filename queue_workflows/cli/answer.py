@@ -71,8 +71,7 @@ def answered(run_id: str, node_id: str, text: str, *, check: bool = True) -> dic
 
     `outcome`: `answered`, `already answered` (`value` is then the answer that counts, if it was
     taken), `timed out` (`value` is then the default that was taken), `not waiting` or `unknown`.
-    Raises `InvalidAnswer` for a value that the question does not allow, `check` only,
-    `InvalidPayload`, and `AmbiguousId` for a prefix of several runs.
+    Raises `InvalidAnswer`, `InvalidPayload` and `AmbiguousId`.
     """
     done: dict[str, Any] = {
         "run_id": run_id, "node_id": node_id, "outcome": "unknown", "reason": None,

@@ -20,9 +20,8 @@ class TaskCaller:
 
     It gets `reason`, `args`, both or neither by position, in this order unless only the first one
     is a parameter for the args: its name is `args`, or its annotation is a dict, a model or a
-    dataclass. Then the second one keeps its default, if it has one and is not named `reason`. A
-    single other parameter gets the reason. If no parameter takes the args, the keyword-only
-    parameters take them by name, and `**rest` takes the others.
+    dataclass. Then a second one that is not named `reason` keeps its default. A single other
+    parameter gets the reason. Without one for the args, keyword-only ones and `**rest` take them.
     """
 
     def __init__(self, task: Callable[..., Any]) -> None:
@@ -35,7 +34,7 @@ class TaskCaller:
         kinds = [typed_values.read(p.annotation, scope) for p in places[:2]]
         for_args = [_is_for_args(p, kind) for p, kind in zip(places, kinds, strict=False)]
         self.reason = self.args = len(places) > 1
-        needed = len(places) > 1 and places[1].default is places[1].empty
+        needed = self.args and places[1].default is places[1].empty
         self._args_first = for_args == [True, False] or (
             for_args == [True, True] and not needed and places[1].name != "args"
         )
