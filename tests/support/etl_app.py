@@ -55,6 +55,16 @@ def load_day(day: str) -> dict[str, Any]:
     return {"day": day}
 
 
+@register("again")
+def load_again(day: str, *, table: str) -> None:
+    """Check its args; first by name."""
+
+
+@register("load.at", queue="load.a")
+def load_at(day: str, args: dict[str, Any]) -> None:
+    """Take args whose keys may have the name of the parameter that gets the reason."""
+
+
 @queue_workflows.node
 def repeat(times: int) -> None:
     """Do nothing with a number."""
