@@ -6,6 +6,7 @@ it is deleted after EVENT_RETENTION_DAYS.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from queue_workflows import db, errors
@@ -14,6 +15,7 @@ from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import events as rows
 from queue_workflows.types import Rows
 
+_log = logging.getLogger(__name__)
 VALUE_BYTES = 1 << 20
 """Bytes of the largest value, as JSON; the table has the same bound."""
 
@@ -35,8 +37,11 @@ def send(name: str, *, key: str | int | None = None, value: Any = None, conn: An
     with app_connections.transaction(conn) as own:
         sent = rows.send(own, name, key, text)
     if sent and conn is None:
-        with db.statement() as own:
-            rows.wake_soon(own)
+        try:
+            with db.statement() as own:
+                rows.wake_soon(own, name, key)
+        except db.Error as error:
+            _log.warning("event %r is stored; an orchestrator wakes its waiters: %s", name, error)
     return sent
 
 

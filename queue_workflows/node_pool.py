@@ -113,13 +113,14 @@ class NodePool:
     def _act(self, wake: db.Wake) -> None:
         try:
             now = self._now()
+            kinds = {text for _, text in wake.notified}
+            # First, as no check finds it. What was sent while nothing listened counts as notified.
+            if "sent" in kinds or wake.reason == "connected":
+                self._maintenance.wake("events")
             # In a stream of notifications, only a check finds what has become due.
             if now >= self._check_at or wake.reason in ("connected", "wake"):
                 self.check()
                 return
-            kinds = {text for _, text in wake.notified}
-            if "sent" in kinds:
-                self._maintenance.wake("events")
             if "delayed" in kinds:
                 self._check_at = min(self._check_at, now + STREAM_PAUSE_S)
             if "event" in kinds and self._drain_at is None:

@@ -30,17 +30,25 @@ def prune(conn: db.Connection, *, older_than_days: float, batch: int) -> int:
     return conn.execute(statements.events.prune, parameters).rowcount
 
 
-def wake_waiting(conn: db.Connection) -> int:
-    """Wake jobs whose event is there although they wait for it; return how many."""
-    row = conn.execute(statements.events.wake_waiting).fetchone()
+WAKE_BATCH = 1000
+"""If so many steps were woken at once, there may be more."""
+
+
+def wake_waiting(conn: db.Connection, name: str | None = None, key: str | None = None) -> int:
+    """Wake up to WAKE_BATCH jobs of each family that wait although their event is there.
+
+    Return how many steps were woken. `name` and `key`: only those that wait for this event.
+    """
+    given = {"name": name, "key": key, "most": WAKE_BATCH}
+    row = conn.execute(statements.events.wake_waiting, given).fetchone()
     assert row is not None
     return row["n"]
 
 
-def wake_soon(conn: db.Connection) -> None:
+def wake_soon(conn: db.Connection, name: str, key: str) -> None:
     """Do as `wake_waiting` does, or leave it to an orchestrator if the role may only submit."""
     with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
-        wake_waiting(conn)
+        wake_waiting(conn, name, key)
 
 
 def wait(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> JsonDict:

@@ -36,7 +36,7 @@ STALLED_PASS_S: Final = 0.5
 """How long one pass may delay the other tasks, such as `reclaim`."""
 UNASSIGNABLE_S: Final = 10.0
 EVENTS_S: Final = 5.0
-"""How late at most a job hears of an event: its row was locked, or the wait began meanwhile."""
+"""Seconds between checks for waits that began, or whose rows were locked, as their event came."""
 COUNT_STEPS: Final = 20
 """With the default interval that is faster than a server makes transactions."""
 FLAG: Final = "flag of model"
@@ -158,9 +158,14 @@ class PeriodicTasks:
         self._stalled.end(begin, quiet_s=STALLED_QUIET_S, for_s=STALLED_PASS_S)
 
     def wake_waiting(self) -> None:
-        """Wake jobs that wait although their event is there: it was committed meanwhile."""
+        """Wake jobs that wait although their event is there, a bounded number of them.
+
+        The rest follows at once, after the other tasks that are due.
+        """
         with self._dedicated.using() as conn:
-            events.wake_waiting(conn)
+            woken = events.wake_waiting(conn)
+        if woken >= events.WAKE_BATCH:
+            self.wake("events")
 
     def expire_inputs(self) -> None:
         """End the waits of input nodes that are past their timeout."""

@@ -111,6 +111,33 @@ def test_a_plain_insert_notifies_at_its_commit_and_a_rollback_does_not(
     assert job(conn)["result"] == {"result": True}
 
 
+def test_a_sender_wakes_only_those_who_wait_for_its_event(conn: db.Connection) -> None:
+    for event in ("approved", "other"):
+        held = transitions.claimed(conn, "ingest")
+        assert transitions.begin_wait(conn, held, event) == "waiting"
+        transitions.suspend(conn, held)
+    conn.execute("INSERT INTO events (name) VALUES ('other')")
+    events.send("approved")
+    assert factories.column(conn, "SELECT name FROM job_steps WHERE state = 'waiting'") == ["other"]
+    swept()
+
+
+def test_an_event_is_sent_although_its_jobs_cannot_be_woken_yet(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queued(conn, lambda reason: steps.wait_for_event("approved"))
+    run(conn)
+    db.close_pool()
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_STATEMENT_TIMEOUT_S", "1")
+    with db.connect() as other, other.transaction():
+        other.execute("LOCK TABLE ingest_jobs")
+        assert events.send("approved", value=1)
+    assert "event 'approved' is stored" in caplog.text
+    assert is_waiting(conn)
+    swept()
+    assert run(conn) == "completed"
+
+
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 def test_a_wait_ends_at_its_time_limit_with_the_default(
     conn: db.Connection, is_async: bool
@@ -490,7 +517,7 @@ def test_a_role_for_submit_sends_events_and_wakes_jobs_and_changes_nothing_else(
             "INSERT INTO job_steps (job_table, job_id, kind, name, state, claim_no)"
             " VALUES ('ingest_jobs', 'x', 'step', 'x', 'done', 1)",
             "UPDATE job_steps SET state = 'done'",
-            "SELECT queue_workflows_wake_waiting()",
+            "SELECT queue_workflows_wake_waiting(NULL, NULL, 9)",
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 own.execute(refused.encode())

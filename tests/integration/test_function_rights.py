@@ -31,7 +31,7 @@ CHECKED = {
     "queue_workflows_mend_lines": "",
     "queue_workflows_mend_turns": "'ingest_jobs'",
     "queue_workflows_hold_node": "'r', 'n'",
-    "queue_workflows_wake_waiting": "",
+    "queue_workflows_wake_waiting": "NULL, NULL, 9",
 }
 """The functions that run as their owner and may be granted: each with arguments for a call."""
 RIGHTS = {

@@ -223,7 +223,7 @@ STEPS = {
     ("functions", "queue_workflows_forget_parts(text,text[])"),
     ("functions", "queue_workflows_event_sent()"),
     ("functions", "queue_workflows_wake_jobs(bigint[])"),
-    ("functions", "queue_workflows_wake_waiting()"),
+    ("functions", "queue_workflows_wake_waiting(text,text,integer)"),
 }
 """What steps and events need, beside the tables of migrations 0020 and 0021."""
 CHILD_RUNS = {

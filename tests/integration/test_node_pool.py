@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -13,8 +15,11 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, db, ingest_executor, node_pool, node_queue, runs, steps
+from queue_workflows.engine import events as engine_events
 from queue_workflows.maintenance import periodic
 from tests.support import factories, flow, orchestrators, sweeps, transitions, wait
+
+WAITS = "SELECT count(*) FROM job_steps WHERE state = 'waiting'"
 
 
 @contextmanager
@@ -72,7 +77,54 @@ def test_a_job_that_waits_for_an_event_wakes_at_the_commit_of_a_plain_insert(
     with running():
         ingest_executor.execute_ingest_job(transitions.claim_ingest(conn))
         conn.execute("INSERT INTO events (name) VALUES ('approved')")
-        wait.until(lambda: factories.job(conn)["resume_at"] is not None)
+        wait.until(lambda: factories.one(conn, WAITS) == 0)
+
+
+def first_sweep(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Is set when waits were checked once, after which only a wake-up checks them."""
+    monkeypatch.setattr(periodic, "EVENTS_S", math.inf)
+    done, run = threading.Event(), periodic.PeriodicTasks.wake_waiting
+
+    def wake_waiting(tasks: periodic.PeriodicTasks) -> None:
+        run(tasks)
+        done.set()
+
+    monkeypatch.setattr(periodic.PeriodicTasks, "wake_waiting", wake_waiting)
+    return done
+
+
+def test_an_event_of_an_app_counts_also_when_a_check_is_due(
+    conn: Any, hourly: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue_workflows.register_ingest_task("t", lambda: steps.wait_for_event("approved"))
+    factories.ingest(conn)
+    later = [0.0]
+    swept = first_sweep(monkeypatch)
+    with running(now_fn=lambda: time.monotonic() + later[0]):
+        wait.until(swept.is_set)
+        ingest_executor.execute_ingest_job(transitions.claim_ingest(conn))
+        later[0] = 7200.0
+        conn.execute("INSERT INTO events (name) VALUES ('approved')")
+        wait.until(lambda: factories.one(conn, WAITS) == 0)
+
+
+def test_all_jobs_that_wait_for_an_event_wake_soon(
+    conn: Any, hourly: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_events, "WAKE_BATCH", 10)
+    conn.execute(
+        "INSERT INTO ingest_jobs (id, task_name, queue, available_at, claim_no)"
+        " SELECT 'j' || i, 't', 'fetch', now() + interval '1 h', 1 FROM generate_series(1, 45) i"
+    )
+    conn.execute(
+        "INSERT INTO job_steps (job_table, job_id, kind, name, state, claim_no)"
+        " SELECT 'ingest_jobs', id, 'event', 'approved', 'waiting', 1 FROM ingest_jobs"
+    )
+    swept = first_sweep(monkeypatch)
+    with running():
+        wait.until(swept.is_set)
+        conn.execute("INSERT INTO events (name) VALUES ('approved')")
+        wait.until(lambda: factories.one(conn, WAITS) == 0)
 
 
 def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notification(

@@ -44,9 +44,11 @@ BEGIN
     PERFORM pg_notify('node_job_ready', q) FROM unnest(v_queues) q;
 END $$;
 
--- Wake up to 1,000 jobs of each family whose event is there although they wait for it. Return how many steps were woken.
--- Rows that are locked come later. No row is waited for, as a session of an app may keep one.
-CREATE OR REPLACE FUNCTION queue_workflows_wake_waiting() RETURNS integer LANGUAGE plpgsql
+-- Wake up to `p_most` jobs of each family whose event, of this name and key if they are not NULL, is there although they
+-- wait for it. Return how many steps were woken. Rows that are locked come later. No row is waited for, as a session of
+-- an app may keep one. A plan for other names would read every waiting step.
+CREATE OR REPLACE FUNCTION queue_workflows_wake_waiting(p_name text, p_key text, p_most integer)
+RETURNS integer LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_custom_plan
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     v_steps bigint[];
@@ -57,15 +59,17 @@ BEGIN
           FROM job_steps s
           JOIN ingest_jobs j ON j.id = s.job_id
          WHERE s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+           AND (p_name IS NULL OR (s.name, s.key) = (p_name, p_key))
            AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
-         LIMIT 1000 FOR UPDATE OF s, j SKIP LOCKED),
+         LIMIT p_most FOR UPDATE OF s, j SKIP LOCKED),
     of_nodes AS MATERIALIZED (
         SELECT s.id
           FROM job_steps s
           JOIN workflow_node_jobs j ON j.id = s.job_id
          WHERE s.job_table = 'workflow_node_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+           AND (p_name IS NULL OR (s.name, s.key) = (p_name, p_key))
            AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
-         LIMIT 1000 FOR UPDATE OF s, j SKIP LOCKED),
+         LIMIT p_most FOR UPDATE OF s, j SKIP LOCKED),
     woken AS (
         UPDATE job_steps s SET state = 'running'
          WHERE s.id = ANY (ARRAY(SELECT id FROM of_ingest UNION ALL SELECT id FROM of_nodes)) RETURNING s.id)

@@ -20,8 +20,9 @@ DELETE FROM events WHERE ctid = ANY (ARRAY(
      LIMIT %(batch)s FOR UPDATE SKIP LOCKED));
 
 -- name: wake_waiting
--- Wake jobs whose event is there although they wait for it; return how many.
-SELECT queue_workflows_wake_waiting() AS n;
+-- Wake up to `most` jobs of each family whose event is there although they wait for it; return how
+-- many. `name` NULL: whatever the event, else of this name and key.
+SELECT queue_workflows_wake_waiting(%(name)s, %(key)s, %(most)s) AS n;
 
 -- name: wait
 -- tables: ingest_jobs workflow_node_jobs
