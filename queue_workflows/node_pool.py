@@ -117,6 +117,8 @@ class NodePool:
             # First, as no check finds it. What was sent while nothing listened counts as notified.
             if "sent" in kinds or wake.reason == "connected":
                 self._maintenance.wake("events")
+            if "left" in kinds:
+                self._maintenance.wake("lock-keys")
             # In a stream of notifications, only a check finds what has become due.
             if now >= self._check_at or wake.reason in ("connected", "wake"):
                 self.check()

@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows import queues
+from queue_workflows import db, node_pool, queues
 from tests.support import app_triggers, factories, invariants, sweeps, transitions
-from tests.support.wait import patience
+from tests.support.wait import patience, until
 
 Row = dict[str, Any]
 FAMILIES = {"node": (factories.node, "cpu"), "ingest": (factories.ingest, "fetch")}
@@ -266,7 +266,7 @@ def test_a_transaction_that_checks_its_constraints_at_once_delays_no_other_commi
     """It keeps all advisory locks, which a commit takes for milliseconds."""
     for queue in ("fetch", "load"):
         queues.limit(queue, partition_max_running=1)
-    with db.connect() as conn, db.connect() as submitter:
+    with db.connect() as conn, db.connect(timeout_s=60) as submitter:
         first, second = (factories.ingest(conn, **{column: "a"})["id"] for _ in range(2))
         with submitter.transaction():
             submitter.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -278,11 +278,72 @@ def test_a_transaction_that_checks_its_constraints_at_once_delays_no_other_commi
             job = transitions.claim_ingest(conn)
             transitions.complete(conn, job)
             factories.ingest(conn, **{column: "b"})
-            assert time.monotonic() - began < patience(1.5)
+            assert time.monotonic() - began < patience(4.5)
             assert (job["id"], factories.reread(conn, job)["status"]) == (first, "completed")
         sweeps.admit_missed_waiters(conn)
         sweeps.admit_from_partitions(conn)
         assert transitions.claim_ingest(conn)["id"] == second
+
+
+@contextmanager
+def locks_kept(family: str) -> Generator[None]:
+    """All advisory locks of `ingest_jobs` or `partitions` are held by an open transaction."""
+    with db.connect() as other, other.transaction():
+        other.execute(
+            "SELECT queue_workflows_take_locks(%s, array_agg(i::text))"
+            " FROM generate_series(1, 4000) i",
+            (family,),
+        )
+        yield
+
+
+def test_a_commit_waits_for_the_lock_of_its_key(db: ModuleType) -> None:
+    """Many commits of one key queue for its lock, honestly, for longer than one of them takes."""
+    with db.connect() as conn:
+        first, second = (factories.ingest(conn, lock_key="k")["id"] for _ in range(2))
+        job = transitions.claim_ingest(conn)
+        with locks_kept("ingest_jobs"):
+            done = threading.Thread(target=transitions.complete, args=(conn, job))
+            done.start()
+            threading.Event().wait(0.5)  # the time that the lock is kept
+        done.join()
+        assert transitions.claim_ingest(conn)["id"] == second != first
+
+
+def test_a_key_that_was_left_comes_soon_after_its_lock_is_free(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S", "3600")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "3600")
+    pool = node_pool.NodePool()
+    with db.connect() as conn:
+        second = [factories.ingest(conn, lock_key="k")["id"] for _ in range(2)][1]
+        job = transitions.claim_ingest(conn)
+        pool.start()
+        try:
+            listening = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%%'"
+            until(lambda: factories.column(conn, listening))
+            with locks_kept("ingest_jobs"):
+                transitions.complete(conn, job)
+            until(lambda: states(conn, "ingest")[1] == IN)
+        finally:
+            pool.stop()
+        assert transitions.claim_ingest(conn)["id"] == second
+
+
+def test_a_partition_that_was_left_counts_its_starts(db: ModuleType) -> None:
+    queues.limit("fetch", partition_rate="1/1h")
+    with db.connect() as conn:
+        for _ in range(3):
+            factories.ingest(conn, partition_key="a")
+        with locks_kept("partitions"):
+            job = transitions.claim_ingest(conn)
+            transitions.complete(conn, job)
+        conn.execute("UPDATE partition_dues SET due_at = now()")
+        sweeps.admit_from_partitions(conn)
+        assert transitions.claim(conn, transitions.who("fetch"), count=3) == []
+        starts = "SELECT n FROM partition_starts"
+        assert factories.column(conn, starts) == [1]
 
 
 def test_an_app_that_keeps_its_insert_open_delays_nobody(db: ModuleType) -> None:

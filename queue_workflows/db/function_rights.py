@@ -14,7 +14,7 @@ INTERNAL = (
     "queue_workflows_demand", "queue_workflows_end_parent_node",
     "queue_workflows_forget_steps", "queue_workflows_give_turns",
     "queue_workflows_give_turns_singly",
-    "queue_workflows_limit_gate", "queue_workflows_partitions",
+    "queue_workflows_leave_partition", "queue_workflows_limit_gate", "queue_workflows_partitions",
     "queue_workflows_rate_room", "queue_workflows_refuse", "queue_workflows_release_key",
     "queue_workflows_take_locks", "queue_workflows_wake_jobs",
 )  # fmt: skip

@@ -37,6 +37,8 @@ STALLED_PASS_S: Final = 0.5
 UNASSIGNABLE_S: Final = 10.0
 EVENTS_S: Final = 5.0
 """Seconds between checks for waits that began, or whose rows were locked, as their event came."""
+LEFT_KEYS_S: Final = 1.0
+"""Seconds between checks of lock keys while some are found that commits have left."""
 COUNT_STEPS: Final = 20
 """With the default interval that is faster than a server makes transactions."""
 FLAG: Final = "flag of model"
@@ -72,6 +74,8 @@ class PeriodicTasks:
         """Makes the tasks of these names due at once, while the loop runs."""
         self._has_counted = True
         """Whether the last count of events had the rights for it."""
+        self._found_left_keys = False
+        """Whether the last check found lock keys with waiters and no admitted job."""
         self._unserved: dict[str, float] = {}
         """Models whose jobs no worker can take, and since when."""
 
@@ -106,9 +110,12 @@ class PeriodicTasks:
             service.Task("metrics", config.METRICS_COUNT_INTERVAL_S.read, self.count_events),
             service.Task("events", EVENTS_S, self.wake_waiting),
             service.Task("input-timeouts", math.inf, self.expire_inputs),
-            service.Task("lock-keys", self._lock_keys_s, self.repair_lock_queues),
+            service.Task("lock-keys", self._lock_keys_every_s, self.repair_lock_queues),
             service.Task("limits", math.inf, self.repair_partition_queues),
         ]
+
+    def _lock_keys_every_s(self) -> float:
+        return min(LEFT_KEYS_S, self._lock_keys_s) if self._found_left_keys else self._lock_keys_s
 
     def check(self) -> None:
         """Wake the frequent tasks that have something to do, found by one statement for all."""
@@ -189,8 +196,10 @@ class PeriodicTasks:
                     "`queue-workflows status` names it",
                     count,
                 )
-            if count := promotion.admit_missed_waiters(conn):
-                _log.warning("admitted %d jobs that waited for a lock key that was free", count)
+            count = promotion.admit_missed_waiters(conn)
+        if count and not self._found_left_keys:
+            _log.warning("admitted %d jobs that waited for a lock key that was free", count)
+        self._found_left_keys = count > 0
 
     def repair_partition_queues(self) -> None:
         """Admit jobs of limited partitions whose time has come or that were missed."""

@@ -93,7 +93,7 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
         )
     assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
     assert {part: len(names) for part, names in of_parts.items()} == {
-        "functions": 129,
+        "functions": 130,
         "triggers": 39,
     }
 
@@ -177,7 +177,9 @@ NOTES = {
 }  # fmt: skip
 """What changed so that the admission writes no command into blocked_reason (decision 0024)."""
 LOCKS = {
-    ("functions", f"queue_workflows_{name}(text,text[])") for name in ("take_locks", "lock_keys")
+    ("functions", "queue_workflows_take_locks(text,text[])"),
+    ("functions", "queue_workflows_lock_keys(text,text[])"),
+    ("functions", "queue_workflows_leave_partition(text,text,integer,interval)"),
 }
 """A commit leaves out the advisory locks that another transaction keeps."""
 MERGED = {

@@ -17,26 +17,39 @@ END $$;
 
 -- Take the advisory locks of some keys until the transaction ends, and return the keys whose locks it has. There are
 -- 256, so that a bulk insert of many keys does not fill the server's lock table. They are taken in ascending order, so
--- that no two commits deadlock. A commit holds them for milliseconds. A transaction that stays open after SET CONSTRAINTS
--- ALL IMMEDIATE holds them for as long as it likes: after one wait of 0.2 s, locks that are not free are left out.
+-- that no two commits deadlock. A commit holds them for milliseconds, but many commits of one key queue for its lock. A
+-- transaction that stays open after SET CONSTRAINTS ALL IMMEDIATE holds them for as long as it likes. So a transaction
+-- waits up to 1 s in all, or the lock_timeout of its session, and leaves out the locks that are not free then.
 CREATE OR REPLACE FUNCTION queue_workflows_take_locks(p_jobs text, p_keys text[]) RETURNS text[]
-LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_class   integer := hashtext('queue_workflows.lock.' || p_jobs);
+    v_timeout text := current_setting('lock_timeout');
+    v_until   double precision;
+    v_left_ms double precision;
     v_place   record;
-    v_waits   boolean := true;
     v_missing text[];
 BEGIN
     FOR v_place IN SELECT (hashtextextended('queue_workflows.lock.' || p_jobs || '.' || key, 0) & 255)::integer AS n,
                           array_agg(key) AS keys
                      FROM unnest(p_keys) AS k (key) GROUP BY 1 ORDER BY 1 LOOP
         CONTINUE WHEN pg_try_advisory_xact_lock(v_class, v_place.n);
-        IF v_waits THEN
+        IF v_until IS NULL THEN
+            v_until := nullif(current_setting('queue_workflows.locks_until', true), '');
+            IF v_until IS NULL THEN
+                v_until := extract(epoch FROM clock_timestamp() + least(nullif(v_timeout::interval, '0'), '1 s'));
+                PERFORM set_config('queue_workflows.locks_until', v_until::text, true);
+            END IF;
+        END IF;
+        v_left_ms := (v_until - extract(epoch FROM clock_timestamp())) * 1000;
+        IF v_left_ms BETWEEN 1 AND 1000 THEN
             BEGIN
+                PERFORM set_config('lock_timeout', v_left_ms::integer::text, true);
                 PERFORM pg_advisory_xact_lock(v_class, v_place.n);
+                PERFORM set_config('lock_timeout', v_timeout, true);
                 CONTINUE;
             EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-                v_waits := false;
+                NULL;  -- which also sets lock_timeout back
             END;
         END IF;
         v_missing := v_missing || v_place.keys;
@@ -171,15 +184,13 @@ BEGIN
     SELECT array_agg(mine::partition_turns) INTO v_asked FROM mine;
     IF v_asked IS NOT NULL AND current_setting('transaction_isolation') <> 'read committed' THEN
         -- This snapshot lacks jobs that were admitted meanwhile: leave the check to the next claim.
-        INSERT INTO partition_dues (queue, partition_key, due_at)
-        SELECT a.queue, a.partition_key, now() FROM unnest(v_asked) a;
-        PERFORM pg_notify('ingest_job_ready', a.queue) FROM unnest(v_asked) a GROUP BY a.queue;
+        PERFORM queue_workflows_leave_partition(a.queue, a.partition_key, a.starts, '0') FROM unnest(v_asked) a;
     ELSIF v_asked IS NOT NULL THEN
         v_ours := queue_workflows_take_locks(
             'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
-        INSERT INTO partition_dues (queue, partition_key, due_at)
-        SELECT a.queue, a.partition_key, now() FROM unnest(v_asked) a
-         WHERE a.queue || '/' || a.partition_key <> ALL (v_ours);
+        -- Not at once: each claim of the queue would wait for these locks again, and claim nothing.
+        PERFORM queue_workflows_leave_partition(a.queue, a.partition_key, a.starts, '1 s') FROM unnest(v_asked) a
+          WHERE a.queue || '/' || a.partition_key <> ALL (v_ours);
         BEGIN
             FOREACH v_one IN ARRAY v_asked LOOP
                 CONTINUE WHEN v_one.queue || '/' || v_one.partition_key <> ALL (v_ours);
@@ -194,6 +205,7 @@ BEGIN
                 EXCEPTION WHEN OTHERS THEN
                     RAISE WARNING 'the line of partition % of queue % is left to the sweep: %',
                         v_one.partition_key, v_one.queue, SQLERRM;
+                    PERFORM queue_workflows_leave_partition(v_one.queue, v_one.partition_key, v_one.starts, '5 s');
                 END;
             END LOOP;
         END;
@@ -211,6 +223,10 @@ BEGIN
           FROM mine GROUP BY jobs ORDER BY jobs
     LOOP
         v_ours := queue_workflows_take_locks(v_turn.jobs, v_turn.keys);
+        IF cardinality(v_ours) < cardinality(v_turn.keys)
+           AND current_setting('queue_workflows.mends', true) IS DISTINCT FROM 'on' THEN
+            PERFORM pg_notify('orchestrator_work', 'left');
+        END IF;
         BEGIN
             PERFORM queue_workflows_give_turns(v_turn.jobs, v_ours);
         EXCEPTION WHEN unique_violation THEN
@@ -267,7 +283,7 @@ END $$;
 
 -- Note every key that has waiters and no admitted job, because the first was locked by a transaction when its turn
 -- came. The commit admits the next job of each. It walks from key to key, however many jobs wait. Return how many
--- keys it noted.
+-- keys it noted. Its commit does not wake the orchestrator for keys that it leaves: that one comes again in a second.
 CREATE OR REPLACE FUNCTION queue_workflows_mend_turns(p_jobs text) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -289,6 +305,7 @@ BEGIN
                SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
                   AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)))
         $q$, p_jobs) INTO v_keys;
+    PERFORM set_config('queue_workflows.mends', 'on', true);
     PERFORM queue_workflows_ask_turn(p_jobs, k.key) FROM unnest(v_keys) k (key);
     RETURN coalesce(cardinality(v_keys), 0);
 END $$;

@@ -22,7 +22,7 @@ BEGIN
 END $$;
 
 -- Wake the orchestrator. The trigger's argument names the kind of work: 'run', 'delayed' (a run that starts later) or
--- 'input'. An event of an app sends 'sent' (queue_workflows_event_sent).
+-- 'input'. An event of an app sends 'sent' (queue_workflows_event_sent), a commit that leaves lock keys 'left'.
 CREATE OR REPLACE FUNCTION notify_orchestrator() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('orchestrator_work', TG_ARGV[0]);

@@ -20,6 +20,22 @@ BEGIN
     INSERT INTO partition_turns (queue, partition_key, starts) VALUES (p_queue, p_key, p_starts);
 END $$;
 
+-- Leave a partition that this commit cannot check to a claim or sweep after `p_after`, with the starts that its rate is
+-- to count: their numbers are far above those that the partition's check gives, under its lock.
+CREATE OR REPLACE FUNCTION queue_workflows_leave_partition(
+    p_queue text, p_key text, p_starts integer, p_after interval) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO partition_dues (queue, partition_key, due_at) VALUES (p_queue, p_key, clock_timestamp() + p_after);
+    INSERT INTO partition_starts (queue, partition_key, n, started_at)
+    SELECT p_queue, p_key, 2000000000000000 + nextval(pg_get_serial_sequence('partition_dues', 'id')), clock_timestamp()
+      FROM (SELECT coalesce((SELECT p.rate_limit FROM queue_partitions p
+                              WHERE p.queue = p_queue AND p.partition_key = p_key),
+                            (SELECT s.partition_rate_limit FROM queue_settings s WHERE s.queue = p_queue)) AS most) r
+     CROSS JOIN LATERAL generate_series(1, CASE WHEN r.most IS NULL THEN 0 ELSE least(p_starts, r.most) END);
+    PERFORM pg_notify('ingest_job_ready', p_queue);
+END $$;
+
 -- Return a job as its partition's limits change it; `p_old` is NULL for an INSERT. Return NULL to leave the row
 -- as it is. A job is first not due, then limited, then locked, then claimable; admitted_at says that it has
 -- passed the limits. What the admission itself writes is kept as it is: it holds the partition's lock, has counted,
@@ -151,6 +167,10 @@ BEGIN
       LEFT JOIN queue_settings s ON s.queue = p_queue
       LEFT JOIN queue_partitions p ON p.queue = p_queue AND p.partition_key = p_key;
     IF v_rate IS NOT NULL THEN
+        WITH missed AS (
+            DELETE FROM partition_starts
+             WHERE queue = p_queue AND partition_key = p_key AND n > 2000000000000000 RETURNING n)
+        SELECT p_starts + count(*) INTO p_starts FROM missed;
         SELECT coalesce((SELECT n FROM partition_starts WHERE queue = p_queue AND partition_key = p_key
                           ORDER BY queue DESC, partition_key DESC, n DESC LIMIT 1), 0) INTO v_last;
         IF v_last NOT BETWEEN 0 AND 1000000000000000 THEN  -- not a number that was counted: start again
