@@ -196,6 +196,10 @@ BEGIN
       LEFT JOIN queue_settings s ON s.queue = p_queue
       LEFT JOIN queue_partitions p ON p.queue = p_queue AND p.partition_key = p_key;
     IF v_rate IS NOT NULL THEN
+        WITH missed AS (
+            DELETE FROM partition_starts
+             WHERE queue = p_queue AND partition_key = p_key AND n > 2000000000000000 RETURNING n)
+        SELECT p_starts + count(*) INTO p_starts FROM missed;
         SELECT coalesce((SELECT n FROM partition_starts WHERE queue = p_queue AND partition_key = p_key
                           ORDER BY queue DESC, partition_key DESC, n DESC LIMIT 1), 0) INTO v_last;
         IF v_last NOT BETWEEN 0 AND 1000000000000000 THEN  -- not a number that was counted: start again
@@ -2620,6 +2624,20 @@ BEGIN
     END IF;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_leave_partition(p_queue text, p_key text, p_starts integer, p_after interval) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    INSERT INTO partition_dues (queue, partition_key, due_at) VALUES (p_queue, p_key, clock_timestamp() + p_after);
+    INSERT INTO partition_starts (queue, partition_key, n, started_at)
+    SELECT p_queue, p_key, 2000000000000000 + nextval(pg_get_serial_sequence('partition_dues', 'id')), clock_timestamp()
+      FROM (SELECT coalesce((SELECT p.rate_limit FROM queue_partitions p
+                              WHERE p.queue = p_queue AND p.partition_key = p_key),
+                            (SELECT s.partition_rate_limit FROM queue_settings s WHERE s.queue = p_queue)) AS most) r
+     CROSS JOIN LATERAL generate_series(1, CASE WHEN r.most IS NULL THEN 0 ELSE least(p_starts, r.most) END);
+    PERFORM pg_notify('ingest_job_ready', p_queue);
+END $$;
+
 CREATE FUNCTION public.queue_workflows_limit_gate(p_old public.ingest_jobs, p_new public.ingest_jobs) RETURNS public.ingest_jobs
     LANGUAGE plpgsql
     AS $$
@@ -2802,6 +2820,7 @@ BEGIN
                SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
                   AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)))
         $q$, p_jobs) INTO v_keys;
+    PERFORM set_config('queue_workflows.mends', 'on', true);
     PERFORM queue_workflows_ask_turn(p_jobs, k.key) FROM unnest(v_keys) k (key);
     RETURN coalesce(cardinality(v_keys), 0);
 END $_$;
@@ -4288,24 +4307,35 @@ END $$;
 
 CREATE FUNCTION public.queue_workflows_take_locks(p_jobs text, p_keys text[]) RETURNS text[]
     LANGUAGE plpgsql
-    SET lock_timeout TO '200ms'
     AS $$
 DECLARE
     v_class   integer := hashtext('queue_workflows.lock.' || p_jobs);
+    v_timeout text := current_setting('lock_timeout');
+    v_until   double precision;
+    v_left_ms double precision;
     v_place   record;
-    v_waits   boolean := true;
     v_missing text[];
 BEGIN
     FOR v_place IN SELECT (hashtextextended('queue_workflows.lock.' || p_jobs || '.' || key, 0) & 255)::integer AS n,
                           array_agg(key) AS keys
                      FROM unnest(p_keys) AS k (key) GROUP BY 1 ORDER BY 1 LOOP
         CONTINUE WHEN pg_try_advisory_xact_lock(v_class, v_place.n);
-        IF v_waits THEN
+        IF v_until IS NULL THEN
+            v_until := nullif(current_setting('queue_workflows.locks_until', true), '');
+            IF v_until IS NULL THEN
+                v_until := extract(epoch FROM clock_timestamp() + least(nullif(v_timeout::interval, '0'), '1 s'));
+                PERFORM set_config('queue_workflows.locks_until', v_until::text, true);
+            END IF;
+        END IF;
+        v_left_ms := (v_until - extract(epoch FROM clock_timestamp())) * 1000;
+        IF v_left_ms BETWEEN 1 AND 1000 THEN
             BEGIN
+                PERFORM set_config('lock_timeout', v_left_ms::integer::text, true);
                 PERFORM pg_advisory_xact_lock(v_class, v_place.n);
+                PERFORM set_config('lock_timeout', v_timeout, true);
                 CONTINUE;
             EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-                v_waits := false;
+                NULL;  -- which also sets lock_timeout back
             END;
         END IF;
         v_missing := v_missing || v_place.keys;
@@ -4338,15 +4368,13 @@ BEGIN
     SELECT array_agg(mine::partition_turns) INTO v_asked FROM mine;
     IF v_asked IS NOT NULL AND current_setting('transaction_isolation') <> 'read committed' THEN
         -- This snapshot lacks jobs that were admitted meanwhile: leave the check to the next claim.
-        INSERT INTO partition_dues (queue, partition_key, due_at)
-        SELECT a.queue, a.partition_key, now() FROM unnest(v_asked) a;
-        PERFORM pg_notify('ingest_job_ready', a.queue) FROM unnest(v_asked) a GROUP BY a.queue;
+        PERFORM queue_workflows_leave_partition(a.queue, a.partition_key, a.starts, '0') FROM unnest(v_asked) a;
     ELSIF v_asked IS NOT NULL THEN
         v_ours := queue_workflows_take_locks(
             'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
-        INSERT INTO partition_dues (queue, partition_key, due_at)
-        SELECT a.queue, a.partition_key, now() FROM unnest(v_asked) a
-         WHERE a.queue || '/' || a.partition_key <> ALL (v_ours);
+        -- Not at once: each claim of the queue would wait for these locks again, and claim nothing.
+        PERFORM queue_workflows_leave_partition(a.queue, a.partition_key, a.starts, '1 s') FROM unnest(v_asked) a
+          WHERE a.queue || '/' || a.partition_key <> ALL (v_ours);
         BEGIN
             FOREACH v_one IN ARRAY v_asked LOOP
                 CONTINUE WHEN v_one.queue || '/' || v_one.partition_key <> ALL (v_ours);
@@ -4361,6 +4389,7 @@ BEGIN
                 EXCEPTION WHEN OTHERS THEN
                     RAISE WARNING 'the line of partition % of queue % is left to the sweep: %',
                         v_one.partition_key, v_one.queue, SQLERRM;
+                    PERFORM queue_workflows_leave_partition(v_one.queue, v_one.partition_key, v_one.starts, '5 s');
                 END;
             END LOOP;
         END;
@@ -4378,6 +4407,10 @@ BEGIN
           FROM mine GROUP BY jobs ORDER BY jobs
     LOOP
         v_ours := queue_workflows_take_locks(v_turn.jobs, v_turn.keys);
+        IF cardinality(v_ours) < cardinality(v_turn.keys)
+           AND current_setting('queue_workflows.mends', true) IS DISTINCT FROM 'on' THEN
+            PERFORM pg_notify('orchestrator_work', 'left');
+        END IF;
         BEGIN
             PERFORM queue_workflows_give_turns(v_turn.jobs, v_ours);
         EXCEPTION WHEN unique_violation THEN
@@ -4564,8 +4597,10 @@ BEGIN
     PERFORM pg_notify('node_job_ready', q) FROM unnest(v_queues) q;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_wake_waiting() RETURNS integer
+CREATE FUNCTION public.queue_workflows_wake_waiting(p_name text, p_key text, p_most integer) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_custom_plan'
     SET search_path TO 'public', 'pg_temp'
     AS $$
 DECLARE
@@ -4577,15 +4612,17 @@ BEGIN
           FROM job_steps s
           JOIN ingest_jobs j ON j.id = s.job_id
          WHERE s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+           AND (p_name IS NULL OR (s.name, s.key) = (p_name, p_key))
            AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
-         LIMIT 1000 FOR UPDATE OF s, j SKIP LOCKED),
+         LIMIT p_most FOR UPDATE OF s, j SKIP LOCKED),
     of_nodes AS MATERIALIZED (
         SELECT s.id
           FROM job_steps s
           JOIN workflow_node_jobs j ON j.id = s.job_id
          WHERE s.job_table = 'workflow_node_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+           AND (p_name IS NULL OR (s.name, s.key) = (p_name, p_key))
            AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
-         LIMIT 1000 FOR UPDATE OF s, j SKIP LOCKED),
+         LIMIT p_most FOR UPDATE OF s, j SKIP LOCKED),
     woken AS (
         UPDATE job_steps s SET state = 'running'
          WHERE s.id = ANY (ARRAY(SELECT id FROM of_ingest UNION ALL SELECT id FROM of_nodes)) RETURNING s.id)
@@ -5801,6 +5838,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_kept_until(p_available_at timestam
 
 REVOKE ALL ON FUNCTION public.queue_workflows_learn(p_host text, p_model text, p_load_s double precision, p_run_s double precision) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_leave_partition(p_queue text, p_key text, p_starts integer, p_after interval) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_limit_gate(p_old public.ingest_jobs, p_new public.ingest_jobs) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_make_child(p_run text, p_node text, p_child jsonb, p_context jsonb, p_waits boolean) FROM PUBLIC;
@@ -5897,6 +5936,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_version_heads(p_queue text, p_vers
 
 REVOKE ALL ON FUNCTION public.queue_workflows_wake_jobs(p_steps bigint[]) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_wake_waiting() FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_wake_waiting(p_name text, p_key text, p_most integer) FROM PUBLIC;
 
 GRANT SELECT ON TABLE public.queue_schema_objects TO PUBLIC;

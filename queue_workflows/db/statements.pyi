@@ -350,7 +350,8 @@ class _Events:
     prune: bytes
     """Delete up to `batch` events that are older than `days` days."""
     wake_waiting: bytes
-    """Wake jobs whose event is there although they wait for it; return how many."""
+    """Wake up to `most` jobs of each family whose event is there although they wait for it; return how
+    many. `name` NULL: whatever the event, else of this name and key."""
     wait: Mapping[str, bytes]
     """Begin or continue a wait of a claimed job: for an event of this name and key, or, for the kind
     `sleep`, for the time alone. One row: `state` is `done`, with the value of the event or `default`

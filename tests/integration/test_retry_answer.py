@@ -195,8 +195,8 @@ def test_an_answer_beside_the_end_of_the_wait_is_refused(toy: flow.Flow, conn: A
 @pytest.mark.parametrize(
     ("value", "policy", "reason"),
     [
-        ("abc", {"widget": "number", "answer_type": "integer"}, "its answer is of type integer"),
-        (True, {"widget": "number", "answer_type": "integer"}, "its answer is of type integer"),
+        ("abc", {"widget": "number", "$answer_type": "integer"}, "its answer is of type integer"),
+        (True, {"widget": "number", "$answer_type": "integer"}, "its answer is of type integer"),
         ("up", {"widget": "turnout", "turnout_options": OPTIONS}, "one of"),
     ],
     ids=["text", "boolean", "no_option"],
