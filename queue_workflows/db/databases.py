@@ -124,8 +124,8 @@ def _missing(wanted: project.Project, requested: str, existing: dict[str, Any]) 
     return (
         f"the embedded server has no database of the project in {wanted.folder}, and this command "
         f"makes none: go to the folder of an app or name it by --app, {there} "
-        "(`queue-workflows databases` lists them), or start the app by `queue-workflows up --app "
-        "MODULE[:CALLABLE]`"
+        "(`queue-workflows databases` lists them), start the app by `queue-workflows up --app "
+        "MODULE[:CALLABLE]`, or set QUEUE_WORKFLOWS_DB_URL for a server of your own"
     )
 
 

@@ -55,8 +55,12 @@ def the_job(run_id: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_without_a_database_the_line_names_the_variable_and_the_way_out(
-    name: str, capfd: pytest.CaptureFixture[str]
+    name: str,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(tmp_path))
     main, argv = SCRIPTS[name]
     assert main(list(argv)) == 2
     line = capfd.readouterr().err.splitlines()[-1]

@@ -400,8 +400,8 @@ def test_a_sample_of_this_machine_needs_no_database(monkeypatch: pytest.MonkeyPa
     [
         (("--host", "nowhere"), "host 'nowhere' has no samples from then; there are some of box"),
         (("--host", "\udcff"), "host '\\udcff'"),
-        (("--past", "soon"), "--past soon: a time span"),
-        (("--past", "2d"), "--past 2d: a time span"),
+        (("--past", "soon"), "--past soon should be a time span"),
+        (("--past", "2d"), "--past 2d should be a time span"),
         (("--past", "nan"), "--past nan"),
     ],
 )

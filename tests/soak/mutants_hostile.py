@@ -83,11 +83,11 @@ def _patient_schedulers() -> None:
 
 
 def _patient_commits(conn: Conn) -> None:
-    edit(
-        conn,
-        "queue_workflows_take_locks",
-        ("SET lock_timeout TO '200ms'", "SET lock_timeout TO '3s'"),
+    changes = (
+        ("least\\(nullif\\(v_timeout::interval, '0'\\), '1 s'\\)", "interval '3 s'"),
+        ("BETWEEN 1 AND 1000", "BETWEEN 1 AND 3000"),
     )
+    edit(conn, "queue_workflows_take_locks", *changes)
 
 
 def _blame_nobody_else() -> None:

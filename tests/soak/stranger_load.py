@@ -26,6 +26,8 @@ MANY = 4000
 """Lock keys or partition keys of one transaction: more than there are advisory locks."""
 LOOP_S = 1.5
 """Longest wait of a loop: its lock time-out of 0.2 s, and a busy machine."""
+COMMIT_S = 2.3
+"""The same for the locks of lock keys and partitions, for which a commit waits 1 s in all."""
 WORKER_S = 4.5
 """The same for a worker, which waits for the row of its own job: 3 s."""
 WAITING = 12
@@ -338,5 +340,7 @@ def limit_s(kind: str, seat: str) -> float:
     """
     if kind == EVENTS:
         return 0.0
+    if kind == CONSTRAINTS:
+        return COMMIT_S
     loops = kind != ROWS or seat.startswith(("orchestrator", "scheduler"))
     return LOOP_S if loops else WORKER_S

@@ -66,7 +66,7 @@ def test_a_node_gets_the_event_that_was_accepted_for_its_run(
     ("kind", "seat", "most_s"),
     [
         (EVENTS, "cpu-1", 0.0), (EVENTS, "orchestrator-1", 0.0), (KEYS, "scheduler-2", 1.5),
-        (CONSTRAINTS, "pool-1", 1.5), (ROWS, "orchestrator-2", 1.5), (ROWS, "notes-1", 4.5),
+        (CONSTRAINTS, "pool-1", 2.3), (ROWS, "orchestrator-2", 1.5), (ROWS, "notes-1", 4.5),
     ],
 )  # fmt: skip
 def test_nobody_waits_for_a_sender_and_no_loop_for_long(
