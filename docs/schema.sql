@@ -4604,9 +4604,24 @@ CREATE FUNCTION public.queue_workflows_wake_waiting(p_name text, p_key text, p_m
     SET search_path TO 'public', 'pg_temp'
     AS $$
 DECLARE
-    v_steps bigint[];
+    v_timeout text := current_setting('lock_timeout');
+    v_steps   bigint[];
 BEGIN
     PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
+    IF p_name IS NOT NULL THEN
+        BEGIN
+            PERFORM set_config('lock_timeout', '1s', true);
+            PERFORM FROM job_steps s JOIN ingest_jobs j ON j.id = s.job_id
+              WHERE s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+                AND (s.name, s.key) = (p_name, p_key) AND j.status = 'running' FOR NO KEY UPDATE OF j;
+            PERFORM FROM job_steps s JOIN workflow_node_jobs j ON j.id = s.job_id
+              WHERE s.job_table = 'workflow_node_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+                AND (s.name, s.key) = (p_name, p_key) AND j.status = 'running' FOR NO KEY UPDATE OF j;
+            PERFORM set_config('lock_timeout', v_timeout, true);
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            NULL;  -- which also sets lock_timeout back
+        END;
+    END IF;
     WITH of_ingest AS MATERIALIZED (
         SELECT s.id
           FROM job_steps s

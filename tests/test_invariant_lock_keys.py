@@ -72,6 +72,18 @@ def test_other_keys_and_jobs_without_one_go_on(db: ModuleType, family: str) -> N
         assert states(conn, family) == [IN, OUT, IN, IN]
 
 
+def test_a_key_that_is_taken_holds_up_no_other_key_of_its_commit(
+    db: ModuleType, family: str
+) -> None:
+    with db.connect() as conn:
+        add(conn, family)
+        assert take(conn, family) is not None
+        with conn.transaction():
+            add(conn, family)
+            add(conn, family, lock_key="other")
+        assert states(conn, family) == [("running", None), OUT, IN]
+
+
 def test_a_key_is_its_familys_own(db: ModuleType) -> None:
     with db.connect() as conn:
         add(conn, "node")

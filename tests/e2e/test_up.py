@@ -141,7 +141,7 @@ def test_a_pool_is_one_of_the_processes_and_hands_back_at_once(
 def test_a_pool_that_cannot_be_is_refused_before_anything_starts(cli: Commands) -> None:
     refused = [
         (["--workers", '[{"queue": "work", "concurrency": 0}]'], "workers[0]: concurrency 0"),
-        (["--workers", POOL, "--no-ingest"], "--no-ingest: leave it out"),
+        (["--workers", POOL, "--no-ingest"], "--no-ingest excludes --workers"),
     ]
     for options, said in refused:
         assert said in commands.refused(cli.run(*STUBBORN, *options))

@@ -45,15 +45,31 @@ BEGIN
 END $$;
 
 -- Wake up to `p_most` jobs of each family whose event, of this name and key if they are not NULL, is there although they
--- wait for it. Return how many steps were woken. Rows that are locked come later. No row is waited for, as a session of
--- an app may keep one. A plan for other names would read every waiting step.
+-- wait for it. Return how many steps were woken. Rows that are locked come later, as a session of an app may keep one. But
+-- for one name it waits up to a second for jobs that run: a worker that gives one up has perhaps not seen the event.
+-- A plan for other names would read every waiting step.
 CREATE OR REPLACE FUNCTION queue_workflows_wake_waiting(p_name text, p_key text, p_most integer)
 RETURNS integer LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_custom_plan
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    v_steps bigint[];
+    v_timeout text := current_setting('lock_timeout');
+    v_steps   bigint[];
 BEGIN
     PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
+    IF p_name IS NOT NULL THEN
+        BEGIN
+            PERFORM set_config('lock_timeout', '1s', true);
+            PERFORM FROM job_steps s JOIN ingest_jobs j ON j.id = s.job_id
+              WHERE s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+                AND (s.name, s.key) = (p_name, p_key) AND j.status = 'running' FOR NO KEY UPDATE OF j;
+            PERFORM FROM job_steps s JOIN workflow_node_jobs j ON j.id = s.job_id
+              WHERE s.job_table = 'workflow_node_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+                AND (s.name, s.key) = (p_name, p_key) AND j.status = 'running' FOR NO KEY UPDATE OF j;
+            PERFORM set_config('lock_timeout', v_timeout, true);
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            NULL;  -- which also sets lock_timeout back
+        END;
+    END IF;
     WITH of_ingest AS MATERIALIZED (
         SELECT s.id
           FROM job_steps s

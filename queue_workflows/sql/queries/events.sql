@@ -88,7 +88,8 @@ SELECT CASE WHEN found.state = 'done' THEN 'done'
 -- For `keep_s` longer only workers of its host claim it, unless it has to wait for a lock key or a
 -- limit of its partition then. It is cancelled instead if it must end. No row: the claim is lost.
 WITH waits AS MATERIALIZED (
-    SELECT s.due_at
+    SELECT CASE WHEN s.kind = 'event' AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key)
+                THEN now() ELSE s.due_at END AS due_at
       FROM job_steps s
      WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.claim_no = %(claim)s
        AND s.state = 'waiting'
