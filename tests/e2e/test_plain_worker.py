@@ -190,7 +190,7 @@ def test_what_needs_executors_is_refused_where_nothing_can_be_forked(
     (tmp_path / "own.py").write_text(IN_THREADS)
     refused = cli.start("python", str(tmp_path / "own.py"))
     assert refused.wait() == 2
-    assert "--burst: handlers run in this process" in refused.err
+    assert "--burst need a process that can fork" in refused.err
 
 
 OWN_GPU = """
