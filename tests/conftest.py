@@ -219,6 +219,19 @@ def _what_is_logged() -> tuple[object, ...]:
 
 
 @pytest.fixture(autouse=True)
+def own_modules(request: pytest.FixtureRequest) -> Generator[None]:
+    """Let modules that a test imports from its own folder end with it: the next has other ones."""
+    own = "tmp_path" in request.fixturenames
+    folder = str(request.getfixturevalue("tmp_path")) if own else None
+    yield
+    if folder is None:
+        return
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
 def clean_process() -> Generator[None]:
     """Defaults and no variable of ours before each test; a thread that outlives it fails it."""
     kept = _forget_environment()
