@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -584,7 +586,10 @@ class EngineConfig:
         if self._workflow_loader is not None:
             return self._workflow_loader(name)
         known = ", ".join(sorted(self.workflow_map))
-        raise errors.UnknownWorkflow(f"no workflow {name!r} is declared; declared are {known}")
+        raise errors.UnknownWorkflow(
+            f"no workflow {name!r} is declared; declared are {known}"
+            f"{errors.hint(name, self.workflow_map)}"
+        )
 
     def _load_pipeline(self, name: str) -> Mapping[str, Any]:
         # A declared workflow's pipelines are named `<workflow>.<step>`, and ids hold no dot.
@@ -611,6 +616,17 @@ class EngineConfig:
         """Return whether any node module can be resolved."""
         return bool(self.node_map or self.node_resolver or self.node_module_package)
 
+    def node_hint(self, name: str) -> str:
+        """Return what a node that is not found, or has no `run()`, perhaps is, or ""."""
+        places = [getattr(each, "place", ("",))[0] for each in self.workflow_map.values()]
+        places += [getattr(each, "place", ("",))[0] for each in self.node_map.values()]
+        places += [(self.app or "").partition(":")[0], self.node_module_package or ""]
+        function = name.rpartition(".")[2]
+        for place in dict.fromkeys(places):
+            if isinstance(getattr(sys.modules.get(place), function, None), types.FunctionType):
+                return f"; {place}.{function}() is not declared by @node"
+        return errors.hint(name, self.node_map)
+
     def resolve_node_module(self, node_module: str) -> Any:
         """Return the object whose `run` is called for a row's `node_module`.
 
@@ -628,11 +644,16 @@ class EngineConfig:
                 text = f"{type(error).__name__}: {error}"
                 raise errors.NodeNotFound(
                     f"the resolver does not know node module {node_module!r}: {text}"
+                    f"{self.node_hint(node_module)}"
                 ) from error
         if self.node_module_package is None:
             raise errors.NodeNotFound(
-                f"node module {node_module!r} is not registered, and no package or resolver is "
-                "set: call register_node() or set_node_module_package(), or start with --app"
+                f"node module {node_module!r} is not registered"
+                + (
+                    self.node_hint(node_module)
+                    or ", and no package or resolver is set: call register_node() or "
+                    "set_node_module_package(), or start with --app"
+                )
             )
         if not MODULE_NAME.fullmatch(node_module):
             raise errors.NodeNotFound(f"{node_module!r} is not the name of a module")
@@ -645,6 +666,7 @@ class EngineConfig:
             if error.name is not None and (full == error.name or full.startswith(error.name + ".")):
                 raise errors.NodeNotFound(
                     f"no module {full!r} for node module {node_module!r}"
+                    f"{self.node_hint(node_module)}"
                 ) from error
             raise
 
@@ -1025,6 +1047,7 @@ def check_queue(queue: str, allowed: frozenset[str] | None = None) -> None:
         remedy = "" if allowed == DAG_QUEUES else "; configure(ingest_queues=...) names more"
         raise errors.UnknownQueue(
             f"unknown queue {queue!r}: known are {', '.join(sorted(known)) or 'none'}{remedy}"
+            f"{errors.hint(queue, known)}"
         )
 
 

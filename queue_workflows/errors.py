@@ -1,6 +1,17 @@
-"""Define every error that the package raises; a leaf also is the builtin that apps catch."""
+"""Define every error that the package raises; a leaf also is the builtin that apps catch.
+
+Two functions suggest the known name that a wrong one perhaps stands for.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+COMPARED_CHARS = 200
+"""Longer names are not compared with known names, since a row may have one of 16 MiB."""
 
 
 class QueueWorkflowsError(Exception):
@@ -262,3 +273,19 @@ class WaitTimeout(QueueWorkflowsError, TimeoutError):
 
 class DataLossRefused(QueueWorkflowsError, RuntimeError):
     """A downgrade would drop rows or values; the text lists them."""
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like this one; None if none comes close."""
+    if len(name) > COMPARED_CHARS:
+        return None
+    import difflib  # late: most processes never see a wrong name
+
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return found[0] if found else None
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean ...?" for a wrong name, or an empty text."""
+    meant = closest(name, known)
+    return f"; did you mean {meant!r}?" if meant else ""

@@ -64,7 +64,7 @@ def get(model_id: str) -> ModelSpec:
             known = ", ".join(sorted(_specs)) or "none"
             raise errors.UnknownModel(
                 f"unknown model {model_id!r}: registered are {known}; model_registry.register() "
-                "or the app's set_builtin_model_registrar() adds it"
+                f"or the app's set_builtin_model_registrar() adds it{errors.hint(model_id, _specs)}"
             )
     return spec
 

@@ -129,11 +129,17 @@ def _check(conn: db.Connection, host: str, model: str | None, worker_id: str | N
     ours = [row for row in live if row["host_label"] == host]
     if not ours:
         known = ", ".join(sorted({row["host_label"] for row in live})) or "none"
-        raise errors.UnknownWorker(f"host {host!r} has no live gpu worker; hosts with one: {known}")
+        raise errors.UnknownWorker(
+            f"host {host!r} has no live gpu worker; hosts with one: {known}"
+            f"{errors.hint(host, {row['host_label'] for row in live})}"
+        )
     if worker_id is not None and worker_id not in [row["worker_id"] for row in ours]:
         known = ", ".join(row["worker_id"] for row in ours)
         raise errors.UnknownWorker(f"host {host!r} has no gpu worker {worker_id!r} but {known}")
     registered = {name for row in ours for name in row["known_models"]}
     if model is not None and registered and model not in registered:
         known = ", ".join(sorted(registered))
-        raise errors.UnknownModel(f"host {host!r} does not know model {model!r}; it knows {known}")
+        raise errors.UnknownModel(
+            f"host {host!r} does not know model {model!r}; it knows {known}"
+            f"{errors.hint(model, registered)}"
+        )

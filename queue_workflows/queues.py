@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from queue_workflows import config, db, errors
 from queue_workflows.admin import overview
-from queue_workflows.dag import key_names, payload
+from queue_workflows.dag import payload
 from queue_workflows.db import check_violations
 from queue_workflows.engine import controls, ingest_jobs, queues
 from queue_workflows.runtime import durations
@@ -227,7 +227,7 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
         raise errors.UnknownQueue(
             f"queue {queue!r}: not configured, never served, and empty; known are "
             f"{', '.join(sorted(known))}, and --app adds those of an app"
-            f"{key_names.hint(queue, known)}"
+            f"{errors.hint(queue, known)}"
         )
     if partition is None:
         return

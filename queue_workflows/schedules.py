@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from queue_workflows import check as workflow_check
 from queue_workflows import config, db, errors
-from queue_workflows.dag import key_names
 from queue_workflows.db import check_violations
 from queue_workflows.engine import (
     schedule_definitions,
@@ -191,7 +190,7 @@ def _check_name(name: Any) -> None:
 
 
 def _unknown(name: str, conn: db.Connection | None) -> errors.UnknownSchedule:
-    meant = key_names.hint(name, [row["name"] for row in list(conn=conn)])
+    meant = errors.hint(name, [row["name"] for row in list(conn=conn)])
     return errors.UnknownSchedule(f"no schedule {name!r:.220}{meant or f': {_LISTED}'}")
 
 

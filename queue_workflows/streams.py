@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from queue_workflows import db, errors, tasks
 from queue_workflows.dag import step_arguments
-from queue_workflows.engine import job_parts
+from queue_workflows.engine import job_parts, node_names
 from queue_workflows.tasks import attempt_steps
 from queue_workflows.types import TERMINAL_JOB_STATUSES
 
@@ -200,8 +200,9 @@ def job_of_node(run_id: str, node_id: str) -> str:
     """
     with db.transaction() as conn:
         found = job_parts.job_of_node(conn, run_id, node_id)
-    if found is None:
-        raise errors.UnknownJob(f"run {run_id!r:.80} has no node {node_id!r:.80}")
+        if found is None:
+            meant = node_names.hint(conn, run_id, node_id)
+            raise errors.UnknownJob(f"run {run_id!r:.80} has no node {node_id!r:.80}{meant}")
     return found
 
 

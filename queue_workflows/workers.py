@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import key_names
 from queue_workflows.db import check_violations
 from queue_workflows.engine import controls, queues, workers
 from queue_workflows.operations import stop_policies
@@ -165,7 +164,10 @@ def _check_states(desired_state: str, stop_policy: str) -> None:
         raise errors.UnknownPolicy(f"desired_state {desired_state!r}: it is 'on' or 'off'")
     if stop_policy not in stop_policies.BY_NAME:
         known = ", ".join(sorted(stop_policies.BY_NAME))
-        raise errors.UnknownPolicy(f"stop policy {stop_policy!r}: registered are {known}")
+        raise errors.UnknownPolicy(
+            f"stop policy {stop_policy!r}: registered are {known}"
+            f"{errors.hint(stop_policy, stop_policies.BY_NAME)}"
+        )
 
 
 def _check_names(host: str, queue: str) -> None:
@@ -188,12 +190,12 @@ def refuse_unknown(queue: str, *, host: str | None = None) -> None:
         raise errors.UnknownQueue(
             f"queue {queue!r:.220}: no worker has ever served it; known are "
             f"{', '.join(sorted(known))}, and --app adds those of an app"
-            f"{key_names.hint(queue, known)}"
+            f"{errors.hint(queue, known)}"
         )
     if host is not None and host not in hosts:
         raise errors.UnknownWorker(
             f"host {host!r:.420} has never had a worker; `queue-worker-control` switches a machine "
-            f"before its first start{key_names.hint(host, hosts)}"
+            f"before its first start{errors.hint(host, hosts)}"
         )
 
 

@@ -106,7 +106,7 @@ def _widget(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
     own = config.get_config().input_widgets
     if widget in own:
         return
-    meant = key_names.closest(widget, (*_WIDGETS, *own))
+    meant = errors.closest(widget, (*_WIDGETS, *own))
     yield findings.warning(
         at,
         f"unknown widget {widget!r}",
@@ -159,7 +159,7 @@ def _depends_on(entry: Mapping[str, Any], at: str) -> Iterator[Finding]:
 
 def _unknown_kind(step: Mapping[str, Any], at: str) -> Finding:
     kind = step.get("kind")
-    meant = key_names.closest(kind, _KINDS) if isinstance(kind, str) else None
+    meant = errors.closest(kind, _KINDS) if isinstance(kind, str) else None
     return findings.error(
         at,
         f"a step of kind {kind!r:.120} makes no nodes, and is left out",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from queue_workflows import config, errors, model_registry
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import arguments, engine_nodes, graph, key_names, map_steps
+from queue_workflows.dag import arguments, engine_nodes, graph, map_steps
 from queue_workflows.declare import node_functions
 
 IN_NO_CODE = "register_node() it, declare it by @node, or check with --app"
@@ -69,12 +69,17 @@ def _resolved(name: str) -> Any:
     except errors.NodeNotFound as error:
         elsewhere = cfg.node_resolver is not None or cfg.node_module_package is not None
         return _Unresolvable(
-            str(error) if elsewhere else f"node module {name!r} is not registered", IN_NO_CODE
+            str(error)
+            if elsewhere
+            else f"node module {name!r} is not registered{cfg.node_hint(name)}",
+            IN_NO_CODE,
         )
     except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around app code
         return _Unresolvable(f"module {name!r} does not load: {_describe(error)}", "fix the module")
     if not callable(getattr(module, "run", None)):
-        return _Unresolvable(f"module {name!r} has no run()", "define run(...) in it")
+        return _Unresolvable(
+            f"module {name!r} has no run(){cfg.node_hint(name)}", "define run(...) in it"
+        )
     return module
 
 
@@ -123,7 +128,7 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
     wanted = [name for name in takes if name not in node_functions.OFFERS or name in node.inputs]
     for name in node.inputs:
         if name not in takes and not whole:
-            meant = key_names.closest(name, wanted)
+            meant = errors.closest(name, wanted)
             yield findings.error(
                 at,
                 f"{node.module!r} takes no {name!r}",
@@ -171,7 +176,8 @@ def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Fin
     elif node.model not in known_models:
         yield findings.error(
             at,
-            f"unknown model {node.model!r}; registered are {findings.listed(sorted(known_models))}",
+            f"unknown model {node.model!r}; registered are {findings.listed(sorted(known_models))}"
+            f"{errors.hint(node.model, known_models)}",
             "model_registry.register() it, or let set_builtin_model_registrar() do so",
         )
 

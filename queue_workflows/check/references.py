@@ -8,7 +8,7 @@ from typing import Any
 from queue_workflows import errors, refs
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import graph, key_names
+from queue_workflows.dag import graph
 
 _ASKED = {
     "choose_one": ("source",),
@@ -99,7 +99,7 @@ class References:
             if owner.map is None or head != owner.map.item:
                 yield from outer._one(owner, ref, at, at_start=at_start)
         elif "/" in head:
-            meant = key_names.closest(head, self.graph.nodes)
+            meant = errors.closest(head, self.graph.nodes)
             yield findings.error(
                 at,
                 f"ref {path!r}: there is no node {head!r}",
@@ -125,7 +125,7 @@ class References:
             )
         keys = self._outputs(target)
         if rest and keys is not None and rest[0] not in keys:
-            meant = key_names.closest(rest[0], keys)
+            meant = errors.closest(rest[0], keys)
             yield findings.error(
                 at,
                 f"{target.id!r} has no output {rest[0]!r}",
@@ -166,7 +166,7 @@ class References:
         if head in self.needs:
             return
         self.needs[head] = None
-        meant = key_names.closest(head, self._questions)
+        meant = errors.closest(head, self._questions)
         if meant is not None:
             yield findings.warning(
                 at,

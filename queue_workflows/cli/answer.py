@@ -12,7 +12,7 @@ from queue_workflows.admin import overview
 from queue_workflows.cli import command, ids, input_option, options, output, prompts
 from queue_workflows.dag import answers as node_answers
 from queue_workflows.dag import payload
-from queue_workflows.engine import nodes
+from queue_workflows.engine import node_names, nodes
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import Row
 
@@ -86,7 +86,10 @@ def answered(run_id: str, node_id: str, text: str, *, check: bool = True) -> dic
             done |= {"run_id": run_id, "node_id": node_id}
         if job is None:
             known = run is not None and run["kind"] == "run"
-            reason = f"run {run_id} has no node {node_id!r} yet" if known else None
+            reason = None
+            if known:
+                hint = node_names.hint(conn, run_id, node_id)
+                reason = f"run {run_id} has no node {node_id!r} yet{hint}"
             return done | {"reason": reason}
         done["status"] = job["status"]
         if value is not None and node_answers.type_of(job["input_spec"]) == "string":

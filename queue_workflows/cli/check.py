@@ -81,9 +81,11 @@ def _checked(workflow: str, app: str | None) -> checks.Report:
     try:
         return checks.workflow(workflow)
     except errors.UnknownWorkflow as error:
-        hint = f"is --app {app} the one that has it?" if app else "name its app by --app"
+        meant = errors.hint(workflow, wired.workflow_map)
+        hint = f"; is --app {app} the one that has it?" if app else "; name its app by --app"
         no_file = f", and {workflow}: No such file" if looks_like_file else ""
-        raise errors.UnknownWorkflow(f"{error}{no_file}; {hint}") from error
+        text = str(error).removesuffix(meant) + no_file + (meant or hint)
+        raise errors.UnknownWorkflow(text) from error
 
 
 def _of_file(path: Path) -> checks.Report:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from queue_workflows import config, errors, runs
 from queue_workflows.cli import input_option
-from queue_workflows.dag import engine_nodes, key_names
+from queue_workflows.dag import engine_nodes
 from queue_workflows.dispatch import hooks
 from queue_workflows.types import JsonDict, Run
 
@@ -90,10 +90,9 @@ def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
             f"workflow {workflow!r}: --app {app} sets no workflow provider (set_workflow_provider)"
         ) from None
     except errors.UnknownWorkflow as error:
-        meant = key_names.hint(workflow, config.get_config().workflow_map)
-        raise errors.UnknownWorkflow(
-            f"{error}{meant or f'; is --app {app} the one that has it?'}"
-        ) from error
+        hint = errors.hint(workflow, config.get_config().workflow_map)
+        text = str(error).removesuffix(hint) + (hint or f"; is --app {app} the one that has it?")
+        raise errors.UnknownWorkflow(text) from error
     found, graphs, known = Counter[str](), [(made["nodes"], 1)], {workflow}
     while graphs:
         nodes, times = graphs.pop()

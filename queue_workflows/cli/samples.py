@@ -82,9 +82,11 @@ def _of_host(host: str, past_s: float) -> list[JsonDict]:
     rows = hw_metrics.look_back(host, past_s=past_s)
     if not rows:
         with db.transaction() as conn:
-            known = ", ".join(rows_of.hosts(conn)) or "no host: gpu workers take them"
+            hosts = rows_of.hosts(conn)
+        known = ", ".join(hosts) or "no host: gpu workers take them"
         raise errors.UnknownWorker(
             f"host {host!r} has no samples from then; there are some of {known}"
+            f"{errors.hint(host, hosts)}"
         )
     return rows
 

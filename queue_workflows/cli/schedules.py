@@ -12,7 +12,6 @@ import typer
 from queue_workflows import errors
 from queue_workflows import schedules as api
 from queue_workflows.cli import command, options, output
-from queue_workflows.dag import key_names
 from queue_workflows.runtime import durations
 from queue_workflows.schedule import zones
 from queue_workflows.types import Row
@@ -183,7 +182,7 @@ def _act(action: str, name: str, add: Callable[[], None], app: str | None) -> An
     known = api.list()
     found = [row for row in known if not name or row["name"] == name]
     if name and not found and action == "list":
-        meant = key_names.hint(name, [row["name"] for row in known])
+        meant = errors.hint(name, [row["name"] for row in known])
         raise errors.UnknownSchedule(f"no schedule {name!r:.220}{meant}")
     return found
 

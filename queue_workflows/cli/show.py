@@ -24,7 +24,7 @@ from queue_workflows.cli import (
     run_views,
     step_report,
 )
-from queue_workflows.dag import key_names
+from queue_workflows.engine import node_names
 from queue_workflows.runtime import entry_point, signals
 from queue_workflows.types import Row
 
@@ -83,7 +83,7 @@ def show(
                 )
             if steps:
                 return step_report.show(kind, any_id, as_json=as_json, full=full)
-            of_item = _chosen(any_id, "--item", item, item_nodes.listed)
+            of_item = _chosen(any_id, "--item", item, item_nodes.listed, node_names.key_hint)
             of_round = _chosen(any_id, "--round", round_no, overview.nodes_of_round)
             wanted = [*(node or ()), *of_item, *of_round] if node or item or round_no else None
             if follow:
@@ -108,14 +108,18 @@ def _chosen(
     option: str,
     value: T | None,
     find: Callable[[db.Connection, str, T], list[str] | None],
+    hint: Callable[[db.Connection, str, T], str] | None = None,
 ) -> list[str]:
     """Return the nodes that an option names; raise `InvalidConfig` if `find` returns None."""
     if value is None:
         return []
     with db.transaction() as conn:
         nodes = find(conn, run_id, value)
-    if nodes is None:
-        raise errors.InvalidConfig(f"{option} {value}: run {run_id} has no such {option[2:]}")
+        if nodes is None:
+            raise errors.InvalidConfig(
+                f"{option} {value}: run {run_id} has no such {option[2:]}"
+                f"{hint(conn, run_id, value) if hint else ''}"
+            )
     return nodes
 
 
@@ -163,7 +167,8 @@ def collect(
         raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
     known = {node["node_id"] for node in shown["nodes"]} if nodes else set[str]()
     if missing := [name for name in nodes or () if name not in known]:
-        meant = key_names.hint(missing[0], known)
+        with db.transaction() as conn:
+            meant = node_names.hint(conn, any_id, missing[0])
         raise errors.InvalidConfig(f"--node {missing[0]}: run {any_id} has no such node{meant}")
     if item is not None:
         shown["items"] = _items(any_id, item)

@@ -1,11 +1,11 @@
-"""Suggest a known name for a wrong one, and of policies also `retries` for `max_attempts`."""
+"""Suggest a known key for a wrong one, such as `retries` for `max_attempts`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-COMPARED_CHARS = 200
-"""Longer names are not compared with known names, since a row may have one of 16 MiB."""
+from queue_workflows import errors
+
 _RIGHT_NAMES = {
     "attempts": "retries", "max_attempts": "retries", "max_retries": "retries",
     "max_tries": "retries", "maximum_attempts": "retries", "retry": "retries", "tries": "retries",
@@ -19,22 +19,12 @@ _RIGHT_NAMES = {
 """Names of the same keys in Celery, Airflow, Temporal and others, and common guesses."""
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like this one; None if none comes close."""
-    if len(name) > COMPARED_CHARS:
-        return None
-    import difflib  # late: most processes never see a wrong name
-
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
-    return found[0] if found else None
-
-
 def right_name(key: str, known: Iterable[str]) -> str | None:
     """Return the key of `known` that a wrong one stands for; None if none comes close."""
     names = list(known)
     if _RIGHT_NAMES.get(key) in names:
         return _RIGHT_NAMES[key]
-    return closest(key, names)
+    return errors.closest(key, names)
 
 
 def hint(key: str, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors
-from queue_workflows.dag import jsonable, key_names
+from queue_workflows.dag import jsonable
 from queue_workflows.runtime import masking
 
 _PLAIN: dict[type, tuple[type, ...]] = {
@@ -222,7 +222,7 @@ def check_as_stored(check: Callable[[Any, str], object], given: Any, where: str)
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
-    meant = key_names.closest(name, known)
+    meant = errors.closest(name, known)
     return f" (did you mean {meant!r}?)" if meant else ""
 
 

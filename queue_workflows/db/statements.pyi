@@ -674,6 +674,8 @@ class _Maps:
     """Return the items of a map that were opened and have not ended."""
     items: bytes
     """Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map."""
+    keys_like: bytes
+    """Return keys of about the length of this one, of a map, or of all maps of a run: what was perhaps meant."""
     note_errors: bytes
     """Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map."""
     first_failure: bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ from queue_workflows.declare import building, graph_steps, handles, node_functio
 _current: contextvars.ContextVar[building.Graph | None] = contextvars.ContextVar(
     "graph", default=None
 )
+
+
+_NO_APP = {"queue_workflows", *sys.stdlib_module_names}
 
 
 class Compiled(NamedTuple):
@@ -92,13 +96,40 @@ def build(function: Callable[..., Any], name: str) -> Compiled:
     token = _current.set(graph)
     try:
         returned = function(**{key: graph.of_run(key) for key in needs})
+    except errors.InvalidWorkflow as error:
+        hint = _undeclared(error, function)
+        if not hint or hint in str(error):
+            raise
+        raise errors.InvalidWorkflow(f"{error}{hint}") from error
     except errors.QueueWorkflowsError:
         raise
     except Exception as error:
-        raise errors.InvalidWorkflow(f"{graph.where}: {_describe(error)}") from error
+        text = f"{graph.where}: {_describe(error)}{_undeclared(error, function)}"
+        raise errors.InvalidWorkflow(text) from error
     finally:
         _current.reset(token)
+    if not graph.steps:
+        raise errors.InvalidWorkflow(
+            f"{graph.where}: its function calls no node: a function that is to run later needs "
+            "@node"
+        )
     return _compiled(graph, needs, returned)
+
+
+def _undeclared(error: Exception, function: Callable[..., Any]) -> str:
+    """Return a hint if a function of the app without `@node` raised, or was used like a node."""
+    used = error.obj if isinstance(error, AttributeError) else None
+    found = [f"{used.__name__}()"] if inspect.isfunction(used) else []
+    trace = None if found else error.__traceback__
+    while trace is not None:
+        code, names = trace.tb_frame.f_code, trace.tb_frame.f_globals
+        own, package = names.get(code.co_name), str(names.get("__name__")).partition(".")[0]
+        is_of_app = package not in _NO_APP and "site-packages" not in code.co_filename
+        if is_of_app and own is not function and getattr(own, "__code__", None) is code:
+            found.append(f"{code.co_name}()")
+        trace = trace.tb_next
+    shown = " or ".join(dict.fromkeys(found))
+    return f"; if {shown} is a node, declare it by @node" if found else ""
 
 
 def _describe(error: Exception) -> str:

@@ -107,7 +107,9 @@ def forget_from(conn: db.Connection, table: job_tables.JobTable, job_id: str, na
     known = dict.fromkeys(row["name"] for row in of_job(conn, table, job_id))
     if name not in known:
         has = ", ".join([*known][:20]) or "none"
-        raise errors.InvalidConfig(f"job {job_id!r} has no step {name!r:.120}; its steps: {has}")
+        raise errors.InvalidConfig(
+            f"job {job_id!r} has no step {name!r:.120}; its steps: {has}{errors.hint(name, known)}"
+        )
     parameters = {"table": table.name, "job": job_id, "name": name}
     row = conn.execute(statements.job_steps.forget_from, parameters).fetchone()
     assert row is not None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from queue_workflows import db, errors
 from queue_workflows.dag import graph, item_ids
-from queue_workflows.engine import maps
+from queue_workflows.engine import maps, node_names
 
 
 class Again:
@@ -98,7 +98,8 @@ def refuse(conn: db.Connection, run_id: str, again: Again) -> None:
     """Raise `UnknownJob` for an item that does not exist, `InvalidConfig` while one still runs."""
     for map_id, key in again.items:
         if not maps.items(conn, run_id, map_id, [key]):
-            raise errors.UnknownJob(f"run {run_id!r}: map {map_id!r} has no item {key!r}")
+            meant = node_names.key_hint(conn, run_id, key, map_id)
+            raise errors.UnknownJob(f"run {run_id!r}: map {map_id!r} has no item {key!r}{meant}")
     for map_id in sorted(again.maps):
         running = maps.running_inside(conn, run_id, map_id)
         if running is not None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from queue_workflows import db, errors
-from queue_workflows.dag import frozen_definition, key_names
-from queue_workflows.engine import job_tables, nodes, retry_maps, runs
-from queue_workflows.runtime import stored_json
+from queue_workflows.dag import frozen_definition
+from queue_workflows.engine import job_tables, node_names, nodes, retry_maps, runs
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
 
@@ -49,7 +48,7 @@ def _again(conn: db.Connection, run_id: str, node_id: str) -> retry_maps.Again:
     walk = None if stored is None else frozen_definition.check(stored)
     found = None if walk is None else retry_maps.find(walk, node_id)
     if found is None:
-        meant = key_names.hint(node_id, stored_json.all_entries(stored))
+        meant = node_names.hint(conn, run_id, node_id)
         raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}{meant}")
     return found
 

@@ -172,10 +172,11 @@ def peak_rss_mb() -> int:
 
 def handler_of(job: Row) -> tuple[Any, Callable[..., Any]]:
     """Return the node's module and its `run`. Raises `NodeNotFound`."""
-    module = config.get_config().resolve_node_module(job["node_module"])
+    cfg, name = config.get_config(), job["node_module"]
+    module = cfg.resolve_node_module(name)
     run = getattr(module, "run", None)
     if not callable(run):
-        raise errors.NodeNotFound(f"node module {job['node_module']!r} has no run()")
+        raise errors.NodeNotFound(f"node module {name!r} has no run(){cfg.node_hint(name)}")
     return module, run
 
 

@@ -31,11 +31,12 @@ def check_entries(entries: list[entry.ScheduleEntry]) -> list[entry.ScheduleEntr
     """Return the entries; raise for a queue or a task that this process does not know."""
     for one in entries:
         config.check_queue(one.queue, config.get_config().ingest_queues)
-        if one.task_name not in config.get_config().ingest_task_map:
-            known = ", ".join(sorted(config.get_config().ingest_task_map)) or "none"
+        known = config.get_config().ingest_task_map
+        if one.task_name not in known:
             raise errors.UnknownTask(
                 f"schedule entry {one.name!r}: no ingest task {one.task_name!r}, registered "
-                f"are {known}; register_ingest_task() in the app (--app) adds it"
+                f"are {', '.join(sorted(known)) or 'none'}; register_ingest_task() in the app "
+                f"(--app) adds it{errors.hint(one.task_name, known)}"
             )
         try:
             tasks.check_args(one.task_name, {})

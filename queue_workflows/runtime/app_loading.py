@@ -49,14 +49,7 @@ def _lacks(module_name: str, owner: Any, attribute: str, part: str) -> str:
     """Say which file was found, since a module of another package may have the same name."""
     file = getattr(sys.modules.get(module_name), "__file__", None)
     found = f" ({file})" if file else ""
-    return f"{module_name}{found} has no {attribute!r}{_hint(part, dir(owner))}"
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    import difflib
-
-    meant = difflib.get_close_matches(name, [*known], n=1, cutoff=0.75)
-    return f"; did you mean {meant[0]!r}?" if meant else ""
+    return f"{module_name}{found} has no {attribute!r}{errors.hint(part, dir(owner))}"
 
 
 def sources(app: str) -> list[str]:
@@ -144,7 +137,7 @@ def _import_app(source: str, module_name: str) -> Any:
         if missing is None or not (module_name + ".").startswith(missing + "."):
             raise
         parent = os.path.join(folder, *missing.split(".")[:-1])  # noqa: PTH118  as above
-        meant = _hint(missing.rpartition(".")[2], _modules_in(parent))
+        meant = errors.hint(missing.rpartition(".")[2], _modules_in(parent))
         raise errors.InvalidConfig(
             f"{source}: no module {missing!r} here"
             + (meant or "; run from its folder, or install the package")

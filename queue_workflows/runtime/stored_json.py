@@ -60,6 +60,11 @@ def entry_of(entries: Row, node_id: str) -> Row | None:
     return entries.get(_KEY.sub("[]", node_id))
 
 
+def without_keys(node_id: str) -> tuple[str, list[str]]:
+    """Return a node's id as `all_entries` has it, `cut[]/encode`, and the keys, each as `[key]`."""
+    return _KEY.sub("[]", node_id), _KEY.findall(node_id)
+
+
 def all_entries(definition: Any) -> dict[str, Row]:
     """Return the entries of a stored definition, with those in the bodies of maps.
 

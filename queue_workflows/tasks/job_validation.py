@@ -183,6 +183,7 @@ def base_columns(job: NewJob) -> dict[str, Any]:
         raise errors.UnknownTask(
             f"unknown ingest task {task_name!r}: registered are "
             f"{', '.join(sorted(known)) or 'none'}; register_ingest_task() adds one"
+            f"{errors.hint(task_name, known)}"
         )
     if queue is None:
         raise errors.InvalidJob(

@@ -91,9 +91,11 @@ def test_the_queues_of_a_pool_get_another_worker_only_on_request() -> None:
     )
     assert fleet.roles(pool=POOL, beside={"load"}).ingest == ("fetch", "load")
     with pytest.raises(
-        errors.UnknownQueue, match=r"--ingest load\.new: no ingest queue of this app"
+        errors.UnknownQueue, match=r"--ingest load\.new: the app has no such ingest queue"
     ):
         fleet.roles(pool=POOL, beside={"load.new", "fetch"})
+    with pytest.raises(errors.UnknownQueue, match="it has fetch, load; did you mean 'fetch'"):
+        fleet.roles(pool=POOL, beside={"fetsh"})
 
 
 def test_a_pool_is_one_worker_process_that_gets_its_list() -> None:

@@ -399,6 +399,7 @@ def test_a_sample_of_this_machine_needs_no_database(monkeypatch: pytest.MonkeyPa
     ("argv", "reason"),
     [
         (("--host", "nowhere"), "host 'nowhere' has no samples from then; there are some of box"),
+        (("--host", "box2"), "there are some of box; did you mean 'box'?"),
         (("--host", "\udcff"), "host '\\udcff'"),
         (("--past", "soon"), "--past soon should be a time span"),
         (("--past", "2d"), "--past 2d should be a time span"),

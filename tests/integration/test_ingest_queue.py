@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import config, errors, jobs, node_queue
+from queue_workflows import config, errors, jobs, node_queue, scheduler
 from tests.support import factories, flow, transitions
 from tests.support.worker_views import row as get
 
@@ -73,6 +73,14 @@ def test_a_job_that_cannot_be_is_refused_before_any_write(
             **{"task_name": "t", "queue": "fetch"} | given | {"args": [given.get("args", {})]}
         )
     assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
+
+
+def test_the_task_that_was_perhaps_meant_is_named(db: ModuleType) -> None:
+    config.register_ingest_task("nightly", str)
+    with pytest.raises(errors.UnknownTask, match="did you mean 'nightly'"):
+        enqueue(task_name="nightyl")
+    with pytest.raises(errors.UnknownTask, match="did you mean 'nightly'"):
+        scheduler.enqueue_due([scheduler.ScheduleEntry("s", 1, "nightyl", "fetch")])
 
 
 def test_an_apps_own_queue_is_a_queue(db: ModuleType) -> None:

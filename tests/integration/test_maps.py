@@ -9,7 +9,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import cli, runs
-from tests.support import flow
+from tests.support import console, flow
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 
@@ -224,6 +224,33 @@ def test_retry_from_an_item_repeats_its_chain_and_the_join(toy: flow.Flow) -> No
         queue_workflows.runs.retry(run_id, from_node="thumbs[nope]")
     with pytest.raises(queue_workflows.errors.UnknownJob, match="no node"):
         queue_workflows.runs.retry(run_id, from_node="thumbs[a]/nope")
+
+
+def test_the_node_or_item_that_was_perhaps_meant_is_named(toy: flow.Flow) -> None:
+    define(toy, ["clip-7", "film-3", "song-1"])
+    flow.body(lambda inputs: {"of": inputs["photo"]}, "thumb")
+    run_id = toy.submit()
+    toy.go()
+    for node_id, meant in [
+        ("scan/scn", "scan/scan"),
+        ("thumbs[clp-7]", "thumbs[clip-7]"),
+        ("thums[clip-7]", "thumbs[clip-7]"),
+        ("thumbs[flim-3]/thumb", "thumbs[film-3]/thumb"),
+        ("thumbs[film-3]/thmb", "thumbs[film-3]/thumb"),
+    ]:
+        words = f"did you mean '{meant}'?"
+        with pytest.raises(queue_workflows.errors.UnknownJob) as refused:
+            queue_workflows.runs.retry(run_id, from_node=node_id)
+        key = meant.partition("[")[2].partition("]")[0]
+        assert words in str(refused.value) or f"did you mean '{key}'?" in str(refused.value)
+        with pytest.raises(queue_workflows.errors.UnknownJob) as refused:
+            queue_workflows.streams.job_of_node(run_id, node_id)
+        assert words in str(refused.value), node_id
+        assert words in console.refusal("show", run_id, "--node", node_id)
+        assert words in console.command("answer", run_id, node_id, "1").err
+    assert "did you mean 'clip-7'?" in console.refusal("show", run_id, "--item", "clpi-7")
+    far = console.refusal("show", run_id, "--item", "other")
+    assert far.endswith(f"--item other: run {run_id} has no such item\n")
 
 
 @pytest.mark.parametrize("start", ["scan/scan", "thumbs"])

@@ -455,6 +455,7 @@ def test_it_is_seen_without_notifications(
         ({"host": "nowhere"}, errors.UnknownWorker, "'nowhere' has no live gpu worker"),
         ({"worker_id": "w9"}, errors.UnknownWorker, "has no gpu worker 'w9' but w1"),
         ({"model": "nope"}, errors.UnknownModel, "does not know model 'nope'; it knows a, b"),
+        ({"host": "box1"}, errors.UnknownWorker, "hosts with one: box; did you mean 'box'?"),
         ({"model": "a\x00"}, errors.InvalidConfig, "model 'a\\\\x00'"),
         ({"host": ""}, errors.InvalidConfig, "host ''"),
         ({"worker_id": "\udc80"}, errors.InvalidConfig, "worker"),

@@ -442,6 +442,8 @@ def test_the_command_refuses_a_policy_that_nobody_registered(
 ) -> None:
     assert worker_control.main(["--queue", "gpu", "--off", "--policy", "soft"]) == 2
     assert "stop policy 'soft': registered are drain, hard, pause" in capsys.readouterr().err
+    assert worker_control.main(["--queue", "gpu", "--off", "--policy", "paus"]) == 2
+    assert "did you mean 'pause'?" in capsys.readouterr().err
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
 
 

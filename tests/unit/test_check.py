@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TypedDict
@@ -335,6 +336,25 @@ def test_models_come_from_the_registrar_and_its_error_is_shown() -> None:
     assert report(*steps, pipelines=pipelines).findings == ()
     config.set_builtin_model_registrar(lambda: 1 / 0)  # pyright: ignore[reportArgumentType]
     assert "raised ZeroDivisionError" in str(report(*steps, pipelines=pipelines).findings)
+
+
+def forgotten(text: str) -> str:
+    return text
+
+
+def test_a_function_that_lacks_the_decorator_is_named() -> None:
+    hint = f"; {__name__}.forgotten() is not declared by @node"
+    words = f"node module 'forgotten' is not registered{hint}"
+    config.get_config().app = f"{__name__}:setup"
+    (found,) = report(step("s", "p"), pipelines=one(node("forgotten"))).findings
+    assert words in str(found)
+    with pytest.raises(errors.NodeNotFound, match=re.escape(words)):
+        config.get_config().resolve_node_module("forgotten")
+    (found,) = report(step("s", "p"), pipelines=one(node("cuont"))).findings
+    assert "'cuont' is not registered; did you mean 'count'?" in str(found)
+    config.set_node_resolver(lambda name: globals()[name])
+    (found,) = report(step("s", "p"), pipelines=one(node("forgotten"))).findings
+    assert f"'forgotten' has no run(){hint}" in str(found)
 
 
 def test_a_module_that_does_not_import_is_shown_with_its_line(

@@ -169,6 +169,8 @@ def test_an_unknown_queue_is_refused_with_those_that_exist() -> None:
     with pytest.raises(ValueError, match=r"'nope': known are cpu, fetch, gpu, load") as caught:
         config.check_queue("nope")
     assert isinstance(caught.value, errors.UnknownQueue)
+    with pytest.raises(errors.UnknownQueue, match=r"; did you mean 'fetch'\?$"):
+        config.check_queue("fecth")
 
 
 def test_reset_restores_every_default() -> None:

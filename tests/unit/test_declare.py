@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypedDict
@@ -214,6 +215,19 @@ def test_a_key_of_the_run_that_is_no_parameter() -> None:
     assert (w.name, w.context()) == ("other name", {})
 
 
+def greet(name: str) -> dict[str, str]:
+    """Do what a node does; its author forgot to declare it."""
+    return {"text": f"hello {name}"}
+
+
+def each(names: Any) -> Any:
+    return [greet(name) for name in names]
+
+
+def greetings(name: Any) -> Any:
+    return greet(name)
+
+
 def wrong(build: Callable[..., Any]) -> str:
     made = declare.Workflow(build, "w")
     with pytest.raises(errors.InvalidWorkflow) as caught:
@@ -265,6 +279,13 @@ CASES: list[tuple[Callable[..., Any], str]] = [
     (alien, "belongs to another graph"),
     (hidden, "the step 'a' and the run's 'a' have one name"),
     (lambda: {}["gone"], "its function raised KeyError: 'gone' (test_declare.py, line "),
+    (lambda a: greet(a), "; if greet() is a node, declare it by @node"),
+    (lambda a: greetings(a)["text"], "; if greetings() or greet() is a node, declare it by @node"),
+    (lambda a: greet.options(retries=2)(a), "; if greet() is a node, declare it by @node"),  # pyright: ignore[reportFunctionMemberAccess, reportUnknownMemberType, reportUnknownLambdaType]
+    (lambda a: json.dumps(a), "TypeError: Object of type Handle is not JSON serializable (encoder"),
+    (lambda a: each(a), "; if each() is a node, declare it by @node"),
+    (lambda a: declare.branch(a, {"x": greet}), "; if greet() is a node, declare it by @node"),
+    (lambda: each([]), "its function calls no node: a function that is to run later needs @node"),
     (lambda a: tell(x={"$from": a}), "is used where only a constant is allowed"),
 ]
 
@@ -365,6 +386,8 @@ def test_install_brings_back_what_a_reset_forgot() -> None:
     assert load and load("back") == flow.document()
     with pytest.raises(errors.UnknownWorkflow, match="no workflow 'x' is declared; declared are"):
         load("x")
+    with pytest.raises(errors.UnknownWorkflow, match="declared are back; did you mean 'back'"):
+        load("bakc")
 
 
 # Generated graphs: a plan of steps, spoken once in Python and once in JSON.

@@ -43,6 +43,8 @@ def test_an_unknown_id_is_a_key_error_that_lists_the_known_ones():
     with pytest.raises(KeyError, match=r"'nope'.*a-model, b-model") as caught:
         model_registry.get("nope")
     assert isinstance(caught.value, errors.UnknownModel)
+    with pytest.raises(errors.UnknownModel, match="; did you mean 'a-model'"):
+        model_registry.get("a-modle")
 
 
 def test_an_empty_registry_is_listed_as_none():

@@ -45,6 +45,13 @@ SELECT i.key, i.item, i.error
  CROSS JOIN LATERAL (SELECT key, item, error FROM workflow_map_items
                       WHERE run_id = %(run_id)s AND map_id = %(map)s AND key = k.key LIMIT 1) i;
 
+-- name: keys_like
+-- Return keys of about the length of this one, of a map, or of all maps of a run: what was perhaps meant.
+SELECT key FROM workflow_map_items
+ WHERE run_id = %(run_id)s AND (%(map)s::text IS NULL OR map_id = %(map)s::text) AND position >= 0
+   AND length(key) BETWEEN length(%(key)s::text) - 2 AND length(%(key)s::text) + 2
+ ORDER BY left(key, 4) = left(%(key)s::text, 4) DESC, position LIMIT 1000;
+
 -- name: note_errors
 -- Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map.
 UPDATE workflow_map_items i SET error = left(%(errors)s::jsonb ->> i.key, 8000)
