@@ -99,7 +99,7 @@ class Knob(Generic[T]):
             if value is None or not least <= value <= most:
                 whole = "whole " if isinstance(self.default, int) else ""
                 raise errors.InvalidConfig(
-                    f"{variable}={raw!r:.60}: it must be a {whole}number from {least} to {most} "
+                    f"{variable}={raw!r:.60} must be a {whole}number from {least} to {most} "
                     f"({self.unit}); the default is {self.default}"
                 )
             return value

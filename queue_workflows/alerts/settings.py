@@ -67,12 +67,12 @@ def _command(text: str) -> tuple[str, ...]:
         words = shlex.split(text)
     except ValueError as error:
         raise errors.InvalidConfig(
-            f"{name}={text!r:.200}: {error}; write a program and its arguments, quoted as in a "
-            "shell"
+            f"{name}={text!r:.200} cannot be read: {error}; write a program and its arguments, "
+            "quoted as in a shell"
         ) from None
     if words and shutil.which(words[0]) is None:
         raise errors.InvalidConfig(
-            f"{name}={text!r:.200}: there is no executable {words[0]!r:.200}; name a program on "
+            f"{name}={text!r:.200} names no executable: {words[0]!r:.200}; name a program on "
             "PATH or the path of one, or `sh -c '...'` for a line of shell"
         )
     return tuple(words)

@@ -55,15 +55,15 @@ def answer(
 def text_given(text: str) -> str:
     """Return the text of an argument. Raises `InvalidConfig` for a file that cannot be read."""
     if text != text.encode(errors="replace").decode():
-        raise errors.InvalidConfig("VALUE: it is not UTF-8")
+        raise errors.InvalidConfig("VALUE is not UTF-8 text")
     if not text.startswith("@"):
         return text
     try:
         return Path(text[1:]).read_text(encoding="utf-8").removesuffix("\n")
     except OSError as error:
-        raise errors.InvalidConfig(f"VALUE {text}: {error.strerror}") from None
+        raise errors.InvalidConfig(f"VALUE {text} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise errors.InvalidConfig(f"VALUE {text}: it is not UTF-8") from None
+        raise errors.InvalidConfig(f"VALUE {text} is not UTF-8 text") from None
 
 
 def answered(run_id: str, node_id: str, text: str, *, check: bool = True) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def window(text: str) -> float | None:
         return None
     match = _SINCE.fullmatch(text)
     if match is None:
-        raise errors.InvalidConfig(f"--since {text}: it should look like 90m, 24h, 7d, or be `all`")
+        raise errors.InvalidConfig(f"--since {text} should look like 90m, 24h, 7d, or be `all`")
     return float(match[1]) * _UNITS_S[match[2]]
 
 

@@ -92,11 +92,11 @@ def _of_file(path: Path) -> checks.Report:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise errors.InvalidConfig(f"{path}: {error.strerror}") from None
+        raise errors.InvalidConfig(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise errors.InvalidConfig(f"{path}: this is not JSON: {error}") from None
+        raise errors.InvalidConfig(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise errors.InvalidConfig(f"{path}: it holds no object")
+        raise errors.InvalidConfig(f"{path} holds no JSON object")
     record = cast("dict[str, Any]", found)
     if isinstance(record.get("definition"), dict):
         record = cast("dict[str, Any]", record["definition"])
@@ -108,7 +108,7 @@ def _of_file(path: Path) -> checks.Report:
     if "nodes" in record and "workflow" in record:
         return checks.definition(record)
     raise errors.InvalidConfig(
-        f"{path}: neither a workflow ('name' and 'steps', its 'pipelines' beside them or in the "
+        f"{path} is neither a workflow ('name' and 'steps', its 'pipelines' beside them or in the "
         "app) nor an expanded definition ('workflow' and 'nodes')"
     )
 

@@ -107,13 +107,13 @@ def _run(
 
 def _source(folder: Path) -> Path:
     if not folder.is_dir():
-        raise errors.InvalidConfig(f"{folder}: no such folder")
+        raise errors.InvalidConfig(f"there is no folder {folder}")
     try:
         has_text = any(path.suffix in TEXT_SUFFIXES and path.is_file() for path in folder.iterdir())
     except OSError as error:
-        raise errors.InvalidConfig(f"{folder}: {error.strerror}") from None
+        raise errors.InvalidConfig(f"{folder} cannot be read: {error.strerror}") from None
     if not has_text:
-        raise errors.InvalidConfig(f"{folder}: it has no {' or '.join(TEXT_SUFFIXES)} file")
+        raise errors.InvalidConfig(f"{folder} has no {' or '.join(TEXT_SUFFIXES)} file")
     return folder.resolve()
 
 

@@ -93,5 +93,5 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise errors.InvalidConfig(
-            f"--value {output.line(text, 60)}: no JSON: {error}; a text needs quotes: '\"yes\"'"
+            f"--value {output.line(text, 60)} is not JSON: {error}; a text needs quotes: '\"yes\"'"
         ) from None

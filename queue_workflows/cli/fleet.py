@@ -108,7 +108,7 @@ def _alone(pool: Sequence[pool_config.Entry], beside: Collection[str]) -> tuple[
     own = config.get_config().ingest_queues
     if wrong := sorted(set(beside) - own):
         raise errors.UnknownQueue(
-            f"--ingest {wrong[0]}: the app has no such ingest queue; it has "
+            f"the app has no ingest queue --ingest {wrong[0]}; it has "
             f"{', '.join(sorted(own))}{errors.hint(wrong[0], own)}"
         )
     return tuple(sorted(own - {entry.queue for entry in pool} | set(beside)))

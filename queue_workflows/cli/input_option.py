@@ -26,7 +26,7 @@ def context(
             continue
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise errors.InvalidConfig(f"--input {text!r}: it should be key=value or @file.json")
+            raise errors.InvalidConfig(f"--input {text!r} should be key=value or @file.json")
         merged[key] = value_of(value, f"--input {key}")
         if not accepts(key, merged[key]) and accepts(key, value):
             merged[key] = value
@@ -38,7 +38,7 @@ def value_of(text: str, what: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
-        raise errors.InvalidConfig(f"{what}: nested too deeply") from None
+        raise errors.InvalidConfig(f"{what} is nested too deeply") from None
     except ValueError:
         return text
 
@@ -51,10 +51,10 @@ def _from_file(name: str) -> dict[str, Any]:
     try:
         found = json.loads(Path(name).read_text(encoding="utf-8"), parse_constant=_no_constant)
     except OSError as error:
-        raise errors.InvalidConfig(f"--input @{name}: {error.strerror}") from None
+        raise errors.InvalidConfig(f"--input @{name} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise errors.InvalidConfig(f"--input @{name}: not JSON: {reason}") from None
+        raise errors.InvalidConfig(f"--input @{name} is not JSON: {reason}") from None
     if not isinstance(found, dict):
-        raise errors.InvalidConfig(f"--input @{name}: it should hold a JSON object")
+        raise errors.InvalidConfig(f"--input @{name} should hold a JSON object")
     return found  # pyright: ignore[reportUnknownVariableType]  a JSON object has string keys

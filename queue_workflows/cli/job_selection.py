@@ -28,7 +28,7 @@ def instant(text: str | None) -> datetime | timedelta | None:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise errors.InvalidConfig(
-            f"--since {text}: it should look like 90m, 24h, 7d, or 2026-01-31T09:00+01:00"
+            f"--since {text} should look like 90m, 24h, 7d, or 2026-01-31T09:00+01:00"
         )
     return moment
 

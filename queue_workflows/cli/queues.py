@@ -109,7 +109,7 @@ def _check(
         raise errors.InvalidConfig("--until and --requested-by belong to pause")
     if action != "limit" and limits:
         names = ", ".join("--" + name.replace("_", "-") for name in limits)
-        raise errors.InvalidConfig(f"{names}: belongs to limit")
+        raise errors.InvalidConfig(f"{names} can be given to limit only")
 
 
 def _values(limits: dict[str, str]) -> dict[str, Any]:
@@ -119,7 +119,9 @@ def _values(limits: dict[str, str]) -> dict[str, Any]:
             values[name] = None
         elif name.endswith("max_running"):
             if not text.isascii() or not text.isdigit() or len(text) > 9:
-                raise errors.InvalidConfig(f"{name} {text[:40]!r}: a whole number from 1, or none")
+                raise errors.InvalidConfig(
+                    f"{name} {text[:40]!r} should be a whole number from 1, or none"
+                )
             values[name] = int(text)
         else:
             values[name] = text

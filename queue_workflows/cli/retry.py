@@ -61,12 +61,12 @@ def retried(
             return _done(any_id, "unknown")
         if from_node is not None and found["kind"] != "run":
             raise errors.InvalidConfig(
-                f"--from {from_node}: {any_id} is a job; --from names a node of a run"
+                f"--from {from_node} names a node of a run, and {any_id} is a job"
             )
         if from_step is not None and found["kind"] == "run":
             raise errors.InvalidConfig(
-                f"--from-step {from_step}: {any_id} is a run; name the job of the node, which "
-                f"`{command.PROG} show {any_id} --node NODE` shows"
+                f"--from-step {from_step} needs a job, and {any_id} is a run; name the job of the "
+                f"node, which `{command.PROG} show {any_id} --node NODE` shows"
             )
         reason = None
         try:

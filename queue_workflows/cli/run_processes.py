@@ -127,7 +127,7 @@ class RunProcesses:
             what = (
                 f"no worker serves {', '.join(sorted(missing))}" if missing else "nobody starts it"
             )
-            raise errors.InvalidConfig(f"{what}: name the app by --app, so that it can run here")
+            raise errors.InvalidConfig(f"{what}; name the app by --app, so that it can run here")
         roles = self._wanted._replace(
             cpu=min(self._wanted.cpu, self._queues["cpu"]) if "cpu" in missing else 0,
             gpu=max(1, self._wanted.gpu) if "gpu" in missing else 0,

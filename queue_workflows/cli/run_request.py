@@ -70,7 +70,7 @@ def folder(out: Path | None) -> Path | None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise errors.InvalidConfig(f"--out {out}: {error.strerror}") from None
+        raise errors.InvalidConfig(f"--out {out} cannot be used: {error.strerror}") from None
     return out.resolve()
 
 

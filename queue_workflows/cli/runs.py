@@ -56,7 +56,7 @@ def _check(status: str) -> None:
     with db.transaction() as conn:
         known = STATUSES | overview.runs_by_status(conn).keys()
     if status not in known:
-        raise errors.InvalidConfig(f"--status {status}: it is one of {', '.join(sorted(known))}")
+        raise errors.InvalidConfig(f"--status {status} is none of {', '.join(sorted(known))}")
 
 
 def show(rows: list[Row], width: int | None) -> None:

@@ -98,14 +98,14 @@ def _of_job(start: str) -> list[JsonDict] | None:
         return None
     shown = history.get_job(job_id) if kind != "run" else None
     if shown is None or not shown["attempts"]:
-        raise errors.InvalidConfig(f"--job {start[:80]}: no job with this id was ever claimed")
+        raise errors.InvalidConfig(f"no worker has claimed --job {start[:80]} yet")
     last = shown["attempts"][-1]
     end: datetime | None = last["ended_at"]
     begin = (end or datetime.now(timezone.utc)).replace(tzinfo=timezone.utc)
     with contextlib.suppress(OverflowError):
         begin -= timedelta(seconds=BEFORE_S)
     if not last["host_label"]:
-        raise errors.InvalidConfig(f"--job {start[:80]}: its machine is unknown")
+        raise errors.InvalidConfig(f"the machine of --job {start[:80]} is unknown")
     return hw_metrics.look_back(last["host_label"], since=begin, until=end)
 
 

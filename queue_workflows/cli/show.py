@@ -117,8 +117,7 @@ def _chosen(
         nodes = find(conn, run_id, value)
         if nodes is None:
             raise errors.InvalidConfig(
-                f"{option} {value}: run {run_id} has no such {option[2:]}"
-                f"{hint(conn, run_id, value) if hint else ''}"
+                f"run {run_id} has no {option} {value}{hint(conn, run_id, value) if hint else ''}"
             )
     return nodes
 
@@ -169,7 +168,7 @@ def collect(
     if missing := [name for name in nodes or () if name not in known]:
         with db.transaction() as conn:
             meant = node_names.hint(conn, any_id, missing[0])
-        raise errors.InvalidConfig(f"--node {missing[0]}: run {any_id} has no such node{meant}")
+        raise errors.InvalidConfig(f"run {any_id} has no --node {missing[0]}{meant}")
     if item is not None:
         shown["items"] = _items(any_id, item)
     return shown

@@ -98,11 +98,11 @@ def commands_of(bounces: list[str], units: list[str]) -> dict[str, list[str]]:
             queue, _, value = text.partition("=")
             words = _words(option, text, value)
             if not queue.strip() or not words:
-                raise errors.InvalidConfig(f"{option} {text!r}: it should look like cpu={takes}")
+                raise errors.InvalidConfig(f"{option} {text!r} should look like cpu={takes}")
             if queue in found:
-                raise errors.InvalidConfig(f"{option} {text!r}: {queue} has a command already")
+                raise errors.InvalidConfig(f"{option} {text!r} is the second one of {queue}")
             if shutil.which(words[0]) is None:
-                raise errors.InvalidConfig(f"{option} {text!r}: no command {words[0]!r} here")
+                raise errors.InvalidConfig(f"{option} {text!r} names no command: {words[0]!r}")
             found[queue] = words
     if not found:
         raise errors.InvalidConfig(
@@ -116,11 +116,11 @@ def _words(option: str, text: str, value: str) -> list[str]:
     try:
         words = shlex.split(value)
     except ValueError as error:
-        raise errors.InvalidConfig(f"{option} {text!r}: {error}") from None
+        raise errors.InvalidConfig(f"{option} {text!r} cannot be read: {error}") from None
     if option == "--bounce" or not words:
         return words
     if len(words) > 1 or words[0].startswith("-"):
-        raise errors.InvalidConfig(f"{option} {text!r}: a unit's name is one word")
+        raise errors.InvalidConfig(f"{option} {text!r} names no unit: its name is one word")
     return ["systemctl", "restart", words[0]]
 
 

@@ -30,7 +30,7 @@ def wanted(*, spans: str | None = None, exporter_: object = None) -> list[export
         found.append(exporter.Exporter(f"metric log {host}:{path}"[:300], sink))
     kind = (spans or config.SPANS.read()).lower()
     if kind and kind not in SPANS:
-        raise errors.InvalidConfig(f"SPANS={kind!r:.40}: it must be one of {', '.join(SPANS)}")
+        raise errors.InvalidConfig(f"SPANS={kind!r:.40} must be one of {', '.join(SPANS)}")
     if kind:
         traced = otlp.Spans(only_traced=kind == "traced", exporter=exporter_)
         found.append(exporter.Exporter("spans", traced))

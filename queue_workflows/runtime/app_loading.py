@@ -29,7 +29,7 @@ def load_app(spec: str | None) -> str | None:
     source = f"--app {chosen}" if spec else f"QUEUE_WORKFLOWS_APP={chosen}"
     module_name, _, attribute = chosen.partition(":")
     if not config.MODULE_NAME.fullmatch(module_name):
-        raise errors.InvalidConfig(f"{source}: it should look like package.module[:callable]")
+        raise errors.InvalidConfig(f"{source} should look like package.module[:callable]")
     # Before the app's code runs, since that may use the database of its project.
     config.get_config().app = chosen
     target: Any = _import_app(source, module_name)

@@ -41,7 +41,7 @@ def path_of(folder: config.Knob[str], name: config.Knob[str]) -> Path | None:
     file = name.read()
     if not file or Path(file).name != file:
         raise errors.InvalidConfig(
-            f"{name.name}={file!r:.80}: it must be the name of a file in {folder.name}"
+            f"{name.name}={file!r:.80} must be the name of a file in {folder.name}"
         )
     return Path(folder.read()).expanduser() / file
 

@@ -24,7 +24,7 @@ def parse(text: str) -> list[int]:
                 "joined by commas, as in 0,1"
             )
         if int(word) in found:
-            raise errors.InvalidConfig(f"--cards {text!r:.80}: GPU {int(word)} is named twice")
+            raise errors.InvalidConfig(f"--cards {text!r:.80} names GPU {int(word)} twice")
         found.append(int(word))
     return found
 
@@ -38,13 +38,13 @@ def check(cards: Sequence[int]) -> None:
         visible = os.environ.get(name)
         if visible is not None and (hidden := _missing(cards, visible.split(","))):
             raise errors.InvalidConfig(
-                f"--cards {hidden[0]}: {name} is {visible!r:.80}, so this GPU is not for this "
-                "process; name those in it, or unset it"
+                f"--cards names GPU {hidden[0]}, and {name} is {visible!r:.80}, so this GPU is "
+                "not for this process; name those in it, or unset it"
             )
     known = gpu_memory.indexes(external_tool.Tool("nvidia-smi"))
     if known and (absent := _missing(cards, known)):
         raise errors.InvalidConfig(
-            f"--cards {absent[0]}: this machine has no such GPU; nvidia-smi lists "
+            f"--cards names GPU {absent[0]}, and this machine has none; nvidia-smi lists "
             f"{', '.join(known)}"
         )
 

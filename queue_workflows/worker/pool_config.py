@@ -72,7 +72,7 @@ def parse(text: str, source: str) -> list[Entry]:
     except json.JSONDecodeError as error:
         raise errors.InvalidConfig(f"{source} is not valid JSON: {error}") from None
     except ValueError as error:
-        raise errors.InvalidConfig(f"{source}: {error}") from None
+        raise errors.InvalidConfig(f"{source} cannot be read: {error}") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> JsonDict:
@@ -90,7 +90,7 @@ def check(found: Any, source: str) -> list[Entry]:
     Raises `InvalidConfig` with one line for each fault, which names its entry as `source[0]`.
     """
     if not isinstance(found, list) or not found:
-        raise errors.InvalidConfig(f"{source}: it must be a list of at least one entry")
+        raise errors.InvalidConfig(f"{source} must be a list of at least one entry")
     every = cast("list[Any]", found)
     wrong: list[str] = []
     places: dict[str, int] = {}
@@ -104,7 +104,7 @@ def check(found: Any, source: str) -> list[Entry]:
         total = sum(entry.concurrency for entry in entries)
         if total <= MOST:
             return entries
-        wrong.append(f"{source}: {total} jobs at once; one process runs at most {MOST}")
+        wrong.append(f"{source} has {total} jobs at once; one process runs at most {MOST}")
     raise errors.InvalidConfig(";\n".join(wrong))
 
 

@@ -376,8 +376,8 @@ def test_a_worker_that_ends_by_itself_does_so_on_one_gpu(cli: Commands) -> None:
         (("--queue", "gpu", "--cards=-1"), "the numbers of GPUs"),
         (("--queue", "gpu", "--cards", "one"), "the numbers of GPUs"),
         (("--queue", "gpu", "--cards", "99999"), "the numbers of GPUs"),
-        (("--queue", "gpu", "--cards", "0,00"), "GPU 0 is named twice"),
-        (("--queue", "gpu", "--cards", "1,2"), "--cards 2: this machine has no such GPU"),
+        (("--queue", "gpu", "--cards", "0,00"), "names GPU 0 twice"),
+        (("--queue", "gpu", "--cards", "1,2"), "--cards names GPU 2, and this machine has none"),
         (("--queue", "gpu", "--cards", "2"), "nvidia-smi lists 0, 1"),
         (("--queue", "gpu", "--cards", "0,1", "--burst"), "need a single GPU"),
         (

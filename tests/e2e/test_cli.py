@@ -165,7 +165,7 @@ def test_a_reader_that_goes_away_is_no_error(cli: Commands) -> None:
         (("run", "chain"), "no worker serves cpu: name the app by --app"),
         (("migrate", "--dir", "/no/such"), "no migration folder '/no/such'"),
         (("migrate", "--to", "9999"), "--to 9999: there is no migration 9999"),
-        (("demo", "/no/such", "--yes"), "/no/such: no such folder"),
+        (("demo", "/no/such", "--yes"), "there is no folder /no/such"),
         (("demo",), "use a terminal, or --yes"),
     ],
 )

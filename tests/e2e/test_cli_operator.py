@@ -240,7 +240,10 @@ def test_it_waits_for_an_unreachable_database(cli: Commands) -> None:
     [
         ((), "nothing to restart"),
         (("--bounce", "cpu"), "should look like"),
-        (("--bounce", "cpu=no-such-command-here"), "no command 'no-such-command-here' here"),
+        (
+            ("--bounce", "cpu=no-such-command-here"),
+            "names no command: 'no-such-command-here'",
+        ),
     ],
 )
 def test_options_that_cannot_work_are_one_line_and_code_2(

@@ -89,7 +89,7 @@ def test_a_chosen_node_is_shown_in_detail(toy: Flow) -> None:
     assert f"job {flow.job(run_id, 's/a')['id']}, module ok" in done.out
     refused = show(run_id, "--node", "s/x")
     assert (refused.code, refused.out) == (2, "")
-    assert refused.err == f"queue-workflows show: --node s/x: run {run_id} has no such node\n"
+    assert refused.err == f"queue-workflows show: run {run_id} has no --node s/x\n"
 
 
 def test_a_large_run_shows_what_failed_and_the_rest_as_numbers(toy: Flow) -> None:

@@ -209,7 +209,7 @@ def test_a_sender_that_loses_its_connection_at_any_statement_sends_each_failure(
         ("ALERT_MAX_AGE_S", "1e9", "a number from 60.0 to 604800.0"),
         ("ALERT_POLL_S", "soon", "a number from 0.1 to 60.0"),
         ("ON_FAILED", "sh -c 'x", "No closing quotation"),
-        ("ON_FAILED", "/nowhere/send --all", "there is no executable '/nowhere/send'"),
+        ("ON_FAILED", "/nowhere/send --all", "names no executable: '/nowhere/send'"),
     ],
 )
 @pytest.mark.parametrize("how", ["scheduler", "up"])

@@ -91,7 +91,7 @@ def test_the_queues_of_a_pool_get_another_worker_only_on_request() -> None:
     )
     assert fleet.roles(pool=POOL, beside={"load"}).ingest == ("fetch", "load")
     with pytest.raises(
-        errors.UnknownQueue, match=r"--ingest load\.new: the app has no such ingest queue"
+        errors.UnknownQueue, match=r"the app has no ingest queue --ingest load\.new"
     ):
         fleet.roles(pool=POOL, beside={"load.new", "fetch"})
     with pytest.raises(errors.UnknownQueue, match="it has fetch, load; did you mean 'fetch'"):

@@ -52,7 +52,7 @@ def test_the_demo_refuses_a_folder_without_texts(db: ModuleType, tmp_path: Path)
     (tmp_path / "folder.txt").mkdir()
     said = invoke("demo", str(tmp_path), "--yes", "--out", str(tmp_path / "out"))
     assert said.code == 2
-    assert f"{tmp_path}: it has no .txt or .md file" in said.err
+    assert f"{tmp_path} has no .txt or .md file" in said.err
     assert not (tmp_path / "out").exists()
 
 
@@ -143,4 +143,4 @@ def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType) -> None:
 def test_supervise_shows_what_its_option_takes(option: str, example: str) -> None:
     said = invoke("supervise", option, "cpu=")
     assert said.code == 2
-    assert said.err.endswith(f"{option} 'cpu=': it should look like cpu={example}\n")
+    assert said.err.endswith(f"{option} 'cpu=' should look like cpu={example}\n")

@@ -477,7 +477,7 @@ def test_events_are_sent_and_listed_by_commands(db: ModuleType) -> None:
     assert sent == "event approved (key k): sent\n"
     again = console.command(*send, "--key", "k")
     assert (again.code, "was sent before" in again.err) == (1, True)
-    assert "--value yes: no JSON" in console.refusal(*send, "--value", "yes")
+    assert "--value yes is not JSON" in console.refusal(*send, "--value", "yes")
     lines = console.printed("events", "list").splitlines()
     assert lines[1].split()[:2] == ["approved", "k"] and lines[1].endswith('{"by": "ann"}')
     assert json.loads(console.printed("events", "list", "other", "--json")) == []

@@ -250,7 +250,7 @@ def test_the_node_or_item_that_was_perhaps_meant_is_named(toy: flow.Flow) -> Non
         assert words in console.command("answer", run_id, node_id, "1").err
     assert "did you mean 'clip-7'?" in console.refusal("show", run_id, "--item", "clpi-7")
     far = console.refusal("show", run_id, "--item", "other")
-    assert far.endswith(f"--item other: run {run_id} has no such item\n")
+    assert far.endswith(f"run {run_id} has no --item other\n")
 
 
 @pytest.mark.parametrize("start", ["scan/scan", "thumbs"])

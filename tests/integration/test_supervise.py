@@ -295,15 +295,19 @@ def test_each_queue_has_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("bounces", "units", "said"),
     [
         ([], [], "nothing to restart: name a command per queue by --bounce"),
-        (["cpu"], [], "--bounce 'cpu': it should look like cpu=COMMAND"),
+        (["cpu"], [], "--bounce 'cpu' should look like cpu=COMMAND"),
         (["cpu="], [], "should look like"),
         (["=true"], [], "should look like"),
         (["cpu='true"], [], "No closing quotation"),
-        (["cpu=no-such-command-here -x"], [], "no command 'no-such-command-here' here"),
-        (["cpu=true", "cpu=false"], [], "cpu has a command already"),
-        ([], ["cpu=--now"], "a unit's name is one word"),
-        ([], ["cpu=a b"], "a unit's name is one word"),
-        ([], ["cpu="], "--unit 'cpu=': it should look like"),
+        (
+            ["cpu=no-such-command-here -x"],
+            [],
+            "names no command: 'no-such-command-here'",
+        ),
+        (["cpu=true", "cpu=false"], [], "is the second one of cpu"),
+        ([], ["cpu=--now"], "names no unit: its name is one word"),
+        ([], ["cpu=a b"], "names no unit: its name is one word"),
+        ([], ["cpu="], "--unit 'cpu=' should look like"),
     ],
 )
 def test_options_that_cannot_work_are_refused(

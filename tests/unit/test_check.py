@@ -563,10 +563,10 @@ def test_warnings_count_only_with_strict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nothing.json"], "nothing.json: No such file"),
-        (["text.json"], "this is not JSON"),
-        (["list.json"], "it holds no object"),
-        (["other.json"], "neither a workflow"),
+        (["nothing.json"], "nothing.json cannot be read: No such file"),
+        (["text.json"], "text.json is not JSON"),
+        (["list.json"], "list.json holds no JSON object"),
+        (["other.json"], "other.json is neither a workflow"),
         (["w"], "no workflow is declared and no provider is set: check with --app"),
         ([], "name a workflow or a file"),
         (["w", "--app", "no_such_app"], "no module 'no_such_app'"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
+import queue_workflows
 from queue_workflows import cli
 
 ROOT: Any = typer.main.get_command(cli.load([]))
@@ -69,3 +73,36 @@ def test_the_usage_names_arguments_in_capitals(
     assert "[[" not in usage
     arguments = usage.partition("[OPTIONS]")[2]
     assert arguments == arguments.upper()
+
+
+REFUSALS = {
+    "BadParameter", "InvalidConfig", "InvalidPayload", "UnknownQueue", "UnknownWorker", "refuse",
+}  # fmt: skip
+
+
+def _texts_of_errors(path: Path) -> Iterator[str]:
+    """Yield the text that each call of an error or of `refuse` begins with, values as `{}`."""
+    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+        if not isinstance(call, ast.Call) or not call.args or name not in REFUSALS:
+            continue
+        text = call.args[-1]
+        if isinstance(text, ast.Constant):
+            yield str(text.value)
+        elif isinstance(text, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in text.values
+            )
+
+
+@pytest.mark.parametrize("package", ["cli", "worker", "alerts", "event_export", "telemetry"])
+def test_a_message_about_an_option_is_a_sentence(package: str) -> None:
+    """Not `--job 7: its machine is unknown`: the option is the subject of a verb."""
+    label = re.compile(r"(--[a-z-]+|[A-Z][A-Z_]+|\{\})([ =]\{\}|[ =]@\{\}|[ =][A-Z])?: ")
+    found = [
+        f"{path.name}: {text}"
+        for path in (Path(queue_workflows.__path__[0]) / package).rglob("*.py")
+        for text in _texts_of_errors(path)
+        if label.match(text) and text != "{}: {}"
+    ]
+    assert found == []

@@ -59,7 +59,7 @@ def test_a_file_that_holds_no_object_is_named(tmp_path: Path, content: str, said
 
 
 def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
-    with pytest.raises(errors.InvalidConfig, match="--input k: nested too deeply"):
+    with pytest.raises(errors.InvalidConfig, match="--input k is nested too deeply"):
         input_option.context(["k=" + "[" * 100_000])
 
 

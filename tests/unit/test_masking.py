@@ -50,7 +50,7 @@ def test_a_secret_does_not_show(text: str) -> None:
         "the token was refused", "http://127.0.0.1:8081/health",
         "give each call a key=... of its own", "it should look like postgresql://user:password@host:5432/x",
         "inputs of workflow 'reset-password': 'text' missing", "node 'get_token': int, not 5",
-        "inputs are given by --input KEY=VALUE", "it should be key=value or @file.json",
+        "inputs are given by --input KEY=VALUE", "--input x should be key=value or @file.json",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:

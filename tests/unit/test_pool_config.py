@@ -24,10 +24,13 @@ def test_a_list_is_read() -> None:
         ("", "W is empty: name the queues"),
         ("  ", "W is empty: name the queues"),
         ("{", "W is not valid JSON: Expecting"),
-        ("{}", "W: it must be a list of at least one entry"),
-        ("[]", "W: it must be a list of at least one entry"),
-        ("null", "W: it must be a list of at least one entry"),
-        ('[{"queue": "a", "queue": "b"}]', "W: key 'queue' appears twice in one object"),
+        ("{}", "W must be a list of at least one entry"),
+        ("[]", "W must be a list of at least one entry"),
+        ("null", "W must be a list of at least one entry"),
+        (
+            '[{"queue": "a", "queue": "b"}]',
+            "W cannot be read: key 'queue' appears twice",
+        ),
     ],
 )
 def test_what_is_no_list_of_entries_is_refused(text: str, said: str) -> None:

@@ -50,7 +50,7 @@ def address(text: str) -> Address:
         colon = ""
     if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise errors.InvalidConfig(
-            f"--listen {text!r:.100}: give HOST:PORT, such as 127.0.0.1:9187, or [::1]:9187"
+            f"--listen {text!r:.100} should be HOST:PORT, such as 127.0.0.1:9187, or [::1]:9187"
         )
     return Address(host, int(port))
 
