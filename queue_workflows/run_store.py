@@ -29,7 +29,7 @@ def insert_run(
         status=status,
         priority=priority,
         mode=mode,
-        context=context,
+        inputs=context,
         conn=conn,
     )
 

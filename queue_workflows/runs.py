@@ -42,7 +42,7 @@ RUNS_OF_KEYS = uuid.UUID("8d3f1d0e-6a5c-4c0e-9a7e-5c3b8f3e2b61")
 def submit(
     workflow_name: str,
     *,
-    context: dict[str, Any] | None = None,
+    inputs: dict[str, Any] | None = None,
     run_id: str | None = None,
     priority: int = 100,
     parcel_id: str | None = None,
@@ -54,11 +54,11 @@ def submit(
 ) -> Run:
     """Insert a run and return its row; an orchestrator starts it if it is queued, of mode `node`.
 
-    `context`: its inputs. `run_id` None: a new id. `headers`: texts by name, 6,000 bytes at most;
-    `traceparent` is that of the caller's span if it has one. `conn` (psycopg, SQLAlchemy, Django):
-    join the app's transaction. Raises before any write: `InvalidPayload` for a context or headers
-    that cannot be stored, `ArgsRefused` for a context that a workflow declared in Python does not
-    take (ValueErrors).
+    `inputs`: its column `context`. `run_id` None: a new id. `headers`: texts by name, 6,000 bytes
+    at most; `traceparent` is that of the caller's span if it has one. `conn` (psycopg, SQLAlchemy,
+    Django): join the app's transaction. Raises before any write: `InvalidPayload` for inputs or
+    headers that cannot be stored, `ArgsRefused` for inputs that a workflow declared in Python does
+    not take (ValueErrors).
     """
     values = {
         "run_id": run_id or str(uuid.uuid4()),
@@ -68,30 +68,30 @@ def submit(
         "status": status,
         "priority": priority,
         "mode": mode,
-        "context": _encode(context or {}, "context"),
+        "context": _encode(inputs or {}, "inputs"),
         "headers": _headers(trace_context.with_current(headers)),
     }
     # The inputs of workflows that this process did not declare are unknown here, so unchecked.
     declared = config.get_config().workflow_map.get(workflow_name) if mode == "node" else None
     if declared is not None:
-        declared.check_inputs(context or {})
+        declared.check_inputs(inputs or {})
     with app_connections.statement(conn) as own:
         return cast("Run", runs.submit(own, values))
 
 
 def submit_once(
-    workflow_name: str, *, key: str, context: dict[str, Any] | None = None, priority: int = 100
+    workflow_name: str, *, key: str, inputs: dict[str, Any] | None = None, priority: int = 100
 ) -> tuple[Run, bool]:
     """Insert the run of an idempotency key, or find it; return its row, and whether it is new.
 
     The run's id is made from the key, so the key is used for as long as the run exists. Raises
-    `IdempotencyClash` if that run has another workflow or context, and as `submit` does.
+    `IdempotencyClash` if that run has another workflow or inputs, and as `submit` does.
     """
     run_id = str(uuid.uuid5(RUNS_OF_KEYS, key))
     found = get(run_id)
     if found is None:
         try:
-            submitted = submit(workflow_name, context=context, run_id=run_id, priority=priority)
+            submitted = submit(workflow_name, inputs=inputs, run_id=run_id, priority=priority)
         except db.Error as error:
             if not check_violations.is_violation_of(error, "workflow_runs_pkey"):
                 raise
@@ -100,11 +100,11 @@ def submit_once(
                 raise
         else:
             return submitted, True
-    given = json.loads(_encode(context or {}, "context"))
+    given = json.loads(_encode(inputs or {}, "inputs"))
     if (found["workflow_name"], found["context"]) != (workflow_name, given):
         raise errors.IdempotencyClash(
             f"idempotency key {key!r:.80} is that of run {run_id}, which has another workflow or "
-            "context: use a key of its own for each run",
+            "inputs: use a key of its own for each run",
             run_id,
         )
     return found, False
@@ -135,8 +135,8 @@ def _headers(given: Mapping[str, str] | None) -> str | None:
 
 
 def _encode(value: Any, column: str) -> str:
-    if column == "context" and not isinstance(value, dict):
-        raise errors.InvalidPayload(f"{column}: must be a JSON object")
+    if column in ("context", "inputs") and not isinstance(value, dict):
+        raise errors.InvalidPayload(f"{column} must be a JSON object")
     return payload.encode(value, column)
 
 

@@ -392,7 +392,7 @@ class NewRun(TypedDict, total=False):
     status: str
     priority: int
     mode: str
-    context: dict[str, Any] | None
+    inputs: dict[str, Any] | None
     headers: Mapping[str, str] | None
 
 
@@ -424,9 +424,9 @@ class WorkflowDocuments(Protocol):
         ...
 
     def check_inputs(self, given: Any) -> None:
-        """Raise `ArgsRefused` unless this is a context that a run of the workflow can have."""
+        """Raise `ArgsRefused` unless a run of the workflow can have these inputs."""
         ...
 
     def accepts_input(self, key: str, value: Any) -> bool:
-        """Return whether a run's context may hold this value under this key."""
+        """Return whether the inputs of a run may hold this value under this key."""
         ...

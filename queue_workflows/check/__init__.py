@@ -20,7 +20,7 @@ _NOT_FOUND = (LookupError, FileNotFoundError)
 class Report(NamedTuple):
     """What was found; `definition` is the expanded graph, None if there is none.
 
-    `needs`: the keys that a run's context must have.
+    `needs`: the names of the inputs that a run must have.
     """
 
     name: str

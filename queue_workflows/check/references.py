@@ -22,7 +22,7 @@ Outputs = Callable[[graph.Node], "frozenset[str] | None"]
 
 
 class References:
-    """Check every ref of a graph; `needs` collects the keys of the run's context."""
+    """Check every ref of a graph; `needs` collects the names of the run's inputs."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class References:
         if meant is not None:
             yield findings.warning(
                 at,
-                f"ref {path!r} is to the key {head!r} of the run's context",
+                f"ref {path!r} is to the run's input {head!r}",
                 f"did you mean the step {meant!r}?",
             )
 

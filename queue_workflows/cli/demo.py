@@ -64,7 +64,7 @@ def demo(
             _refuse_company()
             request = run_request.Request(
                 workflow=WORKFLOW,
-                context={"folder": source},
+                inputs={"folder": source},
                 out_dir=run_request.folder(out),
                 priority=100,
                 queues={},

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from queue_workflows import errors
 
 
-def context(
+def inputs(
     given: Iterable[str], accepts: Callable[[str, Any], bool] = lambda _key, _value: True
 ) -> dict[str, Any]:
     """Return the members of all `k=v` and files; later ones win.

@@ -70,7 +70,7 @@ def run(
         alone = no_up or no_wait
         request = run_request.Request(
             workflow=workflow,
-            context=run_request.context_of(workflow, given or ()),
+            inputs=run_request.inputs_of(workflow, given or ()),
             out_dir=run_request.folder(out),
             priority=priority,
             queues=run_request.used_queues(workflow, app=chosen),

@@ -27,13 +27,13 @@ class Request:
         self,
         *,
         workflow: str,
-        context: JsonDict,
+        inputs: JsonDict,
         out_dir: Path | None,
         priority: int,
         queues: dict[str, int],
     ) -> None:
         self.workflow = workflow
-        self.context = context
+        self.inputs = inputs
         self.out_dir = out_dir
         self.priority = priority
         self.queues = queues
@@ -46,16 +46,16 @@ class Request:
             run_id=run_id,
             out_dir=str(self.out_dir or DEFAULT_OUT.absolute() / run_id),
             priority=self.priority,
-            context=self.context,
+            inputs=self.inputs,
         )
 
 
-def context_of(workflow: str, given: Iterable[str]) -> JsonDict:
+def inputs_of(workflow: str, given: Iterable[str]) -> JsonDict:
     """Return the run's inputs, checked if the app declares the workflow in Python."""
     declared = config.get_config().workflow_map.get(workflow)
     if declared is None:
-        return input_option.context(given)
-    found = input_option.context(given, declared.accepts_input)
+        return input_option.inputs(given)
+    found = input_option.inputs(given, declared.accepts_input)
     try:
         declared.check_inputs(found)
     except errors.ArgsRefused as error:

@@ -223,18 +223,18 @@ def explain_job(job_id: str) -> Call[JsonDict | None]:
 def submit(
     workflow_name: str,
     *,
-    context: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     priority: int = 100,
     idempotency_key: str | None = None,
 ) -> Call[JsonDict]:
-    """Submit a run and return it; `context`: its inputs.
+    """Submit a run and return it.
 
     While a run has the `idempotency_key`, it is returned. Raises `UnknownWorkflow`,
     `InvalidWorkflow`, `ArgsRefused`, `InvalidPayload`, `IdempotencyClash`.
     """
     body = _given(
         workflow=workflow_name,
-        inputs=dict(context or {}),
+        inputs=dict(inputs or {}),
         priority=priority,
         idempotency_key=idempotency_key,
     )

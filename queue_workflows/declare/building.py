@@ -196,7 +196,7 @@ class Graph:
         return handles.Handle(origin, {"$from": f"{own}.{target}"})
 
     def of_run(self, key: str) -> handles.Handle:
-        """Return a handle on a key of the run's context."""
+        """Return a handle on an input of the run."""
         if not key or "." in key:
             raise errors.InvalidWorkflow(f"{self.where}: {key!r} is not a key: a ref splits at '.'")
         origin = handles.Origin(self, what=f"{self.where}: the run's {key!r}")

@@ -144,7 +144,7 @@ def _describe(error: Exception) -> str:
 
 
 def _compiled(graph: building.Graph, needs: Iterable[str], returned: object = None) -> Compiled:
-    """Return the documents. Raises `InvalidWorkflow` if a step hides a context key.
+    """Return the documents. Raises `InvalidWorkflow` if a step hides an input of the run.
 
     `returned`: what the workflow's function returned, the output of its runs.
     """

@@ -87,13 +87,13 @@ class Workflow(callables.Mapped[P, R]):
         """Return its pipelines by name, each `{"name", "nodes"}`. Raises `InvalidWorkflow`."""
         return self._built().pipelines
 
-    def context(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-        """Return the context of a run with these arguments, for `runs.submit(context=...)`."""
+    def inputs(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """Return the inputs of a run with these arguments, for `runs.submit(inputs=...)`."""
         bound = inspect.signature(self._function).bind(*args, **kwargs)
         return handles.constant(dict(bound.arguments), f"workflow {self.name!r}")
 
     def check_inputs(self, given: Any) -> None:
-        """Raise `ArgsRefused` unless this is a valid context for a run of the workflow.
+        """Raise `ArgsRefused` unless a run of the workflow can have these inputs.
 
         The error names missing and unknown keys (with the closest known key) and wrong types.
         Values may be Python values or what JSON makes of them.

@@ -190,7 +190,7 @@ def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
         if not isinstance(context, (dict, Unreadable)):
             _check_context(conn, run["id"])
     if isinstance(context, Unreadable):
-        raise errors.UnreadableRow(f"its context cannot be read: {context.reason}")
+        raise errors.UnreadableRow(f"its inputs cannot be read: {context.reason}")
     declared.check_inputs(context)
 
 
@@ -250,10 +250,10 @@ def _plan_locked(
 
 
 def _check_context(conn: db.Connection, run_id: str) -> None:
-    """Raise `UnreadableRow` for a context in which no ref can be resolved."""
+    """Raise `UnreadableRow` for inputs in which no ref can be resolved."""
     kind = runs.context_type(conn, run_id)
     if kind != "object":
-        raise errors.UnreadableRow(f"its context is a JSON {kind}, not an object")
+        raise errors.UnreadableRow(f"its inputs are a JSON {kind}, not an object")
 
 
 def _unchanged(

@@ -107,7 +107,7 @@ def context(conn: db.Connection, run_id: str, heads: Iterable[str] | None) -> di
     if row is None:
         return {}
     if row["kind"] != "object":
-        raise errors.UnreadableRow(f"its context is a JSON {row['kind']}, not an object")
+        raise errors.UnreadableRow(f"its inputs are a JSON {row['kind']}, not an object")
     found: Any = row["context"]
     if not isinstance(found, Unreadable):
         return found
@@ -118,7 +118,7 @@ def context(conn: db.Connection, run_id: str, heads: Iterable[str] | None) -> di
             wanted = [head]
             break
     what = f" under {wanted[0]!r:.120}" if wanted and len(wanted) == 1 else ""
-    raise errors.UnreadableRow(f"its context{what} cannot be read: {found.reason}")
+    raise errors.UnreadableRow(f"its inputs or outputs{what} cannot be read: {found.reason}")
 
 
 def set_resolved_inputs(conn: db.Connection, job_id: str, value: str) -> Row | None:

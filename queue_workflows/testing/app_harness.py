@@ -67,7 +67,7 @@ class Harness:
         """Queue a run and return its id. `columns`: as in `runs.submit`."""
         run_id: str = columns.pop("run_id", None) or str(uuid.uuid4())
         columns.setdefault("out_dir", str(self.out / run_id))
-        row = runs.submit(workflow, run_id=run_id, context=dict(inputs or {}), **columns)
+        row = runs.submit(workflow, run_id=run_id, inputs=dict(inputs or {}), **columns)
         return row["id"]
 
     def run_workflow(

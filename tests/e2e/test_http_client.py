@@ -90,8 +90,8 @@ def test_the_verbs_of_runs(own: Client, cli: Commands) -> None:
         own.runs.submit("none")
     cli.start("queue-orchestrator", "--app", http_service.APP)
     cli.start("queue-claim-worker", "--queue", "cpu", "--app", http_service.APP)
-    run_id = own.runs.submit("doubled", context={"number": 4}, idempotency_key="r")["id"]
-    assert own.runs.submit("doubled", context={"number": 4}, idempotency_key="r")["id"] == run_id
+    run_id = own.runs.submit("doubled", inputs={"number": 4}, idempotency_key="r")["id"]
+    assert own.runs.submit("doubled", inputs={"number": 4}, idempotency_key="r")["id"] == run_id
 
     def waits() -> bool:
         return any(each.get("input_spec") for each in own.runs.nodes(run_id))
@@ -113,7 +113,7 @@ def test_the_verbs_of_runs(own: Client, cli: Commands) -> None:
 
 def test_a_key_that_no_header_could_have_finds_its_run(own: Client) -> None:
     def submit(key: str) -> str:
-        return own.runs.submit("doubled", context={"number": 4}, idempotency_key=key)["id"]
+        return own.runs.submit("doubled", inputs={"number": 4}, idempotency_key=key)["id"]
 
     assert submit("d\xe9j\xe0 vu\n") == submit("d\xe9j\xe0 vu\n") != submit("another")
 

@@ -166,7 +166,7 @@ def test_all_four_join_an_asynchronous_transaction(
     waiting, ended, live = asking(app), over(app), app.started()
 
     async def work(host: AsyncAppConnection) -> dict[str, Any]:
-        row = await runs_api.submit_async(workflow_name="w", context=CONTEXT, conn=host.conn)
+        row = await runs_api.submit_async(workflow_name="w", inputs=CONTEXT, conn=host.conn)
         await runs_api.answer_async(waiting, "q", "x", check=True, conn=host.conn)
         with pytest.raises(errors.InputRefused, match="answered already"):
             await runs_api.answer_async(waiting, "q", "y", conn=host.conn)

@@ -81,7 +81,7 @@ def known(toy: flow.Flow) -> None:
 
 
 def ended(name: str, **context: Any) -> str:
-    return runs.submit(name, context=context)["id"]
+    return runs.submit(name, inputs=context)["id"]
 
 
 EVERY = {

@@ -67,7 +67,7 @@ def known(toy: flow.Flow) -> None:
 
 
 def submit(workflow_name: str = "outer", name: str = "a") -> str:
-    return runs.submit(workflow_name, context={"name": name})["id"]
+    return runs.submit(workflow_name, inputs={"name": name})["id"]
 
 
 def child(run_id: str, node_id: str = "inner") -> str:
@@ -459,7 +459,7 @@ def test_a_child_that_fails_is_an_alert_of_its_own_if_no_live_run_waits(toy: flo
     toy.go()
     assert [subject for subject, _ in noted()] == [own, run_id, child(run_id)]
     # A run that only claims to have a parent.
-    forged = runs.submit("inner", context={"name": "a"})["id"]
+    forged = runs.submit("inner", inputs={"name": "a"})["id"]
     factories.execute(
         "UPDATE workflow_runs SET parent_run_id = 'x', parent_node_id = 'y' WHERE id = %s", forged
     )

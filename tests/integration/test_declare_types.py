@@ -73,7 +73,7 @@ def digest(text: str) -> None:
     print(each, files)
 
 
-context: dict[str, object] = digest.context(text="a b")
+inputs: dict[str, object] = digest.inputs(text="a b")
 plain: int = count("a b")["words"]
 name: str = count.name
 """
@@ -143,7 +143,7 @@ def digest(text: str) -> None:
     count.map([counted["words"]])  # wrong: item's type
 
 
-digest.context(txt="a")  # wrong: context's name
+digest.inputs(txt="a")  # wrong: inputs's name
 """
 
 

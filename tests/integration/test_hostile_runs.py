@@ -61,7 +61,7 @@ def test_a_context_that_is_no_object_fails_its_run_at_its_start(
     toy.look()
     found = flow.run(bad_run)
     assert (found["status"], found["start_attempts"]) == ("failed", 0)
-    assert "its context is a JSON" in found["error"] and "not an object" in found["error"]
+    assert "its inputs are a JSON" in found["error"] and "not an object" in found["error"]
     assert flow.status(good_run) == "running"
 
 
@@ -79,17 +79,17 @@ def test_a_context_that_cannot_be_loaded_fails_its_run_when_a_ref_reads_it(
     toy.look()
     found = flow.run(bad_run)
     assert (found["status"], found["start_attempts"]) == ("failed", 0)
-    assert "its context under 'big' cannot be read" in found["error"]
+    assert "its inputs or outputs under 'big' cannot be read" in found["error"]
     assert flow.status(good_run) == "running"
 
 
 @pytest.mark.parametrize(
     ("context", "reason"),
     [
-        (f'{{"text": {DEEP}}}', "its context cannot be read: it is nested deeper than 200 levels"),
-        (f'{{"text": {DIGITS}}}', "its context cannot be read: Exceeds the limit"),
-        ("[1]", "its context is a JSON array, not an object"),
-        ("null", "its context is a JSON null, not an object"),
+        (f'{{"text": {DEEP}}}', "its inputs cannot be read: it is nested deeper than 200 levels"),
+        (f'{{"text": {DIGITS}}}', "its inputs cannot be read: Exceeds the limit"),
+        ("[1]", "its inputs are a JSON array, not an object"),
+        ("null", "its inputs are a JSON null, not an object"),
     ],
 )
 def test_a_context_that_a_declared_workflow_cannot_read_fails_its_run_at_its_start(
@@ -133,7 +133,7 @@ def test_a_context_that_turns_bad_fails_its_run_at_the_next_event(
     flow.complete(run_id, "s/a")
     toy.look()
     assert flow.status(run_id) == "failed"
-    assert "its context is a JSON array" in flow.run(run_id)["error"]
+    assert "its inputs are a JSON array" in flow.run(run_id)["error"]
     assert factories.one(conn, "SELECT attempts FROM workflow_dispatch_events") == 0
 
 

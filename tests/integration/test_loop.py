@@ -51,7 +51,7 @@ def known(toy: flow.Flow) -> None:
 
 
 def submit(name: str, n: int) -> str:
-    return runs.submit(name, context={"start": {"n": n}})["id"]
+    return runs.submit(name, inputs={"start": {"n": n}})["id"]
 
 
 def test_it_ends_when_until_holds_and_the_rounds_left_are_skipped(toy: flow.Flow) -> None:
@@ -136,7 +136,7 @@ def test_show_folds_the_rounds(toy: flow.Flow, capfd: pytest.CaptureFixture[str]
     assert not [line for line in opened if line.startswith("down/lower#1")]
     assert len([line for line in lines(run_id, "--full") if line.startswith("down/lower#")]) == 4
     assert main(["show", run_id, "--round", "5"]) == 2
-    assert "--round 5: run" in capfd.readouterr().err
+    assert "has no --round 5" in capfd.readouterr().err
 
 
 def test_show_names_the_round_that_failed(

@@ -142,7 +142,7 @@ def known(toy: flow.Flow) -> None:
 
 
 def submit(*names: str, workflow: str = "decide-clips") -> str:
-    return runs.submit(workflow, context={"names": list(names)})["id"]
+    return runs.submit(workflow, inputs={"names": list(names)})["id"]
 
 
 def ended(toy: flow.Flow, *names: str, workflow: str = "decide-clips") -> str:

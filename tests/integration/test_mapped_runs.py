@@ -67,7 +67,7 @@ def known(toy: flow.Flow) -> None:
 
 
 def submit(names: list[str] = NAMES) -> str:
-    return runs.submit("album", context={"names": names})["id"]
+    return runs.submit("album", inputs={"names": names})["id"]
 
 
 def go(toy: flow.Flow, run_id: str) -> None:

@@ -87,7 +87,7 @@ def test_with_conn_run_and_wake_up_leave_with_the_callers_commit(
 def test_a_context_that_cannot_be_stored_is_refused_before_any_write(
     db: ModuleType, context: Any
 ) -> None:
-    with pytest.raises(errors.InvalidPayload, match="context"):
+    with pytest.raises(errors.InvalidPayload, match="inputs"):
         run_store.insert_run(run_id="r", workflow_name="w", context=context)
     assert run_store.get_run("r") is None
 

@@ -42,7 +42,7 @@ def who(*versions: str) -> transitions.Claimant:
 
 def started(versions: dict[str, int | None]) -> str:
     declare(versions)
-    run_id = runs.submit("chain", context={"given": 1})["id"]
+    run_id = runs.submit("chain", inputs={"given": 1})["id"]
     assert dispatcher.start_run(run_id) == 1
     return run_id
 
@@ -185,7 +185,7 @@ def test_a_run_that_cannot_move_is_refused(conn: db.Connection) -> None:
     with pytest.raises(errors.UnknownJob, match="no run"):
         runs.upgrade("nowhere")
     declare({})
-    fresh = runs.submit("chain", context={"given": 1})["id"]
+    fresh = runs.submit("chain", inputs={"given": 1})["id"]
     with pytest.raises(errors.InvalidConfig, match="has no frozen graph yet"):
         runs.upgrade(fresh)
     run_id = started({"a": 1})
@@ -211,7 +211,7 @@ def declare_map(version: int, *, at_once: int = 2) -> None:
 
 def test_items_that_have_not_started_move_with_an_open_map(conn: db.Connection) -> None:
     declare_map(1)
-    run_id = runs.submit("cuts", context={"clips": ["x", "y", "z"]})["id"]
+    run_id = runs.submit("cuts", inputs={"clips": ["x", "y", "z"]})["id"]
     dispatcher.start_run(run_id)
     assert [pair for name, pair in jobs(conn, run_id).items() if "[" in name] == [
         ("queued", "cut@1")
@@ -258,7 +258,7 @@ def declare_deciding_map(cutting: int, improving: int, *, at_most: int = 2) -> N
 
 def test_the_arms_and_rounds_of_items_move_with_an_open_map(conn: db.Connection) -> None:
     declare_deciding_map(1, 1)
-    run_id = runs.submit("treated", context={"items": ["x", "y"]})["id"]
+    run_id = runs.submit("treated", inputs={"items": ["x", "y"]})["id"]
     dispatcher.start_run(run_id)
     declare_deciding_map(2, 1)
     assert runs.upgrade(run_id)["outcome"] == "moved"

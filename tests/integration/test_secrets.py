@@ -188,7 +188,7 @@ def test_a_refusal_names_the_type_and_not_the_secret(
     app: flow.Flow, conn: Any, name: str, inputs: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(errors.ArgsRefused) as refused:
-        runs.submit(name, context=inputs)
+        runs.submit(name, inputs=inputs)
     reply = post("/api/v1/runs", {"workflow": name, "inputs": inputs})
     ((key, value),) = inputs.items()
     given = value if isinstance(value, str) else json.dumps(value)

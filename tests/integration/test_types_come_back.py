@@ -57,7 +57,7 @@ def ended(app: flow.Flow, run_id: str) -> str:
 
 @pytest.mark.parametrize("inputs", [GIVEN, STORED], ids=["values", "as_stored"])
 def test_from_python(app: flow.Flow, inputs: dict[str, Any]) -> None:
-    assert ended(app, runs.submit("every", context=inputs)["id"]) == "completed"
+    assert ended(app, runs.submit("every", inputs=inputs)["id"]) == "completed"
     assert got() == EXPECTED
 
 
@@ -152,7 +152,7 @@ def test_whatever_a_check_of_inputs_raises_refuses_the_run(
     inputs = {"strict": {"count": number}}
     text = f"inputs of workflow 'checked': 'strict': {reason}"
     with pytest.raises(errors.ArgsRefused) as refused:
-        runs.submit("checked", context=inputs)
+        runs.submit("checked", inputs=inputs)
     assert str(refused.value) == text
     reply = post("checked", inputs)
     assert (reply.status_code, reply.json()["detail"]) == (422, text)
@@ -173,6 +173,6 @@ def test_a_number_that_may_have_lost_digits_is_no_decimal(
     priced = workflow(name="priced")(taking({"price": kind}, "make()"))
     declare.install(priced)
     with pytest.raises(errors.ArgsRefused, match=r"Decimal, not .*; write it as text"):
-        runs.submit("priced", context={"price": value})
+        runs.submit("priced", inputs={"price": value})
     assert post("priced", {"price": value}).status_code == 422
     assert "write it as text" in ended(app, insert(conn, "priced", {"price": value}))

@@ -155,7 +155,7 @@ def test_a_run_with_wrong_inputs_is_refused_before_any_write(
     assert str(refused.value).startswith("inputs of workflow 'report': ")
     assert words in str(refused.value)
     with pytest.raises(ValueError, match="inputs of workflow 'report'"):
-        asyncio.run(runs.submit_async(workflow_name="report", context=context))
+        asyncio.run(runs.submit_async(workflow_name="report", inputs=context))
     assert factories.one(conn, "SELECT count(*) FROM workflow_runs") == 0
 
 

@@ -38,13 +38,13 @@ TURNOUT = {
     ],
 )
 def test_a_value_is_json_if_it_can_be_and_else_text(text: str, value: object) -> None:
-    assert input_option.context([f"key={text}"]) == {"key": value}
+    assert input_option.inputs([f"key={text}"]) == {"key": value}
 
 
 def test_later_inputs_win_over_earlier_ones_and_files(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text('{"a": 1, "b": 2}')
-    assert input_option.context(["a=0", f"@{path}", "b=3"]) == {"a": 1, "b": 3}
+    assert input_option.inputs(["a=0", f"@{path}", "b=3"]) == {"a": 1, "b": 3}
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_a_file_that_holds_no_object_is_named(tmp_path: Path, content: str, said
     path = tmp_path / "c.json"
     path.write_text(content)
     with pytest.raises(errors.InvalidConfig, match=said) as refusal:
-        input_option.context([f"@{path}"])
+        input_option.inputs([f"@{path}"])
     assert str(path) in str(refusal.value)
 
 
 def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
     with pytest.raises(errors.InvalidConfig, match="--input k is nested too deeply"):
-        input_option.context(["k=" + "[" * 100_000])
+        input_option.inputs(["k=" + "[" * 100_000])
 
 
 # --- answers -----------------------------------------------------------------------------------

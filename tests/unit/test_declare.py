@@ -212,7 +212,7 @@ def test_a_key_of_the_run_that_is_no_parameter() -> None:
         count(text=declare.run_input("my-text", str))
 
     assert expanded(w)["nodes"][0]["inputs"] == {"text": {"$from": "my-text"}}
-    assert (w.name, w.context()) == ("other name", {})
+    assert (w.name, w.inputs()) == ("other name", {})
 
 
 def greet(name: str) -> dict[str, str]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import pkgutil
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, config, worker_control
+from queue_workflows import claim_worker, client, config, declare, worker_control
 
 CONTRACT = """
 queue_workflows.configure(*, db_url_env=..., video_model_ids=..., node_module_package=...,
@@ -233,3 +234,24 @@ def test_the_exit_code_and_the_policies_are_those_of_0_3_0() -> None:
         [*inspect.signature(each).parameters] == ["worker", "on_exit"]
         for each in worker_control.STOP_POLICIES.values()
     )
+
+
+def test_the_inputs_of_a_run_are_called_context_by_functions_of_0_3_0_alone() -> None:
+    named = {
+        f"{module.__name__}.{name}"
+        for module in public_modules()
+        if module.__name__ != "queue_workflows.refs"  # there it is what refs are resolved in
+        for name, function in vars(module).items()
+        if inspect.isfunction(function) and not name.startswith("_")
+        if "context" in inspect.signature(function).parameters
+    }
+    assert named == {"queue_workflows.run_store.insert_run"}
+    assert "context" not in vars(declare.Workflow)
+    for submit in (client.Client, client.AsyncClient):
+        assert "inputs" in inspect.signature(submit("http://x").runs.submit).parameters
+
+
+def public_modules() -> Iterator[ModuleType]:
+    for found in pkgutil.iter_modules(queue_workflows.__path__, "queue_workflows."):
+        if not found.name.rpartition(".")[2].startswith("_"):
+            yield importlib.import_module(found.name)

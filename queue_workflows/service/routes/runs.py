@@ -46,8 +46,8 @@ def _submit(body: schemas.Submit, key: str | None) -> tuple[Run, bool]:
     if config.get_config().workflow_loader is not None:
         workflow_check.workflow(body.workflow)
     if key is not None:
-        return api.submit_once(body.workflow, key=key, context=body.inputs, priority=body.priority)
-    return api.submit(body.workflow, context=body.inputs, priority=body.priority), True
+        return api.submit_once(body.workflow, key=key, inputs=body.inputs, priority=body.priority)
+    return api.submit(body.workflow, inputs=body.inputs, priority=body.priority), True
 
 
 @router.get("", responses={200: {"model": schemas.Page}} | parameters.problems(401, 403, 422, 503))
