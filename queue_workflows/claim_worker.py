@@ -320,11 +320,9 @@ def main(argv: list[str] | None = None) -> int:
     options = command_line.parser().parse_args(arguments)
 
     def body() -> int:
-        entry_point.setup_logging(options.log_level, options.log_format)
+        entry_point.start(options)
         entry_point.print_by_lines()
         log_context.set_for_process(queue=options.queue)
-        if options.embedded:
-            config.configure(embedded=True)
         several = options.cards is not None and "," in options.cards
         if options.supervise or several:
             from queue_workflows.worker import parent

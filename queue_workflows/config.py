@@ -537,6 +537,8 @@ class EngineConfig:
         self.ingest_queues_named = False
         self.ingest_default_budget_s: float = 3600
         self.embedded = False
+        self.embedded_db = ""
+        """The database of the embedded server that `--db` names; a DSN beside it is refused."""
         self.app: str | None = None
         self.app_name: str | None = None
         self.node_resolver: Callable[[str], Any] | None = None
@@ -959,7 +961,7 @@ def database_url() -> str | None:
 
 def embedded_wanted() -> bool:
     """Return whether the app, an option or the environment requested the embedded server."""
-    return _config.embedded or EMBEDDED.read()
+    return _config.embedded or bool(_config.embedded_db) or EMBEDDED.read()
 
 
 def host_label() -> str:

@@ -247,9 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    entry_point.setup_logging(args.log_level, args.log_format)
-    if args.embedded:
-        config.configure(embedded=True)
+    entry_point.start(args)
     app_loading.load_app(args.app)
     old, new = old_style_entries.split(config.get_config().ingest_schedule)
     code_schedules.check_entries(old)

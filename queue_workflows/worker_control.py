@@ -182,9 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
 
     def body() -> int:
-        entry_point.setup_logging(options.log_level, options.log_format)
-        if options.embedded:
-            config.configure(embedded=True)
+        entry_point.start(options)
         app_loading.load_app(options.app)
         _join_embedded()
         db.wait_until_reachable(timeout_s=PATIENCE_S)

@@ -18,8 +18,6 @@ from queue_workflows.runtime import app_loading, entry_point, printed_lines, sig
 
 PROG = "queue-workflows"
 _log = logging.getLogger(__name__)
-requested_database = ""
-"""The database that `--db` of the running command names."""
 PERMISSION_DENIED = "42501"
 PATIENCE_S = 10.0
 """Seconds for which a single action waits for a database that does not reply."""
@@ -81,12 +79,6 @@ def database(*, create: bool, app: str | None = None, up: bool = False) -> Gener
     with contextlib.ExitStack() as stack:
         if config.database_url() is None:
             words = stack.enter_context(_embedded(create=create, app=app, up=up))
-        elif requested_database:
-            raise errors.InvalidConfig(
-                f"--db {requested_database} names a database of the embedded server, and "
-                f"{' or '.join(config.db_url_variables())} is set to a server of yours: leave one "
-                "of them out"
-            )
         else:
             words = db.describe()
         stack.callback(db.close_pool)
@@ -95,8 +87,8 @@ def database(*, create: bool, app: str | None = None, up: bool = False) -> Gener
 
 @contextlib.contextmanager
 def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
-    requested = requested_database or config.EMBEDDED_DB.read()
-    joined = databases.join(create=create, requested=requested)
+    requested = databases.requested()
+    joined = databases.join(create=create)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(joined.server)
         config.configure(embedded=True)

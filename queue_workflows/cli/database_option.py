@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows.cli import command
+from queue_workflows import config
 
 NONE = frozenset({"check", "databases"})
 """Commands that use no database, or all databases."""
@@ -37,7 +37,7 @@ def _with_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapper(*args: Any, db: str | None = None, **kwargs: Any) -> Any:
-        command.requested_database = db or ""
+        config.get_config().embedded_db = db or ""
         return function(*args, **kwargs)
 
     parameters = [*signature.parameters.values(), option]

@@ -18,9 +18,16 @@ _SECRET_BEFORE = re.compile(r"pass\w*\s*=|://\w*:\D[^@]*$", re.IGNORECASE)
 def db_url() -> str:
     """Return the DSN in force: the environment's, else the embedded server's if requested.
 
-    Raises `DatabaseUrlMissing`, which names the variable and how to use the embedded server.
+    Raises `DatabaseUrlMissing`, which names the variable and how to use the embedded server, and
+    `InvalidConfig` for a DSN beside `--db`, which names a database of that server.
     """
-    url = config.database_url()
+    url, name = config.database_url(), config.get_config().embedded_db
+    if url is not None and name:
+        raise errors.InvalidConfig(
+            f"--db {name} names a database of the embedded server, and "
+            f"{' or '.join(config.db_url_variables())} is set to a server of yours: leave one of "
+            "them out"
+        )
     if url is not None:
         return url
     if config.embedded_wanted():

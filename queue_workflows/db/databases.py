@@ -45,28 +45,32 @@ class Database(NamedTuple):
     unfinished: int | None
 
 
-def join(*, create: bool, requested: str = "") -> Joined:
+def join(*, create: bool) -> Joined:
     """Join the embedded server and choose the database: the requested one, else the project's.
 
-    The setting EMBEDDED_DB requests one too. The project is that of the loaded app, else of the
-    running script, else of the current folder. `create` creates a missing server and database;
+    `--db` and the setting EMBEDDED_DB request one. The project is that of the loaded app, else of
+    the running script, else of the current folder. `create` creates a missing server and database;
     without it `EmbeddedUnavailable` lists the existing ones.
     """
     server = embedded.ensure(create=create)
     try:
-        return _choose(server, requested or config.EMBEDDED_DB.read(), create=create)
+        return _choose(server, requested(), create=create)
     except BaseException:
         server.release()
         raise
 
 
+def requested() -> str:
+    """Return the name of the database that was requested, or an empty text."""
+    return config.get_config().embedded_db or config.EMBEDDED_DB.read()
+
+
 def url() -> str:
     """Return the DSN of this process's database on the embedded server, created if missing."""
     server = embedded.ensure()
-    app, requested = config.get_config().app, config.EMBEDDED_DB.read()
-    key = (app, requested, project.here())
+    key = (config.get_config().app, requested(), project.here())
     if key not in server.chosen:
-        server.chosen[key] = _choose(server, requested, create=True).project.name
+        server.chosen[key] = _choose(server, requested(), create=True).project.name
     return server.dsn_of(server.chosen[key])
 
 
@@ -90,24 +94,24 @@ def has_earlier(server: embedded.Server) -> bool:
     return False
 
 
-def _choose(server: embedded.Server, requested: str, *, create: bool) -> Joined:
+def _choose(server: embedded.Server, name: str, *, create: bool) -> Joined:
     existing = {
         row["name"]: row["folder"]
         for row in _rows(server, "postgres", statements.databases.projects)
     }
-    chosen = _wanted(requested, existing)
+    chosen = _wanted(name, existing)
     if chosen.name in existing:
         if create:
             _note_folder(server, chosen, existing[chosen.name])
         return Joined(server, chosen, made=False)
     if not create:
-        raise errors.EmbeddedUnavailable(_missing(chosen, requested, existing))
+        raise errors.EmbeddedUnavailable(_missing(chosen, name, existing))
     return Joined(server, chosen, made=_make(server, chosen))
 
 
-def _wanted(requested: str, existing: dict[str, Any]) -> project.Project:
-    if requested:
-        return project.named(requested)
+def _wanted(name: str, existing: dict[str, Any]) -> project.Project:
+    if name:
+        return project.named(name)
     if app := config.get_config().app:
         return project.of_module(app.partition(":")[0])
     if (script := project.of_script()) is not None:
@@ -116,11 +120,11 @@ def _wanted(requested: str, existing: dict[str, Any]) -> project.Project:
     return next((each for each in around if each.name in existing), around[0])
 
 
-def _missing(wanted: project.Project, requested: str, existing: dict[str, Any]) -> str:
+def _missing(wanted: project.Project, requested_name: str, existing: dict[str, Any]) -> str:
     others = ", ".join(name for name, folder in existing.items() if folder or name != EARLIER)
     there = f"name one of {others} by --db" if others else "none has been made yet"
-    if requested:
-        return f"the embedded server has no database {requested!r}: {there}"
+    if requested_name:
+        return f"the embedded server has no database {requested_name!r}: {there}"
     return (
         f"the embedded server has no database of the project in {wanted.folder}, and this command "
         f"makes none: go to the folder of an app or name it by --app, {there} "

@@ -17,7 +17,7 @@ from queue_workflows.runtime import display, log_files, log_format, printed_line
 from queue_workflows.runtime.masking import mask
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from argparse import ArgumentParser, Namespace
 
 Explain: TypeAlias = "Callable[[Exception], errors.QueueWorkflowsError | None]"
 """Converts a foreign error that it recognizes to an error of this package, else returns None."""
@@ -67,13 +67,17 @@ def setup_logging(level: str = "info", form: str | None = None) -> None:
 
 
 def add_common_arguments(parser: ArgumentParser) -> None:
-    """Add `--app`, `--embedded`, `--debug`, `--log-level` and `--log-format` to a role script."""
+    """Add the options that all role scripts have: the app, the database and the log."""
     parser.add_argument(
         "--app", metavar="MODULE[:CALLABLE]", help="the app (or env QUEUE_WORKFLOWS_APP)"
     )
     parser.add_argument(
         "--embedded", action="store_true", help="without a DSN, use the embedded PostgreSQL"
     )
+    parser.add_argument(
+        "--db", default="", metavar="NAME",
+        help="a database of the embedded PostgreSQL; default: the one of the app's folder",
+    )  # fmt: skip
     parser.add_argument("--debug", action="store_true", help="show tracebacks of refused input")
     parser.add_argument(
         "--log-level", type=str.lower, choices=LOG_LEVELS, default="info", metavar="LEVEL",
@@ -83,6 +87,14 @@ def add_common_arguments(parser: ArgumentParser) -> None:
         "--log-format", type=str.lower, choices=log_format.FORMATS, metavar="FORMAT",
         help="text or json (default: QUEUE_WORKFLOWS_LOG_FORMAT, else text)",
     )  # fmt: skip
+
+
+def start(options: Namespace) -> None:
+    """Set up the logs of a role script, and the database that its options name."""
+    setup_logging(options.log_level, options.log_format)
+    if options.embedded:
+        config.configure(embedded=True)
+    config.get_config().embedded_db = options.db
 
 
 def explain_by(explain: Explain) -> None:

@@ -242,6 +242,16 @@ def test_a_script_and_the_role_scripts_use_the_projects_database(cli: Commands, 
     assert "no database of the project" in commands.refused(cli.run(*off, cwd=base))
     messages = cli.run("queue-workflows", "status", cwd=base / "one").out
     assert "h cpu is switched off" in messages
+    name = listed(cli)["one"]["database"]
+    assert cli.run(*off[:3], "--on", *off[4:], "--db", name, cwd=base).process.returncode == 0
+    messages = cli.run("queue-workflows", "status", cwd=base / "one").out
+    assert "switched off" not in messages
+    role = cli.start("queue-orchestrator", "--db", name, cwd=base)
+    until(lambda: f"dispatches on database {name}" in role.err)
+    role.send(signal.SIGTERM)
+    assert role.wait(30) == 0, role.err
+    lost = cli.run(*off, "--db", "nowhere", cwd=base)
+    assert "the embedded server has no database 'nowhere': name one of" in commands.refused(lost)
     assert "switched off" not in cli.run("queue-workflows", "status", cwd=base / "two").out
 
 

@@ -54,6 +54,17 @@ def the_job(run_id: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+def test_a_database_of_the_embedded_server_and_a_dsn_are_not_both_taken(
+    name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql:///x")
+    main, argv = SCRIPTS[name]
+    assert main([*argv, "--db", "letters"]) == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"{name}: --db letters names a database of the embedded server")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_without_a_database_the_line_names_the_variable_and_the_way_out(
     name: str,
     capfd: pytest.CaptureFixture[str],
