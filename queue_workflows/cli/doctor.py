@@ -318,9 +318,9 @@ def _versions(conn: db.Connection) -> Findings:
 
 
 def _lock_keys(conn: db.Connection) -> Findings:
-    rows = unserved_jobs.count_by_queue(conn)
+    rows = unserved_jobs.count_by_queue(conn, config.STALE_WORKER_AFTER_S.read())
     if not rows:
-        yield Finding("lock keys", OK, "none passed over a queue that no worker serves")
+        yield Finding("lock keys", OK, "none passed over a queue whose jobs no worker takes")
     for row in rows:
         queue = shlex.quote(row["queue"])
         remedy = (

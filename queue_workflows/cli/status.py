@@ -76,7 +76,8 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
         found["switched_off"] = workers_rows.switched_off(conn)
         found["unassignable"] = fleet_rows.flagged(conn)
-        unserved = unserved_jobs.count_by_queue(conn)
+        stale_s = config.STALE_WORKER_AFTER_S.read()
+        found["unserved"] = unserved_jobs.count_by_queue(conn, stale_s)
         found["unknown_nodes"] = handback.waiting_unknown(conn)
         found["paused"] = queues.paused(conn)
         troubled = schedules.troubled(conn=conn)
@@ -85,9 +86,6 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
     ]
     found["workers"] = worker_api.list(absent=False)
     found["queues"] = _queues(known, counts, found["workers"])
-    # Until the next sweep, jobs are blocked as unserved below a worker that has just started.
-    served = {queue["queue"] for queue in found["queues"] if queue["workers"]}
-    found["unserved"] = [row for row in unserved if row["queue"] not in served]
     return found
 
 

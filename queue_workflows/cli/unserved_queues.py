@@ -67,7 +67,5 @@ def pause_text(row: Row) -> str:
 def unserved_text(row: Row) -> str:
     """Return what `unserved_jobs.count_by_queue` found of a queue, in one sentence."""
     jobs = output.counted(row["n"], "job")
-    text = (
-        f"queue {row['queue']} is served by no worker, so the lock keys of {jobs} passed to others"
-    )
-    return output.line(text, 500)
+    text = f"no worker takes the jobs of queue {row['queue']}, so the lock keys of {jobs} passed to"
+    return output.line(f"{text} others", 500)

@@ -52,13 +52,19 @@ def _in_batches(conn: db.Connection, statement: bytes, queues: list[str]) -> int
     return count
 
 
-def count_by_queue(conn: db.Connection) -> list[Row]:
+def count_by_queue(conn: db.Connection, stale_s: float) -> list[Row]:
     """Return the queues with jobs that are blocked as unserved: queue, n (at most 10,000 each).
 
-    At most 100 queues of each table, by name.
+    At most 100 queues of each table, by name. Those that are `served` now are left out: their jobs
+    stay blocked until the next sweep.
     """
     found: dict[str, int] = {}
+    now_served = served(conn, stale_s)
     for text in statements.unserved_jobs.count_by_queue.values():
         for row in conn.execute(text, {"most": _MOST_COUNTED}).fetchall():
             found[row["queue"]] = found.get(row["queue"], 0) + row["n"]
-    return [{"queue": queue, "n": count} for queue, count in sorted(found.items())]
+    return [
+        {"queue": queue, "n": count}
+        for queue, count in sorted(found.items())
+        if queue not in now_served
+    ]

@@ -306,7 +306,7 @@ def test_lock_keys_that_passed_over_a_queue_without_a_worker() -> None:
     (row,) = [finding for finding in report("doctor") if finding.check == "lock keys"]
     assert row.level == WARNING
     assert row.text == (
-        "queue bin is served by no worker, so the lock keys of 1 job passed to others"
+        "no worker takes the jobs of queue bin, so the lock keys of 1 job passed to others"
     )
     assert "start queue-claim-worker --queue=bin, " in row.remedy
 

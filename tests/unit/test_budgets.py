@@ -31,9 +31,9 @@ BUDGETS = {
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 69680, "files of Python": 494, "functions": 4950, "lines of SQL": 11660,
+    "lines of Python": 69720, "files of Python": 494, "functions": 4950, "lines of SQL": 11660,
 }  # fmt: skip
-CLOSURE = {"modules": 107, "lines": 16330}
+CLOSURE = {"modules": 107, "lines": 16340}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
 SPINE = {"files": 65, "lines": 16310}
