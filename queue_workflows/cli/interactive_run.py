@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from queue_workflows import db
+from queue_workflows import db, errors, runs
 from queue_workflows.cli import follow, output, prompts, run_snapshot, run_views
 from queue_workflows.runtime import display, entry_point, signals
 from queue_workflows.types import Row
@@ -92,12 +92,15 @@ class Follower(NamedTuple):
         """Answer a question, or report one that nobody here can answer."""
         where = output.line(node["node_id"])
         if self.yes:
-            value = prompts.default(node["input_spec"])
-            text = (
-                prompts.submit(run_id, node["node_id"], value)
-                or f"answered {where}: {output.compact(value)}"
-            )
-            self.view.print_message(output.line(text, 300))
+            try:
+                value = prompts.default(node["input_spec"])
+                runs.answer(run_id, node["node_id"], value)
+            except errors.InputRefused as error:
+                self.view.print_message(output.line(f"{where} is not answered: {error}", 300))
+                self._print_answer_command(run_id, node)
+            else:
+                text = f"answered {where}: {output.compact(value)}"
+                self.view.print_message(output.line(text, 300))
             return
         if not sys.stdin.isatty():
             self._print_answer_command(run_id, node)

@@ -17,7 +17,8 @@ def default(spec: dict[str, Any]) -> Any:
     """Return the answer that `--yes` gives.
 
     It is the step's own `default`, else its first option, all options of a multiple choice, nothing
-    for an upload, and true for any other question.
+    for an upload, and true for any other question. Raises `InputRefused` for a question that takes
+    a text, a number, a list or an object: nobody knows which.
     """
     if "default" in spec:
         return spec["default"]
@@ -25,7 +26,11 @@ def default(spec: dict[str, Any]) -> Any:
     if found:
         values = [value for _, value in found]
         return values if spec.get("multiple") else values[0]
-    return None if spec.get("widget") in ("file_upload", "pick_or_upload", "choose_one") else True
+    if spec.get("widget") in ("file_upload", "pick_or_upload", "choose_one"):
+        return None
+    if named := node_answers.other_type(spec):
+        raise errors.InputRefused(f"the question has no default: its answer is of type {named}")
+    return True
 
 
 def options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -48,7 +53,7 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
     listed = [f"  {number}  {label}\n" for number, (label, _) in enumerate(choices, 1)]
     sys.stderr.write(f"{prompt}\n{''.join(listed)}")
     while True:
-        sys.stderr.write(f"[Enter: {output.line(_as_typed(default(spec)), 60)}] > ")
+        sys.stderr.write(f"[{output.line(_offered(spec), 60)}] > ")
         sys.stderr.flush()
         text = _line(stop)
         if text is None:
@@ -62,8 +67,13 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
             return True, found
 
 
-def _as_typed(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
+def _offered(spec: dict[str, Any]) -> str:
+    """Return what an empty line answers, or the type of the answer if that is refused."""
+    try:
+        value = default(spec)
+    except errors.InputRefused:
+        return str(node_answers.other_type(spec))
+    return f"Enter: {value if isinstance(value, str) else repr(value)}"
 
 
 def read(text: str, spec: dict[str, Any]) -> Any:

@@ -82,6 +82,15 @@ def type_of(spec: Any) -> str | None:
     return named if isinstance(named, str) and named in _TYPES else None
 
 
+def other_type(spec: dict[str, Any]) -> str | None:
+    """Return the type of a question's answers if it is known, and not a boolean; else None."""
+    named = type_of(spec)
+    for each in (named,) if named else (spec.get("type"), spec.get("widget")):
+        if each in _TEXT or bool not in _NOT_TEXT.get(str(each), (bool,)):
+            return str(each)
+    return None
+
+
 def check_type(spec: Any, value: Any, where: str) -> None:
     """Raise `InvalidAnswer` for a value that is not of the question's type. Null is no answer."""
     named = type_of(spec)

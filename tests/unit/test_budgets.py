@@ -22,7 +22,7 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 7075, "admin": 1940, "alerts": 370, "check": 960, "cli": 8350, "client": 1690,
+    ".": 7075, "admin": 1940, "alerts": 370, "check": 960, "cli": 8375, "client": 1690,
     "dag": 5270, "db": 3270, "declare": 1900, "demo": 440, "dispatch": 1830, "embedded": 940,
     "engine": 5480, "event_export": 750, "executor": 3140, "handlers": 570,
     "local_queue": 2770, "maintenance": 600, "migrations": 10, "model_cache": 670,
@@ -31,7 +31,7 @@ BUDGETS = {
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 69720, "files of Python": 494, "functions": 4950, "lines of SQL": 11660,
+    "lines of Python": 69760, "files of Python": 494, "functions": 4950, "lines of SQL": 11660,
 }  # fmt: skip
 CLOSURE = {"modules": 107, "lines": 16340}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""

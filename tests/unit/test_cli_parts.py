@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from queue_workflows import errors
 from queue_workflows.cli import input_option, prompts, run_views, runs, summary, tree
 from queue_workflows.cli.run_snapshot import RunSnapshot, Step
 from queue_workflows.dag import graph
+from queue_workflows.runtime import signals
 
 TURNOUT = {
     "widget": "turnout",
@@ -76,11 +79,46 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
         ({"widget": "choose_one", "options": []}, None),
         ({"widget": "file_upload"}, None),
         ({"widget": "confirm"}, True),
+        ({"widget": "input", "$answer_type": "boolean"}, True),
+        ({"widget": "input", "$answer_type": "integer", "default": 3}, 3),
+        ({"widget": "choose_one", "$answer_type": "integer", "options": [4, 5]}, 4),
+        ({"widget": "of_the_app"}, True),
     ],
 )
 def test_yes_answers_with_defaults(spec: dict[str, Any], value: object) -> None:
     assert prompts.default(spec) == value
     assert prompts.read("", spec) == value
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"widget": "input", "$answer_type": "integer"},
+        {"widget": "input", "$answer_type": "string"},
+        {"widget": "input", "$answer_type": "array"},
+        {"widget": "number"},
+        {"widget": "of_the_app", "type": "text"},
+    ],
+)
+def test_yes_makes_no_answer_of_a_type_up(spec: dict[str, Any]) -> None:
+    for refused in (lambda: prompts.default(spec), lambda: prompts.read("", spec)):
+        with pytest.raises(errors.InputRefused, match="has no default: its answer is of type"):
+            refused()
+
+
+def test_a_prompt_offers_no_answer_of_another_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"\n7\n")
+    os.close(writer)
+    spec = {"widget": "input", "$answer_type": "integer", "prompt": "How many?"}
+    with os.fdopen(reader) as typed, signals.StopRequest() as stop:
+        monkeypatch.setattr(sys, "stdin", typed)
+        assert prompts.ask({"node_id": "s/q", "input_spec": spec}, stop) == (True, 7)
+    shown = capsys.readouterr().err
+    assert "How many?\n[integer] > " in shown and "True" not in shown
+    assert "the question has no default: its answer is of type integer" in shown
 
 
 @pytest.mark.parametrize(
