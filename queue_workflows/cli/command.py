@@ -81,6 +81,7 @@ def database(*, create: bool, app: str | None = None, up: bool = False) -> Gener
             words = stack.enter_context(_embedded(create=create, app=app, up=up))
         else:
             words = db.describe()
+            _note_code(stack, app, up=up)
         stack.callback(db.close_pool)
         yield words
 
@@ -112,6 +113,29 @@ def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
         if config.get_config().app and not up:
             _report_older_code(running_apps.live(server.data_dir, joined.project.name))
         yield joined.describe()
+
+
+def _note_code(stack: contextlib.ExitStack, app: str | None, *, up: bool) -> None:
+    """Note an `up` on a server of the user's own, or report that one there runs older code.
+
+    Only those of this machine and user are known, and nothing is if the folder cannot be used.
+    """
+    if not (app if up else config.get_config().app):
+        return
+    from queue_workflows.worker import notes
+
+    folder, database = notes.state_folder(), notes.database()
+    with contextlib.suppress(OSError):
+        if up:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not notes.is_ours(folder):
+            return
+        if up:
+            stack.enter_context(
+                running_apps.registered(folder, database, app or "", refuse=lambda _: None)
+            )
+        else:
+            _report_older_code(running_apps.live(folder, database))
 
 
 def _report_older_code(running: list[running_apps.Up]) -> None:

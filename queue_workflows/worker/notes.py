@@ -151,11 +151,11 @@ def _write(
     try:
         folder = state_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(folder):
+        if not is_ours(folder):
             raise PermissionError(
                 f"{folder} must belong to this user, and nobody else may write there"
             )
-        name = f"{_database()}-{secrets.token_hex(8)}"
+        name = f"{database()}-{secrets.token_hex(8)}"
         with (folder / name).open("wb") as file:
             # Lock, write and then rename, so that no reader sees a partial or unlocked note.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,8 +177,8 @@ def paths() -> list[Path]:
     """Return the paths of the notes that workers of this user and database have written here."""
     with contextlib.suppress(OSError):
         folder = state_folder()
-        if _is_ours(folder):
-            return sorted(folder.glob(f"{_database()}-*{_SUFFIX}"))
+        if is_ours(folder):
+            return sorted(folder.glob(f"{database()}-*{_SUFFIX}"))
     return []
 
 
@@ -192,11 +192,12 @@ def is_noted(prefix: str) -> bool:
     return False
 
 
-def _database() -> str:
+def database() -> str:
+    """Return a name for the database in the names of files."""
     return hashlib.sha256(db.describe().encode(errors="replace")).hexdigest()[:16]
 
 
-def _is_ours(folder: Path) -> bool:
+def is_ours(folder: Path) -> bool:
     """Return whether the folder belongs to this user and nobody else may write there.
 
     Otherwise others could forge notes, and so undo counted crashes.

@@ -222,3 +222,35 @@ def test_a_schedule_that_is_added_while_an_app_without_any_runs_fires(
         )
     until(lambda: any(job["status"] == "completed" for job in jobs.list()), timeout_s=30)
     stopped(up)
+
+
+EDITED = """
+from queue_workflows.declare import node, workflow
+
+@node
+def greet(name: str) -> str:
+    return name
+
+@workflow
+def hello(name: str) -> None:
+    greet(name)
+"""
+
+
+def test_a_run_says_that_up_on_a_server_of_your_own_serves_older_code(
+    cli: Commands, tmp_path: Path
+) -> None:
+    app = tmp_path / "edited_later.py"
+    app.write_text(EDITED)
+    up = cli.start("queue-workflows", "up", "--app", "edited_later", "--gpu", "0", cwd=tmp_path)
+    until(lambda: "starting orchestrator" in up.err, timeout_s=30)
+    argv = ("queue-workflows", "run", "hello", "--app", "edited_later", "--input", "name=x")
+    for edited in (False, True):
+        if edited:
+            app.write_text(EDITED + "# edited\n")
+        done = cli.run(*argv, cwd=tmp_path, timeout_s=60)
+        assert done.process.returncode == 0, done.err
+        assert ("older code" in done.err) == edited
+    assert f"`queue-workflows up` of edited_later with pid {up.process.pid} runs" in done.err
+    stopped(up)
+    assert "older code" not in cli.run(*argv, "--no-wait", cwd=tmp_path, timeout_s=60).err
