@@ -10,7 +10,7 @@ import pytest
 from queue_workflows import db
 from queue_workflows.db import statements
 from queue_workflows.telemetry import metrics
-from tests.support import factories, transitions
+from tests.support import console, factories, transitions
 from tests.support.metrics_page import read, value
 
 
@@ -36,6 +36,21 @@ def test_a_role_that_only_reads_gets_what_is_counted(migrated_database: str) -> 
         assert counted() == 1
         conn.execute("SET default_transaction_read_only = off")
         assert counted() == 2
+
+
+def test_a_server_that_only_reads_gives_what_is_counted(
+    conn: Any, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transitions.run_ingest(conn)
+    before = console.printed("metrics")
+    transitions.run_ingest(conn)
+    db.close_pool()
+    monkeypatch.setenv("PGOPTIONS", "-c default_transaction_read_only=on")
+    done = console.command("metrics")
+    assert (done.code, done.err) == (0, ""), done
+    name = "queue_workflows_jobs_total"
+    counted = [line for line in before.splitlines() if line.startswith(name)]
+    assert counted == [line for line in done.out.splitlines() if line.startswith(name)] != []
 
 
 def test_the_oldest_node_is_found_among_versions_priorities_and_queues(conn: Any) -> None:

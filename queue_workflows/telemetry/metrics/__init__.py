@@ -48,10 +48,13 @@ def scrape(conn: db.Connection | None = None) -> str:
 def count(conn: db.Connection | None = None, *, within_s: float) -> bool:
     """Count events of the history in small transactions, for `within_s` at least one.
 
-    Returns whether all are counted. Does nothing while another process counts. An error of the
-    database is logged, as it must not keep a scrape from what is counted; an outage is raised.
-    `conn`: as in `scrape`.
+    Returns whether all are counted. Does nothing while another process counts, and where this role
+    and server may not write the totals. An error of the database is logged, as it must not keep a
+    scrape from what is counted; an outage is raised. `conn`: as in `scrape`.
     """
+    with db.statement(conn) as own:
+        if not metric_rows.progress(own).may_count:
+            return False
     until = time.monotonic() + within_s
     try:
         while metric_rows.count_step(conn):
