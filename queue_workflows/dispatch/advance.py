@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -101,11 +102,13 @@ def write(
     events: Iterable[Row] = (),
     *,
     resumed: bool = False,
+    is_part: bool = False,
 ) -> int:
     """Write a plan and what `events` of items lead to, under the run's lock; return the new rows.
 
     The run fails if a node's inputs cannot be stored, or resolved (outside of items), and for a
-    list that a map cannot take. `resumed`: it is the plan of a start.
+    list that a map cannot take. `resumed`: it is the plan of a start. `is_part`: raise `TooLarge`
+    instead, since fewer events may fit.
     """
     try:
         if made.failure is not None:
@@ -113,6 +116,8 @@ def write(
         expanding.write(made.rows, resumed=resumed)
         expanding.advance(events)
     except errors.InvalidPayload as error:
+        if is_part and isinstance(error, expansion.TooLarge):
+            raise
         runs.fail(conn, run["id"], payload.error_text(error))
         return 0
     if made.complete:
@@ -215,7 +220,7 @@ def _start_fresh(
         return None
     try:
         made = make_plan(progress, run, _NothingYet(), None)
-        texts = list(payload.encode_plan(made.rows))
+        texts = list(itertools.islice(payload.encode_plan(made.rows), 2))
     except (run_cache.ReadNeeded, errors.InvalidPayload):
         return None
     if made.failure is not None or made.complete or len(texts) != 1 or has_maps(made):
@@ -246,7 +251,8 @@ def _plan_locked(
     if is_queued(locked):
         runs.start(conn, locked["id"])
     expanding = expansion.Expansion(conn, locked, progress.graph)
-    return write(expanding, conn, locked, made, events, resumed=finished is None)
+    is_part = len(finished or ()) + len(events) > 1
+    return write(expanding, conn, locked, made, events, resumed=finished is None, is_part=is_part)
 
 
 def _check_context(conn: db.Connection, run_id: str) -> None:

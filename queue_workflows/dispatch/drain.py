@@ -44,10 +44,13 @@ def drain_run(
     `nowait` is for workers. It returns 0 at once if another dispatcher has the run, and it leaves
     events open that need the app's hooks.
     """
-    total, failed = 0, False
+    total, failed, most = 0, False, EVENTS_A_BATCH
     while True:
         try:
-            done = _round(run_id, begin, nowait, only)
+            done = _round(run_id, begin, nowait, only, most)
+        except expansion.TooLarge:
+            most = max(1, most // 8)
+            continue
         except advance.NEVER_RUNS as error:
             if failed:
                 raise
@@ -58,13 +61,14 @@ def drain_run(
             failed = True
             continue
         total += done.rows
-        if not done.more:
+        # What follows from many events with large inputs takes a while: other runs come in between.
+        if not done.more or (done.rows and most < EVENTS_A_BATCH):
             return total
 
 
-def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) -> _Done:
+def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
     try:
-        done = _batch(run_id, begin, nowait, only)
+        done = _batch(run_id, begin, nowait, only, most)
     except _LockNotNeeded as request:
         done = _learn_without_lock(run_id, begin, request.events)
     except BaseException:
@@ -76,12 +80,12 @@ def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) 
     return done
 
 
-def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) -> _Done:
+def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
     with begin() as conn:
         run = runs.lock(conn, run_id, nowait=nowait)
         if run is None:
             return _Done()
-        events = outbox.open_events(conn, run_id, EVENTS_A_BATCH, only)
+        events = outbox.open_events(conn, run_id, most, only)
         if not events:
             return _Done()
         finished = _finished(events)
@@ -94,7 +98,7 @@ def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) 
     if outside:
         # Outside the transaction: psycopg discards every prepared statement after a rollback.
         raise _LockNotNeeded(events)
-    full = len(events) == EVENTS_A_BATCH and not (nowait and settled.parked)
+    full = len(events) == most and not (nowait and settled.parked)
     return settled._replace(more=full or settled.more)
 
 
@@ -158,7 +162,7 @@ def _settle(conn: db.Connection, run: Row, events: list[Row], finished: list[str
                 reader = run_cache.Reader(run_cache.in_open_transaction(conn), run["id"])
                 made = advance.make_plan(progress, run, reader, finished)
             expanding = expansion.Expansion(conn, run, progress.graph)
-            count = advance.write(expanding, conn, run, made, items)
+            count = advance.write(expanding, conn, run, made, items, is_part=len(events) > 1)
             more = expanding.ended
     kept = {event["id"] for event in parked}
     outbox.close(conn, [event["id"] for event in events if event["id"] not in kept])

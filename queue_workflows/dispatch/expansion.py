@@ -17,12 +17,23 @@ from queue_workflows.types import Row
 _DONE = ("completed", "skipped")
 _OPEN = ("queued", "running", "awaiting_input")
 _States = Mapping[str, "tuple[str, str | None]"]
+TRANSACTION_BYTES = 64 * payload.KIB**2
+"""JSON of nodes and items that one transaction writes at most: a second, or four on a busy machine.
+
+A map opens further items later, once its transaction has written half of it.
+"""
+NAMED = 3
+
+
+class TooLarge(errors.InvalidPayload):
+    """Nodes that become ready together have more inputs than one transaction may write."""
 
 
 class Expansion:
     """The maps of one run in one transaction, which holds the run's lock.
 
-    Raises `InvalidPayload` for a list, an item or a result that cannot be: the run fails.
+    Raises `InvalidPayload` for a list, an item or a result that cannot be: the run fails. Raises
+    `TooLarge` before it writes more than TRANSACTION_BYTES.
     """
 
     def __init__(self, conn: db.Connection, run: Row, of: graph.Graph) -> None:
@@ -33,6 +44,7 @@ class Expansion:
         self._values: dict[tuple[str, str], Any] = {}
         self._context: dict[str, Any] = {}
         self._asked: set[str] = set()
+        self._room = TRANSACTION_BYTES
         self.rows = 0
         """How many rows of nodes are new."""
         self.ended = False
@@ -43,17 +55,25 @@ class Expansion:
 
         `resumed`: the plan is that of a run's start, which may have missed the ends of items.
         """
-        rows = list(rows)
-        self._insert(rows, map(payload.encode_row, rows), resumed=resumed)
+        rows, planned = list(rows), _Planned(self._room)
+        try:
+            planned.add_rows(rows)
+        except TooLarge:
+            if not resumed:
+                raise
+            # Of nodes that have a job, which several transactions may have queued, none is written.
+            planned.add_rows(rows, self.present([row.node.id for row in rows]))
+        self._insert(planned, resumed=resumed)
 
-    def _insert(
-        self, rows: Iterable[plan.NewNode], texts: Iterable[str], *, resumed: bool = False
-    ) -> None:
-        for text in payload.encode_rows(texts):
+    def _insert(self, planned: _Planned, *, resumed: bool = False) -> None:
+        self._room = planned.room
+        for text in payload.encode_rows(planned.texts):
             self.rows += nodes.insert_planned(self._conn, self._run_id, text)
+        rows, planned.rows, planned.texts = planned.rows, [], []
         for row in rows:
             if row.node.map is not None and row.status == "queued":
                 self._open(row, row.node.map, resumed=resumed)
+        planned.room = self._room
 
     def advance(self, events: Iterable[Row]) -> None:
         """Count the items that these events end, and go on with the others."""
@@ -94,6 +114,9 @@ class Expansion:
         made = len(keys) * len(of.body.nodes)
         self._refuse_too_many(map_id, len(keys), made)
         text = payload.encode_items(keys, over)
+        self._room -= len(text)
+        if self._room < 0:
+            raise TooLarge(f"map {map_id!r}: with its {len(keys)} items {_too_much(self._room)}")
         root = map_id.partition("[")[0]
         maps.open_map(self._conn, self._run_id, map_id, text, _limits(of, len(keys)), made, root)
         self._step(of, map_id, (), {})
@@ -122,7 +145,7 @@ class Expansion:
             if counted is None or self._end(of, map_id, counted) or not counted.items:
                 return
             opened = [(each["key"], each["item"]) for each in counted.items]
-            done, failed = self._start(of, map_id, opened)
+            done, failed = self._start(of, map_id, opened, is_only=counted.open == len(opened))
             if not done and not failed:
                 return
 
@@ -153,12 +176,13 @@ class Expansion:
         return True
 
     def _start(
-        self, of: graph.Map, map_id: str, opened: Sequence[tuple[str, Any]]
+        self, of: graph.Map, map_id: str, opened: Sequence[tuple[str, Any]], *, is_only: bool
     ) -> tuple[list[str], dict[str, str]]:
         """Queue the first nodes of opened items; return the keys of those that end with it.
 
         Also return the errors of those that fail because a node's inputs cannot be resolved or
-        stored, or a branch or loop cannot decide.
+        stored, or a branch or loop cannot decide. Items with large inputs open in part: the others
+        follow when an item ends. `is_only`: no other item is open, so one must.
         """
         outer = self._outer(map_id)
         scopes = [items.Scope(of, map_id, key, item) for key, item in opened]
@@ -166,12 +190,17 @@ class Expansion:
         if self._run["generation"]:
             wanted = [node_id for scope in scopes for node_id in items.ids(scope)]
             done = nodes.done_among(self._conn, self._run_id, wanted)
-        planned = _Planned()
-        for scope in scopes:
+        planned = _Planned(self._room)
+        for number, scope in enumerate(scopes):
+            if planned.room <= TRANSACTION_BYTES // 2 and (number or not is_only):
+                maps.close(self._conn, self._run_id, map_id, scope.key, len(scopes) - number)
+                break
             own = done.intersection(items.ids(scope)) if done else done
             around = [*outer, scope]
             planned.add(scope.key, self._plan(around, _Reader(self, around, own), None))
-        self._insert(planned.rows, planned.texts)
+            if any(row.node.map is not None for row in planned.rows):
+                self._insert(planned)  # what a map in the item writes is known then
+        self._insert(planned)
         return planned.done, self._failed(of, map_id, planned.failing)
 
     def _go_on(
@@ -193,7 +222,7 @@ class Expansion:
             ended = None if events is None else [each["node_id"] for each in events[scope.key]]
             asked[scope.key] = items.ids(scope) if ended is None else items.near(scope, ended)
         states = maps.states(self._conn, self._run_id, itertools.chain(*asked.values()))
-        planned = _Planned()
+        planned = _Planned(self._room)
         for scope in scopes:
             key = scope.key
             own = {node_id: states[node_id] for node_id in asked[key] if node_id in states}
@@ -205,8 +234,9 @@ class Expansion:
             around = [*outer, scope]
             reader = _Reader(self, around, done, None if events is None else {*asked[key]})
             finished = None if events is None else _finished(events[key])
-            planned.add(key, self._plan(around, reader, finished))
-        self._insert(planned.rows, planned.texts, resumed=events is None)
+            present = {node_id for node_id, (status, _) in own.items() if status in _OPEN}
+            planned.add(key, self._plan(around, reader, finished), present | done)
+        self._insert(planned, resumed=events is None)
         return planned.done, self._failed(of, map_id, planned.failing)
 
     def _failed(self, of: graph.Map, map_id: str, failing: Mapping[str, str]) -> dict[str, str]:
@@ -271,23 +301,47 @@ class Expansion:
 
 
 class _Planned:
-    """What follows in several items of a map: rows, the keys of those done, errors by key."""
+    """What follows in a run, or in items of a map: rows, the keys of those done, errors by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
+        self.room = room
+        """The bytes of JSON that the transaction may still write."""
         self.rows: list[plan.NewNode] = []
         self.texts: list[str] = []
-        """The rows as JSON."""
+        """The rows as JSON, without those that are present."""
         self.done: list[str] = []
         self.failing: dict[str, str] = {}
 
-    def add(self, key: str, made: plan.Plan) -> None:
+    def add_rows(self, rows: Sequence[plan.NewNode], present: Collection[str] = ()) -> None:
+        """Add rows, which need no text if they are present; raise `TooLarge` for no room."""
+        texts, room = list[str](), self.room
+        for row in rows:
+            if row.node.id in present:
+                continue
+            texts.append(payload.encode_row(row))
+            # A child run has a copy of the inputs.
+            room -= len(texts[-1]) * (1 if row.child is None else 2)
+            if room < 0:
+                every = [each.node.id for each in (*self.rows, *rows)]
+                named = ", ".join(every[:NAMED]) + (", ..." if len(every) > NAMED else "")
+                seen = len(self.texts) + len(texts)
+                raise TooLarge(
+                    f"{len(every)} nodes become ready together ({named}): with the inputs of "
+                    f"{seen} of them {_too_much(room)}"
+                )
+        self.rows += rows
+        self.texts += texts
+        self.room = room
+
+    def add(self, key: str, made: plan.Plan, present: Collection[str] = ()) -> None:
         """Add the plan of an item, which fails if the plan does or its inputs cannot be stored."""
         try:
-            self.texts += [payload.encode_row(row) for row in made.rows]
+            self.add_rows(made.rows, present)
+        except TooLarge:
+            raise
         except errors.InvalidPayload as error:
             self.failing[key] = str(error)
             return
-        self.rows += made.rows
         if made.failure is not None:
             self.failing[key] = made.failure[1]
         elif made.complete:
@@ -327,6 +381,14 @@ class _Reader:
         heads, of_items = heads or set(), items.context(self._scopes)
         own = {head: of_items[head] for head in heads & of_items.keys()}
         return self._of.context(heads - own.keys()) | own
+
+
+def _too_much(room: int) -> str:
+    return (
+        f"a transaction would write {(TRANSACTION_BYTES - room) / 1e6:.0f} MB of JSON, at most "
+        f"{TRANSACTION_BYTES / 1e6:.0f} MB; keep the large value in a file or an artifact and pass "
+        "its path, or map over smaller items"
+    )
 
 
 def _finished(events: Iterable[Row]) -> list[str]:

@@ -76,6 +76,12 @@ def step(
     return None if found is None else Step(**found)
 
 
+def close(conn: db.Connection, run_id: str, map_id: str, key: str, count: int) -> None:
+    """Let the last `count` opened items of a map wait to be opened again, from this key on."""
+    parameters = {"run_id": run_id, "map": map_id, "key": key, "count": count}
+    conn.execute(statements.maps.close, parameters)
+
+
 def complete(
     conn: db.Connection, run_id: str, map_id: str, result: str, path: Iterable[str], limit: int
 ) -> int:

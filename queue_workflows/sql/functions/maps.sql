@@ -115,10 +115,10 @@ DECLARE
     v_count  bigint;
 BEGIN
     SELECT jsonb_build_object(
-               'results', coalesce(jsonb_agg(d.context_delta #> p_path ORDER BY i.position)
-                                   FILTER (WHERE d.context_delta #> p_path IS NOT NULL), '[]'),
+               'results', coalesce(jsonb_agg(d.result ORDER BY i.position)
+                                   FILTER (WHERE d.result IS NOT NULL), '[]'),
                'keys', coalesce(jsonb_agg(i.key ORDER BY i.position)
-                                FILTER (WHERE d.context_delta #> p_path IS NOT NULL), '[]'),
+                                FILTER (WHERE d.result IS NOT NULL), '[]'),
                'failed', coalesce(jsonb_agg(jsonb_build_object('key', i.key, 'error', i.error) ORDER BY i.position)
                                   FILTER (WHERE i.state = 'failed'), '[]'))
       INTO v_output
@@ -126,7 +126,7 @@ BEGIN
       -- LIMIT keeps this a look-up per item. Statistics from before the run say that it has hardly any node, and as a
       -- join all of its nodes would be read for each item.
       LEFT JOIN LATERAL (
-           SELECT n.status, n.context_delta FROM workflow_node_jobs n
+           SELECT n.status, n.context_delta #> p_path AS result FROM workflow_node_jobs n
             WHERE n.run_id = p_run AND n.node_id = p_map || '[' || i.key || ']/' || p_result LIMIT 1) d
         ON i.state = 'done' AND d.status = 'completed'
      WHERE i.run_id = p_run AND i.map_id = p_map;
@@ -141,6 +141,8 @@ BEGIN
         RETURNING queue_workflows_record(j, 'completed') AS job)
     SELECT count((d.job).id) INTO v_count FROM done d;
     RETURN v_size;
+EXCEPTION WHEN program_limit_exceeded THEN
+    RETURN greatest(p_limit + 1, 256 * 1024 * 1024);  -- more than a jsonb holds
 END $$;
 
 -- Fail the node of a map; return whether it was open.

@@ -11,6 +11,14 @@ SELECT queue_workflows_open_map(
 SELECT queue_workflows_step_map(
            %(run_id)s::text, %(map)s::text, %(done)s::text[], %(failed)s::jsonb) AS step;
 
+-- name: close
+-- Let the last opened items wait to be opened again, from this key on.
+UPDATE workflow_run_maps m
+   SET open_items = m.open_items - %(count)s::integer,
+       next_position = (SELECT i.position FROM workflow_map_items i
+                         WHERE i.run_id = m.run_id AND i.map_id = m.node_id AND i.key = %(key)s::text)
+ WHERE m.run_id = %(run_id)s AND m.node_id = %(map)s;
+
 -- name: complete
 -- Complete the node of a map; return the size of its output in bytes. Nothing is written past `limit`.
 SELECT queue_workflows_end_map(

@@ -1,0 +1,157 @@
+"""Nodes with large inputs never make a transaction long: they come in parts, or fail their run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from queue_workflows import declare, node, runs, workflow
+from tests.support import factories, flow
+
+pytestmark = pytest.mark.usefixtures("invariants_hold")
+
+BIG = "x" * 900_000
+MOST = 64 * 1024**2
+TRANSACTIONS = (
+    "SELECT sum(length(inputs::text)) FROM workflow_node_jobs WHERE run_id = %s"
+    " GROUP BY created_at ORDER BY 1 DESC"
+)
+
+
+def given(node_id: str, *deps: str) -> dict[str, Any]:
+    """Return a node that gets the run's `big`."""
+    inputs = [{"name": "big", "from": "pipeline.big"}]
+    return {"id": node_id, "node": "ok", "inputs": inputs, "depends_on": list(deps)}
+
+
+def submit(toy: flow.Flow, *members: dict[str, Any]) -> tuple[str, str]:
+    """Submit a run of these nodes, and another one that has nothing to do with it."""
+    toy.define(flow.step("t"), name="small", t=flow.nodes(a=""))
+    toy.define(flow.step("s", inputs={"big": {"$from": "big"}}), s=list(members))
+    return toy.submit(context={"big": BIG}), toy.submit(workflow_name="small")
+
+
+def mapped(toy: flow.Flow, over: str, *around: Any) -> str:
+    """Submit a run whose step `m` maps a node that gets the run's `big` over a list of it."""
+    body = {"id": "m", "kind": "map", "over": {"$from": over}, "inputs": {"big": {"$from": "big"}}}
+    step = body | {"pipeline": "draw", "as": "one", "key": "id"}
+    for name, items in around:
+        step = {"id": name, "kind": "map", "over": {"$from": items}, "key": "id", "steps": [step]}
+    toy.define(step, draw=[given("draw")])
+    items = [{"id": f"i{n}"} for n in range(96)]
+    return toy.submit(context={"big": BIG, "items": items[:12], "many": items})
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_nodes_that_are_too_large_together_fail_their_run_and_no_other(
+    toy: flow.Flow, conn: Any, first: bool
+) -> None:
+    deps = () if first else ("prep",)
+    prep = [] if first else flow.nodes(prep="")
+    run_id, other = submit(toy, *prep, *(given(f"n{n}", *deps) for n in range(1000)))
+    toy.look()
+    if not first:
+        flow.complete(run_id, "s/prep")
+        toy.look()
+    assert (flow.status(run_id), flow.run(run_id)["error"]) == (
+        "failed",
+        "1000 nodes become ready together (s/n0, s/n1, s/n2, ...): with the inputs of 75 of them a "
+        "transaction would write 68 MB of JSON, at most 67 MB; keep the large value in a file or "
+        "an artifact and pass its path, or map over smaller items",
+    )
+    assert factories.column(conn, TRANSACTIONS, run_id) == ([] if first else [2])
+    assert flow.status(other) == "running"
+
+
+def test_child_runs_count_twice_as_they_copy_the_inputs(toy: flow.Flow) -> None:
+    declare.install(noop, inner, outer)
+    run_id = runs.submit("outer", context={"big": BIG})["id"]
+    toy.look()
+    assert flow.status(run_id) == "failed"
+    assert "with the inputs of 38 of them" in flow.run(run_id)["error"]
+
+
+@node
+def noop(big: str) -> None:
+    del big
+
+
+@workflow
+def inner(big: str) -> None:
+    noop(big)
+
+
+@workflow
+def outer(big: str) -> None:
+    for _ in range(40):
+        inner(big)
+
+
+def test_what_follows_from_many_events_comes_in_parts_and_survives_a_restart(
+    toy: flow.Flow, conn: Any
+) -> None:
+    pairs = [(flow.nodes(**{f"a{n}": ""}), given(f"b{n}", f"a{n}")) for n in range(90)]
+    run_id, other = submit(toy, *(each for (a,), b in pairs for each in (a, b)))
+    toy.look()
+    with flow.unplanned():
+        for n in range(90):
+            flow.complete(run_id, f"s/a{n}")
+    flow.complete(other, "t/a")
+    flow.dispatch_all()
+    assert flow.status(other) == "completed"
+    assert 90 < len(flow.states(run_id)) < 180
+    while len(flow.states(run_id)) < 180:
+        assert flow.dispatch_all() == 1
+    sizes = factories.column(conn, TRANSACTIONS, run_id)
+    assert sum(sizes) > MOST > max(sizes)
+    runs.requeue_running()
+    toy.look()
+    assert (flow.status(run_id), flow.run(run_id)["error"]) == ("running", None)
+    toy.go()
+    assert flow.status(run_id) == "completed"
+
+
+def test_a_map_opens_its_items_in_parts(toy: flow.Flow, conn: Any) -> None:
+    toy.define(flow.step("t"), name="small", t=flow.nodes(a=""))
+    other = toy.submit(workflow_name="small")
+    run_id = mapped(toy, "many")
+    toy.look()
+    assert flow.status(other) == "running"
+    assert 1 < len(flow.states(run_id)) < 60
+    flow.fail(run_id, next(each for each in flow.states(run_id) if each != "m"))
+    assert flow.status(run_id) == "failed"
+    runs.retry(run_id)
+    toy.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert len(flow.states(run_id)) == 97
+    sizes = factories.column(conn, TRANSACTIONS, run_id)
+    assert sum(sizes) > MOST > max(sizes)
+
+
+def test_the_maps_in_the_items_of_a_map_count_for_it(toy: flow.Flow, conn: Any) -> None:
+    run_id = mapped(toy, "items", ("out", "items"))
+    toy.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert len(flow.states(run_id)) == 1 + 12 + 144
+    sizes = factories.column(conn, TRANSACTIONS, run_id)
+    assert sum(sizes) > MOST > max(sizes)
+
+
+def test_results_that_no_json_value_holds_fail_the_map(toy: flow.Flow, conn: Any) -> None:
+    toy.define(
+        {"id": "m", "kind": "map", "over": {"$from": "items"}, "pipeline": "draw"},
+        draw=flow.nodes(draw=""),
+    )
+    run_id = toy.submit(context={"items": [1, 2, 3, 4, 5]})
+    toy.look()
+    for key in (1, 2, 3, 4, 5):
+        flow.complete(run_id, f"m[{key}]/draw")
+    conn.execute(
+        "UPDATE workflow_node_jobs SET context_delta = jsonb_build_object('t', repeat('x', %s))"
+        " WHERE run_id = %s AND status = 'completed'",
+        (55_000_000, run_id),
+    )
+    toy.look()
+    assert flow.status(run_id) == "failed"
+    assert "map 'm': the results of its items are 262144 KiB" in flow.run(run_id)["error"]
