@@ -73,16 +73,17 @@ def _set_up(
     conn.autocommit = autocommit
 
 
-def _refuse_encoding(conn: psycopg.Connection[Any]) -> None:
-    """Raise `InvalidConfig` for a database that cannot store every text, as UTF-8 can."""
+def _refusal(conn: psycopg.Connection[Any]) -> str | None:
+    """Return why the database cannot store every text, as UTF-8 can, or None."""
     encoding = conn.info.parameter_status("server_encoding")
-    if encoding not in (None, "UTF8"):
-        name = conn.info.dbname
-        raise errors.InvalidConfig(
-            f"the encoding of database {name} is {encoding}, which cannot store every text: create "
-            f"one by CREATE DATABASE {name}_utf8 ENCODING 'UTF8' LOCALE 'C' TEMPLATE "
-            "template0, and name it in the DSN"
-        )
+    if encoding in (None, "UTF8"):
+        return None
+    name = conn.info.dbname
+    return (
+        f"the encoding of database {name} is {encoding}, which cannot store every text: create "
+        f"one by CREATE DATABASE {name}_utf8 ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0, and "
+        "name it in the DSN"
+    )
 
 
 def connect(
@@ -107,7 +108,8 @@ def connect(
     info = database_url.conninfo(url or database_url.db_url(), **forced)
     conn = Dedicated.connect(info, autocommit=autocommit, row_factory=dict_row)
     try:
-        _refuse_encoding(conn)
+        if refusal := _refusal(conn):
+            raise errors.InvalidConfig(refusal)
         if not bare:
             _set_up(conn, timeout_s, lock_s, limited=limited)
     except BaseException:
@@ -191,6 +193,11 @@ def _pool(kind: str) -> ConnectionPool[Connection]:
 def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
     from queue_workflows.db.reconnecting_pool import ReconnectingPool
 
+    def configure(conn: Connection) -> None:
+        pool.refusal = _refusal(conn)
+        if kind != "host":
+            _set_up(conn)
+
     with _lock:
         known = _pools.get(kind)
         if known is not None and known[0] == url:
@@ -204,7 +211,7 @@ def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
             max_lifetime=max(1.0, config.DB_POOL_RECYCLE_S.read()),
             timeout=30.0,
             check=_check,
-            configure=None if kind == "host" else _set_up,
+            configure=configure,
             name=f"queue_workflows-{kind}",
             num_workers=1,
             open=False,

@@ -1,4 +1,4 @@
-"""Let a pool of connections try again twice a second while its server is away."""
+"""Let a pool of connections reconnect twice a second, and refuse a database that cannot be used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg_pool import ConnectionPool
+
+from queue_workflows import errors
 
 C = TypeVar("C", bound="psycopg.Connection[Any]")
 RETRY_S: Final = 0.5
@@ -32,6 +34,17 @@ class _Attempt:
 
 class ReconnectingPool(ConnectionPool[C]):
     """A pool that connects within RETRY_S after its server is back, however long it was away."""
+
+    refusal: str | None = None
+    """Why nothing may use the database; if `configure` raised it, callers would wait for 30 s."""
+
+    def getconn(self, timeout: float | None = None) -> C:
+        """Return a connection; raise `InvalidConfig` if nothing may use its database."""
+        conn = super().getconn(timeout)
+        if self.refusal is not None:
+            self.putconn(conn)
+            raise errors.InvalidConfig(self.refusal)
+        return conn
 
     def _add_connection(self, attempt: Any, growing: bool = False) -> None:
         # The pool keeps its attempt from one call to the next, and begins with None.

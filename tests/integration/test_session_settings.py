@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import conninfo, sql
 
-from queue_workflows import db, jobs
+from queue_workflows import db, errors, jobs
 from tests.support import console, factories, transitions
 from tests.support.database import Database, environment
 
@@ -144,5 +144,10 @@ def test_a_database_that_is_not_utf8_is_refused_in_one_line(
                 assert done.code == 1
                 assert f"is {encoding}" in done.out, done
                 assert "Traceback" not in done.err
+            db.close_pool()  # what follows opens a pool and no other connection
+            for pooled in (db.statement, db.transaction, db.connection):
+                with pytest.raises(errors.InvalidConfig, match=f"is {encoding}"), pooled():
+                    pass
+            db.close_pool()
     finally:
         own_database.drop(name)
