@@ -29,11 +29,14 @@ _Params: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%s|%%|:")
 _JSON_COLUMNS = frozenset(
     {
-        "context", "context_delta", "definition", "input_spec", "input_template", "inputs",
-        "policy", "progress", "resolved_inputs", "steps_done", "upgrades",
+        "args", "context", "context_delta", "definition", "headers", "input_spec",
+        "input_template", "inputs", "output", "policy", "progress", "resolved_inputs", "result",
+        "steps_done", "upgrades",
     }
 )  # fmt: skip
-"""Columns that asyncpg and Django return as JSON text."""
+"""Columns that SQLAlchemy 2.0 returns as JSON text with asyncpg."""
+_JSONB_OID = 3802
+"""The type of columns that Django returns as JSON text."""
 _ASYNC_TWIN = "the function whose name ends in _async"
 
 
@@ -65,10 +68,33 @@ class _Adapter:
         """Execute one statement; its placeholders are those of psycopg."""
         text = query.as_string(None) if isinstance(query, sql.Composed) else query
         text = text.decode() if isinstance(text, bytes) else text
-        return _Result([_loaded(row) for row in self._rows(text, params)])
+        return _Result(self._rows(text, params))
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Return a savepoint in the app's transaction; a transaction where there is none."""
+        raise NotImplementedError
+
+    @contextmanager
+    def settled(self) -> Generator[pool.Connection]:
+        """Yield this, with `pool.TEXT_SETTINGS` meanwhile if they differ and the driver can tell.
+
+        psycopg2 would not notice another encoding.
+        """
+        own, driver = cast("pool.Connection", self), self._driver()
+        if not hasattr(driver, "info"):
+            yield own
+            return
+        before = pool.differing(
+            driver.info, encoding=isinstance(driver, (psycopg.Connection, psycopg.AsyncConnection))
+        )
+        pool.adopt(own, before)
+        try:
+            yield own
+        finally:
+            pool.give_back(own, driver.info, before)
+
+    def _driver(self) -> Any:
+        """Return the connection of the driver."""
         raise NotImplementedError
 
     def _rows(self, query: str, params: _Params) -> list[Row]:
@@ -92,10 +118,14 @@ class _SqlAlchemy(_Adapter):
     def _rows(self, query: str, params: _Params) -> list[Row]:
         text, values = _as_text(query, params)
         found = self._conn.execute(sys.modules["sqlalchemy"].text(text), values)
-        return [dict(row) for row in found.mappings()] if found.returns_rows else []
+        rows = [dict(row) for row in found.mappings()] if found.returns_rows else []
+        return [*map(_loaded, rows)] if self._conn.dialect.driver == "asyncpg" else rows
 
     def transaction(self) -> AbstractContextManager[Any]:
         return self._conn.begin_nested()
+
+    def _driver(self) -> Any:
+        return self._conn.connection.driver_connection
 
 
 def _as_text(query: str, params: _Params) -> tuple[str, dict[str, Any]]:
@@ -124,11 +154,21 @@ class _Django(_Adapter):
     def _rows(self, query: str, params: _Params) -> list[Row]:
         with self._conn.cursor() as cursor:
             cursor.execute(query, params)
-            names = [column[0] for column in cursor.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in cursor] if names else []
+            columns = cursor.description or ()
+            names = [column[0] for column in columns]
+            rows = [dict(zip(names, row, strict=True)) for row in cursor] if names else []
+            for name in [column[0] for column in columns if column[1] == _JSONB_OID]:
+                for row in rows:
+                    if isinstance(row[name], str):
+                        row[name] = loading.load_json(row[name])
+            return rows
 
     def transaction(self) -> AbstractContextManager[Any]:
         return sys.modules["django.db.transaction"].atomic(using=self._conn.alias)
+
+    def _driver(self) -> Any:
+        self._conn.ensure_connection()
+        return self._conn.connection
 
 
 _BLOCKING: dict[str, Callable[[Any], _Adapter]] = {
@@ -154,7 +194,8 @@ def transaction(conn: Any = None, *, async_twin: str = _ASYNC_TWIN) -> Generator
     before any statement; `async_twin` is what the message recommends for an asynchronous one.
     """
     if isinstance(conn, _Adapter):
-        yield cast("pool.Connection", conn)
+        with conn.settled() as own:
+            yield own
     elif conn is None or is_psycopg(conn):
         with pool.transaction(conn) as own:
             yield own
@@ -166,7 +207,8 @@ def transaction(conn: Any = None, *, async_twin: str = _ASYNC_TWIN) -> Generator
                 "conn= takes a connection of psycopg, SQLAlchemy (a Session too) or Django, not a "
                 f"{_class_name(conn)}{instead}"
             )
-        yield cast("pool.Connection", adapt(conn))
+        with adapt(conn).settled() as own:
+            yield own
 
 
 @contextmanager
@@ -208,10 +250,15 @@ async def fetch_async(conn: Any, query: bytes, params: _Params, *, blocking_twin
     Raises `UnknownConnection`; `blocking_twin` is the function that takes one that blocks.
     """
     run = _runner(conn, blocking_twin)
-    if isinstance(conn, psycopg.AsyncConnection):
+    if isinstance(conn, psycopg.AsyncConnection) and not pool.differing(conn.info):
         # Needs no thread, unlike `call_async`.
         return await _fetch(cast("psycopg.AsyncConnection[Any]", conn), query, params)
-    return await run(conn, lambda own: own.execute(query, params).fetchall())
+
+    def fetch(own: _Adapter) -> list[Row]:
+        with transaction(own) as settled:
+            return settled.execute(query, params).fetchall()
+
+    return await run(conn, fetch)
 
 
 def _runner(conn: Any, blocking_twin: str) -> _Runner:
@@ -255,6 +302,9 @@ class _Bridge(_Adapter):
         self._loop = asyncio.get_running_loop()
         self._statement: asyncio.Task[list[Row]] | None = None
         self._is_cancelled = False
+
+    def _driver(self) -> Any:
+        return self._conn
 
     def cancel(self) -> None:
         """Cancel the statement under way, and refuse further ones; called on the event loop."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import psycopg
+from psycopg import pq
 from psycopg.rows import dict_row
 from psycopg.waiting import Wait
 
@@ -28,10 +30,16 @@ Connection: TypeAlias = "psycopg.Connection[Row]"
 """A connection whose rows are dicts."""
 
 ENGINE_POOL_LIMIT = 100
+TEXT_SETTINGS = {
+    "DateStyle": "ISO, MDY", "IntervalStyle": "postgres", "standard_conforming_strings": "on",
+    "client_encoding": "UTF8",
+}  # fmt: skip
+"""How values become text and back on a session of the engine, as far as the server reports it."""
 LOCK_TIMEOUT_S = 3.0
 LOOP_LOCK_S = 0.2
 """The same for a loop over rows of many: it leaves a row that a stranger keeps locked for later."""
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
+_USABLE = (pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS)
 TRUSTED_S = 20.0
 """Seconds after which the keepalives of `conninfo` have found a half-open connection."""
 
@@ -263,24 +271,58 @@ def cursor() -> Generator[psycopg.Cursor[Row]]:
         yield cur
 
 
+def differing(info: Any, *, encoding: bool = True) -> dict[str, str]:
+    """Return those of TEXT_SETTINGS that differ on a session of the app, as they are.
+
+    `info`: of its connection, as psycopg and psycopg2 have it. `encoding`: also that of the client.
+    """
+    found = {name: info.parameter_status(name) for name in TEXT_SETTINGS}
+    return {
+        name: value
+        for name, value in found.items()
+        if value not in (None, TEXT_SETTINGS[name])
+        and not (name == "DateStyle" and value.startswith("ISO"))
+        and (encoding or name != "client_encoding")
+    }
+
+
+def adopt(conn: Connection, differing: Mapping[str, str]) -> None:
+    """Set what is `differing` as on a session of the engine; a rollback withdraws that."""
+    if differing:
+        _set_all(conn, {name: TEXT_SETTINGS[name] for name in differing})
+
+
+def give_back(conn: Connection, info: Any, differing: Mapping[str, str]) -> None:
+    """Set what was `differing` again, unless a rollback must do so."""
+    if differing and info.transaction_status in _USABLE:
+        _set_all(conn, differing)
+
+
+def _set_all(conn: Connection, settings: Mapping[str, str]) -> None:
+    conn.execute(statements.sessions.set_all, {"settings": json.dumps(settings)})
+
+
 class _Joined:
-    """The caller's connection, with dict rows meanwhile.
+    """The caller's connection, with dict rows and TEXT_SETTINGS meanwhile.
 
     A class, as `_Lent` is, since a generator would cost each statement 1 us.
     """
 
-    __slots__ = ("_conn", "_factory")
+    __slots__ = ("_before", "_conn", "_factory")
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
 
     def __enter__(self) -> Connection:
         conn = self._conn
+        self._before = differing(conn.info)
+        adopt(conn, self._before)
         self._factory, conn.row_factory = conn.row_factory, dict_row
         return conn
 
     def __exit__(self, *_: object) -> None:
         self._conn.row_factory = self._factory
+        give_back(self._conn, self._conn.info, self._before)
 
 
 class _Lent:

@@ -16,6 +16,7 @@ from queue_workflows import errors, node_queue, run_store
 from queue_workflows import runs as runs_api
 from tests.support import factories, flow
 from tests.support.connections import ASYNC_KINDS, KINDS, AsyncAppConnection, engine
+from tests.support.database import environment
 
 CONTEXT = {"%s": ":a", "words": ["é", {"n": None}], "n": 1.5}
 
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 @pytest.fixture
 def app(toy: flow.Flow) -> flow.Flow:
+    queue_workflows.config.register_ingest_task("t", lambda reason, args: {})
     toy.define(
         flow.ask("q"),
         flow.step("s", depends_on=["q"]),
@@ -154,6 +156,86 @@ def test_in_autocommit_each_call_takes_effect_at_once_and_whole(
         assert (flow.status("own"), flow.jobs("own")) == ("cancelled", before)
         queue_workflows.retry_run("own", from_node="m", conn=host.conn)
         assert flow.status("own") == "queued"
+
+
+# --- settings of the app's session -------------------------------------------------------------
+
+STRANGE = "-c DateStyle=German -c IntervalStyle=sql_standard -c standard_conforming_strings=off"
+EURO = {"price": "5 \N{EURO SIGN}"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_settings_of_an_apps_session_change_nothing(
+    kind: str, app: flow.Flow, conn: Any, dsn: str
+) -> None:
+    run_id, waiting = over(app), asking(app)
+    encoding = {} if "2" in kind else {"PGCLIENTENCODING": "LATIN1"}
+    with environment(PGOPTIONS=STRANGE, **encoding), KINDS[kind](dsn) as host:
+        job_id = queue_workflows.jobs.enqueue(
+            task_name="t", queue="fetch", args=EURO, conn=host.conn
+        )
+        job = queue_workflows.jobs.get(job_id, conn=host.conn)
+        made = runs_api.submit("w", context=EURO, conn=host.conn)
+        assert runs_api.get(made["id"], conn=host.conn) == made
+        runs_api.answer(waiting, "q", EURO, conn=host.conn)
+        assert runs_api.retry(run_id, conn=host.conn)["status"] == "queued"
+        assert (runs_api.cancel(made["id"], conn=host.conn) or {})["status"] == "cancelled"
+        host.commit()
+    assert job == queue_workflows.jobs.get(job_id)
+    assert (job or {})["args"] == EURO == answers(conn)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_comes_back_as_it_is_on_every_kind_of_connection(
+    kind: str, app: flow.Flow, conn: Any, dsn: str
+) -> None:
+    job_id = factories.ingest(conn, args={"n": [1]}, headers={"a": "b"})["id"]
+    conn.execute(
+        "UPDATE ingest_jobs SET result = %s, progress = %s WHERE id = %s",
+        ('"[not JSON"', '"[1/3] load"', job_id),
+    )
+    with KINDS[kind](dsn) as host:
+        assert queue_workflows.jobs.get(job_id, conn=host.conn) == queue_workflows.jobs.get(job_id)
+
+
+@pytest.mark.parametrize("kind", ASYNC_KINDS)
+def test_nor_do_those_of_an_asynchronous_one(kind: str, app: flow.Flow, dsn: str) -> None:
+    async def story() -> dict[str, Any] | None:
+        with environment(PGOPTIONS=STRANGE, PGCLIENTENCODING="LATIN1"):
+            async with ASYNC_KINDS[kind](dsn) as host:
+                made = await queue_workflows.jobs.enqueue_async(
+                    task_name="t", queue="fetch", args=EURO, conn=host.conn
+                )
+                job = await queue_workflows.jobs.get_async(made, conn=host.conn)
+                await host.commit()
+                return job
+
+    job = asyncio.run(story())
+    assert job is not None
+    assert job == queue_workflows.jobs.get(job["id"])
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_the_app_has_its_own_settings_after_each_call(
+    autocommit: bool, app: flow.Flow, dsn: str
+) -> None:
+    def shown() -> list[Any]:
+        names = ("DateStyle", "IntervalStyle", "client_encoding", "standard_conforming_strings")
+        return [own.execute(f"SHOW {name}").fetchone() for name in names]
+
+    with psycopg.connect(dsn, autocommit=autocommit, options=STRANGE) as own:
+        own.execute("SET client_encoding TO LATIN1")
+        own.commit()
+        before = shown()
+        runs_api.submit("w", run_id="r", context=EURO, conn=own)
+        assert shown() == before
+        with pytest.raises(errors.UnknownJob):
+            runs_api.retry("none", conn=own)
+        assert shown() == before
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            runs_api.submit("w", run_id="r", conn=own)
+        own.rollback()
+        assert shown() == before
 
 
 # --- connections of an event loop --------------------------------------------------------------

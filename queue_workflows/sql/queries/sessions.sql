@@ -29,6 +29,11 @@ SELECT set_config('statement_timeout', %(statement_ms)s::text, false),
        set_config('plan_cache_mode', 'auto', false),
        set_config('jit', 'off', false);
 
+-- name: set_all
+-- Set these settings, a JSON object.
+SELECT set_config(s.name, s.value, false) AS value
+  FROM jsonb_each_text(%(settings)s::jsonb) AS s (name, value);
+
 -- name: stay_idle
 -- Let a session that listens be idle for any time, whatever the role and the database say.
 SELECT set_config('idle_session_timeout', '0', false);
