@@ -4193,12 +4193,20 @@ EXCEPTION WHEN OTHERS THEN
     RETURN v_count;
 END $_$;
 
-CREATE FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision) RETURNS TABLE(run_id text)
+CREATE FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision, p_runs text[]) RETURNS TABLE(run_id text)
     LANGUAGE sql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
     AS $$
     SELECT r.id
-      FROM workflow_runs r
-     WHERE r.mode = 'node' AND r.status = 'running' AND r.definition IS NOT NULL
+      FROM unnest(coalesce(p_runs, ARRAY(SELECT a.id FROM workflow_runs a
+                                          WHERE a.status = 'running' AND a.mode = 'node'))) AS i (id)
+     CROSS JOIN LATERAL (
+           SELECT a.id, a.mode, a.status, a.definition IS NULL AS is_undefined FROM workflow_runs a
+            WHERE a.id = i.id OFFSET 0) r
+     WHERE r.mode = 'node' AND r.status = 'running' AND NOT r.is_undefined
        AND NOT EXISTS (
            SELECT FROM workflow_node_jobs j
             WHERE j.run_id = r.id
@@ -4210,9 +4218,10 @@ CREATE FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision) 
                                     AND NOT queue_workflows_is_terminal_run(c.status)))
                    OR j.finished_at BETWEEN now() - p_quiet_s * interval '1 second' AND now())
             OFFSET 0)
-       AND NOT EXISTS (
-           SELECT FROM workflow_dispatch_events d
-            WHERE d.run_id = r.id AND d.processed_at IS NULL OFFSET 0)
+       -- The first open event from this run's on, as only one index has that order.
+       AND r.id IS DISTINCT FROM (
+           SELECT d.run_id FROM workflow_dispatch_events d
+            WHERE d.run_id >= r.id AND d.processed_at IS NULL ORDER BY d.run_id, d.id LIMIT 1)
        AND NOT EXISTS (
            SELECT FROM workflow_input_submissions s
             WHERE s.run_id = r.id AND s.status IN ('pending', 'processing') OFFSET 0)
@@ -5933,7 +5942,7 @@ REVOKE ALL ON FUNCTION public.queue_workflows_set_aside(p_jobs text, p_id text, 
 
 REVOKE ALL ON FUNCTION public.queue_workflows_set_blocked(p_jobs text, p_ids text[], p_reason text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision, p_runs text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_start_run(p_run text, p_generation integer, p_born bigint, p_definition jsonb, p_hash text, p_rows jsonb, p_out_dir text) FROM PUBLIC;
 

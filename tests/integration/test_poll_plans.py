@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db
-from tests.support import database, named_statements
+from tests.support import database, factories, named_statements
 
 ALL_RAN_OR_WAITED = """
 SET session_replication_role = replica;
@@ -34,6 +34,38 @@ def test_a_poll_reads_no_finished_job_for_any_statistics(conn: Any) -> None:
         plan = "\n".join(row["QUERY PLAN"] for row in found)
         assert "Seq Scan on workflow_node_jobs" not in plan
         assert "Seq Scan on ingest_jobs" not in plan
+
+
+ONE_RUN_HAD_ALL = """
+SET session_replication_role = replica;
+INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status, finished_at)
+SELECT 'r', i::text, 'm', 'cpu', 'completed', now() - interval '1 h' FROM generate_series(1, 500) i;
+INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
+SELECT 'r', i::text, 'completed', 'j', 1, 0 FROM generate_series(1, 500) i;
+INSERT INTO workflow_input_submissions (run_id, node_id, status, value)
+SELECT 'r', i::text, 'pending', '1' FROM generate_series(1, 500) i;
+ANALYZE workflow_node_jobs, workflow_dispatch_events, workflow_input_submissions;
+INSERT INTO workflow_runs (id, workflow_name, status, mode, definition)
+SELECT 'r' || i, 'w', 'running', 'node', '{}' FROM generate_series(1, 500) i;
+INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status)
+SELECT 'r' || i, 'n', 'm', 'cpu', 'queued' FROM generate_series(1, 500) i;
+SET session_replication_role = origin;
+"""
+READ = (
+    "SELECT sum(coalesce(idx_tup_fetch, 0) + seq_tup_read)::bigint"
+    " FROM pg_stat_xact_user_tables WHERE schemaname = current_schema()"
+)
+
+
+@pytest.mark.parametrize("name", ["doctor.stalled_runs", "audit.runs_advance", "runs.stalled"])
+def test_runs_are_checked_by_their_own_rows_for_any_statistics(conn: Any, name: str) -> None:
+    conn.execute(ONE_RUN_HAD_ALL)
+    ids = [f"r{i}" for i in range(1, 501)]
+    given = {"quiet_s": 10, "sweep_s": 10, "limit": 9, "ids": ids}
+    with conn.transaction():
+        before = factories.one(conn, READ)
+        conn.execute(named_statements.texts()[name], given)
+        assert factories.one(conn, READ) - before < 10 * len(ids)
 
 
 FILL = """

@@ -123,15 +123,21 @@ BEGIN
     RETURN queue_workflows_insert_nodes(p_run, p_rows);
 END $$;
 
--- Return the runs that are running although nothing moves them forward: they have no node that is queued, runs or waits,
--- no open outbox event and no open answer. A map waits for its items, and a node for its child run. The engine leaves no
--- such run, plain SQL does. A node that ended less than `p_quiet_s` ago may still get its event: a worker of 0.3.0 sends
--- it in another transaction. It is inlined. OFFSET 0 keeps a look-up per run: as a join, all jobs may be read.
-CREATE OR REPLACE FUNCTION queue_workflows_stalled_runs(p_quiet_s double precision)
-RETURNS TABLE (run_id text) LANGUAGE sql STABLE AS $$
+-- Return those of `p_runs` (NULL: of all runs) that are running although nothing moves them forward: they have no node
+-- that is queued, runs or waits, no open outbox event and no open answer. A map waits for its items, and a node for its
+-- child run. The engine leaves no such run, plain SQL does. A node that ended less than `p_quiet_s` ago may still get its
+-- event: a worker of 0.3.0 sends it in another transaction. With statistics of a time when one run had most of the rows, a
+-- table would be read as a whole for each run, so only look-ups are allowed. OFFSET 0 keeps them one per run.
+CREATE OR REPLACE FUNCTION queue_workflows_stalled_runs(p_quiet_s double precision, p_runs text[])
+RETURNS TABLE (run_id text) LANGUAGE sql STABLE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
     SELECT r.id
-      FROM workflow_runs r
-     WHERE r.mode = 'node' AND r.status = 'running' AND r.definition IS NOT NULL
+      FROM unnest(coalesce(p_runs, ARRAY(SELECT a.id FROM workflow_runs a
+                                          WHERE a.status = 'running' AND a.mode = 'node'))) AS i (id)
+     CROSS JOIN LATERAL (
+           SELECT a.id, a.mode, a.status, a.definition IS NULL AS is_undefined FROM workflow_runs a
+            WHERE a.id = i.id OFFSET 0) r
+     WHERE r.mode = 'node' AND r.status = 'running' AND NOT r.is_undefined
        AND NOT EXISTS (
            SELECT FROM workflow_node_jobs j
             WHERE j.run_id = r.id
@@ -143,9 +149,10 @@ RETURNS TABLE (run_id text) LANGUAGE sql STABLE AS $$
                                     AND NOT queue_workflows_is_terminal_run(c.status)))
                    OR j.finished_at BETWEEN now() - p_quiet_s * interval '1 second' AND now())
             OFFSET 0)
-       AND NOT EXISTS (
-           SELECT FROM workflow_dispatch_events d
-            WHERE d.run_id = r.id AND d.processed_at IS NULL OFFSET 0)
+       -- The first open event from this run's on, as only one index has that order.
+       AND r.id IS DISTINCT FROM (
+           SELECT d.run_id FROM workflow_dispatch_events d
+            WHERE d.run_id >= r.id AND d.processed_at IS NULL ORDER BY d.run_id, d.id LIMIT 1)
        AND NOT EXISTS (
            SELECT FROM workflow_input_submissions s
             WHERE s.run_id = r.id AND s.status IN ('pending', 'processing') OFFSET 0)

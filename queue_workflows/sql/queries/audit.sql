@@ -407,7 +407,7 @@ SELECT id, text FROM found LIMIT %(limit)s;
 WITH found (id, text) AS MATERIALIZED (
     SELECT run_id,
            'running, but nothing of it is queued, running, waiting for input or to be dispatched'
-      FROM queue_workflows_stalled_runs(%(sweep_s)s::float8))
+      FROM queue_workflows_stalled_runs(%(sweep_s)s::float8, NULL))
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: maps_agree

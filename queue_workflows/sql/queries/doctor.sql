@@ -111,7 +111,8 @@ SELECT extract(epoch FROM now() - greatest(least(queued_at,
 -- name: stalled_runs
 -- Return how many runs are running although nothing has moved them forward for `quiet_s`, and one
 -- of them.
-SELECT count(*) AS n, min(run_id) AS run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8);
+SELECT count(*) AS n, min(run_id) AS run_id
+  FROM queue_workflows_stalled_runs(%(quiet_s)s::float8, NULL);
 
 -- name: lapsed
 -- Return how many running jobs have a lapsed lease, and for how many seconds the oldest has.

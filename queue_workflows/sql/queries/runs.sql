@@ -197,16 +197,12 @@ SELECT id FROM (SELECT id FROM workflow_runs
  ORDER BY id LIMIT %(limit)s;
 
 -- name: stalled
--- Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`. LIMIT
--- keeps this a look-up per run.
-SELECT s.run_id
-  FROM unnest(%(ids)s::text[]) AS i (id)
- CROSS JOIN LATERAL (SELECT run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8)
-                      WHERE run_id = i.id LIMIT 1) s;
+-- Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`.
+SELECT run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8, %(ids)s::text[]);
 
 -- name: is_stalled
 -- Return a row if nothing moves this run forward.
-SELECT FROM queue_workflows_stalled_runs(0) WHERE run_id = %(run_id)s;
+SELECT FROM queue_workflows_stalled_runs(0, ARRAY[%(run_id)s::text]);
 
 -- name: stopper
 -- Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
