@@ -163,7 +163,7 @@ def _of_time(conn: db.Connection, table: str, row: Row) -> tuple[str, str]:
     """Return the clause and text of a job that waits for a time, or for an event."""
     if row["kept"]:
         host, until = row["resume_host"], _at(row["available_at"])
-        return "kept", f"its wait is over: it is kept for host {host} until{until}, then for any"
+        return "kept", f"it may run now: it is kept for host {host} until{until}, then for any"
     until = f" until {display.moment(row['due_at'])}" if row["due_at"] else ""
     event = waiting_facts.awaited_event(conn, table, row)
     if event is None:

@@ -39,8 +39,8 @@ def hand_back(
 def unknown(conn: db.Connection, job_id: str) -> Row | None:
     """Return which workers have met a node that they do not know, and which live ones may know it.
 
-    Keys: `times`, `age_s` (None if no worker has), `workers`, `others`, and `known`, whether one of
-    these reports it. None: no such node.
+    Keys: `times`, `age_s` (None if no worker has), `workers`, `others`, `known`, whether one of
+    these reports it, and `keep_for`, the host of one or None. None: no such node.
     """
     given = {"job": job_id, "stale_s": config.STALE_WORKER_AFTER_S.read()}
     return conn.execute(statements.handback.unknown, given).fetchone()
@@ -57,8 +57,8 @@ def leave_to_others(conn: db.Connection, lease: job_tables.Lease, error: str) ->
 
     It fails after UNKNOWN_NODE_S if no live worker is left that may know it, after UNKNOWN_BOUNDS
     times that if none reports it, and at once if workers do not report: then nobody can say who
-    else is there. The wait before the next claim grows from 1 s to UNKNOWN_MAX_S. Raises
-    `ClaimLost`.
+    else is there. The wait before the next claim grows from 1 s to UNKNOWN_MAX_S. Workers of
+    `keep_for` may claim it at once. Raises `ClaimLost`.
     """
     found = unknown(conn, lease.job_id)
     if found is None or config.DISABLE_WORKER_HEARTBEAT.read():
@@ -68,9 +68,12 @@ def leave_to_others(conn: db.Connection, lease: job_tables.Lease, error: str) ->
         met = ", ".join(sorted({*found["workers"], lease.worker_id}))
         nobody = "no worker that met it" if found["others"] else "no live worker"
         return f"{error}; {nobody} has known it for {bound_s:g} s; these met it: {met}"
-    after_s = min(UNKNOWN_MAX_S, 1.0 + found["times"])
+    keep_for = found["keep_for"]
+    # A worker that has met it would often win the race for it at the end of a shorter wait.
+    grown_s = UNKNOWN_MAX_S if found["known"] and keep_for else 1.0 + found["times"]
+    after_s = min(UNKNOWN_MAX_S, grown_s)
     detail = {"reason": error, "unknown": True}
-    rows = _hand_back(conn, [lease], detail, after_s=after_s, error=error)
+    rows = _hand_back(conn, [lease], detail, after_s=after_s, error=error, keep_for=keep_for)
     if not rows:
         raise errors.ClaimLost(f"job {lease.job_id} has lost its claim")
     return rows[0]
@@ -116,6 +119,7 @@ def _hand_back(
     front: bool = False,
     after_s: float = 0.0,
     error: str | None = None,
+    keep_for: str | None = None,
 ) -> list[Row]:
     parameters = {
         "jobs": [lease.job_id for lease in leases],
@@ -126,6 +130,7 @@ def _hand_back(
         "front": front,
         "band": FRONT_PRIORITY,
         "after_s": after_s,
+        "keep_for": keep_for,
     }
     statement = statements.handback.hand_back[leases[0].table.name]
     return conn.execute(statement, parameters).fetchall()

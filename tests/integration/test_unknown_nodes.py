@@ -80,6 +80,21 @@ def test_a_busy_worker_that_reports_the_node_is_waited_for(conn: db.Connection) 
 
 
 @pytest.mark.usefixtures("job")
+def test_the_host_of_a_worker_that_knows_it_claims_it_next(conn: db.Connection) -> None:
+    registered(conn, "new", "far", nodes=["mistyped"])
+    registered(conn, "old", nodes=["other"])
+    conn.execute("UPDATE workers SET host_label = 'far' WHERE worker_id = 'far'")
+    first = claim(conn, "old")
+    transitions.leave(conn, first, UNKNOWN)
+    assert transitions.claim(conn, who(worker_id="old")) == []
+    assert transitions.claim(conn, who(worker_id="new")) == []  # its host has "old", too
+    told = jobs.explain(first["id"], conn=conn) or {}
+    assert told["detail"].startswith("it may run now: it is kept for host far until ")
+    again = transitions.claim_node(conn, who(worker_id="far", host="far"))
+    assert (again["id"], again["claim_no"]) == (first["id"], 2)
+
+
+@pytest.mark.usefixtures("job")
 def test_a_bound_of_zero_fails_it_at_once(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

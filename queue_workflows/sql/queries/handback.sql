@@ -5,7 +5,8 @@
 -- Give up claims, of several workers too, counting nothing: each job is queued again, or
 -- cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs
 -- wait first. `front`: they get at least the priority `band`. `error`: what a queued job shows
--- until its next claim, or NULL. A claim without a row is lost.
+-- until its next claim, or NULL. `keep_for`: the host whose workers may claim it meanwhile, or NULL.
+-- A claim without a row is lost.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (status, finished_at, error, available_at) = (
@@ -15,6 +16,10 @@ WITH done AS (
                       CASE WHEN NOT must_end AND %(after_s)s::float8 > 0
                            THEN now() + %(after_s)s::float8 * interval '1 second' END
                  FROM queue_workflows_must_end(j) AS must_end),
+           resume_host = coalesce(%(keep_for)s::text, j.resume_host),
+           resume_at = CASE WHEN %(keep_for)s::text IS NULL THEN j.resume_at ELSE now() END,
+           resume_until = CASE WHEN %(keep_for)s::text IS NULL THEN j.resume_until
+                               ELSE now() + %(after_s)s::float8 * interval '1 second' END,
            priority = CASE WHEN %(front)s::boolean THEN least(j.priority, %(band)s::smallint)
                            ELSE j.priority END,
            worker_id = NULL, lease_expires_at = NULL
@@ -39,7 +44,8 @@ SELECT id, worker_id, claim_no
 -- Return which workers did not know a node since it was last handed back for another reason or
 -- ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
 -- live workers that take such jobs, have not met it, and report it or no list of their nodes.
--- `known`: one of these reports it. The history of a node is indexed by run and node. No row: there
+-- `known`: one of these reports it. `keep_for`: the host of one of these, of one that reports it if
+-- there is one, without a host where a live worker has met it. The history of a node is indexed by run and node. No row: there
 -- is no such job.
 WITH job AS (
     SELECT j.* FROM workflow_node_jobs j WHERE j.id = %(job)s),
@@ -51,7 +57,7 @@ met AS (
     SELECT * FROM told
      WHERE is_unknown AND id > coalesce((SELECT max(id) FROM told WHERE NOT is_unknown), 0)),
 other AS MATERIALIZED (
-    SELECT w.worker_id, w.detail -> 'claim' -> 'nodes' ? job.node_module AS lists
+    SELECT w.worker_id, w.host_label, w.detail -> 'claim' -> 'nodes' ? job.node_module AS lists
       FROM job JOIN workers w ON w.queue = job.queue
      WHERE w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
        AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
@@ -66,7 +72,14 @@ SELECT (SELECT count(*) FROM met) AS times,
        (SELECT extract(epoch FROM now() - min(met.created_at))::float8 FROM met) AS age_s,
        ARRAY(SELECT DISTINCT met.worker_id FROM met ORDER BY 1) AS workers,
        EXISTS (SELECT FROM other WHERE lists) AS known,
-       ARRAY(SELECT worker_id FROM other WHERE lists IS NOT FALSE ORDER BY 1 LIMIT 20) AS others
+       ARRAY(SELECT worker_id FROM other WHERE lists IS NOT FALSE ORDER BY 1 LIMIT 20) AS others,
+       (SELECT o.host_label FROM other o
+         WHERE o.lists IS NOT FALSE AND o.host_label <> ALL (ARRAY(
+               SELECT w.host_label FROM workers w
+                WHERE w.queue = job.queue
+                  AND (w.worker_id = job.worker_id OR w.worker_id IN (SELECT worker_id FROM met))
+                  AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'))
+         ORDER BY o.lists IS NULL, random() LIMIT 1) AS keep_for
   FROM job;
 
 -- name: waiting_unknown
