@@ -24,9 +24,11 @@ from queue_workflows import (
     runs,
     steps,
 )
+from queue_workflows.maintenance import periodic
 from tests.hostile import roles
-from tests.support import console, factories, sweeps, transitions
+from tests.support import asgi_service, console, factories, sweeps, transitions
 from tests.support.factories import job
+from tests.support.wait import until
 
 Row = dict[str, Any]
 pytestmark = pytest.mark.usefixtures("invariants_hold")
@@ -375,6 +377,21 @@ def test_the_sweep_wakes_for_an_event_whose_transaction_was_open_when_the_wait_b
         assert run(conn) == "failed"
     assert is_waiting(conn)
     swept()
+    assert run(conn) == "completed"
+
+
+def test_the_service_wakes_for_a_plain_insert_where_no_orchestrator_runs(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(periodic, "EVENTS_S", 0.01)
+    queued(conn, lambda reason: steps.wait_for_event("approved"))
+    assert run(conn) == "failed"
+
+    def send() -> None:
+        conn.execute("INSERT INTO events (name) VALUES ('approved')")
+        until(lambda: factories.one(conn, "SELECT resume_at <= now() FROM ingest_jobs"))
+
+    asgi_service.streamed(opened=send, until=lambda _: True)
     assert run(conn) == "completed"
 
 
