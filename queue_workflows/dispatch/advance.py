@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from queue_workflows import config, db, errors
 from queue_workflows.dag import confinement, definition, payload, plan, readiness, run_folder
 from queue_workflows.dispatch import expansion, hooks, run_cache
-from queue_workflows.engine import runs
+from queue_workflows.engine import nodes, runs
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 State: TypeAlias = Callable[[Row], bool]
@@ -116,7 +116,7 @@ def write(
         expanding.write(made.rows, resumed=resumed)
         expanding.advance(events)
     except errors.InvalidPayload as error:
-        if is_part and isinstance(error, expansion.TooLarge):
+        if is_part and isinstance(error, nodes.TooLarge):
             raise
         runs.fail(conn, run["id"], payload.error_text(error))
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import NamedTuple
 
 from queue_workflows import config, db
@@ -13,6 +14,10 @@ from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
 EVENTS_A_BATCH = 1000
+PARTS_S = 1.0
+"""How long a run with large values is dispatched in parts before other runs have their turn."""
+LIMIT_EXCEEDED = "54000"
+"""The SQLSTATE of a read of outputs that are larger together than a jsonb may be, 256 MB."""
 RUNS_A_ROUND = 50
 DISPATCH, EVENT = "dispatch of run", "event"
 
@@ -44,15 +49,18 @@ def drain_run(
     `nowait` is for workers. It returns 0 at once if another dispatcher has the run, and it leaves
     events open that need the app's hooks.
     """
-    total, failed, most = 0, False, EVENTS_A_BATCH
+    total, failed = 0, False
+    most = run_cache.parts.get(run_id) or EVENTS_A_BATCH
+    until = time.monotonic() + PARTS_S
     while True:
         try:
             done = _round(run_id, begin, nowait, only, most)
-        except expansion.TooLarge:
-            most = max(1, most // 8)
-            continue
-        except advance.NEVER_RUNS as error:
-            if failed:
+        except (db.OperationalError, *advance.NEVER_RUNS) as error:
+            if most > 1 and _is_too_large(error):
+                most = max(1, most // 8)
+                run_cache.parts.put(run_id, most)
+                continue
+            if failed or isinstance(error, db.OperationalError):
                 raise
             if nowait:
                 return total
@@ -61,9 +69,20 @@ def drain_run(
             failed = True
             continue
         total += done.rows
-        # What follows from many events with large inputs takes a while: other runs come in between.
-        if not done.more or (done.rows and most < EVENTS_A_BATCH):
+        if not done.more:
+            if most < EVENTS_A_BATCH:
+                run_cache.parts.drop(lambda key: key == run_id)
             return total
+        # What follows from events with large values takes a while: other runs come in between.
+        if done.rows and most < EVENTS_A_BATCH and time.monotonic() >= until:
+            return total
+
+
+def _is_too_large(error: Exception) -> bool:
+    """Return whether fewer events may fit into a transaction."""
+    if isinstance(error, db.OperationalError):
+        return error.sqlstate == LIMIT_EXCEEDED
+    return isinstance(error, nodes.TooLarge)
 
 
 def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
@@ -159,7 +178,8 @@ def _settle(conn: db.Connection, run: Row, events: list[Row], finished: list[str
         if progress is not None:
             made = plan.Plan([])
             if finished:
-                reader = run_cache.Reader(run_cache.in_open_transaction(conn), run["id"])
+                begin = run_cache.in_open_transaction(conn)
+                reader = run_cache.Reader(begin, run["id"], is_part=len(events) > 1)
                 made = advance.make_plan(progress, run, reader, finished)
             expanding = expansion.Expansion(conn, run, progress.graph)
             count = advance.write(expanding, conn, run, made, items, is_part=len(events) > 1)

@@ -18,22 +18,18 @@ _DONE = ("completed", "skipped")
 _OPEN = ("queued", "running", "awaiting_input")
 _States = Mapping[str, "tuple[str, str | None]"]
 TRANSACTION_BYTES = 64 * payload.KIB**2
-"""JSON of nodes and items that one transaction writes at most: a second, or four on a busy machine.
+"""JSON of nodes and items that one transaction writes at most: 1 to 2 s, 4 s on a busy machine.
 
 A map opens further items later, once its transaction has written half of it.
 """
 NAMED = 3
 
 
-class TooLarge(errors.InvalidPayload):
-    """Nodes that become ready together have more inputs than one transaction may write."""
-
-
 class Expansion:
     """The maps of one run in one transaction, which holds the run's lock.
 
     Raises `InvalidPayload` for a list, an item or a result that cannot be: the run fails. Raises
-    `TooLarge` before it writes more than TRANSACTION_BYTES.
+    `nodes.TooLarge` before it writes more than TRANSACTION_BYTES.
     """
 
     def __init__(self, conn: db.Connection, run: Row, of: graph.Graph) -> None:
@@ -58,7 +54,7 @@ class Expansion:
         rows, planned = list(rows), _Planned(self._room)
         try:
             planned.add_rows(rows)
-        except TooLarge:
+        except nodes.TooLarge:
             if not resumed:
                 raise
             # Of nodes that have a job, which several transactions may have queued, none is written.
@@ -116,7 +112,9 @@ class Expansion:
         text = payload.encode_items(keys, over)
         self._room -= len(text)
         if self._room < 0:
-            raise TooLarge(f"map {map_id!r}: with its {len(keys)} items {_too_much(self._room)}")
+            raise nodes.TooLarge(
+                f"map {map_id!r}: with its {len(keys)} items {_too_much(self._room)}"
+            )
         root = map_id.partition("[")[0]
         maps.open_map(self._conn, self._run_id, map_id, text, _limits(of, len(keys)), made, root)
         self._step(of, map_id, (), {})
@@ -313,7 +311,7 @@ class _Planned:
         self.failing: dict[str, str] = {}
 
     def add_rows(self, rows: Sequence[plan.NewNode], present: Collection[str] = ()) -> None:
-        """Add rows, which need no text if they are present; raise `TooLarge` for no room."""
+        """Add rows, which need no text if they are present; raise `nodes.TooLarge` for no room."""
         texts, room = list[str](), self.room
         for row in rows:
             if row.node.id in present:
@@ -325,7 +323,7 @@ class _Planned:
                 every = [each.node.id for each in (*self.rows, *rows)]
                 named = ", ".join(every[:NAMED]) + (", ..." if len(every) > NAMED else "")
                 seen = len(self.texts) + len(texts)
-                raise TooLarge(
+                raise nodes.TooLarge(
                     f"{len(every)} nodes become ready together ({named}): with the inputs of "
                     f"{seen} of them {_too_much(room)}"
                 )
@@ -337,7 +335,7 @@ class _Planned:
         """Add the plan of an item, which fails if the plan does or its inputs cannot be stored."""
         try:
             self.add_rows(made.rows, present)
-        except TooLarge:
+        except nodes.TooLarge:
             raise
         except errors.InvalidPayload as error:
             self.failing[key] = str(error)

@@ -87,11 +87,15 @@ class NoKnowledge:
 
 
 class Reader:
-    """Read a run's nodes from the database, in the transactions that `begin` opens."""
+    """Read a run's nodes from the database, in the transactions that `begin` opens.
 
-    def __init__(self, begin: Begin, run_id: str) -> None:
+    `is_part`: see `nodes.context`.
+    """
+
+    def __init__(self, begin: Begin, run_id: str, *, is_part: bool = False) -> None:
         self._begin = begin
         self._run_id = run_id
+        self._is_part = is_part
 
     def done_among(self, ids: Collection[str]) -> set[str]:
         with reading(self._begin) as conn:
@@ -107,7 +111,7 @@ class Reader:
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
         with reading(self._begin) as conn:
-            return nodes.context(conn, self._run_id, heads)
+            return nodes.context(conn, self._run_id, heads, is_part=self._is_part)
 
 
 Identity: TypeAlias = "tuple[str, int, int, int]"
@@ -152,6 +156,8 @@ class _Cache(Generic[K, V]):
 _cache: _Cache[Identity, readiness.Progress] = _Cache(CACHED_RUNS)
 _left: _Cache[Identity, bool] = _Cache(CACHED_RUNS)
 """The runs that `read` leaves to the dispatcher."""
+parts: _Cache[str, int] = _Cache(CACHED_RUNS)
+"""How many events of a run fit into one transaction, where that is fewer than a batch."""
 _graphs: _Cache[bytes, graph.Graph] = _Cache(CACHED_GRAPHS)
 """Graphs by the SHA-256 of their definition's text, since a stored `definition_hash` may be forged.
 """

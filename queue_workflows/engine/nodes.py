@@ -10,9 +10,16 @@ from typing import Any
 
 import psycopg
 
-from queue_workflows import db, errors
+from queue_workflows import config, db, errors
 from queue_workflows.db import statements
 from queue_workflows.types import Row, Unreadable
+
+READ_KB = 128 * 1024
+"""The most that one query should return of a context. A jsonb holds twice as much."""
+
+
+class TooLarge(errors.UnreadableRow):
+    """More than one transaction should read or write at once; a part of it may fit."""
 
 
 class _NodeTaken(psycopg.errors.UniqueViolation, errors.NodeTaken):
@@ -95,13 +102,19 @@ def all_done(conn: db.Connection, run_id: str) -> set[str]:
     return {row["node_id"] for row in rows}
 
 
-def context(conn: db.Connection, run_id: str, heads: Iterable[str] | None) -> dict[str, Any]:
+def context(
+    conn: db.Connection, run_id: str, heads: Iterable[str] | None, *, is_part: bool = False
+) -> dict[str, Any]:
     """Return the run's context with the `context_delta` of each completed node under its id.
 
     Only the members that `heads` names; None: all of them. Raises `UnreadableRow` for a context
-    that is no object, and for a member that cannot be loaded.
+    that is no object, and for a member that cannot be loaded. `is_part`: the caller can do with
+    fewer heads. Raises `TooLarge` then for those that are too large together.
     """
     wanted = None if heads is None else list(heads)
+    at_once = max(1, READ_KB // max(1, config.MAX_PAYLOAD_KB.read()))
+    if not is_part and wanted is not None and len(wanted) > at_once:
+        return _merged(conn, run_id, wanted, at_once)
     parameters = {"heads": wanted, "run_id": run_id}
     row = conn.execute(statements.nodes.context, parameters).fetchone()
     if row is None:
@@ -111,14 +124,20 @@ def context(conn: db.Connection, run_id: str, heads: Iterable[str] | None) -> di
     found: Any = row["context"]
     if not isinstance(found, Unreadable):
         return found
-    for head in wanted if wanted is not None and len(wanted) > 1 else ():
-        try:
-            context(conn, run_id, [head])
-        except errors.UnreadableRow:
-            wanted = [head]
-            break
-    what = f" under {wanted[0]!r:.120}" if wanted and len(wanted) == 1 else ""
+    if wanted is not None and len(wanted) > 1:
+        if is_part:
+            raise TooLarge(f"its inputs or outputs cannot be read: {found.reason}")
+        return _merged(conn, run_id, wanted, len(wanted) // 2)
+    what = f" under {wanted[0]!r:.120}" if wanted else ""
     raise errors.UnreadableRow(f"its inputs or outputs{what} cannot be read: {found.reason}")
+
+
+def _merged(conn: db.Connection, run_id: str, heads: list[str], at_once: int) -> dict[str, Any]:
+    """Return these members of the context, read in parts: together they may be too large."""
+    found: dict[str, Any] = {}
+    for start in range(0, len(heads), at_once):
+        found |= context(conn, run_id, heads[start : start + at_once])
+    return found
 
 
 def set_resolved_inputs(conn: db.Connection, job_id: str, value: str) -> Row | None:
