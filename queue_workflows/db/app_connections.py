@@ -81,12 +81,13 @@ class _Adapter:
         psycopg2 would not notice another encoding.
         """
         own, driver = cast("pool.Connection", self), self._driver()
-        if not hasattr(driver, "info"):
+        before: dict[str, str] = {}
+        if hasattr(driver, "info"):
+            is_ours = isinstance(driver, (psycopg.Connection, psycopg.AsyncConnection))
+            before = pool.differing(driver.info, encoding=is_ours)
+        if not before:
             yield own
             return
-        before = pool.differing(
-            driver.info, encoding=isinstance(driver, (psycopg.Connection, psycopg.AsyncConnection))
-        )
         pool.adopt(own, before)
         try:
             yield own

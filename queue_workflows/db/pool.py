@@ -288,13 +288,12 @@ def differing(info: Any, *, encoding: bool = True) -> dict[str, str]:
 
 def adopt(conn: Connection, differing: Mapping[str, str]) -> None:
     """Set what is `differing` as on a session of the engine; a rollback withdraws that."""
-    if differing:
-        _set_all(conn, {name: TEXT_SETTINGS[name] for name in differing})
+    _set_all(conn, {name: TEXT_SETTINGS[name] for name in differing})
 
 
 def give_back(conn: Connection, info: Any, differing: Mapping[str, str]) -> None:
     """Set what was `differing` again, unless a rollback must do so."""
-    if differing and info.transaction_status in _USABLE:
+    if info.transaction_status in _USABLE:
         _set_all(conn, differing)
 
 
@@ -316,13 +315,15 @@ class _Joined:
     def __enter__(self) -> Connection:
         conn = self._conn
         self._before = differing(conn.info)
-        adopt(conn, self._before)
+        if self._before:
+            adopt(conn, self._before)
         self._factory, conn.row_factory = conn.row_factory, dict_row
         return conn
 
     def __exit__(self, *_: object) -> None:
         self._conn.row_factory = self._factory
-        give_back(self._conn, self._conn.info, self._before)
+        if self._before:
+            give_back(self._conn, self._conn.info, self._before)
 
 
 class _Lent:
