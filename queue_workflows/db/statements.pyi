@@ -402,14 +402,16 @@ class _Handback:
     """Give up claims, of several workers too, counting nothing: each job is queued again, or
     cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs
     wait first. `front`: they get at least the priority `band`. `error`: what a queued job shows
-    until its next claim, or NULL. A claim without a row is lost."""
+    until its next claim, or NULL. `keep_for`: the host whose workers may claim it meanwhile, or NULL.
+    A claim without a row is lost."""
     strays: Mapping[str, bytes]
     """Return the claims of a worker without those of the jobs `keep`."""
     unknown: bytes
     """Return which workers did not know a node since it was last handed back for another reason or
     ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
     live workers that take such jobs, have not met it, and report it or no list of their nodes.
-    `known`: one of these reports it. The history of a node is indexed by run and node. No row: there
+    `known`: one of these reports it. `keep_for`: the host of one of these, of one that reports it if
+    there is one, without a host where a live worker has met it. The history of a node is indexed by run and node. No row: there
     is no such job."""
     waiting_unknown: bytes
     """Return the nodes that workers have handed back because they do not know them, by queue and node
@@ -662,6 +664,8 @@ class _Maps:
     """Seal a map's items, or count them again in a new generation; return which."""
     step: bytes
     """Count items that have ended and open the next ones; return the counters and the opened items."""
+    close: bytes
+    """Let the last opened items wait to be opened again, from this key on."""
     complete: bytes
     """Complete the node of a map; return the size of its output in bytes. Nothing is written past `limit`."""
     fail: bytes
@@ -1204,8 +1208,7 @@ class _Runs:
     """Return the ids of running runs after the id `after`, in their order. OFFSET 0 keeps it from
     walking the runs that have ended."""
     stalled: bytes
-    """Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`. LIMIT
-    keeps this a look-up per run."""
+    """Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`."""
     is_stalled: bytes
     """Return a row if nothing moves this run forward."""
     stopper: bytes
@@ -1343,6 +1346,8 @@ class _Sessions:
     no rule holds; only a superuser may set it. A server before version 17 has no
     transaction_timeout. The encoding is in the DSN, and what an operator decides stays:
     search_path, synchronous_commit, default_transaction_read_only and the planner's costs."""
+    set_all: bytes
+    """Set these settings, a JSON object."""
     stay_idle: bytes
     """Let a session that listens be idle for any time, whatever the role and the database say."""
     wait_for_locks: bytes

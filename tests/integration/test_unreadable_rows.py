@@ -259,7 +259,7 @@ def test_a_context_that_cannot_be_loaded_fails_the_nodes_that_need_it(
         until(lambda: node(conn, bad)["status"] == "failed")
     row = node(conn, bad)
     assert (row["attempts"], row["crash_count"]) == (1, 0)
-    assert f"run {run_id}: its context under 'big' cannot be read" in row["error"]
+    assert f"run {run_id}: its inputs or outputs under 'big' cannot be read" in row["error"]
 
 
 def test_a_document_is_split_where_each_of_its_columns_can_be_loaded(
