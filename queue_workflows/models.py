@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from queue_workflows import config, db, errors, types
+from queue_workflows.dag import payload
 from queue_workflows.engine import models
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row, Rows
@@ -110,7 +111,7 @@ def _request(
         "worker": worker_id or "",
         "action": action,
         "model": model,
-        "requested_by": requested_by,
+        "requested_by": None if requested_by is None else payload.error_text(requested_by),
     }
     with db.transaction(conn) as own:
         _check(own, host, model, worker_id)

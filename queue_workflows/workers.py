@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from queue_workflows import config, db, errors
+from queue_workflows.dag import payload
 from queue_workflows.db import check_violations
 from queue_workflows.engine import controls, queues, workers
 from queue_workflows.operations import stop_policies
@@ -145,8 +146,8 @@ def set_control(
         "queue": queue,
         "desired_state": desired_state,
         "stop_policy": stop_policy,
-        "requested_by": requested_by,
-        "reason": None if reason is None else reason.replace("\x00", " "),
+        "requested_by": None if requested_by is None else payload.error_text(requested_by),
+        "reason": None if reason is None else payload.error_text(reason.replace("\x00", " ")),
         "until": at,
         "lasts": lasts,
     }

@@ -64,6 +64,7 @@ NEEDS = {
     "integration/test_enqueue_on_app_connections.py": "django",
     "integration/test_event_export.py": "opentelemetry.sdk",
     "integration/test_range_errors.py": "django",
+    "integration/test_secrets.py": "opentelemetry.sdk",
     "unit/test_trace_context.py": "opentelemetry.sdk",
 }
 """The files that need a module of the extra `dev`. They are collected only where it is installed;

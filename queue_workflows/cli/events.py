@@ -10,7 +10,7 @@ import typer
 from queue_workflows import errors
 from queue_workflows import events as api
 from queue_workflows.cli import command, options, output
-from queue_workflows.runtime import display, entry_point
+from queue_workflows.runtime import display
 
 app = typer.Typer(
     name="events",
@@ -48,7 +48,7 @@ def list_(
                     row["name"],
                     row["key"],
                     display.moment(row["created_at"]),
-                    entry_point.mask(output.line(row["value"], CUT)),
+                    output.line(row["value"], CUT),
                 )
                 for row in rows
             ],

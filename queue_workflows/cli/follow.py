@@ -66,7 +66,7 @@ class Tails:
         """Print what is new in an attempt's log, each line after the name."""
         tail = self._tails.setdefault((log["job_id"], log["claim_no"]), Tail())
         for text in tail.lines(log, last=last):
-            shown = entry_point.mask(output.line(text, 1000))
+            shown = output.line(text, 1000)
             self._print(f"{output.line(name)} | {shown}".rstrip())
 
 
@@ -194,7 +194,7 @@ class _Progress:
         for index, event in events:
             if (number, index) not in self._printed:
                 self._printed.add((number, index))
-                self._print(f"{name}: {entry_point.mask(job_texts.event_text(event))}")
+                self._print(f"{name}: {job_texts.event_text(event)}")
 
 
 def job(
@@ -215,9 +215,7 @@ def job(
                 away = False
             except db.OperationalError as error:
                 if not away:
-                    _log.warning(
-                        "waiting for the database: %s", entry_point.mask(str(error).strip())
-                    )
+                    _log.warning("waiting for the database: %s", str(error).strip())
                 away = True
             stop.requested.wait(TICK_S)
     except BrokenPipeError as error:

@@ -84,9 +84,7 @@ class Follower(NamedTuple):
             self._answer(run_id, node)
         except db.OperationalError as error:
             settled.discard(node["id"])
-            self.view.print_message(
-                output.line(entry_point.mask(f"the answer waits for the database: {error}"))
-            )
+            self.view.print_message(output.line(f"the answer waits for the database: {error}"))
 
     def _answer(self, run_id: str, node: Row) -> None:
         """Answer a question, or report one that nobody here can answer."""

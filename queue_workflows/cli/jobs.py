@@ -13,7 +13,7 @@ import typer
 from queue_workflows import errors
 from queue_workflows import jobs as api
 from queue_workflows.cli import command, ids, job_selection, options, output, run_views, show
-from queue_workflows.runtime import display, entry_point
+from queue_workflows.runtime import display
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 app = typer.Typer(
@@ -248,7 +248,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row["status"],
         f"{_tries(row)}/{row['max_attempts']}",
         display.moment(row["created_at"], zone=False),
-        entry_point.mask(_note(row)),
+        _note(row),
     )
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from queue_workflows.runtime import display, entry_point
+from queue_workflows.runtime import display
 
 line = display.line
 compact = display.compact
@@ -27,7 +27,7 @@ def echo(text: str = "") -> None:
 
 def complain(text: str) -> None:
     """Print one line to stderr, escaped, with secrets masked."""
-    sys.stderr.write(entry_point.mask(display.line(text, None)) + "\n")
+    sys.stderr.write(display.line(text, None) + "\n")
     sys.stderr.flush()
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from queue_workflows import db, errors, streams
 from queue_workflows.cli import output
 from queue_workflows.engine import job_parts
-from queue_workflows.runtime import entry_point
 
 PART_CHARACTERS = 1000
 
@@ -87,5 +86,5 @@ def _line(part: streams.Part, label: str) -> str:
         name = f"{label}: {attempt}" if label else attempt
         return f"{name}: its stream begins, what came before is of an earlier one"
     text = part.value if isinstance(part.value, str) else json.dumps(part.value)
-    shown = entry_point.mask(output.line(text, PART_CHARACTERS))
+    shown = output.line(text, PART_CHARACTERS)
     return f"{label or attempt}: {output.line(part.name)}: {shown}".rstrip()

@@ -10,7 +10,7 @@ from typing import Any
 
 from queue_workflows.cli import job_texts, output, run_snapshot, run_views, sample_text, summary
 from queue_workflows.dag import item_ids
-from queue_workflows.runtime import display, entry_point, stored_json
+from queue_workflows.runtime import display, stored_json
 
 UNCUT = 100_000
 LINES = 40
@@ -226,7 +226,7 @@ class Page:
 
     def _line(self, text: str, indent: str = "") -> None:
         limit = self._width - len(indent)
-        output.echo(indent + entry_point.mask(output.line(text, max(limit, 10))))
+        output.echo(indent + output.line(text, max(limit, 10)))
 
 
 def _is_folded(node: dict[str, Any], shown: dict[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from queue_workflows import errors, jobs
 from queue_workflows.cli import command, output
-from queue_workflows.runtime import display, entry_point
+from queue_workflows.runtime import display
 from queue_workflows.types import Row
 
 _HEAD = ("step", "key", "state", "tries", "crashes", "claim", "ended (UTC)", "")
@@ -40,7 +40,7 @@ def _cells(step: Row) -> tuple[object, ...]:
         step["crashes"],
         step["claim_no"],
         display.moment(step["ended_at"]) if step["ended_at"] else "",
-        entry_point.mask(output.line(_outcome(step), CUT)),
+        output.line(_outcome(step), CUT),
     )
 
 
@@ -59,4 +59,4 @@ def _print_full(steps: list[Row]) -> None:
         output.echo("  ".join(str(cell) for cell in _cells(step)[:-1] if cell != ""))
         for name in ("arguments", "output", "error"):
             if step[name]:
-                output.echo(f"  {name}: {entry_point.mask(step[name])}")
+                output.echo(f"  {name}: {step[name]}")

@@ -16,7 +16,7 @@ from queue_workflows.cli import job_texts, output, run_views
 from queue_workflows.cli.run_snapshot import RunSnapshot
 from queue_workflows.dag import graph, item_ids
 from queue_workflows.engine import runs
-from queue_workflows.runtime import display, entry_point
+from queue_workflows.runtime import display
 
 FAILURES = 20
 TRACES = 3
@@ -120,7 +120,7 @@ def show(found: Mapping[str, Any]) -> None:
         f"run {found['id']} ({name}): {found['status']} in {output.seconds(found['elapsed_s'])}"
     )
     if found["output"] is not None:
-        output.echo(entry_point.mask(job_texts.output_text(found["output"])))
+        output.echo(job_texts.output_text(found["output"]))
     output.echo(f"nodes: {nodes or 'none'}")
     for place in found["workers"]:
         where = run_views.place(place["worker_id"])
@@ -128,7 +128,7 @@ def show(found: Mapping[str, Any]) -> None:
         output.echo(f"  {place['queue']} {where}: {did}, {output.seconds(place['seconds'])}")
     for each in found["maps"]:
         for text in job_texts.map_texts(each):
-            output.echo(entry_point.mask(text))
+            output.echo(text)
     if found["taken_back"]:
         output.echo(f"taken back from dead workers: {output.counted(found['taken_back'], 'time')}")
     chain = found["longest_chain"]
@@ -167,7 +167,7 @@ def show_traces(found: Mapping[str, Any], *, whole: bool) -> None:
             more = "" if whole else " (all of it: --debug)"
             output.complain(f"traceback of {output.line(node['node_id'])}{more}:")
         for line in lines:
-            sys.stderr.write(entry_point.mask(output.line(line, 400)) + "\n")
+            sys.stderr.write(output.line(line, 400) + "\n")
 
 
 def app_frames(lines: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 import httpx
 
 from queue_workflows import errors
+from queue_workflows.runtime import masking
 
 _PREFIX: Final = "urn:queue-workflows:"
 DETAIL_CHARACTERS: Final = 2000
@@ -39,8 +40,9 @@ def of_response(response: httpx.Response) -> errors.QueueWorkflowsError:
     The class is that which the service raised, if the response names it, else one by the status.
     """
     document = _document(response)
-    text = str(document.get("detail") or document.get("title") or response.reason_phrase)
-    text = f"{text[:DETAIL_CHARACTERS] or 'no reason given'} (HTTP {response.status_code})"
+    given = str(document.get("detail") or document.get("title") or response.reason_phrase)
+    shown = masking.mask(given)[:DETAIL_CHARACTERS] or "no reason given"
+    text = f"{shown} (HTTP {response.status_code})"
     kind = document.get("type")
     name = kind.removeprefix(_PREFIX) if isinstance(kind, str) else ""
     found = _leaves().get(name) or _OTHERS.get(name) or _by_status(response.status_code)
@@ -82,7 +84,9 @@ def _below(kind: type[errors.QueueWorkflowsError]) -> Iterator[type[errors.Queue
 
 def of_transport(error: httpx.HTTPError | httpx.InvalidURL) -> errors.QueueWorkflowsError:
     """Return the error of a request that got no response."""
-    text = str(error) or type(error).__name__
+    text = masking.mask(str(error) or type(error).__name__)[:DETAIL_CHARACTERS]
+    if isinstance(error, httpx.InvalidURL):
+        text = text.partition(": ")[0]  # What httpx takes for a port may be a password.
     if isinstance(error, (httpx.InvalidURL, httpx.UnsupportedProtocol)):
-        return errors.InvalidConfig(f"the service's URL cannot be used: {text[:200]}")
-    return errors.ServiceUnavailable(f"the service does not answer: {text[:DETAIL_CHARACTERS]}")
+        return errors.InvalidConfig(f"the service's URL cannot be used: {text}")
+    return errors.ServiceUnavailable(f"the service does not answer: {text}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from queue_workflows import db, errors
+from queue_workflows.dag import payload
 from queue_workflows.db import app_connections, statements
 from queue_workflows.engine import retry_jobs as job_retries
 from queue_workflows.engine import workers
@@ -84,7 +85,7 @@ def insert_once(conn: db.Connection, batch: job_validation.Batch, actor: str) ->
     window. Its status is `lost` if it runs and its lease has lapsed. Raises `IdempotencyClash` if
     it has another task, queue or args. One statement.
     """
-    values = {"prefix": batch.prefix, "jobs": batch.jobs, "actor": actor}
+    values = {"prefix": batch.prefix, "jobs": batch.jobs, "actor": payload.error_text(actor)}
     row = conn.execute(statements.ingest_jobs.insert_once, values, prepare=True).fetchone()
     if row is None:
         return batch.ids([])[0], "queued"
@@ -134,7 +135,7 @@ def find(conn: db.Connection, wanted: Filter, limit: int | None) -> list[Row]:
 
 def name_actor(conn: db.Connection, actor: str) -> None:
     """Name who makes the changes in the rest of the transaction, for the history of jobs."""
-    conn.execute(statements.ingest_jobs.name_actor, {"actor": actor})
+    conn.execute(statements.ingest_jobs.name_actor, {"actor": payload.error_text(actor)})
 
 
 def lock(conn: db.Connection, ids: Sequence[str]) -> dict[str, Row]:

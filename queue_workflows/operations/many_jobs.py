@@ -46,7 +46,7 @@ def _each(
     for some in _batches(wanted):
         with db.transaction(conn) as own:
             if by is not None:
-                ingest_jobs.name_actor(own, payload.error_text(by))
+                ingest_jobs.name_actor(own, by)
             known = [one for one in some if payload.is_storable(one)]
             rows = ingest_jobs.lock(own, known)
             outcomes = change(own, rows)

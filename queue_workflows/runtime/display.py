@@ -16,6 +16,7 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, cast
 
+from queue_workflows.runtime import masking
 from queue_workflows.types import Unreadable
 
 LIMIT = 200
@@ -24,6 +25,8 @@ DEPTH = 220
 """Levels of a printed JSON value. The loader of rows refuses more than 200."""
 _SHORT_DEPTH = 20
 """Levels of a JSON value that is printed on one line."""
+_MASKED = 2000
+"""Characters behind a cut that may show that those before it are a secret."""
 _ELLIPSIS = "..."
 _LATEST = datetime.max.replace(tzinfo=timezone.utc)
 _EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
@@ -42,20 +45,21 @@ _ESCAPED = re.compile(r"\\(?:([ntrbf])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{
 
 
 def line(value: object, limit: int | None = LIMIT) -> str:
-    """Return any value as one printable line of at most `limit` characters.
+    """Return any value as one printable line of at most `limit` characters, without secrets.
 
     A longer text ends in the number of omitted characters: `...(+12)`. `limit=None` omits nothing.
     """
-    return _cut(_text(value, limit), limit)
+    return _cut(_masked(_text(value, limit), limit), limit)
 
 
 def lines(value: object, limit: int | None = None) -> list[str]:
-    """Return the printable lines of a text: tabs expanded, each shortened to `limit` characters."""
-    return [_cut(one.expandtabs(), limit) for one in _ENDS.split(_text(value, None))]
+    """Return the printable lines of a text without secrets, each of at most `limit` characters."""
+    text = masking.mask(_text(value, None))
+    return [_cut(one.expandtabs(), limit) for one in _ENDS.split(text)]
 
 
 def block(value: object) -> str:
-    """Return the whole text with its line ends kept and everything else escaped."""
+    """Return the whole text without secrets, its line ends kept and everything else escaped."""
     return "\n".join(lines(value))
 
 
@@ -150,12 +154,13 @@ def compact(value: Any, limit: int | None = LIMIT) -> str:
     """
     left = [10 * limit] if limit is not None else None
     text = json.dumps(_plain(value, _SHORT_DEPTH, left), ensure_ascii=False)
-    return _cut(_UNSAFE.sub(_json_escape, text), limit)
+    return _cut(_masked(_UNSAFE.sub(_json_escape, text), limit), limit)
 
 
 def pretty(value: Any) -> list[str]:
-    """Return the lines of a value as indented JSON with JSON escapes."""
-    text = json.dumps(_plain(value, DEPTH, None), ensure_ascii=False, indent=2)
+    """Return the lines of a value without secrets as indented JSON with JSON escapes."""
+    plain = masking.mask_values(_plain(value, DEPTH, None))
+    text = json.dumps(plain, ensure_ascii=False, indent=2)
     return [_UNSAFE.sub(_json_escape, one) for one in text.split("\n")]
 
 
@@ -212,6 +217,16 @@ def _integer(value: int) -> str:
     except ValueError:
         # Python converts up to 4,300 digits.
         return f"an integer of about {int(value.bit_length() * 0.30103)} digits"
+
+
+def _masked(text: str, limit: int | None) -> str:
+    """Return a text without the secrets that begin in its first `limit` characters.
+
+    Used before a text is cut, since a cut could hide that it is a secret.
+    """
+    if limit is None:
+        return masking.mask(text)
+    return masking.mask(text[: limit + _MASKED]) + text[limit + _MASKED :]
 
 
 def _cut(text: str, limit: int | None) -> str:
@@ -281,7 +296,8 @@ def _plain(value: Any, depth: int, left: list[int] | None) -> Any:
     if left is not None:
         left[0] -= len(value) if isinstance(value, str) else 8
         if isinstance(value, str) and left[0] < 0:
-            return value[: len(value) + left[0]] + _ELLIPSIS if len(value) + left[0] > 0 else "..."
+            kept = max(0, len(value) + left[0])
+            return _masked(value, kept)[:kept] + _ELLIPSIS
     return _plain_scalar(value)
 
 

@@ -35,12 +35,12 @@ class MaskSecrets(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.args = _safe_arguments(record.args)
-        text = masking.mask(display.block(record.getMessage()))
+        text = display.block(record.getMessage())
         record.msg, record.args = self._indent(text), None
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
         if record.exc_text:
-            text = self._indent(masking.mask(display.block(record.exc_text)))
+            text = self._indent(display.block(record.exc_text))
             record.exc_text = "  " + text.lstrip() if self._indent is _indented else text
         return True
 
@@ -86,7 +86,7 @@ class JsonFormatter(logging.Formatter):
         """Return the line; what is no JSON becomes text, and NaN a string."""
         error = record.exc_text
         if error is None and record.exc_info:
-            error = masking.mask(display.block(self.formatException(record.exc_info)))
+            error = display.block(self.formatException(record.exc_info))
         members: dict[str, Any] = {
             "time": f"{_seconds(record)}.{int(record.msecs):03d}Z",
             "level": record.levelname,

@@ -8,7 +8,7 @@ from typing import Any, cast
 MASK = "***"
 _SECRETS = (
     "password", "passwd", "passphrase", "pwd", "secret", "token", "apikey", "authorization",
-    "cookie", "credential", "credentials",
+    "cookie", "credential", "credentials", "passwords", "secrets",
 )  # fmt: skip
 _HARMLESS_KEYS = frozenset(
     {"idempotency", "lock", "partition", "public", "primary", "foreign", "sort", "group"}
@@ -21,15 +21,31 @@ _URL_PASSWORD = re.compile(r"(://[^\s:/@]{0,200}:)(?!password@host[:/])\S{1,1000
 _URL_TOKEN = re.compile(r"(https?://)[^\s:/@]{8,200}(?=@)", re.IGNORECASE)
 _BEARER = re.compile(r"\b(bearer\s{1,3})[\w.~+/=-]{8,}", re.IGNORECASE)
 _NAME = re.compile(
-    r"""(?P<quote>(?<![\w.\\-])["']|(?<![\w.-]))(?P<name>[A-Za-z][\w.-]{0,63})(?P=quote)"""
-    r"""\s{0,3}(?P<sign>[=:])\s{0,3}"""
+    r"""(?P<quote>(?<![\w.\\-])\\{0,20}["']|(?<![\w.-])|(?<=[\s"']--)|(?<=^--))"""
+    r"""(?P<name>[A-Za-z][\w.-]{0,63})(?P=quote)\s{0,3}(?P<sign>=>|[=:])\s{0,3}"""
 )
 _VALUE = re.compile(
-    # A text that was cut has no quote at its end.
-    r"""'(?:[^'\\]|\\.)*(?:'|\\?$)|"(?:[^"\\]|\\.)*(?:"|\\?$)"""
-    r"""|(?:(?:bearer|basic|digest|token)[ ]{1,3})?[^\s"']\S*?(?=[,;)\]}]*(?:\s|$))""",
-    re.IGNORECASE,
+    # A text within a text has backslashes before its quotes. One that was cut has no last quote.
+    r"""\*{3}(?!\*)|(?P<inner>\\{1,20}["']).*?(?:(?<!\\)(?P=inner)|$)"""
+    r"""|(?:[bru]{0,2})(?:'(?:[^'\\]|\\.)*(?:'|\\?$)|"(?:[^"\\]|\\.)*(?:"|\\?$))"""
+    r"""|(?P<opened>[\w.]{0,100}[\[({])"""
+    r"""|(?:(?:bearer|basic|digest|token)[ ]{1,3})?[^\s"']\S*?(?=["',;)\]}]*(?:\s|$))""",
+    re.IGNORECASE | re.DOTALL,
 )
+_BRACKETS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\[({]|[\])}]""", re.DOTALL)
+_MOST = 2000
+"""Characters of a value with brackets that are searched for its end."""
+_PAIR = re.compile(
+    r"""(?P<start>[(\[]b?["'](?P<name>[A-Za-z][\w.-]{0,63})["'],\s?)"""
+    r"""(?:b?'(?:[^'\\]|\\.)*'|b?"(?:[^"\\]|\\.)*"|[^\s()\[\]"']{1,1000})(?=[)\]])"""
+)
+"""A header or an item of a mapping, as Python prints a list of them."""
+_OPTION = re.compile(
+    r"""(?P<start>(?<![\w-])--(?P<name>[A-Za-z][\w-]{0,63})(?:["'],)?\s{1,3})"""
+    r"""(?P<value>(?!-)(?:'[^'\n]*'|"[^"\n]*"|[^\s"',]{1,1000}))"""
+)
+"""An option of a command, also in a list of arguments."""
+_PEM = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?=-----END|$)", re.DOTALL)
 _OBJECT = re.compile(r"\b(?:workflow|pipeline|step|node|task|schedule|queue|model|map|item) $")
 """What stands before the quoted name of an object, whose colon begins a message about it."""
 _PLACEHOLDERS = frozenset({"...", "\N{HORIZONTAL ELLIPSIS}"})
@@ -47,12 +63,13 @@ def mask(text: str) -> str:
 
     Masks passwords and tokens in URLs, and bearer values. Masks the value after a name that ends in
     one of `_SECRETS` (password, token, cookie, ...) or in `key`. It recognizes `name=value`,
-    `name: value`, JSON, Python reprs, also cut ones, and HTTP headers. Not masked are the values of
-    `lock_key`, `partition_key`, `idempotency_key` and similar names, and placeholders of messages
-    (`KEY=VALUE`, `key=...`).
+    `name: value`, `--name value`, JSON, Python reprs, also cut and nested ones, HTTP headers, and
+    private keys. Not masked are the values of `lock_key`, `partition_key`, `idempotency_key` and
+    similar names, and placeholders of messages (`KEY=VALUE`, `key=...`).
     """
     text = _URL_TOKEN.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1{MASK}", text))
     text = _BEARER.sub(rf"\1{MASK}", _HEADER.sub(rf"\1{MASK}", text))
+    text = _PEM.sub(rf"\1{MASK}", _OPTION.sub(_shown_start, _PAIR.sub(_shown_start, text)))
     parts: list[str] = []
     done = 0
     for found in _NAME.finditer(text):
@@ -67,12 +84,29 @@ def mask(text: str) -> str:
             is_usage = value is not None and (found["name"] + value[0]).lower() == "keyvalue"
             if value is not None and not is_usage and value[0] not in _PLACEHOLDERS:
                 parts += (text[done : found.end()], MASK)
-                done = value.end()
+                done = _closed(text, value) if value["opened"] else value.end()
                 refused = _REFUSED.match(text, done)
                 if refused and (value := _VALUE.match(text, refused.end())):
                     parts += (refused[0], MASK)
                     done = value.end()
     return "".join((*parts, text[done:]))
+
+
+def _shown_start(found: re.Match[str]) -> str:
+    """Return a pair or option without its value if its name is that of a secret."""
+    placeholder = found["name"].lower() == found.groupdict().get("value", "").lower()
+    is_kept = placeholder or not _is_secret(found["name"], bare_key=False)
+    return found[0] if is_kept else found["start"] + MASK
+
+
+def _closed(text: str, opened: re.Match[str]) -> int:
+    """Return where a value with brackets ends, and a far place if they are not closed."""
+    depth, last = 1, min(len(text), opened.end() + _MOST)
+    for found in _BRACKETS.finditer(text, opened.end(), last):
+        depth += 1 if found[0] in "[({" else -1 if found[0] in "])}" else 0
+        if not depth:
+            return found.end()
+    return last
 
 
 def mask_values(value: Any) -> Any:
@@ -84,8 +118,19 @@ def mask_values(value: Any) -> Any:
             for name, member in members.items()
         }
     if isinstance(value, list):
-        return [mask_values(member) for member in cast("list[Any]", value)]
+        listed = cast("list[Any]", value)
+        return [
+            MASK if member and _names_secret(before, len(listed)) else mask_values(member)
+            for before, member in zip([None, *listed], listed, strict=False)
+        ]
     return mask(value) if isinstance(value, str) else value
+
+
+def _names_secret(before: Any, size: int) -> bool:
+    """Return whether the member of a list behind `before` is a secret: of an option or a pair."""
+    if not isinstance(before, str) or (size != 2 and not before.startswith("--")):
+        return False
+    return _is_secret(before.removeprefix("--"), bare_key=False)
 
 
 def is_secret(name: str) -> bool:
@@ -112,6 +157,8 @@ def _is_secret(name: str, *, bare_key: bool) -> bool:
     if name.lower().replace("_", "").replace("-", "").endswith(_SECRETS):
         return True
     words = [word.lower() for word in _WORDS.findall(name)]
-    if not words or words[-1] != "key":
+    if words[-1:] == ["pass"]:  # DB_PASS, as environment variables are named
+        return len(words) > 1 and name.isupper()
+    if words[-1:] != ["key"]:
         return False
     return bare_key if len(words) == 1 else words[-2] not in _HARMLESS_KEYS

@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from queue_workflows import db, errors
-from queue_workflows.runtime import display, masking
+from queue_workflows.runtime import display
 
 MEDIA_TYPE: Final = "application/problem+json"
 DETAIL_CHARACTERS: Final = 2000
@@ -68,7 +68,7 @@ def problem(
     **members: Any,
 ) -> Response:
     """Return a problem document; `kind` is the class of the error, `members` are added to it."""
-    text = display.line(masking.mask(detail), DETAIL_CHARACTERS)
+    text = display.line(detail, DETAIL_CHARACTERS)
     content = {
         "type": f"urn:queue-workflows:{_slug(kind)}" if kind else "about:blank",
         "title": TITLES.get(status, "The request was refused"),

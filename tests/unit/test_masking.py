@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import queue_workflows
-from queue_workflows.runtime.masking import mask
+from queue_workflows.runtime.masking import mask, mask_values
 
 CANARY = "c4nary-Value/1"
+PEM = "RSA PRIVATE KEY-----\n"
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,12 @@ CANARY = "c4nary-Value/1"
         "'password': int, not '{}'", "token: str, not {}", "{{'a': 1, 'password': '{}",
         'secret="{}\\',
         "not {{'x': {{'api_key': \"{} ",
+        "Command '['dump', '--password', '{}', '--token={}']' failed", "dump --password {} x",
+        "dump --api-key='{} {}'", "{{'password': {{'a': ['x', '{}'], 'b': {{'c': '{}'}}}}}}",
+        "password=(\n  'a',\n  '{}',\n)", "token=Token('a {}')", "{{'password': b'a {}'}}",
+        '{{"body": "{{\\"api_key\\": \\"{} \\\\\\"{}\\"}}"}}', "password => {}",
+        "('password', '{}')", "[(b'authorization', b'Basic {}')]", "passwords={}",
+        "client_secrets: {}", "DB_PASS={}", f"-----BEGIN {PEM}{{}}\n{{}}\n-----END {PEM}",
     ],
 )  # fmt: skip
 def test_a_secret_does_not_show(text: str) -> None:
@@ -51,6 +58,8 @@ def test_a_secret_does_not_show(text: str) -> None:
         "give each call a key=... of its own", "it should look like postgresql://user:password@host:5432/x",
         "inputs of workflow 'reset-password': 'text' missing", "node 'get_token': int, not 5",
         "inputs are given by --input KEY=VALUE", "--input x should be key=value or @file.json",
+        "start it with --token TOKEN", "--host-password --verbose", "give --idempotency-key k",
+        "('password', 'user', 'host') are missing", "first_pass=3", "a bypass: open", "--tokens 5",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -61,12 +70,30 @@ def test_the_rest_of_a_line_stays() -> None:
     assert mask("f(token=abc, x=1)") == "f(token=***, x=1)"
     assert mask('{"token": "abc", "n": 5}') == '{"token": ***, "n": 5}'
     assert mask("Authorization: Bearer abc\nHost: h") == "Authorization: ***\nHost: h"
+    assert mask("{'token': {'a': [1]}, 'n': 5}") == "{'token': ***, 'n': 5}"
+    assert mask("f(token=g(1)) = 3, x") == "f(token=***) = 3, x"
+    assert mask("['--token=abc', '-x']") == "['--token=***', '-x']"
+
+
+def test_what_is_masked_is_masked_once() -> None:
+    text = "token=abc {'password': {'a': 1}} '{\"api_key\": \"a b\"}' --token x postgres://u:p@h/"
+    assert mask(mask(text)) == mask(text)
+
+
+def test_members_of_json_are_masked() -> None:
+    given = {"argv": ["--token", "abc", "x"], "headers": [["cookie", "abc"], ["a", "b"]], "t": "a"}
+    assert mask_values(given) == {
+        "argv": ["--token", "***", "x"], "headers": [["cookie", "***"], ["a", "b"]], "t": "a",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "text",
     ["://a:" * 20_000, "password" * 20_000, "key=" * 20_000, '"' * 100_000, "a-" * 50_000,
-     "'key': '" * 10_000, " " * 100_000, "\n" * 50_000 + "key: x"],
+     "'key': '" * 10_000, "password=(" * 20_000, "password=(\n" * 20_000, "--token " * 20_000,
+     '\\"' * 50_000, f"-----BEGIN {PEM}" * 5_000, "('token', " * 20_000,
+     "('token', '" * 10_000, "token=" + "(" * 100_000, 'key: \\"' * 20_000,
+     " " * 100_000, "\n" * 50_000 + "key: x"],
 )  # fmt: skip
 def test_hostile_text_is_masked_in_little_time(text: str) -> None:
     started = time.process_time()
