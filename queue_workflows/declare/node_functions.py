@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, cast
 
-from queue_workflows import errors
+from queue_workflows import errors, refs
 from queue_workflows.dag import arguments, typed_values
 
 OFFERS = frozenset(
@@ -205,7 +205,12 @@ def _stored(value: Any, kind: str) -> Any:
         return {RESULT: _text(value)}
     if not isinstance(value, dict):
         return value
-    return {key: _text(member) for key, member in cast("dict[str, Any]", value).items()}
+    found = {key: _text(member) for key, member in cast("dict[str, Any]", value).items()}
+    if kind != "any":
+        return found
+    if isinstance(inner := found.get("context_delta"), dict):
+        return {**found, "context_delta": refs.marked(inner)}
+    return refs.marked(found)
 
 
 def _text(value: Any) -> Any:

@@ -13,6 +13,7 @@ MAX_DEPTH = 200
 VALUE = "$result"
 """With `"$result": true` a stored `{"result": x}` is x, and another dict is as it is: the output of
 a function whose annotation does not say whether it returns a dict."""
+_MARK = "$dict"
 OPERATORS = ("$filter", "$eq", "$ne")
 """The operators of a ref; the first one that it has counts."""
 _INDEX = re.compile(r"-?[0-9]{1,9}")
@@ -64,8 +65,29 @@ def _lookup(ref: dict[str, Any], context: Mapping[str, Any]) -> Any:
 
 
 def _value(output: Any) -> Any:
-    record = cast("dict[str, Any]", output if isinstance(output, dict) else {})
-    return record["result"] if [*record] == ["result"] else cast("Any", output)
+    """Return what was returned by a function whose output is stored; see `marked`."""
+    marks = _marks(output)
+    if not marks:
+        return output if marks is None else output["result"]
+    return {key: member for key, member in output.items() if key != _MARK * marks}
+
+
+def marked(returned: Any) -> Any:
+    """Return a dict with a mark if `$result` would take it for the output that stores its value.
+
+    That is `{"result": x}`, which becomes `{"result": x, "$dict": true}`, and a dict that has such
+    marks itself, which gets one more: `$dict$dict`, and so on. Another value is returned as it is.
+    """
+    marks = _marks(returned)
+    return returned if marks is None else {**returned, _MARK * (marks + 1): True}
+
+
+def _marks(output: Any) -> int | None:
+    """Return how many marks are beside the only other key `result`; None for anything else."""
+    if not isinstance(output, dict) or "result" not in output:
+        return None
+    count = len(cast("dict[str, Any]", output)) - 1
+    return count if all(_MARK * (n + 1) in output for n in range(count)) else None
 
 
 def segments(path: str) -> list[str]:

@@ -154,8 +154,10 @@ def test_what_a_declaration_counts_on_is_offered(stored: Stored) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [5, "a", [1, 2], False, {"a": 1}, {}, Path("a/b"), Decimal("1.10")]
-)
+    "value",
+    [5, "a", [1, 2], False, {"a": 1}, {}, Path("a/b"), Decimal("1.10"), {"result": 5},
+     {"result": {"result": [1]}}, {"result": 5, "$dict": True}, {"result": 1, "$dict": 2, "a": 3}],
+)  # fmt: skip
 @pytest.mark.parametrize("annotation", [None, Any])
 def test_a_result_whose_type_is_not_said_is_passed_on(
     toy: flow.Flow, value: Any, annotation: Any

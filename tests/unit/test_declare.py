@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from queue_workflows import check, config, declare, errors
+from queue_workflows import check, config, declare, errors, refs
 from queue_workflows.declare import OFFERED, ask, filtered, node, pipeline, workflow
 from tests.support.examples import examples
 
@@ -525,3 +525,42 @@ def test_text_that_cannot_be_stored_is_refused_in_python_and_json(
     step = {"kind": "node", "takes": [], "after": [], "skip": "no", "literal": text, "inner": [[]]}
     with pytest.raises(errors.InvalidWorkflow, match="'inputs': text with a NUL or half a surr"):
         said([step])
+
+
+# --- results whose type is not said -----------------------------------------------------------
+
+KEYS = st.sampled_from(["result", "$dict", "$dict$dict", "$dict$dict$dict", "a"])
+RESULTS = st.recursive(
+    st.booleans() | st.integers() | st.text(max_size=2) | st.none(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=4),
+).filter(lambda value: value is not None)
+
+
+@settings(max_examples=examples(400))
+@given(value=RESULTS)
+@example(value={"result": 5})
+@example(value={"result": {"result": 5}})
+@example(value={"result": 5, "$dict": True})
+@example(value={"result": 5, "$dict": False, "$dict$dict": []})
+def test_a_result_of_any_type_is_passed_on_as_it_was_returned(value: Any) -> None:
+    @node(name="give")
+    def give():
+        return value
+
+    @node
+    def take(**given: Any) -> None: ...
+
+    def passing() -> None:
+        made: Any = give()
+        keys = value.keys() if isinstance(value, dict) else ()
+        take(made=made, **{f"k{number}": made[key] for number, key in enumerate(keys)})
+
+    declared = declare.Workflow(passing, "passing")
+    declare.install(give, take, declared)
+    (given_step, taking_step) = declared.document()["steps"]
+    stored = config.get_config().resolve_node_module("give").stored(value)
+    assert "inputs" not in given_step
+    found = refs.resolve_ref(taking_step["inputs"], {"give/give": stored})
+    members = [*value.values()] if isinstance(value, dict) else []
+    assert found == {"made": value} | {f"k{number}": each for number, each in enumerate(members)}
+    assert isinstance(found["made"], type(value))
