@@ -104,16 +104,16 @@ def test_a_cyclic_field_ends(begin: Callable[[str], Lines]) -> None:
 
 def test_no_secret_shows_in_a_message_field_or_traceback(begin: Callable[[str], Lines]) -> None:
     begin("json")
-    secret = {"password": "canary", "nested": [{"x-api-key": {"a": "canary"}}]}
+    secret = {"password": "c4nary", "nested": [{"x-api-key": {"a": "c4nary"}}]}
     log.warning(
-        "postgres://u:canary@h", extra={"given": secret, "token": "canary", "lock_key": "k"}
+        "postgres://u:c4nary@h", extra={"given": secret, "token": "c4nary", "lock_key": "k"}
     )
     try:
-        raise ValueError("secret=canary")
+        raise ValueError("secret=c4nary")
     except ValueError:
         log.exception("failed")
     text = sys.stderr.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert "canary" not in text
+    assert "c4nary" not in text
     assert '"lock_key": "k"' in text
 
 
@@ -202,7 +202,7 @@ def test_refused_input_is_a_line_of_json_too(
     monkeypatch.setenv("QUEUE_WORKFLOWS_LOG_FORMAT", "json")
 
     def refuse() -> int:
-        raise errors.InvalidConfig("password=canary\nis wrong")
+        raise errors.InvalidConfig("password=c4nary\nis wrong")
 
     assert entry_point.run_main("prog", refuse) == 2
     (line,) = [json.loads(each) for each in sys.stderr.getvalue().splitlines()]  # pyright: ignore[reportAttributeAccessIssue]
@@ -216,10 +216,10 @@ def test_the_application_log_has_the_same_lines(
     monkeypatch.setenv("LOG_PATH", str(tmp_path / "a" / "b"))
     monkeypatch.setenv("LOG_FILE_NAME", "etl.log")
     begin("json")
-    log.warning("token=canary %s", HOSTILE)
+    log.warning("token=c4nary %s", HOSTILE)
     text = (tmp_path / "a" / "b" / "etl.log").read_text()
     assert text == sys.stderr.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert "canary" not in text
+    assert "c4nary" not in text
 
 
 @pytest.mark.parametrize(("path", "name"), [("/dev/null/x", "a.log"), ("{tmp}", "../a.log")])

@@ -11,7 +11,7 @@ from queue_workflows import errors
 from queue_workflows.engine import outcomes
 from queue_workflows.worker import captured_streams
 
-DSN = "postgresql://letters:canary@db/letters"
+DSN = "postgresql://letters:c4nary@db/letters"
 
 
 def failed(error: Exception) -> outcomes.Outcome:
@@ -25,7 +25,7 @@ def test_passwords_are_masked_in_error_and_traceback(caplog: pytest.LogCaptureFi
     made = failed(ConnectionError(f"no way to {DSN}"))
     assert made.error == "ConnectionError: no way to postgresql://letters:***@db/letters"
     assert "postgresql://letters:***@db" in (made.detail or "")
-    assert "canary" not in f"{made} {caplog.text}"
+    assert "c4nary" not in f"{made} {caplog.text}"
 
 
 def test_the_frames_of_the_engine_are_left_out_of_a_traceback() -> None:
@@ -116,4 +116,4 @@ def test_a_snooze_lasts_a_second_at_the_least(asked_s: float, waits_s: float) ->
 
 
 def test_the_reason_of_a_snooze_is_masked() -> None:
-    assert "canary" not in failed(errors.Snooze(1, f"no answer of {DSN}")).error
+    assert "c4nary" not in failed(errors.Snooze(1, f"no answer of {DSN}")).error
