@@ -38,6 +38,9 @@ _FIELDS = (
 _SECOND = timedelta(seconds=1)
 _WIDEN = 8
 _LONGEST_FOLD = timedelta(days=1)
+_FIRST = datetime.min.replace(tzinfo=zones.UTC) + timedelta(days=1)
+_LAST = datetime.max.replace(tzinfo=zones.UTC) - timedelta(days=1)
+"""Within these instants every local time is a datetime."""
 
 
 class Occurrence(NamedTuple):
@@ -103,12 +106,12 @@ class Cron:
 
     def next_after(self, after: datetime) -> datetime | None:
         """Return the first instant after `after`; None if there is none in 50 years."""
-        at = entry.as_utc(after)
+        at = max(entry.as_utc(after), _FIRST)
         change = zones.last_change(self._zone, at)
-        wall = at.replace(tzinfo=None) + zones.offset(self._zone, at)
-        if change is not None:
-            wall = max(wall, self._first_wall(change) - _SECOND)
         try:
+            wall = at.replace(tzinfo=None) + zones.offset(self._zone, at)
+            if change is not None:
+                wall = max(wall, self._first_wall(change) - _SECOND)
             return self._search(at, wall, change)
         except OverflowError:
             return None
@@ -163,13 +166,12 @@ class Cron:
     def _note(self, at: datetime) -> str | None:
         change = zones.last_change(self._zone, at)
         if change is not None:
-            wall = at.replace(tzinfo=None) + change.after
             skipped = next(self._skipped(change), None) if self._once and at == change.at else None
             if skipped is not None:
                 return f"{skipped:%H:%M:%S} does not exist: fires at the end of the gap"
-            if wall < change.at.replace(tzinfo=None) + change.before:
+            if at < change.at + (change.before - change.after):
                 return "second of two"
-        coming = zones.next_change(self._zone, at, at + _LONGEST_FOLD)
+        coming = zones.next_change(self._zone, at, min(at, _LAST) + _LONGEST_FOLD)
         if coming is not None and at >= coming.at - (coming.before - coming.after):
             return "first of two" + (": the second does not fire" if self._once else "")
         return None
@@ -264,7 +266,7 @@ def latest(
     width, end = timedelta(minutes=1), entry.as_utc(until)
     start = entry.as_utc(after)
     while True:
-        begin = max(start, end - width)
+        begin = end - min(width, end - start)
         found: collections.deque[datetime] = collections.deque(maxlen=count)
         at = expression.next_after(begin)
         while at is not None and at <= end:

@@ -55,6 +55,24 @@ def test_nothing_comes_after_the_end_of_the_calendar() -> None:
     assert after("5 * * * *", end) == [None]
 
 
+@pytest.mark.parametrize("tz", ["UTC", "Asia/Tokyo", "America/New_York", "Pacific/Kiritimati"])
+@pytest.mark.parametrize("text", ["0 3 * * *", "*/5 * * * *", "every 1h"])
+def test_the_ends_of_the_calendar_end_an_expression_in_every_zone(text: str, tz: str) -> None:
+    parsed = expression.parse(text, tz)
+    first, last = (end.replace(tzinfo=UTC) for end in (datetime.min, datetime.max))
+    near = [last - timedelta(hours=hours) for hours in (0, 1, 11, 14, 15)]
+    for end in near:
+        found = parsed.next_after(end)
+        assert found is None or end < found <= last
+        assert all(end < each.at <= last for each in parsed.occurrences(end, last))
+    assert parsed.next_after(last) is None
+    (soon,) = expression.latest(parsed, last, after=first)
+    assert last - soon < timedelta(days=2)
+    begun = parsed.next_after(first)
+    assert begun is not None and next(parsed.occurrences(first, last)).at == begun
+    assert expression.latest(parsed, begun, after=first) == [begun]
+
+
 def test_a_text_of_200_characters_is_taken() -> None:
     listed = ",".join(["30"] * 64)
     text = f"{listed} 3 * * *"
