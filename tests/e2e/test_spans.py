@@ -76,7 +76,8 @@ def test_a_worker_that_was_killed_with_its_job_leaves_a_span(
 ) -> None:
     spans, _ = received
     exporting(cli)
-    cli.start("queue-orchestrator", "--app", APP)
+    # By default it waits for 30 s, and again after 15 s in which it had no processor or database.
+    cli.start("queue-orchestrator", "--app", APP, QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S="2")
     doomed = worker(cli, "--inline")
     job_id = jobs.enqueue("dies", queue=collector.QUEUE, args={"token": "x"})
     assert doomed.wait() == -signal.SIGKILL
