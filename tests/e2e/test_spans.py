@@ -49,6 +49,12 @@ def _is_taken() -> bool:
     return row is not None
 
 
+def _has_reported_its_session() -> bool:
+    with contextlib.closing(db.connect()) as conn:
+        query = "SELECT FROM workers WHERE detail -> 'lock' = 'true'"
+        return conn.execute(query).fetchone() is not None
+
+
 def worker(cli: Commands, *more: str, queue: str = collector.QUEUE) -> Command:
     return cli.start("queue-claim-worker", "--queue", queue, "--app", APP, *more)
 
@@ -79,6 +85,8 @@ def test_a_worker_that_was_killed_with_its_job_leaves_a_span(
     # By default it waits for 30 s, and again after 15 s in which it had no processor or database.
     cli.start("queue-orchestrator", "--app", APP, QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S="2")
     doomed = worker(cli, "--inline")
+    # A worker that dies before it has reported its session is left to its lease of 600 s.
+    until(_has_reported_its_session)
     job_id = jobs.enqueue("dies", queue=collector.QUEUE, args={"token": "x"})
     assert doomed.wait() == -signal.SIGKILL
     until(lambda: spans.of(job_id), timeout_s=60.0)
