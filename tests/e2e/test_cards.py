@@ -56,6 +56,11 @@ def in_folder(tmp_path: Path, node: str, model: str | None = None) -> tuple[str,
     return queued(node, model, folder=str(folder)), folder
 
 
+def last_starts(made: list[tuple[str, Path]]) -> list[int]:
+    """The process in which each of these jobs has begun last."""
+    return [pid for _, folder in made for pid in slot_app.starts_of(folder)[-1:]]
+
+
 def result(job_id: str) -> Row:
     return node_row(job_id)["context_delta"]
 
@@ -87,7 +92,8 @@ def set_timeout(job_id: str, seconds: float) -> None:
 def test_each_gpu_runs_a_job_in_a_process_that_sees_it_alone(cli: Commands, tmp_path: Path) -> None:
     made = [in_folder(tmp_path, "waits") for _ in range(3)]
     running = worker(cli, "0,1")
-    until(lambda: sum(begun(folder) for _, folder in made) == 2)
+    # A folder alone does not tell: its job may have begun in a process that is gone.
+    until(lambda: len({*filter(alive, last_starts(made))}) == 2)
     until(lambda: {*shown()} == {0, 1} and all(row["vram_total_mb"] for row in shown().values()))
     assert {card: each["vram_total_mb"] for card, each in shown().items()} == {0: 24576, 1: 12288}
     listed = {each["worker_id"]: each["card"] for each in workers.list()}
