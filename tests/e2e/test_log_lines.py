@@ -57,7 +57,7 @@ def test_what_a_task_logs_has_its_job_and_fields(cli: Commands, more: list[str],
         assert (line["job_id"], line["task"], line["queue"]) == (job_id, task, log_app.QUEUE)
         assert (line["attempt"], line["rows"], line["api_key"]) == (1, 3, "***")
         assert line["worker"].partition(":")[0]
-    assert "canary" not in worker.err
+    assert "c4nary" not in worker.err
 
 
 SLOTS = [
@@ -97,7 +97,7 @@ def test_each_line_that_a_task_prints_is_json_with_its_job(
                 assert (each["stream"], each["level"], each["attempt"]) == (stream, "INFO", 1)
                 assert (each["task"], each["queue"]) == (task, log_app.QUEUE)
                 assert each["worker"] and each["pid"] and each["time"].endswith("Z")
-    assert "canary" not in worker.err + worker.out
+    assert "c4nary" not in worker.err + worker.out
     log = history.get_job(made["one"])
     assert log is not None and "open one" in log["attempts"][0]["log"]["text"]
 
@@ -123,7 +123,7 @@ def test_text_logs_leave_what_a_task_prints(cli: Commands) -> None:
     until(lambda: status(job_id) == "completed")
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0, worker.err
-    assert worker.out == "out one token=canary5\nbytes \u00e9 one\nopen one"
+    assert worker.out == "out one token=c4nary5\nbytes \u00e9 one\nopen one"
 
 
 def test_a_failure_has_its_job_and_duration(cli: Commands) -> None:
@@ -136,7 +136,7 @@ def test_a_failure_has_its_job_and_duration(cli: Commands) -> None:
     (line,) = [each for each in lines_of(worker) if "failed after" in each["message"]]
     assert line["job_id"] == job_id
     assert line["duration_s"] >= 0
-    assert "canary" not in worker.err
+    assert "c4nary" not in worker.err
 
 
 def test_up_and_its_processes_log_json_with_run_and_node(cli: Commands, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ QUEUE = "work"
 def logs(*, text: str) -> dict[str, Any]:
     """Logs a text, an `extra` field and two secrets."""
     log.warning(
-        "step %s", text, extra={"rows": 3, "api_key": "canary1", "who": "https://u:canary2@h/"}
+        "step %s", text, extra={"rows": 3, "api_key": "c4nary1", "who": "https://u:c4nary2@h/"}
     )
-    log.warning("password=canary3")
+    log.warning("password=c4nary3")
     return {}
 
 
@@ -29,7 +29,7 @@ async def logs_async(*, text: str) -> dict[str, Any]:
 def prints(*, text: str) -> dict[str, Any]:
     """Prints lines to both streams, also by its descriptors, in pieces, and one without its end."""
     print("out", end=" ")
-    print(text, "token=canary5")
+    print(text, "token=c4nary5")
     print(f"err {text}\n\nlast line of two", file=sys.stderr)
     sys.stdout.buffer.write(f"bytes \u00e9 {text}\n".encode())
     sys.stdout.flush()
@@ -49,7 +49,7 @@ def writes(*, text: str) -> dict[str, Any]:
 
 
 def fails(*, text: str) -> None:
-    raise ValueError(f"token=canary4 {text}")
+    raise ValueError(f"token=c4nary4 {text}")
 
 
 def node(text: str) -> dict[str, Any]:
