@@ -37,9 +37,10 @@ Row = dict[str, Any]
 
 
 def worker(
-    cli: Commands, slots: int = 2, *more: str, queue: str = slot_app.QUEUE, app: str = APP
-) -> Command:
-    return cli.start(SCRIPT, "--queue", queue, "--slots", str(slots), "--app", app, *more)
+    cli: Commands, slots: int = 2, *more: str, queue: str = slot_app.QUEUE, app: str = APP,
+    **env: str,
+) -> Command:  # fmt: skip
+    return cli.start(SCRIPT, "--queue", queue, "--slots", str(slots), "--app", app, *more, **env)
 
 
 def enqueued(task: str, args: Row, **more: Any) -> str:
@@ -534,7 +535,7 @@ def test_nodes_after_an_apps_own_refs_are_dispatched_by_the_orchestrator(cli: Co
 
 def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) -> None:
     job_id = node("no_such_node")
-    running = worker(cli, 1, queue="cpu")
+    running = worker(cli, 1, queue="cpu", QUEUE_WORKFLOWS_UNKNOWN_NODE_S="1")
     until(lambda: node_row(job_id)["status"] == "failed")
     stopped(running)
     assert "no_such_node" in node_row(job_id)["error"]
