@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queue_workflows import db, errors
-from queue_workflows.dag import item_ids
+from queue_workflows.dag import item_ids, payload
 from queue_workflows.db import statements
 from queue_workflows.engine import runs
 from queue_workflows.runtime import stored_json
@@ -15,7 +15,7 @@ def hint(conn: db.Connection, run_id: str, name: str) -> str:
     In the id of an item, or of an item's node, the key may be wrong, or what is around it. A node
     that has no job yet has the right name.
     """
-    if len(name) > errors.COMPARED_CHARS:
+    if len(name) > errors.COMPARED_CHARS or not payload.is_storable(run_id):
         return ""
     entries = stored_json.all_entries(runs.definition(conn, run_id))
     known = {*entries, *(f"{each}[]" for each, entry in entries.items() if "map" in entry)}
@@ -41,4 +41,6 @@ def key_hint(conn: db.Connection, run_id: str, key: str, map_id: str | None = No
 
 def _keys(conn: db.Connection, run_id: str, like: str, map_id: str | None) -> list[str]:
     given = {"run_id": run_id, "map": map_id, "key": like}
+    if not all(each is None or payload.is_storable(each) for each in given.values()):
+        return []
     return [row["key"] for row in conn.execute(statements.maps.keys_like, given)]

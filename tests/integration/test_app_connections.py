@@ -175,7 +175,7 @@ def test_the_settings_of_an_apps_session_change_nothing(
             task_name="t", queue="fetch", args=EURO, conn=host.conn
         )
         job = queue_workflows.jobs.get(job_id, conn=host.conn)
-        made = runs_api.submit("w", context=EURO, conn=host.conn)
+        made = runs_api.submit("w", inputs=EURO, conn=host.conn)
         assert runs_api.get(made["id"], conn=host.conn) == made
         runs_api.answer(waiting, "q", EURO, conn=host.conn)
         assert runs_api.retry(run_id, conn=host.conn)["status"] == "queued"
@@ -227,7 +227,7 @@ def test_the_app_has_its_own_settings_after_each_call(
         own.execute("SET client_encoding TO LATIN1")
         own.commit()
         before = shown()
-        runs_api.submit("w", run_id="r", context=EURO, conn=own)
+        runs_api.submit("w", run_id="r", inputs=EURO, conn=own)
         assert shown() == before
         with pytest.raises(errors.UnknownJob):
             runs_api.retry("none", conn=own)

@@ -257,10 +257,10 @@ def test_the_common_arguments() -> None:
     parser = argparse.ArgumentParser()
     entry_point.add_common_arguments(parser)
     plain = parser.parse_args([])
-    common = {"app": None, "embedded": False, "debug": False}
+    common = {"app": None, "db": "", "embedded": False, "debug": False}
     assert vars(plain) == common | {"log_level": "info", "log_format": None}
     given = parser.parse_args(["--app", "m:f", "--embedded", "--debug", "--log-level", "DEBUG"])
-    common = {"app": "m:f", "embedded": True, "debug": True}
+    common = {"app": "m:f", "db": "", "embedded": True, "debug": True}
     assert vars(given) == common | {"log_level": "debug", "log_format": None}
     with pytest.raises(SystemExit) as caught:
         parser.parse_args(["--log-level", "loud"])

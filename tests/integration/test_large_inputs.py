@@ -66,7 +66,7 @@ def test_nodes_that_are_too_large_together_fail_their_run_and_no_other(
 
 def test_child_runs_count_twice_as_they_copy_the_inputs(toy: flow.Flow) -> None:
     declare.install(noop, inner, outer)
-    run_id = runs.submit("outer", context={"big": BIG})["id"]
+    run_id = runs.submit("outer", inputs={"big": BIG})["id"]
     toy.look()
     assert flow.status(run_id) == "failed"
     assert "with the inputs of 38 of them" in flow.run(run_id)["error"]

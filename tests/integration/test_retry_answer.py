@@ -113,7 +113,7 @@ def test_retry_of_an_ingest_job(conn: Any) -> None:
     assert retried(job["id"])["outcome"] == "queued"
     assert factories.reread(conn, job)["generation"] == 1
     refused = console.refusal("retry", job["id"], "--from", "a")
-    assert f"--from a: {job['id']} is a job" in refused
+    assert f"--from a names a node of a run, and {job['id']} is a job" in refused
 
 
 @pytest.mark.parametrize("any_id", ["nope", "", "a'b", "\udcff"])

@@ -420,7 +420,7 @@ def test_a_secret_is_in_no_output(
 ) -> None:
     declare.install(spend, lose, spending)
     queue_workflows.register_ingest_task("pay", pay, queue="load")
-    run_id = runs.submit("spending", context={"secrets": SECRETS})["id"]
+    run_id = runs.submit("spending", inputs={"secrets": SECRETS})["id"]
     job_id = jobs.enqueue("pay", queue="load", args=SECRETS, headers={"cookie": CANARY, "dsn": DSN})
     waiting = jobs.enqueue("pay", queue="load", args=SECRETS, available_at=TOMORROW)
     cancelled = jobs.enqueue("pay", queue="load", args=SECRETS)
