@@ -65,27 +65,27 @@ def test_nodes_that_are_too_large_together_fail_their_run_and_no_other(
 
 
 def test_child_runs_count_twice_as_they_copy_the_inputs(toy: flow.Flow) -> None:
-    declare.install(noop, inner, outer)
-    run_id = runs.submit("outer", inputs={"big": BIG})["id"]
+    declare.install(takes_large, large_child, large_parent)
+    run_id = runs.submit("large_parent", inputs={"big": BIG})["id"]
     toy.look()
     assert flow.status(run_id) == "failed"
     assert "with the inputs of 38 of them" in flow.run(run_id)["error"]
 
 
 @node
-def noop(big: str) -> None:
+def takes_large(big: str) -> None:
     del big
 
 
 @workflow
-def inner(big: str) -> None:
-    noop(big)
+def large_child(big: str) -> None:
+    takes_large(big)
 
 
 @workflow
-def outer(big: str) -> None:
+def large_parent(big: str) -> None:
     for _ in range(40):
-        inner(big)
+        large_child(big)
 
 
 def test_what_follows_from_many_events_comes_in_parts_and_survives_a_restart(
