@@ -275,9 +275,12 @@ class DataLossRefused(QueueWorkflowsError, RuntimeError):
     """A downgrade would drop rows or values; the text lists them."""
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like this one; None if none comes close."""
-    if len(name) > COMPARED_CHARS:
+def closest(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like this one; None if none comes close, or it is no text.
+
+    Apps pass any value: the error about it is the caller's.
+    """
+    if not isinstance(name, str) or len(name) > COMPARED_CHARS:
         return None
     import difflib  # late: most processes never see a wrong name
 
@@ -285,7 +288,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def hint(name: str, known: Iterable[str]) -> str:
+def hint(name: object, known: Iterable[str]) -> str:
     """Return "; did you mean ...?" for a wrong name, or an empty text."""
     meant = closest(name, known)
     return f"; did you mean {meant!r}?" if meant else ""

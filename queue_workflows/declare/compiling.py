@@ -104,7 +104,10 @@ def build(function: Callable[..., Any], name: str) -> Compiled:
     except errors.QueueWorkflowsError:
         raise
     except Exception as error:
-        text = f"{graph.where}: {_describe(error)}{_undeclared(error, function)}"
+        # A function that gets a handle instead of a value meets what the handle does not have.
+        misused = isinstance(error, (AttributeError, TypeError))
+        hint = _undeclared(error, function) if misused else ""
+        text = f"{graph.where}: {_describe(error)}{hint}"
         raise errors.InvalidWorkflow(text) from error
     finally:
         _current.reset(token)

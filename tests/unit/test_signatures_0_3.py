@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, client, config, declare, worker_control
+from queue_workflows import (
+    claim_worker,
+    client,
+    config,
+    declare,
+    model_registry,
+    node_queue,
+    worker_control,
+)
 
 CONTRACT = """
 queue_workflows.configure(*, db_url_env=..., video_model_ids=..., node_module_package=...,
@@ -255,3 +263,18 @@ def public_modules() -> Iterator[ModuleType]:
     for found in pkgutil.iter_modules(queue_workflows.__path__, "queue_workflows."):
         if not found.name.rpartition(".")[2].startswith("_"):
             yield importlib.import_module(found.name)
+
+
+@pytest.mark.parametrize("name", [None, 5])
+def test_a_name_that_is_no_text_raises_what_a_wrong_name_raises(name: Any) -> None:
+    refused: list[tuple[type[Exception], Callable[[], object]]] = [
+        (ValueError, lambda: worker_control.set_worker_control(
+            "h", "gpu", desired_state="off", stop_policy=name)),
+        (ValueError, lambda: node_queue.enqueue_node_job(
+            run_id="r", node_id="n", node_module="m", queue=name)),
+        (ValueError, lambda: node_queue.enqueue_ingest_job(task_name=name, queue="fetch")),
+        (KeyError, lambda: model_registry.get(name)),
+    ]  # fmt: skip
+    for error, call in refused:
+        with pytest.raises(error):
+            call()
