@@ -136,7 +136,8 @@ def _headers(given: Mapping[str, str] | None) -> str | None:
 
 def _encode(value: Any, column: str) -> str:
     if column in ("context", "inputs") and not isinstance(value, dict):
-        raise errors.InvalidPayload(f"{column} must be a JSON object")
+        named = "inputs (insert_run: context)" if column == "inputs" else column
+        raise errors.InvalidPayload(f"{named} must be a JSON object")
     return payload.encode(value, column)
 
 

@@ -92,6 +92,12 @@ def test_a_context_that_cannot_be_stored_is_refused_before_any_write(
     assert run_store.get_run("r") is None
 
 
+def test_inputs_that_are_no_object_are_named_as_both_functions_call_them(db: ModuleType) -> None:
+    wrong: Any = [1]
+    with pytest.raises(errors.InvalidPayload, match=r"^inputs \(insert_run: context\) must be"):
+        run_store.insert_run(workflow_name="w", context=wrong)
+
+
 # --- update ------------------------------------------------------------------------------------
 
 
