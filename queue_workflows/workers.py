@@ -147,7 +147,7 @@ def set_control(
         "desired_state": desired_state,
         "stop_policy": stop_policy,
         "requested_by": None if requested_by is None else payload.error_text(requested_by),
-        "reason": None if reason is None else payload.error_text(reason.replace("\x00", " ")),
+        "reason": None if reason is None else payload.error_text(reason),
         "until": at,
         "lasts": lasts,
     }

@@ -125,7 +125,7 @@ SOON = datetime(2100, 1, 1, tzinfo=timezone.utc)
 @pytest.mark.parametrize("until", [SOON, timedelta(hours=1)])
 def test_requester_reason_and_end_are_stored(conn: Any, until: Any) -> None:
     row = workers.disable("box", "gpu", requested_by="me", reason="new\x00card", until=until)
-    assert (row["requested_by"], row["reason"]) == ("me", "new card")
+    assert (row["requested_by"], row["reason"]) == ("me", "new\ufffdcard")
     if until is SOON:
         assert row["until_at"] == SOON
     else:
