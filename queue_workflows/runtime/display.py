@@ -25,8 +25,10 @@ DEPTH = 220
 """Levels of a printed JSON value. The loader of rows refuses more than 200."""
 _SHORT_DEPTH = 20
 """Levels of a JSON value that is printed on one line."""
-_MASKED = 2000
-"""Characters behind a cut that may show that those before it are a secret."""
+_MASKED = 10_000
+"""Characters behind a cut that are masked, too: a mask is short, so they may come into view."""
+_BEGUN = re.compile(r"(?:://|\bbearer\s)\S*$", re.IGNORECASE)
+"""The last word, if it is an address or a token that was perhaps cut before it can be known."""
 _ELLIPSIS = "..."
 _LATEST = datetime.max.replace(tzinfo=timezone.utc)
 _EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
@@ -49,13 +51,13 @@ def line(value: object, limit: int | None = LIMIT) -> str:
 
     A longer text ends in the number of omitted characters: `...(+12)`. `limit=None` omits nothing.
     """
-    return _cut(_masked(_text(value, limit), limit), limit)
+    return _cut(*_masked(_text(value, limit), limit), limit)
 
 
 def lines(value: object, limit: int | None = None) -> list[str]:
     """Return the printable lines of a text without secrets, each of at most `limit` characters."""
     text = masking.mask(_text(value, None))
-    return [_cut(one.expandtabs(), limit) for one in _ENDS.split(text)]
+    return [_cut(one.expandtabs(), 0, limit) for one in _ENDS.split(text)]
 
 
 def block(value: object) -> str:
@@ -154,7 +156,7 @@ def compact(value: Any, limit: int | None = LIMIT) -> str:
     """
     left = [10 * limit] if limit is not None else None
     text = json.dumps(_plain(value, _SHORT_DEPTH, left), ensure_ascii=False)
-    return _cut(_masked(_UNSAFE.sub(_json_escape, text), limit), limit)
+    return _cut(*_masked(_UNSAFE.sub(_json_escape, text), limit), limit)
 
 
 def pretty(value: Any) -> list[str]:
@@ -219,24 +221,28 @@ def _integer(value: int) -> str:
         return f"an integer of about {int(value.bit_length() * 0.30103)} digits"
 
 
-def _masked(text: str, limit: int | None) -> str:
-    """Return a text without the secrets that begin in its first `limit` characters.
+def _masked(text: str, limit: int | None) -> tuple[str, int]:
+    """Return a text without its secrets, and how many characters behind it are left out.
 
     Used before a text is cut, since a cut could hide that it is a secret.
     """
-    if limit is None:
-        return masking.mask(text)
-    return masking.mask(text[: limit + _MASKED]) + text[limit + _MASKED :]
+    if limit is None or len(text) <= limit + _MASKED:
+        return masking.mask(text), 0
+    seen = text[: limit + _MASKED]
+    begun = _BEGUN.search(seen, len(seen) - _MASKED // 2)
+    seen = seen[: begun.start()] if begun else seen
+    return masking.mask(seen), len(text) - len(seen)
 
 
-def _cut(text: str, limit: int | None) -> str:
+def _cut(text: str, more: int, limit: int | None) -> str:
+    """Return the begin of a text, of at most `limit` characters; `more` characters follow it."""
     if limit is None:
         return _UNSAFE.sub(_escape, text)
-    if len(text) <= limit:
+    if len(text) <= limit and not more:
         shown = _UNSAFE.sub(_escape, text)
         if len(shown) <= limit:
             return shown
-    room, kept = limit - len(f"{_ELLIPSIS}(+{len(text)})"), 0
+    room, kept = limit - len(f"{_ELLIPSIS}(+{len(text) + more})"), 0
     if room < 0:
         return _ELLIPSIS[: max(0, limit)]
     pieces: list[str] = []
@@ -246,7 +252,7 @@ def _cut(text: str, limit: int | None) -> str:
             break
         room, kept = room - len(piece), kept + 1
         pieces.append(piece)
-    return f"{''.join(pieces)}{_ELLIPSIS}(+{len(text) - kept})"
+    return f"{''.join(pieces)}{_ELLIPSIS}(+{len(text) + more - kept})"
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -297,7 +303,7 @@ def _plain(value: Any, depth: int, left: list[int] | None) -> Any:
         left[0] -= len(value) if isinstance(value, str) else 8
         if isinstance(value, str) and left[0] < 0:
             kept = max(0, len(value) + left[0])
-            return _masked(value, kept)[:kept] + _ELLIPSIS
+            return _masked(value, kept)[0][:kept] + _ELLIPSIS
     return _plain_scalar(value)
 
 

@@ -21,7 +21,8 @@ _URL_PASSWORD = re.compile(r"(://[^\s:/@]{0,200}:)(?!password@host[:/])\S{1,1000
 _URL_TOKEN = re.compile(r"(https?://)[^\s:/@]{8,200}(?=@)", re.IGNORECASE)
 _BEARER = re.compile(r"\b(bearer\s{1,3})[\w.~+/=-]{8,}", re.IGNORECASE)
 _NAME = re.compile(
-    r"""(?P<quote>(?<![\w.\\-])\\{0,20}["']|(?<![\w.-])|(?<=[\s"']--)|(?<=^--))"""
+    r"""(?P<quote>(?<![\w.\\-])\\{0,20}["']|(?<![\w.-])"""
+    r"""|(?:(?<=[\s"']--)|(?<=^--))(?=[\w.-]{1,64}\s{0,3}=))"""
     r"""(?P<name>[A-Za-z][\w.-]{0,63})(?P=quote)\s{0,3}(?P<sign>=>|[=:])\s{0,3}"""
 )
 _VALUE = re.compile(
@@ -32,19 +33,29 @@ _VALUE = re.compile(
     r"""|(?:(?:bearer|basic|digest|token)[ ]{1,3})?[^\s"']\S*?(?=["',;)\]}]*(?:\s|$))""",
     re.IGNORECASE | re.DOTALL,
 )
-_BRACKETS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\[({]|[\])}]""", re.DOTALL)
-_MOST = 2000
-"""Characters of a value with brackets that are searched for its end."""
-_PAIR = re.compile(
-    r"""(?P<start>[(\[]b?["'](?P<name>[A-Za-z][\w.-]{0,63})["'],\s?)"""
-    r"""(?:b?'(?:[^'\\]|\\.)*'|b?"(?:[^"\\]|\\.)*"|[^\s()\[\]"']{1,1000})(?=[)\]])"""
+_BRACKETS = re.compile(
+    r"""'(?:[^'\\]|\\.)*(?:'|\\?$)|"(?:[^"\\]|\\.)*(?:"|\\?$)|[\[({\])}]""", re.DOTALL
 )
-"""A header or an item of a mapping, as Python prints a list of them."""
+_CALL = re.compile(r"""[bru]{0,2}["']|\w{1,64}=|\n[ \t]""")
+"""What follows the bracket behind a word, if that is a call and no password with a bracket."""
+_REST = re.compile(r"""[^\s"',;)\]}]*""")
+_MOST = 2000
+"""Characters of a password with a bracket that are searched for the other bracket."""
+_PAIR = re.compile(
+    r"""(?P<start>(?:\(|(?<=\[)\[|(?<=[)\]],)\[|(?<=[)\]],\s)\[)"""
+    r"""b?["'](?P<name>[A-Za-z][\w.-]{0,63})["'],\s?)"""
+    r"""(?:b?'(?:[^'\\]|\\.)*(?:'(?=[)\]])|\\?$)|b?"(?:[^"\\]|\\.)*(?:"(?=[)\]])|\\?$)"""
+    r"""|[^\s()\[\]"']+(?=[)\]]|$))""",
+    re.DOTALL,
+)
+"""A header or an item of a mapping, as Python prints a list of them: a tuple, or a list in a list.
+The last one may be cut."""
 _OPTION = re.compile(
     r"""(?P<start>(?<![\w-])--(?P<name>[A-Za-z][\w-]{0,63})(?:["'],)?\s{1,3})"""
-    r"""(?P<value>(?!-)(?:'[^'\n]*'|"[^"\n]*"|[^\s"',]{1,1000}))"""
+    r"""(?P<value>(?![-=]|(?:and|as|for|from|has|in|is|may|must|needs|or|requires|to|was|with)\s)"""
+    r"""(?:'[^'\n]*'?|"[^"\n]*"?|[^\s"',]+))"""
 )
-"""An option of a command, also in a list of arguments."""
+"""An option of a command, also in a list of arguments. In a sentence, a word follows its name."""
 _PEM = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?=-----END|$)", re.DOTALL)
 _OBJECT = re.compile(r"\b(?:workflow|pipeline|step|node|task|schedule|queue|model|map|item) $")
 """What stands before the quoted name of an object, whose colon begins a message about it."""
@@ -100,13 +111,17 @@ def _shown_start(found: re.Match[str]) -> str:
 
 
 def _closed(text: str, opened: re.Match[str]) -> int:
-    """Return where a value with brackets ends, and a far place if they are not closed."""
-    depth, last = 1, min(len(text), opened.end() + _MOST)
-    for found in _BRACKETS.finditer(text, opened.end(), last):
+    """Return where a value with brackets ends, or the text or line if the last one is missing."""
+    begin, depth = opened.end(), 1
+    in_word = len(opened["opened"]) > 1 and not _CALL.match(text, begin)
+    last = begin + _MOST if in_word else len(text)
+    for found in _BRACKETS.finditer(text, begin, last):
         depth += 1 if found[0] in "[({" else -1 if found[0] in "])}" else 0
         if not depth:
-            return found.end()
-    return last
+            rest = _REST.match(text, found.end())
+            return rest.end() if rest else found.end()
+    line_end = text.find("\n", begin) if in_word else -1
+    return line_end if line_end >= 0 else len(text)
 
 
 def mask_values(value: Any) -> Any:
@@ -119,18 +134,26 @@ def mask_values(value: Any) -> Any:
         }
     if isinstance(value, list):
         listed = cast("list[Any]", value)
+        if all(_is_pair(each) for each in listed):
+            # Headers, or the items of a mapping. A list of two texts alone may be anything.
+            return [
+                [name, MASK if member and _is_secret(name, bare_key=False) else mask_values(member)]
+                for name, member in listed
+            ]
         return [
-            MASK if member and _names_secret(before, len(listed)) else mask_values(member)
+            MASK if member and _is_secret_option(before) else mask_values(member)
             for before, member in zip([None, *listed], listed, strict=False)
         ]
     return mask(value) if isinstance(value, str) else value
 
 
-def _names_secret(before: Any, size: int) -> bool:
-    """Return whether the member of a list behind `before` is a secret: of an option or a pair."""
-    if not isinstance(before, str) or (size != 2 and not before.startswith("--")):
-        return False
-    return _is_secret(before.removeprefix("--"), bare_key=False)
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(cast("Any", value)) == 2 and isinstance(value[0], str)
+
+
+def _is_secret_option(name: Any) -> bool:
+    is_option = isinstance(name, str) and name.startswith("--")
+    return is_option and _is_secret(name[2:], bare_key=False)
 
 
 def is_secret(name: str) -> bool:

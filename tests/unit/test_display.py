@@ -93,6 +93,38 @@ def test_a_long_text_shows_how_much_is_left_out() -> None:
     assert display.line("\n" * 10, 12) == r"\n\n...(+8)"
 
 
+SEPARATE_SECRETS = "\n".join(["X_TOKEN=" + "A" * 500] * 40)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["token=" + "A" * 5000, "token=" + "A" * 500_000, SEPARATE_SECRETS, SEPARATE_SECRETS * 20,
+     '{"token": "' + "A" * 5000 + '"}', "('token', '" + "A" * 30_000 + "')",
+     "token=" + "B" * 9_900 + " postgres://u:" + "A" * 900 + "@h/x",
+     "x" * 150 + " --token " + "A" * 5000, "x " * 300 + "token=" + "A" * 5000],
+)  # fmt: skip
+def test_no_part_of_a_long_secret_shows_where_a_text_is_cut(text: str) -> None:
+    shapes = [text, {"a": text}, {"token": text}, [text] * 5, {"a": {"b": [text, "c"]}}]
+    for shape in shapes:
+        for limit in (20, 50, 180, 200, 333, 2500):
+            for shown in (display.line(shape, limit), display.compact(shape, limit)):
+                assert "AA" not in shown, (limit, shown)
+                assert len(shown) <= limit
+        assert "AA" not in "".join(display.pretty(shape))
+        assert "AA" not in display.compact(shape, None)
+    assert "AA" not in "".join([*display.lines(text), *display.lines(text, 50)])
+    assert "AA" not in display.block(text)
+
+
+def test_what_a_mask_hides_is_not_counted() -> None:
+    assert display.line("token=" + "A" * 4000) == "token=***"
+    assert display.line("token=" + "A" * 4000 + " " + "x" * 300, 50) == (
+        "token=*** " + "x" * 31 + "...(+269)"
+    )
+    shown = display.line("token=" + "A" * 400_000 + " " + "x" * 50)
+    assert shown.startswith("token=***...(+3")
+
+
 def test_no_escape_is_cut_in_two() -> None:
     for limit in range(8, 40):
         kept = display.line("\u202e" * 20, limit).partition("...")[0]

@@ -35,7 +35,10 @@ PEM = "RSA PRIVATE KEY-----\n"
         "password=(\n  'a',\n  '{}',\n)", "token=Token('a {}')", "{{'password': b'a {}'}}",
         '{{"body": "{{\\"api_key\\": \\"{} \\\\\\"{}\\"}}"}}', "password => {}",
         "('password', '{}')", "[(b'authorization', b'Basic {}')]", "passwords={}",
-        "client_secrets: {}", "DB_PASS={}", f"-----BEGIN {PEM}{{}}\n{{}}\n-----END {PEM}",
+        "client_secrets: {}", "DB_PASS={}", "password=ab(c{}", "password=ab(c)d{}", "token=[a, '{}",
+        "[['a', 'b'], ['password', '{}']]", "argv: ['--password', 'or', '--password', '{}']",
+        "dump --token '{}", "dump --token = {}", "('password', '{}",
+        f"-----BEGIN {PEM}{{}}\n{{}}\n-----END {PEM}",
     ],
 )  # fmt: skip
 def test_a_secret_does_not_show(text: str) -> None:
@@ -60,6 +63,9 @@ def test_a_secret_does_not_show(text: str) -> None:
         "inputs are given by --input KEY=VALUE", "--input x should be key=value or @file.json",
         "start it with --token TOKEN", "--host-password --verbose", "give --idempotency-key k",
         "('password', 'user', 'host') are missing", "first_pass=3", "a bypass: open", "--tokens 5",
+        "argument --token: expected one argument", "argument -t/--token: expected one argument",
+        "give --password or --token", "option --token requires an argument",
+        "['api_key', 'created_at']", '["password", "user"] are the fields',
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -73,6 +79,21 @@ def test_the_rest_of_a_line_stays() -> None:
     assert mask("{'token': {'a': [1]}, 'n': 5}") == "{'token': ***, 'n': 5}"
     assert mask("f(token=g(1)) = 3, x") == "f(token=***) = 3, x"
     assert mask("['--token=abc', '-x']") == "['--token=***', '-x']"
+    assert mask("start --password --token=abc") == "start --password --token=***"
+    assert mask("password=ab(c\nTraceback:\n  f(1)") == "password=***\nTraceback:\n  f(1)"
+    assert mask(f"f(token=({'[1], ' * 1000})) = 3, x") == "f(token=***) = 3, x"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    ["token=", "token=[", "token={'a': '", "token=ab(", "token=Token(\n  '", "x --token ",
+     "token=T(\n x='", "token=T(x='B',\n y='", "('token', '", "x --token '", "('token', ",
+     '{"token": "', "bearer ", "Cookie: a="],
+)  # fmt: skip
+def test_no_part_of_a_long_secret_shows(begin: str) -> None:
+    for secret in ("A" * 5000, "A " * 5000 if begin.endswith(("[", "'", '"', "(")) else "A" * 9):
+        assert "A" not in mask(begin + secret).partition("***")[2], begin
+        assert "***" in mask(begin + secret), begin
 
 
 def test_what_is_masked_is_masked_once() -> None:
@@ -85,6 +106,8 @@ def test_members_of_json_are_masked() -> None:
     assert mask_values(given) == {
         "argv": ["--token", "***", "x"], "headers": [["cookie", "***"], ["a", "b"]], "t": "a",
     }  # fmt: skip
+    for kept in (["api_key", "created_at"], [["password", "a", "b"], ["c", "d"]]):
+        assert mask_values({"columns": kept}) == {"columns": kept}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +116,9 @@ def test_members_of_json_are_masked() -> None:
      "'key': '" * 10_000, "password=(" * 20_000, "password=(\n" * 20_000, "--token " * 20_000,
      '\\"' * 50_000, f"-----BEGIN {PEM}" * 5_000, "('token', " * 20_000,
      "('token', '" * 10_000, "token=" + "(" * 100_000, 'key: \\"' * 20_000,
-     " " * 100_000, "\n" * 50_000 + "key: x"],
+     " " * 100_000, "\n" * 50_000 + "key: x", "password=a(\n" * 10_000,
+     ("password=a(" + "\\'" * 20 + "\n") * 2_000, "password=(" + "\\'" * 50_000,
+     "password=a()" * 10_000, "--token '" * 20_000, "('token', a" * 10_000],
 )  # fmt: skip
 def test_hostile_text_is_masked_in_little_time(text: str) -> None:
     started = time.process_time()
