@@ -26,14 +26,14 @@ BUDGETS = {
     "dag": 5270, "db": 3390, "declare": 1910, "demo": 440, "dispatch": 1880, "embedded": 940,
     "engine": 5520, "event_export": 750, "executor": 3140, "handlers": 570,
     "local_queue": 2770, "maintenance": 600, "migrations": 10, "model_cache": 670,
-    "operations": 870, "refs": 451, "runtime": 3180, "schedule": 810, "service": 3600,
+    "operations": 870, "refs": 451, "runtime": 3210, "schedule": 810, "service": 3600,
     "sql": 20, "tasks": 1900, "telemetry": 1510, "testing": 820, "worker": 8790,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 70100, "files of Python": 494, "functions": 5000, "lines of SQL": 11700,
+    "lines of Python": 70150, "files of Python": 494, "functions": 5000, "lines of SQL": 11700,
 }  # fmt: skip
-CLOSURE = {"modules": 107, "lines": 16555}
+CLOSURE = {"modules": 107, "lines": 16584}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
 SPINE = {"files": 65, "lines": 16500}
