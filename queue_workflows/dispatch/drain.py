@@ -6,7 +6,7 @@ import logging
 import time
 from typing import NamedTuple
 
-from queue_workflows import config, db
+from queue_workflows import config, db, errors
 from queue_workflows.dag import item_ids, payload, plan
 from queue_workflows.dispatch import advance, expansion, hooks, input_nodes, run_cache
 from queue_workflows.engine import nodes, outbox, row_isolation, runs
@@ -179,8 +179,13 @@ def _settle(conn: db.Connection, run: Row, events: list[Row], finished: list[str
             made = plan.Plan([])
             if finished:
                 begin = run_cache.in_open_transaction(conn)
-                reader = run_cache.Reader(begin, run["id"], is_part=len(events) > 1)
-                made = advance.make_plan(progress, run, reader, finished)
+                reader = run_cache.Reader(begin, run["id"])
+                try:
+                    made = advance.make_plan(progress, run, reader, finished)
+                except nodes.TooLarge as error:
+                    if len(events) > 1:
+                        raise
+                    raise errors.UnreadableRow(str(error)) from None
             expanding = expansion.Expansion(conn, run, progress.graph)
             count = advance.write(expanding, conn, run, made, items, is_part=len(events) > 1)
             more = expanding.ended

@@ -29,7 +29,7 @@ class Expansion:
     """The maps of one run in one transaction, which holds the run's lock.
 
     Raises `InvalidPayload` for a list, an item or a result that cannot be: the run fails. Raises
-    `nodes.TooLarge` before it writes more than TRANSACTION_BYTES.
+    `nodes.TooLarge` before it writes more than TRANSACTION_BYTES, or reads more than its room.
     """
 
     def __init__(self, conn: db.Connection, run: Row, of: graph.Graph) -> None:
@@ -41,6 +41,7 @@ class Expansion:
         self._context: dict[str, Any] = {}
         self._asked: set[str] = set()
         self._room = TRANSACTION_BYTES
+        self._readable = nodes.Room()
         self.rows = 0
         """How many rows of nodes are new."""
         self.ended = False
@@ -284,7 +285,7 @@ class Expansion:
         """Return these members of the run's context; those outside of items are read once."""
         missing = {head for head in heads if item_ids.of_item(head) or head not in self._asked}
         if missing:
-            found = nodes.context(self._conn, self._run_id, missing)
+            found = nodes.context(self._conn, self._run_id, missing, self._readable)
             self._context.update(found)
             self._asked |= missing
         return {head: self._context[head] for head in heads if head in self._context}

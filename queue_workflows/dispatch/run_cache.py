@@ -87,15 +87,12 @@ class NoKnowledge:
 
 
 class Reader:
-    """Read a run's nodes from the database, in the transactions that `begin` opens.
+    """Read a run's nodes from the database for one plan, in the transactions that `begin` opens."""
 
-    `is_part`: see `nodes.context`.
-    """
-
-    def __init__(self, begin: Begin, run_id: str, *, is_part: bool = False) -> None:
+    def __init__(self, begin: Begin, run_id: str) -> None:
         self._begin = begin
         self._run_id = run_id
-        self._is_part = is_part
+        self._room = nodes.Room()
 
     def done_among(self, ids: Collection[str]) -> set[str]:
         with reading(self._begin) as conn:
@@ -111,7 +108,7 @@ class Reader:
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
         with reading(self._begin) as conn:
-            return nodes.context(conn, self._run_id, heads, is_part=self._is_part)
+            return nodes.context(conn, self._run_id, heads, self._room)
 
 
 Identity: TypeAlias = "tuple[str, int, int, int]"

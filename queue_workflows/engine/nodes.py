@@ -14,12 +14,21 @@ from queue_workflows import config, db, errors
 from queue_workflows.db import statements
 from queue_workflows.types import Row, Unreadable
 
-READ_KB = 128 * 1024
-"""The most that one query should return of a context. A jsonb holds twice as much."""
+QUERY_KB = 32 * 1024
+"""What one query should return of a context: half of what is loaded, as SQL adds spaces to JSON."""
+READ_BYTES = 128 * 1024**2
+"""The most that a plan reads of a context, as jsonb: 1 to 2 s, and up to ten times the memory."""
 
 
 class TooLarge(errors.UnreadableRow):
     """More than one transaction should read or write at once; a part of it may fit."""
+
+
+class Room:
+    """How much of a context one plan may still read."""
+
+    def __init__(self) -> None:
+        self.left = READ_BYTES
 
 
 class _NodeTaken(psycopg.errors.UniqueViolation, errors.NodeTaken):
@@ -103,40 +112,48 @@ def all_done(conn: db.Connection, run_id: str) -> set[str]:
 
 
 def context(
-    conn: db.Connection, run_id: str, heads: Iterable[str] | None, *, is_part: bool = False
+    conn: db.Connection, run_id: str, heads: Iterable[str] | None, room: Room | None = None
 ) -> dict[str, Any]:
     """Return the run's context with the `context_delta` of each completed node under its id.
 
     Only the members that `heads` names; None: all of them. Raises `UnreadableRow` for a context
-    that is no object, and for a member that cannot be loaded. `is_part`: the caller can do with
-    fewer heads. Raises `TooLarge` then for those that are too large together.
+    that is no object, and for a member that cannot be loaded. Raises `TooLarge` for more than fits
+    into `room`, which the reads of one plan share.
     """
+    room = room or Room()
     wanted = None if heads is None else list(heads)
-    at_once = max(1, READ_KB // max(1, config.MAX_PAYLOAD_KB.read()))
-    if not is_part and wanted is not None and len(wanted) > at_once:
-        return _merged(conn, run_id, wanted, at_once)
-    parameters = {"heads": wanted, "run_id": run_id}
+    at_once = max(1, QUERY_KB // max(1, config.MAX_PAYLOAD_KB.read()))
+    if wanted is not None and len(wanted) > at_once:
+        return _merged(conn, run_id, wanted, at_once, room)
+    parameters = {"heads": wanted, "run_id": run_id, "most": room.left}
     row = conn.execute(statements.nodes.context, parameters).fetchone()
     if row is None:
         return {}
     if row["kind"] != "object":
         raise errors.UnreadableRow(f"its inputs are a JSON {row['kind']}, not an object")
+    if row["size"] > room.left:
+        raise TooLarge(
+            "the inputs and outputs that its next nodes refer to are larger together than the "
+            f"{READ_BYTES / 1e6:.0f} MB of JSON that are read at once; keep a large value in a "
+            "file or an artifact and pass its path"
+        )
     found: Any = row["context"]
     if not isinstance(found, Unreadable):
+        room.left -= row["size"]
         return found
     if wanted is not None and len(wanted) > 1:
-        if is_part:
-            raise TooLarge(f"its inputs or outputs cannot be read: {found.reason}")
-        return _merged(conn, run_id, wanted, len(wanted) // 2)
+        return _merged(conn, run_id, wanted, len(wanted) // 2, room)
     what = f" under {wanted[0]!r:.120}" if wanted else ""
     raise errors.UnreadableRow(f"its inputs or outputs{what} cannot be read: {found.reason}")
 
 
-def _merged(conn: db.Connection, run_id: str, heads: list[str], at_once: int) -> dict[str, Any]:
+def _merged(
+    conn: db.Connection, run_id: str, heads: list[str], at_once: int, room: Room
+) -> dict[str, Any]:
     """Return these members of the context, read in parts: together they may be too large."""
     found: dict[str, Any] = {}
     for start in range(0, len(heads), at_once):
-        found |= context(conn, run_id, heads[start : start + at_once])
+        found |= context(conn, run_id, heads[start : start + at_once], room)
     return found
 
 

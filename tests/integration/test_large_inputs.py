@@ -111,11 +111,49 @@ def test_what_follows_from_many_events_comes_in_parts_and_survives_a_restart(
     assert flow.status(run_id) == "completed"
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_outputs_that_one_plan_cannot_read_together_fail_the_run_and_no_other(
+    toy: flow.Flow, conn: Any, restarts: bool
+) -> None:
+    """160 outputs of 0.9 MB are 144 MB, of which a join needs small fields."""
+    toy.define(flow.step("t"), name="small", t=flow.nodes(a=""))
+    small = [{"name": f"n{n}", "from": f"pipeline.n{n}"} for n in range(160)]
+    steps = [flow.step(f"a{n}", "one") for n in range(160)]
+    inputs = {f"n{n}": {"$from": f"a{n}/x.n"} for n in range(160)}
+    after = [each["id"] for each in steps]
+    steps.append(flow.step("y", "two", depends_on=after, inputs=inputs))
+    toy.define(*steps, one=flow.nodes(x=""), two=[{"id": "y", "node": "ok", "inputs": small}])
+    run_id = toy.started()
+    other = toy.submit(workflow_name="small")
+    with flow.unplanned():
+        for n in range(160):
+            flow.complete(run_id, f"a{n}/x", n=n)
+    enlarge(conn, run_id, 900_000)
+    if restarts:
+        runs.requeue_running()
+    toy.look()
+    assert (flow.status(run_id), flow.run(run_id)["error"]) == (
+        "failed",
+        "the inputs and outputs that its next nodes refer to are larger together than the 134 MB "
+        "of JSON that are read at once; keep a large value in a file or an artifact and pass its "
+        "path",
+    )
+    assert flow.status(other) == "running"
+
+
+def enlarge(conn: Any, run_id: str, size: int) -> None:
+    conn.execute(
+        "UPDATE workflow_node_jobs SET context_delta = context_delta || jsonb_build_object("
+        "'t', repeat('x', %s)) WHERE run_id = %s AND status = 'completed'",
+        (size, run_id),
+    )
+
+
 @pytest.mark.parametrize(("count", "size"), [(80, 900_000), (70, 4_000_000)])
 def test_events_of_nodes_with_large_outputs_are_dispatched_in_parts(
     toy: flow.Flow, conn: Any, caplog: pytest.LogCaptureFixture, count: int, size: int
 ) -> None:
-    """80 outputs of 0.9 MB are more than is loaded at once, 280 MB more than a jsonb holds."""
+    """80 outputs of 0.9 MB are more than one value is loaded of, 280 MB more than a jsonb holds."""
     steps = [flow.step(f"a{n}", "one") for n in range(count)]
     for n in range(count):
         inputs = {"n": {"$from": f"a{n}/x.n"}}
@@ -126,11 +164,7 @@ def test_events_of_nodes_with_large_outputs_are_dispatched_in_parts(
     with flow.unplanned():
         for n in range(count):
             flow.complete(run_id, f"a{n}/x", n=n)
-    conn.execute(
-        "UPDATE workflow_node_jobs SET context_delta = context_delta || jsonb_build_object("
-        "'t', repeat('x', %s)) WHERE run_id = %s AND status = 'completed'",
-        (size, run_id),
-    )
+    enlarge(conn, run_id, size)
     while len(flow.states(run_id)) < 2 * count:
         assert flow.dispatch_all() == 1
     assert caplog.messages == []

@@ -69,7 +69,10 @@ SELECT node_id FROM workflow_node_jobs
 -- Return a run's context with the `context_delta` of each completed node under the node's id, and
 -- the JSON type of the context. An empty delta does not replace the context's own member. `heads`
 -- NULL: all members, else those that it names, by a look-up per node. The context is NULL if it is
--- no object.
+-- no object, and if its `size` in bytes, as a jsonb, is more than `most`.
+SELECT kind, pg_column_size(context) AS size,
+       CASE WHEN pg_column_size(context) <= %(most)s::bigint THEN context END AS context
+  FROM (
 SELECT jsonb_typeof(r.context) AS kind,
        CASE jsonb_typeof(r.context) WHEN 'object' THEN
            coalesce(outputs.empty, '{}')
@@ -91,7 +94,7 @@ SELECT jsonb_typeof(r.context) AS kind,
                 CROSS JOIN LATERAL (SELECT node_id, status, context_delta FROM workflow_node_jobs
                                      WHERE run_id = r.id AND node_id = h.id LIMIT 1) n
                 WHERE n.status = 'completed') j) outputs
- WHERE r.id = %(run_id)s;
+ WHERE r.id = %(run_id)s OFFSET 0) found;
 
 -- name: set_resolved_inputs
 -- Store what a node received and return its row.
