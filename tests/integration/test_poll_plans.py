@@ -68,6 +68,28 @@ def test_runs_are_checked_by_their_own_rows_for_any_statistics(conn: Any, name: 
         assert factories.one(conn, READ) - before < 10 * len(ids)
 
 
+LATER_EVENTS = """
+SET session_replication_role = replica;
+INSERT INTO workflow_runs (id, workflow_name, status, mode, definition)
+VALUES ('a', 'w', 'running', 'node', '{}');
+INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
+SELECT 'b', i::text, 'completed', 'j', 1, 0 FROM generate_series(1, 20000) i;
+UPDATE workflow_dispatch_events SET processed_at = now();
+SET session_replication_role = origin;
+"""
+
+
+def test_a_check_of_a_run_reads_no_closed_events_of_later_runs(conn: Any) -> None:
+    """Their entries stay in the index of open events until a vacuum."""
+    check = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT queue_workflows_stalled_runs(0, '{a}')"
+    with conn.transaction():
+        conn.execute(LATER_EVENTS)
+        conn.execute(check)  # reads the catalog
+        plan = factories.one(conn, check)[0]["Plan"]
+    assert plan["Actual Rows"] == 1
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 100
+
+
 FILL = """
 SET session_replication_role = replica;
 INSERT INTO workflow_runs (workflow_name, status, available_at)

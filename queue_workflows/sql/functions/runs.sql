@@ -149,10 +149,10 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
                                     AND NOT queue_workflows_is_terminal_run(c.status)))
                    OR j.finished_at BETWEEN now() - p_quiet_s * interval '1 second' AND now())
             OFFSET 0)
-       -- The first open event from this run's on, as only one index has that order.
+       -- The first open event of this run by bounds and order, which only one index has; `=` leaves the choice open.
        AND r.id IS DISTINCT FROM (
            SELECT d.run_id FROM workflow_dispatch_events d
-            WHERE d.run_id >= r.id AND d.processed_at IS NULL ORDER BY d.run_id, d.id LIMIT 1)
+            WHERE d.run_id >= r.id AND d.run_id <= r.id AND d.processed_at IS NULL ORDER BY d.run_id, d.id LIMIT 1)
        AND NOT EXISTS (
            SELECT FROM workflow_input_submissions s
             WHERE s.run_id = r.id AND s.status IN ('pending', 'processing') OFFSET 0)
