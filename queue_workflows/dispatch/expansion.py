@@ -196,7 +196,13 @@ class Expansion:
                 break
             own = done.intersection(items.ids(scope)) if done else done
             around = [*outer, scope]
-            planned.add(scope.key, self._plan(around, _Reader(self, around, own), None))
+            try:
+                planned.add(scope.key, self._plan(around, _Reader(self, around, own), None))
+            except nodes.TooLarge:
+                if not number and is_only:
+                    raise
+                maps.close(self._conn, self._run_id, map_id, scope.key, len(scopes) - number)
+                break
             if any(row.node.map is not None for row in planned.rows):
                 self._insert(planned)  # what a map in the item writes is known then
         self._insert(planned)

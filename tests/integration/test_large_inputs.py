@@ -192,6 +192,24 @@ def test_a_map_opens_its_items_in_parts(toy: flow.Flow, conn: Any) -> None:
     assert sum(sizes) > MOST > max(sizes)
 
 
+def test_items_that_fit_alone_but_not_together_open_one_after_the_other(toy: flow.Flow) -> None:
+    """The first nodes of the two items take 32 MB and 41 MB, of at most 67 MB."""
+    sizes = {"i1": BIG[:210_000], "i2": BIG[:275_000]}  # twice in each row
+    takes = {"node": "ok", "inputs": [{"name": "big", "from": "pipeline.big"}]}
+    body = [{"id": f"n{n}", **takes} for n in range(75)]
+    step = {"id": "m", "kind": "map", "over": {"$from": "items"}, "as": "one", "key": "id"}
+    step |= {"pipeline": "draw", "inputs": {"big": {"$from": "one.big"}}}
+    toy.define(step | {"result": {"$from": "n74"}}, draw=body)
+    items = [{"id": key, "big": big} for key, big in sizes.items()]
+    run_id = toy.submit(context={"items": items})
+    toy.look()
+    assert (flow.status(run_id), flow.run(run_id)["error"]) == ("running", None)
+    assert len(flow.states(run_id)) == 76
+    toy.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert len(flow.states(run_id)) == 151
+
+
 def test_the_maps_in_the_items_of_a_map_count_for_it(toy: flow.Flow, conn: Any) -> None:
     run_id = mapped(toy, "items", ("out", "items"))
     toy.go()
