@@ -73,6 +73,9 @@ def drain_run(
             if most < EVENTS_A_BATCH:
                 run_cache.parts.drop(lambda key: key == run_id)
             return total
+        if most < EVENTS_A_BATCH:
+            most = min(EVENTS_A_BATCH, most * 2)  # the next events may have small values
+            run_cache.parts.put(run_id, most)
         # What follows from events with large values takes a while: other runs come in between.
         if done.rows and most < EVENTS_A_BATCH and time.monotonic() >= until:
             return total
