@@ -832,7 +832,7 @@ class _Nodes:
     """Return a run's context with the `context_delta` of each completed node under the node's id, and
     the JSON type of the context. An empty delta does not replace the context's own member. `heads`
     NULL: all members, else those that it names, by a look-up per node. The context is NULL if it is
-    no object."""
+    no object, and if its `size` in bytes, as a jsonb, is more than `most`."""
     set_resolved_inputs: bytes
     """Store what a node received and return its row."""
     set_input_spec: bytes
