@@ -30,11 +30,15 @@ class _LockNotNeeded(Exception):
 
 
 class _Done(NamedTuple):
-    """The result of a batch: new rows, parked nodes, and whether there may be more events."""
+    """The result of a batch: new rows, parked nodes, and whether there may be more events.
+
+    `events`: how many it has settled; none, if it has only learnt the graph of the run.
+    """
 
     rows: int = 0
     parked: list[Row] = []  # noqa: RUF012  never changed
     more: bool = False
+    events: int = 0
 
 
 def drain_run(
@@ -73,7 +77,7 @@ def drain_run(
             if most < EVENTS_A_BATCH:
                 run_cache.parts.drop(lambda key: key == run_id)
             return total
-        if most < EVENTS_A_BATCH:
+        if done.events and most < EVENTS_A_BATCH:
             most = min(EVENTS_A_BATCH, most * 2)  # the next events may have small values
             run_cache.parts.put(run_id, most)
         # What follows from events with large values takes a while: other runs come in between.
@@ -121,7 +125,7 @@ def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, 
         # Outside the transaction: psycopg discards every prepared statement after a rollback.
         raise _LockNotNeeded(events)
     full = len(events) == most and not (nowait and settled.parked)
-    return settled._replace(more=full or settled.more)
+    return settled._replace(more=full or settled.more, events=len(events))
 
 
 def _finished(events: list[Row]) -> list[str]:

@@ -17,7 +17,7 @@ from queue_workflows.types import Row, Unreadable
 QUERY_KB = 32 * 1024
 """What one query should return of a context: half of what is loaded, as SQL adds spaces to JSON."""
 READ_BYTES = 128 * 1024**2
-"""The most that a plan reads of a context, as jsonb: 1 to 2 s, and up to ten times the memory."""
+"""The most that a plan reads of a context, as jsonb. Loaded, it takes up to ten times as much."""
 
 
 class TooLarge(errors.UnreadableRow):

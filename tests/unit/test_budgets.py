@@ -23,8 +23,8 @@ SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
     ".": 7075, "admin": 1940, "alerts": 370, "check": 960, "cli": 8375, "client": 1700,
-    "dag": 5270, "db": 3390, "declare": 1910, "demo": 440, "dispatch": 1880, "embedded": 940,
-    "engine": 5520, "event_export": 750, "executor": 3140, "handlers": 570,
+    "dag": 5270, "db": 3390, "declare": 1910, "demo": 440, "dispatch": 1900, "embedded": 940,
+    "engine": 5530, "event_export": 750, "executor": 3140, "handlers": 570,
     "local_queue": 2770, "maintenance": 600, "migrations": 10, "model_cache": 670,
     "operations": 870, "refs": 451, "runtime": 3210, "schedule": 810, "service": 3600,
     "sql": 20, "tasks": 1900, "telemetry": 1510, "testing": 820, "worker": 8790,
@@ -33,10 +33,10 @@ BUDGETS = {
 TOTALS = {
     "lines of Python": 70150, "files of Python": 494, "functions": 5000, "lines of SQL": 11700,
 }  # fmt: skip
-CLOSURE = {"modules": 107, "lines": 16584}
+CLOSURE = {"modules": 107, "lines": 16601}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 65, "lines": 16500}
+SPINE = {"files": 65, "lines": 16550}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (237, 66),  # the goal is 110 functions in 25 files
