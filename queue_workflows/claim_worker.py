@@ -1,7 +1,6 @@
 """Provide `ClaimWorker`, `WorkerPool` and the command `queue-claim-worker`, which run jobs.
 
-Its length: apps import both classes and the command from here. What executors need is imported
-late, by `worker.slot_start`: `run_once` and batches have none.
+Its length: apps import both classes and the command from here. What runs jobs is imported late.
 """
 
 from __future__ import annotations
@@ -10,35 +9,18 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from queue_workflows import config, db, errors, gpu_model_cache, model_registry
-from queue_workflows.engine import claims, workers
+from queue_workflows.engine import workers
 from queue_workflows.model_cache import RequiresModels, adapted
-from queue_workflows.runtime import (
-    app_loading,
-    clock,
-    entry_point,
-    identity,
-    log_context,
-    printed_lines,
-    signals,
-)
+from queue_workflows.runtime import app_loading, entry_point, log_context, printed_lines, signals
 from queue_workflows.types import ExitFn
-from queue_workflows.worker import (
-    command_line,
-    executor_shape,
-    gpu_runtime,
-    job_guards,
-    lease_keeper,
-    loop,
-    settings,
-    slot,
-)
+from queue_workflows.worker import command_line, job_guards, settings, shapes
 
-if TYPE_CHECKING:  # `slot_start`, which has all that executors need, is late.
-    from queue_workflows.worker import slot_worker
+if TYPE_CHECKING:  # `start`, which has all that executors need, is late.
+    from queue_workflows.worker import process
 
 budget_for = job_guards.budget_for
 
@@ -76,117 +58,87 @@ class ClaimWorker:
         self._ends_with_job, self._on_exit = slots is None, on_exit
         if slots is None and on_exit is not os._exit:
             self._shape = None
-        self._worker_id: str | None = None
-        self._slot_worker: slot_worker.SlotWorker | None = None
+        self._worker: process.Worker | None = None
+        self._stopped: float | None = None
+        """Within how many seconds it was stopped before it ran; None: it was not."""
         self._shutdown_timeout_s = shutdown_timeout_s
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
         self.queue, self.host, self.host_priority, self.lease_s = queue, label, priority, lease_s
-        self._pid = os.getpid()
-        self._base = claims.Claimant(
-            identity.new_worker_id(label),
-            label,
-            queue,
-            lease_s,
-            newest=priority < 0,
-            obey=not config.DISABLE_WORKER_CONTROL.read(),
-        )
         self.model_cache, self._cache = model_cache, adapted(model_cache)
         self._models: Callable[[], RequiresModels | None] = lambda: model_cache
         if queue == "gpu" and model_cache is None:
             self.model_cache = self._cache = gpu_model_cache.gpu_model_cache()
             self._models = gpu_model_cache.gpu_model_cache  # an executor has its own
-        self._metrics = settings.sampler(label, lambda: self._keeper.wake("metrics"))
-        own = slot.Slot(self._claimant)
-        self._keeper = lease_keeper.LeaseKeeper(
-            [own],
-            metrics=self._metrics,
-            model_cache=self._cache,
-            known_models=self._known_models,
-            on_exit=on_exit,
-        )
-        self.heartbeat, self._switch = self._keeper.heartbeat, self._keeper.switches[0]
-        if self._cache is not None:
-            self._cache.set_publisher(lambda _: self._keeper.wake("beat"))
-        self._loop = loop.WorkLoop(
-            queue,
-            own,
-            self._keeper,
-            model_cache=self._cache,
-            batch_size=1 if queue in config.DAG_QUEUES else batch,
-        )
-
-    @property
-    def worker_id(self) -> str:
-        """Return the identity under which this worker claims; it changes in `run_forever`."""
-        return self._worker_id or self._base.worker_id
-
-    def _known_models(self) -> list[str] | None:
-        return list(model_registry.known_ids()) or None if self._cache is not None else None
-
-    def _claimant(self) -> claims.Claimant:
-        base = self._base
-        if base.queue in config.DAG_QUEUES and config.get_config().node_versions:
-            base = base._replace(versions=config.node_version_keys())
-        if self._cache is None:
-            return base
-        return gpu_runtime.claimant(base, self._cache.current_model, self._known_models())
+        self.heartbeat = Heartbeat(self)
 
     def run_once(self) -> bool:
         """Claim one job, run it and record its outcome; return False if there was none."""
-        with self._working():
-            return self._loop.run_once()
+        return self._run_inline(once=True)
 
     def run_forever(self) -> None:
         """Run jobs until `stop`; continue after an outage of the database.
 
-        Handlers run in processes that this forks, but those of batches. If this process has threads
-        already, or a GPU open, they run here, and it logs a warning. Raises `LauncherLost` and
-        `ForkRefused` (RuntimeErrors) if there are no processes for handlers any more.
+        Handlers run in processes that this forks. If this process has threads already, or a GPU
+        open, they run here, and it logs a warning. Raises `LauncherLost` (a RuntimeError) if there
+        are no processes for handlers any more.
         """
         if self._shape is not None:
-            from queue_workflows.worker import slot_start
+            from queue_workflows.worker import start
 
-            worker = slot_start.of_queue(
-                self._base,
+            worker = start.of_queue(
+                self.queue,
                 self._shape,
                 self._shutdown_timeout_s,
+                host=self.host,
+                newest=self.host_priority < 0,
+                lease_s=self.lease_s,
                 models=self._models,
                 ends_with_job=self._ends_with_job,
             )
             if worker is not None:
-                self._run_slots(worker)
+                with self._running(worker):
+                    worker.run_forever()
+                if worker.exit_code:
+                    self._on_exit(worker.exit_code)
                 return
-        with self._working(), self._metrics or nullcontext():
-            self._loop.run_forever()
+        self._run_inline(once=False)
 
-    def _run_slots(self, worker: slot_worker.SlotWorker) -> None:
-        from queue_workflows.worker import slot_start
+    def _run_inline(self, *, once: bool) -> bool:
+        from queue_workflows.worker import process, shapes
 
-        self._slot_worker, self._worker_id = worker, worker.worker_ids[self.queue]
-        self.heartbeat, self._switch = worker.keeper.heartbeat, worker.keeper.switches[0]
-        if self._loop.stopping:
-            worker.stop()
-        code = slot_start.run(worker)
-        self._worker_id = None
-        if code:
-            self._on_exit(code)
+        known = list(model_registry.known_ids()) or None if self._cache is not None else None
+        worker = process.Worker(
+            None,
+            {self.queue: shapes.Shape(1, gpu=self._cache is not None)},
+            host=self.host,
+            newest=self.host_priority < 0,
+            lease_s=self.lease_s,
+            shutdown_timeout_s=self._shutdown_timeout_s,
+            inline=process.Inline(self._on_exit, once, known),
+        )
+        with self._running(worker):
+            return worker.run_inline(self._cache)
 
     @contextmanager
-    def _working(self) -> Generator[None]:
-        if os.getpid() != self._pid:
-            # After a fork: each process needs an identity of its own, or two would share claims.
-            self._pid = os.getpid()
-            self._base = self._base._replace(worker_id=identity.new_worker_id(self._base.host))
+    def _running(self, worker: process.Worker) -> Generator[None]:
+        self._worker = worker
+        if self._stopped is not None:
+            worker.stop()
         try:
-            with self._keeper.running():
-                yield
+            yield
         finally:
-            self._loop.close()
+            self._worker = None
+
+    @property
+    def worker_id(self) -> str | None:
+        """Return the identity under which this worker claims while it runs, else None."""
+        return None if self._worker is None else self._worker.worker_ids[self.queue]
 
     def requeue_inflight_for_control(self, reason: str = "turned off") -> None:
-        """Return the running jobs to the front of the queue, uncounted; stop policies call it."""
-        self._switch.requeue_inflight_for_control(reason)
+        """Return the running jobs to the front of the queue, uncounted."""
+        if self._worker is not None:
+            self._worker.requeue(reason)
 
     def clear_model(self) -> None:
         """Record that this worker's model is unloaded and that its heartbeat has ended."""
@@ -198,37 +150,44 @@ class ClaimWorker:
 
         Safe in a signal handler.
         """
-        self._keeper.stop_by(clock.boot_s() + settings.shutdown_s(self._shutdown_timeout_s))
-        self._loop.stop()
-        if self._slot_worker is not None:
-            self._slot_worker.stop()
+        self._stopped = 0.0
+        if self._worker is not None:
+            self._worker.stop()
 
     def stop_now(self) -> None:
         """Return the running job to the queue at once and exit."""
-        self._keeper.stop_by(clock.boot_s())
-        self._loop.stop()
-        if self._slot_worker is not None:
-            self._slot_worker.stop_now()
+        self._stopped = 0.0
+        if self._worker is not None:
+            self._worker.stop_now()
+
+
+class Heartbeat:
+    """The heartbeat of a worker, as 0.3.0 has it."""
+
+    def __init__(self, worker: ClaimWorker) -> None:
+        self._worker = worker
+
+    def send(self) -> None:
+        """Report soon, if the worker runs."""
+        if self._worker._worker is not None:
+            self._worker._worker.beat()
 
 
 def _shape(
     queue: str, batch: int, slots: int | None, *, async_jobs: bool, inline: bool
-) -> executor_shape.Shape | None:
+) -> shapes.Shape | None:
     """Return how executors share the jobs, or None for none; raise `InvalidConfig`."""
     if inline and slots is not None:
         raise errors.InvalidConfig("inline and slots cannot be used together")
     if async_jobs and slots is None:
         raise errors.InvalidConfig("async_jobs needs slots (how many jobs run at once)")
-    if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES and slots is None):
-        raise errors.InvalidConfig(
-            f"a batch of {batch} on queue {queue} is refused: a batch has at least 1 job, and more "
-            "than 1 node only with slots"
-        )
-    if inline or (batch > 1 and slots is None):
+    if batch < 1:
+        raise errors.InvalidConfig(f"a batch of {batch} is refused: it has at least 1 job")
+    if inline:
         return None
     count = 1 if slots is None else slots
-    shape = executor_shape.Shape(count, batch, concurrent=async_jobs, gpu=queue == "gpu")
-    executor_shape.check(queue, shape)
+    shape = shapes.Shape(count, batch, concurrent=async_jobs, gpu=queue == "gpu")
+    shapes.check(queue, shape)
     return shape
 
 
@@ -249,16 +208,16 @@ class WorkerPool:
         lease_s: float = 600,
         shutdown_timeout_s: float | None = None,
     ) -> None:
-        from queue_workflows.worker import slot_start
+        from queue_workflows.worker import start
 
         settings.check_times(lease_s, shutdown_timeout_s)
-        self._entries = slot_start.pool_entries(workers)
+        self._entries = start.pool_entries(workers)
         self._host = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
         self._newest = priority < 0
         self._lease_s = lease_s
         self._shutdown_timeout_s = shutdown_timeout_s
-        self._worker: slot_worker.SlotWorker | None = None
+        self._worker: process.Worker | None = None
         self._stopping = False
 
     def run_forever(self) -> None:
@@ -266,9 +225,9 @@ class WorkerPool:
 
         Raises `InvalidConfig` where this process must not fork, as it has threads.
         """
-        from queue_workflows.worker import slot_start
+        from queue_workflows.worker import start
 
-        self._worker = worker = slot_start.of_pool(
+        self._worker = worker = start.of_pool(
             self._entries,
             host=self._host,
             newest=self._newest,
@@ -302,16 +261,9 @@ def _inline_worker(options: argparse.Namespace) -> ClaimWorker:
     return ClaimWorker(
         queue=options.queue,
         lease_s=options.lease_seconds,
-        batch=_batch(options),
         inline=True,
         shutdown_timeout_s=options.shutdown_timeout,
     )
-
-
-def _batch(options: argparse.Namespace) -> int:
-    """Return the batch of a worker whose handlers run in this process: nodes have none."""
-    of_slots = options.slots is not None and options.queue in config.DAG_QUEUES
-    return 1 if of_slots else options.batch
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -331,9 +283,9 @@ def main(argv: list[str] | None = None) -> int:
         if command_line.is_inline(options):
             command_line.limits(options)
         else:
-            from queue_workflows.worker import slot_start
+            from queue_workflows.worker import start
 
-            if (code := slot_start.serve(options, _serve)) is not None:
+            if (code := start.serve(options, _serve)) is not None:
                 return code
         printed_lines.install()
         app_loading.load_app(options.app)
@@ -345,15 +297,14 @@ def main(argv: list[str] | None = None) -> int:
     return entry_point.run_main("queue-claim-worker", body, debug=options.debug)
 
 
-def _serve(worker: ClaimWorker | slot_worker.SlotWorker) -> int:
+def _serve(worker: ClaimWorker | process.Worker) -> int:
     request = signals.StopRequest(
         on_first=worker.stop, on_second=worker.stop_now, signal_thread=True
     )
     with request as stop:
         if db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):
-            plain = isinstance(worker, ClaimWorker)
-            names = [worker.worker_id] if plain else [*worker.worker_ids.values()]
-            log_context.set_for_process(worker=",".join(names))
+            if not isinstance(worker, ClaimWorker):
+                log_context.set_for_process(worker=",".join(worker.worker_ids.values()))
             worker.run_forever()
     code = 0
     if not isinstance(worker, ClaimWorker):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from queue_workflows import db, errors
-from queue_workflows.engine import claimed_jobs, finish, job_tables, outcomes
-from queue_workflows.handlers import task_call
+from queue_workflows.engine import finish, job_tables, outcomes
+from queue_workflows.handlers import claimed_rows, task_call
 from queue_workflows.operations import inline_steps
 from queue_workflows.tasks import attempt_steps, control, handlers
 from queue_workflows.types import Row
@@ -30,7 +30,7 @@ def execute_ingest_job(job: Row) -> str:
 def refused(job: Row) -> outcomes.Outcome | None:
     """Return the failure of a job whose row no task can get, or None if its task can run."""
     try:
-        claimed_jobs.check_ingest(job)
+        claimed_rows.check_ingest(job)
     except errors.UnreadableRow as error:
         return task_call.failed(job, error, 0.0)
     return None

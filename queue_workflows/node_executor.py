@@ -13,14 +13,13 @@ from queue_workflows import config, db
 from queue_workflows.dag import arguments, payload, run_folder
 from queue_workflows.dispatch import job_inputs
 from queue_workflows.engine import (
-    claimed_jobs,
     finish,
     job_tables,
     nodes,
     outcomes,
     runs,
 )
-from queue_workflows.handlers import node_call
+from queue_workflows.handlers import claimed_rows, node_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.operations import inline_steps
 from queue_workflows.runtime import log_context
@@ -149,7 +148,7 @@ def inputs_of(job: Row, cancel: threading.Event) -> Inputs | outcomes.Outcome:
     """
     started = time.monotonic()
     try:
-        claimed_jobs.check_node(job)
+        claimed_rows.check_node(job)
         if job["node_module"].startswith(INPUT_PREFIX):
             return outcomes.Outcome("parked", 0.0)
         inputs = _read_despite_outages(

@@ -105,7 +105,7 @@ def _node(job_id: str | None, node_id: str, status: str, clause: str, detail: st
 
 def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
     clause, detail = _of_job(conn, table, row)
-    met = handback.unknown(conn, row["id"]) if table == job_tables.NODE_JOBS.name else None
+    met = db.run(conn, handback.unknown(row["id"])) if table == job_tables.NODE_JOBS.name else None
     row = row | {"met": met["workers"] if met else []}
     found: list[JsonDict] = []
     if clause not in ("status", "run_over", "items"):

@@ -28,9 +28,13 @@ from queue_workflows.db.schema import (
     downgrade,
     pending,
 )
+from queue_workflows.db.scripts import BEGIN, COMMIT, ROLLBACK, Script, Statement, one, run
 from queue_workflows.db.subscriptions import Subscriptions
 
 __all__ = [
+    "BEGIN",
+    "COMMIT",
+    "ROLLBACK",
     "LOOP_LOCK_S",
     "REQUIRED_VERSION",
     "Connection",
@@ -39,6 +43,8 @@ __all__ = [
     "DedicatedConnection",
     "Listener",
     "OperationalError",
+    "Script",
+    "Statement",
     "StatementRuns",
     "Subscriptions",
     "Wake",
@@ -54,7 +60,9 @@ __all__ = [
     "get_pool",
     "listen",
     "load_json",
+    "one",
     "pending",
+    "run",
     "statement",
     "transaction",
     "wait_for_schema",

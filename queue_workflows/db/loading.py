@@ -1,71 +1,24 @@
-"""Load JSON and times from rows without ever raising: a row may hold whatever SQL could write."""
+"""Load times from rows without ever raising, and JSON by `runtime.json_loading`."""
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timezone
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 from psycopg import abc, adapt, pq
 from psycopg.types.json import set_json_loads
 
-from queue_workflows.types import Unreadable
+from queue_workflows.runtime.json_loading import load_json
 
-MAX_DEPTH = 200
-"""Levels of nesting, well below the interpreter's recursion limit of 1,000 frames."""
-MAX_BYTES = 64 * 1024 * 1024
-"""Bytes of JSON text. A loaded value takes up to ten times as much memory."""
-KEPT_BYTES = 64 * 1024
-"""Bytes that an `Unreadable` keeps of a text over MAX_BYTES, so that a person can identify it."""
-_decode = json.JSONDecoder().decode
-"""`json.loads` of bytes would search for their encoding, which is UTF-8."""
 _LATEST = datetime.max.replace(tzinfo=timezone.utc)
 _EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
 
 
-def install(conn: psycopg.Connection[Any]) -> None:
-    """Register the loaders on this connection: `load_json` for JSON, `_Moment` for timestamptz."""
-    set_json_loads(load_json, conn)
-    conn.adapters.register_loader("timestamptz", _Moment)
-
-
-def load_json(data: str | bytes) -> Any:
-    """Return the value of a JSON text, or an `Unreadable` with the reason why it is not loaded.
-
-    `Unreadable` is returned for invalid JSON, a text over MAX_BYTES, and more than MAX_DEPTH
-    levels. It is also returned for an integer with more digits than Python converts (4,300 by
-    default, `sys.set_int_max_str_digits`).
-    """
-    raw = data.encode() if isinstance(data, str) else data
-    size = len(raw)
-    if size > MAX_BYTES:
-        return Unreadable(f"it has {size} bytes, more than {MAX_BYTES}", raw[:KEPT_BYTES])
-    try:
-        value = _decode(raw.decode("utf-8", "surrogatepass"))
-    except RecursionError:
-        return Unreadable(f"it is nested deeper than {MAX_DEPTH} levels", raw)
-    except ValueError as error:
-        # The parser's own words: "Exceeds the limit (4300 digits) for integer string conversion".
-        return Unreadable(str(error).partition(";")[0], raw)
-    # A level needs two brackets. Most texts are too short for that many.
-    levels_fit = size > 2 * MAX_DEPTH
-    if levels_fit and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(value):
-        return Unreadable(f"it is nested deeper than {MAX_DEPTH} levels", raw)
-    return value
-
-
-def _is_deep(value: Any) -> bool:
-    level: list[Any] = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(MAX_DEPTH):
-        deeper: list[Any] = []
-        for item in level:
-            members = cast("list[Any]", item.values() if type(item) is dict else item)
-            deeper += [m for m in members if type(m) is dict or type(m) is list]
-        if not deeper:
-            return False
-        level = deeper
-    return True
+def install(context: abc.AdaptContext) -> None:
+    """Register the loaders on this connection or map of adapters: for JSON and timestamptz."""
+    set_json_loads(load_json, context)
+    context.adapters.register_loader("timestamptz", _Moment)
 
 
 class _Moment(adapt.Loader):

@@ -69,29 +69,37 @@ def _set_up(
 ) -> None:
     """Set what an engine connection depends on, in one round trip; an app's keeps its own."""
     loading.install(conn)
-    scale_ms = 1000 if limited else 0
     autocommit = conn.autocommit
     conn.autocommit = True
-    timeouts = {
+    conn.execute(statements.sessions.set_up, timeouts_ms(statement_s, lock_s, limited=limited))
+    conn.autocommit = autocommit
+
+
+def timeouts_ms(
+    statement_s: float | None = None, lock_s: float | None = None, *, limited: bool = True
+) -> dict[str, int]:
+    """Return the engine's timeouts of a session, for `statements.sessions.set_up`."""
+    scale_ms = 1000 if limited else 0
+    return {
         "statement_ms": int((statement_s or config.DB_STATEMENT_TIMEOUT_S.read()) * scale_ms),
         "lock_ms": int((lock_s or LOCK_TIMEOUT_S) * scale_ms),
         "idle_ms": int(IDLE_IN_TRANSACTION_TIMEOUT_S * scale_ms),
     }
-    conn.execute(statements.sessions.set_up, timeouts)
-    conn.autocommit = autocommit
 
 
-def _refusal(conn: psycopg.Connection[Any]) -> str | None:
+def refusal(encoding: str | None, name: str) -> str | None:
     """Return why the database cannot store every text, as UTF-8 can, or None."""
-    encoding = conn.info.parameter_status("server_encoding")
     if encoding in (None, "UTF8"):
         return None
-    name = conn.info.dbname
     return (
         f"the encoding of database {name} is {encoding}, which cannot store every text: create "
         f"one by CREATE DATABASE {name}_utf8 ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0, and "
         "name it in the DSN"
     )
+
+
+def _refusal(conn: psycopg.Connection[Any]) -> str | None:
+    return refusal(conn.info.parameter_status("server_encoding"), conn.info.dbname)
 
 
 def connect(
@@ -116,8 +124,8 @@ def connect(
     info = database_url.conninfo(url or database_url.db_url(), **forced)
     conn = Dedicated.connect(info, autocommit=autocommit, row_factory=dict_row)
     try:
-        if refusal := _refusal(conn):
-            raise errors.InvalidConfig(refusal)
+        if why := _refusal(conn):
+            raise errors.InvalidConfig(why)
         if not bare:
             _set_up(conn, timeout_s, lock_s, limited=limited)
     except BaseException:

@@ -29,7 +29,8 @@ class _OwnReader(run_cache.NoKnowledge):
         return {head: json.loads(self._results[head]) for head in heads}
 
 
-def _run_of(job: Row) -> Row:
+def run_of(job: Row) -> Row:
+    """Return what identifies the run of a claimed node."""
     return {
         "id": job["run_id"],
         "generation": None,
@@ -41,7 +42,7 @@ def _run_of(job: Row) -> Row:
 
 def note(job: Row) -> None:
     """Remember that a claimed node was recorded as completed."""
-    progress = run_cache.recall(_run_of(job))
+    progress = run_cache.recall(run_of(job))
     if progress is not None and not item_ids.of_item(job["node_id"]):
         progress.known.add(job["node_id"])
 
@@ -50,7 +51,7 @@ def learn(begin: run_cache.Begin, jobs: Iterable[Row]) -> None:
     """Read the graphs of the runs of claimed nodes that this process does not know yet."""
     if hooks.app_resolves():
         return
-    found = {job["run_id"]: _run_of(job) for job in jobs if not item_ids.of_item(job["node_id"])}
+    found = {job["run_id"]: run_of(job) for job in jobs if not item_ids.of_item(job["node_id"])}
     run_cache.read(begin, (run for run in found.values() if run["generation"] is not None))
 
 
@@ -60,7 +61,7 @@ def plan(done: Sequence[tuple[Row, str]]) -> claims.Ahead | None:
     None: the dispatcher decides, for example since other nodes matter, the graph is not known, or
     the run fails. Changes nothing: call `note` after the commit. Raises `UnreadableRow`.
     """
-    run = _run_of(done[0][0])
+    run = run_of(done[0][0])
     results = {job["node_id"]: result for job, result in done}
     items = any(map(item_ids.of_item, results))
     progress = None if items or hooks.app_resolves() else run_cache.recall(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -211,16 +211,32 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] 
 def read(begin: Begin, wanted: Iterable[Row]) -> None:
     """Read the definitions of those of these runs that are not known yet, by one statement.
 
-    At most READ_AT_ONCE are read, and none that is large: a result waits for it. Such a run, and
-    one that has no definition or cannot run, is left to the dispatcher, and is not asked for again.
+    At most READ_AT_ONCE are read, and none that is large: a result waits for it.
     """
-    unknown = [run for run in wanted if recall(run) is None and not _left.get(identity(run))]
-    if not unknown:
-        return
-    asked = {run["id"]: run for run in unknown[:READ_AT_ONCE]}
-    with reading(begin) as conn:
-        texts = runs.definition_texts(conn, list(asked), most_bytes=SMALL_BYTES)
-    for run_id, run in asked.items():
+    if asked := unknown(wanted):
+        ids = [run["id"] for run in asked]
+        with reading(begin) as conn:
+            learned(asked, runs.definition_texts(conn, ids, most_bytes=SMALL_BYTES))
+
+
+def unknown(wanted: Iterable[Row]) -> list[Row]:
+    """Return up to READ_AT_ONCE of these runs whose graphs are to be read, each once."""
+    found = {
+        run["id"]: run
+        for run in wanted
+        if run["generation"] is not None and recall(run) is None and not _left.get(identity(run))
+    }
+    return [*found.values()][:READ_AT_ONCE]
+
+
+def learned(asked: Iterable[Row], texts: Mapping[str, str]) -> None:
+    """Keep the graphs of runs by the texts of their definitions, by run id.
+
+    A run without a text, as it has no definition or a large one, and one that cannot run are left
+    to the dispatcher, and are not asked for again.
+    """
+    for run in asked:
+        run_id = run["id"]
         try:
             found = _frozen_graph(texts[run_id]) if run_id in texts else None
         except errors.InvalidWorkflow:

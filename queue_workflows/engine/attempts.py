@@ -9,14 +9,12 @@ from queue_workflows.engine import handback, job_tables
 from queue_workflows.types import Row
 
 
-def policy_of(conn: db.Connection, lease: job_tables.Lease) -> Row | None:
+def policy_of(lease: job_tables.Lease) -> db.Script[Row | None]:
     """Return `policy`, `attempts` and `max_attempts` of a job; None: there is no such job."""
-    found = conn.execute(statements.attempts.policy[lease.table.name], {"job": lease.job_id})
-    return found.fetchone()
+    return db.one(statements.attempts.policy[lease.table.name], {"job": lease.job_id})
 
 
 def fail(
-    conn: db.Connection,
     lease: job_tables.Lease,
     *,
     error: str,
@@ -26,7 +24,7 @@ def fail(
     retry: bool = True,
     after_s: float | None = None,
     most: int = 1,
-) -> Row | None:
+) -> db.Script[Row | None]:
     """Record a failed attempt: the job is queued again while attempts are left, else it has failed.
 
     `retry` false: it has failed whatever is left. `after_s`: how long it waits; None: the default
@@ -46,21 +44,22 @@ def fail(
     )
     statement = statements.attempts.fail[lease.table.name]
     if resolved_inputs is None or not lease.table.in_run:
-        return conn.execute(statement, parameters).fetchone()
-    with conn.transaction():
-        received = job_tables.fence(lease, received=resolved_inputs)
-        conn.execute(statements.attempts.store_received, received)
-        return conn.execute(statement, parameters).fetchone()
+        return (yield from db.one(statement, parameters))
+    received = job_tables.fence(lease, received=resolved_inputs)
+    yield db.BEGIN
+    yield db.Statement(statements.attempts.store_received, received)
+    row = yield from db.one(statement, parameters)
+    yield db.COMMIT
+    return row
 
 
 def end_by_watchdog(
-    conn: db.Connection,
     lease: job_tables.Lease,
     *,
     error: str,
     seconds: float,
     detail: str | None = None,
-) -> Row | None:
+) -> db.Script[Row | None]:
     """Record that a watchdog ended the attempt, for the time limit or health check in `error`.
 
     A node is queued again up to WATCHDOG_MAX_RETRIES times, with at least FRONT_PRIORITY; an
@@ -74,10 +73,9 @@ def end_by_watchdog(
         cap=config.WATCHDOG_MAX_RETRIES.read() if lease.table.in_run else 0,
         band=handback.FRONT_PRIORITY,
     )
-    statement = statements.attempts.end_by_watchdog[lease.table.name]
-    return conn.execute(statement, parameters).fetchone()
+    return db.one(statements.attempts.end_by_watchdog[lease.table.name], parameters)
 
 
-def park(conn: db.Connection, lease: job_tables.Lease) -> Row | None:
+def park(lease: job_tables.Lease) -> db.Script[Row | None]:
     """Let an input node wait for its answer; return its row. None: the claim is lost."""
-    return conn.execute(statements.attempts.park, job_tables.fence(lease)).fetchone()
+    return db.one(statements.attempts.park, job_tables.fence(lease))

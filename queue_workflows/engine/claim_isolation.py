@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import psycopg
-from psycopg import pq
 
 from queue_workflows import db
 from queue_workflows.db import statements
@@ -54,14 +52,14 @@ def is_about_data(error: Exception) -> bool:
 
 
 def claim_apart(
-    conn: db.Connection, table: job_tables.JobTable, who: claims.Claimant, *, promote: bool
-) -> Apart:
+    table: job_tables.JobTable, who: claims.Claimant, *, promote: bool
+) -> db.Script[Apart]:
     """Claim one job after the ordinary claim has raised, and set aside the rows that raise.
 
     Takes one statement, which is one transaction when `conn` is autocommit, and tries at most 100
     rows. Logs a warning for each row that raised, with the command that removes it.
     """
-    row = conn.execute(
+    row = yield from db.one(
         statements.claim_isolation.claim_apart,
         {
             "table": table.name,
@@ -75,7 +73,7 @@ def claim_apart(
             "lane": who.lane,
             "versions": who.versions,
         },
-    ).fetchone()
+    )
     assert row is not None
     for each in row["aside"]:
         _log.warning("%s", _describe(table, each))
@@ -102,59 +100,60 @@ def _describe(table: job_tables.JobTable, aside: Row) -> str:
     )
 
 
-def set_aside(conn: db.Connection, lease: job_tables.Lease, *, error: str) -> str | None:
+def set_aside(lease: job_tables.Lease, *, error: str) -> db.Script[str | None]:
     """End a claimed job whose outcome the database refuses.
 
     Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
     about it can be written.
     """
     parameters = job_tables.fence(lease, table=lease.table.name, error=error)
-    row = conn.execute(statements.claim_isolation.set_aside, parameters).fetchone()
+    row = yield from db.one(statements.claim_isolation.set_aside, parameters)
     return row["became"] if row else None
 
 
 def change_all(
-    conn: db.Connection,
-    change: Callable[[], list[Row]],
-    leases: Callable[[], Sequence[job_tables.Lease]],
-    one: Callable[[job_tables.Lease], Row | None],
-) -> list[Row]:
+    change: db.Script[list[Row]],
+    leases: Sequence[job_tables.Lease],
+    one: Callable[[job_tables.Lease], db.Script[Row | None]],
+) -> db.Script[list[Row]]:
     """Return the rows of `change`; if a row makes it fail, those of `one` for each claim."""
-    status = conn.info.transaction_status
-    # In autocommit a failing statement needs no savepoint.
-    within = conn.transaction() if status == pq.TransactionStatus.INTRANS else None
+    yield db.BEGIN
     try:
-        with within or contextlib.nullcontext():
-            return change()
+        rows = yield from change
     except psycopg.Error as error:
         if not is_about_rows(error):
             raise
-    return change_each(conn, leases(), one)
+        yield db.ROLLBACK
+    else:
+        yield db.COMMIT
+        return rows
+    return (yield from change_each(leases, one))
 
 
 def change_each(
-    conn: db.Connection,
     leases: Sequence[job_tables.Lease],
-    one: Callable[[job_tables.Lease], Row | None],
-) -> list[Row]:
+    one: Callable[[job_tables.Lease], db.Script[Row | None]],
+) -> db.Script[list[Row]]:
     """Change each claim in a transaction or savepoint of its own; return the changed rows.
 
     A claim whose change the database refuses is logged, and ends with its lease.
     """
     rows: list[Row] = []
     for lease in leases:
+        yield db.BEGIN
         try:
-            with conn.transaction():
-                row = one(lease)
+            row = yield from one(lease)
         except psycopg.Error as error:
             if not is_about_rows(error):
                 raise
+            yield db.ROLLBACK
             _log.warning(
                 "job %r is left to its lease, the database refuses its change: %s",
                 lease.job_id,
                 str(error).strip(),
             )
             continue
+        yield db.COMMIT
         if row is not None:
             rows.append(row)
     return rows

@@ -156,7 +156,7 @@ def node_step(
         "claim": claim,
         "promote": promote,
         "look_ahead_s": on_wait and on_wait.within_s,
-        **_completed(done, ahead),
+        **completed(done, ahead),
     }
     try:
         row = conn.execute(statements.claims.node_step, parameters, prepare=True).fetchone()
@@ -164,7 +164,8 @@ def node_step(
         raise _lost(error) or error from None
     job = row["job"] if row else None
     if isinstance(job, Unreadable):
-        return claimed_jobs.read(conn, job_tables.NODE_JOBS, claimed_jobs.id_of(job), who.worker_id)
+        own = claimed_jobs.id_of(job)
+        return db.run(conn, claimed_jobs.read(job_tables.NODE_JOBS, own, who.worker_id))
     return None if on_wait is not None and _reports_wait(job, on_wait) else job
 
 
@@ -196,7 +197,7 @@ def nodes_step(
         "claim": claim,
         "promote": promote,
         "look_ahead_s": on_wait and on_wait.within_s,
-        "done": f"[{','.join(_node_json(*each) for each in done)}]" if done else None,
+        "done": f"[{','.join(node_json(*each) for each in done)}]" if done else None,
     }
     try:
         rows = conn.execute(statements.claims.nodes_step, parameters, prepare=True).fetchall()
@@ -207,13 +208,14 @@ def nodes_step(
         job = row["job"]
         if isinstance(job, Unreadable):
             own = claimed_jobs.id_of(job)
-            job = claimed_jobs.read(conn, job_tables.NODE_JOBS, own, who.worker_id)
+            job = db.run(conn, claimed_jobs.read(job_tables.NODE_JOBS, own, who.worker_id))
         if job is not None and not (on_wait is not None and _reports_wait(job, on_wait)):
             jobs.append(job)
     return jobs
 
 
-def _node_json(done: NodeResult, ahead: Ahead | None) -> str:
+def node_json(done: NodeResult, ahead: Ahead | None) -> str:
+    """Return a completed node and what follows from it, as an element of `nodes_step`."""
     # The JSON texts are checked already; encoding them again would cost a second walk.
     given = {
         "id": done.lease.job_id,
@@ -233,7 +235,8 @@ def _node_json(done: NodeResult, ahead: Ahead | None) -> str:
     return f"{json.dumps(given)[:-1]}{more}}}"
 
 
-def _completed(done: NodeResult | None, ahead: Ahead | None) -> dict[str, Any]:
+def completed(done: NodeResult | None, ahead: Ahead | None) -> dict[str, Any]:
+    """Return the parameters of `node_step` about a completed node and what follows from it."""
     lease, result, seconds, rss_mb, received = done or (None,) * 5
     generation, rows, complete, revision = ahead or (None, None, None, 0)
     return {

@@ -51,7 +51,7 @@ def wake_soon(conn: db.Connection, name: str, key: str) -> None:
         wake_waiting(conn, name, key)
 
 
-def wait(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> JsonDict:
+def wait(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
     """Begin or continue a wait of a claimed job: `done` with the `output`, `waiting`, `lost`.
 
     `request`: `kind` (`event` or `sleep`), `name`, `key`, `after_s` (None: without an end) and
@@ -59,13 +59,13 @@ def wait(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> Jso
     """
     names = ("kind", "name", "key", "after_s", "default")
     given = job_tables.fence(lease, **{name: request[name] for name in names})
-    row = conn.execute(statements.events.wait[lease.table.name], given).fetchone()
+    row = yield from db.one(statements.events.wait[lease.table.name], given)
     assert row is not None
     state = {None: "lost", "busy": "waiting"}.get(row["state"], row["state"])
     return {"state": state, "output": row["output"]}
 
 
-def suspend(conn: db.Connection, lease: job_tables.Lease, *, reason: str) -> Row | None:
+def suspend(lease: job_tables.Lease, *, reason: str) -> db.Script[Row | None]:
     """Give up the claim of a job whose handler waits, uncounted; return the row.
 
     The job is claimable again when the first of its waits is over, for RESUME_ON_HOST_S only by
@@ -74,4 +74,4 @@ def suspend(conn: db.Connection, lease: job_tables.Lease, *, reason: str) -> Row
     detail = payload.encode({"reason": reason}, "reason")
     keep_s = config.RESUME_ON_HOST_S.read()
     given = job_tables.fence(lease, detail=detail, longest_s=policy.MAX_WAIT_S, keep_s=keep_s)
-    return conn.execute(statements.events.suspend[lease.table.name], given).fetchone()
+    return db.one(statements.events.suspend[lease.table.name], given)

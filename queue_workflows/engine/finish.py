@@ -75,13 +75,13 @@ def finish(
     """
     completed = [each for each in done if each.outcome.kind == "completed"]
     for each in done:
-        if each.outcome.kind != "completed" and not _record(conn, each.lease, each.outcome):
+        if each.outcome.kind != "completed" and not db.run(conn, end(each.lease, each.outcome)):
             raise errors.ClaimLost(f"job {each.lease.job_id} has lost its claim")
     if not completed:
         return []
     for each in completed:
         if each.outcome.error and not each.lease.table.in_run:
-            job_events.note_logged_error(conn, each.lease, each.outcome.error)
+            db.run(conn, job_events.note_logged_error(each.lease, each.outcome.error))
     claimant = who or claims.Claimant(completed[0].lease.worker_id, "", "")
     if not completed[0].lease.table.in_run:
         results = [
@@ -121,10 +121,10 @@ def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> st
     return _RESULTS[outcome.kind]
 
 
-def is_recorded(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
+def is_recorded(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
     """Return whether this outcome was recorded: its commit happened although the reply was lost."""
     left = ("requeued",) if outcome.raised.wish == "elsewhere" else ()
-    return held_claims.has_recorded(conn, lease, (*_EVENTS[outcome.kind], *left))
+    return held_claims.has_recorded(lease, (*_EVENTS[outcome.kind], *left))
 
 
 def _node_result(
@@ -135,61 +135,65 @@ def _node_result(
     )
 
 
-def _record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
-    """Record an outcome that is not `completed`; return whether nobody lost anything."""
+def end(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
+    """Record an outcome that is not `completed`; return False if the claim is lost.
+
+    A lost claim of a job that was cancelled counts as recorded.
+    """
     if outcome.cursors:
-        job_steps.store_cursors(conn, {lease: outcome.cursors})
+        yield from job_steps.store_cursors({lease: outcome.cursors})
     if outcome.kind == "parked":
-        return attempts.park(conn, lease) is not None
-    if outcome.kind == "cancelled":
-        handback.hand_back(conn, lease, reason=outcome.error or "cancelled")
+        row = yield from attempts.park(lease)
+    elif outcome.kind == "cancelled":
+        yield from handback.hand_back(lease, reason=outcome.error or "cancelled")
         return True
-    if outcome.kind == "snoozed":
+    elif outcome.kind == "snoozed":
         after_s = outcome.raised.after_s or 0.0
-        row = handback.hand_back(conn, lease, reason=outcome.error, after_s=after_s)
-        return row is not None
-    if outcome.kind == "waiting":
-        return events.suspend(conn, lease, reason=outcome.error) is not None
-    if outcome.kind == "timed_out":
+        row = yield from handback.hand_back(lease, reason=outcome.error, after_s=after_s)
+    elif outcome.kind == "waiting":
+        row = yield from events.suspend(lease, reason=outcome.error)
+    elif outcome.kind == "timed_out":
         detail = outcome.detail or "{}"
-        row = end_by_guard(
-            conn, lease, BUDGET_TRIP, error=outcome.error, seconds=outcome.seconds, detail=detail
+        row = yield from end_by_guard(
+            lease, BUDGET_TRIP, error=outcome.error, seconds=outcome.seconds, detail=detail
         )
-        return row is not None
-    return _fail(conn, lease, outcome)
+    else:
+        return (yield from _fail(lease, outcome))
+    return row is not None
 
 
 def end_by_guard(
-    conn: db.Connection,
     lease: job_tables.Lease,
     event: str,
     *,
     error: str,
     seconds: float,
     detail: str,
-) -> Row | None:
+) -> db.Script[Row | None]:
     """Requeue or fail a job as its guard demands, with its events, in one transaction.
 
     Returns the row, or None if the claim was lost.
     """
-    with conn.transaction():
-        row = attempts.end_by_watchdog(conn, lease, error=error, seconds=seconds, detail=detail)
-        if row is not None:
-            job = row | {"worker_id": lease.worker_id}
-            job_events.note(conn, lease.table, job, event, detail=detail, elapsed_s=seconds)
+    yield db.BEGIN
+    row = yield from attempts.end_by_watchdog(lease, error=error, seconds=seconds, detail=detail)
+    if row is not None:
+        job = row | {"worker_id": lease.worker_id}
+        yield from job_events.note(lease.table, job, event, detail=detail, elapsed_s=seconds)
+    yield db.COMMIT
     return row
 
 
-def _fail(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
+def _fail(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
     """Fail the attempt by the job's policy, which is read only now, as most jobs do not fail."""
     if outcome.raised.wish == "elsewhere":
-        left = handback.leave_to_others(conn, lease, outcome.error)
+        left = yield from handback.leave_to_others(lease, outcome.error)
         if not isinstance(left, str):
             return True
         wish = "" if left == outcome.error else "discard"
         raised = outcome.raised._replace(wish=wish)
         outcome = outcome._replace(error=payload.error_text(left), raised=raised)
-    found = attempts.policy_of(conn, lease) or {"policy": None, "attempts": 0, "max_attempts": 1}
+    found = yield from attempts.policy_of(lease)
+    found = found or {"policy": None, "attempts": 0, "max_attempts": 1}
     own, made, task = found["policy"], max(0, found["attempts"]), outcome.task
     try:
         verdict = policy.decide(own, made, outcome.raised, task=task)
@@ -202,8 +206,7 @@ def _fail(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> boo
         )
         own = None
         verdict = policy.decide(None, made, outcome.raised, task=task)
-    row = attempts.fail(
-        conn,
+    row = yield from attempts.fail(
         lease,
         retry=verdict.retry,
         after_s=verdict.after_s,

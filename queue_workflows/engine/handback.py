@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from queue_workflows import config, db, errors
@@ -20,30 +20,29 @@ FRONT_PRIORITY = 10
 
 
 def hand_back(
-    conn: db.Connection,
     lease: job_tables.Lease,
     *,
     reason: str,
     front: bool = False,
     after_s: float = 0.0,
-) -> Row | None:
+) -> db.Script[Row | None]:
     """Give a claim up: the job is queued again, or cancelled if it or its run was.
 
     `front`: it gets at least FRONT_PRIORITY. `after_s`: how long it waits first. Returns the row;
     None: the claim is lost.
     """
-    rows = _hand_back(conn, [lease], {"reason": reason}, front=front, after_s=after_s)
+    rows = yield from _hand_back([lease], {"reason": reason}, front=front, after_s=after_s)
     return rows[0] if rows else None
 
 
-def unknown(conn: db.Connection, job_id: str) -> Row | None:
+def unknown(job_id: str) -> db.Script[Row | None]:
     """Return which workers have met a node that they do not know, and which live ones may know it.
 
     Keys: `times`, `age_s` (None if no worker has), `workers`, `others`, `known`, whether one of
     these reports it, and `keep_for`, the host of one or None. None: no such node.
     """
     given = {"job": job_id, "stale_s": config.STALE_WORKER_AFTER_S.read()}
-    return conn.execute(statements.handback.unknown, given).fetchone()
+    return db.one(statements.handback.unknown, given)
 
 
 def waiting_unknown(conn: db.Connection) -> list[Row]:
@@ -52,7 +51,7 @@ def waiting_unknown(conn: db.Connection) -> list[Row]:
     return conn.execute(statements.handback.waiting_unknown, given).fetchall()
 
 
-def leave_to_others(conn: db.Connection, lease: job_tables.Lease, error: str) -> Row | str:
+def leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str]:
     """Hand back a node that its worker does not know; return the row, or the error if it must fail.
 
     It fails after UNKNOWN_NODE_S if no live worker is left that may know it, after UNKNOWN_BOUNDS
@@ -60,7 +59,7 @@ def leave_to_others(conn: db.Connection, lease: job_tables.Lease, error: str) ->
     else is there. The wait before the next claim grows from 1 s to UNKNOWN_MAX_S. Workers of
     `keep_for` may claim it at once. Raises `ClaimLost`.
     """
-    found = unknown(conn, lease.job_id)
+    found = yield from unknown(lease.job_id)
     if found is None or config.DISABLE_WORKER_HEARTBEAT.read():
         return error
     bound_s = config.UNKNOWN_NODE_S.read() * (UNKNOWN_BOUNDS if found["others"] else 1)
@@ -73,15 +72,15 @@ def leave_to_others(conn: db.Connection, lease: job_tables.Lease, error: str) ->
     grown_s = UNKNOWN_MAX_S if found["known"] and keep_for else 1.0 + found["times"]
     after_s = min(UNKNOWN_MAX_S, grown_s)
     detail = {"reason": error, "unknown": True}
-    rows = _hand_back(conn, [lease], detail, after_s=after_s, error=error, keep_for=keep_for)
+    rows = yield from _hand_back(
+        [lease], detail, after_s=after_s, error=error, keep_for=keep_for
+    )
     if not rows:
         raise errors.ClaimLost(f"job {lease.job_id} has lost its claim")
     return rows[0]
 
 
-def hand_back_all(
-    conn: db.Connection, leases: Sequence[job_tables.Lease], *, reason: str
-) -> list[Row]:
+def hand_back_all(leases: Sequence[job_tables.Lease], *, reason: str) -> db.Script[list[Row]]:
     """Give up these claims of one table as `hand_back` does; return the changed rows.
 
     They may belong to several workers, since each queue of a pool has its own. Each job keeps its
@@ -90,29 +89,30 @@ def hand_back_all(
     """
     if not leases:
         return []
-    return claim_isolation.change_all(
-        conn,
-        lambda: _hand_back(conn, leases, {"reason": reason}),
-        lambda: leases,
-        lambda lease: hand_back(conn, lease, reason=reason),
+    return (
+        yield from claim_isolation.change_all(
+            _hand_back(leases, {"reason": reason}),
+            leases,
+            lambda lease: hand_back(lease, reason=reason),
+        )
     )
 
 
 def release_strays(
-    conn: db.Connection, table: job_tables.JobTable, worker_id: str, keep: Sequence[str]
-) -> list[Row]:
+    table: job_tables.JobTable, worker_id: str, known: Collection[job_tables.Lease]
+) -> db.Script[list[Row]]:
     """Hand back what a worker has claimed without knowing it; return the changed rows.
 
-    Such claims come from commits whose reply was lost. `keep`: the ids of the jobs that it knows.
+    Such claims come from commits whose reply was lost. `known`: those that it knows; it may know an
+    earlier claim of the same job.
     """
-    parameters = {"worker": worker_id, "keep": list(keep)}
-    rows = conn.execute(statements.handback.strays[table.name], parameters).fetchall()
+    rows = yield db.Statement(statements.handback.strays[table.name], {"worker": worker_id})
     leases = [job_tables.lease_of(table, row) for row in rows]
-    return hand_back_all(conn, leases, reason="claimed unknowingly")
+    leases = [lease for lease in leases if lease not in known]
+    return (yield from hand_back_all(leases, reason="claimed unknowingly"))
 
 
 def _hand_back(
-    conn: db.Connection,
     leases: Sequence[job_tables.Lease],
     detail: Mapping[str, Any],
     *,
@@ -120,7 +120,7 @@ def _hand_back(
     after_s: float = 0.0,
     error: str | None = None,
     keep_for: str | None = None,
-) -> list[Row]:
+) -> db.Script[list[Row]]:
     parameters = {
         "jobs": [lease.job_id for lease in leases],
         "claims": [lease.claim_no for lease in leases],
@@ -133,4 +133,4 @@ def _hand_back(
         "keep_for": keep_for,
     }
     statement = statements.handback.hand_back[leases[0].table.name]
-    return conn.execute(statement, parameters).fetchall()
+    return (yield db.Statement(statement, parameters))

@@ -15,14 +15,14 @@ def is_held(conn: db.Connection, lease: job_tables.Lease) -> bool:
     return conn.execute(is_held, job_tables.fence(lease)).fetchone() is not None
 
 
-def has_recorded(conn: db.Connection, lease: job_tables.Lease, events: Sequence[str]) -> bool:
+def has_recorded(lease: job_tables.Lease, events: Sequence[str]) -> db.Script[bool]:
     """Return whether this very claim has left one of these events: its write was committed."""
     in_run = lease.table.in_run
-    found = conn.execute(
+    row = yield from db.one(
         statements.claims.has_recorded_node if in_run else statements.claims.has_recorded_ingest,
         job_tables.fence(lease, events=list(events)),
     )
-    return found.fetchone() is not None
+    return row is not None
 
 
 def held_by(conn: db.Connection, table: job_tables.JobTable, prefix: str) -> list[job_tables.Lease]:

@@ -11,7 +11,6 @@ from queue_workflows.types import Row
 
 
 def note(
-    conn: db.Connection,
     table: job_tables.JobTable,
     job: Row,
     event_type: str,
@@ -19,7 +18,7 @@ def note(
     detail: str,
     elapsed_s: float | None = None,
     error: str | None = None,
-) -> None:
+) -> db.Script[None]:
     """Append one event of a job of either family; `job` is its row, with the worker to name."""
     values = {
         "job": job["id"],
@@ -35,17 +34,17 @@ def note(
     }
     if table.in_run:
         of_node = {"run": job["run_id"], "node": job["node_id"], "model": job["required_model"]}
-        conn.execute(statements.job_events.add_node, values | of_node)
+        yield db.Statement(statements.job_events.add_node, values | of_node)
     else:
-        conn.execute(statements.job_events.add_ingest, values)
+        yield db.Statement(statements.job_events.add_ingest, values)
 
 
-def note_logged_error(conn: db.Connection, lease: job_tables.Lease, error: str) -> None:
+def note_logged_error(lease: job_tables.Lease, error: str) -> db.Script[None]:
     """Append the error that a handler logged, while the claim of its ingest job is held."""
     values = {
         "job": lease.job_id, "worker": lease.worker_id, "claim_no": lease.claim_no, "error": error
     }  # fmt: skip
-    conn.execute(statements.job_events.note_logged_error, values)
+    yield db.Statement(statements.job_events.note_logged_error, values)
 
 
 def add_node_event(conn: db.Connection, values: dict[str, Any]) -> int:

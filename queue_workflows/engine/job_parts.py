@@ -11,7 +11,7 @@ from queue_workflows.engine import job_tables
 from queue_workflows.types import JsonDict, Row
 
 
-def add(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> JsonDict:
+def add(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
     """Add parts of a claimed job, and wake its readers: `done`, or `lost` if the claim is lost.
 
     `request`: `first`, the number of the first part, `names`, and `parts` as JSON texts. Parts that
@@ -20,7 +20,7 @@ def add(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> Json
     """
     given = {name: request[name] for name in ("first", "names", "parts")}
     statement = statements.job_parts.add[lease.table.name]
-    row = conn.execute(statement, job_tables.fence(lease, **given)).fetchone()
+    row = yield from db.one(statement, job_tables.fence(lease, **given))
     assert row is not None
     if not row["held"]:
         return {"state": "lost"}

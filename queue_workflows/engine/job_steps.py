@@ -15,23 +15,23 @@ LOST: Final[JsonDict] = {"state": "lost"}
 """The answer to a handler whose job was given to another worker: nothing was written."""
 
 
-def answer(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> JsonDict:
+def answer(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
     """Carry out what a handler asks about a step of its job, in one statement; return the answer.
 
     `request` has `op` (a name of `_OPERATIONS`) and what that takes. The answer's `state` is `lost`
     if the claim is lost; then nothing was written. Raises the errors of the database.
     """
-    return _OPERATIONS[request["op"]](conn, lease, request)
+    return _OPERATIONS[request["op"]](lease, request)
 
 
-def _begin(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> JsonDict:
+def _begin(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
     """Begin a step or cursor: `run`, `done` with the `output` as JSON text, or `changed`.
 
     `attempts` counts how often it has begun, `position` how far a cursor was. `changed` has the
     `arguments` that it had.
     """
     given = _given(request, "kind", "name", "key", "arguments_hash", "arguments")
-    row = _row(conn, statements.job_steps.begin[lease.table.name], lease, given)
+    row = yield from _row(statements.job_steps.begin[lease.table.name], lease, given)
     assert row is not None
     is_recorded = row["state"] == "done" or (request["kind"] == "cursor" and row["state"])
     if is_recorded and row["arguments_hash"] != request["arguments_hash"]:
@@ -43,13 +43,13 @@ def _begin(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> J
     return {"state": "run", "attempts": row["attempts"], "position": row["position"] or 0}
 
 
-def _end(conn: db.Connection, lease: job_tables.Lease, request: JsonDict) -> JsonDict:
+def _end(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
     """Record that a step is `done`, with its `output` as JSON text, or `failed`, with its `error`.
 
     `position`: how far a cursor is. Return the output as it is stored.
     """
     given = _given(request, "kind", "name", "key", "state", "output", "error", "position")
-    row = _row(conn, statements.job_steps.end[lease.table.name], lease, given)
+    row = yield from _row(statements.job_steps.end[lease.table.name], lease, given)
     return LOST if row is None else {"state": request["state"], "output": row["output"]}
 
 
@@ -57,11 +57,11 @@ def _given(request: JsonDict, *names: str) -> JsonDict:
     return {name: request.get(name) for name in names}
 
 
-def _row(conn: db.Connection, statement: bytes, lease: job_tables.Lease, given: Any) -> Row | None:
-    return conn.execute(statement, job_tables.fence(lease, **given)).fetchone()
+def _row(statement: bytes, lease: job_tables.Lease, given: Any) -> db.Script[Row | None]:
+    return db.one(statement, job_tables.fence(lease, **given))
 
 
-_Operation = Callable[[db.Connection, job_tables.Lease, JsonDict], JsonDict]
+_Operation = Callable[[job_tables.Lease, JsonDict], "db.Script[JsonDict]"]
 _OPERATIONS: Final[dict[str, _Operation]] = {
     "begin": _begin,
     "end": _end,
@@ -71,8 +71,8 @@ _OPERATIONS: Final[dict[str, _Operation]] = {
 
 
 def store_cursors(
-    conn: db.Connection, cursors: Mapping[job_tables.Lease, Iterable[outcomes.Cursor]]
-) -> None:
+    cursors: Mapping[job_tables.Lease, Iterable[outcomes.Cursor]],
+) -> db.Script[None]:
     """Store how far the cursors of claimed jobs are; leave out those whose claim is lost."""
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
         rows = [
@@ -88,7 +88,7 @@ def store_cursors(
             "keys": [key for _, _, key, _ in rows],
             "positions": [position for *_, position in rows],
         }
-        conn.execute(statements.job_steps.store_cursors[table.name], parameters)
+        yield db.Statement(statements.job_steps.store_cursors[table.name], parameters)
 
 
 def of_job(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> list[Row]:

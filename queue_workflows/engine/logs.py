@@ -29,6 +29,11 @@ def write(conn: db.Connection, table: job_tables.JobTable, logs: Sequence[Writte
 
     Leaves out jobs that are gone or were claimed again, by any worker.
     """
+    return conn.execute(*writing(table, logs)[:2]).rowcount
+
+
+def writing(table: job_tables.JobTable, logs: Sequence[Written]) -> db.Statement:
+    """Return the statement that stores the logs of attempts."""
     parameters = {
         "jobs": [log.lease.job_id for log in logs],
         "claims": [log.lease.claim_no for log in logs],
@@ -36,7 +41,7 @@ def write(conn: db.Connection, table: job_tables.JobTable, logs: Sequence[Writte
         "tails": [log.tail for log in logs],
         "cuts": [log.cut_bytes for log in logs],
     }
-    return conn.execute(statements.logs.write[table.name], parameters).rowcount
+    return db.Statement(statements.logs.write[table.name], parameters)
 
 
 def of_jobs(conn: db.Connection, table: job_tables.JobTable, job_ids: Sequence[str]) -> list[Row]:

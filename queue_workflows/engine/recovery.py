@@ -87,22 +87,21 @@ def reclaim_dead(
     """
     of_process = statements.recovery.of_process[table.name]
 
-    def change() -> list[Row]:
-        return _crash(conn, table, of_process, {"prefix": prefix}, evidence, None)
-
-    return claim_isolation.change_all(
+    all_at_once = _crash(table, of_process, {"prefix": prefix}, evidence, None)
+    held = held_claims.held_by(conn, table, prefix)
+    return db.run(
         conn,
-        change,
-        lambda: held_claims.held_by(conn, table, prefix),
-        lambda lease: charge(conn, lease, evidence=evidence),
+        claim_isolation.change_all(
+            all_at_once, held, lambda lease: charge(lease, evidence=evidence)
+        ),
     )
 
 
-def charge(conn: db.Connection, lease: job_tables.Lease, *, evidence: str) -> Row | None:
+def charge(lease: job_tables.Lease, *, evidence: str) -> db.Script[Row | None]:
     """Give one claim up and count a crash, as `reclaim_lapsed` does; None: the claim is lost."""
     of_claim = statements.recovery.of_claim[lease.table.name]
     fence = job_tables.fence(lease)
-    rows = _crash(conn, lease.table, of_claim, fence, evidence, lease.worker_id)
+    rows = yield from _crash(lease.table, of_claim, fence, evidence, lease.worker_id)
     return rows[0] if rows else None
 
 
@@ -115,7 +114,8 @@ def excuse(conn: db.Connection, lease: job_tables.Lease, *, ended: bool = True) 
     status and its count.
     """
     with conn.transaction():
-        if ended and handback.hand_back(conn, lease, reason=_NO_DATABASE) is not None:
+        handed_back = handback.hand_back(lease, reason=_NO_DATABASE)
+        if ended and db.run(conn, handed_back) is not None:
             return True
         in_run = lease.table.in_run
         refund = statements.recovery.refund_node if in_run else statements.recovery.refund_ingest
@@ -124,7 +124,8 @@ def excuse(conn: db.Connection, lease: job_tables.Lease, *, ended: bool = True) 
             return False
         detail = payload.encode({"charged": False, "reason": _NO_DATABASE}, "reason")
         job = row | {"worker_id": lease.worker_id, "claim_no": lease.claim_no}
-        job_events.note(conn, lease.table, job, "death", detail=detail, error=_NO_DATABASE)
+        noted = job_events.note(lease.table, job, "death", detail=detail, error=_NO_DATABASE)
+        db.run(conn, noted)
         return True
 
 
@@ -159,20 +160,21 @@ def excuse_unanswered(
 
 
 def _crash(
-    conn: db.Connection,
     table: job_tables.JobTable,
     pick: bytes,
     picked: dict[str, Any],
     evidence: str,
     worker_id: str | None,
-) -> list[Row]:
+) -> db.Script[list[Row]]:
     """Count a crash of the jobs that `pick` locks; `worker_id`: the worker that reports it."""
-    with conn.transaction():
-        ids = [row["id"] for row in conn.execute(pick, picked).fetchall()]
-        if not ids:
-            return []
-        parameters = _crash_parameters(evidence) | {"worker": worker_id, "ids": ids}
-        return conn.execute(statements.recovery.count_crash[table.name], parameters).fetchall()
+    yield db.BEGIN
+    rows = yield db.Statement(pick, picked)
+    if rows:
+        found = {"worker": worker_id, "ids": [row["id"] for row in rows]}
+        parameters = _crash_parameters(evidence) | found
+        rows = yield db.Statement(statements.recovery.count_crash[table.name], parameters)
+    yield db.COMMIT
+    return rows
 
 
 def _crash_parameters(error: str | None) -> dict[str, Any]:

@@ -46,7 +46,10 @@ class Claim:
     ) -> None:
         """Give the claim up; the job is queued again, or cancelled if that was requested."""
         with db.transaction(conn) as own:
-            handback.hand_back(own, self.work.lease, reason=reason, front=front, after_s=after_s)
+            db.run(
+                own,
+                handback.hand_back(self.work.lease, reason=reason, front=front, after_s=after_s),
+            )
 
     def fail_by(self, failure: guards.Failure, seconds: float, conn: db.Connection | None) -> None:
         """Record that a guard has ended the attempt."""

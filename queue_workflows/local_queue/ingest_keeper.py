@@ -10,28 +10,31 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from queue_workflows import config, db
-from queue_workflows.engine import claims as engine_claims
-from queue_workflows.engine import controls, job_tables, recovery, workers
+from queue_workflows.engine import claim_isolation, claims, controls, job_tables, recovery, workers
 from queue_workflows.local_queue import ingest_claims, ingest_heartbeat, plan
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, service
 from queue_workflows.types import ExitFn
-from queue_workflows.worker import (
-    claim_writes,
-    claims_in_flight,
-    guards,
-    lease_keeper,
-    notes,
-    renewal_failures,
-)
+from queue_workflows.worker import guards, notes, renewal_failures, settings
 
 _log = logging.getLogger("queue_workflows.local_queue")
 END_S = 2.0
 """Seconds that the threads, and then the database, may take when the plan is closed."""
 SHUTDOWN = "shutdown"
+CHECK_S = 0.5
+PROGRESS_S = 1.0
+"""Shortest time in seconds between two writes of a job's progress."""
+
+
+class RenewalResult(NamedTuple):
+    """The claims that a renewal found lost, and those whose cancel was requested."""
+
+    lost: list[job_tables.Lease]
+    cancelled: list[job_tables.Lease]
 
 
 class Keeper:
@@ -43,7 +46,7 @@ class Keeper:
 
     def __init__(
         self,
-        who: engine_claims.Claimant,
+        who: claims.Claimant,
         held: ingest_claims.Claims,
         owner: plan.Owner,
         *,
@@ -63,7 +66,7 @@ class Keeper:
         self._excusable = deque[job_tables.Lease](maxlen=notes.MAX_LEASES)
         """Claims that were lost although this process lives and has not stalled."""
         self._loop = service.Loop("local-queue-leases", self._tasks())
-        guarding = [service.Task("guards", lease_keeper.CHECK_S, self._check_guards)]
+        guarding = [service.Task("guards", CHECK_S, self._check_guards)]
         self._guards = service.Loop("local-queue-guards", guarding)
         listener = db.listen(
             "ingest_job_ready",
@@ -78,7 +81,7 @@ class Keeper:
         lease_s = self._who.lease_s
 
         def renew_s() -> float:
-            return lease_keeper.renew_every_s(lease_s)
+            return settings.renew_every_s(lease_s)
 
         tasks = [service.Task("renew", renew_s, self._renew)]
         if not config.DISABLE_WORKER_HEARTBEAT.read():
@@ -165,13 +168,11 @@ class Keeper:
         reports: dict[job_tables.Lease, str | None] = {}
         for each in held:
             reports[each.work.lease], each.work.unsaved = each.work.unsaved, None
-        found = claims_in_flight.RenewalResult([], [])
+        found = RenewalResult([], [])
         try:
             with self._dedicated.using() as conn:
                 if ends:
-                    found = claim_writes.renew(
-                        conn, ends, reports, lease_s=self._who.lease_s, sent=sent
-                    )
+                    found = _renew(conn, ends, reports, lease_s=self._who.lease_s, sent=sent)
                 self._excuse(conn)
         except db.Error as error:
             self._renewals.refused(error)
@@ -185,7 +186,7 @@ class Keeper:
     def _apply(
         self,
         held: list[ingest_claims.Claim],
-        found: claims_in_flight.RenewalResult,
+        found: RenewalResult,
         sent: float,
         *,
         starved: bool,
@@ -302,7 +303,7 @@ class Keeper:
                 self._end_by_guard(claim, failure)
             elif work.stop_at is not None and now >= work.stop_at and not work.settling:
                 self._hand_back(claim, "cancelled")
-            unsaved |= work.unsaved is not None and now - work.renewed >= lease_keeper.PROGRESS_S
+            unsaved |= work.unsaved is not None and now - work.renewed >= PROGRESS_S
         if unsaved:
             self.wake("renew")
 
@@ -321,3 +322,59 @@ def _stay(code: int) -> None:
     _log.warning(
         "turned off by policy hard: the jobs are handed back, the process stays (%d)", code
     )
+
+
+def _renew(
+    conn: db.Connection,
+    ends: Mapping[job_tables.Lease, guards.LeaseEnd],
+    reports: Mapping[job_tables.Lease, str | None],
+    *,
+    lease_s: float,
+    sent: float,
+) -> RenewalResult:
+    """Renew the claims as of `sent` and store progress (JSON texts)."""
+    progress = [reports.get(lease) for lease in ends]
+    refused: set[job_tables.Lease] = set()
+    try:
+        rows = claims.renew(conn, [*ends], lease_s=lease_s, progress=progress)
+    except db.Error as error:
+        if not claim_isolation.is_about_rows(error):
+            raise
+        rows = _renew_apart(conn, [*ends], reports, lease_s, refused)
+    rows_by_claim = {(row.job_id, row.claim_no): row for row in rows}
+    found = RenewalResult([], [])
+    for lease, end in ends.items():
+        row = rows_by_claim.get((lease.job_id, lease.claim_no))
+        if row is None:
+            if lease not in refused:
+                found.lost.append(lease)
+            continue
+        end.beat(sent)
+        if row.cancel:
+            found.cancelled.append(lease)
+    return found
+
+
+def _renew_apart(
+    conn: db.Connection,
+    leases: Sequence[job_tables.Lease],
+    reports: Mapping[job_tables.Lease, str | None],
+    lease_s: float,
+    refused: set[job_tables.Lease],
+) -> list[claims.Renewal]:
+    """Renew claim by claim, so that a row that cannot be written costs no other job its lease."""
+    rows: list[claims.Renewal] = []
+    for lease in leases:
+        try:
+            rows += claims.renew(conn, [lease], lease_s=lease_s, progress=[reports.get(lease)])
+        except db.Error as error:
+            if not claim_isolation.is_about_rows(error):
+                raise
+            _log.warning(
+                "job %r cannot be renewed: %s",
+                lease.job_id,
+                str(error).strip(),
+                extra={"job_id": lease.job_id},
+            )
+            refused.add(lease)
+    return rows

@@ -250,7 +250,7 @@ class IngestPlan(plan.ClaimingPlan):
 
     def _check_lost(self, claim: ingest_claims.Claim, outcome: outcomes.Outcome) -> None:
         with db.statement() as conn:
-            if finish.is_recorded(conn, claim.work.lease, outcome):
+            if db.run(conn, finish.is_recorded(claim.work.lease, outcome)):
                 return  # the reply of an earlier commit was lost
         _log.warning(
             "nothing was written: the claim of job %s was lost",

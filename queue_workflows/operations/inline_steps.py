@@ -38,7 +38,7 @@ def _answer(
     while True:
         try:
             with db.statement() as conn:
-                return job_steps.answer(conn, lease, request)
+                return db.run(conn, job_steps.answer(lease, request))
         except (db.OperationalError, db.InterfaceError) as error:
             if interrupted():
                 raise

@@ -120,5 +120,5 @@ def _claim(table: job_tables.JobTable, who: claims.Claimant) -> Row | None:
             raise
     # A row that raises in the statement would otherwise keep every other job from being claimed.
     with db.transaction() as conn:
-        found = claim_isolation.claim_apart(conn, table, who, promote=True)
+        found = db.run(conn, claim_isolation.claim_apart(table, who, promote=True))
         return _row(conn, table, found.job_id) if found.job_id else None

@@ -71,7 +71,7 @@ def _end_by_watchdog(table: job_tables.JobTable, job: Row, budget_s: float) -> N
     text = f"budget: ran longer than {budget_s:g} s"
     with db.transaction() as conn:
         lease = job_tables.lease_of(table, job)
-        attempts.end_by_watchdog(conn, lease, error=text, seconds=budget_s)
+        db.run(conn, attempts.end_by_watchdog(lease, error=text, seconds=budget_s))
 
 
 class _Cancelled(control.NoControl):

@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
@@ -40,6 +40,13 @@ REFUSALS = 4
 """How often the database may refuse a failure by its values before the job is given up."""
 REFUSED_WAIT_S = 60.0
 """Seconds for which a job waits if its end cannot be recorded, not even as poison."""
+
+
+class _ClaimsOf(list[Any]):
+    """Every claim of these jobs."""
+
+    def __contains__(self, lease: Any) -> bool:
+        return super().__contains__(lease.job_id)
 
 
 class Claimer:
@@ -116,7 +123,8 @@ class Claimer:
         """
         held = sorted(self._own_jobs | self.other_jobs())
         worker_id = self._who().worker_id
-        handback.release_strays(conn, self._table, worker_id, held)
+        known = _ClaimsOf(held)
+        db.run(conn, handback.release_strays(self._table, worker_id, known))
         if self._asked_at is not None:
             ago_s = clock.boot_s() - self._asked_at
             recovery.excuse_unanswered(conn, self._table, worker_id, asked_ago_s=ago_s, keep=held)
@@ -186,7 +194,9 @@ class Claimer:
         self._asked_at = self.sent_at  # if this fails, the next connection releases them
         try:
             # By claim: the worker may still hold an outcome of an earlier claim of such a job.
-            handback.hand_back_all(self.connection(), leases, reason="its claim took too long")
+            db.run(
+                self.connection(), handback.hand_back_all(leases, reason="its claim took too long")
+            )
             for lease in leases:
                 recovery.excuse(self.connection(), lease)  # of a lease that has lapsed since
             self._asked_at = None
@@ -199,10 +209,10 @@ class Claimer:
         self.isolated = True
         conn, who = self.connection(), self._who()
         with self._asking(conn):
-            found = claim_isolation.claim_apart(conn, self._table, who, promote=promote)
+            found = db.run(conn, claim_isolation.claim_apart(self._table, who, promote=promote))
             if found.job_id is None:
                 return None
-            return claimed_jobs.read(conn, self._table, found.job_id, who.worker_id)
+            return db.run(conn, claimed_jobs.read(self._table, found.job_id, who.worker_id))
 
     @contextlib.contextmanager
     def _asking(self, conn: db.Connection) -> Generator[None]:
@@ -361,16 +371,17 @@ class Claimer:
         _log.error("job %s: %s", work.job["id"], why, extra=work.ids)
         text = payload.error_text(why)
         try:
-            ended = claim_isolation.is_about_data(error) and claim_isolation.set_aside(
-                self.connection(), work.lease, error=text
+            ended = claim_isolation.is_about_data(error) and db.run(
+                self.connection(), claim_isolation.set_aside(work.lease, error=text)
             )
             if not ended:
-                recovery.charge(self.connection(), work.lease, evidence=text)
+                db.run(self.connection(), recovery.charge(work.lease, evidence=text))
         except db.Error:
             self.lose()
             with contextlib.suppress(db.Error):
-                handback.hand_back(
-                    self.connection(), work.lease, reason=why, after_s=REFUSED_WAIT_S
+                db.run(
+                    self.connection(),
+                    handback.hand_back(work.lease, reason=why, after_s=REFUSED_WAIT_S),
                 )
         raise errors.ClaimLost(f"job {work.job['id']}: {why}") from error
 
@@ -418,7 +429,7 @@ class Claimer:
     def _recorded(self, work: current_job.Work, outcome: outcomes.Outcome) -> bool:
         """Return whether a commit whose reply was lost did happen; False if that is unknown."""
         try:
-            return finish.is_recorded(self.connection(), work.lease, outcome)
+            return db.run(self.connection(), finish.is_recorded(work.lease, outcome))
         except db.Error:
             self.lose()
             return False

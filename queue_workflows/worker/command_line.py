@@ -9,7 +9,7 @@ import argparse
 
 from queue_workflows import errors
 from queue_workflows.runtime import entry_point
-from queue_workflows.worker import cards, executor_shape
+from queue_workflows.worker import cards, shapes
 
 
 def parser() -> argparse.ArgumentParser:
@@ -101,13 +101,13 @@ def is_plain(options: argparse.Namespace) -> bool:
 
 
 def is_inline(options: argparse.Namespace) -> bool:
-    """Return whether handlers run in the worker's process: batches do, for their speed."""
-    return options.inline or (is_plain(options) and options.batch != 1)
+    """Return whether handlers run in the worker's process."""
+    return options.inline
 
 
-def limits(options: argparse.Namespace) -> executor_shape.Limits:
+def limits(options: argparse.Namespace) -> shapes.Limits:
     """Return when the processes of slots end; raise `InvalidConfig` for options that clash."""
-    chosen = executor_shape.Limits(
+    chosen = shapes.Limits(
         options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst
     )
     if options.queue is None and options.batch != 1:
@@ -117,7 +117,7 @@ def limits(options: argparse.Namespace) -> executor_shape.Limits:
         raise errors.InvalidConfig(
             "--burst and --idle-exit exclude --supervise: a parent would start the worker again"
         )
-    executor_shape.check_limits(chosen)
+    shapes.check_limits(chosen)
     if options.inline and not (is_plain(options) and not options.async_jobs):
         raise errors.InvalidConfig(
             "--inline is for one queue, without --slots, --cards and --async"
@@ -127,7 +127,7 @@ def limits(options: argparse.Namespace) -> executor_shape.Limits:
     elif options.slots is None:
         if options.async_jobs:
             raise errors.InvalidConfig("--async needs --slots N (how many jobs run at once)")
-        if is_inline(options) and chosen != executor_shape.NO_LIMITS:
+        if is_inline(options) and chosen != shapes.NO_LIMITS:
             raise errors.InvalidConfig(
                 "--max-jobs, --max-rss-mb, --idle-exit and --burst exclude --inline, and --batch "
                 "without --slots: there, jobs run in the worker's process; add --slots N"
@@ -135,11 +135,11 @@ def limits(options: argparse.Namespace) -> executor_shape.Limits:
     elif options.queue is None:
         raise errors.InvalidConfig("--slots needs --queue; --workers has `concurrency` instead")
     else:
-        executor_shape.check(options.queue, shape(options))
+        shapes.check(options.queue, shape(options))
     return chosen
 
 
-def _check_cards(options: argparse.Namespace, chosen: executor_shape.Limits) -> None:
+def _check_cards(options: argparse.Namespace, chosen: shapes.Limits) -> None:
     """Raise `InvalidConfig` for cards that cannot be, or that clash with other options."""
     if options.queue != "gpu":
         raise errors.InvalidConfig("--cards needs --queue gpu: only its jobs use GPUs")
@@ -152,15 +152,15 @@ def _check_cards(options: argparse.Namespace, chosen: executor_shape.Limits) -> 
         raise errors.InvalidConfig(
             "--burst and --idle-exit need a single GPU: a parent would start the workers again"
         )
-    executor_shape.check("gpu", executor_shape.Shape(1, gpu=True, card=numbers[0]))
+    shapes.check("gpu", shapes.Shape(1, gpu=True, card=numbers[0]))
     cards.check(numbers)
 
 
-def shape(options: argparse.Namespace) -> executor_shape.Shape:
+def shape(options: argparse.Namespace) -> shapes.Shape:
     """Return how many jobs run at once in how many processes."""
     if options.cards is not None:
-        return executor_shape.Shape(1, gpu=True, card=cards.parse(options.cards)[0])
-    return executor_shape.Shape(
+        return shapes.Shape(1, gpu=True, card=cards.parse(options.cards)[0])
+    return shapes.Shape(
         1 if options.slots is None else options.slots,
         options.batch,
         concurrent=options.async_jobs,

@@ -22,7 +22,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import death_events, guards, note_reporter, notes, oom_kills, shutdown
+from queue_workflows.worker import death_events, guards, note_reporter, notes, oom_kills
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -32,7 +32,9 @@ AGAIN_S = 1.0
 The server still executes what the worker sent before it died, and a finish may claim another job.
 """
 STATEMENT_S = 3.0
-_REPORTING = (guards.EXIT_LOST, *shutdown.ORDERLY)
+_ORDERLY = (0, guards.EXIT_CONTROL)
+"""Exit codes of a worker that exited on request."""
+_REPORTING = (guards.EXIT_LOST, *_ORDERLY)
 """Exit codes of a worker that may have left a note; see `notes`."""
 
 
@@ -62,17 +64,18 @@ def recover_claims(
             holders = {lease.job_id: lease.worker_id for lease in leases}
             if excused or ended.overdue or all(map(identity.has_executors, holders.values())):
                 reason = "shutdown" if ended.overdue else f"its worker {how}"
-                rows += handback.hand_back_all(conn, leases, reason=reason)
+                rows += db.run(conn, handback.hand_back_all(leases, reason=reason))
                 continue
             taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
             for row in taken:
                 # A requeued job has no worker any more, but its event must name one.
                 job = row | {"claimed_by": host_label}
-                death_events.note(
-                    conn, table, job, holders.get(row["id"]), death | {"gpu": gpu}, how
+                noted = death_events.note(
+                    table, job, holders.get(row["id"]), death | {"gpu": gpu}, how
                 )
+                db.run(conn, noted)
             rows += taken
-        orderly = ended.code in shutdown.ORDERLY
+        orderly = ended.code in _ORDERLY
         workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
     return rows
 

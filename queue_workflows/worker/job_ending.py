@@ -49,6 +49,9 @@ def record_failure(
     Returns the row, or None if the claim was lost.
     """
     detail = payload.encode({"guard": failure.event, "exit_code": failure.code}, "detail")
-    return finish.end_by_guard(
-        conn, lease, failure.event, error=failure.reason, seconds=seconds, detail=detail
+    return db.run(
+        conn,
+        finish.end_by_guard(
+            lease, failure.event, error=failure.reason, seconds=seconds, detail=detail
+        ),
     )

@@ -102,8 +102,11 @@ class Reporter:
             for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
                 for worker_id in note.workers:
                     late = held_claims.held_by(conn, table, worker_id)
-                    handback.hand_back_all(
-                        conn, late, reason="its worker had exited before this claim"
+                    db.run(
+                        conn,
+                        handback.hand_back_all(
+                            late, reason="its worker had exited before this claim"
+                        ),
                     )
                     self._excuse_unanswered(conn, table, worker_id, note)
         return complete

@@ -26,10 +26,9 @@ from typing import Any, BinaryIO, NamedTuple
 from queue_workflows import config, db
 from queue_workflows.engine import job_tables
 from queue_workflows.runtime import clock, identity
-from queue_workflows.worker import kill_timers
 
 _log = logging.getLogger(__name__)
-DEAD_AFTER_S = kill_timers.EXIT_WITHIN_S + 6.0
+DEAD_AFTER_S = 10.0
 """Seconds after writing its note by which a process has ended: its kill timer fires earlier."""
 MAX_BYTES = 1 << 20
 MAX_LEASES = 1000

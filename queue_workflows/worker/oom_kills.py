@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queue_workflows.executor import memory_cgroups
+from queue_workflows.run import memory_cgroups
 
 
 def count() -> int | None:

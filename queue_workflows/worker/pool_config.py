@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors
 from queue_workflows.types import JsonDict
-from queue_workflows.worker import executor_shape
+from queue_workflows.worker import shapes
 
 MOST = 500
 """The most jobs that one worker runs at once."""
@@ -42,9 +42,9 @@ def option(text: str | None) -> list[Entry]:
         ) from None
 
 
-def shapes(entries: Sequence[Entry]) -> dict[str, executor_shape.Shape]:
+def shapes_of(entries: Sequence[Entry]) -> dict[str, shapes.Shape]:
     """Return how the jobs of each queue share executors."""
-    return {each.queue: executor_shape.Shape(each.concurrency, mixed=True) for each in entries}
+    return {each.queue: shapes.Shape(each.concurrency, mixed=True) for each in entries}
 
 
 def add_queues(entries: Sequence[Entry]) -> None:

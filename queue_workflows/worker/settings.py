@@ -40,3 +40,8 @@ def shutdown_s(timeout_s: float | None) -> float:
 def sampler(host: str, ready: Callable[[], object]) -> hw_metrics.Sampler | None:
     """Return the sampler of the machine, or None if samples are switched off."""
     return None if config.DISABLE_HW_METRICS.read() else hw_metrics.Sampler(host, ready=ready)
+
+
+def renew_every_s(lease_s: float) -> float:
+    """Return how often claims of this lease are renewed: DL_HEARTBEAT_SEC, a third at most."""
+    return min(config.DL_HEARTBEAT_SEC.read(), lease_s / 3)

@@ -110,7 +110,7 @@ def test_a_worker_keeps_the_claims_that_it_knows(
     conn: db.Connection, kind: transitions.Kind
 ) -> None:
     known, stray = claimed(conn, kind), claimed(conn, kind)
-    (back,) = transitions.release_strays(conn, kind, keep=[known["id"]])
+    (back,) = transitions.release_strays(conn, kind, known=[known])
     assert back["id"] == stray["id"]
     assert factories.reread(conn, known)["status"] == "running"
 

@@ -277,9 +277,9 @@ def write(conn: db.Connection, past: Past, act: str) -> bool:
     if act == "renew":
         return bool(claims.renew(conn, [lease], lease_s=600))
     if act == "trip":
-        return attempts.end_by_watchdog(conn, lease, error="e", seconds=1) is not None
+        return db.run(conn, attempts.end_by_watchdog(lease, error="e", seconds=1)) is not None
     if act == "back":
-        return handback.hand_back(conn, lease, reason="r") is not None
+        return db.run(conn, handback.hand_back(lease, reason="r")) is not None
     kind = "parked" if act == "park" and lease.table.in_run else act
     return finish.record(conn, lease, outcome(kind)) != "skipped"
 

@@ -105,15 +105,11 @@ class Flow:
 
 
 def runs(worker: claim_worker.ClaimWorker, most: int) -> Generator[None]:
-    """Run jobs one by one until there is none, at most so many; yield after each.
-
-    On the connections of one `run_once`, as each new connection makes the server plan again.
-    """
-    with worker._working():
-        for _ in range(most):
-            if not worker._loop.run_once():
-                return
-            yield
+    """Run jobs one by one until there is none, at most so many; yield after each."""
+    for _ in range(most):
+        if not worker.run_once():
+            return
+        yield
 
 
 def run(run_id: str) -> Spec:

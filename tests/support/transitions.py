@@ -156,7 +156,7 @@ def record(conn: db.Connection, job: Row, kind: str = "completed", **more: Any) 
 
 def fail(conn: db.Connection, job: Row, error: str = "broke", **more: Any) -> Row | None:
     """Fail an attempt, which is retried by the job's policy; None: the claim is lost."""
-    return attempts.fail(conn, lease_of(job), error=error, **more)
+    return db.run(conn, attempts.fail(lease_of(job), error=error, **more))
 
 
 def leave(conn: db.Connection, job: Row, error: str) -> str:
@@ -166,31 +166,32 @@ def leave(conn: db.Connection, job: Row, error: str) -> str:
 
 def park(conn: db.Connection, job: Row) -> Row | None:
     """Let an input node wait for its answer; None: the claim is lost."""
-    return attempts.park(conn, lease_of(job))
+    return db.run(conn, attempts.park(lease_of(job)))
 
 
 def end_by_watchdog(
     conn: db.Connection, job: Row, error: str = "over its budget", seconds: float = 1.0, **more: Any
 ) -> Row | None:
     """End an attempt as a watchdog does; None: the claim is lost."""
-    return attempts.end_by_watchdog(conn, lease_of(job), error=error, seconds=seconds, **more)
+    return db.run(conn, attempts.end_by_watchdog(lease_of(job), error=error, seconds=seconds, **more))
 
 
 def hand_back(conn: db.Connection, job: Row, reason: str = "shutdown", **more: Any) -> Row | None:
     """Give a claim up, without counting anything; None: the claim is lost."""
-    return handback.hand_back(conn, lease_of(job), reason=reason, **more)
+    return db.run(conn, handback.hand_back(lease_of(job), reason=reason, **more))
 
 
 def hand_back_all(conn: db.Connection, jobs: Sequence[Row], reason: str = "shutdown") -> list[Row]:
     """Give up claims of one kind; return the changed rows."""
-    return handback.hand_back_all(conn, [*map(lease_of, jobs)], reason=reason)
+    return db.run(conn, handback.hand_back_all([*map(lease_of, jobs)], reason=reason))
 
 
 def release_strays(
-    conn: db.Connection, kind: Kind, worker_id: str = "w1", keep: Sequence[str] = ()
+    conn: db.Connection, kind: Kind, worker_id: str = "w1", known: Sequence[Row] = ()
 ) -> list[Row]:
-    """Hand back what a worker has claimed, without these ids; return the changed rows."""
-    return handback.release_strays(conn, _TABLES[kind], worker_id, keep)
+    """Hand back what a worker has claimed, without these claims; return the changed rows."""
+    held = {*map(lease_of, known)}
+    return db.run(conn, handback.release_strays(_TABLES[kind], worker_id, held))
 
 
 def expire(conn: db.Connection, job: Row) -> None:
@@ -223,7 +224,7 @@ def reclaim_dead(
 
 def charge(conn: db.Connection, job: Row, evidence: str = "it died") -> Row | None:
     """Give a claim up and count a crash; None: the claim is lost."""
-    return recovery.charge(conn, lease_of(job), evidence=evidence)
+    return db.run(conn, recovery.charge(lease_of(job), evidence=evidence))
 
 
 def excuse(conn: db.Connection, job: Row, **more: Any) -> bool:
@@ -240,7 +241,7 @@ def stream(conn: db.Connection, job: Row, first: int, *values: Any, name: str = 
     """Store parts of a job's stream, numbered from `first` on; return whether the claim holds."""
     texts = [json.dumps(value) for value in values]
     request = {"op": "stream", "first": first, "parts": texts, "names": [name] * len(texts)}
-    answer = job_steps.answer(conn, lease_of(job), request)
+    answer = db.run(conn, job_steps.answer(lease_of(job), request))
     assert answer in ({"state": "done"}, {"state": "lost"}), answer
     return answer == {"state": "done"}
 
@@ -248,18 +249,18 @@ def stream(conn: db.Connection, job: Row, first: int, *values: Any, name: str = 
 def begin_step(conn: db.Connection, job: Row, name: str) -> Row:
     """Begin a step of a claimed job; return the answer to its handler."""
     request = {"op": "begin", "kind": "step", "name": name, "key": "", "arguments_hash": "h"}
-    return job_steps.answer(conn, lease_of(job), request | {"arguments": "a"})
+    return db.run(conn, job_steps.answer(lease_of(job), request | {"arguments": "a"}))
 
 
 def end_step(conn: db.Connection, job: Row, name: str, output: Any) -> Row:
     """Record that a step of a claimed job is done; return the answer to its handler."""
     request = {"op": "end", "kind": "step", "name": name, "key": "", "state": "done"}
-    return job_steps.answer(conn, lease_of(job), request | {"output": json.dumps(output)})
+    return db.run(conn, job_steps.answer(lease_of(job), request | {"output": json.dumps(output)}))
 
 
 def store_position(conn: db.Connection, job: Row, name: str, position: int) -> None:
     """Store how far the loop `name` of a claimed job is; without a claim, do nothing."""
-    job_steps.store_cursors(conn, {lease_of(job): [(name, "", position)]})
+    db.run(conn, job_steps.store_cursors({lease_of(job): [(name, "", position)]}))
 
 
 def finish_all(
@@ -278,7 +279,7 @@ def finish_all(
 
 def is_recorded(conn: db.Connection, job: Row, kind: str) -> bool:
     """Return whether this claim of a job has left an outcome of this kind."""
-    return finish.is_recorded(conn, lease_of(job), outcomes.Outcome(kind, 0.1))
+    return db.run(conn, finish.is_recorded(lease_of(job), outcomes.Outcome(kind, 0.1)))
 
 
 def plan(
@@ -338,12 +339,12 @@ def begin_wait(
         "kind": "event" if event else "sleep", "name": event or "sleep", "key": "",
         "after_s": after_s, "default": "null",
     }  # fmt: skip
-    return events.wait(conn, lease_of(job), request)["state"]
+    return db.run(conn, events.wait(lease_of(job), request))["state"]
 
 
 def suspend(conn: db.Connection, job: Row) -> Row | None:
     """Give up the claim of a job whose handler waits; None: the claim is lost."""
-    return events.suspend(conn, lease_of(job), reason="waits")
+    return db.run(conn, events.suspend(lease_of(job), reason="waits"))
 
 
 def excuse_lapsed(conn: db.Connection, kind: Kind, had_s: float) -> list[Row]:
@@ -360,7 +361,7 @@ def store_sample(
 
 def note_death(conn: db.Connection, job: Row, error: str = "killed by SIGKILL") -> None:
     """Record in a job's history that the process of its claim died, as a parent does."""
-    job_events.note(conn, _table_of(job), job, "death", detail="{}", error=error)
+    db.run(conn, job_events.note(_table_of(job), job, "death", detail="{}", error=error))
 
 
 def session(worker_id: str) -> db.Listener:
@@ -396,7 +397,7 @@ def claim_apart(conn: db.Connection, claimant: claims.Claimant, *, promote: bool
     Rows before it that raise are failed or set aside.
     """
     table = job_tables.of_queue(claimant.queue)
-    return claim_isolation.claim_apart(conn, table, claimant, promote=promote).job_id
+    return db.run(conn, claim_isolation.claim_apart(table, claimant, promote=promote)).job_id
 
 
 def claimed(conn: db.Connection, kind: Kind, **columns: Any) -> Row:
@@ -416,4 +417,4 @@ def claimed_row(number: int) -> Row:
 
 def read_claimed(conn: db.Connection, job: Row, worker_id: str) -> Row | None:
     """Return a job as its worker reads a row that cannot be loaded whole; None: it lacks it."""
-    return claimed_jobs.read(conn, _table_of(job), job["id"], worker_id)
+    return db.run(conn, claimed_jobs.read(_table_of(job), job["id"], worker_id))

@@ -44,6 +44,82 @@ SELECT *
            %(claim)s::integer, %(obey)s::boolean, %(promote)s::boolean, %(done)s::jsonb,
            %(look_ahead_s)s::float8);
 
+-- name: node_rows
+-- Do as `node_step` does, for a worker that passes rows on as texts: the columns that it reads,
+-- the row as JSON for the handler, and `wait_s` and `due_s` in a row without an id.
+SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
+       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s
+  FROM (SELECT queue_workflows_node_step(
+           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
+           %(claim)s::boolean AND NOT EXISTS (
+               SELECT FROM queue_settings s
+                WHERE s.queue = %(queue)s::text
+                  AND queue_workflows_is_paused(s.paused_at, s.paused_until)),
+           %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(model)s::text,
+           %(models)s::text[], %(lane)s::smallint, %(job)s::text, %(claim_no)s::bigint,
+           %(result)s::jsonb, %(seconds)s::float8, %(rss_mb)s::integer, %(received)s::jsonb,
+           %(generation)s::integer, %(rows)s::jsonb, %(complete)s::boolean, %(policy)s::text,
+           %(grace_s)s::float8, %(bound_s)s::float8, %(versions)s::text[],
+           %(revision)s::integer, %(look_ahead_s)s::float8) AS job OFFSET 0) s
+ CROSS JOIN LATERAL json_to_record(s.job)
+       AS r (id text, claim_no bigint, crash_count integer, timeout_s float8, node_module text,
+             run_id text, node_id text, required_model text, run json, due_s float8)
+ WHERE s.job IS NOT NULL;
+
+-- name: nodes_rows
+-- Do as `nodes_step` does, and return what `node_rows` returns.
+SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
+       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s
+  FROM queue_workflows_nodes_step(
+           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
+           CASE WHEN NOT EXISTS (
+               SELECT FROM queue_settings s
+                WHERE s.queue = %(queue)s::text
+                  AND queue_workflows_is_paused(s.paused_at, s.paused_until))
+               THEN %(claim)s::integer ELSE 0 END,
+           %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(done)s::jsonb,
+           %(versions)s::text[], %(look_ahead_s)s::float8) AS s (job)
+ CROSS JOIN LATERAL json_to_record(s.job)
+       AS r (id text, claim_no bigint, crash_count integer, timeout_s float8, node_module text,
+             run_id text, node_id text, required_model text, run json, due_s float8);
+
+-- name: ingest_rows
+-- Do as `ingest_step` does, and return what `node_rows` returns.
+SELECT s.id, s.claim_no, s.crash_count, s.timeout_s, s.task_name, NULL AS run_id, NULL AS node_id,
+       NULL AS required_model, NULL AS run, row_to_json(s) AS body, s.wait_s, s.due_s
+  FROM queue_workflows_ingest_step(
+           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
+           %(claim)s::integer, %(obey)s::boolean, %(promote)s::boolean, %(done)s::jsonb,
+           %(look_ahead_s)s::float8) s
+ ORDER BY s.id IS NULL, s.priority, s.seq;
+
+-- name: renew_held
+-- tables: ingest_jobs workflow_node_jobs
+-- Extend the leases of claims, one element of each array a claim, and store their progress (NULL:
+-- as it was). A claim without a row is lost. `renewed` is false for a row that somebody else has
+-- locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over.
+WITH held AS MATERIALIZED (
+    SELECT h.*
+      FROM unnest(%(jobs)s::text[], %(claims)s::bigint[], %(progress)s::text[]::jsonb[])
+           AS h (id, claim_no, progress)),
+mine AS MATERIALIZED (
+    SELECT j.id, j.claim_no, held.progress, queue_workflows_must_end(j) AS cancel
+      FROM held JOIN ingest_jobs j ON j.id = held.id AND j.claim_no = held.claim_no
+     WHERE j.worker_id = %(worker)s AND j.status = 'running'),
+free AS MATERIALIZED (
+    SELECT j.id FROM ingest_jobs j
+     WHERE j.id = ANY (ARRAY(SELECT m.id FROM mine m)) ORDER BY j.id FOR UPDATE SKIP LOCKED),
+renewed AS (
+    UPDATE ingest_jobs j
+       SET lease_expires_at = now() + %(lease_s)s::float8 * interval '1 second',
+           heartbeat_at = now(), progress = coalesce(mine.progress, j.progress)
+      FROM free JOIN mine USING (id)
+     WHERE j.id = free.id AND j.claim_no = mine.claim_no AND j.worker_id = %(worker)s
+       AND j.status = 'running'
+ RETURNING j.id)
+SELECT mine.id, mine.claim_no, mine.cancel, renewed.id IS NOT NULL AS renewed
+  FROM mine LEFT JOIN renewed USING (id);
+
 -- name: renew_ingest
 -- Extend the leases of claims, one element of each array a claim, and store their progress
 -- (NULL: as it was). A claim without a row is lost. `cancel`: the cancellation of the job was

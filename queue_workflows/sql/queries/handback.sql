@@ -35,10 +35,10 @@ SELECT (job).* FROM done;
 
 -- name: strays
 -- tables: ingest_jobs workflow_node_jobs
--- Return the claims of a worker without those of the jobs `keep`.
+-- Return the claims of a worker.
 SELECT id, worker_id, claim_no
   FROM ingest_jobs
- WHERE status = 'running' AND worker_id = %(worker)s AND id <> ALL (%(keep)s::text[]);
+ WHERE status = 'running' AND worker_id = %(worker)s;
 
 -- name: unknown
 -- Return which workers did not know a node since it was last handed back for another reason or

@@ -38,6 +38,10 @@ SELECT set_config(s.name, s.value, false) AS value
 -- Let a session that listens be idle for any time, whatever the role and the database say.
 SELECT set_config('idle_session_timeout', '0', false);
 
+-- name: hold
+-- Hold the advisory lock of a name, shared, for as long as the session lives.
+SELECT pg_advisory_lock_shared(hashtextextended(%(lock)s::text, 0)) IS NULL AS held;
+
 -- name: wait_for_locks
 -- Let the statements of this transaction wait so many milliseconds for a lock.
 SELECT set_config('lock_timeout', %(lock_ms)s::text, true);

@@ -1,0 +1,429 @@
+"""Keep one connection of a worker's loop: statements without blocking, and notifications.
+
+It drives libpq itself. psycopg's own generators drop notifications that arrive during a statement,
+and its connections cannot be waited for together with other descriptors on one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import re
+import socket
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
+
+import psycopg
+from psycopg import adapt, pq
+from psycopg import errors as pg_errors
+from psycopg.pq import abc
+
+from queue_workflows import config, errors
+from queue_workflows.db import database_url, loading, pool, scripts, statements
+from queue_workflows.runtime import clock, io_loop
+
+_log = logging.getLogger(__name__)
+ANSWER_S: Final = 15.0
+"""Seconds without a reply after which a connection is given up: more than a statement may take."""
+BACKOFF_FIRST_S: Final = 0.1
+BACKOFF_MAX_S: Final = 5.0
+_GOOD: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
+_PARAMETER: Final = re.compile(r"%(?:\((\w+)\)s|%)")
+_INT8, _FLOAT8, _BOOL, _TEXTS, _INTS, _UNKNOWN = 20, 701, 16, 1009, 1016, 0
+"""Type oids of pg_type.dat: int8, float8, bool, text[], int8[], and one that the server infers."""
+Waits: TypeAlias = Generator[io_loop.Wait, bool, Any]
+
+
+class Request(NamedTuple):
+    """A script that a link runs for its source, and what is called at its end."""
+
+    script: scripts.Script[Any]
+    done: Callable[[Any], object]
+    """Takes the result of the script."""
+    refused: Callable[[Any], object]
+    """Takes the error of the statement that the database refused; nothing of it was written."""
+    lost: Callable[[], object]
+    """Called if the connection was lost: whether the script was committed is unknown."""
+
+
+class Source(Protocol):
+    """What has requests for a link."""
+
+    def next(self) -> Request | None:
+        """Return the next request, or None: the bell of the link's flow tells when to ask again."""
+        ...
+
+    def notified(self, channel: str, text: str) -> object:
+        """Take a notification and its payload."""
+        ...
+
+    def connected(self) -> object:
+        """Note a new connection: notifications that were sent before are lost."""
+        ...
+
+    def disconnected(self) -> object:
+        """Note that the connection was lost or could not be opened."""
+        ...
+
+
+class Link:
+    """One connection of the engine on a loop, opened when it is needed and after it was lost.
+
+    `channels`: where it listens, but for POLL_ONLY. `locks`: names of advisory locks that its
+    session holds, shared.
+    """
+
+    def __init__(
+        self,
+        loop: io_loop.IoLoop,
+        source: Source,
+        *,
+        channels: Sequence[str] = (),
+        locks: Sequence[str] = (),
+    ) -> None:
+        self._loop = loop
+        self._source = source
+        self._channels = channels
+        self._locks = locks
+        self._pg: abc.PGconn | None = None
+        self._prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
+        self._parsed: dict[bytes, tuple[bytes, list[str]]] = {}
+        self._backoff_s = BACKOFF_FIRST_S
+        self._retry_at = 0.0
+        self._depth = 0
+        """How many transactions and savepoints the running script has open."""
+        self._logged = ""
+        self.waits_since = math.inf
+        """Since when (`clock.boot_s`) a reply is awaited; inf: none is."""
+        self.closing = False
+        self.flow = io_loop.Flow(loop, self._run())
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether there is a connection."""
+        return self._pg is not None
+
+    def tick(self, now: float) -> float:
+        """Give up a connection that does not answer; return when to look again."""
+        if now >= self.waits_since + ANSWER_S:
+            self.cut()
+            return now + ANSWER_S
+        if now >= self._retry_at > 0.0:
+            self._retry_at = 0.0
+            self.flow.ring()
+        return min(self.waits_since + ANSWER_S, self._retry_at or math.inf)
+
+    def cut(self) -> None:
+        """End the connection: its flow reads an end of file, the one way that handles lost replies.
+
+        A cancel request would leave open whether the statement was executed.
+        """
+        if self._pg is not None and (fd := self._fd()) != -1:
+            with socket.socket(fileno=os.dup(fd)) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
+
+    def _fd(self) -> int:
+        try:
+            return -1 if self._pg is None else self._pg.socket
+        except psycopg.OperationalError:
+            return -1
+
+    def close(self) -> None:
+        """Close the connection for good."""
+        self.closing = True
+        self.flow.over = True
+        self._close()
+
+    # --- The flow.
+
+    def _run(self) -> Waits:
+        while not self.closing:
+            if self._pg is None:
+                yield from self._open()
+                continue
+            request = self._source.next()
+            if request is None:
+                try:
+                    if (yield None):
+                        self._read()
+                except psycopg.OperationalError as error:
+                    self._drop(error)
+                continue
+            yield from self._serve(request)
+        self._close()
+
+    def _serve(self, request: Request) -> Waits:
+        try:
+            result = yield from self._script(request.script)
+        except psycopg.Error as error:
+            if self._is_lost(error):
+                self._drop(error)
+                request.lost()
+            else:
+                request.refused(error)
+        else:
+            request.done(result)
+
+    def _is_lost(self, error: psycopg.Error) -> bool:
+        pg = self._pg
+        return pg is None or pg.status != pq.ConnStatus.OK or error.sqlstate is None
+
+    def _script(self, script: scripts.Script[Any]) -> Waits:
+        assert self._pg is not None
+        self._depth = 0
+        try:
+            statement = next(script)
+            while True:
+                try:
+                    rows = yield from self._execute(statement)
+                except psycopg.Error as error:
+                    if self._is_lost(error):
+                        raise
+                    statement = script.throw(error)
+                else:
+                    statement = script.send(rows)
+        except StopIteration as end:
+            return end.value
+        except psycopg.Error as error:
+            if not self._is_lost(error) and self._pg.transaction_status != 0:
+                self._pg.send_query(b"ROLLBACK")
+                yield from self._reply()
+            raise
+
+    def _execute(self, statement: scripts.Statement) -> Waits:
+        assert self._pg is not None
+        if statement in (scripts.BEGIN, scripts.COMMIT, scripts.ROLLBACK):
+            self._pg.send_query(self._bounds(statement))
+            yield from self._reply()
+            return []
+        if self._pg.parameter_status(b"client_encoding") != b"UTF8":
+            # A trigger of the app's has changed it: texts would be misread from here on.
+            self._pg.send_query(b"SET client_encoding TO UTF8")
+            yield from self._reply()
+        text, names = self._numbered(statement.text)
+        values, kinds = _dumped([statement.parameters[name] for name in names])
+        if config.POLL_ONLY.read():  # through a pooler, whose servers do not keep statements
+            self._pg.send_query_params(text, values, param_types=kinds)
+        else:
+            key = text, tuple(kinds)
+            if (name := self._prepared.get(key)) is None:
+                name = b"s%d" % len(self._prepared)
+                self._pg.send_prepare(name, text, kinds)
+                yield from self._reply()
+                self._prepared[key] = name
+            self._pg.send_query_prepared(name, values)
+        result = yield from self._reply()
+        return _raw(result) if statement.is_raw else _loaded(result)
+
+    def _bounds(self, statement: scripts.Statement) -> bytes:
+        """Return what opens or ends a transaction, or a savepoint inside of one."""
+        if statement is scripts.BEGIN:
+            self._depth += 1
+            return b"BEGIN" if self._depth == 1 else b"SAVEPOINT q%d" % self._depth
+        depth, self._depth = self._depth, self._depth - 1
+        if depth == 1:
+            return statement.text
+        release = b"RELEASE q%d" % depth
+        return release if statement is scripts.COMMIT else b"ROLLBACK TO q%d; " % depth + release
+
+    def _reply(self) -> Waits:
+        """Wait for the end of a reply; return its last result, or raise its error."""
+        pg = cast("abc.PGconn", self._pg)
+        self.waits_since = clock.boot_s()
+        self._loop.wake_at(self.waits_since + ANSWER_S)
+        try:
+            fd = pg.socket
+            while pg.flush():
+                yield fd, io_loop.READ | io_loop.WRITE
+                pg.consume_input()
+            found: abc.PGresult | None = None
+            while True:
+                while pg.is_busy():
+                    yield fd, io_loop.READ
+                    pg.consume_input()
+                self._take_notifications(pg)
+                result = pg.get_result()
+                if result is None:
+                    break
+                if found is None or found.status in _GOOD:
+                    found = result
+        finally:
+            self.waits_since = math.inf
+        assert found is not None
+        if found.status not in _GOOD:
+            raise pg_errors.error_from_result(found, encoding="utf-8")
+        return found
+
+    def _read(self) -> None:
+        """Read what comes while no statement runs."""
+        pg = cast("abc.PGconn", self._pg)
+        pg.consume_input()
+        self._take_notifications(pg)
+
+    def _take_notifications(self, pg: abc.PGconn) -> None:
+        while (note := pg.notifies()) is not None:
+            self._source.notified(note.relname.decode(), note.extra.decode())
+
+    # --- Opening and closing.
+
+    def _open(self) -> Waits:
+        if self._retry_at:
+            yield None
+            return
+        try:
+            yield from self._connect()
+            yield from self._set_up()
+        except psycopg.Error as error:
+            self._drop(error)
+            return
+        self._backoff_s, self._logged = BACKOFF_FIRST_S, ""
+        self._source.connected()
+
+    def _connect(self) -> Waits:
+        info = database_url.conninfo(database_url.db_url())
+        self._pg = pg = pq.PGconn.connect_start(info.encode())
+        self._prepared.clear()
+        pg.nonblocking = 1
+        self.waits_since = clock.boot_s()
+        self._loop.wake_at(self.waits_since + ANSWER_S)
+        try:
+            while (state := pg.connect_poll()) != pq.PollingStatus.OK:
+                if state == pq.PollingStatus.FAILED:
+                    raise psycopg.OperationalError(pg.get_error_message())
+                reading = state == pq.PollingStatus.READING
+                # libpq may have closed one socket and opened another of the same number.
+                self.flow.let_go()
+                yield pg.socket, io_loop.READ if reading else io_loop.READ | io_loop.WRITE
+        finally:
+            self.waits_since = math.inf
+
+    def _set_up(self) -> Waits:
+        pg = cast("abc.PGconn", self._pg)
+        encoding = pg.parameter_status(b"server_encoding")
+        name = (pg.db or b"").decode()
+        if why := pool.refusal(encoding.decode() if encoding else None, name):
+            raise errors.InvalidConfig(why)
+        timeouts = pool.timeouts_ms()
+        yield from self._execute(scripts.Statement(statements.sessions.set_up, timeouts))
+        if not config.POLL_ONLY.read():
+            for channel in self._channels:
+                pg.send_query(b"LISTEN " + channel.encode())
+                yield from self._reply()
+            for lock in self._locks:
+                yield from self._execute(
+                    scripts.Statement(statements.sessions.hold, {"lock": lock})
+                )
+
+    def _drop(self, error: psycopg.Error | None) -> None:
+        """Close the connection, and open the next one after a pause."""
+        was_open = self._pg is not None
+        self._close()
+        if error is not None:
+            # The message changes during one outage, from "closed" to "starting up".
+            if self._logged != (logged := error.sqlstate or "away"):
+                self._logged = logged
+                line = (str(error).strip() or type(error).__name__).splitlines()[0]
+                _log.warning("waiting for the database: %s", line)
+            pause_s = self._backoff_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter
+            self._retry_at = clock.boot_s() + pause_s
+            self._loop.wake_at(self._retry_at)
+            self._backoff_s = min(BACKOFF_MAX_S, self._backoff_s * 2)
+        if was_open:
+            self._source.disconnected()
+
+    def _close(self) -> None:
+        # libpq may have closed its socket by itself, and the next one may get the same number.
+        self.flow.let_go()
+        pg, self._pg = self._pg, None
+        if pg is not None:
+            pg.finish()
+
+    def _numbered(self, text: bytes) -> tuple[bytes, list[str]]:
+        """Return a statement with `$1` for the first parameter, and the names in this order."""
+        if (known := self._parsed.get(text)) is None:
+            names: list[str] = []
+
+            def number(match: re.Match[str]) -> str:
+                if (name := match[1]) is None:
+                    return "%"
+                if name not in names:
+                    names.append(name)
+                return f"${names.index(name) + 1}"
+
+            known = _PARAMETER.sub(number, text.decode()).encode(), names
+            self._parsed[text] = known
+        return known
+
+
+def _dumped(values: Sequence[Any]) -> tuple[list[bytes | None], list[int]]:
+    """Return parameters as texts with their types. Raises `DataError` for a text with a NUL."""
+    found: list[bytes | None] = []
+    kinds: list[int] = []
+    for value in values:
+        kind = _UNKNOWN
+        if value is None or isinstance(value, bytes):
+            text = value
+        elif isinstance(value, str):
+            text = _encoded(value)
+        elif isinstance(value, bool):
+            text, kind = b"t" if value else b"f", _BOOL
+        elif isinstance(value, int):
+            text, kind = b"%d" % value, _INT8
+        elif isinstance(value, float):
+            text, kind = repr(value).replace("inf", "Infinity").encode(), _FLOAT8
+        else:
+            items = [*cast("Sequence[Any]", value)]
+            numbers = any(isinstance(each, int) for each in items)
+            text, kind = _encoded(_array(items)), _INTS if numbers else _TEXTS
+        if text is not None and b"\0" in text:
+            raise psycopg.DataError("PostgreSQL text cannot have a NUL (0x00) byte")
+        found.append(text)
+        kinds.append(kind)
+    return found, kinds
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise psycopg.DataError(f"PostgreSQL text is UTF-8: {error}") from None
+
+
+def _array(items: Sequence[Any]) -> str:
+    def quoted(item: Any) -> str:
+        if item is None:
+            return "NULL"
+        text = str(item).replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{text}"'
+
+    return f"{{{','.join(map(quoted, items))}}}"
+
+
+def _adapters() -> adapt.AdaptersMap:
+    found = adapt.AdaptersMap(psycopg.adapters)
+    loading.install(found)
+    return found
+
+
+_ADAPTERS: Final = _adapters()
+
+
+def _loaded(result: abc.PGresult) -> list[Mapping[str, Any]]:
+    """Return the rows of a result as dicts of Python values."""
+    if result.status != pq.ExecStatus.TUPLES_OK or not result.ntuples:
+        return []
+    loader: Any = adapt.Transformer(_ADAPTERS)
+    loader.set_pgresult(result)
+    names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+
+    def made(values: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(names, values, strict=True))
+
+    return loader.load_rows(0, result.ntuples, made)
+
+
+def _raw(result: abc.PGresult) -> list[tuple[bytes | None, ...]]:
+    value, columns = result.get_value, range(result.nfields)
+    return [tuple(value(row, column) for column in columns) for row in range(result.ntuples)]

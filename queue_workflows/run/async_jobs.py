@@ -1,0 +1,300 @@
+"""Run many async jobs at once in an executor, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import itertools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from queue_workflows import config, errors
+from queue_workflows.engine import outcomes
+from queue_workflows.handlers import node_call, task_call
+from queue_workflows.run import (
+    executor,
+    job_output,
+    job_rows,
+    log_sender,
+    loop_watch,
+    node_hook,
+    nodes,
+    running,
+    streams,
+    sync_thread,
+    wire,
+)
+from queue_workflows.runtime import service
+from queue_workflows.tasks import async_handlers, attempt_steps, handlers
+from queue_workflows.types import JsonDict, Row
+
+_log = logging.getLogger(__name__)
+_key: contextvars.ContextVar[int] = contextvars.ContextVar("executor_job", default=0)
+"""The job whose handler runs in this context."""
+
+
+class _Job(NamedTuple):
+    """A job of this executor: its row, whether it is a node, and its link to the worker."""
+
+    row: Row
+    in_run: bool
+    control: running.Running
+
+
+class _Frames:
+    """The frames of a channel, for one thread; ends the process at the end of file."""
+
+    def __init__(self, channel: executor.Channel) -> None:
+        self._channel = channel
+
+    def __iter__(self) -> Iterator[executor.Frame]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            while True:
+                yield from self._channel.receive_now()
+        except BaseException:  # noqa: BLE001  without this thread no job would start
+            os._exit(wire.LOST)
+
+
+class AsyncJobs:
+    """Run async handlers concurrently on the main thread's event loop.
+
+    Handlers that are not async run on one further thread, one at a time. One thread receives jobs
+    and requests about them. A third one watches for a handler that blocks the loop.
+    """
+
+    def __init__(self, channel: executor.Channel) -> None:
+        self._channel = channel
+        self._loop = async_handlers.Loop()
+        self._sync = sync_thread.SyncThread()
+        self._jobs: dict[int, _Job] = {}
+        self._values: dict[int, Any] = {}
+        """The values of completed nodes until ANNOUNCE or FORGET."""
+        self._asked: dict[int, concurrent.futures.Future[Any]] = {}
+        self._numbers = itertools.count(1)
+        self._quitting = self._over = False
+        self._ending = threading.Lock()
+        self._output = job_output.JobOutput(_key.get, self._send_log)
+        self._output.install()
+        log_sender.install(self._send_log, _key.get, by_job=True)
+        self._watch = loop_watch.LoopWatch(
+            self._loop.inner, _key, self._warn, lambda: bool(self._jobs)
+        )
+        self._flushes = False
+        """Whether the event loop is about to send what was too early to be sent."""
+
+    def serve(self) -> None:
+        """Run jobs until QUIT and the end of those that run then."""
+        service.Follow("executor-jobs", _Frames(self._channel), self._receive).start()
+        self._watch.start()
+        self._loop.serve()
+        self._watch.stop()
+        self._sync.stop()
+        executor.end_process()
+
+    # --- The thread that receives.
+
+    def _receive(self, frame: executor.Frame) -> None:
+        kind, key, body = frame
+        if kind in (wire.RUN_TASK, wire.RUN_NODE):
+            self._begin(key, job_rows.loaded(body), in_run=kind == wire.RUN_NODE)
+        elif kind == wire.ANSWER:
+            answer = wire.decoded(body)
+            asked = self._asked.pop(answer["no"], None)
+            if asked is not None and asked.set_running_or_notify_cancel():
+                asked.set_result(answer)
+        elif kind == wire.INTERRUPT:
+            self._interrupt(key, body.decode())
+        elif kind == wire.ANNOUNCE:
+            self._sync.put(key, lambda _: self._announce(key, body))
+        elif kind == wire.FORGET:
+            self._values.pop(key, None)
+            self._end_if_done()
+        elif kind == wire.QUIT:
+            self._quitting = True
+            self._end_if_done()
+
+    def _begin(self, key: int, row: Row, *, in_run: bool) -> None:
+        control = running.Running(key, self._channel.send, self._wake)
+        job = self._jobs[key] = _Job(row, in_run, control)
+        if len(self._jobs) == 1:
+            self._watch.wake()
+        if (refused := job_rows.refused(row, in_run=in_run)) is not None:
+            self._ended(job, refused)
+        elif _is_async(job):
+            self._loop.spawn(lambda: self._run(job))
+        else:
+            self._channel.send(wire.WAITS, key)
+            self._sync.put(key, lambda runner: self._run_sync(job, runner))
+
+    def _interrupt(self, key: int, reason: str) -> None:
+        job = self._jobs.get(key)
+        if job is None:
+            return
+        job.control.request(reason)
+        if self._sync.take_back(lambda waiting: waiting == key):
+            # Its handler would start only after that of another job.
+            self._ended(job, outcomes.Outcome("cancelled", 0.0, error=reason))
+
+    # --- The event loop.
+
+    async def _run(self, job: _Job) -> None:
+        key = job.control.key
+        _key.set(key)
+        self._watch.note(key)
+        ask_step = functools.partial(self._ask_step, key)
+        try:
+            if job.in_run:
+                outcome = await nodes.run_async(
+                    job.row,
+                    job.control,
+                    ask=self._ask_async,
+                    ask_step=ask_step,
+                    send=self._channel.send,
+                )
+            else:
+                outcome = await task_call.call_async(job.row, job.control, ask_step)
+        except KeyboardInterrupt as error:
+            outcome = _failed(job, error)
+        self._ended(job, outcome)
+
+    async def _ask_async(self, key: int, what: str) -> Any:
+        return executor.answer_of(await asyncio.wrap_future(self._ask_for(key, what)))
+
+    # --- The thread of handlers that are not async.
+
+    def _run_sync(self, job: _Job, runner: handlers.Runner) -> None:
+        key = job.control.key
+        _key.set(key)
+        self._channel.send(wire.STARTED, key)
+        ask_step = functools.partial(self._ask_step, key)
+        try:
+            if job.in_run:
+                outcome = nodes.run(
+                    job.row,
+                    job.control,
+                    model_cache=None,
+                    runner=runner,
+                    ask=self._ask,
+                    ask_step=ask_step,
+                    send=self._channel.send,
+                )
+            else:
+                outcome = task_call.call(job.row, job.control, runner, ask_step)
+        except KeyboardInterrupt as error:
+            outcome = _failed(job, error)
+        self._ended(job, outcome)
+
+    def _ask(self, key: int, what: str) -> Any:
+        return executor.answer_of(self._ask_for(key, what).result())
+
+    def _announce(self, key: int, body: bytes) -> None:
+        if key in self._values:
+            node_hook.call(wire.decoded(body), self._values[key])
+        self._values.pop(key, None)
+        self._channel.send(wire.ANNOUNCED, key)
+        self._end_if_done()
+
+    # --- Any thread.
+
+    def _ask_for(
+        self, key: int, what: str, request: JsonDict | None = None
+    ) -> concurrent.futures.Future[Any]:
+        number = next(self._numbers)
+        found = self._asked[number] = concurrent.futures.Future[Any]()
+        body = wire.encoded({"no": number, "what": what, "request": request})
+        self._channel.send(wire.ASK, key, body)
+        return found
+
+    def _ask_step(self, key: int, request: JsonDict) -> attempt_steps.Answered:
+        """Return the worker's answer to come; raise `NoCurrentJob` for a job that has ended."""
+        if key not in self._jobs:
+            raise errors.NoCurrentJob("the job of this step has ended")
+        value = concurrent.futures.Future[JsonDict]()
+        asked = self._ask_for(key, "step", request)
+        asked.add_done_callback(lambda done: _pass_on(done.result(), value))
+        return value
+
+    def _ended(self, job: _Job, outcome: outcomes.Outcome) -> None:
+        key = job.control.key
+        streams.flush()
+        self._output.end(key)
+        if outcome.kind == "completed":
+            if job.in_run and config.get_config().on_node_completed is not None:
+                self._values[key] = outcome.value
+            frame = wire.frame(wire.COMPLETED, key, wire.completed_body(outcome))
+        else:
+            frame = wire.frame(wire.ENDED, key, wire.ended_body(outcome))
+        self._channel.send_all(job.control.take_unsent() + frame)
+        self._jobs.pop(key, None)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        with self._ending:
+            if self._over or not self._quitting or self._jobs or self._values:
+                return
+            self._over = True
+        self._loop.end()
+
+    def _send_log(self, key: int, record: JsonDict) -> None:
+        self._channel.send(wire.LOG, key, wire.encoded(record))
+
+    def _wake(self) -> None:
+        if not self._flushes:
+            self._flushes = True
+            loop = self._loop.inner
+            loop.call_soon_threadsafe(loop.call_later, running.EVERY_S, self._flush)
+
+    def _flush(self) -> None:
+        self._flushes = False
+        for job in [*self._jobs.values()]:
+            if unsent := job.control.take_unsent():
+                self._channel.send_all(unsent)
+
+    def _warn(self, key: int | None, seconds: float, place: str) -> None:
+        job = None if key is None else self._jobs.get(key)
+        _log.warning(
+            "%s has blocked the event loop for %.1f s, at %s; the other jobs (%d) wait: await what "
+            "takes long, or call it by asyncio.to_thread()",
+            "a callback" if job is None else _name(job),
+            seconds,
+            place,
+            len(self._jobs) - 1,
+        )
+
+
+def _name(job: _Job) -> str:
+    row = job.row
+    if job.in_run:
+        return f"node {row['node_id']!r} ({row['node_module']}, job {row['id']})"
+    return f"task {row['task_name']!r} (job {row['id']})"
+
+
+def _is_async(job: _Job) -> bool:
+    """Return whether the handler is async; one that cannot be found fails on the other thread."""
+    try:
+        if job.in_run:
+            return handlers.is_async(node_call.handler_of(job.row)[1])
+        return handlers.is_async(config.get_config().ingest_task_map[job.row["task_name"]])
+    except BaseException:  # noqa: BLE001  the boundary around app code: it imports the node's module
+        return False
+
+
+def _pass_on(answer: Any, value: concurrent.futures.Future[JsonDict]) -> None:
+    if not value.set_running_or_notify_cancel():
+        return  # its handler was cancelled
+    if answer["error"] is not None:
+        value.set_exception(errors.DatabaseUnavailable(answer["error"]))
+    else:
+        value.set_result(answer["value"])
+
+
+def _failed(job: _Job, error: BaseException) -> outcomes.Outcome:
+    call = node_call if job.in_run else task_call
+    return call.failed(job.row, error, 0.0)

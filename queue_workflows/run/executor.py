@@ -1,0 +1,501 @@
+"""Run an executor: a forked process that runs handlers, one job after the other.
+
+The worker's requests about the running job come on a socket of their own, which a thread reads.
+Nothing here guards the lease: the launcher and the kernel do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, cast
+
+from queue_workflows import config, errors
+from queue_workflows.engine import outcomes
+from queue_workflows.handlers import model_changes, node_call, task_call
+from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
+from queue_workflows.run import (
+    job_rows,
+    kernel,
+    loaded_app,
+    log_sender,
+    node_hook,
+    nodes,
+    peak_memory,
+    requests,
+    restored_state,
+    running,
+    streams,
+    title,
+    wire,
+)
+from queue_workflows.runtime import forking, service
+from queue_workflows.tasks import attempt_steps, handlers
+from queue_workflows.types import JsonDict, Row
+
+if TYPE_CHECKING:
+    from queue_workflows.run import async_jobs
+
+_log = logging.getLogger(__name__)
+Frame: TypeAlias = "tuple[int, int, bytes]"
+_sigmask: Final[Callable[[int, Collection[int]], set[int]]] = importlib.import_module(
+    "_signal"
+).pthread_sigmask
+"""The function behind `signal.pthread_sigmask`, which makes an enum member of each signal in the
+old mask: that took longer than all else for a job that does nothing."""
+_ALL: Final = frozenset(map(int, signal.valid_signals()))
+
+
+class App(NamedTuple):
+    """What an executor needs of the worker's configuration; called in a forked process."""
+
+    load: Callable[[], object]
+    """Imports the app."""
+    model_cache: Callable[[], RequiresModels | None] = lambda: None
+    """Returns the cache of models, for nodes that need one."""
+    stop_policies: Callable[[], Iterable[str]] = tuple
+    """Returns the names of the stop policies, to which the app may have added some."""
+
+
+def ignore(_signum: int, _frame: object) -> None:
+    """Ignore a signal; other than SIG_IGN it is not inherited by what a handler executes."""
+
+
+def prepare() -> type[async_jobs.AsyncJobs]:
+    """Import what executors need, so that each has it when it is forked."""
+    from queue_workflows.run import async_jobs
+
+    return async_jobs.AsyncJobs
+
+
+def load(app: App) -> dict[str, Any]:
+    """Load the app in this process; return what it registered as JSON, or its error."""
+    before = dict(os.environ)
+    try:
+        app.load()
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
+        return {"error": loaded_app.describe_error(error)}
+    found = loaded_app.collect(before, app.stop_policies())._asdict()
+    return {"error": None, "registered": found}
+
+
+def main(
+    fds: Sequence[int],
+    inherited: Sequence[int],
+    app: App,
+    parent: int,
+    *,
+    late: bool,
+    shared: bool,
+) -> NoReturn:
+    """Run handlers in this forked process and never return.
+
+    `fds`: the descriptors that the worker sent. `inherited`: those to close. `late`: load the app.
+    `shared`: run many async handlers at once.
+    """
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        kernel.die_with(parent)
+        title.set_title(f"queue_workflows executor of launcher {parent}")
+        for fd in inherited:
+            os.close(fd)
+        channel, interrupts = _prepared(fds)
+        if late and (error := load(app)["error"]) is not None:
+            channel.send(wire.READY, 0, wire.encoded(error))
+            raise SystemExit(error["text"])
+        if shared:
+            prepare()(channel).serve()
+        else:
+            JobLoop(channel, interrupts, adapted(app.model_cache())).serve()
+        code = 0
+    except ConnectionError:
+        code = wire.LOST
+    except BaseException:  # noqa: BLE001  the main function of a process
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _prepared(fds: Sequence[int]) -> tuple[Channel, socket.socket]:
+    """Make this process one that handlers may run in; return its ends of the two sockets."""
+    ends = [socket.socket(fileno=wire.high(fd)) for fd in fds[:2]]
+    streams.redirect(*fds[2:])
+    signal.signal(signal.SIGTERM, ignore)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # as `random` does after a fork: each executor has numbers of its own
+    _watch_forks(ends)
+    return Channel(ends[0]), ends[1]
+
+
+def _watch_forks(ends: Sequence[socket.socket]) -> None:
+    """Let a child that a handler forks leave the executor, and die by the first SIGTERM."""
+    masks: list[set[int]] = []
+
+    def before() -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def in_child() -> None:
+        for end in ends:
+            end.close()
+        if signal.getsignal(signal.SIGTERM) is ignore:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
+
+
+class Channel:
+    """An executor's end of the socket to its worker: any thread sends, the main thread receives.
+
+    The app's signal handlers run on the main thread and may raise. So it blocks signals while it
+    sends or receives, and waits for something to receive before that.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(True)
+        self._end = end
+        self._frames = wire.Frames()
+        self._lock = threading.RLock()
+        self._main = threading.main_thread().ident
+        self._pid = os.getpid()
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._end.fileno()
+
+    def send(self, kind: int, key: int, body: bytes = b"") -> None:
+        """Send a frame; wait until the worker has taken it. Raises ConnectionError."""
+        self.send_all(wire.frame(kind, key, body))
+
+    def send_all(self, data: bytes) -> None:
+        """Send frames. In a process that a handler has forked it does nothing."""
+        if os.getpid() != self._pid:
+            # Its messages would mix with ours. libc's own fork() calls no hook of Python.
+            return
+        with self._lock:
+            if threading.get_ident() != self._main:
+                self._send(data)
+                return
+            mask = _sigmask(signal.SIG_SETMASK, _ALL)
+            try:
+                self._send(data)
+            finally:
+                _sigmask(signal.SIG_SETMASK, mask)
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._end.sendall(data)
+        except OSError as error:
+            raise ConnectionError(f"the channel is lost: {error.strerror}") from None
+
+    def receive(self) -> list[Frame]:
+        """Wait for frames and return them. Raises ConnectionError at the end.
+
+        An exception of the app's signal handlers is raised from here with nothing lost.
+        """
+        while True:
+            self._poll.poll()
+            self._check()
+            _sigmask(signal.SIG_SETMASK, _ALL)
+            try:
+                found = self.receive_now()
+            finally:
+                _sigmask(signal.SIG_SETMASK, ())
+            if found:
+                return found
+
+    def receive_now(self) -> list[Frame]:
+        """Receive once, and return what is complete. Raises ConnectionError at the end."""
+        try:
+            data = self._end.recv(wire.SIZE)
+        except OSError as error:
+            raise ConnectionError(f"the channel is lost: {error.strerror}") from None
+        if not data:
+            raise ConnectionError("the worker has closed the channel, or has ended")
+        return [*self._frames.add(data)]
+
+    def _check(self) -> None:
+        """End a process that a handler has forked and let return: its parent has the channel."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+
+class JobLoop:
+    """The state of an executor that runs one job at a time.
+
+    `alone`: whether the process is for this alone. Else the caller's thread runs the handlers, and
+    keeps its log and its state; `lost` is called when the requests of the worker end.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        interrupts: socket.socket,
+        model_cache: ModelCache | None,
+        *,
+        alone: bool = True,
+        lost: Callable[[], object] = functools.partial(os._exit, wire.LOST),
+    ) -> None:
+        self._channel = channel
+        self._pid = os.getpid()
+        self._requests = requests.Requests(interrupts, lost)
+        self._requests.idle = self._flush
+        self._ends: dict[int, str] = {}
+        """Why jobs are to end whose handlers may not have started when the request came."""
+        self._ended = 0
+        """The key of the last job whose handler has ended."""
+        self._cache = model_cache
+        self._runner = handlers.Runner()
+        self._received: deque[Frame] = deque()
+        self._asking = threading.RLock()
+        """Held by the thread that waits for an answer; a handler may use several threads."""
+        self._asked = 0
+        self.current: running.Running | None = None
+        self._value: tuple[int, Any] | None = None
+        """The value of the last completed job, for `on_node_completed`."""
+        self._peak = peak_memory.PeakMemory()
+        if model_cache is not None:
+            model_cache.set_publisher(lambda _: self._send_model())
+        self._hearing = service.Follow("executor-requests", self._requests, self._hear)
+        self._hearing.start()
+        self._state: restored_state.RestoredState | None = None
+        if alone:
+            log_sender.install(self._send_log, self.key)
+            self._state = restored_state.RestoredState()
+
+    def serve(self) -> None:
+        """Run jobs until QUIT."""
+        while True:
+            try:
+                kind, key, body = self._next()
+            except ConnectionError:
+                raise
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a signal handler of the app
+                # Which an alarm of an ended job called.
+                _log.warning("between two jobs: %s: %s", type(error).__name__, error)
+                continue
+            if kind == wire.QUIT:
+                self._quit()
+                return
+            if kind in (wire.RUN_TASK, wire.RUN_NODE):
+                self._run(kind, key, body)
+                if self._state is not None and not self._state.restore():
+                    self._quit()
+                    return
+            elif kind == wire.ANNOUNCE:
+                self._announce(key, body)
+            elif kind == wire.LOAD:
+                self._change_model(wire.decoded(body))
+
+    def _next(self) -> Frame:
+        while not self._received:
+            self._received.extend(self._channel.receive())
+        return self._received.popleft()
+
+    def key(self) -> int:
+        """Return the key of the job that runs, or 0; any thread may ask."""
+        job = self.current
+        return 0 if job is None else job.key
+
+    # --- Jobs.
+
+    def _run(self, kind: int, key: int, body: bytes) -> None:
+        self._value = None
+        self._peak.reset()
+        job = running.Running(key, self._channel.send, self._requests.wake)
+        in_run = kind == wire.RUN_NODE
+        row = job_rows.loaded(body)
+        self.current = job
+        try:
+            # The request may have come on its thread just before the job.
+            if (reason := self._ends.get(key)) is not None:
+                outcome = outcomes.Outcome("cancelled", 0.0, error=reason)
+            else:
+                outcome = self._outcome(row, job, in_run=in_run)
+            # An alarm that the handler left behind must not prevent the send.
+            _block(_ALL)
+            try:
+                self._send_outcome(job, outcome, in_run=in_run)
+            finally:
+                _block(())
+        finally:
+            self.current = None
+            self._ended = key
+            self._ends.pop(key, None)
+
+    def _outcome(self, row: Row, job: running.Running, *, in_run: bool) -> outcomes.Outcome:
+        ask_step = functools.partial(self._ask_step, job.key)
+        try:
+            if (refused := job_rows.refused(row, in_run=in_run)) is not None:
+                return refused
+            if in_run:
+                return nodes.run(
+                    row,
+                    job,
+                    model_cache=self._cache,
+                    runner=self._runner,
+                    ask=self._ask,
+                    ask_step=ask_step,
+                    send=self._channel.send,
+                )
+            return task_call.call(row, job, self._runner, ask_step)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers
+            return (node_call if in_run else task_call).failed(row, error, 0.0)
+
+    def _send_outcome(
+        self, job: running.Running, outcome: outcomes.Outcome, *, in_run: bool
+    ) -> None:
+        streams.flush()
+        if os.getpid() != self._pid:
+            os._exit(outcome.kind != "completed")  # a child that the handler forked and let return
+        if outcome.kind == "completed":
+            if in_run and config.get_config().on_node_completed is not None:
+                self._value = (job.key, outcome.value)
+            outcome = outcome._replace(vm_rss_mb_peak=node_call.peak_rss_mb())
+            frame = wire.frame(wire.COMPLETED, job.key, wire.completed_body(outcome))
+        else:
+            frame = wire.frame(wire.ENDED, job.key, wire.ended_body(outcome))
+        self._channel.send_all(job.take_unsent() + frame)
+
+    # --- The thread of requests.
+
+    def _hear(self, request: tuple[int, str]) -> None:
+        key, reason = request
+        if key > self._ended:
+            self._ends.setdefault(key, reason)
+            job = self.current
+            if job is not None and job.key == key:
+                job.request(reason)
+
+    def _flush(self) -> bool:
+        """Send a report that was too early to be sent; return whether there was one."""
+        job = self.current
+        unsent = b"" if job is None else job.take_unsent()
+        if unsent:
+            self._channel.send_all(unsent)
+        return bool(unsent)
+
+    # --- Questions.
+
+    def _ask(self, key: int, what: str, request: JsonDict | None = None) -> Any:
+        """Return the worker's answer. Raises `DatabaseUnavailable` if the worker has none."""
+        with self._asking:
+            self._asked += 1
+            number = self._asked
+            body = wire.encoded({"no": number, "what": what, "request": request})
+            self._channel.send(wire.ASK, key, body)
+            later: list[Frame] = []
+            try:
+                while True:
+                    frame = self._next()
+                    if frame[0] == wire.ANSWER:
+                        answer = wire.decoded(frame[2])
+                        if answer["no"] == number:
+                            break
+                    else:
+                        later.append(frame)
+            finally:
+                self._received.extendleft(reversed(later))
+        return answer_of(answer)
+
+    def _ask_step(self, key: int, request: JsonDict) -> attempt_steps.Answered:
+        """Return the worker's answer about a step of this job; raise it for one that has ended."""
+        with self._asking:
+            if (job := self.current) is None or job.key != key:
+                raise errors.NoCurrentJob("the job of this step has ended")
+            return attempt_steps.answered(lambda: self._ask(key, "step", request))
+
+    # --- Hooks and models.
+
+    def _announce(self, key: int, body: bytes) -> None:
+        if self._value is not None and self._value[0] == key:
+            node_hook.call(wire.decoded(body), self._value[1])
+        self._value = None
+        streams.flush()
+        self._channel.send(wire.ANNOUNCED, key)
+
+    def _change_model(self, change: JsonDict) -> None:
+        error, cache = None, self._cache
+        if cache is None:
+            error = "this executor has no models"
+        elif change.get("model") is not None:
+            error = model_changes.load(cache, change["model"])
+        elif change["idle_only"]:
+            cache.reap_idle_once()
+        else:
+            error = model_changes.unload(cache)
+        streams.flush()
+        self._send_model()
+        self._channel.send(wire.CHANGED, 0, wire.encoded(error))
+
+    def _send_model(self) -> None:
+        cache = self._cache
+        if cache is not None:
+            held = cache.resident
+            model = {
+                "current": held and held.id,
+                "loading": cache.loading_model,
+                "load_s": held.load_s if held else 0.0,
+                "held_s": held.held_s if held else 0.0,
+                "vram_gb": held.est_vram_gb if held else 0.0,
+            }
+            self._channel.send(wire.MODEL, self.key(), wire.encoded(model))
+
+    def _send_log(self, key: int, record: JsonDict) -> None:
+        self._channel.send(wire.LOG, key, wire.encoded(record))
+
+    def _quit(self) -> None:
+        if self._cache is not None:
+            with contextlib.suppress(errors.ModelLoadFailed):
+                self._cache.drop_cache()
+        self._runner.close()
+        if self._state is not None:
+            end_process()
+
+    def close(self) -> None:
+        """End the thread of requests, in a process that goes on."""
+        self._hearing.stop()
+
+
+def end_process() -> None:
+    """Do what the interpreter does at its end: wait for threads, and call what `atexit` has."""
+    forking.prepare()
+    cast("Any", threading)._shutdown()
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    streams.flush()
+
+
+def answer_of(answer: JsonDict) -> Any:
+    """Return the value of an ANSWER; raise `DatabaseUnavailable` if it is an error."""
+    if answer["error"] is not None:
+        raise errors.DatabaseUnavailable(answer["error"])
+    return answer["value"]
+
+
+def _block(signals: Collection[int]) -> None:
+    """Block these signals alone; log what a signal handler of the app raises at this moment."""
+    try:
+        _sigmask(signal.SIG_SETMASK, signals)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the mask is set before it raises
+        _log.warning("between two jobs: %s: %s", type(error).__name__, error)

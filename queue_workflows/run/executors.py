@@ -1,0 +1,750 @@
+"""Fork the executors of one queue, give them jobs, and read what they send and print.
+
+For the thread of the worker's loop; no call waits. The owner hears what happens to its jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from queue_workflows.engine import outcomes
+from queue_workflows.run import launcher, streams, wire
+from queue_workflows.runtime import clock, io_loop, log_context, printed_lines
+from queue_workflows.telemetry import memory_files
+from queue_workflows.types import JsonDict
+
+_log = logging.getLogger(__name__)
+TAIL: Final = 2000
+"""Bytes of a job's last output that are kept for the record of a death."""
+PAGE_KB: Final = 4
+END_S: Final = 5.0
+"""Seconds in which an executor that was let go has to end."""
+LOST_S: Final = 1.0
+"""Seconds that a process gets to end after its channel was closed."""
+GROWN_MB: Final = 32.0
+"""Memory in MB that an executor keeps of its jobs, from which its end helps when memory is full.
+
+Less than that is what imports and caches take."""
+FORK_FIRST_S: Final = 0.1
+FORK_AGAIN_S: Final = 5.0
+"""Longest pause in seconds before a fork is tried again after an executor died without a job."""
+LET_GO_S: Final = 60.0
+"""Seconds after which an executor that has nothing to do is let go, unless it is the only one."""
+
+
+class Limits(Protocol):
+    """When executors are replaced; None: never."""
+
+    @property
+    def max_jobs(self) -> int | None: ...
+
+    @property
+    def max_rss_mb(self) -> float | None: ...
+
+
+class Job(Protocol):
+    """A claimed job, as far as executors know it."""
+
+    id: str
+    body: bytes
+    in_run: bool
+    key: int
+    place: Executor | None
+    """The executor that has it."""
+
+    @property
+    def ids(self) -> dict[str, str | int]:
+        """Return the ids that log lines about it carry."""
+        ...
+
+
+class Owner(Protocol):
+    """Hears what becomes of the jobs of executors."""
+
+    def ended(self, job: Any, outcome: outcomes.Outcome) -> object:
+        """Take the outcome of a handler; its executor may get another job from here."""
+        ...
+
+    def died(self, job: Any, death: Death) -> object:
+        """Note that an executor has ended while it ran this job."""
+        ...
+
+    def beat(self, job: Any, progress: str | None) -> object:
+        """Note that a handler is active, with its progress as a JSON text."""
+        ...
+
+    def cursor(self, job: Any, name: str, key: str, position: int) -> object:
+        """Note how many items of a cursor are done."""
+        ...
+
+    def asked(self, job: Any, question: JsonDict) -> object:
+        """Answer a question of a handler by `answer`."""
+        ...
+
+    def printed(self, job: Any, data: bytes) -> object:
+        """Keep what a handler has printed."""
+        ...
+
+    def event(self, job: Any, event_type: str, elapsed_s: float | None) -> object:
+        """Take an event for the history of a node."""
+        ...
+
+    def started(self, job: Any) -> object:
+        """Note that a handler starts only now, which had to wait for another one."""
+        ...
+
+    def model(self, model: JsonDict) -> object:
+        """Take what the executor of a GPU says of its model."""
+        ...
+
+    def changed(self, error: str | None) -> object:
+        """Note that a model was loaded or unloaded on request, or why not."""
+        ...
+
+    def room(self) -> object:
+        """Note that an executor can take a job."""
+        ...
+
+
+class Death(NamedTuple):
+    """How an executor ended: one line, and the detail of the `death` event."""
+
+    evidence: str
+    detail: JsonDict
+    by_deadline: bool
+    """Whether the launcher has killed it since the worker was silent."""
+    killed_for: str
+    """Why this worker has killed it; empty if it has not."""
+
+
+class Executor:
+    """One executor of this worker: its process, its channel, and its jobs."""
+
+    def __init__(
+        self,
+        number: int,
+        ends: tuple[socket.socket, socket.socket],
+        pipes: tuple[int, int],
+        *,
+        shared: bool,
+    ) -> None:
+        """`shared`: it runs many jobs at once. Its length: the members are documented here."""
+        self.number = number
+        self.pid = 0
+        """0 until the launcher has forked it."""
+        self.shared = shared
+        self.channel, self.requests = ends
+        for each in ends:
+            each.setblocking(False)
+        self.frames = wire.Frames()
+        self.unsent = bytearray()
+        self.out = streams.Output(*pipes)
+        self.jobs: dict[int, Any] = {}
+        """Its jobs by key, until their outcomes are here."""
+        self.count = 0
+        """How many jobs it has been sent."""
+        self.announcing = 0
+        """How many completed jobs it keeps the value of, for the app's hook."""
+        self.changing = False
+        """Whether it loads or unloads a model on request."""
+        self.isolated = False
+        """Whether its job is to be its only one."""
+        self.full = False
+        """Whether it gets no further job."""
+        self.let_go_at = math.inf
+        """When it was told to end by itself; inf: it was not."""
+        self.idle_since = clock.boot_s()
+        self.lost = ""
+        """Why its channel cannot be used any more."""
+        self.lost_at = math.inf
+        self.packet: dict[str, Any] | None = None
+        """What the launcher says of its end."""
+        self.signals: set[int] = set()
+        """The signals that it was sent to end."""
+        self.killed_for = ""
+        self.tail = b""
+        self.mb_before = 0.0
+        """Its memory before its first job."""
+        self.lines: printed_lines.Pipes | None = None
+
+    @property
+    def job(self) -> Any:
+        """Return the job that runs in it, or None."""
+        return next(iter(self.jobs.values()), None)
+
+    @property
+    def usable(self) -> bool:
+        """Return whether it may get a job now, or as soon as one has ended."""
+        return not (
+            self.full
+            or self.signals
+            or self.lost
+            or self.changing
+            or self.packet is not None
+            or (self.announcing and not self.shared)
+        )
+
+    def rss_mb(self) -> float:
+        """Return the memory of the process now, in MB; 0.0 if it has ended."""
+        try:
+            text = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii")
+            return int(text.split()[1]) * PAGE_KB / 1024
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def memory_mb(self) -> float:
+        """Return its memory with swapped pages, in MB."""
+        found = memory_files.File(Path(f"/proc/{self.pid}/status")).numbers(b"VmRSS", b"VmSwap")
+        return sum(each or 0 for each in found) / 1024
+
+    def has_grown(self) -> bool:
+        """Return whether it keeps memory of jobs that have all ended."""
+        if not self.usable or self.jobs or not self.count:
+            return False
+        return self.memory_mb() - self.mb_before >= GROWN_MB
+
+    def close(self) -> None:
+        """Close the descriptors; a living process ends by that."""
+        self.channel.close()
+        self.requests.close()
+        self.out.close()
+
+
+class Executors:
+    """The executors of one queue; another one is forked for each that ends.
+
+    `slots`: how many jobs run at once, each in an executor of its own, or all in one (`shared`), or
+    async ones in one and the others in their own (`mixed`). `lone`: another one is forked only once
+    the last has ended, as two may not fit into the memory of a GPU.
+    """
+
+    def __init__(
+        self,
+        loop: io_loop.IoLoop,
+        launcher_: launcher.Launcher | None,
+        printer: Printer,
+        owner: Owner,
+        limits: Limits,
+        *,
+        slots: int,
+        shared: bool = False,
+        mixed: bool = False,
+        lone: bool = False,
+    ) -> None:
+        self._loop = loop
+        self._of_launcher = launcher_
+        self._printer = printer
+        self._owner = owner
+        self._limits = limits
+        self._slots, self._shared, self._mixed, self._lone = slots, shared, mixed, lone
+        self._by_number: dict[int, Executor] = {}
+        self._by_pid: dict[int, Executor] = {}
+        self._fork_at = 0.0
+        self._fork_s = FORK_FIRST_S
+        self.closing = False
+
+    def __iter__(self) -> Iterator[Executor]:
+        return iter([*self._by_number.values()])
+
+    @property
+    def _launcher(self) -> launcher.Launcher:
+        assert self._of_launcher is not None, "there are no executors to fork"
+        return self._of_launcher
+
+    # --- What there is room for.
+
+    @property
+    def room(self) -> int:
+        """Return how many jobs can start now."""
+        running = sum(len(each.jobs) for each in self._by_number.values())
+        if self._shared and not self._mixed:
+            blocked = not any(each.usable for each in self._by_number.values())
+            return 0 if blocked and self._by_number else max(0, self._slots - running)
+        if self._mixed:
+            return max(0, self._slots - running)
+        return sum(each.usable and not each.jobs for each in self._by_number.values()) + (
+            0 if self._lone and self._by_number else max(0, self._slots - len(self._lasting()))
+        )
+
+    def _lasting(self) -> list[Executor]:
+        """Return the executors that count as slots: those that are not about to end."""
+        return [
+            each
+            for each in self._by_number.values()
+            if each.jobs or not (each.full or each.signals or each.lost)
+        ]
+
+    def ready(self) -> None:
+        """Fork the first executor, so that the first job need not wait for it."""
+        if not self._by_number:
+            self._fork(shared=self._shared and not self._mixed)
+
+    def start(self, job: Job, *, isolated: bool = False, shared: bool = False) -> None:
+        """Give a job to an executor; `room` must have been positive. `isolated`: to a fresh one.
+
+        `shared`: to the one that runs many async jobs at once, if the job is not isolated.
+        """
+        wanted = (shared or (self._shared and not self._mixed)) and not isolated
+        place = next(
+            (
+                each
+                for each in self._by_number.values()
+                if each.usable
+                and each.shared == wanted
+                and (wanted or not each.jobs)
+                and not (isolated and each.count)
+            ),
+            None,
+        )
+        if place is None:
+            if isolated and not (self._shared or self._mixed):
+                self._make_room()
+            place = self._fork(shared=wanted)
+        place.isolated = place.full = place.full or isolated
+        if not place.jobs:
+            place.tail = b""
+        if not place.count and place.pid:
+            place.mb_before = place.memory_mb()
+        place.count += 1
+        job.key, job.place = place.count, place
+        place.jobs[job.key] = job
+        kind = wire.RUN_NODE if job.in_run else wire.RUN_TASK
+        self._send(place, wire.frame(kind, job.key, job.body))
+        job.body = b""
+
+    def _make_room(self) -> None:
+        """Let an executor go that has had jobs, for a job that needs a fresh one."""
+        for each in self._by_number.values():
+            if each.usable and not each.jobs:
+                self.let_go(each)
+                return
+
+    # --- Requests to executors.
+
+    def interrupt(self, job: Job, reason: str) -> None:
+        """Let the handler of a job end: `cancelled` sets its event, anything else does not."""
+        place = job.place
+        if place is None:
+            return
+        if place.shared:
+            self._send(place, wire.frame(wire.INTERRUPT, job.key, reason.encode()))
+            return
+        try:
+            place.requests.send(f"{job.key} {reason}".encode())
+        except OSError as error:
+            _log.debug("job %s is not interrupted: %s", job.id, error)
+
+    def kill(self, place: Executor, signum: int, why: str) -> None:
+        """Send a signal to an executor and its children, each signal once."""
+        if place.packet is None and signum not in place.signals:
+            place.signals.add(signum)
+            place.killed_for = place.killed_for or why
+            if place.pid:
+                self._launcher.kill(place.pid, signum)
+
+    def let_go(self, place: Executor) -> None:
+        """Let an executor end by itself, after the jobs that it has."""
+        if place.let_go_at == math.inf:
+            place.full, place.let_go_at = True, clock.boot_s()
+            self._send(place, wire.frame(wire.QUIT, 0, b""))
+
+    def answer(self, job: Job, number: int, value: Any, error: str | None) -> None:
+        """Answer a question of a job's handler."""
+        if job.place is not None and number:
+            body = wire.encoded({"no": number, "value": value, "error": error})
+            self._send(job.place, wire.frame(wire.ANSWER, job.key, body))
+
+    def announce(self, place: Executor, key: int, rows: bytes | None) -> None:
+        """Call the app's hook for a recorded job; None: it was not recorded, forget its value."""
+        if place.packet is not None:
+            return
+        if rows is None:
+            self._send(place, wire.frame(wire.FORGET, key, b""))
+            self._announced(place)
+        else:
+            self._send(place, wire.frame(wire.ANNOUNCE, key, rows))
+
+    def change_model(self, change: JsonDict) -> bool:
+        """Let an executor without a job load or unload a model; return False if there is none."""
+        for place in self._by_number.values():
+            if place.usable and not place.jobs:
+                place.changing = True
+                self._send(place, wire.frame(wire.LOAD, 0, wire.encoded(change)))
+                return True
+        return False
+
+    def kill_idle(self, why: str) -> None:
+        """End the executors that have no job."""
+        for place in self:
+            if not place.jobs:
+                self.kill(place, signal.SIGKILL, why)
+
+    def shed(self) -> None:
+        """End the idle executors that keep memory of their jobs, since memory is full."""
+        for place in self:
+            if place.has_grown():
+                _log.info(
+                    "an executor that keeps %.0f MB of its jobs is replaced: memory is full",
+                    place.memory_mb() - place.mb_before,
+                )
+                self.let_go(place)
+
+    @property
+    def gives_back(self) -> bool:
+        """Return whether idle executors keep memory that `shed` frees."""
+        return any(
+            each.let_go_at < math.inf or each.has_grown() for each in self._by_number.values()
+        )
+
+    def tick(self, now: float) -> float:
+        """Kill what should have ended, fork what is missing; return when to be called again."""
+        due = math.inf
+        for place in self:
+            at = min(place.lost_at + LOST_S, place.let_go_at + END_S)
+            if place.jobs and not place.lost:
+                at = math.inf
+            elif at == math.inf and len(self._by_number) > 1 and not place.jobs:
+                if now >= place.idle_since + LET_GO_S:
+                    self.let_go(place)
+                at = place.idle_since + LET_GO_S
+            if now >= at and (place.lost or place.let_go_at < math.inf):
+                self.kill(place, signal.SIGKILL, place.killed_for)
+                continue
+            due = min(due, max(at, now + LOST_S))
+        if not (self.closing or self._mixed or self._by_number) and now >= self._fork_at:
+            self._fork(shared=self._shared)
+            self._owner.room()
+        return due if self._by_number else min(due, max(now, self._fork_at))
+
+    # --- Forks.
+
+    def _fork(self, *, shared: bool) -> Executor:
+        pairs = socket.socketpair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pipes = os.pipe(), os.pipe()
+        theirs = [pair[1].fileno() for pair in pairs] + [pipe[1] for pipe in pipes]
+        number = self._launcher.fork(theirs, shared=shared)
+        for pair in pairs:
+            pair[1].close()
+        for pipe in pipes:
+            os.close(pipe[1])
+        ends = pairs[0][0], pairs[1][0]
+        place = Executor(number, ends, (pipes[0][0], pipes[1][0]), shared=shared)
+        self._by_number[place.number] = place
+        self._loop.read(place.channel.fileno(), lambda: self._receive(place))
+        for fd in place.out.fds:
+            self._loop.read(fd, lambda: self._drain(place))
+        return place
+
+    def forked(self, packet: dict[str, Any]) -> int:
+        """Note that the launcher has forked an executor, or could not; return its pid, or 0."""
+        place = self._by_number.get(packet["forked"])
+        if place is None:
+            return 0
+        if packet["error"] is not None:
+            _log.warning("no executor can be forked for now: %s", packet["error"])
+            self._end(place, {"died": 0} | UNKNOWN, packet["error"])
+            return 0
+        place.pid = packet["pid"]
+        self._by_pid[place.pid] = place
+        if printed_lines.is_wanted():
+            place.lines = printed_lines.Pipes(place.pid)
+        for signum in place.signals:
+            self._launcher.kill(place.pid, signum)
+        return place.pid
+
+    # --- Traffic.
+
+    def _send(self, place: Executor, data: bytes) -> None:
+        if place.lost:
+            return
+        if not place.unsent:
+            try:
+                sent = place.channel.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self._lose(place, str(error))
+                return
+            if sent == len(data):
+                return
+            data = data[sent:]
+            self._loop.write(place.channel.fileno(), lambda: self._flush(place))
+        place.unsent += data
+
+    def _flush(self, place: Executor) -> None:
+        try:
+            del place.unsent[: place.channel.send(place.unsent)]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(place, str(error))
+            return
+        if not place.unsent:
+            self._loop.write(place.channel.fileno(), None)
+
+    def _lose(self, place: Executor, why: str) -> None:
+        if not place.lost:
+            place.lost, place.lost_at = why, clock.boot_s()
+            self._loop.forget(place.channel.fileno())
+            self._loop.wake_at(place.lost_at + LOST_S)
+
+    def _receive(self, place: Executor) -> bool:
+        """Read once from an executor; return whether there may be more."""
+        try:
+            data = place.channel.recv(wire.SIZE)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._lose(place, str(error))
+            return False
+        if not data:
+            self._lose(place, "it has closed its channel, or has ended")
+            return False
+        try:
+            for kind, key, body in place.frames.add(data):
+                self._take(place, kind, key, body)
+        except (wire.ProtocolError, ValueError, KeyError, TypeError) as error:
+            self._lose(place, str(error))
+            return False
+        return True
+
+    def _take(self, place: Executor, kind: int, key: int, body: bytes) -> None:
+        if kind == wire.COMPLETED:
+            self._on_outcome(place, key, wire.completed_of(body))
+        elif kind == wire.ENDED:
+            self._on_outcome(place, key, wire.ended_of(body))
+        elif kind == wire.ANNOUNCED:
+            self._announced(place)
+        elif kind == wire.MODEL:
+            self._owner.model(wire.decoded(body))
+        elif kind == wire.CHANGED:
+            place.changing = False
+            self._owner.changed(wire.decoded(body))
+            self._freed(place)
+        elif kind == wire.READY:
+            _log.error("an executor cannot load the app: %s", wire.decoded(body)["text"])
+        elif kind == wire.LOG:
+            self._on_log(place, key, wire.decoded(body))
+        elif (job := place.jobs.get(key)) is not None:
+            self._on_report(job, kind, body)
+
+    def _on_report(self, job: Any, kind: int, body: bytes) -> None:
+        if kind == wire.PROGRESS:
+            self._owner.beat(job, body.decode() or None)
+        elif kind == wire.CURSOR:
+            self._owner.cursor(job, *wire.decoded(body))
+        elif kind == wire.ASK:
+            self._owner.asked(job, wire.decoded(body))
+        elif kind == wire.EVENT:
+            self._owner.event(job, *wire.decoded(body))
+        elif kind == wire.STARTED:
+            self._owner.started(job)
+        elif kind != wire.WAITS:
+            raise wire.ProtocolError(f"an unknown kind of message: {kind}")
+
+    def _on_outcome(self, place: Executor, key: int, outcome: outcomes.Outcome) -> None:
+        if not place.shared:
+            # Its output belongs to this job: read it before the next one gets the executor.
+            while self._drain(place):
+                continue
+            self._print(place, 0, None)
+        job = place.jobs.pop(key, None)
+        if job is None:
+            return
+        if not place.jobs:
+            place.idle_since = clock.boot_s()
+        self._owner.ended(job, outcome)
+        self._freed(place)
+
+    def expect_announcement(self, place: Executor) -> None:
+        """Keep the value of a completed job for the app's hook, and give it no job meanwhile."""
+        place.announcing += 1
+
+    def _announced(self, place: Executor) -> None:
+        place.announcing -= 1
+        self._freed(place)
+
+    def _freed(self, place: Executor) -> None:
+        """End an executor that has had enough; else it can take another job."""
+        if place.signals and not place.jobs:
+            # Its handler has ended at SIGTERM, and the process lives on.
+            self.kill(place, signal.SIGKILL, place.killed_for)
+            return
+        limits = self._limits
+        if (limits.max_jobs is not None and place.count >= limits.max_jobs) or (
+            limits.max_rss_mb is not None and place.rss_mb() > limits.max_rss_mb
+        ):
+            place.full = True
+        if place.full and not place.announcing and (place.shared or not place.jobs):
+            self.let_go(place)
+        elif place.usable:
+            self._owner.room()
+
+    def _on_log(self, place: Executor, key: int, record: JsonDict) -> None:
+        job = place.jobs.get(key)
+        ids: dict[str, str | int] = {} if job is None else job.ids
+        if job is not None and not _is_engines(record["name"]):
+            ending = "" if record.get("as_is") else "\n"
+            text = f"{record['text']}{ending}".encode("utf-8", "backslashreplace")
+            place.tail = (place.tail + text)[-TAIL:]
+            self._owner.printed(job, text)
+        with log_context.bound(ids):
+            self._printer.record(place.pid, record)
+
+    # --- Output.
+
+    def _drain(self, place: Executor) -> bool:
+        """Keep and print what waits in the pipes of an executor; return whether there was any."""
+        before = set(place.out.fds)
+        found = place.out.drain(closing=self._loop.forget)
+        job = None if place.shared else place.job
+        for number, data in found:
+            if job is not None:
+                place.tail = (place.tail + data)[-TAIL:]
+                self._owner.printed(job, data)
+            self._print(place, number, data)
+        return bool(found) or before != set(place.out.fds)
+
+    def _print(self, place: Executor, number: int, data: bytes | None) -> None:
+        """Print what an executor has printed; None: end its last lines."""
+        if place.lines is None:
+            if data:
+                self._printer.write(number, data)
+            return
+        job = None if place.shared else place.job
+        with log_context.bound({} if job is None else job.ids):
+            if data is not None:
+                self._printer.write(number, place.lines.add(number, data))
+            else:
+                for each in (1, 2):
+                    self._printer.write(each, place.lines.end(each))
+
+    # --- Ends.
+
+    def died(self, packet: dict[str, Any]) -> None:
+        """End the jobs of an executor that has ended, if it is one of these."""
+        place = self._by_pid.pop(packet["died"], None)
+        if place is not None:
+            # An outcome may have been sent before the death.
+            while not place.lost and self._receive(place):
+                continue
+            self._end(place, packet, "")
+
+    def _end(self, place: Executor, packet: dict[str, Any], refused: str) -> None:
+        place.packet = packet
+        while self._drain(place):
+            continue
+        self._print(place, 0, None)
+        self._loop.forget(place.channel.fileno())
+        for fd in place.out.fds:
+            self._loop.forget(fd)
+        jobs, place.jobs = [*place.jobs.values()], {}
+        del self._by_number[place.number]
+        if not jobs and not (place.full or place.signals):
+            self._fork_at = clock.boot_s() + self._fork_s
+            self._fork_s = min(FORK_AGAIN_S, self._fork_s * 2)
+            if not refused:
+                _log.warning("an idle executor %s", _death(place, packet, 0).evidence)
+        elif jobs:
+            self._fork_s = FORK_FIRST_S
+        if place.changing:
+            self._owner.changed(
+                f"its executor was ended for {place.killed_for}"
+                if place.killed_for
+                else "its executor has ended"
+            )
+        self._owner.model({"current": None, "loading": None, "load_s": 0.0, "held_s": 0.0,
+                           "vram_gb": 0.0})  # fmt: skip
+        for job in jobs:
+            job.place = None
+            self._owner.died(job, _death(place, packet, len(jobs) - 1)._replace(
+                killed_for=place.killed_for or refused))  # fmt: skip
+        place.close()
+        if not self.closing:
+            self._owner.room()
+
+    def lose(self, why: str) -> None:
+        """End the jobs of all executors, which have ended with their launcher."""
+        self.closing = True
+        for place in self:
+            self._by_pid.pop(place.pid, None)
+            self._end(place, {"died": place.pid} | UNKNOWN, why)
+
+    def close(self) -> None:
+        """Close the descriptors of all."""
+        for place in self:
+            self._loop.forget(place.channel.fileno())
+            for fd in place.out.fds:
+                self._loop.forget(fd)
+            place.close()
+        self._by_number.clear()
+
+
+UNKNOWN: Final[dict[str, Any]] = {
+    "code": None, "signal": None, "core": False, "max_rss_mb": 0, "by_deadline": False,
+    "oom_kills": None,
+}  # fmt: skip
+
+
+class Printer(Protocol):
+    """Prints on the worker's own stdout and stderr, without ever waiting."""
+
+    def write(self, number: int, data: bytes) -> object:
+        """Print on stdout (1) or stderr (2)."""
+        ...
+
+    def record(self, pid: int, record: JsonDict) -> object:
+        """Print a record of the log of an executor, or lines as JSON."""
+        ...
+
+
+def _is_engines(name: str) -> bool:
+    """Return whether a record is the engine's own, which is for the worker's log."""
+    return name.partition(".")[0] == "queue_workflows"
+
+
+def _death(place: Executor, packet: dict[str, Any], others: int) -> Death:
+    """Return how an executor ended, which ran `others` as well."""
+    how = _how(packet)
+    detail: JsonDict = {
+        "exit_code": packet["code"],
+        "signal": packet["signal"],
+        "core": packet["core"],
+        "max_rss_mb": packet["max_rss_mb"],
+        "oom_kills": packet["oom_kills"],
+        "executor": place.pid,
+    }
+    if packet["signal"] == signal.SIGKILL and packet["oom_kills"]:
+        how = f"out of memory: {how}"
+    if packet["max_rss_mb"]:
+        how = f"{how}, peak memory {packet['max_rss_mb']} MB"
+    if place.lost and place.signals:
+        how = f"the channel to its executor was lost: {place.lost}"
+    if others:
+        how = f"{how}; it ran {others} other jobs at the same time"
+        detail["other_jobs"] = others
+    tail = place.tail.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+    detail["last_lines"] = tail.splitlines()[-5:]
+    return Death(how, detail, packet["by_deadline"], place.killed_for)
+
+
+def _how(packet: dict[str, Any]) -> str:
+    code, signum = packet["code"], packet["signal"]
+    if signum is not None:
+        try:
+            name = signal.Signals(signum).name
+        except ValueError:
+            name = str(signum)
+        return f"killed by {name}{' (core dumped)' if packet['core'] else ''}"
+    if code is None:
+        return "ended for an unknown reason"
+    if code == wire.LOST:
+        return f"ended with exit code {code}: its channel to the worker was closed in it"
+    return f"ended with exit code {code}"

@@ -1,0 +1,90 @@
+"""Load the rows of jobs, which an executor gets as JSON, and refuse those no handler can get."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from typing import Any, Final, cast
+
+from queue_workflows import errors
+from queue_workflows.engine import outcomes
+from queue_workflows.handlers import claimed_rows, node_call, task_call
+from queue_workflows.runtime import json_loading
+from queue_workflows.types import Row, Unreadable
+
+_SKIP: Final = re.compile(rb'[^"\[\]{},]+|"(?:[^"\\]|\\.)*"')
+TIME: Final = "\0time"
+"""Tags a time in an answer: no stored JSON has a NUL."""
+
+
+def loaded(body: bytes) -> Row:
+    """Return a claimed job; a column that cannot be loaded is an `Unreadable`."""
+    row = json_loading.load_json(body)
+    if not isinstance(row, Unreadable):
+        return row
+    found: Row = {}
+    for name, text in _members(body):
+        found[name] = json_loading.load_json(text)
+    return found
+
+
+def _members(body: bytes) -> list[tuple[str, bytes]]:
+    """Cut a JSON object into its names and the texts of their values."""
+    found: list[tuple[str, bytes]] = []
+    at = body.index(b"{") + 1
+    while (start := body.find(b'"', at)) != -1:
+        match = _SKIP.match(body, start)
+        assert match is not None
+        name, at, depth = json.loads(match[0]), body.index(b":", match.end()) + 1, 0
+        begin = at
+        while at < len(body):
+            byte = body[at : at + 1]
+            if byte in (b"[", b"{"):
+                depth += 1
+            elif byte in (b"]", b"}"):
+                if not depth:
+                    break
+                depth -= 1
+            elif byte == b"," and not depth:
+                break
+            if byte in b"[]{},":
+                at += 1
+            else:
+                skipped = _SKIP.match(body, at)
+                at = at + 1 if skipped is None else skipped.end()
+        found.append((name, body[begin:at].strip()))
+        if body[at : at + 1] != b",":
+            break
+        at += 1
+    return found
+
+
+def refused(row: Row, *, in_run: bool) -> outcomes.Outcome | None:
+    """Return the failure of a job whose row no handler can get, or None if it can run."""
+    try:
+        if in_run:
+            claimed_rows.check_node(row)
+        else:
+            claimed_rows.check_ingest(row)
+    except errors.UnreadableRow as error:
+        return (node_call if in_run else task_call).failed(row, error, 0.0)
+    return None
+
+
+def tagged(value: Any) -> Any:
+    """Return what stands for a value that JSON lacks; for `json.dumps(default=...)`."""
+    if isinstance(value, datetime.datetime):
+        return {TIME: value.isoformat()}
+    return None if isinstance(value, Unreadable) else str(value)
+
+
+def timed(row: Row) -> Row:
+    """Return a row of an answer with its times."""
+    return {name: _untagged(value) for name, value in row.items()}
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict) and isinstance(text := cast("Row", value).get(TIME), str):
+        return datetime.datetime.fromisoformat(text)
+    return cast("Any", value)

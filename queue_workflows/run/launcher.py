@@ -1,0 +1,365 @@
+"""Run the process from which executors are forked: it loads the app once and runs no handler.
+
+It has one thread, so that a fork is safe, and nothing in it waits for the app or the worker. It
+ends with its worker, and its executors end with it. Both talk by packets, each a JSON object.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from queue_workflows import errors
+from queue_workflows.run import executor, kernel, loaded_app, memory_cgroups, streams, title
+from queue_workflows.runtime import clock, forking
+from queue_workflows.runtime.entry_point import print_by_lines
+
+GRACE_S: Final = 0.15
+"""Seconds after the deadline at which the kernel kills a launcher that is stopped itself.
+
+Its executors die with it. The worker sets the deadline 0.25 s before a lease ends, so that 0.1 s
+are left for that.
+"""
+CHECK_S: Final = 0.1
+"""Seconds between two checks for ended executors where there are no pidfds, or one is traced."""
+PACKET: Final = 1 << 20
+"""Bytes of a packet: what an app has registered is the largest."""
+FDS: Final = 4
+"""Descriptors of an executor: jobs, interrupts, stdout, stderr."""
+
+
+class LauncherLost(errors.QueueWorkflowsError, RuntimeError):
+    """The launcher has ended, and its executors with it; the text has the cause."""
+
+
+class ForkRefused(errors.QueueWorkflowsError, RuntimeError):
+    """This process must not fork a launcher, as it has threads or a GPU open."""
+
+
+def unsafe() -> str | None:
+    """Return why this process must not fork, or None if it may.
+
+    A forked child would wait forever for a lock that another thread held, and cannot use a GPU
+    that its parent has opened.
+    """
+    others = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+    if others or threading.current_thread() is not threading.main_thread():
+        return f"threads run in it: {', '.join(others)}"
+    if kernel.has_cuda_context():
+        return "it has opened a GPU"
+    return None
+
+
+class Launcher:
+    """The launcher of this worker: packets to it, and from it."""
+
+    def __init__(self, pid: int, end: socket.socket) -> None:
+        self.pid = pid
+        self._end = end
+        self._number = 0
+
+    @classmethod
+    def load(cls, app: executor.App) -> tuple[Launcher, loaded_app.Registered]:
+        """Fork the launcher and let it load the app; return it and what the app registered.
+
+        If loading starts threads or opens a GPU, it cannot fork any more: then another launcher is
+        forked, whose executors load the app, each for itself. Raises `ForkRefused`, `LauncherLost`,
+        OSError, and the errors of loading the app.
+        """
+        first = cls._start(app, late=False)
+        try:
+            found = first._wait_loaded()
+            registered = loaded_app.taken(found["app"])
+            if found["late"] is None:
+                first._end.setblocking(False)
+                return first, registered
+        except BaseException:
+            first.close()
+            raise
+        first.close()
+        second = cls._start(app, late=True)
+        second._end.setblocking(False)
+        return second, registered
+
+    @classmethod
+    def _start(cls, app: executor.App, *, late: bool) -> Launcher:
+        if (reason := unsafe()) is not None:
+            raise ForkRefused(reason)
+        kernel.prepare()
+        flush()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for each in (ours, theirs):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET)
+        parent, pid = os.getpid(), os.fork()
+        if not pid:
+            ours.close()
+            main(theirs, app, parent, late=late)
+        theirs.close()
+        return cls(pid, ours)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `receive` has something."""
+        return self._end.fileno()
+
+    def _wait_loaded(self) -> dict[str, Any]:
+        while True:
+            packet = self._receive()
+            if "loaded" in packet:
+                return packet["loaded"]
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Return the packets that are here. Raises `LauncherLost`."""
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                found.append(self._receive())
+        return found
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            data = self._end.recv(PACKET)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise self._lost(str(error)) from None
+        if not data:
+            raise self._lost("")
+        return json.loads(data)
+
+    def fork(self, fds: list[int], *, shared: bool) -> int:
+        """Let it fork an executor with these descriptors; return the number of its `forked` packet.
+
+        `shared`: it runs many async handlers at once.
+        """
+        self._number += 1
+        packet = json.dumps({"fork": self._number, "shared": shared}).encode()
+        with contextlib.suppress(OSError):  # its end is noticed by `receive`
+            socket.send_fds(self._end, [packet], fds)
+        return self._number
+
+    def hold(self, until: float | None) -> None:
+        """Let it kill all executors at this time (`clock.boot_s`), unless this is called again."""
+        self._say({"hold": until})
+
+    def kill(self, pid: int, signum: int, *, alone: bool = False) -> None:
+        """Let it send a signal to an executor and its process group; `alone`: to it alone."""
+        self._say({"kill": pid, "signal": signum, "alone": alone})
+
+    def _say(self, packet: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # its end is noticed by `receive`
+            self._end.send(json.dumps(packet).encode())
+
+    def _lost(self, why: str) -> LauncherLost:
+        found, status = 0, 0
+        with contextlib.suppress(ChildProcessError):
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+        how = why or "it has closed its channel"
+        if found:
+            code = os.waitstatus_to_exitcode(status)
+            how = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return LauncherLost(f"the launcher of the executors has ended: {how}")
+
+    def close(self) -> None:
+        """End it, and its executors, and wait for its end."""
+        if self._end.fileno() == -1:
+            return
+        self._end.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def main(end: socket.socket, app: executor.App, parent: int, *, late: bool) -> NoReturn:
+    """Serve the worker `parent` on `end` in this forked process, and never return.
+
+    `late`: each executor loads the app itself.
+    """
+    try:
+        os.setpgid(0, 0)  # Ctrl-C is for the worker
+        kernel.die_with(parent)
+        title.set_title(f"queue_workflows launcher of worker {parent}")
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, executor.ignore)  # systemd sends SIGTERM to every process
+        signal.set_wakeup_fd(-1)
+        # What was registered so far is for the worker. multiprocessing does this too.
+        atexit._clear()  # pyright: ignore[reportPrivateUsage]
+        print_by_lines()
+        executor.prepare()
+        _Launcher(end, app, late=late).serve()
+    except ConnectionError:
+        os._exit(0)
+    except BaseException:  # noqa: BLE001  the main function of a process
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+class _Launcher:
+    def __init__(self, worker: socket.socket, app: executor.App, *, late: bool) -> None:
+        self._worker = worker
+        self._app = app
+        self._late = late
+        self._executors: dict[int, int] = {}
+        """The pidfd of each executor by pid; -1 where there is none, or it has ended already."""
+        self._zombies: set[int] = set()
+        """Executors that have ended, and whose status a tracer keeps from us."""
+        self._cgroups = memory_cgroups.Cgroups()
+        self._cgroup_of: dict[int, memory_cgroups.Cgroup] = {}
+        self._poll = select.poll()
+        self._poll.register(worker.fileno(), select.POLLIN)
+        self._timer = kernel.DeathTimer()
+        self._until: float | None = None
+        self._killed: set[int] = set()
+
+    def serve(self) -> NoReturn:
+        if not self._late:
+            loaded = executor.load(self._app)
+            forking.prepare()  # loading may have used the database, whose pool has threads
+            self._say({"loaded": {"app": loaded, "late": unsafe()}})
+        gc.collect()
+        gc.freeze()  # a collection in an executor must not touch, and so copy, these pages
+        while True:
+            ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
+            if self._executors:
+                self._reap(ready)
+            if self._worker.fileno() in ready:
+                data, fds, _, _ = socket.recv_fds(self._worker, PACKET, FDS)
+                if not data:
+                    os._exit(0)
+                self._act(json.loads(data), [*fds])
+            if self._until is not None and clock.boot_s() >= self._until:
+                self._kill_all()
+
+    def _say(self, packet: dict[str, Any]) -> None:
+        self._worker.send(json.dumps(packet).encode())
+
+    def _timeout_ms(self) -> float | None:
+        left_s = None if self._until is None else max(0.0, self._until - clock.boot_s())
+        if -1 in self._executors.values():
+            left_s = CHECK_S if left_s is None else min(left_s, CHECK_S)
+        return None if left_s is None else left_s * 1000 + 1
+
+    def _act(self, packet: dict[str, Any], fds: list[int]) -> None:
+        if "hold" in packet:
+            self._until = packet["hold"]
+            self._timer.set(None if self._until is None else self._until + GRACE_S)
+        elif "kill" in packet:
+            if packet["kill"] in self._executors:
+                signal_group(packet["kill"], packet["signal"], alone=packet["alone"])
+        else:
+            self._fork(packet["fork"], fds, shared=packet["shared"])
+
+    def _fork(self, number: int, fds: list[int], *, shared: bool) -> None:
+        flush()
+        # An app may have ignored it at import: then the kernel reaps, and nobody learns how.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        cgroup = self._cgroups.make()
+        parent, pid, error = os.getpid(), 0, None
+        try:
+            pid = os.fork()
+        except OSError as refused:  # no process or memory is left for the moment
+            error = str(refused)
+        if not pid and error is None:
+            if cgroup is not None:
+                cgroup.join()
+            inherited = [self._worker.fileno(), *(fd for fd in self._executors.values() if fd >= 0)]
+            late = self._late
+            executor.main(fds, inherited, self._app, parent, late=late, shared=shared)
+        for fd in fds:
+            os.close(fd)
+        if error is not None:
+            if cgroup is not None:
+                self._cgroups.end(cgroup)
+        else:
+            if cgroup is not None:
+                self._cgroup_of[pid] = cgroup
+            self._executors[pid] = pidfd = pidfd_of(pid)
+            if pidfd >= 0:
+                self._poll.register(pidfd, select.POLLIN)
+        self._say({"forked": number, "pid": pid, "error": error})
+
+    def _reap(self, ready: set[int]) -> None:
+        for pid, pidfd in [*self._executors.items()]:
+            if pidfd >= 0 and pidfd not in ready:
+                continue
+            try:
+                found, status, usage = os.wait4(pid, os.WNOHANG)
+            except ChildProcessError:  # reaped by whatever the app has installed
+                found, status, usage = pid, None, None
+            if pidfd >= 0 and pidfd in ready:
+                self._poll.unregister(pidfd)
+                os.close(pidfd)
+                self._executors[pid] = -1
+            if not found:
+                if pidfd >= 0 and pid not in self._zombies:
+                    # Its tracer, a debugger or a sibling, has to take the status first.
+                    self._zombies.add(pid)
+                    self._died(pid, None, None)
+                continue
+            del self._executors[pid]
+            if pid in self._zombies:
+                self._zombies.discard(pid)
+                self._end_cgroup(pid)
+            else:
+                self._died(pid, status, usage)
+
+    def _died(self, pid: int, status: int | None, usage: Any) -> None:
+        code = None if status is None else os.waitstatus_to_exitcode(status)
+        rss_mb = 0 if usage is None else usage.ru_maxrss >> (20 if sys.platform == "darwin" else 10)
+        packet = {
+            "died": pid,
+            "code": code if code is None or code >= 0 else None,
+            "signal": -code if code is not None and code < 0 else None,
+            "core": status is not None and os.WCOREDUMP(status),
+            "max_rss_mb": rss_mb,
+            "by_deadline": pid in self._killed,
+            "oom_kills": self._end_cgroup(pid),
+        }
+        self._killed.discard(pid)
+        self._say(packet)
+
+    def _end_cgroup(self, pid: int) -> int | None:
+        cgroup = self._cgroup_of.pop(pid, None)
+        return None if cgroup is None else self._cgroups.end(cgroup)
+
+    def _kill_all(self) -> None:
+        self._until = None
+        self._timer.set(None)
+        for pid in self._executors:
+            self._killed.add(pid)
+            signal_group(pid, signal.SIGKILL)
+
+
+def flush() -> None:
+    """Flush stdout and stderr, so that a forked child does not print what waits in them again."""
+    streams.flush()
+
+
+def pidfd_of(pid: int) -> int:
+    """Return a pidfd of a child that was not reaped; -1 where the system has none."""
+    opener: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
+    if opener is None:
+        return -1
+    try:
+        return opener(pid)
+    except OSError:
+        return -1
+
+
+def signal_group(pid: int, signum: int, *, alone: bool = False) -> None:
+    """Send a signal to an executor and to the processes of its group."""
+    for kill in (os.kill,) if alone else (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signum)

@@ -1,0 +1,140 @@
+"""Describe as JSON what the loaded app registered, and apply its settings in the worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, NoReturn
+
+from queue_workflows import config, errors, model_registry
+from queue_workflows.tasks import handlers
+
+SETTINGS: Final = (
+    "db_url_env", "db_url_env_named", "host_label_env", "host_priority_env", "container_prefix",
+    "node_module_package", "ingest_queues_named", "ingest_default_budget_s", "embedded", "app",
+)  # fmt: skip
+"""The attributes of `EngineConfig` that a worker needs and JSON can carry as they are."""
+
+
+class Registered(NamedTuple):
+    """The nodes, tasks, models, hooks and settings of an app."""
+
+    nodes: list[str] | None
+    """The names of all nodes; None: a package or a resolver may have more."""
+    knows_nodes: bool
+    """Whether any node can be found: by name, by a resolver or in a package."""
+    tasks: list[str]
+    async_tasks: list[str]
+    task_policies: dict[str, dict[str, Any]]
+    task_queues: dict[str, str | None]
+    isolated_tasks: list[str]
+    """Tasks each of whose jobs has a fresh executor."""
+    isolated_nodes: list[str]
+    node_versions: dict[str, int]
+    """The code versions of the nodes that have one."""
+    models: dict[str, float]
+    """The video memory in GB that each model needs; 0: unknown."""
+    needs_rows: bool
+    """Whether each node needs its whole row and that of its run (`set_invoke_context`)."""
+    announces: bool
+    """Whether the app wants to hear of completed nodes (`set_on_node_completed`)."""
+    resolves_refs: bool
+    """Whether the app resolves refs itself, so that a node needs the whole context of its run."""
+    settings: dict[str, Any]
+    ingest_queues: list[str]
+    video_model_ids: list[str]
+    stop_policies: list[str]
+    """All of them, of the engine and of the app."""
+    environment: dict[str, str | None]
+    """The environment variables that loading the app set, or removed (None)."""
+
+
+def collect(before: Mapping[str, str], stop_policies: Iterable[str] = ()) -> Registered:
+    """Return what this process knows; `before` is the environment before the app was loaded."""
+    cfg = config.get_config()
+    now = dict(os.environ)
+    changed = {name: now.get(name) for name in {*before, *now} if before.get(name) != now.get(name)}
+    tasks = cfg.ingest_task_map
+    return Registered(
+        nodes=config.node_names(),
+        knows_nodes=cfg.knows_nodes(),
+        tasks=sorted(tasks),
+        async_tasks=sorted(name for name, task in tasks.items() if handlers.is_async(task)),
+        task_policies=cfg.ingest_task_policies,
+        task_queues=cfg.ingest_task_queues,
+        isolated_tasks=sorted(cfg.isolated_tasks),
+        isolated_nodes=sorted(cfg.isolated_nodes),
+        node_versions=dict(cfg.node_versions),
+        models={each: model_registry.get(each).est_vram_gb for each in model_registry.known_ids()},
+        needs_rows=cfg.invoke_context is not None,
+        announces=cfg.on_node_completed is not None,
+        resolves_refs=cfg.resolve_ref is not None,
+        settings={name: getattr(cfg, name) for name in SETTINGS},
+        ingest_queues=sorted(cfg.ingest_queues),
+        video_model_ids=sorted(cfg.video_model_ids),
+        stop_policies=sorted(stop_policies),
+        environment=changed,
+    )
+
+
+def apply(registered: Registered) -> None:
+    """Give this process the settings of the app, and the environment that it set."""
+    cfg = config.get_config()
+    for name, value in registered.settings.items():
+        setattr(cfg, name, value)
+    cfg.ingest_queues = frozenset(registered.ingest_queues)
+    cfg.video_model_ids = frozenset(registered.video_model_ids)
+    cfg.ingest_task_policies = registered.task_policies
+    cfg.ingest_task_queues = registered.task_queues
+    cfg.node_versions = registered.node_versions
+    cfg.listed_nodes = registered.nodes
+    if registered.resolves_refs and cfg.resolve_ref is None:
+        cfg.resolve_ref = _not_here
+    for name, size_gb in registered.models.items():
+        if name not in model_registry.known_ids():
+            model_registry.register(model_registry.ModelSpec(name, _not_here, est_vram_gb=size_gb))
+    for name, value in registered.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _not_here(*_: object, **__: object) -> NoReturn:
+    """Stand for a function of the app: this process does without it, or another one calls it."""
+    raise RuntimeError("this function of the app is not loaded in this process")
+
+
+def taken(loaded: Mapping[str, Any]) -> Registered:
+    """Return what `executor.load` sent, or raise its error."""
+    if loaded["error"] is not None:
+        raise rebuilt_error(loaded["error"])
+    return Registered(**loaded["registered"])
+
+
+class LoadFailed(Exception):
+    """The frames of the app that failed to load; the cause of the error that the worker raises."""
+
+    def __init__(self, frames: str) -> None:
+        super().__init__(frames)
+        self.frames = frames
+
+
+def describe_error(error: BaseException) -> dict[str, str]:
+    """Return an error of loading the app as JSON."""
+    import traceback
+
+    cause = error.__cause__ or error
+    frames = "".join(traceback.format_tb(cause.__traceback__))
+    ours = isinstance(error, errors.QueueWorkflowsError)
+    kind = type(error).__name__ if ours else "AppFailed"
+    text = str(error) if ours else f"loading the app failed: {type(error).__name__}: {error}"
+    return {"kind": kind, "text": text, "frames": frames}
+
+
+def rebuilt_error(described: Mapping[str, str]) -> errors.QueueWorkflowsError:
+    """Return the error that `describe_error` described, to be raised in the worker."""
+    kind: Any = getattr(errors, described["kind"], errors.AppFailed)
+    error: errors.QueueWorkflowsError = kind(described["text"])
+    error.__cause__ = LoadFailed(described["frames"])
+    return error

@@ -1,0 +1,158 @@
+"""Run a node's handler in this executor; ask its worker for a missing context, folder or row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from queue_workflows import config, refs
+from queue_workflows.dag import arguments, confinement, payload
+from queue_workflows.engine import outcomes
+from queue_workflows.handlers import node_call
+from queue_workflows.model_cache import ModelCache
+from queue_workflows.run import job_rows, running, wire
+from queue_workflows.tasks import attempt_steps, handlers
+from queue_workflows.types import JsonDict, Row
+
+AskFn = Callable[[int, str], Any]
+"""Asks the worker about a job and returns the value of its answer."""
+AsyncAskFn = Callable[[int, str], Awaitable[Any]]
+
+
+def run(
+    row: Row,
+    job: running.Running,
+    *,
+    model_cache: ModelCache | None,
+    runner: handlers.Runner,
+    ask: AskFn,
+    ask_step: attempt_steps.Ask,
+    send: running.Send,
+) -> outcomes.Outcome:
+    """Run the handler of a node whose row the worker has checked; raises KeyboardInterrupt only."""
+    started = time.monotonic()
+    lookups = _Lookups(row, job.key, ask, send)
+    try:
+        inputs = _inputs(row, lambda: ask(job.key, "context"))
+        resolved = _resolved(row, inputs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: its resolver
+        return _failed(job, row, error, time.monotonic() - started)
+    if model_cache is not None:
+        model_cache.mark_busy()
+    try:
+        return node_call.call(
+            node_call.NodeCall(
+                row, inputs, resolved, lookups, model_cache, job.cancel, job.status, job, ask_step
+            ),
+            runner,
+        )
+    finally:
+        if model_cache is not None:
+            model_cache.mark_idle()
+
+
+async def run_async(
+    row: Row,
+    job: running.Running,
+    *,
+    ask: AsyncAskFn,
+    ask_step: attempt_steps.Ask,
+    send: running.Send,
+) -> outcomes.Outcome:
+    """Do as `run` does, for an async handler on the running event loop.
+
+    What the handler may look up is asked before it starts, since a wait would hold up other jobs.
+    """
+    started = time.monotonic()
+    answers = dict[str, Any]()
+    try:
+        if _needs_context(row):
+            answers["context"] = await ask(job.key, "context")
+        if _needs_out_dir(row):
+            answers["out_dir"] = await ask(job.key, "out_dir")
+        inputs = _inputs(row, lambda: answers["context"])
+        resolved = _resolved(row, inputs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: its resolver
+        return _failed(job, row, error, time.monotonic() - started)
+    lookups = _Lookups(row, job.key, lambda _, what: answers[what], send)
+    return await node_call.call_async(
+        node_call.NodeCall(
+            row, inputs, resolved, lookups, None, job.cancel, job.status, job, ask_step
+        )
+    )
+
+
+def _needs_out_dir(row: Row) -> bool:
+    """Return whether the handler takes a folder of a run that has none yet."""
+    run: Row = row.get("run") or {}
+    if run.get("out_dir") is not None:
+        return False
+    names = arguments.signature(node_call.handler_of(row)[1]).names
+    return bool(confinement.roots()) or not {"out", "scratch"}.isdisjoint(names)
+
+
+def _resolved(row: Row, inputs: JsonDict) -> str | None:
+    if inputs == row["inputs"] and row.get("ref_heads") == []:
+        return None
+    return payload.encode(inputs, f"inputs of node {row['node_id']!r}")
+
+
+def _failed(
+    job: running.Running, row: Row, error: BaseException, seconds: float
+) -> outcomes.Outcome:
+    return node_call.unless_cancelled(job.cancel, node_call.failed(row, error, seconds))
+
+
+def _needs_context(row: Row) -> bool:
+    """Return whether the refs of a node need more than its row has."""
+    custom = config.get_config().resolve_ref is not None
+    template: Any = row["inputs"] if row["input_template"] is None else row["input_template"]
+    return custom or (row.get("context") is None and refs.has_refs(template or {}))
+
+
+def _inputs(row: Row, context: Callable[[], Any]) -> JsonDict:
+    """Return the inputs of a node, as `dispatch.job_inputs.resolve_inputs_for_job` does."""
+    inputs = cast("JsonDict", row["inputs"] or {})
+    template: Any = inputs if row["input_template"] is None else row["input_template"]
+    custom = config.get_config().resolve_ref is not None
+    if not custom and not refs.has_refs(template):
+        return dict(inputs)
+    values: Any = row.get("context")
+    if values is None or custom:
+        values = context()
+    values = payload.stored_object(values, f"context of node {row['node_id']!r}")
+    return refs.resolve_inputs(template, values, inputs, config.get_config().get_resolve_ref())
+
+
+class _Lookups:
+    """`node_call.Lookups` from the claimed row, else from the worker."""
+
+    def __init__(self, row: Row, key: int, ask: AskFn, send: running.Send) -> None:
+        self._key = key
+        self._ask = ask
+        self._send = send
+        run: Row = row.get("run") or {}
+        self._out_dir: str | None = run.get("out_dir")
+        self._rows: tuple[Row, Row] | None = None
+
+    def out_dir(self) -> str:
+        """Return the folder of the run; the worker gives it one if it has none."""
+        if self._out_dir is None:
+            self._out_dir = cast("str", self._ask(self._key, "out_dir"))
+        return self._out_dir
+
+    def rows(self) -> tuple[Row, Row]:
+        """Return the rows of the job and of its run with all columns."""
+        if self._rows is None:
+            found = self._ask(self._key, "rows")
+            self._rows = job_rows.timed(found["job"]), job_rows.timed(found["run"])
+        return self._rows
+
+    def note_model(self, event_type: str, elapsed_s: float | None) -> None:
+        """Let the worker record an event about the model that the node needs."""
+        self._send(wire.EVENT, self._key, wire.encoded([event_type, elapsed_s]))

@@ -1,0 +1,134 @@
+"""Redirect the stdout and stderr of an executor to two pipes that the worker reads.
+
+So all that a handler printed before it was killed is kept, whichever code printed it. A handler
+that prints faster than the worker reads waits, as it would for a slow terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from queue_workflows.runtime import entry_point
+
+READ_BYTES: Final = 64 * 1024
+DRAIN_BYTES: Final = 256 * 1024
+BACKLOG_BYTES: Final = 64 * 1024
+"""Bytes that wait for a reader of the worker's own stdout or stderr; more are dropped."""
+
+
+def redirect(stdout: int, stderr: int) -> None:
+    """Make these pipes the stdout and stderr of this process, and /dev/null its stdin."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, number in ((nothing, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(fd, number)
+        os.close(fd)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if fileno(getattr(sys, name)) != number:
+            # An app or a test has replaced it; what is printed there would reach nobody.
+            errors = "strict" if number == 1 else "backslashreplace"
+            raw = open(number, "w", encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+            setattr(sys, name, raw)
+    entry_point.print_by_lines()
+
+
+def fileno(stream: Any) -> int:
+    """Return the descriptor of a stream; -1 if it has none."""
+    try:
+        return stream.fileno()
+    except (AttributeError, OSError, ValueError):  # None, no file, or closed
+        return -1
+
+
+def flush() -> None:
+    """Flush stdout and stderr, whatever the app has put in their places."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+class Output:
+    """The worker's ends of the stdout and stderr of one executor."""
+
+    def __init__(self, stdout: int, stderr: int) -> None:
+        self.fds = {stdout: 1, stderr: 2}
+        """What each open descriptor reads: 1 is stdout, 2 is stderr."""
+        for fd in self.fds:
+            os.set_blocking(fd, False)
+
+    def drain(
+        self, limit: int = DRAIN_BYTES, *, closing: Callable[[int], object] = lambda _: None
+    ) -> list[tuple[int, bytes]]:
+        """Return what waits, about `limit` bytes at most: pairs of 1 or 2 and the bytes.
+
+        A descriptor at the end of its file is closed, after a call of `closing`, and leaves `fds`.
+        """
+        found: list[tuple[int, bytes]] = []
+        for fd, number in [*self.fds.items()]:
+            while limit > 0:
+                try:
+                    data = os.read(fd, READ_BYTES)
+                except BlockingIOError:
+                    break
+                if not data:
+                    del self.fds[fd]
+                    closing(fd)
+                    os.close(fd)
+                    break
+                found.append((number, data))
+                limit -= len(data)
+        return found
+
+    def close(self) -> None:
+        """Close the descriptors. A process that a handler left behind can print no more."""
+        while self.fds:
+            os.close(self.fds.popitem()[0])
+
+
+class Forward:
+    """Print what executors printed on the worker's own stdout or stderr, without ever waiting."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._backlog: deque[bytes] = deque()
+        self._waiting = 0
+        self.dropped = 0
+        """Bytes that were dropped, since nobody read."""
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    @property
+    def pending(self) -> bool:
+        """Return whether something waits for `flush`, once the descriptor can be written."""
+        return bool(self._backlog)
+
+    def add(self, data: bytes) -> None:
+        """Print this, after what waits; drop it if too much waits."""
+        if self._waiting and self._waiting + len(data) > BACKLOG_BYTES:
+            self.dropped += len(data)
+            return
+        self._backlog.append(data)
+        self._waiting += len(data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Print what waits, as far as it is taken at once; drop all of it if printing fails."""
+        while self._backlog and self._poll.poll(0):
+            data = self._backlog[0]
+            try:
+                # A pipe that can be written has room for as many bytes.
+                sent = os.write(self.fd, data[: select.PIPE_BUF])
+            except OSError:
+                self._backlog.clear()
+                self._waiting = 0
+                return
+            self._waiting -= sent
+            if sent == len(data):
+                self._backlog.popleft()
+            else:
+                self._backlog[0] = data[sent:]

@@ -1,0 +1,155 @@
+"""Wait for many descriptors, one timer and bells on one thread, and resume what waits for them."""
+
+from __future__ import annotations
+
+import math
+import selectors
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeAlias
+
+from queue_workflows.runtime import clock
+from queue_workflows.types import NowFn
+
+READ: Final = selectors.EVENT_READ
+WRITE: Final = selectors.EVENT_WRITE
+Call: TypeAlias = Callable[[], object]
+Wait: TypeAlias = "tuple[int, int] | None"
+"""What a flow waits for: a descriptor and the events on it; None: its bell, or something to read
+on the descriptor that it named last."""
+Waiting: TypeAlias = Generator[Wait, bool, Any]
+"""A generator that waits; it is resumed with True for a descriptor and with False for its bell."""
+
+
+class IoLoop:
+    """A selector, one timer, and the flows that wait; everything runs on the thread of `run`.
+
+    A turn calls what is ready, then the timer if it is due, then the flows whose bells rang.
+    """
+
+    def __init__(self, now_fn: NowFn = clock.boot_s) -> None:
+        self._now = now_fn
+        self._selector = selectors.DefaultSelector()
+        self._calls: dict[int, dict[int, Call]] = {}
+        self._at = math.inf
+        self._rung: dict[Flow, None] = {}
+        self.flows: list[Flow] = []
+
+    def read(self, fd: int, call: Call | None) -> None:
+        """Call this whenever the descriptor can be read; None: never again."""
+        self._watch(fd, READ, call)
+
+    def write(self, fd: int, call: Call | None) -> None:
+        """Call this whenever the descriptor can be written; None: never again."""
+        self._watch(fd, WRITE, call)
+
+    def _watch(self, fd: int, event: int, call: Call | None) -> None:
+        calls = self._calls.get(fd)
+        if call is None:
+            if calls is None or calls.pop(event, None) is None:
+                return
+            if not calls:
+                self.forget(fd)
+                return
+        else:
+            if calls is None:
+                self._calls[fd] = calls = {event: call}
+                self._selector.register(fd, event, calls)
+                return
+            known = event in calls
+            calls[event] = call
+            if known:
+                return
+        self._selector.modify(fd, sum(calls), calls)
+
+    def forget(self, fd: int) -> None:
+        """Watch a descriptor no longer; to be called before it is closed."""
+        if self._calls.pop(fd, None) is not None:
+            self._selector.unregister(fd)
+
+    def wake_at(self, at: float) -> None:
+        """Let the timer fire at this time (`clock.boot_s`) at the latest."""
+        self._at = min(self._at, at)
+
+    def ring(self, flow: Flow) -> None:
+        """Resume a flow that waits for its bell, in this turn or the next one."""
+        self._rung[flow] = None
+
+    def run(self, tick: Callable[[float], float], over: Callable[[], bool]) -> None:
+        """Turn until `over`; `tick` does what is due and returns when it is to be called again."""
+        while not over():
+            left_s = 0.0 if self._rung else max(0.0, self._at - self._now())
+            # A timer of epoll has a millisecond; it must not wake too early and turn in vain.
+            for key, events in self._selector.select(None if left_s == math.inf else left_s):
+                calls: dict[int, Call] = key.data
+                for event in (READ, WRITE):
+                    if events & event and (call := calls.get(event)) is not None:
+                        call()
+            if (now := self._now()) >= self._at:
+                self._at = math.inf
+                self.wake_at(tick(now))
+            rung, self._rung = self._rung, {}
+            for flow in rung:
+                flow.rung()
+
+    def close(self) -> None:
+        """Close the selector, not the descriptors."""
+        self._calls.clear()
+        self._selector.close()
+
+
+class Flow:
+    """A generator on a loop that waits for a descriptor or for its bell."""
+
+    def __init__(self, loop: IoLoop, waiting: Waiting) -> None:
+        self._loop = loop
+        self._waiting = waiting
+        self._fd = -1
+        self._for_bell = True
+        self._begun = self._rang = False
+        self.over = False
+        loop.flows.append(self)
+        loop.ring(self)
+
+    def ring(self) -> None:
+        """Resume it soon, if it waits for its bell; else as soon as it does."""
+        self._loop.ring(self)
+
+    def rung(self) -> None:
+        """Resume it if it waits for its bell; called by the loop."""
+        if self.over:
+            return
+        if self._for_bell:
+            self._resume(ready=False)
+        else:
+            self._rang = True
+
+    def _readable(self) -> None:
+        self._resume(ready=True)
+
+    def _resume(self, *, ready: bool) -> None:
+        try:
+            wait = self._waiting.send(ready) if self._begun else next(self._waiting)
+        except StopIteration:
+            self.over = True
+            self.let_go()
+            return
+        self._begun, self._for_bell = True, wait is None
+        if wait is None:
+            if self._fd != -1:
+                self._loop.write(self._fd, None)
+            if self._rang:
+                self._rang = False
+                self._loop.ring(self)
+            return
+        fd, events = wait
+        if fd != self._fd:
+            self.let_go()
+            self._fd = fd
+            self._loop.read(fd, self._readable)
+        self._loop.write(fd, self._readable if events & WRITE else None)
+
+    def let_go(self) -> None:
+        """Forget the descriptor; to be called before it is closed."""
+        if self._fd != -1:
+            self._loop.forget(self._fd)
+            self._fd = -1

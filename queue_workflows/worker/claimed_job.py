@@ -1,0 +1,185 @@
+"""Describe one claimed job on its way through a worker, from the claim to the record."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from queue_workflows import db
+from queue_workflows.dag import payload
+from queue_workflows.engine import job_tables, outcomes
+from queue_workflows.tasks import interruptible
+from queue_workflows.types import Row
+from queue_workflows.worker import guards, job_guards
+
+if TYPE_CHECKING:
+    from queue_workflows.run import executors
+    from queue_workflows.worker import lane as lanes
+
+COLUMNS: Final = 12
+"""Columns of a claim's rows: see `ClaimedJob`."""
+
+
+class Ending(NamedTuple):
+    """Why a job must not run on, and what is written about it once its handler has ended."""
+
+    why: str
+    make: Callable[[], db.Script[Any]] | None
+    """None: nothing, as the claim is lost."""
+    code: int
+    """The exit code of a worker that ends with its job."""
+    at: float
+
+
+class ClaimedJob:
+    """A claimed job: its lease, its guards, and where it is.
+
+    `row`: id, claim_no, crash_count, timeout_s, name of the task or node module, run_id, node_id,
+    required_model, the run as JSON (the last four are NULL for ingest jobs), and the whole row as
+    JSON for the handler, all as texts. `asked`: when the claim was sent (`clock.boot_s`).
+    """
+
+    __slots__ = (
+        "announced_in", "asked", "body", "cancel_at", "cancel_requested", "crash_count", "cursors", "end",
+        "guards", "has_started", "id", "in_run", "key", "lane", "lease", "lease_end", "model",
+        "name", "node_id", "place", "progress", "recording", "refusals", "renewed", "run_id",
+        "run_text", "started", "timeout_s", "unwound",
+    )  # fmt: skip
+
+    def __init__(self, lane: lanes.Lane, row: Sequence[bytes | None], asked: float) -> None:
+        job_id, claim_no, crashes, timeout_s, name, run_id, node_id, model, run, body = row[:10]
+        assert job_id is not None
+        assert claim_no is not None
+        self.lane = lane
+        self.id = job_id.decode()
+        self.lease = job_tables.Lease(lane.table, self.id, lane.who.worker_id, int(claim_no))
+        self.crash_count = int(crashes or 0)
+        self.timeout_s = float(timeout_s) if timeout_s else None
+        self.name = _text(name)
+        self.run_id, self.node_id, self.model = _text(run_id), _text(node_id), _text(model)
+        self.run_text = run
+        self.body = body or b""
+        self.in_run = lane.table.in_run
+        self.asked = self.started = self.renewed = asked
+        self.has_started = False
+        """Whether the handler runs; until then only the lease is checked."""
+        self.lease_end = guards.LeaseEnd(asked, lane.who.lease_s)
+        self.guards: list[guards.Guard] = []
+        self.key = 0
+        self.place: executors.Executor | None = None
+        self.recording = False
+        """Whether its end is in a statement that has no reply yet."""
+        self.refusals = 0
+        """How often the database has refused its end."""
+        self.end: Ending | None = None
+        self.cancel_requested = False
+        self.cancel_at = math.inf
+        """When the grace of a cancelled handler ends."""
+        self.progress: str | None = None
+        """Progress as JSON text that no renewal has stored yet."""
+        self.cursors: dict[tuple[str, str], int] = {}
+        """How far cursors of the handler are, as no renewal has stored yet."""
+        self.announced_in: executors.Executor | None = None
+        """The executor that keeps the value of a completed node for the app's hook."""
+        self.unwound = False
+        """Whether the handler was told that its worker stops."""
+
+    @property
+    def row(self) -> Row:
+        """Return what the worker knows of its row: the ids, and the columns that guards read."""
+        found: Row = {
+            "id": self.id,
+            "claim_no": self.lease.claim_no,
+            "worker_id": self.lease.worker_id,
+            "claimed_by": self.lane.who.host,
+            "queue": self.lane.who.queue,
+            "timeout_s": self.timeout_s,
+            "required_model": self.model,
+        }
+        if not self.in_run:
+            return found | {"task_name": self.name}
+        return found | {"run_id": self.run_id, "node_id": self.node_id, "node_module": self.name}
+
+    @property
+    def run(self) -> Row:
+        """Return the run of a node: id, generation, revision and `born`."""
+        return json.loads(self.run_text) if self.run_text else {}
+
+    @property
+    def ids(self) -> dict[str, str | int]:
+        """Return the ids that log lines about this job carry."""
+        found: dict[str, str | int | None] = {
+            "job_id": self.id,
+            "run_id": self.run_id,
+            "node_id": self.node_id,
+            "task": None if self.in_run else self.name,
+            "queue": self.lane.who.queue,
+            "attempt": self.lease.claim_no,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def start(self, now: float) -> None:
+        """Count the time of the guards from now on, as the handler starts."""
+        self.started, self.has_started = now, True
+        self.guards = job_guards.guards_for(self.row, now)
+
+    def beat(self, now: float, progress: str | None = None) -> None:
+        """Note that the handler is active, with its progress as JSON text if it reported any."""
+        for guard in self.guards:
+            guard.beat(now)
+        if progress is not None and len(progress) <= interruptible.PROGRESS_LIMIT:
+            self.progress = progress
+
+    def verdict(self, now: float, *, stopped: bool = False) -> guards.Failure | None:
+        """Return the first failure of the guards; without a handler only the lease is checked.
+
+        `stopped`: whether its process is stopped by a signal or a debugger. Then it is idle for
+        that reason, so the guards that use samples are not checked.
+        """
+        failure = self.lease_end.check(now)
+        if failure is not None or not self.has_started:
+            return failure
+        for guard in self.guards:
+            if stopped and isinstance(guard, (guards.GpuHealth, guards.Stall)):
+                continue
+            if (failure := guard.check(now)) is not None:
+                return failure
+        return None
+
+    def check_at(self, now: float) -> float:
+        """Return when a guard may fail at the earliest."""
+        margin_s = min(self.lease_end.MARGIN_S, self.lane.who.lease_s / 4)
+        due = min(self.lease_end.ends - margin_s, self.cancel_at)
+        for guard in self.guards:
+            due = min(due, guard.ends if isinstance(guard, guards.Budget) else now + 1.0)
+        return due
+
+    def judged(self, outcome: outcomes.Outcome) -> outcomes.Outcome:
+        """Return the outcome to record of a handler that ended after its time limit was decided.
+
+        The limit holds, unless the handler took less: else the first of two writes would decide.
+        """
+        decided = self.end
+        if decided is None or decided.code != guards.EXIT_BUDGET:
+            return outcome
+        timed = [
+            each for each in self.guards if isinstance(each, (guards.Budget, guards.GpuHealth))
+        ]
+        budget_s = min((each.budget_s for each in timed), default=0.0)
+        cancelled = outcome.kind == "cancelled" and self.cancel_requested
+        if cancelled or outcome.seconds < budget_s:
+            return outcome
+        detail = {"guard": "budget_trip", "exit_code": guards.EXIT_BUDGET}
+        return outcomes.Outcome(
+            "timed_out",
+            outcome.seconds,
+            error=decided.why,
+            detail=payload.encode(detail, "detail"),
+            cursors=outcome.cursors,
+        )
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()

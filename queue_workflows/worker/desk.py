@@ -1,0 +1,801 @@
+"""Decide what a worker does: which statement comes next, and what each event means for its jobs.
+
+It has no connection, no socket and no process: the loop brings replies, outcomes, deaths, signals
+and the time, and carries out what it wants. Its length: whatever ends a job, the same few
+functions end it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from queue_workflows import config, db
+from queue_workflows.dag import payload
+from queue_workflows.db import link
+from queue_workflows.engine import (
+    claim_isolation,
+    claims,
+    finish,
+    handback,
+    outcomes,
+    recovery,
+)
+from queue_workflows.runtime import clock, log_context
+from queue_workflows.types import JsonDict, NowFn
+from queue_workflows.worker import (
+    answers,
+    claimed_job,
+    death_events,
+    guards,
+    job_logs,
+    lane,
+    node_plans,
+    window,
+)
+
+if TYPE_CHECKING:
+    from queue_workflows.run import executors
+    from queue_workflows.worker import gpu_models
+
+_log = logging.getLogger(__name__)
+TERM_S: Final = 1.0
+"""Seconds between SIGTERM and SIGKILL for an executor whose job must not run on."""
+UNWIND_S: Final = 2.0
+"""Seconds before the stop deadline at which a handler that yields or awaits is interrupted."""
+LATE: Final = 1 / 3
+"""Share of the lease after which a claim whose reply comes late is handed back.
+
+The first renewal may follow a third of the lease later, and a job ends a quarter of it early.
+"""
+REFUSALS: Final = 4
+"""How often the database may refuse the end of a job by its values before the job is given up."""
+REFUSED_WAIT_S: Final = 60.0
+"""Seconds for which a job waits if its end cannot be recorded, not even as poison."""
+RETRY_FIRST_S: Final = 0.1
+RETRY_MAX_S: Final = 5.0
+LOST_WITHIN_S: Final = 0.5
+"""Seconds that a worker whose claim is lost has for its records before it exits."""
+EXIT_WITHIN_S: Final = 4.0
+"""Seconds that any other exit may take, if the database does not answer for example."""
+INPUT_PREFIX: Final = "__input__"
+_READ_ONLY: Final = "25"
+_TOO_LARGE: Final = "54"
+"""SQLSTATE classes: a read-only server; a value that no retry makes small enough."""
+MakeScript = Callable[[], "db.Script[Any]"]
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether the same write may succeed later, after a lost connection for example.
+
+    False for an error that is not the database's, such as one of an app's adapter of values.
+    """
+    state = getattr(error, "sqlstate", None) or ""
+    passing = isinstance(error, (db.OperationalError, db.InterfaceError))
+    return (passing and not state.startswith(_TOO_LARGE)) or state.startswith(_READ_ONLY)
+
+
+class Seams(NamedTuple):
+    """What a desk wants of the loop."""
+
+    ring: Callable[[], object]
+    """Lets the claiming connection ask for `next`."""
+    wake_at: Callable[[float], object]
+    """Lets `tick` be called by this time."""
+    kill: Callable[[executors.Executor, bool, str], object]
+    """Ends an executor by SIGTERM, or at once."""
+
+
+class Desk:
+    """The state of a worker: its lanes, their jobs, and what is to be written.
+
+    `ends_with_job`: the worker ends with a job that it ends before its handler does, as the plain
+    command promises.
+    """
+
+    def __init__(
+        self,
+        seams: Seams,
+        logs: job_logs.JobLogs,
+        models: gpu_models.GpuModels | None = None,
+        *,
+        ends_with_job: bool = False,
+        now_fn: NowFn = clock.boot_s,
+    ) -> None:
+        self._seams = seams
+        self._logs = logs
+        self._models = models
+        self.ends_with_job = ends_with_job
+        self.now = now_fn
+        self.lanes: list[lane.Lane] = []
+        self._turn = 0
+        """The lane that is asked first: each statement moves it on, so that none starves."""
+        self._endings: deque[tuple[claimed_job.ClaimedJob, MakeScript]] = deque()
+        """Ends of jobs but completed ones, to be written one by one."""
+        self._calls: deque[Callable[[], link.Request]] = deque()
+        """What else the claiming connection is to do: answers to handlers, claims row by row."""
+        self._retry_at = 0.0
+        self._retry_s = RETRY_FIRST_S
+        self._logged = ""
+        self._poll_at = 0.0
+        self._again_at = math.inf
+        """When a limit admits a job, or a delayed one is due."""
+        self.throttled = False
+        """Whether memory is full, so that nothing may be claimed."""
+        self.stopping = False
+        self.stop_at = math.inf
+        """When the jobs of a stopping worker are handed back."""
+        self.exit_code = 0
+        self.exit_by = math.inf
+        """When the process exits, whatever is not written by then."""
+        self.worked_at = now_fn()
+        """When the worker last had something to do."""
+
+    @property
+    def jobs(self) -> list[claimed_job.ClaimedJob]:
+        """Return the jobs whose claims are held."""
+        return [job for each in self.lanes for job in each.jobs.values()]
+
+    @property
+    def busy(self) -> bool:
+        """Return whether jobs are held, or anything is to be written."""
+        return bool(self._endings) or any(each.jobs for each in self.lanes)
+
+    @property
+    def has_looked(self) -> bool:
+        """Return whether there was nothing more to claim."""
+        return not (self.throttled or any(each.may_claim for each in self.lanes))
+
+    def runs(self, job: claimed_job.ClaimedJob) -> bool:
+        """Return whether the handler of a job runs, or is still to start."""
+        return job.place is not None or job in job.lane.waiting
+
+    # --- The claiming connection: a `db.link.Source`.
+
+    def next(self) -> link.Request | None:
+        """Return what the claiming connection does next, or None."""
+        now = self.now()
+        if now < self._retry_at:
+            return None
+        if (unsure := next((each for each in self.lanes if each.unsure), None)) is not None:
+            return self._resolve(unsure)
+        if self._endings:
+            return self._write_ending()
+        if self._calls:
+            return self._calls.popleft()()
+        for turn in range(len(self.lanes)):
+            at = (self._turn + turn) % len(self.lanes)
+            if (found := self._record_and_claim(self.lanes[at], now)) is not None:
+                self._turn = (at + 1) % len(self.lanes)
+                return found
+        return None
+
+    def notified(self, channel: str, text: str) -> None:
+        """Look for a job of the queue that was notified."""
+        for own in self.lanes:
+            if own.table.ready_channel == channel and own.who.queue == text:
+                own.may_claim = True
+
+    def connected(self) -> None:
+        """Look for jobs: notifications of the time without a connection are lost."""
+        self.look()
+
+    def disconnected(self) -> None:
+        """Look for jobs once there is a connection again."""
+        self.look()
+
+    def look(self, *, promote: bool = False) -> None:
+        """Let each lane look for jobs."""
+        for own in self.lanes:
+            own.may_claim = True
+            own.promote |= promote
+        self._seams.ring()
+
+    # --- Claims and completed jobs.
+
+    def _record_and_claim(self, own: lane.Lane, now: float) -> link.Request | None:
+        own.apart = min(own.apart, len(own.done))
+        done = own.done[: 1 if own.apart else lane.MOST]
+        count, ahead = 0, False
+        measured = self._models is None or self._models.may_claim
+        if measured and not (self.stopping or self.throttled or own.apart):
+            # What follows from a completed node is claimed by the statement that records it.
+            own.may_claim |= bool(done) and own.table.in_run
+            count, ahead = own.claimable(records=bool(done))
+        if not done and count < 1:
+            return None
+        promote = count > 0 and (own.promote or own.times.is_due)
+        if count:
+            # Before the claim, so that a notification during it counts.
+            own.may_claim = own.promote = False
+            own.times.begin()
+        for job, _ in done:
+            job.recording = True
+        return link.Request(
+            own.claim(count, done, promote=promote, ahead_s=config.CLAIM_POLL_S.read()),
+            functools.partial(self._claimed, own, done, count, now, ahead),
+            functools.partial(self._not_claimed, own, done, count),
+            functools.partial(self._unknown, own, done),
+        )
+
+    def _claimed(
+        self,
+        own: lane.Lane,
+        done: Sequence[node_plans.Done],
+        count: int,
+        asked: float,
+        ahead: bool,
+        rows: Sequence[Sequence[bytes | None]],
+    ) -> None:
+        now = self.now()
+        self._retry_s, self._logged = RETRY_FIRST_S, ""
+        if done:
+            own.window.stated(now - asked)
+            self._recorded(own, done)
+        jobs, wait = own.take(rows, asked)
+        if count:
+            own.window.claimed(len(jobs), count, ahead=ahead)
+            own.times.note(wait)
+            own.times.end(claimed=bool(jobs))
+            own.may_claim |= len(jobs) == count
+            self._again_at = min(self._again_at, now + own.times.wait_s)
+            self._seams.wake_at(self._again_at)
+        self._take(own, jobs, late=now - asked > LATE * own.who.lease_s)
+
+    def _take(self, own: lane.Lane, jobs: Sequence[claimed_job.ClaimedJob], *, late: bool) -> None:
+        """Take over claimed jobs, or hand them back if nothing can be done with them any more."""
+        why = "shutdown" if self.stopping else "turned off" if own.off else ""
+        if late and jobs:
+            why = "its claim took too long"
+            _log.warning("a claim took too long; its jobs are handed back: %d", len(jobs))
+        for job in jobs:
+            before = own.jobs.setdefault(job.id, job)
+            if before is not job:
+                # Its lease has lapsed unnoticed, and the earlier handler may run here.
+                if self.runs(before) and before.end is None:
+                    self.lose(before)
+                self._hand_back(job, "an earlier claim of it has not ended in this worker")
+            elif why:
+                self._hand_back(job, why)
+            elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
+                self._write_outcome(job, outcomes.Outcome("parked", 0.0))
+            else:
+                own.waiting.append(job)
+        if jobs:
+            self.worked_at = self.now()
+        self.start(own)
+
+    def _recorded(self, own: lane.Lane, done: Sequence[node_plans.Done]) -> None:
+        del own.done[: len(done)]
+        own.apart = max(0, own.apart - len(done))
+        for job, _ in done:
+            self._forget(job, completed=True)
+        if own.table.in_run:
+            node_plans.noted(done)
+
+    def _not_claimed(
+        self, own: lane.Lane, done: Sequence[node_plans.Done], count: int, error: db.Error
+    ) -> None:
+        """Find what the database refuses: a result, the row of a job, or all for the moment."""
+        own.may_claim |= count > 0
+        for job, _ in done:
+            job.recording = False
+        if not done and claim_isolation.is_about_rows(error):
+            own.may_claim = False
+            self._calls.append(functools.partial(self._claim_apart, own))
+        elif not done or (may_pass(error) and error.sqlstate != claims.CLAIM_LOST):
+            self._retry_later(error)
+        elif count or len(done) > 1:
+            own.apart = len(own.done)
+        else:
+            job, outcome = own.done.pop(0)
+            own.apart = max(0, own.apart - 1)
+            if error.sqlstate == claims.CLAIM_LOST:
+                self._not_written(job)
+            else:
+                what = f"recording job {job.id}"
+                self._write_outcome(job, outcomes.of_error(error, outcome.seconds, what))
+
+    def _retry_later(self, error: db.Error) -> None:
+        if self._logged != (logged := error.sqlstate or "away"):
+            self._logged = logged
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            _log.warning("claiming waits for the database: %s", line)
+        pause_s = self._retry_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter
+        self._retry_at = self.now() + pause_s
+        self._retry_s = min(RETRY_MAX_S, self._retry_s * 2)
+        self._seams.wake_at(self._retry_at)
+
+    def _claim_apart(self, own: lane.Lane) -> link.Request:
+        """Claim one job row by row, since a row makes the ordinary claim fail."""
+        asked = self.now()
+
+        def claimed(rows: Sequence[Sequence[bytes | None]]) -> None:
+            jobs, _ = own.take(rows, asked)
+            own.may_claim |= bool(jobs)
+            self._take(own, jobs, late=self.now() - asked > LATE * own.who.lease_s)
+
+        return link.Request(
+            own.claim_apart(), claimed, self._retry_later, lambda: self._unknown(own, ())
+        )
+
+    def _unknown(self, own: lane.Lane, done: Sequence[node_plans.Done]) -> None:
+        """Note that a reply was lost: what was sent may have been committed."""
+        for job, _ in done:
+            job.recording = False
+        own.unsure = own.may_claim = True
+
+    def _resolve(self, own: lane.Lane) -> link.Request:
+        """Forget what was recorded although the reply was lost, and hand back unknown claims."""
+        done, known = [*own.done], {job.lease for job in own.jobs.values()}
+
+        def resolve() -> db.Script[list[node_plans.Done]]:
+            recorded: list[node_plans.Done] = []
+            for each in done:
+                if (yield from finish.is_recorded(each[0].lease, each[1])):
+                    recorded.append(each)
+            yield from handback.release_strays(own.table, own.who.worker_id, known)
+            return recorded
+
+        def resolved(recorded: list[node_plans.Done]) -> None:
+            own.unsure = False
+            own.done = [each for each in own.done if each not in recorded]
+            for job, _ in recorded:
+                self._forget(job, completed=True)
+            if own.table.in_run:
+                node_plans.noted(recorded)
+
+        return link.Request(resolve(), resolved, self._retry_later, lambda: None)
+
+    # --- Ends of jobs that are not completed.
+
+    def write(self, job: claimed_job.ClaimedJob, make: MakeScript) -> None:
+        """Write the end of a job whose handler runs no more. The script returns None if it lost."""
+        self._endings.append((job, make))
+        self._seams.ring()
+
+    def _write_outcome(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
+        self.write(job, functools.partial(finish.end, job.lease, outcome))
+
+    def _write_ending(self) -> link.Request:
+        job, make = self._endings[0]
+        job.recording = True
+
+        def done(found: Any) -> None:
+            self._endings.popleft()
+            job.recording = False
+            if found is None or found is False:
+                self._not_written(job)
+            else:
+                self._forget(job)
+            # It may be queued again with a time before the next poll.
+            job.lane.may_claim = job.lane.promote = True
+
+        def refused(error: db.Error) -> None:
+            job.recording = False
+            if may_pass(error):
+                self._retry_later(error)
+                return
+            job.refusals += 1
+            if job.refusals == REFUSALS:
+                why = f"its end cannot be recorded: {str(error).strip()}"
+                _log.error("job %s: %s", job.id, why, extra=job.ids)
+                is_data = claim_isolation.is_about_data(error)
+                give_up = functools.partial(_give_up, job, payload.error_text(why), data=is_data)
+                self._endings[0] = job, give_up
+            elif job.refusals > REFUSALS:
+                _log.warning("the end of job %s is left to its lease: %s", job.id, error)
+                self._endings.popleft()
+                self._forget(job)
+            else:
+                self._retry_later(error)
+
+        def lost() -> None:
+            # The statement is fenced by the claim: a second time it changes nothing.
+            job.recording = False
+            job.lane.unsure = True
+
+        return link.Request(make(), done, refused, lost)
+
+    def _not_written(self, job: claimed_job.ClaimedJob) -> None:
+        """Note that the end of a job was not written, as its claim is lost."""
+        _log.warning("nothing was written: job %s has lost its claim", job.id, extra=job.ids)
+        self._forget(job)
+
+    def _forget(self, job: claimed_job.ClaimedJob, *, completed: bool = False) -> None:
+        own = job.lane
+        if own.jobs.get(job.id) is job:
+            del own.jobs[job.id]
+        self.worked_at = self.now()
+        if own.announces:
+            self._announce(job, completed=completed)
+
+    def _announce(self, job: claimed_job.ClaimedJob, *, completed: bool) -> None:
+        """Let the app hear of a node that is recorded, in the executor that has its value."""
+        place, job.announced_in = job.announced_in, None
+        if place is None:
+            return
+        if not completed:
+            job.lane.runner.announce(place, job.key, None)
+            return
+
+        def announced(rows: JsonDict) -> None:
+            job.lane.runner.announce(place, job.key, answers.encoded(rows))
+
+        def refused(_: db.Error) -> None:
+            job.lane.runner.announce(place, job.key, None)
+
+        def call() -> link.Request:
+            return link.Request(
+                answers.rows(job),
+                announced,
+                refused,
+                lambda: self._calls.appendleft(call),
+            )
+
+        self._calls.append(call)
+        self._seams.ring()
+
+    # --- Handlers: a `run.executors.Owner`.
+
+    def start(self, own: lane.Lane) -> None:
+        """Give waiting jobs to what has room for them."""
+        now = self.now()
+        while own.waiting and own.runner.room > 0 and not own.changing:
+            job = own.waiting.popleft()
+            job.start(now)
+            own.runner.start(job, isolated=own.is_isolated(job), shared=own.is_shared(job))
+            self._seams.wake_at(job.check_at(now))
+        if own.waiting:
+            self._seams.wake_at(own.waiting[0].asked + window.WAIT_S)
+
+    def room(self) -> None:
+        """Give waiting jobs to an executor that has become free, and claim others."""
+        for own in self.lanes:
+            self.start(own)
+        self._seams.ring()
+
+    def ended(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
+        """Record the outcome of a handler, unless something else was decided about its job."""
+        own, decided = job.lane, job.end
+        own.window.ended(outcome.seconds)
+        self._logs.end(job)
+        if self._models is not None:
+            self._models.used()
+        place, job.place = job.place, None
+        if decided is not None and decided.make is None:
+            self._forget(job)  # its claim is lost
+        elif decided is not None and decided.make is not None and outcome.kind == "cancelled":
+            # The handler has ended as it was requested to, or never started.
+            self.write(job, decided.make)
+        elif (outcome := job.judged(outcome)).kind == "completed":
+            if own.announces and place is not None:
+                job.announced_in = place
+                own.runner.expect_announcement(place)
+            own.done.append((job, outcome))
+            self._seams.ring()
+        else:
+            self._write_outcome(job, outcome)
+        if outcome.kind == "timed_out" and decided is not None:
+            self._leave(decided.code)
+        self._start_next(own)
+
+    def _start_next(self, own: lane.Lane) -> None:
+        if own.waiting:
+            self.start(own)
+
+    def died(self, job: claimed_job.ClaimedJob, death: executors.Death) -> None:
+        """Write what was decided about a job whose executor has ended, or charge the job."""
+        self._logs.end(job)
+        job.place = None
+        decided = job.end
+        if decided is not None:
+            if decided.make is None:
+                self._forget(job)
+            else:
+                self.write(job, decided.make)
+            self._leave(decided.code)
+        elif death.by_deadline:
+            self._hand_back(job, "its worker was silent")
+            self._leave(guards.EXIT_LOST)
+        elif death.killed_for:
+            self._hand_back(job, f"its executor was ended for {death.killed_for}")
+        elif not job.has_started:
+            self._hand_back(job, "its executor ended before it started")
+        else:
+            _log.error("job %s: its executor %s", job.id, death.evidence, extra=job.ids)
+            detail = death.detail | {"seconds": round(self.now() - job.started, 3)}
+            self.write(job, functools.partial(_charge, job, death.evidence, detail))
+
+    def _hand_back(self, job: claimed_job.ClaimedJob, reason: str, *, front: bool = False) -> None:
+        self.write(
+            job, functools.partial(handback.hand_back, job.lease, reason=reason, front=front)
+        )
+
+    def beat(self, job: claimed_job.ClaimedJob, progress: str | None) -> None:
+        """Note that a handler is active."""
+        job.beat(self.now(), progress)
+        if progress is not None:
+            self._seams.wake_at(self.now())
+
+    def cursor(self, job: claimed_job.ClaimedJob, name: str, key: str, position: int) -> None:
+        """Note how many items of a cursor are done."""
+        job.cursors[name, key] = position
+        job.beat(self.now())
+
+    def started(self, job: claimed_job.ClaimedJob) -> None:
+        """Count the time of a job that had to wait for others in its executor."""
+        job.start(self.now())
+
+    def printed(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
+        """Keep what a handler has printed."""
+        self._logs.add(job, data)
+
+    def event(self, job: claimed_job.ClaimedJob, event_type: str, elapsed_s: float | None) -> None:
+        """Record an event about the model of a node."""
+        if self._models is not None:
+            self._models.event(job, event_type, elapsed_s)
+
+    def model(self, model: JsonDict) -> None:
+        """Note what the executor of a GPU says of its model."""
+        if self._models is not None:
+            self._models.reported(model)
+
+    def changed(self, error: str | None) -> None:
+        """Note that a model was loaded or unloaded on request, or why not."""
+        if self._models is not None:
+            self._models.changed(error)
+        self.room()
+
+    def asked(self, job: claimed_job.ClaimedJob, question: JsonDict) -> None:
+        """Answer a question of a handler as soon as the claiming connection can."""
+        job.beat(self.now())
+        number, runner = question["no"], job.lane.runner
+
+        def answered(found: answers.Found) -> None:
+            runner.answer(job, number, *found)
+
+        def refused(error: db.Error) -> None:
+            if may_pass(error):
+                self._retry_later(error)
+                self._calls.appendleft(call)
+                return
+            text = f"the database refuses a step: {str(error).strip()}"
+            runner.answer(job, number, None, text)
+
+        def call() -> link.Request:
+            return link.Request(
+                answers.script(job, question),
+                answered,
+                refused,
+                lambda: self._calls.appendleft(call),
+            )
+
+        self._calls.append(call)
+        self._seams.ring()
+
+    # --- Decisions.
+
+    def decide(
+        self,
+        job: claimed_job.ClaimedJob,
+        why: str,
+        make: MakeScript | None,
+        *,
+        code: int = 0,
+        now: bool = False,
+    ) -> None:
+        """End a job that must not run on, and write this once its handler has ended.
+
+        `make` None: write nothing, as the claim is lost. `now`: by SIGKILL at once.
+        """
+        if job.place is None:
+            if job in job.lane.waiting:
+                job.lane.waiting.remove(job)
+                if make is None:
+                    self._forget(job)
+                else:
+                    self.write(job, make)
+            return
+        if job.end is None:
+            _log.warning("job %s: %s; ending its handler", job.id, why, extra=job.ids)
+            job.end = claimed_job.Ending(why, make, code, self.now())
+        if job.place.shared and not now:
+            job.lane.runner.interrupt(job, "it must end")
+        else:
+            self._seams.kill(job.place, now or self.ends_with_job, f"job {job.id}")
+        self._seams.wake_at(job.end.at + TERM_S)
+
+    def hand_back(
+        self,
+        job: claimed_job.ClaimedJob,
+        reason: str,
+        *,
+        front: bool = False,
+        now: bool = False,
+        code: int = 0,
+    ) -> None:
+        """Hand a job back, uncounted, once its handler has ended."""
+        make = functools.partial(handback.hand_back, job.lease, reason=reason, front=front)
+        self.decide(job, f"its job must end: {reason}", make, now=now, code=code)
+
+    def lose(self, job: claimed_job.ClaimedJob) -> None:
+        """End a job whose claim is lost: another worker may run it already."""
+        at_once = job.place is None or not job.place.shared or len(job.place.jobs) == 1
+        self.decide(job, "the claim was lost", None, code=guards.EXIT_LOST, now=at_once)
+
+    def cancel(self, job: claimed_job.ClaimedJob) -> None:
+        """Let a cancelled handler end; it has CANCEL_GRACE_S for that."""
+        if job.cancel_requested:
+            return
+        job.cancel_requested = True
+        if job.place is None:
+            self.hand_back(job, "cancelled")
+            return
+        job.cancel_at = self.now() + config.CANCEL_GRACE_S.read()
+        job.lane.runner.interrupt(job, "cancelled")
+        self._seams.wake_at(job.cancel_at)
+
+    def switch(self, own: lane.Lane, policy: str | None, *, hard: bool) -> None:
+        """Obey the switch of a queue: OFF by this policy, or ON (None)."""
+        was, own.off = own.off, policy
+        if policy is None:
+            if was is not None:
+                self.look()
+            return
+        self._return_waiting(own, "turned off")
+        if hard:
+            for job in [*own.jobs.values()]:
+                if job.place is not None:
+                    self.hand_back(
+                        job, "turned off", front=True, now=True, code=guards.EXIT_CONTROL
+                    )
+            if self._models is not None and self._models.holds_model and not own.jobs:
+                own.runner.kill_idle("OFF")
+                self._leave(guards.EXIT_CONTROL)
+
+    def requeue(self, reason: str) -> None:
+        """Hand all jobs back to the front, uncounted."""
+        for own in self.lanes:
+            self._return_waiting(own, reason)
+            for job in [*own.jobs.values()]:
+                if job.place is not None:
+                    self.hand_back(job, reason, front=True, now=True)
+
+    def _return_waiting(self, own: lane.Lane, reason: str) -> None:
+        own.window.reset()
+        while own.waiting:
+            self._hand_back(own.waiting.popleft(), reason)
+
+    def stop(self, within_s: float) -> None:
+        """Claim no more; what runs has so many seconds, then it is handed back."""
+        self.stopping = True
+        self.stop_at = min(self.stop_at, self.now() + within_s)
+        self.exit_by = min(self.exit_by, self.stop_at + EXIT_WITHIN_S)
+        for own in self.lanes:
+            self._return_waiting(own, "shutdown")
+        self._seams.wake_at(self.now())
+
+    def _leave(self, code: int) -> None:
+        """End the worker with a job that it has ended, if that was promised."""
+        if not (self.ends_with_job and code):
+            return
+        self.exit_code = self.exit_code or code
+        self.stop(0.0)
+        within_s = LOST_WITHIN_S if code == guards.EXIT_LOST else EXIT_WITHIN_S
+        self.exit_by = min(self.exit_by, self.now() + within_s)
+
+    # --- Time.
+
+    def tick(self, now: float, *, stopped: bool = False) -> float:
+        """Do what is due; return when to be called again.
+
+        `stopped`: whether the process that runs a gpu job is stopped by a signal or a debugger.
+        """
+        if now >= self._poll_at:
+            self._poll_at = now + config.CLAIM_POLL_S.read()
+            self.look(promote=True)
+        if now >= self._again_at:
+            self._again_at = math.inf
+            self.look(promote=True)
+        if now >= self._retry_at > 0.0:
+            self._retry_at = 0.0
+            self._seams.ring()
+        due = min(self._poll_at, self._again_at, self._retry_at or math.inf)
+        for own in self.lanes:
+            if own.waiting and now >= own.waiting[0].asked + window.WAIT_S:
+                self._return_waiting(own, "waited too long for an executor")
+            for job in [*own.jobs.values()]:
+                due = min(due, self._check(job, now, stopped=stopped))
+        return min(due, self.exit_by)
+
+    def _check(self, job: claimed_job.ClaimedJob, now: float, *, stopped: bool) -> float:
+        """Check what may end a job now; return when to check again."""
+        if job.end is not None:
+            return self._escalate(job, now)
+        if job.place is None and job not in job.lane.waiting:
+            return math.inf  # its end is to be written, or is being written
+        failure = job.verdict(now, stopped=stopped)
+        if failure is not None:
+            self._fail(job, failure, now)
+        elif now >= job.cancel_at:
+            self.hand_back(job, "cancelled", code=guards.EXIT_CONTROL)
+        elif now >= self.stop_at:
+            self.hand_back(job, "shutdown", now=True)
+        elif now >= self.stop_at - UNWIND_S and job.place is not None and not job.unwound:
+            job.unwound = True
+            job.lane.runner.interrupt(job, "shutdown")
+        if job.end is not None:
+            return job.end.at + TERM_S
+        unwind_at = math.inf if job.unwound else self.stop_at - UNWIND_S
+        return min(job.check_at(now), max(now, unwind_at), self.stop_at)
+
+    def _fail(self, job: claimed_job.ClaimedJob, failure: guards.Failure, now: float) -> None:
+        """End a job as its guard demands."""
+        if failure.code == guards.EXIT_LOST:
+            # If the claim is held even so, after the end of its handler another worker may have it.
+            self.hand_back(job, failure.reason, now=True, code=failure.code)
+            return
+        seconds = now - job.started
+        detail = payload.encode({"guard": failure.event, "exit_code": failure.code}, "detail")
+        make = functools.partial(
+            finish.end_by_guard,
+            job.lease,
+            failure.event,
+            error=failure.reason,
+            seconds=seconds,
+            detail=detail,
+        )
+        self.decide(job, failure.reason, make, code=failure.code)
+
+    def _escalate(self, job: claimed_job.ClaimedJob, now: float) -> float:
+        """Kill the executor of a job that SIGTERM has not ended."""
+        assert job.end is not None
+        if job.place is None:
+            return math.inf
+        if now < job.end.at + TERM_S:
+            return job.end.at + TERM_S
+        self._seams.kill(job.place, True, f"job {job.id}")
+        # The kernel may not let it go: then its lease has to lapse.
+        self._leave(job.end.code)
+        return now + TERM_S
+
+
+def _give_up(job: claimed_job.ClaimedJob, why: str, *, data: bool) -> db.Script[bool]:
+    """Fail a job whose end cannot be stored, else count a crash, which bounds how often it runs.
+
+    If that is refused too, the job waits.
+    """
+    try:
+        ended = data and (yield from claim_isolation.set_aside(job.lease, error=why))
+        if not ended:
+            yield from recovery.charge(job.lease, evidence=why)
+    except db.Error as error:
+        if may_pass(error):
+            raise
+        yield from handback.hand_back(job.lease, reason=why, after_s=REFUSED_WAIT_S)
+    return True
+
+
+def _charge(job: claimed_job.ClaimedJob, evidence: str, detail: JsonDict) -> db.Script[bool]:
+    """Count a crash of the job, and record how its executor died, in one transaction.
+
+    Returns True also if the claim was lost: a crash that was counted for that stays counted.
+    """
+    lease = job.lease
+    yield db.BEGIN
+    row = yield from recovery.charge(lease, evidence=payload.error_text(evidence))
+    if row is not None:
+        named = row | {"claimed_by": job.lane.who.host}
+        yield from death_events.note(lease.table, named, lease.worker_id, detail, evidence)
+    yield db.COMMIT
+    if row is not None:
+        what = f"node {row['node_id']}" if lease.table.in_run else f"ingest job {row['id']}"
+        ids = log_context.ids_of_job(row)
+        _log.warning("%s; %s is %s", evidence, what, row["status"], extra=ids)
+    return True

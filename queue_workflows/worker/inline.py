@@ -1,0 +1,126 @@
+"""Run the handlers of a worker in the calling thread of its own process, one at a time.
+
+The loop of the worker then has a thread of its own. Both talk as worker and executor do, by a pair
+of sockets. A handler that must not run on ends with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from queue_workflows.model_cache import ModelCache
+from queue_workflows.run import captured_streams, executor, executors, wire
+from queue_workflows.runtime import clock, kill_timer
+from queue_workflows.types import ExitFn
+from queue_workflows.worker import guards
+
+_log = logging.getLogger(__name__)
+LATE_S: Final = 3.0
+"""Seconds after its time limit at which a handler that keeps the GIL ends with its process."""
+
+
+class InlineExecutors(executors.Executors):
+    """The one executor of a worker, which is the thread that calls `serve`.
+
+    `once`: it gets one job at most. `on_exit` leaves the process; tests replace it, which also
+    disables the kernel timers.
+    """
+
+    def __init__(self, *given: Any, once: bool, on_exit: ExitFn, **more: Any) -> None:
+        super().__init__(*given, slots=1, lone=True, **more)
+        self._once = once
+        self._timed = on_exit is os._exit
+        self._lease_timer = kill_timer.KillTimer(guards.EXIT_LOST)
+        self._budget_timer = kill_timer.KillTimer(guards.EXIT_BUDGET)
+        ours, theirs = socket.socketpair()
+        asks, hears = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        nothing = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
+        self._theirs = theirs, hears
+        self.place = executors.Executor(1, (ours, asks), nothing, shared=False)
+        self.place.pid = os.getpid()
+
+    @property
+    def room(self) -> int:
+        """Return how many jobs can start now."""
+        return int(self.place.usable and not self.place.jobs and not self.is_spent)
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether it has had the one job that it gets."""
+        return self._once and self.place.count > 0
+
+    def ready(self) -> None:
+        """Begin to read what the thread sends."""
+        self._by_number[self.place.number] = self.place
+        self._loop.read(self.place.channel.fileno(), lambda: self._receive(self.place))
+
+    def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
+        """Give the thread a job."""
+        del isolated, shared
+        if self._timed:
+            limits = [each for each in job.guards if isinstance(each, guards.Budget)]
+            ends = min((each.ends for each in limits), default=None)
+            if ends is not None:
+                self._budget_timer.arm(ends - clock.boot_s() + LATE_S)
+        super().start(job)
+
+    def hold(self, until: float | None) -> None:
+        """Let the kernel end the process at this time (`clock.boot_s`): its leases end then."""
+        if self._timed and until is not None and self.place.jobs:
+            self._lease_timer.arm(until - clock.boot_s())
+
+    def kill(self, place: executors.Executor, signum: int, why: str) -> None:
+        """Treat the handler as ended: the process ends as soon as that is written."""
+        if signum == signal.SIGKILL and place.packet is None:
+            place.killed_for = why
+            self._end(place, {"died": place.pid} | executors.UNKNOWN, why)
+
+    def tick(self, now: float) -> float:
+        """Disarm the timers of a handler that has ended."""
+        del now
+        if not self.place.jobs:
+            self._budget_timer.disarm()
+            self._lease_timer.disarm()
+        return float("inf")
+
+    def let_go(self, place: executors.Executor) -> None:
+        """Let `serve` return."""
+        super().let_go(place)
+        self._by_number.pop(place.number, None)
+
+    def serve(self, model_cache: ModelCache | None) -> None:
+        """Run handlers in this thread until the worker lets it go."""
+        channel = executor.Channel(self._theirs[0])
+        jobs = executor.JobLoop(
+            channel, self._theirs[1], model_cache, alone=False, lost=lambda: None
+        )
+        printed = functools.partial(_send_printed, channel, jobs.key)
+        with contextlib.closing(jobs), captured_streams.to(printed):
+            with contextlib.suppress(ConnectionError):
+                jobs.serve()
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        super().close()
+        self.place.close()
+        for each in self._theirs:
+            each.close()
+        self._budget_timer.close()
+        self._lease_timer.close()
+
+
+def _send_printed(channel: executor.Channel, key: Callable[[], int], data: bytes) -> None:
+    """Send what a handler has printed, or a thread of it."""
+    if job := key():
+        text = data.decode("utf-8", "backslashreplace")
+        record = {"level": logging.INFO, "name": "print", "text": text, "printed": False,
+                  "fields": None, "as_is": True}  # fmt: skip
+        with contextlib.suppress(ConnectionError):
+            channel.send(wire.LOG, job, wire.encoded(record))

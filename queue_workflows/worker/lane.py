@@ -1,0 +1,238 @@
+"""Describe one queue of a worker: who claims, how many jobs at once, and what is known of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from queue_workflows import config, db
+from queue_workflows.db import statements
+from queue_workflows.engine import claim_isolation, claims, job_events, job_tables
+from queue_workflows.types import NowFn
+from queue_workflows.worker import claim_times, claimed_job, node_plans, shapes, window
+
+if TYPE_CHECKING:
+    from queue_workflows.run import executors
+
+MOST: Final = 500
+"""How many results one statement records at most."""
+
+
+_NOTHING: Final = claims.completed(None, None)
+
+
+class Runner(Protocol):
+    """Runs handlers: in executors, in threads, or in the calling thread."""
+
+    @property
+    def room(self) -> int:
+        """Return how many jobs can start now."""
+        ...
+
+    def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> object:
+        """Start a job. `isolated`: beside no other, and in a process that had none."""
+        ...
+
+    def interrupt(self, job: Any, reason: str) -> object:
+        """Let a handler that yields or awaits end there; `cancelled` also sets its event."""
+        ...
+
+
+class Lane:
+    """One queue of a worker, and its jobs between claim and record.
+
+    The desk decides what happens to the jobs; here is what is known of them.
+    """
+
+    def __init__(
+        self,
+        who: claims.Claimant,
+        shape: shapes.Shape,
+        runner: executors.Executors,
+        *,
+        isolated: frozenset[str] = frozenset(),
+        async_tasks: frozenset[str] = frozenset(),
+        announces: bool = False,
+        now_fn: NowFn,
+    ) -> None:
+        """`isolated`: names of tasks or nodes each of whose jobs has a fresh executor."""
+        self.who = who
+        self.shape = shape
+        self.runner = runner
+        self.table = job_tables.of_queue(who.queue)
+        self._isolated = isolated
+        self._async = async_tasks
+        self.announces = announces and self.table.in_run
+        lone = shape.concurrent or shape.gpu or self.announces
+        most = 0 if lone else shape.batch if shape.batch > 1 else window.EACH
+        self.window = window.Window(shape.slots, most)
+        self.times = claim_times.ClaimTimes(now_fn)
+        self.jobs: dict[str, claimed_job.ClaimedJob] = {}
+        """All jobs whose claims are held, by id."""
+        self.waiting: deque[claimed_job.ClaimedJob] = deque()
+        """Those for which no executor is free yet, in the order of their claims."""
+        self.done: list[node_plans.Done] = []
+        """Completed jobs that wait for their record."""
+        self.may_claim = True
+        self.promote = True
+        self.off: str | None = None
+        """The policy by which the queue is OFF; None: it is ON."""
+        self.unsure = False
+        """Whether a commit may have happened whose reply was lost."""
+        self.apart = 0
+        """How many of `done` are recorded one by one, without a claim, as a statement of all was
+        refused."""
+        self.changing = False
+        """Whether a model is to be changed before the next job."""
+        self.model: str | None = None
+        """The loaded model of a gpu queue."""
+        self.models: list[str] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether jobs are held, or anything is to be recorded."""
+        return bool(self.jobs)
+
+    def is_isolated(self, job: claimed_job.ClaimedJob) -> bool:
+        """Return whether a job runs in an executor of its own, also where others share one.
+
+        A crash of a shared executor is charged to all its jobs. It must be the last of none.
+        """
+        if self.shape.gpu:
+            return False  # a fresh executor for each job would load the model for each
+        if job.name in self._isolated:
+            return True
+        return self.is_shared(job) and 0 < config.MAX_CRASHES.read() - 1 <= job.crash_count
+
+    def is_shared(self, job: claimed_job.ClaimedJob) -> bool:
+        """Return whether a job runs in an executor that runs several at once."""
+        return self.shape.concurrent or job.name in self._async
+
+    def claimable(self, *, records: bool) -> tuple[int, bool]:
+        """Return how many jobs to claim now, and whether some of them are to wait.
+
+        `records`: whether the statement records results anyway, which is the time to claim for
+        executors that are not free.
+        """
+        if not self.may_claim or self.off:
+            return 0, False
+        free = self.runner.room - len(self.waiting)
+        # Each job that waits would end with the process if one that has killed one kills it too.
+        if records and not any(job.crash_count for job in self.jobs.values()):
+            ahead = self.window.ahead - max(0, -free)
+            if ahead > 0:
+                return max(0, free) + ahead, True
+        return max(0, free), False
+
+    # --- Statements.
+
+    def claim(
+        self, count: int, done: Sequence[node_plans.Done], *, promote: bool, ahead_s: float
+    ) -> db.Script[list[tuple[bytes | None, ...]]]:
+        """Record completed jobs, and claim up to `count`; return the rows of `ClaimedJob`.
+
+        `ahead_s`: how far ahead it looks for delayed jobs. This is one transaction, after what a
+        handler logged.
+        """
+        given: dict[str, Any] = {
+            "worker": self.who.worker_id,
+            "host": self.who.host,
+            "queue": self.who.queue,
+            "lease_s": self.who.lease_s,
+            "obey": self.who.obey,
+            "promote": promote,
+            "look_ahead_s": ahead_s if count else None,
+        }
+        if not self.table.in_run:
+            for job, outcome in done:
+                if outcome.error:
+                    yield from job_events.note_logged_error(job.lease, outcome.error)
+            given |= {"claim": count, "done": _array(map(_ingest_json, done)) if done else None}
+            return (yield db.Statement(statements.claims.ingest_rows, given, is_raw=True))
+        given |= {"newest": self.who.newest, "versions": self.who.versions}
+        plans: list[claims.Ahead | None] = []
+        if done:
+            yield from node_plans.learned(done)
+            plans = node_plans.after(done)
+        single = len(done) <= 1 and count <= 1
+        if self.shape.gpu or (single and not (done and _queues_many(plans[0]))):
+            single_done = claims.completed(_result(done[0]), plans[0]) if done else _NOTHING
+            given |= self._gpu() | single_done | {"claim": count > 0}
+            return (yield db.Statement(statements.claims.node_rows, given, is_raw=True))
+        texts = map(claims.node_json, map(_result, done), plans)
+        given |= {"claim": count, "done": _array(texts) if done else None}
+        return (yield db.Statement(statements.claims.nodes_rows, given, is_raw=True))
+
+    def claim_apart(self) -> db.Script[list[tuple[bytes | None, ...]]]:
+        """Claim one job row by row, as a row makes the ordinary claim fail; return its row."""
+        who = self.who._replace(models=self.models or self.who.models)
+        found = yield from claim_isolation.claim_apart(self.table, who, promote=True)
+        if found.job_id is None:
+            return []
+        known = statements.claimed_jobs
+        text = known.node_rows if self.table.in_run else known.ingest_rows
+        given = {"job": found.job_id, "worker": who.worker_id}
+        return (yield db.Statement(text, given, is_raw=True))
+
+    def _gpu(self) -> dict[str, Any]:
+        if not self.shape.gpu:
+            who = self.who
+            return {"model": who.model, "models": who.models, "lane": who.lane,
+                    "policy": who.policy, "grace_s": who.grace_s, "bound_s": who.bound_s}  # fmt: skip
+        return {
+            "model": self.model,
+            "models": self.models,
+            "lane": None,
+            "policy": config.gpu_claim_policy(),
+            "grace_s": config.GPU_URGENT_GRACE_S.read(),
+            "bound_s": config.GPU_MAX_WAIT_S.read(),
+        }
+
+    def take(
+        self, rows: Sequence[Sequence[bytes | None]], asked: float
+    ) -> tuple[list[claimed_job.ClaimedJob], claims.Wait]:
+        """Return the jobs of a claim's rows, and when to claim again."""
+        found: list[claimed_job.ClaimedJob] = []
+        wait = claims.Wait()
+        for row in rows:
+            if row[0] is None:
+                wait = claims.Wait(*(None if each is None else float(each) for each in row[10:12]))
+            else:
+                found.append(claimed_job.ClaimedJob(self, row, asked))
+        return found, wait
+
+    def check_at(self) -> float:
+        """Return when the first waiting job has waited too long."""
+        return self.waiting[0].asked + window.WAIT_S if self.waiting else math.inf
+
+
+def _queues_many(ahead: claims.Ahead | None) -> bool:
+    """Return whether a plan queues more than one node, for which other workers are to be woken."""
+    return node_plans.rows_planned(ahead) > 1
+
+
+def _array(texts: Any) -> bytes:
+    return f"[{','.join(texts)}]".encode("utf-8", "surrogatepass")
+
+
+def _ingest_json(done: node_plans.Done) -> str:
+    # The result is checked JSON text already; encoding it again would cost a second walk.
+    job, outcome = done
+    return (
+        f'{{"id":{json.dumps(job.id)},"claim_no":{job.lease.claim_no},'
+        f'"seconds":{outcome.seconds!r},"result":{outcome.result}}}'
+    )
+
+
+def _result(done: node_plans.Done) -> claims.NodeResult:
+    job, outcome = done
+    return claims.NodeResult(
+        job.lease,
+        outcome.result,
+        outcome.seconds,
+        outcome.vm_rss_mb_peak,
+        outcome.resolved_inputs,
+    )

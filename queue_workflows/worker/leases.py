@@ -1,0 +1,352 @@
+"""Say what a worker's second connection does: renew leases, report, obey switches, store logs.
+
+No job waits for it, and it waits for no job.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from queue_workflows import config, db
+from queue_workflows.dag import payload
+from queue_workflows.db import link, statements
+from queue_workflows.engine import controls, job_steps, workers
+from queue_workflows.operations import stop_policies
+from queue_workflows.runtime import clock
+from queue_workflows.types import JsonDict, NowFn
+from queue_workflows.worker import claimed_job, desk, job_logs, lane, settings
+
+if TYPE_CHECKING:
+    from queue_workflows.worker import gpu_models
+
+_log = logging.getLogger(__name__)
+AGAIN_S: Final = 1.0
+"""Seconds after which a lease is renewed again whose row somebody else had locked."""
+PROGRESS_S: Final = 1.0
+"""Shortest time in seconds between two writes of a job's progress."""
+EARLY_S: Final = 0.25
+"""Seconds before the lease may expire on the server at which the launcher ends the executors."""
+
+
+def _ignore(*_: object) -> None:
+    return
+
+
+class Leases:
+    """The second connection's part of a desk; a `db.link.Source`.
+
+    `hold` moves the deadline at which the launcher ends the executors of a silent worker.
+    `report` returns what the rows of its workers show beside their jobs.
+    """
+
+    def __init__(
+        self,
+        desk_: desk.Desk,
+        logs: job_logs.JobLogs,
+        *,
+        hold: Callable[[float], object],
+        ring: Callable[[], object],
+        report: Callable[[], JsonDict],
+        models: gpu_models.GpuModels | None = None,
+        now_fn: NowFn = clock.boot_s,
+    ) -> None:
+        self._desk = desk_
+        self._hold = hold
+        self._ring = ring
+        self._report = report
+        self._models = models
+        self._now = now_fn
+        self.locked = False
+        """Whether its session holds the advisory lock of a live worker."""
+        self._registered = False
+        self._renew_at = self._beat_at = 0.0
+        self._control_at = 0.0
+        self._logs = logs
+        self._calls: deque[link.Request] = deque()
+        """What else is to be done here, best effort."""
+        self._leaving = False
+        self.left = False
+        """Whether the rows of the workers say that they have stopped."""
+
+    # --- What is due.
+
+    def due_at(self) -> float:
+        """Return when there is something to do."""
+        at = min(self._renew_at, self._beat_at, self._control_at, self._logs.store_at)
+        return 0.0 if self._calls or self._leaving else at
+
+    def tick(self, now: float) -> float:
+        """Ring if something is due; return when to be called again."""
+        unsaved = any(
+            job.progress is not None and now - job.renewed >= PROGRESS_S for job in self._desk.jobs
+        )
+        if unsaved:
+            self._renew_at = min(self._renew_at, now)
+        if now >= self.due_at():
+            self._ring()
+        return max(now + 0.05, self.due_at())
+
+    def renew_now(self) -> None:
+        """Renew, and look for cancels and switches, at once."""
+        self._renew_at = self._control_at = 0.0
+        self._ring()
+
+    def beat_now(self) -> None:
+        """Report at once."""
+        self._beat_at = 0.0
+        self._ring()
+
+    def later(self, script: db.Script[Any], what: str) -> None:
+        """Run a script here, best effort: an error is logged."""
+
+        def refused(error: db.Error) -> None:
+            _log.warning("%s: %s", what, str(error).strip())
+
+        self._calls.append(link.Request(script, _ignore, refused, _ignore))
+        self._ring()
+
+    def ask(self, script: db.Script[Any], done: Callable[[Any], object], what: str) -> None:
+        """Run a script here and call `done` with its result, unless it fails."""
+
+        def refused(error: db.Error) -> None:
+            _log.warning("%s: %s", what, str(error).strip())
+
+        self._calls.append(link.Request(script, done, refused, lambda: None))
+        self._ring()
+
+    def leave(self) -> None:
+        """Store the last logs, and record that the workers have stopped."""
+        self._leaving = True
+        self._ring()
+
+    # --- A `db.link.Source`.
+
+    def next(self) -> link.Request | None:
+        """Return what the second connection does next, or None."""
+        now = self._now()
+        if self._leaving:
+            return self._store_logs() or (None if self.left else self._stop())
+        if self._calls:
+            return self._calls.popleft()
+        if now >= self._renew_at:
+            if (found := self._renew(now)) is not None:
+                return found
+        if now >= self._control_at and (found := self._check_control(now)) is not None:
+            return found
+        if now >= self._beat_at:
+            return self._beat(now)
+        if now >= self._logs.store_at:
+            return self._store_logs()
+        return None
+
+    def notified(self, channel: str, text: str) -> None:
+        """Act on a cancel, and on a switch of one of the workers."""
+        if channel == "job_cancel":
+            if any(text in (job.id, job.run_id) for job in self._desk.jobs):
+                self.renew_now()
+        elif channel == "worker_control":
+            if any(
+                text in (f"{own.who.host}:{own.who.queue}", f"{own.who.host}:{controls.ALL}")
+                for own in self._desk.lanes
+            ):
+                self.renew_now()
+                self.beat_now()
+                if self._models is not None:
+                    self._models.poll()
+                self._desk.look()
+
+    def connected(self) -> None:
+        """Look at all again: notifications of the time without a connection are lost."""
+        self.locked = not config.POLL_ONLY.read()
+        self.renew_now()
+        self.beat_now()
+
+    def disconnected(self) -> None:
+        """Note that the session that held the lock is gone."""
+        self.locked = False
+
+    # --- Leases.
+
+    def _renew(self, now: float) -> link.Request | None:
+        lanes = [own for own in self._desk.lanes if own.jobs]
+        lease_s = self._desk.lanes[0].who.lease_s
+        self._renew_at = now + settings.renew_every_s(lease_s)
+        if not lanes:
+            self._hold(now + lease_s - EARLY_S)
+            return None
+        held = {own.who.queue: [*own.jobs.values()] for own in lanes}
+        reports = {job.id: job.progress for jobs in held.values() for job in jobs}
+        for jobs in held.values():
+            for job in jobs:
+                job.progress = None
+
+        def renew() -> db.Script[list[tuple[lane.Lane, list[Any]]]]:
+            found: list[tuple[lane.Lane, list[Any]]] = []
+            for own in lanes:
+                jobs = held[own.who.queue]
+                given: dict[str, Any] = {
+                    "jobs": [job.id for job in jobs],
+                    "claims": [job.lease.claim_no for job in jobs],
+                    "progress": [reports[job.id] for job in jobs],
+                    "worker": own.who.worker_id,
+                    "lease_s": own.who.lease_s,
+                }
+                text = statements.claims.renew_held[own.table.name]
+                found.append((own, (yield db.Statement(text, given))))
+            return found
+
+        def restore() -> None:
+            for jobs in held.values():
+                for job in jobs:
+                    job.progress = job.progress or reports[job.id]
+
+        def refused(error: db.Error) -> None:
+            restore()
+            self._renew_at = min(self._renew_at, self._now() + AGAIN_S)
+            _log.warning("the leases are not renewed: %s", str(error).strip())
+
+        def renewed(found: list[tuple[lane.Lane, list[Any]]]) -> None:
+            for own, rows in found:
+                self._renewed(held[own.who.queue], rows, now)
+            self._keep_hold(now)
+            self._store_cursors([job for jobs in held.values() for job in jobs])
+
+        return link.Request(renew(), renewed, refused, restore)
+
+    def _renewed(
+        self, held: Sequence[claimed_job.ClaimedJob], rows: Sequence[Any], sent: float
+    ) -> None:
+        found = {(row["id"], row["claim_no"]): row for row in rows}
+        for job in held:
+            if job.lane.jobs.get(job.id) is not job:
+                continue
+            row = found.get((job.id, job.lease.claim_no))
+            if row is None:
+                if not job.recording and job.end is None and self._desk.runs(job):
+                    self._desk.lose(job)
+                continue
+            if row["renewed"]:
+                job.lease_end.beat(sent)
+                job.renewed = sent
+            else:
+                self._renew_at = min(self._renew_at, self._now() + AGAIN_S)
+            if row["cancel"]:
+                self._desk.cancel(job)
+
+    def _keep_hold(self, now: float) -> None:
+        """Let the launcher end all executors before the first lease ends, if this is silent."""
+        ends = [job.lease_end.ends for job in self._desk.jobs if job.place is not None]
+        lease_s = self._desk.lanes[0].who.lease_s
+        self._hold(min([*ends, now + lease_s]) - EARLY_S)
+
+    def _store_cursors(self, jobs: Sequence[claimed_job.ClaimedJob]) -> None:
+        moved = {
+            job.lease: [(name, key, at) for (name, key), at in job.cursors.items()]
+            for job in jobs
+            if job.cursors
+        }
+        for job in jobs:
+            job.cursors = {}
+        if moved:
+            self.later(job_steps.store_cursors(moved), f"cursors of {len(moved)} jobs")
+
+    # --- Switches and reports.
+
+    def _check_control(self, now: float) -> link.Request | None:
+        self._control_at = now + config.WORKER_CONTROL_POLL_S.read()
+        if config.DISABLE_WORKER_CONTROL.read():
+            return None
+        lanes = [own for own in self._desk.lanes if own.who.obey]
+
+        def check() -> db.Script[list[tuple[lane.Lane, str | None]]]:
+            found: list[tuple[lane.Lane, str | None]] = []
+            for own in lanes:
+                given = {"host": own.who.host, "queue": own.who.queue}
+                row = yield from db.one(statements.controls.off_policy, given)
+                found.append((own, row["policy"] if row else None))
+            return found
+
+        def checked(found: list[tuple[lane.Lane, str | None]]) -> None:
+            for own, policy in found:
+                hard = policy is not None and (stop_policies.handler(policy) is stop_policies.HARD)
+                self._desk.switch(own, policy, hard=hard)
+
+        return link.Request(check(), checked, self._not_checked, lambda: None)
+
+    def _not_checked(self, error: db.Error) -> None:
+        _log.warning("the switches are not known: %s", str(error).strip())
+
+    def _beat(self, now: float) -> link.Request | None:
+        self._beat_at = now + config.HEARTBEAT_INTERVAL_S.read()
+        if config.DISABLE_WORKER_HEARTBEAT.read():
+            return None
+        shown = self._report()
+        columns = shown.pop("columns")
+
+        def report() -> db.Script[None]:
+            for own in self._desk.lanes:
+                yield db.Statement(statements.workers.report, self._row(own, shown) | columns)
+
+        def reported(_: None) -> None:
+            if not self._registered:
+                self._registered = True
+                for own in self._desk.lanes:
+                    # Not before the row: `queue-workflows run` starts a worker where it finds none.
+                    _log.info("worker %s works on %s", own.who.worker_id, db.describe())
+            if self._models is not None:
+                self._models.reported_size()
+
+        return link.Request(report(), reported, self._not_checked, lambda: None)
+
+    def _row(self, own: lane.Lane, shown: JsonDict) -> JsonDict:
+        who, ids = own.who, [*own.jobs]
+        detail = {
+            "lease_s": who.lease_s,
+            "lock": self.locked,
+            "claim": workers.claim_detail(who),
+            **shown,
+        }
+        return {
+            "worker_id": who.worker_id,
+            "host_label": who.host,
+            "queue": who.queue,
+            "pid": os.getpid(),
+            "state": "busy" if ids else "throttled" if self._desk.throttled else "idle",
+            "job_ids": ids,
+            "detail": payload.encode(detail, "detail"),
+            "obey": who.obey,
+            "concurrency": own.shape.slots,
+        }
+
+    def _stop(self) -> link.Request:
+        def stop() -> db.Script[None]:
+            for own in self._desk.lanes:
+                yield db.Statement(statements.workers.stop, {"worker": own.who.worker_id})
+                if self._desk.exit_code:
+                    given = {
+                        "host": own.who.host,
+                        "queue": own.who.queue,
+                        "gone": own.who.worker_id,
+                        "live_s": config.STALE_WORKER_AFTER_S.read(),
+                    }
+                    yield db.Statement(statements.workers.clear_heartbeat, given)
+
+        def left(*_: object) -> None:
+            self.left = True
+
+        return link.Request(stop(), left, left, left)
+
+    def _store_logs(self) -> link.Request | None:
+        self._logs.store_at = math.inf
+        if not (written := self._logs.take()):
+            return None
+
+        def again(*_: object) -> None:
+            self._logs.put_back(written, keep=not self._leaving)
+
+        return link.Request(written.script(), _ignore, again, again)

@@ -1,0 +1,108 @@
+"""Let a worker claim nothing while the memory that its jobs fill is full."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from queue_workflows import config, db
+from queue_workflows.db import statements
+from queue_workflows.runtime import service
+from queue_workflows.telemetry import gpu_overview, pressure
+from queue_workflows.types import JsonDict
+from queue_workflows.worker import desk
+
+
+class MemoryWatch:
+    """Read the memory on a thread of its own, and say whether the desk may claim.
+
+    Nothing is held back while no job runs that could free the memory, neither of this worker nor
+    of another one that fills the same memory. `ask` runs a script on the second connection;
+    `changed` is called when waiting begins or ends.
+    """
+
+    def __init__(
+        self,
+        desk_: desk.Desk,
+        *,
+        wake: Callable[[], object],
+        ask: Callable[..., object],
+        changed: Callable[[], object],
+    ) -> None:
+        self._desk = desk_
+        self._wake = wake
+        self._ask = ask
+        self._changed = changed
+        self._resources = names = config.worker_memory_throttle()
+        gpus = gpu_overview.Reader() if "gpu" in names else None
+        self._memory = pressure.Memory(gpus=gpus)
+        self._reading: pressure.Reading | None = None
+        self._throttle = pressure.Throttle(
+            self._latest, limits_fn=self._limits, ours="these workers", now_fn=desk_.now
+        )
+        self._asks = False
+
+    def __enter__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        if self._resources:
+            task = service.Task("memory", config.MEMORY_CHECK_INTERVAL.read, self._read)
+            self._stack.enter_context(service.Loop("worker-memory", [task]))
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _read(self) -> None:
+        self._reading = self._memory.read()
+        self._wake()
+
+    def _latest(self) -> pressure.Reading:
+        return self._reading or pressure.Reading()
+
+    def _limits(self) -> list[pressure.Limit]:
+        return [each for each in pressure.limits() if each.resource.lower() in self._resources]
+
+    def tick(self, now: float) -> float:
+        """Decide from the latest reading."""
+        if self._reading is None or self._asks:
+            return float("inf")
+        busy = any(own.jobs for own in self._desk.lanes)
+        gives_back = any(own.runner.gives_back for own in self._desk.lanes)
+        full = pressure.nearly_full(self._reading)
+        if full and not (busy or gives_back):
+            self._asks = True
+            self._ask(self._fills(pressure.ids(full)), self._found, "jobs that fill the memory")
+            return float("inf")
+        self._decide(working=busy or gives_back)
+        return float("inf")
+
+    def _fills(self, ids: list[str]) -> db.Script[Any]:
+        given = {
+            "memory": ids,
+            "but": [own.who.worker_id for own in self._desk.lanes],
+            "stale_s": config.STALE_WORKER_AFTER_S.read(),
+        }
+        return db.one(statements.workers.fill_memory, given)
+
+    def _found(self, row: Any) -> None:
+        self._asks = False
+        self._decide(working=row is not None)
+
+    def _decide(self, *, working: bool) -> None:
+        before = self._desk.throttled
+        self._desk.throttled = active = self._throttle.check(working=working)
+        self._reading = None
+        if active:
+            for own in self._desk.lanes:
+                own.runner.shed()
+        if active != before:
+            self._changed()
+            if before:
+                self._desk.look()
+
+    def detail(self) -> JsonDict:
+        """Return the part of the worker row's `detail` about memory.
+
+        `throttle`: why it claims nothing, or None. `memory`: ids of the memory that it fills.
+        """
+        return {"throttle": self._throttle.reason, "memory": pressure.ids(self._memory.within)}

@@ -1,0 +1,410 @@
+"""Run a worker process: one loop over two connections, a launcher, and its executors."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from queue_workflows import config, db
+from queue_workflows.db import link, statements
+from queue_workflows.engine import claims, recovery
+from queue_workflows.model_cache import ModelCache
+from queue_workflows.run import executors, launcher, loaded_app, streams
+from queue_workflows.runtime import clock, identity, io_loop, log_format, printed_lines, service
+from queue_workflows.types import ExitFn, JsonDict
+from queue_workflows.worker import (
+    desk,
+    gpu_models,
+    job_logs,
+    lane,
+    leases,
+    memory_watch,
+    settings,
+    shapes,
+)
+from queue_workflows.worker import inline as inline_jobs
+
+_log = logging.getLogger("queue_workflows.claim_worker")
+PRINT_AGAIN_S: Final = 0.05
+"""Seconds until a reader of our own output that is too slow is tried again."""
+LEAVE_S: Final = 4.0
+"""Seconds in which a worker that has nothing left to do stores its logs and ends its executors."""
+
+
+class _Printer:
+    """Prints on this process's own stdout and stderr, and waits for no reader."""
+
+    def __init__(self, wake_at: Callable[[float], object]) -> None:
+        self._wake_at = wake_at
+        self._to = {number: streams.Forward(number) for number in (1, 2)}
+
+    def write(self, number: int, data: bytes) -> None:
+        if data:
+            self._to[number].add(data)
+            if self._to[number].pending:
+                self._wake_at(clock.boot_s() + PRINT_AGAIN_S)
+
+    def record(self, pid: int, record: JsonDict) -> None:
+        stream = record.get("stream")
+        if stream:
+            number = 1 if stream == printed_lines.STREAMS[1] else 2
+            for line in record["text"].split("\n"):
+                if line.strip():
+                    self.write(number, printed_lines.as_json(line, stream, pid).encode())
+        elif record["printed"]:
+            extra = log_format.allowed(record["fields"])
+            logging.getLogger(record["name"]).log(
+                record["level"], "%s", record["text"], extra=extra
+            )
+
+    def tick(self, now: float) -> float:
+        for each in self._to.values():
+            each.flush()
+        pending = any(each.pending for each in self._to.values())
+        return now + PRINT_AGAIN_S if pending else float("inf")
+
+
+class Inline(NamedTuple):
+    """How the calling thread runs the handlers, instead of executors."""
+
+    on_exit: ExitFn
+    once: bool = False
+    """Whether it runs one job at most, and then leaves."""
+    known_models: list[str] | None = None
+
+
+class Worker:
+    """A worker of some queues, by their shapes.
+
+    `launched`: the launcher whose executors run the handlers, and what the app registered there.
+    `inline` instead: the thread that calls `run_inline` does. The other arguments are those of
+    `claim_worker.ClaimWorker`.
+    """
+
+    def __init__(
+        self,
+        launched: tuple[launcher.Launcher, loaded_app.Registered] | None,
+        served: Mapping[str, shapes.Shape],
+        *,
+        host: str,
+        newest: bool,
+        lease_s: float,
+        shutdown_timeout_s: float | None,
+        limits: shapes.Limits = shapes.NO_LIMITS,
+        ends_with_job: bool = False,
+        inline: Inline | None = None,
+    ) -> None:
+        """Wire the parts. Its length: an argument is a line, and so is each part."""
+        self._launcher, registered = launched or (None, None)
+        self._limits = limits
+        self._inline = inline
+        self._shutdown_s = settings.shutdown_s(shutdown_timeout_s)
+        self._loop = loop = io_loop.IoLoop()
+        self._printer = _Printer(loop.wake_at)
+        self._bell, self._rope = socket.socketpair()
+        for each in (self._bell, self._rope):
+            each.setblocking(False)
+        logs = job_logs.JobLogs(loop.wake_at)
+        gpu = next((shape for shape in served.values() if shape.gpu), None)
+        self._models: gpu_models.GpuModels | None = None
+        if gpu is not None:
+            known = inline.known_models if inline else None
+            if registered is not None:
+                known = sorted(registered.models) or None
+            self._models = gpu_models.GpuModels(known, card=gpu.card, wake=self._wake)
+        seams = desk.Seams(lambda: self._claims.flow.ring(), loop.wake_at, self._kill)
+        self._desk = desk.Desk(
+            seams, logs, self._models, ends_with_job=ends_with_job or inline is not None
+        )
+        obey = not config.DISABLE_WORKER_CONTROL.read()
+        for queue, shape in served.items():
+            who = claims.Claimant(
+                identity.new_worker_id(host, executors=inline is None), host, queue, lease_s,
+                newest=newest, obey=obey,
+                versions=config.node_version_keys() if queue in config.DAG_QUEUES else None,
+            )  # fmt: skip
+            self._desk.lanes.append(self._lane(who, shape, registered))
+        self._memory = memory_watch.MemoryWatch(
+            self._desk,
+            wake=self._wake,
+            ask=lambda *given: self._leases.ask(*given),
+            changed=lambda: self._leases.beat_now(),
+        )
+        self._leases = leases.Leases(
+            self._desk,
+            logs,
+            hold=self._hold,
+            ring=lambda: self._renewals.flow.ring(),
+            report=self._report,
+            models=self._models,
+        )
+        self._metrics = None if inline and inline.once else settings.sampler(host, self._wake)
+        self._claims: link.Link
+        self._renewals: link.Link
+        self._posted: deque[Callable[[], object]] = deque()
+        self._lost: launcher.LauncherLost | None = None
+        self._over_at = float("inf")
+
+    def _hold(self, until: float) -> None:
+        if self._launcher is not None:
+            self._launcher.hold(until)
+        for own in self._desk.lanes:
+            if isinstance(own.runner, inline_jobs.InlineExecutors):
+                own.runner.hold(until)
+
+    def _lane(
+        self,
+        who: claims.Claimant,
+        shape: shapes.Shape,
+        registered: loaded_app.Registered | None,
+    ) -> lane.Lane:
+        parts = self._loop, self._launcher, self._printer, self._desk, self._limits
+        if registered is None:
+            assert self._inline is not None
+            runner = inline_jobs.InlineExecutors(
+                *parts, once=self._inline.once, on_exit=self._inline.on_exit
+            )
+            announces = config.get_config().on_node_completed is not None
+            return lane.Lane(who, shape, runner, announces=announces, now_fn=clock.boot_s)
+        in_run = who.queue in config.DAG_QUEUES
+        names = registered.isolated_nodes if in_run else registered.isolated_tasks
+        runner = executors.Executors(
+            *parts,
+            slots=shape.slots,
+            shared=shape.concurrent,
+            mixed=shape.mixed,
+            lone=shape.gpu,
+        )
+        return lane.Lane(
+            who,
+            shape,
+            runner,
+            isolated=frozenset(names),
+            async_tasks=frozenset(registered.async_tasks if shape.mixed else ()),
+            announces=registered.announces,
+            now_fn=clock.boot_s,
+        )
+
+    @property
+    def worker_ids(self) -> dict[str, str]:
+        """Return the identity under which each queue is claimed."""
+        return {own.who.queue: own.who.worker_id for own in self._desk.lanes}
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of a worker that has ended with its job, else 0."""
+        return self._desk.exit_code
+
+    # --- Any thread, and signal handlers.
+
+    def stop(self) -> None:
+        """Take no further job; those that run get the shutdown timeout."""
+        self.post(lambda: self._desk.stop(self._shutdown_s))
+
+    def stop_now(self) -> None:
+        """Give the running jobs back at once and leave."""
+        self.post(lambda: self._desk.stop(0.0))
+
+    def requeue(self, reason: str) -> None:
+        """Return the running jobs to the front of their queues, uncounted, as OFF does."""
+        self.post(lambda: self._desk.requeue(reason))
+
+    def beat(self) -> None:
+        """Report soon."""
+        self.post(lambda: self._leases.beat_now())
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Let the loop call this soon."""
+        self._posted.append(call)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nothing waits
+            self._rope.send(b"!")
+
+    # --- The loop.
+
+    def run_forever(self) -> None:
+        """Run jobs as they come until `stop`; survive the loss of the database.
+
+        Raises `LauncherLost`, after all jobs were handed back, if the launcher has ended.
+        """
+        loop, lanes = self._loop, self._desk.lanes
+        locks = [recovery.LIFE_LOCK + own.who.worker_id for own in lanes]
+        channels = sorted({own.table.ready_channel for own in lanes})
+        self._claims = link.Link(loop, self._desk, channels=channels)
+        self._renewals = link.Link(
+            loop, self._leases, channels=["worker_control", "job_cancel"], locks=locks
+        )
+        loop.read(self._bell.fileno(), self._rang)
+        if self._launcher is not None:
+            loop.read(self._launcher.fileno(), self._from_launcher)
+        if self._models is not None:
+            self._models.serve(lanes[0], self._leases)
+        for own in lanes:
+            if not own.shape.mixed:
+                own.runner.ready()
+        try:
+            with self._memory, self._metrics or contextlib.nullcontext():
+                loop.wake_at(0.0)
+                loop.run(self._tick, self._is_over)
+        finally:
+            self.close()
+        if self._lost is not None and not self.exit_code:
+            raise self._lost
+
+    def run_inline(self, model_cache: ModelCache | None) -> bool:
+        """Run jobs in this thread until `stop`, or one if `once`; return whether there was one."""
+        assert self._inline is not None
+        runner = self._desk.lanes[0].runner
+        assert isinstance(runner, inline_jobs.InlineExecutors)
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self.run_forever()
+            except BaseException as error:  # noqa: BLE001  raised in the waiting thread
+                failed.append(error)
+            if self.exit_code and self._inline is not None:
+                self._inline.on_exit(self.exit_code)
+
+        with service.Pool("worker-loop", 1, lambda _: run()):
+            runner.serve(model_cache)
+        if failed:
+            raise failed[0]
+        return runner.place.count > 0
+
+    def _is_over(self) -> bool:
+        return clock.boot_s() >= self._over_at
+
+    def _rang(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._bell.recv(4096)
+        while self._posted:
+            self._posted.popleft()()
+        self._loop.wake_at(0.0)
+
+    def _tick(self, now: float) -> float:
+        due = [self._printer.tick(now), self._claims.tick(now), self._renewals.tick(now)]
+        models = self._models
+        stopped = models is not None and models.is_stopped
+        due.append(self._memory.tick(now))
+        due.append(self._desk.tick(now, stopped=stopped))
+        due.append(self._leases.tick(now))
+        if models is not None:
+            due.append(models.tick(now))
+        due += [own.runner.tick(now) for own in self._desk.lanes]
+        self._store_samples()
+        self._end_by_itself(now)
+        self._leave(now)
+        return min([*due, self._over_at, self._desk.exit_by])
+
+    def _store_samples(self) -> None:
+        for each in self._metrics.take() if self._metrics else ():
+            given = {
+                "host": self._desk.lanes[0].who.host,
+                "every_s": each.every_s,
+                "sample": each.text,
+                "notify": each.tell,
+            }
+            self._leases.later(db.one(statements.samples.put, given), "a sample")
+
+    def _end_by_itself(self, now: float) -> None:
+        """Stop a worker that is to end when no job is left, or none came for a while."""
+        if self._desk.stopping:
+            return
+        idle_s = self._limits.idle_exit_s
+        ends = self._limits.burst or (self._inline is not None and self._inline.once)
+        looked = self._claims.is_open and (self._desk.has_looked or self._is_spent())
+        if (ends and looked and not self._desk.busy) or (
+            idle_s is not None and not self._desk.busy and now >= self._desk.worked_at + idle_s
+        ):
+            self._desk.stop(0.0)
+
+    def _is_spent(self) -> bool:
+        """Return whether the calling thread has had the one job that it runs."""
+        runner = self._desk.lanes[0].runner
+        inline = isinstance(runner, inline_jobs.InlineExecutors)
+        return inline and runner.is_spent
+
+    def _leave(self, now: float) -> None:
+        """End step by step: store what is left, end the executors, then the loop."""
+        own = self._desk
+        if not own.stopping:
+            return
+        if now >= own.exit_by or (self._lost is not None and not own.busy):
+            self._over_at = now
+        elif not own.busy:
+            if self._leases.left and self._are_gone():
+                self._over_at = now
+                return
+            own.exit_by = min(own.exit_by, now + LEAVE_S)
+            self._leases.leave()
+            for each in own.lanes:
+                each.runner.closing = True
+                for place in each.runner:
+                    each.runner.let_go(place)
+
+    def _are_gone(self) -> bool:
+        return not any(True for own in self._desk.lanes for _ in own.runner)
+
+    # --- The launcher.
+
+    def _from_launcher(self) -> None:
+        assert self._launcher is not None
+        try:
+            packets = self._launcher.receive()
+        except launcher.LauncherLost as error:
+            self._lose(error)
+            return
+        for packet in packets:
+            for own in self._desk.lanes:
+                if "died" in packet:
+                    own.runner.died(packet)
+                elif (pid := own.runner.forked(packet)) and self._models is not None:
+                    self._models.follow(pid)
+        self._loop.wake_at(0.0)
+
+    def _lose(self, error: launcher.LauncherLost) -> None:
+        """Hand all jobs back, uncounted: the executors have ended with the launcher."""
+        _log.error("%s; its jobs are handed back", error)
+        self._lost = error
+        assert self._launcher is not None
+        self._loop.forget(self._launcher.fileno())
+        for own in self._desk.lanes:
+            own.runner.lose("the launcher")
+        self._desk.stop(0.0)
+
+    def _kill(self, place: executors.Executor, now: bool, why: str) -> None:
+        signum = signal.SIGKILL if now else signal.SIGTERM
+        for own in self._desk.lanes:
+            own.runner.kill(place, signum, why)
+            return
+
+    def _report(self) -> JsonDict:
+        columns: JsonDict = {"current_model": None, "known_models": [], "vram_total_mb": None}
+        shown: JsonDict = {"gpu": None, **self._memory.detail()}
+        if self._models is not None:
+            columns = self._models.columns()
+            shown |= self._models.detail()
+        return shown | {"columns": columns}
+
+    def close(self) -> None:
+        """End the launcher and the executors; also of a worker that never ran."""
+        if self._launcher is not None:
+            self._launcher.close()
+        if self._models is not None:
+            self._models.close()
+        for own in self._desk.lanes:
+            own.runner.close()
+        for each in (getattr(self, "_claims", None), getattr(self, "_renewals", None)):
+            if each is not None:
+                each.close()
+        self._loop.close()
+        self._bell.close()
+        self._rope.close()

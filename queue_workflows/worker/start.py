@@ -1,0 +1,188 @@
+"""Start workers whose handlers run in executors: for Python callers and for the command's options.
+
+`run_once` and batches need none of what this imports, so `claim_worker` imports it late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from queue_workflows import config, errors, gpu_model_cache, model_cache
+from queue_workflows.operations import stop_policies
+from queue_workflows.run import executor, launcher, loaded_app
+from queue_workflows.runtime import app_loading
+from queue_workflows.worker import cards, command_line, pool_config, process, settings, shapes
+
+_log = logging.getLogger("queue_workflows.claim_worker")
+Launched: TypeAlias = "tuple[launcher.Launcher, loaded_app.Registered]"
+
+
+def launch(
+    load: Callable[[], object],
+    models: Callable[[], model_cache.RequiresModels | None] = lambda: None,
+) -> Launched | None:
+    """Fork the launcher, let it load the app, and take over the app's settings.
+
+    `models` returns the cache of models of an executor, in which it is called.
+
+    To be called before the first thread or connection. Returns None, with one warning, where that
+    is not safe: then handlers run in this process. Raises the errors of loading the app.
+    """
+    app = executor.App(load, models, stop_policies=lambda: stop_policies.BY_NAME)
+    try:
+        found, registered = launcher.Launcher.load(app)
+    except launcher.ForkRefused as refused:
+        _log.warning(
+            "handlers run in this process, one at a time: it cannot fork executors, since %s; start"
+            " queue-claim-worker with --app, so that a process without threads loads the app",
+            refused,
+        )
+        return None
+    loaded_app.apply(registered)
+    if not stop_policies.BY_NAME.keys() >= {*registered.stop_policies}:
+        load()  # it has stop policies of its own
+    return found, registered
+
+
+def _launch_or_refuse(load: Callable[[], object]) -> Launched:
+    """Do as `launch` does; raise `InvalidConfig` where this process must not fork."""
+    reason = launcher.unsafe()
+    launched = launch(load) if reason is None else None
+    if launched is None:
+        raise errors.InvalidConfig(
+            f"a pool runs its jobs in processes that it forks, which is not safe here: {reason}; "
+            "start it before any thread, or start queue-claim-worker --workers with --app"
+        )
+    return launched
+
+
+def of_queue(
+    queue: str,
+    shape: shapes.Shape,
+    shutdown_timeout_s: float | None,
+    *,
+    host: str,
+    newest: bool,
+    lease_s: float,
+    models: Callable[[], model_cache.RequiresModels | None],
+    ends_with_job: bool,
+) -> process.Worker | None:
+    """Return a worker of one queue, or None, with a warning, where this process must not fork."""
+    launched = launch(lambda: None, models)
+    if launched is None:
+        return None
+    return process.Worker(
+        launched,
+        {queue: shape},
+        host=host,
+        newest=newest,
+        lease_s=lease_s,
+        shutdown_timeout_s=shutdown_timeout_s,
+        ends_with_job=ends_with_job,
+    )
+
+
+def pool_entries(workers: str | Sequence[Mapping[str, Any]] | None) -> list[pool_config.Entry]:
+    """Return the entries of `WorkerPool`'s argument, after adding their queues to the app's."""
+    if isinstance(workers, str):
+        entries = pool_config.parse(workers, "workers")
+    elif workers is not None:
+        entries = pool_config.check([*workers], "workers")
+    else:
+        entries = pool_config.option(None)
+    pool_config.add_queues(entries)
+    return entries
+
+
+def of_pool(
+    entries: Sequence[pool_config.Entry],
+    *,
+    host: str,
+    newest: bool,
+    lease_s: float,
+    shutdown_timeout_s: float | None,
+) -> process.Worker:
+    """Return the worker of a pool; raise `InvalidConfig` where this process must not fork."""
+    return process.Worker(
+        _launch_or_refuse(lambda: None),
+        pool_config.shapes_of(entries),
+        host=host,
+        newest=newest,
+        lease_s=lease_s,
+        shutdown_timeout_s=shutdown_timeout_s,
+    )
+
+
+def serve(options: argparse.Namespace, serve_: Callable[[process.Worker], int]) -> int | None:
+    """Serve the worker of the command's options with `serve_`; return its exit code.
+
+    Returns None if the handlers have to run in this process.
+    """
+    limits = command_line.limits(options)
+    worker = _of_options(options, limits)
+    if worker is None:
+        if limits != shapes.NO_LIMITS:
+            raise errors.InvalidConfig(
+                "--max-jobs, --max-rss-mb, --idle-exit and --burst need a process that can fork, "
+                "and this one cannot; start queue-claim-worker by itself, with --app"
+            )
+        return None
+    try:
+        return serve_(worker)
+    except launcher.LauncherLost:
+        return worker.exit_code or 1
+    finally:
+        worker.close()
+
+
+def _of_options(options: argparse.Namespace, limits: shapes.Limits) -> process.Worker | None:
+    settings.check_times(options.lease_seconds, options.shutdown_timeout)
+    if options.queue is None:
+        entries = pool_config.option(options.workers)
+        served = pool_config.shapes_of(entries)
+        launched = _launch_or_refuse(lambda: _load_for_pool(options.app, entries))
+    else:
+        shape = command_line.shape(options)
+        served = {options.queue: shape}
+        found = _launch(options.app, shape)
+        if found is None:
+            return None
+        launched = found
+        try:
+            settings.check_nodes(options.queue, launched[1].knows_nodes)
+        except BaseException:
+            launched[0].close()
+            raise
+    return process.Worker(
+        launched,
+        served,
+        host=config.host_label(),
+        newest=config.host_priority() < 0,
+        lease_s=options.lease_seconds,
+        shutdown_timeout_s=options.shutdown_timeout,
+        limits=limits,
+        ends_with_job=command_line.is_plain(options),
+    )
+
+
+def _launch(app: str | None, shape: shapes.Shape) -> Launched | None:
+    if not shape.gpu:
+        return launch(lambda: app_loading.load_app(app))
+    if shape.card is not None:
+        # Before the app is loaded: a library may read them only once.
+        os.environ.update(cards.environment(shape.card))
+    return launch(lambda: _load_with_models(app), gpu_model_cache.gpu_model_cache)
+
+
+def _load_for_pool(app: str | None, entries: Sequence[pool_config.Entry]) -> None:
+    app_loading.load_app(app)
+    pool_config.add_queues(entries)
+
+
+def _load_with_models(app: str | None) -> None:
+    app_loading.load_app(app)
+    config.get_config().builtin_model_registrar()
