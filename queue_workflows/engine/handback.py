@@ -72,9 +72,7 @@ def leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str]
     grown_s = UNKNOWN_MAX_S if found["known"] and keep_for else 1.0 + found["times"]
     after_s = min(UNKNOWN_MAX_S, grown_s)
     detail = {"reason": error, "unknown": True}
-    rows = yield from _hand_back(
-        [lease], detail, after_s=after_s, error=error, keep_for=keep_for
-    )
+    rows = yield from _hand_back([lease], detail, after_s=after_s, error=error, keep_for=keep_for)
     if not rows:
         raise errors.ClaimLost(f"job {lease.job_id} has lost its claim")
     return rows[0]

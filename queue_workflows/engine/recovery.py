@@ -21,6 +21,8 @@ from queue_workflows.types import Row
 
 LIFE_LOCK: Final = "queue_workflows.worker."
 """With a worker id behind it: the name of the advisory lock that the worker's session holds."""
+MAX_LAPSES: Final = 10
+"""How often in a row a lease may lapse without evidence of its cause until its job is poison."""
 TRANSIT_S: Final = 2.0
 """Seconds that a statement may take from the worker to the server."""
 EXECUTED_WITHIN_S: Final = 60.0
@@ -187,6 +189,10 @@ def _crash_parameters(error: str | None) -> dict[str, Any]:
     }
 
 
+def _lapse_parameters(error: str | None) -> dict[str, Any]:
+    return _crash_parameters(error) | {"cap": MAX_LAPSES}
+
+
 def _lapsed(table: job_tables.JobTable, had_s: float | None) -> row_isolation.Duty:
     return row_isolation.Duty(
         f"reclaim in {table.name}",
@@ -194,8 +200,8 @@ def _lapsed(table: job_tables.JobTable, had_s: float | None) -> row_isolation.Du
         statements.recovery.lapsed[table.name],
         statements.recovery.lapsed_among[table.name],
         poison.ENDING[table.name],
-        lambda: _crash_parameters(None) | {"had_s": had_s},
-        change=statements.recovery.count_crash[table.name],
+        lambda: _lapse_parameters(None) | {"had_s": had_s},
+        change=statements.recovery.count_lapse[table.name],
     )
 
 
@@ -220,6 +226,6 @@ def _gone(table: job_tables.JobTable, silent_s: float) -> row_isolation.Duty:
         statements.recovery.gone[table.name],
         statements.recovery.gone_among[table.name],
         poison.ENDING[table.name],
-        lambda: _crash_parameters(evidence) | {"silent_s": silent_s, "lock": LIFE_LOCK},
-        change=statements.recovery.count_crash[table.name],
+        lambda: _lapse_parameters(evidence) | {"silent_s": silent_s, "lock": LIFE_LOCK},
+        change=statements.recovery.count_lapse[table.name],
     )

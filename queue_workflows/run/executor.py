@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 from queue_workflows import config, errors
@@ -65,8 +65,8 @@ class App(NamedTuple):
     """Imports the app."""
     model_cache: Callable[[], RequiresModels | None] = lambda: None
     """Returns the cache of models, for nodes that need one."""
-    stop_policies: Callable[[], Iterable[str]] = tuple
-    """Returns the names of the stop policies, to which the app may have added some."""
+    stop_policies: Callable[[], Mapping[str, Callable[..., object]]] = dict
+    """Returns the stop policies by name, to which the app may have added some."""
 
 
 def ignore(_signum: int, _frame: object) -> None:

@@ -21,7 +21,15 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from queue_workflows import errors
-from queue_workflows.run import executor, kernel, loaded_app, memory_cgroups, streams, title
+from queue_workflows.run import (
+    executor,
+    kernel,
+    loaded_app,
+    memory_cgroups,
+    stop_policy,
+    streams,
+    title,
+)
 from queue_workflows.runtime import clock, forking
 from queue_workflows.runtime.entry_point import print_by_lines
 
@@ -148,6 +156,16 @@ class Launcher:
             socket.send_fds(self._end, [packet], fds)
         return self._number
 
+    def run_policy(self, name: str, about: dict[str, Any]) -> socket.socket:
+        """Let it run a stop policy of the app in a process; return where that asks the worker."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        packet = json.dumps({"policy": name, "about": about}).encode()
+        with contextlib.suppress(OSError):  # its end is noticed by `receive`
+            socket.send_fds(self._end, [packet], [theirs.fileno()])
+        theirs.close()
+        ours.setblocking(False)
+        return ours
+
     def hold(self, until: float | None) -> None:
         """Let it kill all executors at this time (`clock.boot_s`), unless this is called again."""
         self._say({"hold": until})
@@ -215,6 +233,8 @@ class _Launcher:
         """The pidfd of each executor by pid; -1 where there is none, or it has ended already."""
         self._zombies: set[int] = set()
         """Executors that have ended, and whose status a tracer keeps from us."""
+        self._policies: set[int] = set()
+        """Processes that run stop policies."""
         self._cgroups = memory_cgroups.Cgroups()
         self._cgroup_of: dict[int, memory_cgroups.Cgroup] = {}
         self._poll = select.poll()
@@ -232,7 +252,7 @@ class _Launcher:
         gc.freeze()  # a collection in an executor must not touch, and so copy, these pages
         while True:
             ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
-            if self._executors:
+            if self._executors or self._policies:
                 self._reap(ready)
             if self._worker.fileno() in ready:
                 data, fds, _, _ = socket.recv_fds(self._worker, PACKET, FDS)
@@ -258,6 +278,8 @@ class _Launcher:
         elif "kill" in packet:
             if packet["kill"] in self._executors:
                 signal_group(packet["kill"], packet["signal"], alone=packet["alone"])
+        elif "policy" in packet:
+            self._run_policy(packet["policy"], packet["about"], fds)
         else:
             self._fork(packet["fork"], fds, shared=packet["shared"])
 
@@ -290,7 +312,24 @@ class _Launcher:
                 self._poll.register(pidfd, select.POLLIN)
         self._say({"forked": number, "pid": pid, "error": error})
 
+    def _run_policy(self, name: str, about: dict[str, Any], fds: list[int]) -> None:
+        """Fork a process that calls a stop policy; the end of its socket tells the worker all."""
+        flush()
+        parent = os.getpid()
+        with contextlib.suppress(OSError):  # no process: the worker reads the end of file
+            if not (pid := os.fork()):
+                end = socket.socket(fileno=fds[0])
+                stop_policy.main(end, about, self._app.stop_policies()[name], parent)
+            self._policies.add(pid)
+        for fd in fds:
+            os.close(fd)
+
     def _reap(self, ready: set[int]) -> None:
+        for pid in [*self._policies]:
+            with contextlib.suppress(ChildProcessError):
+                if not os.waitpid(pid, os.WNOHANG)[0]:
+                    continue
+            self._policies.discard(pid)
         for pid, pidfd in [*self._executors.items()]:
             if pidfd >= 0 and pidfd not in ready:
                 continue

@@ -683,8 +683,11 @@ class Desk:
 
     def _leave(self, code: int) -> None:
         """End the worker with a job that it has ended, if that was promised."""
-        if not (self.ends_with_job and code):
-            return
+        if self.ends_with_job and code:
+            self.leave(code)
+
+    def leave(self, code: int) -> None:
+        """End the worker with this exit code, soon."""
         self.exit_code = self.exit_code or code
         self.stop(0.0)
         within_s = LOST_WITHIN_S if code == guards.EXIT_LOST else EXIT_WITHIN_S

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from queue_workflows import config, db
@@ -33,6 +33,10 @@ EARLY_S: Final = 0.25
 """Seconds before the lease may expire on the server at which the launcher ends the executors."""
 
 
+def _is_hard(policy: str) -> bool:
+    return stop_policies.handler(policy) is stop_policies.HARD
+
+
 def _ignore(*_: object) -> None:
     return
 
@@ -41,7 +45,8 @@ class Leases:
     """The second connection's part of a desk; a `db.link.Source`.
 
     `hold` moves the deadline at which the launcher ends the executors of a silent worker.
-    `report` returns what the rows of its workers show beside their jobs.
+    `report` returns what the rows of its workers show beside their jobs. `own_policies` are the
+    stop policies of the app, which `run_policy` runs.
     """
 
     def __init__(
@@ -53,6 +58,8 @@ class Leases:
         ring: Callable[[], object],
         report: Callable[[], JsonDict],
         models: gpu_models.GpuModels | None = None,
+        own_policies: Collection[str] = (),
+        run_policy: Callable[[lane.Lane, str], object] = lambda *_: None,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
         self._desk = desk_
@@ -60,6 +67,8 @@ class Leases:
         self._ring = ring
         self._report = report
         self._models = models
+        self._own_policies = own_policies
+        self._run_policy = run_policy
         self._now = now_fn
         self.locked = False
         """Whether its session holds the advisory lock of a live worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import signal
 import socket
@@ -14,7 +15,8 @@ from queue_workflows import config, db
 from queue_workflows.db import link, statements
 from queue_workflows.engine import claims, recovery
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.run import executors, launcher, loaded_app, streams
+from queue_workflows.operations import stop_policies
+from queue_workflows.run import executors, launcher, loaded_app, stop_policy, streams
 from queue_workflows.runtime import clock, identity, io_loop, log_format, printed_lines, service
 from queue_workflows.types import ExitFn, JsonDict
 from queue_workflows.worker import (
@@ -142,11 +144,16 @@ class Worker:
             ring=lambda: self._renewals.flow.ring(),
             report=self._report,
             models=self._models,
+            own_policies=frozenset(registered.stop_policies if registered else ())
+            - stop_policies.BY_NAME.keys(),
+            run_policy=self._run_policy,
         )
         self._metrics = None if inline and inline.once else settings.sampler(host, self._wake)
         self._claims: link.Link
         self._renewals: link.Link
         self._posted: deque[Callable[[], object]] = deque()
+        self._policies: dict[socket.socket, float] = {}
+        """Where stop policies of the app ask, and until when they may take."""
         self._lost: launcher.LauncherLost | None = None
         self._over_at = float("inf")
 
@@ -299,6 +306,13 @@ class Worker:
         if models is not None:
             due.append(models.tick(now))
         due += [own.runner.tick(now) for own in self._desk.lanes]
+        for end, until in [*self._policies.items()]:
+            if now >= until:
+                _log.error("a stop policy of the app takes too long; stopping hard")
+                self._forget_policy(end)
+                for own in self._desk.lanes:
+                    if own.off is not None:
+                        self._desk.switch(own, own.off, hard=True)
         self._store_samples()
         self._end_by_itself(now)
         self._leave(now)
@@ -353,6 +367,54 @@ class Worker:
     def _are_gone(self) -> bool:
         return not any(True for own in self._desk.lanes for _ in own.runner)
 
+    # --- Stop policies of the app.
+
+    def _run_policy(self, own: lane.Lane, policy: str) -> None:
+        """Let the launcher run a stop policy of the app; stop by `hard` if that fails."""
+        assert self._launcher is not None
+        about = {
+            "host": own.who.host,
+            "queue": own.who.queue,
+            "host_priority": -1 if own.who.newest else 0,
+            "lease_s": own.who.lease_s,
+        }
+        end = self._launcher.run_policy(policy, about)
+        self._policies[end] = clock.boot_s() + stop_policy.WITHIN_S
+        self._loop.read(end.fileno(), lambda: self._from_policy(own, policy, end))
+        self._loop.wake_at(self._policies[end])
+
+    def _from_policy(self, own: lane.Lane, policy: str, end: socket.socket) -> None:
+        try:
+            data = end.recv(launcher.PACKET)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        packet = json.loads(data) if data else {"call": "failed", "error": "its process has ended"}
+        call = packet["call"]
+        if call in ("done", "failed"):
+            if call == "failed":
+                _log.error("stop policy %s failed, stopping hard: %s", policy, packet["error"])
+                self._desk.switch(own, policy, hard=True)
+            self._forget_policy(end)
+            return
+        if call == "requeue":
+            self._desk.requeue(packet["reason"])
+        elif call == "clear_model":
+            given = {"host": own.who.host, "queue": own.who.queue, "mark_stale": True}
+            self._leases.later(db.one(statements.workers.clear_model, given), "clearing the model")
+        elif call == "beat":
+            self._leases.beat_now()
+        elif call == "exit":
+            self._desk.leave(packet["code"])
+        with contextlib.suppress(OSError):
+            end.send(b"{}")
+
+    def _forget_policy(self, end: socket.socket) -> None:
+        self._policies.pop(end, None)
+        self._loop.forget(end.fileno())
+        end.close()
+
     # --- The launcher.
 
     def _from_launcher(self) -> None:
@@ -400,6 +462,8 @@ class Worker:
             self._launcher.close()
         if self._models is not None:
             self._models.close()
+        for end in [*self._policies]:
+            self._forget_policy(end)
         for own in self._desk.lanes:
             own.runner.close()
         for each in (getattr(self, "_claims", None), getattr(self, "_renewals", None)):

@@ -43,8 +43,6 @@ def launch(
         )
         return None
     loaded_app.apply(registered)
-    if not stop_policies.BY_NAME.keys() >= {*registered.stop_policies}:
-        load()  # it has stop policies of its own
     return found, registered
 
 

@@ -92,12 +92,12 @@ BEGIN
            AND k.lock_key IS NULL
          ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
         v_kept := queue_workflows_kept_jobs(p_host, p_queue, v_room);
-        IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (k.crash_count > 0) IS TRUE) THEN
+        IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (greatest(k.crash_count, k.lapse_count) > 0) IS TRUE) THEN
             v_room := 1;
         END IF;
     END IF;
     -- A job that may have killed its worker is claimed alone, so that no other job dies with it.
-    IF v_room = 1 OR (v_room > 1 AND v_kept = '{}' AND (SELECT q.crash_count > 0 FROM ingest_jobs q
+    IF v_room = 1 OR (v_room > 1 AND v_kept = '{}' AND (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
                         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1)) THEN
         UPDATE ingest_jobs j
@@ -125,7 +125,7 @@ BEGIN
         WITH picked AS MATERIALIZED (
             SELECT j.id FROM ingest_jobs j
              WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.crash_count <= 0
+               AND greatest(j.crash_count, j.lapse_count) <= 0
              ORDER BY j.priority, j.seq LIMIT v_room - cardinality(v_kept) FOR UPDATE SKIP LOCKED),
         changed AS (
             UPDATE ingest_jobs j
@@ -159,7 +159,7 @@ BEGIN
     END IF;
     -- What was left for a job that is claimed alone, or such a job itself, can be claimed now.
     IF v_count > 0 AND v_room > 0 AND p_claim > 1 AND (
-        v_row.crash_count > 0 OR (SELECT q.crash_count > 0 FROM ingest_jobs q
+        greatest(v_row.crash_count, v_row.lapse_count) > 0 OR (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
                         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1)) THEN
         v_due_s := 0;

@@ -208,7 +208,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 BEGIN
-    RETURN (SELECT q.crash_count > 0 FROM workflow_node_jobs q
+    RETURN (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM workflow_node_jobs q
              WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                AND q.required_version IS NULL
                AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
@@ -344,14 +344,14 @@ BEGIN
         v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
     END IF;
     IF p_claim > 1 AND (CASE WHEN v_kept = '{}' THEN queue_workflows_first_node_crashed(p_queue) ELSE (
-                             SELECT k.crash_count > 0 FROM workflow_node_jobs k WHERE k.id = v_kept[1]) END) THEN
+                             SELECT greatest(k.crash_count, k.lapse_count) > 0 FROM workflow_node_jobs k WHERE k.id = v_kept[1]) END) THEN
         v_room := 1;
     END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT q.id FROM workflow_node_jobs q
          WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-           AND q.required_version IS NULL AND (v_room = 1 OR q.crash_count <= 0)
+           AND q.required_version IS NULL AND (v_room = 1 OR greatest(q.crash_count, q.lapse_count) <= 0)
            AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
                        AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
          ORDER BY q.required_version, q.priority, q.seq LIMIT v_room - cardinality(v_kept)

@@ -27,7 +27,7 @@ BEGIN
      ORDER BY j.priority, j.seq LIMIT 1;
     FOR v_job IN
         SELECT k.id, k.crash_count
-          FROM (SELECT i.id, i.priority, i.seq, i.crash_count, i.partition_key FROM ingest_jobs i
+          FROM (SELECT i.id, i.priority, i.seq, greatest(i.crash_count, i.lapse_count) AS crash_count, i.partition_key FROM ingest_jobs i
                  WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
                    AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
                    AND i.lock_key IS NULL
@@ -83,7 +83,7 @@ BEGIN
     END IF;
     FOR v_job IN
         SELECT k.id, k.required_model, k.crash_count
-          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version, i.crash_count
+          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version, greatest(i.crash_count, i.lapse_count) AS crash_count
                   FROM workflow_node_jobs i
                  WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
                    AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at

@@ -38,7 +38,7 @@ BEGIN
            priority = EXCLUDED.priority, generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
            max_attempts = EXCLUDED.max_attempts, timeout_s = EXCLUDED.timeout_s,
            policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key,
-           error = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
+           error = NULL, attempts = 0, crash_count = 0, lapse_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
            seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',
            blocked_reason = EXCLUDED.blocked_reason, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
            created_at = now(), started_at = NULL

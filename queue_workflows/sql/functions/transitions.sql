@@ -128,6 +128,9 @@ BEGIN
             END IF;
         END;
     END IF;
+    IF OLD.status = 'running' AND NEW.lapse_count = OLD.lapse_count THEN
+        NEW.lapse_count := 0;  -- its end was recorded
+    END IF;
     -- A statement that ends a claim clears worker_id and records the end itself; a plain UPDATE leaves it.
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN
         PERFORM queue_workflows_audit(NEW, CASE WHEN NEW.status <> 'queued' THEN NEW.status::text

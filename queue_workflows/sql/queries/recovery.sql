@@ -131,6 +131,42 @@ WITH done AS (
                worker => %(worker)s, error => %(error)s) AS job)
 SELECT (job).* FROM done;
 
+-- name: count_lapse
+-- tables: ingest_jobs workflow_node_jobs
+-- Take running jobs, which the caller has locked, from their workers and count a lapse of each:
+-- nobody knows what ended them. A job is queued again, the first time with at least the priority
+-- `band`, later after `backoff_s` times its lapses; at `cap` lapses in a row it has failed as
+-- poison. If it must end, it is cancelled instead.
+WITH done AS (
+    UPDATE ingest_jobs j
+       SET (lapse_count, status, finished_at, error, available_at) = (
+               SELECT CASE WHEN must_end THEN j.lapse_count ELSE lapses END,
+                      CASE WHEN must_end THEN 'cancelled'
+                           WHEN is_poison THEN 'failed' ELSE 'queued' END,
+                      CASE WHEN must_end OR is_poison THEN now() END,
+                      CASE WHEN is_poison AND NOT must_end
+                           THEN 'poison: its lease lapsed ' || lapses || ' times in a row, the last time of '
+                                || coalesce(j.worker_id, j.claimed_by, '?')
+                                || coalesce('; ' || %(error)s::text, '')
+                                || coalesce('; last beat ' || to_char(
+                                       j.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
+                                       || ' UTC', '') END,
+                      CASE WHEN j.lapse_count > 0 AND NOT is_poison AND NOT must_end
+                           THEN now() + lapses * %(backoff_s)s::float8 * interval '1 second' END
+                 FROM queue_workflows_must_end(j) AS must_end
+                CROSS JOIN (
+                      SELECT least(greatest(j.lapse_count, 0), 999999) + 1 AS lapses) AS counted
+                CROSS JOIN LATERAL (SELECT lapses >= %(cap)s::integer AS is_poison) AS decided),
+           priority = CASE WHEN j.lapse_count <= 0 THEN least(j.priority, %(band)s::smallint)
+                           ELSE j.priority END,
+           worker_id = NULL, lease_expires_at = NULL
+     WHERE j.id = ANY (%(ids)s::text[]) AND (j.status = 'running') IS TRUE
+ RETURNING queue_workflows_record(
+               j, CASE j.status WHEN 'queued' THEN 'reclaimed' ELSE j.status END,
+               host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
+               worker => %(worker)s, error => %(error)s) AS job)
+SELECT (job).* FROM done;
+
 -- name: excuse
 -- tables: ingest_jobs workflow_node_jobs
 -- Take running jobs, which the caller has locked, from their workers without counting

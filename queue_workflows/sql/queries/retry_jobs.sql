@@ -6,7 +6,7 @@
 -- generation.
 UPDATE ingest_jobs j
    SET status = 'queued', generation = j.generation + 1, error = NULL, finished_at = NULL,
-       started_at = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0,
+       started_at = NULL, attempts = 0, crash_count = 0, lapse_count = 0, watchdog_retries = 0,
        cancel_requested_at = NULL, blocked_reason = NULL, available_at = NULL, progress = NULL,
        result = NULL
  WHERE j.status IN ('failed', 'cancelled') AND j.generation < 1000000
