@@ -70,7 +70,7 @@ class ClaimWorker:
         if queue == "gpu" and model_cache is None:
             self.model_cache = self._cache = gpu_model_cache.gpu_model_cache()
             self._models = gpu_model_cache.gpu_model_cache  # an executor has its own
-        self.heartbeat = Heartbeat(self)
+        self.heartbeat = Heartbeat(lambda: self._worker)
 
     def run_once(self) -> bool:
         """Claim one job, run it and record its outcome; return False if there was none."""
@@ -164,13 +164,13 @@ class ClaimWorker:
 class Heartbeat:
     """The heartbeat of a worker, as 0.3.0 has it."""
 
-    def __init__(self, worker: ClaimWorker) -> None:
-        self._worker = worker
+    def __init__(self, running: Callable[[], process.Worker | None]) -> None:
+        self._running = running
 
     def send(self) -> None:
         """Report soon, if the worker runs."""
-        if self._worker._worker is not None:
-            self._worker._worker.beat()
+        if (worker := self._running()) is not None:
+            worker.beat()
 
 
 def _shape(

@@ -150,6 +150,11 @@ class _ClaimedJobs:
     ingest: bytes
     """Return what a worker needs of an ingest job that it holds. No row: it does not hold the
     job."""
+    node_rows: bytes
+    """Return a node job as `claims.node_rows` does, without the context of its run. No row: the worker
+    does not hold the job."""
+    ingest_rows: bytes
+    """Return an ingest job as `claims.ingest_rows` does. No row: the worker does not hold the job."""
 
 claimed_jobs: _ClaimedJobs
 
@@ -168,6 +173,17 @@ class _Claims:
     `claim` more. If fewer are claimed, the last row may be one without an id: a limit admits the
     next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most `look_ahead_s`. Raises
     QW001 if one of the claims to record is lost."""
+    node_rows: bytes
+    """Do as `node_step` does, for a worker that passes rows on as texts: the columns that it reads,
+    the row as JSON for the handler, and `wait_s` and `due_s` in a row without an id."""
+    nodes_rows: bytes
+    """Do as `nodes_step` does, and return what `node_rows` returns."""
+    ingest_rows: bytes
+    """Do as `ingest_step` does, and return what `node_rows` returns."""
+    renew_held: Mapping[str, bytes]
+    """Extend the leases of claims, one element of each array a claim, and store their progress (NULL:
+    as it was). A claim without a row is lost. `renewed` is false for a row that somebody else has
+    locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over."""
     renew_ingest: bytes
     """Extend the leases of claims, one element of each array a claim, and store their progress
     (NULL: as it was). A claim without a row is lost. `cancel`: the cancellation of the job was
@@ -405,7 +421,7 @@ class _Handback:
     until its next claim, or NULL. `keep_for`: the host whose workers may claim it meanwhile, or NULL.
     A claim without a row is lost."""
     strays: Mapping[str, bytes]
-    """Return the claims of a worker without those of the jobs `keep`."""
+    """Return the claims of a worker."""
     unknown: bytes
     """Return which workers did not know a node since it was last handed back for another reason or
     ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
@@ -1075,6 +1091,11 @@ class _Recovery:
     `backoff_s` times its crashes; at `cap` crashes it has failed as poison. If it must end, it is
     cancelled instead, and nothing is counted: no further claim would need the count, and a worker
     that was only cut off could not take it back, which `refund` does for jobs that were reclaimed."""
+    count_lapse: Mapping[str, bytes]
+    """Take running jobs, which the caller has locked, from their workers and count a lapse of each:
+    nobody knows what ended them. A job is queued again, the first time with at least the priority
+    `band`, later after `backoff_s` times its lapses; at `cap` lapses in a row it has failed as
+    poison. If it must end, it is cancelled instead."""
     excuse: Mapping[str, bytes]
     """Take running jobs, which the caller has locked, from their workers without counting
     anything. A job is queued again with at least the priority `band`, or cancelled if it must
@@ -1350,6 +1371,8 @@ class _Sessions:
     """Set these settings, a JSON object."""
     stay_idle: bytes
     """Let a session that listens be idle for any time, whatever the role and the database say."""
+    hold: bytes
+    """Hold the advisory lock of a name, shared, for as long as the session lives."""
     wait_for_locks: bytes
     """Let the statements of this transaction wait so many milliseconds for a lock."""
     role: bytes

@@ -59,7 +59,7 @@ class Leases:
         report: Callable[[], JsonDict],
         models: gpu_models.GpuModels | None = None,
         own_policies: Collection[str] = (),
-        run_policy: Callable[[lane.Lane, str], object] = lambda *_: None,
+        run_policy: Callable[[lane.Lane, str], object] = _ignore,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
         self._desk = desk_
@@ -282,10 +282,19 @@ class Leases:
 
         def checked(found: list[tuple[lane.Lane, str | None]]) -> None:
             for own, policy in found:
-                hard = policy is not None and (stop_policies.handler(policy) is stop_policies.HARD)
-                self._desk.switch(own, policy, hard=hard)
+                self._switch(own, policy)
 
         return link.Request(check(), checked, self._not_checked, lambda: None)
+
+    def _switch(self, own: lane.Lane, policy: str | None) -> None:
+        """Obey a switch; a policy of the app is run once for each time that it turns OFF."""
+        is_new = own.off is None
+        if policy is None or policy not in self._own_policies:
+            self._desk.switch(own, policy, hard=policy is not None and _is_hard(policy))
+            return
+        self._desk.switch(own, policy, hard=False)
+        if is_new:
+            self._run_policy(own, policy)
 
     def _not_checked(self, error: db.Error) -> None:
         _log.warning("the switches are not known: %s", str(error).strip())

@@ -390,7 +390,8 @@ class Worker:
             return
         except OSError:
             data = b""
-        packet = json.loads(data) if data else {"call": "failed", "error": "its process has ended"}
+        failed: JsonDict = {"call": "failed", "error": "its process has ended"}
+        packet: JsonDict = json.loads(data) if data else failed
         call = packet["call"]
         if call in ("done", "failed"):
             if call == "failed":

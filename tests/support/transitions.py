@@ -173,7 +173,9 @@ def end_by_watchdog(
     conn: db.Connection, job: Row, error: str = "over its budget", seconds: float = 1.0, **more: Any
 ) -> Row | None:
     """End an attempt as a watchdog does; None: the claim is lost."""
-    return db.run(conn, attempts.end_by_watchdog(lease_of(job), error=error, seconds=seconds, **more))
+    return db.run(
+        conn, attempts.end_by_watchdog(lease_of(job), error=error, seconds=seconds, **more)
+    )
 
 
 def hand_back(conn: db.Connection, job: Row, reason: str = "shutdown", **more: Any) -> Row | None:

@@ -37,7 +37,13 @@ class FakeDatabase:
 
     def add(self) -> None:
         job_id = f"j{len(self.rows)}"
-        self.rows[job_id] = {"status": "queued", "claim": 0, "worker": None, "ends": [], "crashes": 0}
+        self.rows[job_id] = {
+            "status": "queued",
+            "claim": 0,
+            "worker": None,
+            "ends": [],
+            "crashes": 0,
+        }
 
     def steal(self, job_id: str) -> None:
         """Let the claim of a job be lost, as after a lapsed lease."""
@@ -275,8 +281,12 @@ class Worker(RuleBasedStateMachine):
             return
         self.desk.switch(self.lane, None, hard=False)
         for _ in self.turns():
-            if not self.lane.jobs and self.request is None and not any(
-                row["status"] in ("queued", "running") for row in self.data.rows.values()
+            if (
+                not self.lane.jobs
+                and self.request is None
+                and not any(
+                    row["status"] in ("queued", "running") for row in self.data.rows.values()
+                )
             ):
                 break
         left = {job: row for job, row in self.data.rows.items() if row["status"] == "running"}
