@@ -143,13 +143,15 @@ class Desk:
 
     @property
     def busy(self) -> bool:
-        """Return whether jobs are held, or anything is to be written."""
-        return bool(self._endings) or any(each.jobs for each in self.lanes)
+        """Return whether jobs are held or may be, or anything is to be written."""
+        return bool(self._endings) or any(
+            each.jobs or each.claiming or each.unsure for each in self.lanes
+        )
 
     @property
     def has_looked(self) -> bool:
         """Return whether there was nothing more to claim."""
-        return not (self.throttled or any(each.may_claim for each in self.lanes))
+        return not (self.throttled or any(each.may_claim or each.claiming for each in self.lanes))
 
     def runs(self, job: claimed_job.ClaimedJob) -> bool:
         """Return whether the handler of a job runs, or is still to start."""
@@ -213,6 +215,7 @@ class Desk:
         if count:
             # Before the claim, so that a notification during it counts.
             own.may_claim = own.promote = False
+            own.claiming = True
             own.times.begin()
         for job, _ in done:
             job.recording = True
@@ -233,6 +236,7 @@ class Desk:
         rows: Sequence[Sequence[bytes | None]],
     ) -> None:
         now = self.now()
+        own.claiming = False
         self._retry_s, self._logged = RETRY_FIRST_S, ""
         if done:
             own.window.stated(now - asked)
@@ -283,6 +287,7 @@ class Desk:
     ) -> None:
         """Find what the database refuses: a result, the row of a job, or all for the moment."""
         own.may_claim |= count > 0
+        own.claiming = False
         for job, _ in done:
             job.recording = False
         if not done and claim_isolation.is_about_rows(error):
@@ -314,21 +319,26 @@ class Desk:
     def _claim_apart(self, own: lane.Lane) -> link.Request:
         """Claim one job row by row, since a row makes the ordinary claim fail."""
         asked = self.now()
+        own.claiming = True
 
         def claimed(rows: Sequence[Sequence[bytes | None]]) -> None:
+            own.claiming = False
             jobs, _ = own.take(rows, asked)
             own.may_claim |= bool(jobs)
             self._take(own, jobs, late=self.now() - asked > LATE * own.who.lease_s)
 
-        return link.Request(
-            own.claim_apart(), claimed, self._retry_later, lambda: self._unknown(own, ())
-        )
+        def refused(error: db.Error) -> None:
+            own.claiming = False
+            self._retry_later(error)
+
+        return link.Request(own.claim_apart(), claimed, refused, lambda: self._unknown(own, ()))
 
     def _unknown(self, own: lane.Lane, done: Sequence[node_plans.Done]) -> None:
         """Note that a reply was lost: what was sent may have been committed."""
         for job, _ in done:
             job.recording = False
         own.unsure = own.may_claim = True
+        own.claiming = False
 
     def _resolve(self, own: lane.Lane) -> link.Request:
         """Forget what was recorded although the reply was lost, and hand back unknown claims."""

@@ -77,6 +77,8 @@ class Lane:
         self.done: list[node_plans.Done] = []
         """Completed jobs that wait for their record."""
         self.may_claim = True
+        self.claiming = False
+        """Whether a claim has no reply yet."""
         self.promote = True
         self.off: str | None = None
         """The policy by which the queue is OFF; None: it is ON."""
