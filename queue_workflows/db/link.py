@@ -90,6 +90,7 @@ class Link:
         self._pg: abc.PGconn | None = None
         self._prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self._parsed: dict[bytes, tuple[bytes, list[str]]] = {}
+        self._poll_only = config.POLL_ONLY.read()
         self._backoff_s = BACKOFF_FIRST_S
         self._retry_at = 0.0
         self._depth = 0
@@ -204,7 +205,7 @@ class Link:
             yield from self._reply()
         text, names = self._numbered(statement.text)
         values, kinds = _dumped([statement.parameters[name] for name in names])
-        if config.POLL_ONLY.read():  # through a pooler, whose servers do not keep statements
+        if self._poll_only:  # through a pooler, whose servers do not keep statements
             self._pg.send_query_params(text, values, param_types=kinds)
         else:
             key = text, tuple(kinds)
@@ -307,7 +308,7 @@ class Link:
             raise errors.InvalidConfig(why)
         timeouts = pool.timeouts_ms()
         yield from self._execute(scripts.Statement(statements.sessions.set_up, timeouts))
-        if not config.POLL_ONLY.read():
+        if not self._poll_only:
             for channel in self._channels:
                 pg.send_query(b"LISTEN " + channel.encode())
                 yield from self._reply()

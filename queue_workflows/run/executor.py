@@ -55,7 +55,17 @@ _sigmask: Final[Callable[[int, Collection[int]], set[int]]] = importlib.import_m
 ).pthread_sigmask
 """The function behind `signal.pthread_sigmask`, which makes an enum member of each signal in the
 old mask: that took longer than all else for a job that does nothing."""
-_ALL: Final = frozenset(map(int, signal.valid_signals()))
+_CATCHABLE: Final = sorted({*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP})
+_handler_of: Final[Callable[[int], object]] = importlib.import_module("_signal").getsignal
+
+
+def _handled() -> list[int]:
+    """Return the signals that have a handler in Python, which may raise.
+
+    To block all signals takes longer, since each number is converted.
+    """
+    handlers_ = map(_handler_of, _CATCHABLE)
+    return [each for each, found in zip(_CATCHABLE, handlers_, strict=True) if callable(found)]
 
 
 class App(NamedTuple):
@@ -188,16 +198,19 @@ class Channel:
         """Send a frame; wait until the worker has taken it. Raises ConnectionError."""
         self.send_all(wire.frame(kind, key, body))
 
-    def send_all(self, data: bytes) -> None:
-        """Send frames. In a process that a handler has forked it does nothing."""
-        if os.getpid() != self._pid:
+    def send_all(self, data: bytes, *, blocked: bool = False) -> None:
+        """Send frames. In a process that a handler has forked it does nothing.
+
+        `blocked`: signals are blocked already, and the process is known.
+        """
+        if not blocked and os.getpid() != self._pid:
             # Its messages would mix with ours. libc's own fork() calls no hook of Python.
             return
         with self._lock:
-            if threading.get_ident() != self._main:
+            if blocked or threading.get_ident() != self._main:
                 self._send(data)
                 return
-            mask = _sigmask(signal.SIG_SETMASK, _ALL)
+            mask = _sigmask(signal.SIG_SETMASK, _handled())
             try:
                 self._send(data)
             finally:
@@ -217,7 +230,7 @@ class Channel:
         while True:
             self._poll.poll()
             self._check()
-            _sigmask(signal.SIG_SETMASK, _ALL)
+            _sigmask(signal.SIG_SETMASK, _handled())
             try:
                 found = self.receive_now()
             finally:
@@ -322,9 +335,9 @@ class JobLoop:
 
     def _run(self, kind: int, key: int, body: bytes) -> None:
         self._value = None
-        self._peak.reset()
         job = running.Running(key, self._channel.send, self._requests.wake)
-        in_run = kind == wire.RUN_NODE
+        if in_run := kind == wire.RUN_NODE:
+            self._peak.reset()
         row = job_rows.loaded(body)
         self.current = job
         try:
@@ -334,7 +347,7 @@ class JobLoop:
             else:
                 outcome = self._outcome(row, job, in_run=in_run)
             # An alarm that the handler left behind must not prevent the send.
-            _block(_ALL)
+            _block(_handled())
             try:
                 self._send_outcome(job, outcome, in_run=in_run)
             finally:
@@ -372,11 +385,10 @@ class JobLoop:
         if outcome.kind == "completed":
             if in_run and config.get_config().on_node_completed is not None:
                 self._value = (job.key, outcome.value)
-            outcome = outcome._replace(vm_rss_mb_peak=node_call.peak_rss_mb())
             frame = wire.frame(wire.COMPLETED, job.key, wire.completed_body(outcome))
         else:
             frame = wire.frame(wire.ENDED, job.key, wire.ended_body(outcome))
-        self._channel.send_all(job.take_unsent() + frame)
+        self._channel.send_all(job.take_unsent() + frame, blocked=True)
 
     # --- The thread of requests.
 

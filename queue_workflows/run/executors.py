@@ -584,8 +584,7 @@ class Executors:
             place.full = True
         if place.full and not place.announcing and (place.shared or not place.jobs):
             self.let_go(place)
-        elif place.usable:
-            self._owner.room()
+        self._owner.room()
 
     def _on_log(self, place: Executor, key: int, record: JsonDict) -> None:
         job = place.jobs.get(key)
@@ -602,6 +601,8 @@ class Executors:
 
     def _drain(self, place: Executor) -> bool:
         """Keep and print what waits in the pipes of an executor; return whether there was any."""
+        if not place.out.readable():
+            return False
         before = set(place.out.fds)
         found = place.out.drain(closing=self._loop.forget)
         job = None if place.shared else place.job

@@ -58,8 +58,14 @@ class Output:
     def __init__(self, stdout: int, stderr: int) -> None:
         self.fds = {stdout: 1, stderr: 2}
         """What each open descriptor reads: 1 is stdout, 2 is stderr."""
+        self._poll = select.poll()
         for fd in self.fds:
             os.set_blocking(fd, False)
+            self._poll.register(fd, select.POLLIN)
+
+    def readable(self) -> bool:
+        """Return whether something waits, or a descriptor is at its end."""
+        return bool(self._poll.poll(0))
 
     def drain(
         self, limit: int = DRAIN_BYTES, *, closing: Callable[[int], object] = lambda _: None
@@ -77,6 +83,7 @@ class Output:
                     break
                 if not data:
                     del self.fds[fd]
+                    self._poll.unregister(fd)
                     closing(fd)
                     os.close(fd)
                     break

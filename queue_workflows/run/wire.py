@@ -19,6 +19,8 @@ from queue_workflows.dag import policy
 from queue_workflows.engine import outcomes
 
 HEADER: Final = struct.Struct("<IBI")
+_COMPLETED: Final = struct.Struct("<diII")
+"""Seconds, peak memory in MB (-1: unknown), bytes of the logged error and of the inputs."""
 MAX_BYTES: Final = 256 * 1024 * 1024
 """Bytes of one body. A job has up to three values of 64 MiB each, the loader's limit."""
 SIZE: Final = 256 * 1024
@@ -125,27 +127,32 @@ class Frames:
 
 def completed_body(outcome: outcomes.Outcome) -> bytes:
     """Return a completed outcome: how it went, what a node received, and the result."""
-    about: dict[str, Any] = {"seconds": outcome.seconds}
-    if outcome.vm_rss_mb_peak is not None:
-        about["rss_mb"] = outcome.vm_rss_mb_peak
-    if outcome.error:
-        about["error"] = outcome.error
-    received = outcome.resolved_inputs or ""
-    head = f"{_COMPACT(about)}\n{received}\n"
-    return f"{head}{outcome.result}".encode("utf-8", "surrogatepass")
+    error = outcome.error.encode("utf-8", "surrogatepass")
+    received = (outcome.resolved_inputs or "").encode("utf-8", "surrogatepass")
+    peak = -1 if outcome.vm_rss_mb_peak is None else outcome.vm_rss_mb_peak
+    head = _COMPLETED.pack(outcome.seconds, peak, len(error), len(received))
+    return head + error + received + outcome.result.encode("utf-8", "surrogatepass")
 
 
 def completed_of(body: bytes) -> outcomes.Outcome:
-    """Return the outcome of `completed_body`."""
-    about, received, result = body.split(b"\n", 2)
-    given = json.loads(about)
+    """Return the outcome of `completed_body`. Raises ValueError."""
+    if len(body) < (at := _COMPLETED.size):
+        raise ProtocolError(f"garbage in the channel: {body[:40]!r}")
+    seconds, peak, error, received = _COMPLETED.unpack_from(body)
+    text = body[at:].decode("utf-8", "surrogatepass")
+    if not (error or received):
+        return outcomes.Outcome(
+            "completed", seconds, text, vm_rss_mb_peak=None if peak < 0 else peak
+        )
+    parts = body[at : at + error], body[at + error : at + error + received]
+    told, inputs = (each.decode("utf-8", "surrogatepass") for each in parts)
     return outcomes.Outcome(
         "completed",
-        given["seconds"],
-        result.decode("utf-8", "surrogatepass"),
-        given.get("error", ""),
-        resolved_inputs=received.decode("utf-8", "surrogatepass") or None,
-        vm_rss_mb_peak=given.get("rss_mb"),
+        seconds,
+        body[at + error + received :].decode("utf-8", "surrogatepass"),
+        told,
+        resolved_inputs=inputs or None,
+        vm_rss_mb_peak=None if peak < 0 else peak,
     )
 
 

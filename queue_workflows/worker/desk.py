@@ -122,7 +122,7 @@ class Desk:
         self._retry_at = 0.0
         self._retry_s = RETRY_FIRST_S
         self._logged = ""
-        self._poll_at = 0.0
+        self._poll_at, self._poll_s = 0.0, config.CLAIM_POLL_S.read()
         self._again_at = math.inf
         """When a limit admits a job, or a delayed one is due."""
         self.throttled = False
@@ -220,7 +220,7 @@ class Desk:
         for job, _ in done:
             job.recording = True
         return link.Request(
-            own.claim(count, done, promote=promote, ahead_s=config.CLAIM_POLL_S.read()),
+            own.claim(count, done, promote=promote, ahead_s=self._poll_s),
             functools.partial(self._claimed, own, done, count, now, ahead),
             functools.partial(self._not_claimed, own, done, count),
             functools.partial(self._unknown, own, done),
@@ -467,7 +467,8 @@ class Desk:
     def room(self) -> None:
         """Give waiting jobs to an executor that has become free, and claim others."""
         for own in self.lanes:
-            self.start(own)
+            if own.waiting:
+                self.start(own)
         self._seams.ring()
 
     def ended(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
@@ -493,11 +494,6 @@ class Desk:
             self._write_outcome(job, outcome)
         if outcome.kind == "timed_out" and decided is not None:
             self._leave(decided.code)
-        self._start_next(own)
-
-    def _start_next(self, own: lane.Lane) -> None:
-        if own.waiting:
-            self.start(own)
 
     def died(self, job: claimed_job.ClaimedJob, death: executors.Death) -> None:
         """Write what was decided about a job whose executor has ended, or charge the job."""
@@ -711,7 +707,8 @@ class Desk:
         `stopped`: whether the process that runs a gpu job is stopped by a signal or a debugger.
         """
         if now >= self._poll_at:
-            self._poll_at = now + config.CLAIM_POLL_S.read()
+            self._poll_s = config.CLAIM_POLL_S.read()
+            self._poll_at = now + self._poll_s
             self.look(promote=True)
         if now >= self._again_at:
             self._again_at = math.inf

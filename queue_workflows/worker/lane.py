@@ -21,6 +21,7 @@ MOST: Final = 500
 """How many results one statement records at most."""
 
 
+_quoted: Final = json.encoder.encode_basestring_ascii
 _NOTHING: Final = claims.completed(None, None)
 
 
@@ -224,7 +225,7 @@ def _ingest_json(done: node_plans.Done) -> str:
     # The result is checked JSON text already; encoding it again would cost a second walk.
     job, outcome = done
     return (
-        f'{{"id":{json.dumps(job.id)},"claim_no":{job.lease.claim_no},'
+        f'{{"id":{_quoted(job.id)},"claim_no":{job.lease.claim_no},'
         f'"seconds":{outcome.seconds!r},"result":{outcome.result}}}'
     )
 
