@@ -291,7 +291,7 @@ class Expansion:
         """Return these members of the run's context; those outside of items are read once."""
         missing = {head for head in heads if item_ids.of_item(head) or head not in self._asked}
         if missing:
-            found = nodes.context(self._conn, self._run_id, missing, self._readable)
+            found = db.run(self._conn, nodes.context(self._run_id, missing, self._readable))
             self._context.update(found)
             self._asked |= missing
         return {head: self._context[head] for head in heads if head in self._context}

@@ -40,7 +40,7 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, 
         with db.transaction() as conn:
             heads = None if custom else refs.heads(template)
             try:
-                context = nodes.context(conn, job["run_id"], heads)
+                context = db.run(conn, nodes.context(job["run_id"], heads))
             except errors.UnreadableRow as error:
                 raise errors.UnreadableRow(f"run {job['run_id']}: {error}") from None
     context = payload.stored_object(context, f"context of {where}")

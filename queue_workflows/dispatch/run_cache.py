@@ -108,7 +108,7 @@ class Reader:
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
         with reading(self._begin) as conn:
-            return nodes.context(conn, self._run_id, heads, self._room)
+            return db.run(conn, nodes.context(self._run_id, heads, self._room))
 
 
 Identity: TypeAlias = "tuple[str, int, int, int]"

@@ -112,9 +112,9 @@ def all_done(conn: db.Connection, run_id: str) -> set[str]:
 
 
 def context(
-    conn: db.Connection, run_id: str, heads: Iterable[str] | None, room: Room | None = None
-) -> dict[str, Any]:
-    """Return the run's context with the `context_delta` of each completed node under its id.
+    run_id: str, heads: Iterable[str] | None, room: Room | None = None
+) -> db.Script[dict[str, Any]]:
+    """Read the run's context with the `context_delta` of each completed node under its id.
 
     Only the members that `heads` names; None: all of them. Raises `UnreadableRow` for a context
     that is no object, and for a member that cannot be loaded. Raises `TooLarge` for more than fits
@@ -124,9 +124,9 @@ def context(
     wanted = None if heads is None else list(heads)
     at_once = max(1, QUERY_KB // max(1, config.MAX_PAYLOAD_KB.read()))
     if wanted is not None and len(wanted) > at_once:
-        return _merged(conn, run_id, wanted, at_once, room)
+        return (yield from _merged(run_id, wanted, at_once, room))
     parameters = {"heads": wanted, "run_id": run_id, "most": room.left}
-    row = conn.execute(statements.nodes.context, parameters).fetchone()
+    row = yield from db.one(statements.nodes.context, parameters)
     if row is None:
         return {}
     if row["kind"] != "object":
@@ -142,18 +142,16 @@ def context(
         room.left -= row["size"]
         return found
     if wanted is not None and len(wanted) > 1:
-        return _merged(conn, run_id, wanted, len(wanted) // 2, room)
+        return (yield from _merged(run_id, wanted, len(wanted) // 2, room))
     what = f" under {wanted[0]!r:.120}" if wanted else ""
     raise errors.UnreadableRow(f"its inputs or outputs{what} cannot be read: {found.reason}")
 
 
-def _merged(
-    conn: db.Connection, run_id: str, heads: list[str], at_once: int, room: Room
-) -> dict[str, Any]:
-    """Return these members of the context, read in parts: together they may be too large."""
+def _merged(run_id: str, heads: list[str], at_once: int, room: Room) -> db.Script[dict[str, Any]]:
+    """Read these members of the context, read in parts: together they may be too large."""
     found: dict[str, Any] = {}
     for start in range(0, len(heads), at_once):
-        found |= context(conn, run_id, heads[start : start + at_once], room)
+        found |= yield from context(run_id, heads[start : start + at_once], room)
     return found
 
 

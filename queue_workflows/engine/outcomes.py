@@ -106,7 +106,7 @@ def _is_engine(frame: traceback.FrameSummary) -> bool:
 
 def _leave_out_engine(first: traceback.TracebackException) -> None:
     """Drop the frames of the engine above a handler and of its captured streams, unless all are."""
-    streams = str(_PACKAGE / "worker" / "captured_streams.py")
+    streams = str(_PACKAGE / "run" / "captured_streams.py")
     todo: list[traceback.TracebackException | None] = [first]
     while todo:
         if (shown := todo.pop()) is None:

@@ -164,8 +164,8 @@ class AsyncJobs:
             outcome = _failed(job, error)
         self._ended(job, outcome)
 
-    async def _ask_async(self, key: int, what: str) -> Any:
-        return executor.answer_of(await asyncio.wrap_future(self._ask_for(key, what)))
+    async def _ask_async(self, key: int, what: str, request: Any = None) -> Any:
+        return executor.answer_of(await asyncio.wrap_future(self._ask_for(key, what, request)))
 
     # --- The thread of handlers that are not async.
 
@@ -191,8 +191,8 @@ class AsyncJobs:
             outcome = _failed(job, error)
         self._ended(job, outcome)
 
-    def _ask(self, key: int, what: str) -> Any:
-        return executor.answer_of(self._ask_for(key, what).result())
+    def _ask(self, key: int, what: str, request: Any = None) -> Any:
+        return executor.answer_of(self._ask_for(key, what, request).result())
 
     def _announce(self, key: int, body: bytes) -> None:
         if key in self._values:
@@ -203,9 +203,7 @@ class AsyncJobs:
 
     # --- Any thread.
 
-    def _ask_for(
-        self, key: int, what: str, request: JsonDict | None = None
-    ) -> concurrent.futures.Future[Any]:
+    def _ask_for(self, key: int, what: str, request: Any = None) -> concurrent.futures.Future[Any]:
         number = next(self._numbers)
         found = self._asked[number] = concurrent.futures.Future[Any]()
         body = wire.encoded({"no": number, "what": what, "request": request})
@@ -289,10 +287,10 @@ def _is_async(job: _Job) -> bool:
 def _pass_on(answer: Any, value: concurrent.futures.Future[JsonDict]) -> None:
     if not value.set_running_or_notify_cancel():
         return  # its handler was cancelled
-    if answer["error"] is not None:
-        value.set_exception(errors.DatabaseUnavailable(answer["error"]))
-    else:
-        value.set_result(answer["value"])
+    try:
+        value.set_result(executor.answer_of(answer))
+    except errors.QueueWorkflowsError as error:
+        value.set_exception(error)
 
 
 def _failed(job: _Job, error: BaseException) -> outcomes.Outcome:

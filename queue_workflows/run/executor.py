@@ -410,8 +410,8 @@ class JobLoop:
 
     # --- Questions.
 
-    def _ask(self, key: int, what: str, request: JsonDict | None = None) -> Any:
-        """Return the worker's answer. Raises `DatabaseUnavailable` if the worker has none."""
+    def _ask(self, key: int, what: str, request: Any = None) -> Any:
+        """Return the worker's answer. Raises as `answer_of` does."""
         with self._asking:
             self._asked += 1
             number = self._asked
@@ -499,9 +499,10 @@ def end_process() -> None:
 
 
 def answer_of(answer: JsonDict) -> Any:
-    """Return the value of an ANSWER; raise `DatabaseUnavailable` if it is an error."""
+    """Return the value of an ANSWER; raise `UnreadableRow` or `DatabaseUnavailable`."""
     if answer["error"] is not None:
-        raise errors.DatabaseUnavailable(answer["error"])
+        kind = errors.UnreadableRow if answer["is_final"] else errors.DatabaseUnavailable
+        raise kind(answer["error"])
     return answer["value"]
 
 

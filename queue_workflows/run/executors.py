@@ -355,10 +355,13 @@ class Executors:
             place.full, place.let_go_at = True, clock.boot_s()
             self._send(place, wire.frame(wire.QUIT, 0, b""))
 
-    def answer(self, job: Job, number: int, value: Any, error: str | None) -> None:
-        """Answer a question of a job's handler."""
+    def answer(
+        self, job: Job, number: int, value: Any, error: str | None, *, is_final: bool = False
+    ) -> None:
+        """Answer a question of a job's handler. `is_final`: another attempt would not help."""
         if job.place is not None and number:
-            body = wire.encoded({"no": number, "value": value, "error": error})
+            answer = {"no": number, "value": value, "error": error, "is_final": is_final}
+            body = wire.encoded(answer)
             self._send(job.place, wire.frame(wire.ANSWER, job.key, body))
 
     def announce(self, place: Executor, key: int, rows: bytes | None) -> None:

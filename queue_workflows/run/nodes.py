@@ -15,9 +15,9 @@ from queue_workflows.run import job_rows, running, wire
 from queue_workflows.tasks import attempt_steps, handlers
 from queue_workflows.types import JsonDict, Row
 
-AskFn = Callable[[int, str], Any]
-"""Asks the worker about a job and returns the value of its answer."""
-AsyncAskFn = Callable[[int, str], Awaitable[Any]]
+AskFn = Callable[[int, str, Any], Any]
+"""Asks the worker about a job, with a request, and returns the value of its answer."""
+AsyncAskFn = Callable[[int, str, Any], Awaitable[Any]]
 
 
 def run(
@@ -34,7 +34,7 @@ def run(
     started = time.monotonic()
     lookups = _Lookups(row, job.key, ask, send)
     try:
-        inputs = _inputs(row, lambda: ask(job.key, "context"))
+        inputs = _inputs(row, lambda: ask(job.key, "context", _heads(row)))
         resolved = _resolved(row, inputs)
     except KeyboardInterrupt:
         raise
@@ -70,16 +70,16 @@ async def run_async(
     answers = dict[str, Any]()
     try:
         if _needs_context(row):
-            answers["context"] = await ask(job.key, "context")
+            answers["context"] = await ask(job.key, "context", _heads(row))
         if _needs_out_dir(row):
-            answers["out_dir"] = await ask(job.key, "out_dir")
+            answers["out_dir"] = await ask(job.key, "out_dir", None)
         inputs = _inputs(row, lambda: answers["context"])
         resolved = _resolved(row, inputs)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around app code: its resolver
         return _failed(job, row, error, time.monotonic() - started)
-    lookups = _Lookups(row, job.key, lambda _, what: answers[what], send)
+    lookups = _Lookups(row, job.key, lambda _, what, __: answers[what], send)
     return await node_call.call_async(
         node_call.NodeCall(
             row, inputs, resolved, lookups, None, job.cancel, job.status, job, ask_step
@@ -111,14 +111,23 @@ def _failed(
 def _needs_context(row: Row) -> bool:
     """Return whether the refs of a node need more than its row has."""
     custom = config.get_config().resolve_ref is not None
-    template: Any = row["inputs"] if row["input_template"] is None else row["input_template"]
-    return custom or (row.get("context") is None and refs.has_refs(template or {}))
+    return custom or (row.get("context") is None and refs.has_refs(_template(row)))
+
+
+def _template(row: Row) -> Any:
+    return (row["inputs"] or {}) if row["input_template"] is None else row["input_template"]
+
+
+def _heads(row: Row) -> list[str] | None:
+    """Return which members of the context the refs name; None: an app's resolver may take any."""
+    custom = config.get_config().resolve_ref is not None
+    return None if custom else [*refs.heads(_template(row))]
 
 
 def _inputs(row: Row, context: Callable[[], Any]) -> JsonDict:
     """Return the inputs of a node, as `dispatch.job_inputs.resolve_inputs_for_job` does."""
     inputs = cast("JsonDict", row["inputs"] or {})
-    template: Any = inputs if row["input_template"] is None else row["input_template"]
+    template = _template(row)
     custom = config.get_config().resolve_ref is not None
     if not custom and not refs.has_refs(template):
         return dict(inputs)
@@ -143,13 +152,13 @@ class _Lookups:
     def out_dir(self) -> str:
         """Return the folder of the run; the worker gives it one if it has none."""
         if self._out_dir is None:
-            self._out_dir = cast("str", self._ask(self._key, "out_dir"))
+            self._out_dir = cast("str", self._ask(self._key, "out_dir", None))
         return self._out_dir
 
     def rows(self) -> tuple[Row, Row]:
         """Return the rows of the job and of its run with all columns."""
         if self._rows is None:
-            found = self._ask(self._key, "rows")
+            found = self._ask(self._key, "rows", None)
             self._rows = job_rows.timed(found["job"]), job_rows.timed(found["run"])
         return self._rows
 

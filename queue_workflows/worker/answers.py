@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
-from queue_workflows.dag import payload, run_folder
+from queue_workflows.dag import run_folder
 from queue_workflows.db import statements
-from queue_workflows.engine import job_steps
+from queue_workflows.engine import job_steps, nodes
 from queue_workflows.run import job_rows, wire
-from queue_workflows.types import JsonDict, Row, Unreadable
+from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import claimed_job
 
-Found: TypeAlias = "tuple[Any, str | None]"
-"""A value, or the text of an error."""
+
+class Found(NamedTuple):
+    """A value, or the text of an error; `is_final`: another attempt would not help."""
+
+    value: Any
+    error: str | None = None
+    is_final: bool = False
 
 
 def script(job: claimed_job.ClaimedJob, question: JsonDict) -> db.Script[Found]:
@@ -21,14 +27,14 @@ def script(job: claimed_job.ClaimedJob, question: JsonDict) -> db.Script[Found]:
     what = question["what"]
     try:
         if what == "step":
-            return (yield from job_steps.answer(job.lease, question["request"])), None
+            return Found((yield from job_steps.answer(job.lease, question["request"])))
         if what == "out_dir":
-            return (yield from _out_dir(job)), None
+            return Found((yield from _out_dir(job)))
         if what == "context":
-            return (yield from _context(job)), None
-        return (yield from rows(job)), None
+            return Found((yield from _context(job, question["request"])))
+        return Found((yield from rows(job)))
     except errors.QueueWorkflowsError as error:
-        return None, str(error)
+        return Found(None, str(error), isinstance(error, errors.UnreadableRow))
 
 
 def rows(job: claimed_job.ClaimedJob) -> db.Script[JsonDict]:
@@ -54,13 +60,9 @@ def _out_dir(job: claimed_job.ClaimedJob) -> db.Script[str]:
     return row["out_dir"] if row else default
 
 
-def _context(job: claimed_job.ClaimedJob) -> db.Script[JsonDict]:
-    row = yield from db.one(statements.nodes.context, {"heads": None, "run_id": job.run_id})
-    if row is None:
-        return {}
-    if row["kind"] != "object":
-        raise errors.UnreadableRow(f"its context is a JSON {row['kind']}, not an object")
-    found: Any = row["context"]
-    if isinstance(found, Unreadable):
-        raise errors.UnreadableRow(f"its context cannot be read: {found.reason}")
-    return payload.stored_object(found, f"context of node {job.node_id!r}")
+def _context(job: claimed_job.ClaimedJob, heads: Sequence[str] | None) -> db.Script[JsonDict]:
+    run_id = job.run_id or ""
+    try:
+        return (yield from nodes.context(run_id, heads))
+    except errors.UnreadableRow as error:
+        raise errors.UnreadableRow(f"run {run_id}: {error}") from None

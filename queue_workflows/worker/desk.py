@@ -26,6 +26,7 @@ from queue_workflows.engine import (
     outcomes,
     recovery,
 )
+from queue_workflows.run import job_rows
 from queue_workflows.runtime import clock, log_context
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import (
@@ -267,7 +268,8 @@ class Desk:
             elif why:
                 self._hand_back(job, why)
             elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
-                self._write_outcome(job, outcomes.Outcome("parked", 0.0))
+                refused = job_rows.refused(job_rows.loaded(job.body), in_run=True)
+                self._write_outcome(job, refused or outcomes.Outcome("parked", 0.0))
             else:
                 own.waiting.append(job)
         if jobs:
@@ -564,7 +566,7 @@ class Desk:
         number, runner = question["no"], job.lane.runner
 
         def answered(found: answers.Found) -> None:
-            runner.answer(job, number, *found)
+            runner.answer(job, number, found.value, found.error, is_final=found.is_final)
 
         def refused(error: db.Error) -> None:
             if may_pass(error):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from queue_workflows import db, errors
 from queue_workflows.dag import item_ids
@@ -14,6 +16,7 @@ from queue_workflows.engine import claims, outcomes
 from queue_workflows.types import Row
 from queue_workflows.worker import claimed_job
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 Done = tuple[claimed_job.ClaimedJob, outcomes.Outcome]
 
@@ -27,13 +30,15 @@ def learned(done: Sequence[Done]) -> db.Script[None]:
     """Read the graphs of the runs of completed nodes that this process does not know yet."""
     if hooks.app_resolves():
         return
-    wanted = run_cache.unknown(
+    runs = [
         fast_path.run_of(job_row(job)) for job, _ in done if not item_ids.of_item(job.node_id or "")
-    )
+    ]
+    wanted = _best_effort(lambda: run_cache.unknown(runs))
     if wanted:
         given = {"ids": [run["id"] for run in wanted], "most": run_cache.SMALL_BYTES}
         rows = yield db.Statement(statements.runs.definition_texts, given)
-        run_cache.learned(wanted, {row["id"]: row["text"] for row in rows})
+        texts = {row["id"]: row["text"] for row in rows}
+        _best_effort(lambda: run_cache.learned(wanted, texts))
 
 
 def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
@@ -46,7 +51,8 @@ def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
     for place, (job, _) in enumerate(done):
         runs.setdefault(job.run_id, []).append(place)
     for places in runs.values():
-        ahead = _planned([(job_row(done[at][0]), done[at][1].result) for at in places])
+        nodes = [(job_row(done[at][0]), done[at][1].result) for at in places]
+        ahead = _best_effort(functools.partial(fast_path.plan, nodes))
         if ahead is not None:
             for at in places[:-1]:
                 found[at] = ahead._replace(rows=None, complete=False)
@@ -54,24 +60,21 @@ def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
     return found
 
 
-def _planned(nodes: Sequence[tuple[Row, str]]) -> claims.Ahead | None:
-    """Return the plan after nodes of one run, or None if it cannot be made here."""
+def _best_effort(call: Callable[[], T]) -> T | None:
+    """Return what it returns, or None: then the orchestrator does what a plan leaves undone."""
     try:
-        return fast_path.plan(nodes)
+        return call()
     except errors.QueueWorkflowsError as error:
-        _log.debug("run %s is left to the orchestrator: %s", nodes[0][0]["run_id"], error)
+        _log.debug("a run is left to the orchestrator: %s", error)
     except Exception as error:  # noqa: BLE001  best effort: a hostile run must not end the worker
-        run_id = nodes[0][0]["run_id"]
-        _log.warning(
-            "run %s is left to the orchestrator: %r", run_id, error, extra={"run_id": run_id}
-        )
+        _log.warning("a run is left to the orchestrator: %r", error)
     return None
 
 
 def noted(done: Sequence[Done]) -> None:
     """Remember that these nodes were recorded as completed."""
     for job, _ in done:
-        fast_path.note(job_row(job))
+        _best_effort(functools.partial(fast_path.note, job_row(job)))
 
 
 def rows_planned(ahead: claims.Ahead | None) -> int:

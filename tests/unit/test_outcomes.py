@@ -9,7 +9,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.engine import outcomes
-from queue_workflows.worker import captured_streams
+from queue_workflows.run import captured_streams
 
 DSN = "postgresql://letters:c4nary@db/letters"
 
