@@ -434,14 +434,17 @@ class Worker:
         self._loop.wake_at(0.0)
 
     def _lose(self, error: launcher.LauncherLost) -> None:
-        """Hand all jobs back, uncounted: the executors have ended with the launcher."""
-        _log.error("%s; its jobs are handed back", error)
+        """End all jobs: the executors have ended with the launcher.
+
+        They count a crash if a signal has killed it, and are handed back otherwise.
+        """
+        _log.error("%s", error)
         self._lost = error
         assert self._launcher is not None
         self._loop.forget(self._launcher.fileno())
+        self._desk.stop(0.0)  # first, so that no outcome that is still read lets a job start
         for own in self._desk.lanes:
-            own.runner.lose("the launcher")
-        self._desk.stop(0.0)
+            own.runner.lose(error)
 
     def _kill(self, place: executors.Executor, now: bool, why: str) -> None:
         signum = signal.SIGKILL if now else signal.SIGTERM
