@@ -16,7 +16,6 @@ from queue_workflows.worker import guards, job_guards
 
 if TYPE_CHECKING:
     from queue_workflows.run import executors
-    from queue_workflows.worker import lane as lanes
 
 COLUMNS: Final = 13
 """Columns of a claim's rows: see `ClaimedJob`."""
@@ -36,10 +35,10 @@ class Ending(NamedTuple):
 class ClaimedJob:
     """A claimed job: its lease, its guards, and where it is.
 
-    `row`: id, claim_no, crash_count, timeout_s, name of the task or node module, run_id, node_id,
-    required_model, the run as JSON (the last four are NULL for ingest jobs), the whole row as JSON
-    for the handler, `wait_s`, `due_s` and lapse_count, all as texts. `asked`: when the claim was
-    sent (`clock.boot_s`).
+    `lane`: its queue in this worker, a `lane.Lane`. `row`: id, claim_no, crash_count, timeout_s,
+    name of the task or node module, run_id, node_id, required_model, the run as JSON (the last four
+    are NULL for ingest jobs), the whole row as JSON for the handler, `wait_s`, `due_s` and
+    lapse_count, all as texts. `asked`: when the claim was sent (`clock.boot_s`).
     """
 
     __slots__ = (
@@ -49,7 +48,7 @@ class ClaimedJob:
         "renewed", "run_id", "run_text", "started", "timeout_s", "unwound",
     )  # fmt: skip
 
-    def __init__(self, lane: lanes.Lane, row: Sequence[bytes | None], asked: float) -> None:
+    def __init__(self, lane: Any, row: Sequence[bytes | None], asked: float) -> None:
         job_id, claim_no, crashes, timeout_s, name, run_id, node_id, model, run, body = row[:10]
         assert job_id is not None
         assert claim_no is not None

@@ -179,9 +179,8 @@ class Lane:
 
     def _gpu(self) -> dict[str, Any]:
         if not self.shape.gpu:
-            who = self.who
-            return {"model": who.model, "models": who.models, "lane": who.lane,
-                    "policy": who.policy, "grace_s": who.grace_s, "bound_s": who.bound_s}  # fmt: skip
+            names = ("model", "models", "lane", "policy", "grace_s", "bound_s")
+            return {name: getattr(self.who, name) for name in names}
         return {
             "model": self.model,
             "models": self.models,

@@ -134,7 +134,7 @@ class Worker:
         self._memory = memory_watch.MemoryWatch(
             self._desk,
             wake=self._wake,
-            ask=lambda *given: self._leases.ask(*given),
+            later=lambda *given: self._leases.later(*given),
             changed=lambda: self._leases.beat_now(),
         )
         self._leases = leases.Leases(
@@ -252,7 +252,7 @@ class Worker:
         if self._launcher is not None:
             loop.read(self._launcher.fileno(), self._from_launcher)
         if self._models is not None:
-            self._models.serve(lanes[0], self._leases)
+            self._models.serve(lanes[0], self._leases.later, self._leases.beat_now)
         for own in lanes:
             if not own.shape.mixed:
                 own.runner.ready()
@@ -300,7 +300,7 @@ class Worker:
         due = [self._printer.tick(now), self._claims.tick(now), self._renewals.tick(now)]
         models = self._models
         stopped = models is not None and models.is_stopped
-        due.append(self._memory.tick(now))
+        self._memory.tick()
         due.append(self._desk.tick(now, stopped=stopped))
         due.append(self._leases.tick(now))
         if models is not None:
