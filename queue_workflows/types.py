@@ -187,7 +187,6 @@ class NodeJob(TypedDict):
     resume_host: str | None
     resume_at: datetime.datetime | None
     resume_until: datetime.datetime | None
-    lapse_count: int
 
 
 class IngestJob(TypedDict):
@@ -233,7 +232,6 @@ class IngestJob(TypedDict):
     resume_host: str | None
     resume_at: datetime.datetime | None
     resume_until: datetime.datetime | None
-    lapse_count: int
 
 
 class NodeEvent(TypedDict):

@@ -135,10 +135,10 @@ def _node_result(
     )
 
 
-def end(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
-    """Record an outcome that is not `completed`; return False if the claim is lost.
+def end(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | None]:
+    """Record an outcome that is not `completed`; return the job's row, or None for a lost claim.
 
-    A lost claim of a job that was cancelled counts as recorded.
+    A job that was handed back has no row here, but True, also if its claim is lost.
     """
     if outcome.cursors:
         yield from job_steps.store_cursors({lease: outcome.cursors})
@@ -159,7 +159,7 @@ def end(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
         )
     else:
         return (yield from _fail(lease, outcome))
-    return row is not None
+    return row
 
 
 def end_by_guard(
@@ -183,7 +183,7 @@ def end_by_guard(
     return row
 
 
-def _fail(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
+def _fail(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | None]:
     """Fail the attempt by the job's policy, which is read only now, as most jobs do not fail."""
     if outcome.raised.wish == "elsewhere":
         left = yield from handback.leave_to_others(lease, outcome.error)
@@ -218,7 +218,7 @@ def _fail(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
     )
     if row is not None and row["status"] == "queued":
         _log_retry(lease, row)
-    return row is not None
+    return row
 
 
 def _log_retry(lease: job_tables.Lease, row: Row) -> None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 import math
 import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from queue_workflows import config, db, errors, ingest_executor
+from queue_workflows import config, errors
 from queue_workflows.dag import payload
-from queue_workflows.engine import claims as engine_claims
-from queue_workflows.engine import finish, ingest_jobs, job_tables, outcomes
+from queue_workflows.engine import claims, outcomes
 from queue_workflows.handlers import task_call
-from queue_workflows.local_queue import ingest_claims, ingest_keeper, job_queue, plan
-from queue_workflows.runtime import clock, identity
+from queue_workflows.local_queue import job_queue, plan, thread_worker
+from queue_workflows.run import job_rows
+from queue_workflows.runtime import clock, identity, service
+from queue_workflows.tasks import handlers
 from queue_workflows.tasks import job as current
-from queue_workflows.types import TERMINAL_JOB_STATUSES, ExitFn, Row
-from queue_workflows.worker import claimer, guards, renewal_failures
+from queue_workflows.types import ExitFn
 
-_log = logging.getLogger("queue_workflows.local_queue")
-REFUSED_WAIT_S = 60.0
-"""Seconds for which a job waits if the database refuses its end by its values."""
+END_S = 6.0
+"""Seconds that the loop may take to hand back the claims when the plan is closed."""
 
 
 class IngestPlan(plan.ClaimingPlan):
@@ -51,7 +50,7 @@ class IngestPlan(plan.ClaimingPlan):
             raise errors.InvalidConfig(f"lease_s={lease_s!r}, limit={limit!r}: must be positive")
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
-        self._who = engine_claims.Claimant(
+        self._who = claims.Claimant(
             identity.new_worker_id(label),
             label,
             queue,
@@ -61,17 +60,8 @@ class IngestPlan(plan.ClaimingPlan):
         )
         self._limit = limit
         self._on_exit = on_exit
-        self._held = ingest_claims.Claims()
-        self._claimer = claimer.Claimer(job_tables.INGEST_JOBS, lambda: self._who)
-        self._claimer.other_jobs = self._held.ids
-        self._promote = True
-        self._more = False
-        """Whether there may be a job to claim as soon as a thread is free."""
-        self._claimed = False
-        """Whether the last `fetch_ready` has sent a claim and has its reply."""
-        self._owner: plan.Owner | None = None
-        self._keeper: ingest_keeper.Keeper | None = None
-        self._closed = False
+        self._worker: thread_worker.ThreadWorker | None = None
+        self._loop: service.Pool | None = None
 
     @property
     def worker_id(self) -> str:
@@ -83,204 +73,114 @@ class IngestPlan(plan.ClaimingPlan):
     @property
     def others_fill_memory(self) -> bool:
         """Return whether, at the last heartbeat, a job of another worker filled the same memory."""
-        return self._keeper is not None and self._keeper.heartbeat.others_fill_memory
+        return self._worker is not None and self._worker.others_fill_memory
 
     def open(self, owner: plan.Owner, /) -> None:
-        """Begin to listen; raise RuntimeError the second time."""
-        if self._owner is not None:
+        """Begin to claim; raise RuntimeError the second time."""
+        if self._worker is not None:
             raise RuntimeError("the plan was opened before; make a new one")
-        self._owner = owner
-        self._keeper = ingest_keeper.Keeper(
-            self._who,
-            self._held,
-            owner,
-            claim_soon=self._claim_soon,
-            limit=self._limit or owner.workers,
-            on_exit=self._on_exit,
-        )
-        self._keeper.start()
+        limit = self._limit or owner.workers
+        self._worker = worker = thread_worker.ThreadWorker(owner, self._who, limit, self._on_exit)
+        self._loop = service.Pool("local-queue-worker", 1, lambda _: worker.serve())
+        self._loop.start()
 
     def close(self) -> None:
         """Hand back every claim, and deregister the worker."""
-        self._closed = True
-        if self._keeper is not None:
-            self._keeper.stop()
-        self._claimer.close()
-
-    def _claim_soon(self, promote: bool) -> None:
-        self._promote |= promote
-        if self._owner is not None:
-            self._owner.wake()
-
-    def _over(self, claim: ingest_claims.Claim) -> None:
-        """Forget a claim that is over; another job may take its place."""
-        if self._held.drop(claim) and (self._more or self._held.has_suspects()):
-            self._claim_soon(False)
-
-    # --- The thread of the master.
-
-    @property
-    def wait_s(self) -> float:
-        """Return the seconds until a limit admits a job or a delayed one is due; inf: unknown."""
-        return self._claimer.wait_s if self._claimed else math.inf
+        if self._worker is not None and self._loop is not None:
+            self._worker.close_now()
+            self._loop.stop(END_S)
 
     def fetch_ready(self) -> list[job_queue.Job]:
-        """Claim jobs for the threads that are free."""
-        self._claimed = False
-        if self._owner is None or self._closed:
-            return []
-        if (alone := self._held.next_alone()) is not None:
-            return [alone]
-        free = self._held.free(self._limit or self._owner.workers)
-        if free < 1:
-            self._more = True
-            return []
-        promote, self._promote = self._promote, False
-        try:
-            rows = self._claimer.claim_batch(free, promote=promote)
-        except db.Error:
-            self._promote |= promote
-            raise
-        self._claimed = True
-        self._more = len(rows) == free or (bool(rows) and self._claimer.isolated)
-        jobs = [job for row in rows if (job := self._hold(row)) is not None]
-        return [*jobs] if jobs or (alone := self._held.next_alone()) is None else [alone]
-
-    def _hold(self, row: Row) -> ingest_claims.ClaimedJob | None:
-        """Hold a claimed job; return it unless it has to run alone."""
-        lease_end = guards.LeaseEnd(self._claimer.sent_at, self._who.lease_s)
-        claim = ingest_claims.Claim(row, lease_end)
-        job = ingest_claims.as_job(row, claim)
-        # A crash counts for all jobs that run, so one whose next crash is its last runs alone.
-        if 0 < config.MAX_CRASHES.read() - 1 <= row["crash_count"]:
-            self._held.add_suspect(job, claim)
-            return None
-        self._held.add(claim)
-        return job
+        """Let the worker claim jobs, which it gives to the manager by itself; return none."""
+        if self._worker is not None:
+            self._worker.look()
+        return []
 
     # --- The threads of the workers.
 
+    @property
+    def _threads(self) -> thread_worker.Threads:
+        assert self._worker is not None
+        return self._worker.threads
+
     def mark_running(self, job: job_queue.Job, /) -> bool:
         """Note that a job begins; return False if its claim is over."""
-        claim = _claim_of(job)
-        return claim is not None and self._held.start(claim)
+        held = _held(job)
+        return held is not None and self._threads.begins(held)
 
     def is_currently_running(self, job_id: str, /) -> bool:
         """Return whether a handler of the job runs here."""
-        claim = self._held.get(job_id)
-        return claim is not None and not claim.work.waiting
+        return self._worker is not None and self._threads.runs(job_id)
 
     def call(self, job: job_queue.Job, execute: Callable[[job_queue.Job], Any] | None, /) -> Any:
         """Run a job; return its result, or raise `NotCompleted` with its error."""
-        claim = _claim_of(job)
-        assert claim is not None  # `mark_running` has found it
-        if execute is None:
-            outcome = ingest_executor.run_task(claim.work.job, claim.work)
-        else:
-            outcome = _execute(job, claim, execute)
-        claim.outcome = outcome
-        claim.work.settling = True
+        held = _held(job)
+        assert held is not None  # `mark_running` has found it
+        outcome = job_rows.refused(held.row, in_run=False)
+        if outcome is None and execute is None:
+            runner = handlers.Runner()
+            try:
+                ask = functools.partial(self._threads.ask, held)
+                outcome = task_call.call(held.row, held.control, runner, ask)
+            finally:
+                runner.close()
+        elif outcome is None and execute is not None:
+            outcome = _execute(job, held, execute)
+        assert outcome is not None
+        held.outcome = outcome
         if outcome.kind == "completed":
             return outcome.value
         raise plan.NotCompleted(outcome.error or outcome.kind)
 
     def mark_done(self, job: job_queue.Job, result: Any, /) -> None:
-        """Record the result unless the claim was lost."""
+        """Let the worker record the result unless the claim was lost."""
         del result  # the outcome has it as checked JSON
-        claim = _claim_of(job)
-        if claim is not None and claim.outcome is not None:
-            self._record(claim, claim.outcome)
+        held = _held(job)
+        if held is not None and held.outcome is not None:
+            self._threads.ends(held, held.outcome)
 
     def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> bool:
-        """Record the failure by the policy of the job; return whether the job has failed for good.
+        """Let the worker record the failure by the policy of the job; return False.
 
-        `final` is the manager's view, and does not count.
+        `final` is the manager's view, and does not count. A job that has failed for good is counted
+        when that is recorded.
         """
         del final
-        claim = _claim_of(job)
-        if claim is None:
-            return False
-        work = claim.work
-        if claim.outcome is None:
-            work.interrupt(error)
-            claim.outcome = outcomes.Outcome(
-                "failed", clock.boot_s() - work.started, error=payload.error_text(error)
-            )
-            work.settling = True
-        if self._record(claim, claim.outcome) != "failed":
-            return False
-        with db.statement() as conn:
-            row = ingest_jobs.get(conn, claim.job_id)
-        return row is not None and row["status"] in TERMINAL_JOB_STATUSES
+        held = _held(job)
+        if held is not None:
+            outcome = held.outcome
+            if outcome is None:
+                held.control.interrupt(error)
+                seconds = clock.boot_s() - held.job.started
+                outcome = outcomes.Outcome("failed", seconds, error=payload.error_text(error))
+            self._threads.ends(held, outcome)
+        return False
 
     def give_back(self, job: job_queue.Job, reason: str, /) -> None:
         """Hand a job back that did not start or did not end; it counts no attempt."""
-        claim = _claim_of(job)
-        if claim is not None and self._held.holds(claim):
-            claim.work.interrupt(reason)
-            claim.hand_back(reason)
-            self._over(claim)
-
-    def _record(self, claim: ingest_claims.Claim, outcome: outcomes.Outcome) -> str:
-        """Record an outcome; raise database errors after which the same write may succeed."""
-        lease = claim.work.lease
-        try:
-            with db.transaction() as conn:
-                found = finish.record(conn, lease, outcome)
-        except db.Error as error:
-            if renewal_failures.may_pass(error):
-                raise
-            if outcome.kind != "completed":
-                _log.error(
-                    "job %s: its end cannot be recorded: %s",
-                    claim.job_id,
-                    error,
-                    extra={"job_id": claim.job_id},
-                )
-                claim.hand_back(f"its end cannot be recorded: {error}", after_s=REFUSED_WAIT_S)
-                self._over(claim)
-                return "skipped"
-            what = f"recording job {claim.job_id}"
-            claim.outcome = outcomes.of_error(error, outcome.seconds, what)
-            return self._record(claim, claim.outcome)
-        if found == "skipped" and outcome.kind != "cancelled":
-            self._check_lost(claim, outcome)
-        self._over(claim)
-        return found
-
-    def _check_lost(self, claim: ingest_claims.Claim, outcome: outcomes.Outcome) -> None:
-        with db.statement() as conn:
-            if db.run(conn, finish.is_recorded(claim.work.lease, outcome)):
-                return  # the reply of an earlier commit was lost
-        _log.warning(
-            "nothing was written: the claim of job %s was lost",
-            claim.job_id,
-            extra={"job_id": claim.job_id},
-        )
-        if self._keeper is not None:
-            self._keeper.lost(claim)
+        held = _held(job)
+        if held is not None:
+            held.control.interrupt(reason)
+            self._threads.ends(held, thread_worker.cancelled(reason))
 
 
-def _claim_of(job: job_queue.Job) -> ingest_claims.Claim | None:
-    return job.claim if isinstance(job, ingest_claims.ClaimedJob) else None
+def _held(job: job_queue.Job) -> thread_worker.Held | None:
+    return job.held if isinstance(job, thread_worker.QueuedJob) else None
 
 
 def _execute(
-    job: job_queue.Job, claim: ingest_claims.Claim, execute: Callable[[job_queue.Job], Any]
+    job: job_queue.Job, held: thread_worker.Held, execute: Callable[[job_queue.Job], Any]
 ) -> outcomes.Outcome:
     """Run a job by the app's function; whatever it raises is an outcome."""
-    row, work, started = claim.work.job, claim.work, time.monotonic()
-    refused = ingest_executor.refused(row)
-    if refused is not None:
-        return refused
+    row, control, started = held.row, held.control, time.monotonic()
     try:
-        with current.running(current.Job(row, work)):
+        with current.running(current.Job(row, control)):
             value = outcomes.unless_signal(execute(job))
         found = cast("dict[str, Any]", value) if isinstance(value, dict) else {"result": value}
-        text = payload.encode(found, f"result of job {claim.job_id}")
+        text = payload.encode(found, f"result of job {held.job.id}")
         outcome = outcomes.Outcome("completed", time.monotonic() - started, text, value=value)
     except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
         outcome = task_call.failed(row, error, time.monotonic() - started)
-    if work.cancel_requested:
+    if control.cancel_requested:
         return outcomes.Outcome("cancelled", time.monotonic() - started, error="cancelled")
     return outcome

@@ -29,8 +29,6 @@ from queue_workflows.types import JsonDict, NowFn
 
 _log = logging.getLogger("queue_workflows.local_queue")
 _CLAIMING, _USABLE = plan.ClaimingPlan, plan.usable  # `plan` is an argument where they are used
-LEAST_FETCH_S = 0.05
-"""Seconds until the next fetch, if a plan that claims may find more at once."""
 LOOP_END_S = 3.0
 """Seconds that a call of the plan, which the master or supervisor makes, may take at the end."""
 
@@ -172,9 +170,24 @@ class JobQueueManager:
         """Return how many jobs run at once."""
         return self.settings.workers
 
+    @property
+    def accepts(self) -> bool:
+        """Return whether further jobs may start: the grace period is over, memory is not full."""
+        waits = self._stopping or self.throttle.active or self._threads.stuck
+        return not waits and self._now() >= self._fetch_at
+
     def wake(self) -> None:
         """Fetch soon, but not before the grace period is over."""
         self._master.wake("fetch")
+
+    def take(self, job: job_queue.Job) -> job_queue.Refusal | None:
+        """Queue a claimed job; return None, or why it is refused."""
+        self.statistics.add(fetched=1)
+        return self.add([job], force=True)[0]
+
+    def count_failed(self) -> None:
+        """Count a job that has failed for good."""
+        self.statistics.add(failed=1)
 
     def withdraw(self, job_id: str) -> bool:
         """Remove a job that waits; return False if it does not wait."""
@@ -204,16 +217,10 @@ class JobQueueManager:
 
     def _fetch_pause_s(self) -> float:
         rest_s = self._fetch_at - self._now()
-        if rest_s > 0:
-            return rest_s
-        if self._claims is None or self.throttle.active:
-            return self.settings.fetch_every_s
-        return min(self.settings.fetch_every_s, max(LEAST_FETCH_S, self._claims.wait_s))
+        return rest_s if rest_s > 0 else self.settings.fetch_every_s
 
     def _fetch(self) -> None:
-        if self._now() < self._fetch_at or self._stopping or self.throttle.active:
-            return
-        if self._threads.stuck:
+        if not self.accepts:
             return
         jobs = [*_USABLE(self.plan.fetch_ready())]
         self._stale.forget_reset()

@@ -65,12 +65,25 @@ class Owner(Protocol):
         ...
 
     @property
+    def accepts(self) -> bool:
+        """Return whether further jobs may start: the grace period is over, memory is not full."""
+        ...
+
+    @property
     def throttled_by(self) -> str | None:
         """Return which memory is full, as `RAM at 93.1 % (limit 90 %)`; None: none is."""
         ...
 
     def wake(self) -> None:
         """Fetch soon, but not before the grace period is over."""
+        ...
+
+    def take(self, job: job_queue.Job) -> job_queue.Refusal | None:
+        """Queue a claimed job; return None, or why it is refused."""
+        ...
+
+    def count_failed(self) -> None:
+        """Count a job that has failed for good."""
         ...
 
     def withdraw(self, job_id: str) -> bool:
@@ -121,12 +134,7 @@ class ClaimingPlan(abc.ABC):
 
     @abc.abstractmethod
     def fetch_ready(self) -> Iterable[job_queue.Job]:
-        """Claim jobs and return them."""
-
-    @property
-    def wait_s(self) -> float:
-        """Return the seconds until `fetch_ready` may find more than it did; inf: unknown."""
-        return math.inf
+        """Claim jobs, and return those that `Owner.take` does not get."""
 
     @abc.abstractmethod
     def mark_running(self, job: job_queue.Job, /) -> bool:

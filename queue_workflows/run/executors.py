@@ -96,6 +96,10 @@ class Owner(Protocol):
         """Take an event for the history of a node."""
         ...
 
+    def waits(self, job: Any) -> object:
+        """Note that a handler does not start yet, as it has to wait for another one."""
+        ...
+
     def started(self, job: Any) -> object:
         """Note that a handler starts only now, which had to wait for another one."""
         ...
@@ -281,6 +285,14 @@ class Executors:
             if each.jobs or not (each.full or each.signals or each.lost)
         ]
 
+    @property
+    def accepts(self) -> bool:
+        """Return whether jobs may be claimed for it."""
+        return True
+
+    def recorded(self, job: Job, found: object) -> None:
+        """Note that the end of a job is recorded, with its row if it was not handed back."""
+
     def ready(self) -> None:
         """Fork the first executor, so that the first job need not wait for it."""
         if not self._by_number:
@@ -452,7 +464,7 @@ class Executors:
             return 0
         if packet["error"] is not None:
             _log.warning("no executor can be forked for now: %s", packet["error"])
-            self._end(place, UNKNOWN, packet["error"])
+            self._end(place, {"died": 0} | UNKNOWN, packet["error"])
             return 0
         place.pid = packet["pid"]
         self._by_pid[place.pid] = place
@@ -547,9 +559,11 @@ class Executors:
             self._owner.asked(job, wire.decoded(body))
         elif kind == wire.EVENT:
             self._owner.event(job, *wire.decoded(body))
+        elif kind == wire.WAITS:
+            self._owner.waits(job)
         elif kind == wire.STARTED:
             self._owner.started(job)
-        elif kind != wire.WAITS:
+        else:
             raise wire.ProtocolError(f"an unknown kind of message: {kind}")
 
     def _on_outcome(self, place: Executor, key: int, outcome: outcomes.Outcome) -> None:
@@ -668,22 +682,18 @@ class Executors:
                            "vram_gb": 0.0})  # fmt: skip
         for job in jobs:
             job.place = None
-            death = _death(place, packet, packet.get("others", len(jobs) - 1))
-            self._owner.died(job, death._replace(killed_for=place.killed_for or refused))
+            self._owner.died(job, _death(place, packet, len(jobs) - 1)._replace(
+                killed_for=place.killed_for or refused))  # fmt: skip
         place.close()
         if not self.closing:
             self._owner.room()
 
-    def lose(self, error: launcher.LauncherLost) -> None:
+    def lose(self, why: str) -> None:
         """End the jobs of all executors, which have ended with their launcher."""
         self.closing = True
-        others = sum(len(each.jobs) for each in self) - 1
         for place in self:
             self._by_pid.pop(place.pid, None)
-            while not place.lost and self._receive(place):
-                continue
-            packet = UNKNOWN | {"by_deadline": error.by_deadline, "launcher": error.signum}
-            self._end(place, packet | {"others": others}, "" if error.signum else "the launcher")
+            self._end(place, {"died": place.pid} | UNKNOWN, why)
 
     def close(self) -> None:
         """Close the descriptors of all."""
@@ -743,19 +753,14 @@ def _death(place: Executor, packet: dict[str, Any], others: int) -> Death:
     return Death(how, detail, packet["by_deadline"], place.killed_for)
 
 
-def _name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return str(signum)
-
-
 def _how(packet: dict[str, Any]) -> str:
     code, signum = packet["code"], packet["signal"]
-    if packet.get("launcher"):
-        return f"ended with its launcher, which was killed by {_name(packet['launcher'])}"
     if signum is not None:
-        return f"killed by {_name(signum)}{' (core dumped)' if packet['core'] else ''}"
+        try:
+            name = signal.Signals(signum).name
+        except ValueError:
+            name = str(signum)
+        return f"killed by {name}{' (core dumped)' if packet['core'] else ''}"
     if code is None:
         return "ended for an unknown reason"
     if code == wire.LOST:

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 _log = logging.getLogger(__name__)
@@ -65,5 +64,5 @@ class RestoredState:
 
 def _folder() -> Any:
     with contextlib.suppress(OSError):
-        return Path.cwd()
+        return os.getcwd()
     return None

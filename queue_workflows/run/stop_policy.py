@@ -57,14 +57,25 @@ def main(
     try:
         os.setpgid(0, 0)
         kernel.die_with(parent)
-        worker = StoppedWorker(end, about)
-        policy(worker, on_exit=worker.exit)
+        call(end, about, policy)
+    finally:
+        streams.flush()
+        os._exit(0)
+
+
+def call(
+    end: socket.socket,
+    about: dict[str, Any],
+    policy: Callable[..., object],
+    on_exit: Callable[[int], object] | None = None,
+) -> None:
+    """Call the policy, and tell the worker how it has ended. `on_exit` None: the worker leaves."""
+    worker = StoppedWorker(end, about)
+    try:
+        policy(worker, on_exit=on_exit or worker.exit)
         end.send(json.dumps({"call": "done"}).encode())
     except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
         with contextlib.suppress(BaseException):
             traceback.print_exc()
             text = f"{type(error).__name__}: {error}"[:1000]
             end.send(json.dumps({"call": "failed", "error": text}).encode())
-    finally:
-        streams.flush()
-        os._exit(0)

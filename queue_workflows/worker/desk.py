@@ -37,6 +37,7 @@ from queue_workflows.worker import (
     job_logs,
     lane,
     node_plans,
+    window,
 )
 
 if TYPE_CHECKING:
@@ -125,8 +126,6 @@ class Desk:
         self._poll_at, self._poll_s = 0.0, config.CLAIM_POLL_S.read()
         self._again_at = math.inf
         """When a limit admits a job, or a delayed one is due."""
-        self._lone: claimed_job.ClaimedJob | None = None
-        """A job that runs alone in this worker, or is to; nothing is claimed beside it."""
         self.throttled = False
         """Whether memory is full, so that nothing may be claimed."""
         self.stopping = False
@@ -207,7 +206,7 @@ class Desk:
         done = own.done[: 1 if own.apart else lane.MOST]
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
-        if measured and not (self.stopping or self.throttled or own.apart or self._lone):
+        if measured and not (self.stopping or self.throttled or own.apart):
             # What follows from a completed node is claimed by the statement that records it.
             own.may_claim |= bool(done) and own.table.in_run
             count, ahead = own.claimable(records=bool(done))
@@ -268,14 +267,11 @@ class Desk:
                 self._hand_back(job, "an earlier claim of it has not ended in this worker")
             elif why:
                 self._hand_back(job, why)
-            elif job.is_last and self._lone is not None:
-                self._hand_back(job, "another job is to run alone in this worker")
             elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
                 refused = job_rows.refused(job_rows.loaded(job.body), in_run=True)
                 self._write_outcome(job, refused or outcomes.Outcome("parked", 0.0))
             else:
                 own.waiting.append(job)
-                self._lone = job if job.is_last else self._lone
         if jobs:
             self.worked_at = self.now()
         self.start(own)
@@ -388,6 +384,7 @@ class Desk:
             if found is None or found is False:
                 self._not_written(job)
             else:
+                job.lane.runner.recorded(job, found)
                 self._forget(job)
             # It may be queued again with a time before the next poll.
             job.lane.may_claim = job.lane.promote = True
@@ -430,10 +427,6 @@ class Desk:
         self.worked_at = self.now()
         if own.announces:
             self._announce(job, completed=completed)
-        if self._lone is job:
-            self._lone = None
-        elif self._lone is not None:
-            self.start(self._lone.lane)
 
     def _announce(self, job: claimed_job.ClaimedJob, *, completed: bool) -> None:
         """Let the app hear of a node that is recorded, in the executor that has its value."""
@@ -464,19 +457,15 @@ class Desk:
     # --- Handlers: a `run.executors.Owner`.
 
     def start(self, own: lane.Lane) -> None:
-        """Give waiting jobs to what has room for them; one that runs alone comes last."""
+        """Give waiting jobs to what has room for them."""
         now = self.now()
         while own.waiting and own.runner.room > 0 and not own.changing:
-            if own.waiting[0] is self._lone and len(self.jobs) > 1:
-                if len(own.waiting) == 1:
-                    break
-                own.waiting.rotate(-1)
             job = own.waiting.popleft()
             job.start(now)
             own.runner.start(job, isolated=own.is_isolated(job), shared=own.is_shared(job))
             self._seams.wake_at(job.check_at(now))
         if own.waiting:
-            self._seams.wake_at(own.check_at())
+            self._seams.wake_at(own.waiting[0].asked + window.WAIT_S)
 
     def room(self) -> None:
         """Give waiting jobs to an executor that has become free, and claim others."""
@@ -548,9 +537,15 @@ class Desk:
         job.cursors[name, key] = position
         job.beat(self.now())
 
+    def waits(self, job: claimed_job.ClaimedJob) -> None:
+        """Count no time of a job that waits for others in its executor."""
+        job.has_started, job.guards = False, []
+
     def started(self, job: claimed_job.ClaimedJob) -> None:
         """Count the time of a job that had to wait for others in its executor."""
-        job.start(self.now())
+        now = self.now()
+        job.start(now)
+        self._seams.wake_at(job.check_at(now))
 
     def printed(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
         """Keep what a handler has printed."""
@@ -691,6 +686,9 @@ class Desk:
         own.window.reset()
         while own.waiting:
             self._hand_back(own.waiting.popleft(), reason)
+        for job in [*own.jobs.values()]:
+            if job.place is not None and not job.has_started:
+                own.runner.interrupt(job, reason)
 
     def stop(self, within_s: float) -> None:
         """Claim no more; what runs has so many seconds, then it is handed back."""
@@ -732,7 +730,7 @@ class Desk:
             self._seams.ring()
         due = min(self._poll_at, self._again_at, self._retry_at or math.inf)
         for own in self.lanes:
-            if now >= own.check_at():
+            if own.waiting and now >= own.waiting[0].asked + window.WAIT_S:
                 self._return_waiting(own, "waited too long for an executor")
             for job in [*own.jobs.values()]:
                 due = min(due, self._check(job, now, stopped=stopped))

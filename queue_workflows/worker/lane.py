@@ -6,7 +6,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from queue_workflows import config, db
 from queue_workflows.db import statements
@@ -23,23 +23,6 @@ MOST: Final = 500
 
 _quoted: Final = json.encoder.encode_basestring_ascii
 _NOTHING: Final = claims.completed(None, None)
-
-
-class Runner(Protocol):
-    """Runs handlers: in executors, in threads, or in the calling thread."""
-
-    @property
-    def room(self) -> int:
-        """Return how many jobs can start now."""
-        ...
-
-    def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> object:
-        """Start a job. `isolated`: beside no other, and in a process that had none."""
-        ...
-
-    def interrupt(self, job: Any, reason: str) -> object:
-        """Let a handler that yields or awaits end there; `cancelled` also sets its event."""
-        ...
 
 
 class Lane:
@@ -100,12 +83,15 @@ class Lane:
         return bool(self.jobs)
 
     def is_isolated(self, job: claimed_job.ClaimedJob) -> bool:
-        """Return whether a job runs in an executor of its own, also where others share one."""
+        """Return whether a job runs in an executor of its own, also where others share one.
+
+        A crash of a shared executor is charged to all its jobs. It must be the last of none.
+        """
         if self.shape.gpu:
             return False  # a fresh executor for each job would load the model for each
         if job.name in self._isolated:
             return True
-        return self.is_shared(job) and job.is_last
+        return self.is_shared(job) and 0 < config.MAX_CRASHES.read() - 1 <= job.crash_count
 
     def is_shared(self, job: claimed_job.ClaimedJob) -> bool:
         """Return whether a job runs in an executor that runs several at once."""
@@ -117,11 +103,11 @@ class Lane:
         `records`: whether the statement records results anyway, which is the time to claim for
         executors that are not free.
         """
-        if not self.may_claim or self.off:
+        if not self.may_claim or self.off or not self.runner.accepts:
             return 0, False
         free = self.runner.room - len(self.waiting)
         # Each job that waits would end with the process if one that has killed one kills it too.
-        if records and not any(job.crash_count or job.lapse_count for job in self.jobs.values()):
+        if records and not any(job.crash_count for job in self.jobs.values()):
             ahead = self.window.ahead - max(0, -free)
             if ahead > 0:
                 return max(0, free) + ahead, True
@@ -179,8 +165,9 @@ class Lane:
 
     def _gpu(self) -> dict[str, Any]:
         if not self.shape.gpu:
-            names = ("model", "models", "lane", "policy", "grace_s", "bound_s")
-            return {name: getattr(self.who, name) for name in names}
+            who = self.who
+            return {"model": who.model, "models": who.models, "lane": who.lane,
+                    "policy": who.policy, "grace_s": who.grace_s, "bound_s": who.bound_s}  # fmt: skip
         return {
             "model": self.model,
             "models": self.models,
@@ -204,13 +191,8 @@ class Lane:
         return found, wait
 
     def check_at(self) -> float:
-        """Return when the first waiting job has waited too long.
-
-        A job that is to run alone waits for as long as the jobs before it take.
-        """
-        if not self.waiting or self.waiting[0].is_last:
-            return math.inf
-        return self.waiting[0].asked + window.WAIT_S
+        """Return when the first waiting job has waited too long."""
+        return self.waiting[0].asked + window.WAIT_S if self.waiting else math.inf
 
 
 def _queues_many(ahead: claims.Ahead | None) -> bool:

@@ -34,6 +34,8 @@ from queue_workflows.worker import inline as inline_jobs
 _log = logging.getLogger("queue_workflows.claim_worker")
 PRINT_AGAIN_S: Final = 0.05
 """Seconds until a reader of our own output that is too slow is tried again."""
+LEFT_S: Final = 0.02
+"""Seconds until a worker that leaves looks whether it has left."""
 LEAVE_S: Final = 4.0
 """Seconds in which a worker that has nothing left to do stores its logs and ends its executors."""
 
@@ -134,7 +136,7 @@ class Worker:
         self._memory = memory_watch.MemoryWatch(
             self._desk,
             wake=self._wake,
-            later=lambda *given: self._leases.later(*given),
+            ask=lambda *given: self._leases.ask(*given),
             changed=lambda: self._leases.beat_now(),
         )
         self._leases = leases.Leases(
@@ -144,8 +146,7 @@ class Worker:
             ring=lambda: self._renewals.flow.ring(),
             report=self._report,
             models=self._models,
-            own_policies=frozenset(registered.stop_policies if registered else ())
-            - stop_policies.BY_NAME.keys(),
+            is_own_policy=lambda policy: self._is_own_policy(registered, policy),
             run_policy=self._run_policy,
         )
         self._metrics = None if inline and inline.once else settings.sampler(host, self._wake)
@@ -252,7 +253,7 @@ class Worker:
         if self._launcher is not None:
             loop.read(self._launcher.fileno(), self._from_launcher)
         if self._models is not None:
-            self._models.serve(lanes[0], self._leases.later, self._leases.beat_now)
+            self._models.serve(lanes[0], self._leases)
         for own in lanes:
             if not own.shape.mixed:
                 own.runner.ready()
@@ -300,7 +301,7 @@ class Worker:
         due = [self._printer.tick(now), self._claims.tick(now), self._renewals.tick(now)]
         models = self._models
         stopped = models is not None and models.is_stopped
-        self._memory.tick()
+        due.append(self._memory.tick(now))
         due.append(self._desk.tick(now, stopped=stopped))
         due.append(self._leases.tick(now))
         if models is not None:
@@ -359,6 +360,7 @@ class Worker:
                 return
             own.exit_by = min(own.exit_by, now + LEAVE_S)
             self._leases.leave()
+            self._loop.wake_at(now + LEFT_S)
             for each in own.lanes:
                 each.runner.closing = True
                 for place in each.runner:
@@ -369,16 +371,25 @@ class Worker:
 
     # --- Stop policies of the app.
 
-    def _run_policy(self, own: lane.Lane, policy: str) -> None:
-        """Let the launcher run a stop policy of the app; stop by `hard` if that fails."""
+    def _is_own_policy(self, registered: loaded_app.Registered | None, policy: str) -> bool:
+        """Return whether the app runs this stop policy."""
+        own = registered.stop_policies if registered else ()
+        return policy in own and policy not in stop_policies.BY_NAME
+
+    def _begin_policy(self, policy: str, about: JsonDict) -> socket.socket:
+        """Let the launcher run a stop policy of the app; return where that asks."""
         assert self._launcher is not None
+        return self._launcher.run_policy(policy, about)
+
+    def _run_policy(self, own: lane.Lane, policy: str) -> None:
+        """Begin a stop policy of the app; stop by `hard` if it fails."""
         about = {
             "host": own.who.host,
             "queue": own.who.queue,
             "host_priority": -1 if own.who.newest else 0,
             "lease_s": own.who.lease_s,
         }
-        end = self._launcher.run_policy(policy, about)
+        end = self._begin_policy(policy, about)
         self._policies[end] = clock.boot_s() + stop_policy.WITHIN_S
         self._loop.read(end.fileno(), lambda: self._from_policy(own, policy, end))
         self._loop.wake_at(self._policies[end])
@@ -434,17 +445,14 @@ class Worker:
         self._loop.wake_at(0.0)
 
     def _lose(self, error: launcher.LauncherLost) -> None:
-        """End all jobs: the executors have ended with the launcher.
-
-        They count a crash if a signal has killed it, and are handed back otherwise.
-        """
-        _log.error("%s", error)
+        """Hand all jobs back, uncounted: the executors have ended with the launcher."""
+        _log.error("%s; its jobs are handed back", error)
         self._lost = error
         assert self._launcher is not None
         self._loop.forget(self._launcher.fileno())
-        self._desk.stop(0.0)  # first, so that no outcome that is still read lets a job start
         for own in self._desk.lanes:
-            own.runner.lose(error)
+            own.runner.lose("the launcher")
+        self._desk.stop(0.0)
 
     def _kill(self, place: executors.Executor, now: bool, why: str) -> None:
         signum = signal.SIGKILL if now else signal.SIGTERM

@@ -321,18 +321,13 @@ def test_off_stops_claims_and_by_policy_hard_hands_the_running_job_back(
     assert handlers.overlaps == []
 
 
-def fetches(manager: Any) -> list[int]:
-    """The number of jobs that each fetch from now on has returned."""
-    found: list[int] = []
-    fetch = manager.plan.fetch_ready
-
-    def counted() -> Any:
-        jobs = fetch()
-        found.append(len(jobs))
-        return jobs
-
-    manager.plan.fetch_ready = counted
-    return found
+def has_asked(conn: db.Connection, since: Any) -> bool:
+    """Whether a process has looked for jobs since then."""
+    query = (
+        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query_start > %s"
+        " AND pid <> pg_backend_pid() AND query LIKE '%%queue_workflows_ingest_step%%'"
+    )
+    return conn.execute(query, (since,)).fetchone() is not None
 
 
 def test_a_paused_queue_is_not_claimed(
@@ -341,10 +336,9 @@ def test_a_paused_queue_is_not_claimed(
     handlers.go.set()
     queues.pause(QUEUE)
     enqueue(2)
-    manager = started()
-    until(lambda: engine_listens(conn))
-    asked = fetches(manager)
-    until(lambda: len(asked) > 1)
+    since = factories.one(conn, "SELECT clock_timestamp()")
+    started()
+    until(lambda: has_asked(conn, since))
     assert states(conn) == {"queued": 2}
     queues.resume(QUEUE)
     until(lambda: states(conn) == {"completed": 2})
@@ -463,12 +457,22 @@ def test_only_ingest_queues_are_served(conn: db.Connection) -> None:
 
 
 class Idle:
-    """A manager that does nothing."""
+    """A manager that runs nothing."""
 
     workers = 2
+    accepts = True
     throttled_by: str | None = None
 
+    def __init__(self) -> None:
+        self.taken: list[local_queue.Job] = []
+
     def wake(self) -> None:
+        return
+
+    def take(self, job: local_queue.Job) -> None:
+        self.taken.append(job)
+
+    def count_failed(self) -> None:
         return
 
     def withdraw(self, job_id: str) -> bool:
@@ -493,36 +497,27 @@ def opened(
 
 
 def test_a_job_whose_lease_has_ended_does_not_start(opened: Any) -> None:
-    plan, _ = opened
+    plan, owner = opened
     enqueue(2)
-    late, in_time = plan.fetch_ready()
-    late.claim.work.lease_end.ends = clock.boot_s() + 1  # the clock went on while it was stopped
+    until(lambda: len(owner.taken) == 2)
+    late, in_time = owner.taken
+    late.held.job.lease_end.ends = clock.boot_s() + 1  # the clock went on while it was stopped
     assert not plan.mark_running(late)
     assert plan.mark_running(in_time)
 
 
-def test_the_claim_after_one_past_a_bad_row_is_an_ordinary_one(
-    conn: db.Connection, opened: Any
+def test_jobs_behind_a_bad_row_wait_for_no_poll(
+    conn: db.Connection, started: Any, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, owner = opened
-    wakers: list[threading.Thread] = []
-    owner.wake = lambda: wakers.append(threading.current_thread())
-
-    def asks_for_more(job: local_queue.Job) -> bool:
-        """Let a job end; return whether its thread wants a claim at once."""
-        wakers.clear()
-        assert plan.mark_running(job)
-        plan.mark_done(job, plan.call(job, lambda _: None))
-        return threading.current_thread() in wakers
-
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "600")
+    handlers.go.set()
     rows_before_checks.put(
         conn, "ingest_jobs", id="'bad'", task_name="'count'", queue=f"'{QUEUE}'", priority="1",
         claim_no="9223372036854775807",
     )  # fmt: skip
-    for behind_a_bad_row in (True, False):
-        enqueue()
-        (job,) = plan.fetch_ready()
-        assert asks_for_more(job) is behind_a_bad_row, "one of two threads got a job"
+    enqueue(5)
+    started(workers=2, fetch_every_s=1000.0)
+    until(lambda: states(conn) == {"failed": 1, "completed": 5})
     assert row_of(conn, "bad")["status"] == "failed"
 
 
@@ -625,9 +620,11 @@ def test_the_jobs_of_a_killed_process_are_recovered(
         return len(taken) == 4
 
     until(took_all)
+    at_work = {row["id"]: row for row in taken}
     processes()
     until(lambda: states(conn) == {"completed": 4}, timeout_s=60)
-    assert [row_of(conn, each)["crash_count"] for each in ids] == [1] * 4
+    counts = {(row["crash_count"], row["lapse_count"]) for row in map(at_work.get, ids)}
+    assert counts == {(0, 1)}, "why the process ended is not known"
     assert [lines_of(tmp_path / name) for name in names] == [2] * 4
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from queue_workflows.executor import launcher_client, process, protocol
+
 from tests.support.wait import until
 
 M = TypeVar("M")
