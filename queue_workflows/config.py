@@ -153,7 +153,8 @@ POLL_ONLY = Knob(
     "POLL_ONLY",
     False,
     "flag",
-    "set and non-empty: no LISTEN connections, so that every process only polls",
+    "set and non-empty: every process only polls, and leaves nothing in a session of the server, so"
+    " that a pooler in transaction mode may be in between",
 )
 DB_PING_INTERVAL_S = Knob(
     "DB_PING_INTERVAL_S", 10.0, "s", "how often a listening connection is pinged"

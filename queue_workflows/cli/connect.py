@@ -175,7 +175,7 @@ def _session(conn: db.Connection, purpose: str) -> Findings:
         _schema(purpose),
         _rights(purpose),
         server_checks.clock,
-        _listen,
+        server_checks.listen,
         _round_trip,
     ):
         for step in check(conn):
@@ -267,22 +267,6 @@ def _rights(purpose: str) -> Callable[[db.Connection], Findings]:
 def _list_some(found: list[str]) -> str:
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     return f"{', '.join(found[:5])}{more}"
-
-
-def _listen(conn: db.Connection) -> Findings:
-    pooled = facts.is_pooled(conn)
-    for step in server_checks.listen(conn):
-        if not pooled:
-            yield step
-        elif step.level == OK:
-            yield step._replace(text=f"{step.text}, through a pooler")
-        else:
-            remedy = (
-                "name the server itself in the DSN, or a pooler in session mode; else set "
-                f"{config.POLL_ONLY.variables[0]}=1 everywhere"
-            )
-            text = f"a pooler in transaction mode is in between: {step.text}"
-            yield step._replace(text=text, remedy=remedy)
 
 
 def _round_trip(conn: db.Connection) -> Findings:

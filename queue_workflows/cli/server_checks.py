@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 
-from queue_workflows import db
+from queue_workflows import config, db
 from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import output
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
@@ -84,6 +84,10 @@ def clock(conn: db.Connection) -> Findings:
 
 def listen(conn: db.Connection) -> Findings:
     """Report whether a notification comes back to a listener."""
+    if config.POLL_ONLY.read():
+        text = f"{config.POLL_ONLY.variables[0]} is set: all processes poll, through a pooler too"
+        yield Finding("listen", OK, text)
+        return
     channel = f"queue_workflows_doctor_{os.getpid()}_{secrets.token_hex(4)}"
     began, used = time.monotonic(), 0.0
     ear = db.listen(channel, poll_s=LISTEN_WAIT_S)
@@ -98,14 +102,23 @@ def listen(conn: db.Connection) -> Findings:
         ear.close()
         next(wakes, None)
     took_ms = (time.monotonic() - began) * 1000
-    if wake.reason != "notify":
+    pooled = facts.is_pooled(conn)
+    if wake.reason != "notify" and pooled:
+        text = f"a pooler in transaction mode is in between: no notification in {LISTEN_WAIT_S:g} s"
+        remedy = (
+            f"set {config.POLL_ONLY.variables[0]}=1 for every process that connects through it, "
+            "or name the server itself in the DSN, or a pooler in session mode"
+        )
+        yield Finding("listen", ERROR, text, remedy)
+    elif wake.reason != "notify":
         remedy = "connect directly, or through a pooler in session mode; until then workers poll"
         yield Finding("listen", WARNING, f"no notification within {LISTEN_WAIT_S:g} s", remedy)
     elif used > NOTIFY_QUEUE_WARN:
         remedy = "end the oldest transaction of a session that listens"
         yield Finding("listen", WARNING, f"the server's queue is {used:.0%} full", remedy)
     else:
-        yield Finding("listen", OK, f"a notification came back within {took_ms:.1f} ms")
+        way = ", through a pooler" if pooled else ""
+        yield Finding("listen", OK, f"a notification came back within {took_ms:.1f} ms{way}")
 
 
 def transactions(conn: db.Connection) -> Findings:

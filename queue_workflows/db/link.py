@@ -20,7 +20,7 @@ from psycopg import adapt, pq
 from psycopg import errors as pg_errors
 from psycopg.pq import abc
 
-from queue_workflows import config, errors
+from queue_workflows import errors
 from queue_workflows.db import database_url, loading, pool, scripts, statements
 from queue_workflows.runtime import clock, io_loop
 
@@ -31,6 +31,7 @@ BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 _GOOD: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
 _PARAMETER: Final = re.compile(r"%(?:\((\w+)\)s|%)")
+_BEGIN: Final = b"BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE; "
 _INT8, _FLOAT8, _BOOL, _TEXTS, _INTS, _UNKNOWN = 20, 701, 16, 1009, 1016, 0
 """Type oids of pg_type.dat: int8, float8, bool, text[], int8[], and one that the server infers."""
 Waits: TypeAlias = Generator[io_loop.Wait, bool, Any]
@@ -90,11 +91,12 @@ class Link:
         self._pg: abc.PGconn | None = None
         self._prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self._parsed: dict[bytes, tuple[bytes, list[str]]] = {}
-        self._poll_only = config.POLL_ONLY.read()
         self._backoff_s = BACKOFF_FIRST_S
         self._retry_at = 0.0
         self._depth = 0
         """How many transactions and savepoints the running script has open."""
+        self._begin = b""
+        """Begins each transaction, with its settings, if POLL_ONLY is set: see `db.pool`."""
         self._logged = ""
         self.waits_since = math.inf
         """Since when (`clock.boot_s`) a reply is awaited; inf: none is."""
@@ -199,13 +201,15 @@ class Link:
             self._pg.send_query(self._bounds(statement))
             yield from self._reply()
             return []
+        if self._begin and not self._depth:
+            return (yield from self._execute_apart(statement))
         if self._pg.parameter_status(b"client_encoding") != b"UTF8":
             # A trigger of the app's has changed it: texts would be misread from here on.
             self._pg.send_query(b"SET client_encoding TO UTF8")
             yield from self._reply()
         text, names = self._numbered(statement.text)
         values, kinds = _dumped([statement.parameters[name] for name in names])
-        if self._poll_only:  # through a pooler, whose servers do not keep statements
+        if self._begin:
             self._pg.send_query_params(text, values, param_types=kinds)
         else:
             key = text, tuple(kinds)
@@ -218,11 +222,24 @@ class Link:
         result = yield from self._reply()
         return _raw(result) if statement.is_raw else _loaded(result)
 
+    def _execute_apart(self, statement: scripts.Statement) -> Waits:
+        """Execute a statement in a transaction of its own, whose settings end with it."""
+        try:
+            yield from self._execute(scripts.BEGIN)
+            rows = yield from self._execute(statement)
+        except psycopg.Error as error:
+            if not self._is_lost(error):
+                yield from self._execute(scripts.ROLLBACK)
+            raise
+        yield from self._execute(scripts.COMMIT)
+        return rows
+
     def _bounds(self, statement: scripts.Statement) -> bytes:
         """Return what opens or ends a transaction, or a savepoint inside of one."""
         if statement is scripts.BEGIN:
             self._depth += 1
-            return b"BEGIN" if self._depth == 1 else b"SAVEPOINT q%d" % self._depth
+            first = self._begin or statement.text
+            return first if self._depth == 1 else b"SAVEPOINT q%d" % self._depth
         depth, self._depth = self._depth, self._depth - 1
         if depth == 1:
             return statement.text
@@ -306,16 +323,18 @@ class Link:
         name = (pg.db or b"").decode()
         if why := pool.refusal(encoding.decode() if encoding else None, name):
             raise errors.InvalidConfig(why)
-        timeouts = pool.timeouts_ms()
-        yield from self._execute(scripts.Statement(statements.sessions.set_up, timeouts))
-        if not self._poll_only:
-            for channel in self._channels:
-                pg.send_query(b"LISTEN " + channel.encode())
-                yield from self._reply()
-            for lock in self._locks:
-                yield from self._execute(
-                    scripts.Statement(statements.sessions.hold, {"lock": lock})
-                )
+        given = pool.settings()
+        self._depth, self._begin = 0, b""
+        if given["is_local"]:
+            texts = {name.encode(): b"%d" % value for name, value in given.items()}
+            self._begin = _BEGIN + statements.sessions.set_up % texts
+            return
+        yield from self._execute(scripts.Statement(statements.sessions.set_up, given))
+        for channel in self._channels:
+            pg.send_query(b"LISTEN " + channel.encode())
+            yield from self._reply()
+        for lock in self._locks:
+            yield from self._execute(scripts.Statement(statements.sessions.hold, {"lock": lock}))
 
     def _drop(self, error: psycopg.Error | None) -> None:
         """Close the connection, and open the next one after a pause."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
-from queue_workflows import errors
+from queue_workflows import config, errors
 from queue_workflows.db import pool, statements
 
 _log = logging.getLogger(__name__)
@@ -22,11 +22,19 @@ def exclusive(
     """Yield a connection without time-outs that holds the chain's advisory lock.
 
     Waits for the lock, and logs every LOGGED_S who holds it. Raises `MigrationFailed` when
-    `stopped()` comes true first.
+    `stopped()` comes true first. With POLL_ONLY the connection is in a transaction, which holds the
+    lock: through a pooler the next transaction may have another session.
     """
+    is_local = config.POLL_ONLY.read()
     with pool.connect(limited=False) as conn:
         log_at = time.monotonic() + LOGGED_S
-        while not _try_lock(conn, version_table):
+        while True:
+            with conn.transaction() if is_local else nullcontext():
+                if _try_lock(conn, version_table, is_local=is_local):
+                    yield conn
+                    if not is_local:
+                        conn.execute(statements.migrations.unlock)
+                    break
             if stopped():
                 raise errors.MigrationFailed("a stop was requested before the schema's lock came")
             if time.monotonic() >= log_at:
@@ -34,16 +42,12 @@ def exclusive(
                 held_by = _holders(conn, version_table)
                 _log.warning("another session holds the lock of the schema: %s", held_by)
             time.sleep(POLL_S)
-        try:
-            yield conn
-        finally:
-            if not conn.closed:
-                conn.execute(statements.migrations.unlock)
 
 
-def _try_lock(conn: pool.Connection, version_table: str) -> bool:
+def _try_lock(conn: pool.Connection, version_table: str, *, is_local: bool) -> bool:
     # A waiting pg_advisory_lock() blocks signals, and any role that may log in can hold it.
-    row = conn.execute(statements.migrations.try_lock, {"ledger": version_table}).fetchone()
+    given = {"ledger": version_table, "is_local": is_local}
+    row = conn.execute(statements.migrations.try_lock, given).fetchone()
     return row is not None and row["is_ours"]
 
 

@@ -25,6 +25,7 @@ from queue_workflows.types import Row
 if TYPE_CHECKING:
     from psycopg.abc import RV, PQGen
     from psycopg_pool import ConnectionPool
+    from typing_extensions import Self
 
 Connection: TypeAlias = "psycopg.Connection[Row]"
 """A connection whose rows are dicts."""
@@ -69,21 +70,31 @@ def _set_up(
 ) -> None:
     """Set what an engine connection depends on, in one round trip; an app's keeps its own."""
     loading.install(conn)
+    given = settings(statement_s, lock_s, limited=limited)
+    given["is_local"] = isinstance(conn, _Sessionless)
+    if isinstance(conn, _Sessionless):
+        conn.settings = given
+        conn.isolation_level, conn.deferrable = psycopg.IsolationLevel.READ_COMMITTED, False
+        return
     autocommit = conn.autocommit
     conn.autocommit = True
-    conn.execute(statements.sessions.set_up, timeouts_ms(statement_s, lock_s, limited=limited))
+    conn.execute(statements.sessions.set_up, given)
     conn.autocommit = autocommit
 
 
-def timeouts_ms(
+def settings(
     statement_s: float | None = None, lock_s: float | None = None, *, limited: bool = True
-) -> dict[str, int]:
-    """Return the engine's timeouts of a session, for `statements.sessions.set_up`."""
+) -> dict[str, int | bool]:
+    """Return the parameters of `statements.sessions.set_up`: the engine's timeouts.
+
+    With POLL_ONLY they are for one transaction, else for the session.
+    """
     scale_ms = 1000 if limited else 0
     return {
         "statement_ms": int((statement_s or config.DB_STATEMENT_TIMEOUT_S.read()) * scale_ms),
         "lock_ms": int((lock_s or LOCK_TIMEOUT_S) * scale_ms),
         "idle_ms": int(IDLE_IN_TRANSACTION_TIMEOUT_S * scale_ms),
+        "is_local": config.POLL_ONLY.read(),
     }
 
 
@@ -108,6 +119,7 @@ def connect(
     autocommit: bool = True,
     limited: bool = True,
     bare: bool = False,
+    direct: bool = False,
     timeout_s: float | None = None,
     lock_s: float | None = None,
     connect_s: float | None = None,
@@ -117,12 +129,14 @@ def connect(
     `limited`: with the engine's timeouts, else without any. `timeout_s` replaces that of a
     statement, `lock_s` that of a lock, `connect_s` that of opening the connection, which the DSN
     and the setting give.
-    `bare`: in the state in which the server opened it, without a further round trip.
+    `bare`: in the state in which the server opened it, without a further round trip. `direct`: with
+    a session of its own, also if POLL_ONLY is set.
     Raises `InvalidConfig` if the encoding of the database is not UTF-8.
     """
     forced = {} if connect_s is None else {"connect_timeout": math.ceil(connect_s)}
     info = database_url.conninfo(url or database_url.db_url(), **forced)
-    conn = Dedicated.connect(info, autocommit=autocommit, row_factory=dict_row)
+    kind = _SessionlessDedicated if config.POLL_ONLY.read() and not direct else Dedicated
+    conn = kind.connect(info, autocommit=autocommit, row_factory=dict_row)
     try:
         if why := _refusal(conn):
             raise errors.InvalidConfig(why)
@@ -174,6 +188,46 @@ class _Pooled(psycopg.Connection[Row]):
         return bool(self._poller.poll(0))
 
 
+class _Sessionless(psycopg.Connection[Row]):
+    """A connection for POLL_ONLY: it leaves nothing in a session, and needs nothing there.
+
+    A pooler in transaction mode gives each transaction to any of its sessions, and each session to
+    other clients. So each transaction sets what it depends on, and no statement is prepared.
+    """
+
+    settings: Mapping[str, Any] | None = None
+    """Parameters of `statements.sessions.set_up`, or None for a connection that sets nothing."""
+
+    @classmethod
+    def connect(cls, *arguments: Any, **more: Any) -> Self:
+        """Connect; no statement is prepared, since the next one may have another session."""
+        return super().connect(*arguments, **{**more, "prepare_threshold": None})
+
+    def execute(self, *arguments: Any, **more: Any) -> psycopg.Cursor[Row]:
+        """Execute a statement, in a transaction of its own if none is open."""
+        if self.settings is None or self.info.transaction_status != pq.TransactionStatus.IDLE:
+            return super().execute(*arguments, **more)
+        with self.transaction():
+            return super().execute(*arguments, **more)
+
+    @contextmanager
+    def transaction(self, *arguments: Any, **more: Any) -> Generator[psycopg.Transaction]:
+        """Begin a transaction and set what it depends on, or begin a savepoint."""
+        is_outer = self.info.transaction_status == pq.TransactionStatus.IDLE
+        with super().transaction(*arguments, **more) as block:
+            if is_outer and self.settings is not None:
+                super().execute(statements.sessions.set_up, self.settings)
+            yield block
+
+
+class _SessionlessDedicated(_Sessionless, Dedicated):
+    pass
+
+
+class _SessionlessPooled(_Sessionless, _Pooled):
+    pass
+
+
 def _check(conn: Connection) -> None:
     """Raise if a pooled connection broke while it was idle, so that the pool opens another.
 
@@ -218,9 +272,10 @@ def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
         known = _pools.get(kind)
         if known is not None and known[0] == url:
             return known[1]
+        own = _SessionlessPooled if config.POLL_ONLY.read() else _Pooled
         pool = ReconnectingPool(
             database_url.conninfo(url),
-            connection_class=cast("type[Connection]", _Pooled),
+            connection_class=cast("type[Connection]", own),
             kwargs={"row_factory": dict_row, "autocommit": kind == "engine"},
             min_size=0,
             max_size=_size(kind),

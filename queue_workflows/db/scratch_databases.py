@@ -32,7 +32,8 @@ def database(dsn: str) -> Generator[str]:
     given = str(parts["dbname"])
     stem = re.sub(r"\W", "_", given[: -len(SUFFIX)], flags=re.ASCII)[:_STEM_MAX]
     name = f"{stem}_{secrets.token_hex(4)}{SUFFIX}"
-    with contextlib.closing(pool.connect(url=_url(parts, "postgres"), limited=False)) as admin:
+    url = _url(parts, "postgres")
+    with contextlib.closing(pool.connect(url=url, limited=False, direct=True)) as admin:
         # Held while the database is in use, so that a sweep skips the database.
         admin.execute(statements.databases.try_lock, {"name": name})
         _sweep(admin, stem)

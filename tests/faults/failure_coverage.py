@@ -267,6 +267,13 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
             "integration/test_schema.py::test_rows_written_during_the_check_of_a_downgrade_are_not_lost_unreported",
         ),
     ),
+    "P10": (
+        "a pooler in transaction mode",
+        (
+            "e2e/test_pooler.py::test_up_serves_jobs_runs_questions_and_a_schedule",
+            "e2e/test_pooler.py::test_cancel_off_and_a_worker_that_dies",
+        ),
+    ),
     "P11": (
         "a restart of the server",
         (
@@ -367,7 +374,6 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 OPEN: dict[str, str] = {
     "P6": "the throughput beside a snapshot of ten minutes",
-    "P10": "a pooler in transaction mode; POLL_ONLY stands, see P3",
     "P11": "a failover to a standby",
     "P12": "a full disk, a server without free connections",
     "S8": "there is no HTTP service yet",

@@ -107,6 +107,28 @@ def test_sessions_are_the_same_wherever_a_setting_is_made(
         db.close_pool()
 
 
+def test_poll_only_leaves_nothing_in_a_session(
+    migrated_database: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(environment(QUEUE_WORKFLOWS_DB_URL=migrated_database))
+        expected = sessions()
+        stack.enter_context(environment(QUEUE_WORKFLOWS_DB_URL=of_dsn(migrated_database, stack)))
+        monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
+        assert [{**each, **KEPT} for each in sessions()] == [{**each, **KEPT} for each in expected]
+        a_failure_keeps_its_words_and_a_result_its_digits()
+        assert "nothing to do" in console.printed("migrate")
+        with db.connect() as conn, db.statement() as pooled:
+            for each in (conn, pooled):
+                for _ in range(8):
+                    each.execute("SELECT 1 AS one")
+                left = "SELECT name FROM pg_settings WHERE source = 'session'"
+                assert psycopg.Connection.execute(each, left).fetchall() == []
+                names = "SELECT name FROM pg_prepared_statements"
+                assert psycopg.Connection.execute(each, names).fetchall() == []
+        db.close_pool()
+
+
 def a_failure_keeps_its_words_and_a_result_its_digits() -> None:
     with db.connect() as conn:
         failed = factories.ingest(conn, args={"text": EURO}, max_attempts=1)["id"]

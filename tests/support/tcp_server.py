@@ -32,7 +32,7 @@ class Server:
 
     def __init__(self, folder: Path, program: Path, databases: str) -> None:
         self._folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         (folder / "net_hba.conf").write_text(RULES.format(databases=databases))
         (folder / "net_hba.conf").chmod(0o644)
         owner = (folder / "data").stat()
@@ -95,7 +95,8 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
 

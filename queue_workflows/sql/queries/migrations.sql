@@ -2,9 +2,11 @@
 -- `ledger` is the name of the chain's table, as it is stored in the catalog.
 
 -- name: try_lock
--- Take the advisory lock of a chain for this session if it is free; return whether it is ours.
-SELECT pg_try_advisory_lock(hashtextextended('queue_workflows.schema.' || %(ledger)s::text, 0))
-       AS is_ours;
+-- Take the advisory lock of a chain if it is free, for this session or for this transaction
+-- (`is_local`); return whether it is ours.
+SELECT CASE WHEN %(is_local)s::bool THEN pg_try_advisory_xact_lock(c.key)
+            ELSE pg_try_advisory_lock(c.key) END AS is_ours
+  FROM hashtextextended('queue_workflows.schema.' || %(ledger)s::text, 0) AS c (key);
 
 -- name: lock_holders
 -- Return the sessions of this database that hold the advisory lock of a chain.

@@ -7,27 +7,28 @@
 -- no rule holds; only a superuser may set it. A server before version 17 has no
 -- transaction_timeout. The encoding is in the DSN, and what an operator decides stays:
 -- search_path, synchronous_commit, default_transaction_read_only and the planner's costs.
-SELECT set_config('statement_timeout', %(statement_ms)s::text, false),
-       set_config('lock_timeout', %(lock_ms)s::text, false),
-       set_config('idle_in_transaction_session_timeout', %(idle_ms)s::text, false),
-       set_config('idle_session_timeout', '0', false),
+-- `is_local`: for this transaction alone, since a pooler gives the session to others after it.
+SELECT set_config('statement_timeout', %(statement_ms)s::text, %(is_local)s::bool),
+       set_config('lock_timeout', %(lock_ms)s::text, %(is_local)s::bool),
+       set_config('idle_in_transaction_session_timeout', %(idle_ms)s::text, %(is_local)s::bool),
+       set_config('idle_session_timeout', '0', %(is_local)s::bool),
        CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
-            THEN set_config('transaction_timeout', '0', false) END,
+            THEN set_config('transaction_timeout', '0', %(is_local)s::bool) END,
        CASE WHEN current_setting('session_replication_role') = 'replica'
-            THEN set_config('session_replication_role', 'origin', false) END,
-       set_config('default_transaction_isolation', 'read committed', false),
-       set_config('default_transaction_deferrable', 'off', false),
-       set_config('TimeZone', 'UTC', false),
-       set_config('DateStyle', 'ISO, MDY', false),
-       set_config('IntervalStyle', 'postgres', false),
-       set_config('extra_float_digits', '1', false),
-       set_config('bytea_output', 'hex', false),
-       set_config('array_nulls', 'on', false),
-       set_config('transform_null_equals', 'off', false),
-       set_config('standard_conforming_strings', 'on', false),
-       set_config('quote_all_identifiers', 'off', false),
-       set_config('plan_cache_mode', 'auto', false),
-       set_config('jit', 'off', false);
+            THEN set_config('session_replication_role', 'origin', %(is_local)s::bool) END,
+       set_config('default_transaction_isolation', 'read committed', %(is_local)s::bool),
+       set_config('default_transaction_deferrable', 'off', %(is_local)s::bool),
+       set_config('TimeZone', 'UTC', %(is_local)s::bool),
+       set_config('DateStyle', 'ISO, MDY', %(is_local)s::bool),
+       set_config('IntervalStyle', 'postgres', %(is_local)s::bool),
+       set_config('extra_float_digits', '1', %(is_local)s::bool),
+       set_config('bytea_output', 'hex', %(is_local)s::bool),
+       set_config('array_nulls', 'on', %(is_local)s::bool),
+       set_config('transform_null_equals', 'off', %(is_local)s::bool),
+       set_config('standard_conforming_strings', 'on', %(is_local)s::bool),
+       set_config('quote_all_identifiers', 'off', %(is_local)s::bool),
+       set_config('plan_cache_mode', 'auto', %(is_local)s::bool),
+       set_config('jit', 'off', %(is_local)s::bool);
 
 -- name: set_all
 -- Set these settings, a JSON object.
