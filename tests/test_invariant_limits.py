@@ -153,7 +153,7 @@ def test_no_more_of_a_queue_run_than_its_limit(db: ModuleType) -> None:
 
 
 def reclaim(conn: Any, job: Row) -> object:
-    factories.change(conn, job, "crash_count = 2")
+    factories.change(conn, job, "lapse_count = 9")
     transitions.expire(conn, job)
     return transitions.reclaim_lapsed(conn, "ingest")
 

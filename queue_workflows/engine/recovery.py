@@ -1,4 +1,4 @@
-"""Recover jobs of dead workers, and undo crashes that were counted without a fault of the job."""
+"""Take jobs back from workers: of dead ones with a crash counted, of lapsed leases with a lapse."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def reclaim_lapsed(
     had_s: float | None = None,
     rows: row_isolation.Isolation | None = None,
 ) -> list[Row]:
-    """Take back up to 100 jobs whose lease has lapsed, counting a crash of each; return their rows.
+    """Take back up to 100 jobs whose lease has lapsed, counting a lapse of each; return their rows.
 
-    A job is queued again at the front the first time, later after CRASH_BACKOFF_S times its
-    crashes; it has failed as poison at MAX_CRASHES, and is cancelled when its run is over. Locked
-    rows are skipped. `had_s`: leaves out what `excuse_lapsed` takes back. `rows`: sets aside rows
-    that raise; None: their error is raised.
+    A job is queued again at the front the first time, later after CRASH_BACKOFF_S times its lapses
+    in a row; it has failed as poison at MAX_LAPSES, and is cancelled when its run is over. Locked
+    rows are skipped. `had_s`: leaves out what `hand_back_lapsed` takes back. `rows`: sets aside
+    rows that raise; None: their error is raised.
     """
     return row_isolation.batch(conn, _lapsed(table, had_s), rows)
 
 
-def excuse_lapsed(
+def hand_back_lapsed(
     conn: db.Connection,
     table: job_tables.JobTable,
     *,
@@ -74,7 +74,7 @@ def reclaim_gone(
     """Take back up to 100 jobs whose worker's session is gone and that were not renewed `silent_s`.
 
     The session held an advisory lock for as long as it lived; a worker that never had a session is
-    left to its lease. Counts a crash of each, as `reclaim_lapsed` does. Returns the rows.
+    left to its lease. Counts a lapse of each, as `reclaim_lapsed` does. Returns the rows.
     """
     return row_isolation.batch(conn, _gone(table, silent_s), rows)
 
@@ -84,8 +84,9 @@ def reclaim_dead(
 ) -> list[Row]:
     """Take back at once the jobs of a process that is dead; its worker ids start with `prefix`.
 
-    Counts a crash of each, for which `evidence` is the reason. Returns the rows. A job whose change
-    the database refuses is left to its lease: see `claim_isolation.change_each`.
+    Counts a crash of each, for which `evidence` is the reason: it is queued again as after a lapse,
+    and has failed as poison at MAX_CRASHES. Returns the rows. A job whose change the database
+    refuses is left to its lease: see `claim_isolation.change_each`.
     """
     of_process = statements.recovery.of_process[table.name]
 
@@ -100,7 +101,7 @@ def reclaim_dead(
 
 
 def charge(lease: job_tables.Lease, *, evidence: str) -> db.Script[Row | None]:
-    """Give one claim up and count a crash, as `reclaim_lapsed` does; None: the claim is lost."""
+    """Give one claim up and count a crash, as `reclaim_dead` does; None: the claim is lost."""
     of_claim = statements.recovery.of_claim[lease.table.name]
     fence = job_tables.fence(lease)
     rows = yield from _crash(lease.table, of_claim, fence, evidence, lease.worker_id)
@@ -214,7 +215,7 @@ def _unwatched(table: job_tables.JobTable, had_s: float) -> row_isolation.Duty:
         statements.recovery.unwatched_among[table.name],
         poison.ENDING[table.name],
         lambda: {"had_s": had_s, "detail": detail, "band": handback.FRONT_PRIORITY},
-        change=statements.recovery.excuse[table.name],
+        change=statements.recovery.hand_back[table.name],
     )
 
 

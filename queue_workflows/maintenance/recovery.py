@@ -26,7 +26,7 @@ RUNS_AT_ONCE: Final = 20
 def recover_at_start(pause: Callable[[float], bool]) -> bool:
     """Reclaim lapsed and ownerless jobs before an orchestrator starts; touch no fresh lease.
 
-    Counts no crash: nobody knows whether the database was available until now. Tries
+    Counts no lapse: nobody knows whether the database was available until now. Tries
     NODE_POOL_RECOVERY_RETRIES times and calls `pause(NODE_POOL_RECOVERY_BACKOFF_S)` between two
     tries. Returns False if `pause` returns True, which means to stop. Raises the last try's error.
     """
@@ -56,13 +56,13 @@ def reclaim(
 
     Rows that raise are set aside in `rows`; None: for this call only. `had_s`: for how many seconds
     the caller has had the database without a break. A claim that was renewed last before that
-    counts no crash, as its worker could not renew either. None: every lapsed claim counts one.
+    counts no lapse, as its worker could not renew either. None: every lapsed claim counts one.
     """
     kept = rows or row_isolation.Isolation()
     with db.statement(conn) as own:
         for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             if had_s is not None:
-                while taken := recovery.excuse_lapsed(own, table, had_s=had_s, rows=kept):
+                while taken := recovery.hand_back_lapsed(own, table, had_s=had_s, rows=kept):
                     _log_lapsed(taken, "lease lapsed while the database was away")
             while taken := recovery.reclaim_lapsed(own, table, had_s=had_s, rows=kept):
                 _log_lapsed(taken, "lease lapsed")

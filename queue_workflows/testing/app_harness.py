@@ -261,7 +261,7 @@ class Harness:
         return self._add(faults.Fault(where, "fail", times, faults.error_of(error)))
 
     def crash(self, where: str, *, times: int | None = 1) -> faults.Fault:
-        """Let the worker die at the node: its lease expires and the job is reclaimed."""
+        """Let the worker die at the node: a crash is counted and the job is taken back."""
         return self._add(faults.Fault(where, "crash", times))
 
     def hang(self, where: str, *, until: str = "cancelled", times: int | None = 1) -> faults.Fault:

@@ -9,10 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from queue_workflows import config, db, errors, ingest_executor, jobs, runs
-from queue_workflows.engine import attempts, finish, job_tables, outcomes
-from queue_workflows.maintenance import recovery
+from queue_workflows.engine import attempts, finish, job_tables, outcomes, recovery
 from queue_workflows.tasks import control, handlers
-from queue_workflows.testing import clock
 from queue_workflows.types import Row
 from queue_workflows.worker import job_guards
 
@@ -60,10 +58,9 @@ def met(table: job_tables.JobTable, job: Row, fault: Fault | None) -> Generator[
 
 
 def _crash(table: job_tables.JobTable, job: Row) -> None:
-    """Let the worker die with the job: nothing is recorded, the lease expires, a sweep takes it."""
+    """Let the worker die with the job: its parent sees that, and a crash is counted."""
     with db.transaction() as conn:
-        clock.expire(conn, job_tables.lease_of(table, job))
-    recovery.reclaim()
+        db.run(conn, recovery.charge(job_tables.lease_of(table, job), evidence="killed by a test"))
 
 
 def _end_by_watchdog(table: job_tables.JobTable, job: Row, budget_s: float) -> None:

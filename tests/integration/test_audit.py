@@ -111,6 +111,9 @@ MUTANTS: dict[str, tuple[int, str, str]] = {
     "poison that is tried again": (
         12, "held", "UPDATE workflow_node_jobs SET crash_count = 3 WHERE id = 'held'",
     ),
+    "lapses without end": (
+        12, "held", "UPDATE workflow_node_jobs SET lapse_count = 10 WHERE id = 'held'",
+    ),
     "claimed while OFF": (
         13, "in",
         "INSERT INTO worker_controls (host_label, queue, desired_state, updated_at)"
@@ -324,8 +327,13 @@ def test_crashes_retries_and_reopened_runs_break_nothing(conn: Any) -> None:
     poison = factories.node(conn, factories.run(conn, definition={"nodes": []}))
     for _ in range(3):
         conn.execute("UPDATE workflow_node_jobs SET available_at = NULL")
+        transitions.charge(conn, transitions.claim_node(conn))
+    lapsed = factories.node(conn, factories.run(conn, definition={"nodes": []}))
+    for _ in range(10):
+        conn.execute("UPDATE workflow_node_jobs SET available_at = NULL")
         transitions.expire(conn, transitions.claim_node(conn))
         transitions.reclaim_lapsed(conn, "node")
+    assert factories.reread(conn, lapsed)["status"] == "failed"
     assert factories.reread(conn, job)["attempts"] == 2
     assert factories.reread(conn, poison)["crash_count"] == 3
     assert factories.reread(conn, poison)["status"] == "failed"

@@ -111,10 +111,10 @@ def reclaim(conn: db.Connection, job: Row) -> object:
     return transitions.reclaim_lapsed(conn, transitions.kind_of(job))
 
 
-def excuse(conn: db.Connection, job: Row) -> object:
+def hand_back_lapsed(conn: db.Connection, job: Row) -> object:
     transitions.expire(conn, job)
     factories.change(conn, job, "heartbeat_at = now() - interval '1 hour'")
-    return transitions.excuse_lapsed(conn, transitions.kind_of(job), had_s=1)
+    return transitions.hand_back_lapsed(conn, transitions.kind_of(job), had_s=1)
 
 
 WAYS: dict[str, Callable[[Any, Row], object]] = {
@@ -126,7 +126,7 @@ WAYS: dict[str, Callable[[Any, Row], object]] = {
     "crash": transitions.charge,
     "dead process": lambda conn, job: transitions.reclaim_dead(conn, transitions.kind_of(job), "w"),
     "lapsed": reclaim,
-    "excused": excuse,
+    "lapsed while the database was away": hand_back_lapsed,
 }
 
 

@@ -305,18 +305,20 @@ def test_no_plain_update_leaves_a_terminal_state(conn: Any, over: str) -> None:
 def test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison(conn: Any) -> None:
     job_id = enqueue()
     found: list[Any] = []
-    for _ in range(3):
+    for _ in range(10):
         conn.execute("UPDATE ingest_jobs SET available_at = NULL WHERE status = 'queued'")
         job = transitions.claim_ingest(conn)
         transitions.expire(conn, job)
         (row,) = node_queue.reclaim_expired_ingest_leases()
         found.append(row)
         conn.execute("UPDATE ingest_jobs SET priority = 50 WHERE status = 'queued'")
-    assert [(r["status"], r["priority"], r["crash_count"]) for r in found] == [
-        ("queued", 10, 1), ("queued", 50, 2), ("failed", 50, 3),
+    assert [(r["status"], r["priority"], r["lapse_count"]) for r in found] == [
+        ("queued", 10, 1), *(("queued", 50, n) for n in range(2, 10)), ("failed", 50, 10),
     ]  # fmt: skip
-    assert [r["blocked_reason"] for r in found] == [None, "not_due", None]
-    assert get(job_id)["error"].startswith("poison: took down 3 workers, the last one w1")
+    assert [r["blocked_reason"] for r in found] == [None, *["not_due"] * 8, None]
+    error = get(job_id)["error"]
+    assert error.startswith("poison: its lease lapsed 10 times in a row, the last time of w1")
+    assert get(job_id)["crash_count"] == 0
 
 
 def test_a_lapsed_job_with_a_cancel_request_is_cancelled(conn: Any) -> None:

@@ -267,7 +267,7 @@ def test_a_kept_job_is_cancelled_and_a_retry_runs_anywhere(conn: db.Connection, 
 
 
 def lost(conn: db.Connection, job: Row) -> None:
-    factories.change(conn, job, "crash_count = 1")
+    factories.change(conn, job, "lapse_count = 1")
     transitions.expire(conn, job)
     transitions.reclaim_lapsed(conn, transitions.kind_of(job))
 

@@ -24,7 +24,7 @@ LABELS = {
     "jobs_total": {"queue", "outcome"}, "job_claims_total": {"queue"},
     "job_retries_total": {"queue", "cause"}, "leases_reclaimed_total": {"queue", "cause"},
     "jobs_requeued_total": {"queue", "cause"}, "job_crashes_total": {"queue"},
-    "job_crashes_excused_total": {"queue"}, "watchdog_trips_total": {"queue", "watchdog"},
+    "watchdog_trips_total": {"queue", "watchdog"},
     "job_wait_seconds": {"queue", "why", "le"}, "job_run_seconds": {"queue", "le"},
     "model_load_seconds": {"model", "le"}, "model_loads_total": {"model"},
     "jobs": {"queue", "state"}, "jobs_waiting": {"queue", "why"},

@@ -499,18 +499,15 @@ def test_inputs_and_specs_are_stored(run: str) -> None:
 
 
 def crash(conn: Any, job_id: str) -> Any:
-    """Claim the job, let its lease lapse, take it back; its row."""
+    """Claim the job and let somebody see its process die; its row."""
     conn.execute("UPDATE workflow_node_jobs SET available_at = NULL WHERE status = 'queued'")
     job = transitions.claim_node(conn)
     assert job["id"] == job_id
-    transitions.expire(conn, job)
-    (row,) = node_queue.reclaim_expired_leases()
-    assert {"id", "run_id", "node_id"} <= row.keys()
-    assert (row["id"], row["node_id"]) == (job_id, "n")
+    assert transitions.charge(conn, job)
     return factories.reread(conn, job)
 
 
-def test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison(
+def test_a_crashed_job_goes_to_the_front_then_waits_then_is_poison(
     run: str, conn: Any, heard: Callable[[], Any]
 ) -> None:
     job_id = enqueue(run)
@@ -528,7 +525,7 @@ def test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison(
     assert cpu()() is None
     third = crash(conn, job_id)
     assert (third["status"], third["crash_count"]) == ("failed", 3)
-    assert third["error"].startswith("poison: took down 3 workers, the last one w1; last beat 2")
+    assert third["error"].startswith("poison: took down 3 workers, the last one w1; it died; last")
     assert third["finished_at"] is not None
     assert outbox_kinds(conn) == [("n", "failed")]
     assert history(conn, job_id) == [
@@ -596,6 +593,7 @@ def test_the_four_counters_are_four(run: str, conn: Any) -> None:
         row = node_queue.get_node_job(job_id)
         assert row is not None
         names = ("claim_no", "attempts", "crash_count", "watchdog_retries")
+        assert row["lapse_count"] == 0
         return tuple(row[name] for name in names)
 
     crash(conn, job_id)

@@ -48,34 +48,36 @@ def test_a_lease_that_lapsed_while_the_database_was_away_counts_nothing(
         transitions.expire(conn, job)
     factories.change(conn, before, f"heartbeat_at = {HOUR_AGO}")
     assert ids(transitions.reclaim_lapsed(conn, kind, had_s=60.0)) == [since["id"]]
-    (excused,) = transitions.excuse_lapsed(conn, kind, had_s=60.0)
-    assert (excused["id"], excused["status"], excused["crash_count"]) == (before["id"], "queued", 0)
-    assert factories.reread(conn, since)["crash_count"] == 1
+    (row,) = transitions.hand_back_lapsed(conn, kind, had_s=60.0)
+    assert (row["id"], row["status"], row["lapse_count"]) == (before["id"], "queued", 0)
+    assert factories.reread(conn, since)["lapse_count"] == 1
 
 
 @of_each_kind
-def test_a_claim_that_is_renewed_now_is_not_excused(
+def test_a_claim_that_is_renewed_now_is_not_handed_back(
     conn: db.Connection, kind: transitions.Kind
 ) -> None:
     job = claimed(conn, kind)
     transitions.expire(conn, job)
-    assert transitions.excuse_lapsed(conn, kind, had_s=60.0) == []
+    assert transitions.hand_back_lapsed(conn, kind, had_s=60.0) == []
     assert factories.reread(conn, job)["status"] == "running"
 
 
 @of_each_kind
-@pytest.mark.parametrize("excused", [False, True], ids=["crash", "excuse"])
+@pytest.mark.parametrize("how", ["crash", "lapse", "hand back"])
 def test_a_job_that_is_to_be_cancelled_ends_and_counts_nothing(
-    conn: db.Connection, kind: transitions.Kind, excused: bool
+    conn: db.Connection, kind: transitions.Kind, how: str
 ) -> None:
     job = claimed(conn, kind)
     factories.change(conn, job, f"cancel_requested_at = now(), heartbeat_at = {HOUR_AGO}")
     transitions.expire(conn, job)
-    if excused:
-        (ended,) = transitions.excuse_lapsed(conn, kind, had_s=60.0)
-    else:
+    if how == "crash":
+        (ended,) = transitions.reclaim_dead(conn, kind, "w1")
+    elif how == "lapse":
         (ended,) = transitions.reclaim_lapsed(conn, kind)
-    assert (ended["status"], ended["crash_count"]) == ("cancelled", 0)
+    else:
+        (ended,) = transitions.hand_back_lapsed(conn, kind, had_s=60.0)
+    assert (ended["status"], ended["crash_count"], ended["lapse_count"]) == ("cancelled", 0, 0)
 
 
 def test_a_hundred_rows_that_raise_hide_no_other(conn: db.Connection) -> None:
@@ -123,7 +125,7 @@ def test_only_a_silent_job_of_a_silent_worker_without_its_session_is_taken(
         taken = transitions.reclaim_gone(conn, kind, 60.0)
     left = f"SELECT worker_id FROM {transitions.TABLES[kind]} WHERE status = 'running' ORDER BY seq"
     assert factories.column(conn, left) == workers[1:]
-    assert [job["crash_count"] for job in taken] == [1]
+    assert [(job["crash_count"], job["lapse_count"]) for job in taken] == [(0, 1)]
 
 
 @of_each_kind
@@ -146,21 +148,3 @@ def test_a_crash_is_charged_to_its_own_claim_alone(
     assert factories.reread(conn, held)["crash_count"] == 0
     charged = transitions.charge(conn, held)
     assert charged is not None and charged["crash_count"] == 1
-
-
-@of_each_kind
-@pytest.mark.parametrize(("ago_s", "found"), [(70, 1), (200, 0), (5, 0)])
-def test_only_a_claim_from_about_the_time_of_the_request_is_taken_for_unanswered(
-    conn: db.Connection, kind: transitions.Kind, ago_s: float, found: int
-) -> None:
-    """The claim is 30 s old. The request may have been executed within a minute."""
-    job = claimed(conn, kind)
-    transitions.expire(conn, job)
-    transitions.reclaim_lapsed(conn, kind)
-    with factories.unguarded(conn, transitions.EVENTS[kind]):
-        conn.execute(
-            f"UPDATE {transitions.EVENTS[kind]} SET created_at = now() - interval '30 seconds'"
-            " WHERE event_type = 'claimed'".encode()
-        )
-    assert transitions.excuse_unanswered(conn, kind, "w1", ago_s) == found
-    assert factories.reread(conn, job)["crash_count"] == 1 - found

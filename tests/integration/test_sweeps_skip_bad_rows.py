@@ -108,11 +108,11 @@ def test_a_lapsed_lease_that_cannot_be_taken_back_delays_no_other(
     assert sorted(left) == ["j1", "j3"]
 
 
-def test_a_crash_count_at_its_end_delays_no_other(conn: db.Connection) -> None:
+def test_a_lapse_count_at_its_end_delays_no_other(conn: db.Connection) -> None:
     for each in ("bad", "good"):
         factories.ingest(conn, id=each)
         transitions.expire(conn, transitions.claim_ingest(conn))
-    rows_before_checks.change(conn, "ingest_jobs", "bad", crash_count="2147483647")
+    rows_before_checks.change(conn, "ingest_jobs", "bad", lapse_count="2147483647")
     sweeps.reclaim(conn)
     assert one(conn, "SELECT status FROM ingest_jobs WHERE id = 'good'") == "queued"
     assert one(conn, "SELECT status FROM ingest_jobs WHERE id = 'bad'") == "failed"

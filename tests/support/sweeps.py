@@ -38,7 +38,7 @@ class Sweeper:
         return promotion.promote_due(self._conn, self._rows)
 
     def reclaim_lapsed(self, kind: transitions.Kind) -> list[Row]:
-        """Take back the jobs of a kind whose leases have lapsed, counting a crash of each."""
+        """Take back the jobs of a kind whose leases have lapsed, counting a lapse of each."""
         return transitions.reclaim_lapsed(self._conn, kind, rows=self._rows)
 
     def reclaim_gone(self, kind: transitions.Kind, silent_s: float) -> list[Row]:

@@ -208,7 +208,7 @@ def expire(conn: db.Connection, job: Row) -> None:
 
 
 def reclaim_lapsed(conn: db.Connection, kind: Kind, **more: Any) -> list[Row]:
-    """Take back the jobs of a kind whose leases have lapsed, counting a crash of each."""
+    """Take back the jobs of a kind whose leases have lapsed, counting a lapse of each."""
     return recovery.reclaim_lapsed(conn, _TABLES[kind], **more)
 
 
@@ -349,9 +349,9 @@ def suspend(conn: db.Connection, job: Row) -> Row | None:
     return db.run(conn, events.suspend(lease_of(job), reason="waits"))
 
 
-def excuse_lapsed(conn: db.Connection, kind: Kind, had_s: float) -> list[Row]:
+def hand_back_lapsed(conn: db.Connection, kind: Kind, had_s: float) -> list[Row]:
     """Take back, uncounted, jobs that were last renewed before the sweep had the database."""
-    return recovery.excuse_lapsed(conn, _TABLES[kind], had_s=had_s)
+    return recovery.hand_back_lapsed(conn, _TABLES[kind], had_s=had_s)
 
 
 def store_sample(

@@ -49,6 +49,9 @@ BEGIN
        AND (OLD.status = 'queued' AND NEW.status = 'running' AND NEW.claim_no > OLD.claim_no
             OR OLD.status = 'running' AND NEW.status = 'completed'
                AND NEW.worker_id IS NULL AND NEW.lease_expires_at IS NULL) THEN
+        IF NEW.lapse_count > 0 AND NEW.status = 'completed' THEN
+            NEW.lapse_count := 0;
+        END IF;
         RETURN NEW;
     END IF;
     IF NEW.status = OLD.status THEN

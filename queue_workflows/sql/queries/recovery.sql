@@ -1,4 +1,4 @@
--- Find claims of dead workers, count or undo crashes, and queue the jobs again.
+-- Find claims of dead workers, count crashes and lapses, and queue the jobs again.
 
 -- name: lapsed
 -- tables: ingest_jobs workflow_node_jobs
@@ -99,8 +99,7 @@ SELECT id FROM ingest_jobs
 -- Take running jobs, which the caller has locked, from their workers and count a crash of
 -- each. A job is queued again, the first time with at least the priority `band`, later after
 -- `backoff_s` times its crashes; at `cap` crashes it has failed as poison. If it must end, it is
--- cancelled instead, and nothing is counted: no further claim would need the count, and a worker
--- that was only cut off could not take it back, which `refund` does for jobs that were reclaimed.
+-- cancelled instead, and nothing is counted.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (crash_count, status, finished_at, error, available_at) = (
@@ -167,7 +166,7 @@ WITH done AS (
                worker => %(worker)s, error => %(error)s) AS job)
 SELECT (job).* FROM done;
 
--- name: excuse
+-- name: hand_back
 -- tables: ingest_jobs workflow_node_jobs
 -- Take running jobs, which the caller has locked, from their workers without counting
 -- anything. A job is queued again with at least the priority `band`, or cancelled if it must

@@ -35,9 +35,6 @@ COUNTERS: Final = {
         label="cause",
     ),
     "crashes": _Counter("job_crashes_total", "Crashes that were counted for jobs."),
-    "crashes_excused": _Counter(
-        "job_crashes_excused_total", "Counted crashes that were taken back: the database was away."
-    ),
     "watchdog": _Counter(
         "watchdog_trips_total", "Attempts that a watchdog ended.", label="watchdog"
     ),
