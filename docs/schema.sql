@@ -400,7 +400,8 @@ CREATE TABLE public.ingest_jobs (
     admitted_at timestamp with time zone,
     resume_host public.queue_workflows_resume_host,
     resume_at public.queue_workflows_resume_time,
-    resume_until public.queue_workflows_resume_time
+    resume_until public.queue_workflows_resume_time,
+    lapse_count integer DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='70');
 
@@ -499,8 +500,10 @@ CREATE FUNCTION public.queue_workflows_bound_job() RETURNS trigger
     AS $$
 BEGIN
     IF NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
+       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count,
+                   NEW.watchdog_retries, NEW.generation) > 1000000
+       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count, NEW.watchdog_retries,
+                NEW.generation) < 0
        OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
        OR NEW.created_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
        OR greatest(octet_length(NEW.id), octet_length(NEW.lock_key), octet_length(NEW.partition_key)) > 1000 THEN
@@ -1095,7 +1098,7 @@ CREATE FUNCTION public.queue_workflows_first_node_crashed(p_queue text) RETURNS 
     SET jit TO 'off'
     AS $$
 BEGIN
-    RETURN (SELECT q.crash_count > 0 FROM workflow_node_jobs q
+    RETURN (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM workflow_node_jobs q
              WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                AND q.required_version IS NULL
                AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
@@ -1773,8 +1776,10 @@ CREATE FUNCTION public.queue_workflows_hold_ingest() RETURNS trigger
     AS $$
 BEGIN
     IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
+       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count,
+                   NEW.watchdog_retries, NEW.generation) > 1000000
+       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count, NEW.watchdog_retries,
+                NEW.generation) < 0
        OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
        OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
                    NEW.finished_at, NEW.cancel_requested_at, NEW.admitted_at) > '9999-12-31+00'
@@ -1860,8 +1865,10 @@ CREATE FUNCTION public.queue_workflows_hold_until_due() RETURNS trigger
     AS $$
 BEGIN
     IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
+       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count,
+                   NEW.watchdog_retries, NEW.generation) > 1000000
+       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count, NEW.watchdog_retries,
+                NEW.generation) < 0
        OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
        OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
                    NEW.finished_at, NEW.cancel_requested_at) > '9999-12-31+00'
@@ -2027,12 +2034,12 @@ BEGIN
            AND k.lock_key IS NULL
          ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
         v_kept := queue_workflows_kept_jobs(p_host, p_queue, v_room);
-        IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (k.crash_count > 0) IS TRUE) THEN
+        IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (greatest(k.crash_count, k.lapse_count) > 0) IS TRUE) THEN
             v_room := 1;
         END IF;
     END IF;
     -- A job that may have killed its worker is claimed alone, so that no other job dies with it.
-    IF v_room = 1 OR (v_room > 1 AND v_kept = '{}' AND (SELECT q.crash_count > 0 FROM ingest_jobs q
+    IF v_room = 1 OR (v_room > 1 AND v_kept = '{}' AND (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
                         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1)) THEN
         UPDATE ingest_jobs j
@@ -2060,7 +2067,7 @@ BEGIN
         WITH picked AS MATERIALIZED (
             SELECT j.id FROM ingest_jobs j
              WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.crash_count <= 0
+               AND greatest(j.crash_count, j.lapse_count) <= 0
              ORDER BY j.priority, j.seq LIMIT v_room - cardinality(v_kept) FOR UPDATE SKIP LOCKED),
         changed AS (
             UPDATE ingest_jobs j
@@ -2094,7 +2101,7 @@ BEGIN
     END IF;
     -- What was left for a job that is claimed alone, or such a job itself, can be claimed now.
     IF v_count > 0 AND v_room > 0 AND p_claim > 1 AND (
-        v_row.crash_count > 0 OR (SELECT q.crash_count > 0 FROM ingest_jobs q
+        greatest(v_row.crash_count, v_row.lapse_count) > 0 OR (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
                         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1)) THEN
         v_due_s := 0;
@@ -2189,7 +2196,7 @@ BEGIN
            priority = EXCLUDED.priority, generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
            max_attempts = EXCLUDED.max_attempts, timeout_s = EXCLUDED.timeout_s,
            policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key,
-           error = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
+           error = NULL, attempts = 0, crash_count = 0, lapse_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
            seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',
            blocked_reason = EXCLUDED.blocked_reason, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
            created_at = now(), started_at = NULL
@@ -2381,6 +2388,9 @@ BEGIN
             END IF;
         END;
     END IF;
+    IF OLD.status = 'running' AND NEW.lapse_count = OLD.lapse_count THEN
+        NEW.lapse_count := 0;  -- its end was recorded
+    END IF;
     -- A statement that ends a claim clears worker_id and records the end itself; a plain UPDATE leaves it.
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN
         PERFORM queue_workflows_audit(NEW, CASE WHEN NEW.status <> 'queued' THEN NEW.status::text
@@ -2502,7 +2512,7 @@ BEGIN
      ORDER BY j.priority, j.seq LIMIT 1;
     FOR v_job IN
         SELECT k.id, k.crash_count
-          FROM (SELECT i.id, i.priority, i.seq, i.crash_count, i.partition_key FROM ingest_jobs i
+          FROM (SELECT i.id, i.priority, i.seq, greatest(i.crash_count, i.lapse_count) AS crash_count, i.partition_key FROM ingest_jobs i
                  WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
                    AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
                    AND i.lock_key IS NULL
@@ -2560,7 +2570,7 @@ BEGIN
     END IF;
     FOR v_job IN
         SELECT k.id, k.required_model, k.crash_count
-          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version, i.crash_count
+          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version, greatest(i.crash_count, i.lapse_count) AS crash_count
                   FROM workflow_node_jobs i
                  WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
                    AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
@@ -2889,6 +2899,7 @@ CREATE TABLE public.workflow_node_jobs (
     resume_at public.queue_workflows_resume_time,
     resume_until public.queue_workflows_resume_time,
     required_version public.queue_workflows_node_version,
+    lapse_count integer DEFAULT 0 NOT NULL,
     CONSTRAINT workflow_node_jobs_check CHECK ((((queue)::text = 'gpu'::text) OR (required_model IS NULL))),
     CONSTRAINT workflow_node_jobs_child_run_id_check CHECK ((octet_length(child_run_id) <= 1000))
 )
@@ -3235,7 +3246,8 @@ BEGIN
                 p_versions => p_versions, p_look_ahead_s => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
-            IF (v_job ->> 'crash_count')::integer > 0 THEN
+            IF (v_job ->> 'crash_count')::integer > 0
+               OR (SELECT k.lapse_count FROM workflow_node_jobs k WHERE k.id = v_job ->> 'id') > 0 THEN
                 v_due_s := CASE WHEN v_number < p_claim THEN 0 END;
                 EXIT;
             END IF;
@@ -3271,14 +3283,14 @@ BEGIN
         v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
     END IF;
     IF p_claim > 1 AND (CASE WHEN v_kept = '{}' THEN queue_workflows_first_node_crashed(p_queue) ELSE (
-                             SELECT k.crash_count > 0 FROM workflow_node_jobs k WHERE k.id = v_kept[1]) END) THEN
+                             SELECT greatest(k.crash_count, k.lapse_count) > 0 FROM workflow_node_jobs k WHERE k.id = v_kept[1]) END) THEN
         v_room := 1;
     END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT q.id FROM workflow_node_jobs q
          WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-           AND q.required_version IS NULL AND (v_room = 1 OR q.crash_count <= 0)
+           AND q.required_version IS NULL AND (v_room = 1 OR greatest(q.crash_count, q.lapse_count) <= 0)
            AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
                        AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
          ORDER BY q.required_version, q.priority, q.seq LIMIT v_room - cardinality(v_kept)
@@ -3897,8 +3909,8 @@ CREATE FUNCTION public.queue_workflows_refuse(p_table text, p_old jsonb, p_new j
     AS $_$
 DECLARE
     c_counters CONSTANT jsonb := '{"claim_no": 1000000000, "seq": 1000000000000000, "attempts": 1000000,
-        "max_attempts": 1000000, "crash_count": 1000000, "watchdog_retries": 1000000, "generation": 1000000,
-        "start_attempts": 1000000, "resume_count": 30000}';
+        "max_attempts": 1000000, "crash_count": 1000000, "lapse_count": 1000000, "watchdog_retries": 1000000,
+        "generation": 1000000, "start_attempts": 1000000, "resume_count": 30000}';
     c_texts    CONSTANT jsonb := '{"reason": 8000, "out_dir": 4096, "status": 200, "mode": 200, "queue": 200}';
     c_names    CONSTANT text[] := '{id, run_id, node_id, task_name, node_module, pipeline_name, workflow_name,
         parcel_id, required_model, lock_key, partition_key, idempotency_key, worker_id, claimed_by, host_label}';
@@ -5605,7 +5617,7 @@ CREATE TRIGGER ingest_job_events_keep BEFORE DELETE OR UPDATE ON public.ingest_j
 
 CREATE TRIGGER ingest_job_ready_notify_insert AFTER INSERT ON public.ingest_jobs REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.notify_ingest_jobs_inserted();
 
-CREATE TRIGGER ingest_jobs_bound BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy, args, headers ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
+CREATE TRIGGER ingest_jobs_bound BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, lapse_count, watchdog_retries, generation, timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy, args, headers ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
 
 CREATE TRIGGER ingest_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds, admitted_at ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('ingest_job_ready');
 
@@ -5641,7 +5653,7 @@ CREATE TRIGGER worker_controls_drop_end BEFORE UPDATE OF desired_state ON public
 
 CREATE TRIGGER workflow_input_submissions_bound BEFORE INSERT OR UPDATE OF id, run_id, node_id, value, attempts, created_at, claimed_at, processed_at, available_at ON public.workflow_input_submissions FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_submission();
 
-CREATE TRIGGER workflow_node_jobs_bound BEFORE UPDATE OF id, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s, created_at, lock_key, partition_key, policy ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
+CREATE TRIGGER workflow_node_jobs_bound BEFORE UPDATE OF id, seq, attempts, max_attempts, crash_count, lapse_count, watchdog_retries, generation, timeout_s, created_at, lock_key, partition_key, policy ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
 
 CREATE TRIGGER workflow_node_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('node_job_ready');
 

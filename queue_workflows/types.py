@@ -187,6 +187,7 @@ class NodeJob(TypedDict):
     resume_host: str | None
     resume_at: datetime.datetime | None
     resume_until: datetime.datetime | None
+    lapse_count: int
 
 
 class IngestJob(TypedDict):
@@ -232,6 +233,7 @@ class IngestJob(TypedDict):
     resume_host: str | None
     resume_at: datetime.datetime | None
     resume_until: datetime.datetime | None
+    lapse_count: int
 
 
 class NodeEvent(TypedDict):

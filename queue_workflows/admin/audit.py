@@ -8,6 +8,7 @@ import psycopg
 
 from queue_workflows import config, db
 from queue_workflows.db import statements
+from queue_workflows.engine import recovery
 
 STATEMENT_TIMEOUT_S = 60.0
 """For one invariant: three times what a million jobs took. A longer snapshot would keep vacuum
@@ -59,7 +60,13 @@ INVARIANTS = (
     _checked(10, "one_job_per_key", statements.audit.one_job_per_key, "since", "whole"),
     _checked(11, "one_fire", statements.audit.one_fire),
     _checked(
-        12, "attempts_bounded", statements.audit.attempts_bounded, "since", "whole", "max_crashes"
+        12,
+        "attempts_bounded",
+        statements.audit.attempts_bounded,
+        "since",
+        "whole",
+        "max_crashes",
+        "max_lapses",
     ),
     _checked(13, "off_holds", statements.audit.off_holds, "since", "commit_s"),
     Invariant(
@@ -102,6 +109,7 @@ def parameters(
         "commit_s": commit_s,
         "sweep_s": sweep_s,
         "max_crashes": config.MAX_CRASHES.read(),
+        "max_lapses": recovery.MAX_LAPSES,
         "limit": limit,
     }
 

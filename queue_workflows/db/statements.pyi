@@ -59,7 +59,7 @@ class _Audit:
     one_fire: bytes
     """A schedule entry fires at most once for each instant."""
     attempts_bounded: bytes
-    """The attempts and crashes of a job stay within their limits."""
+    """The attempts, crashes and lapses of a job stay within their limits."""
     off_holds: bytes
     """A worker that is switched OFF claims nothing."""
     runs_advance: bytes
@@ -903,7 +903,8 @@ class _Overview:
     completed_by: bytes
     """Return the workers that completed nodes of a run, and how many each."""
     crashes: bytes
-    """Count how often a node of a run was taken back from a worker that died."""
+    """Count how often a node of a run was taken back from a worker that died. Lapses count until the
+    next recorded end of the node."""
     failures: bytes
     """Return the failed nodes of a run, the first to fail first, with the latest traceback."""
     runs_ahead: bytes

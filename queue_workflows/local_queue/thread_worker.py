@@ -268,15 +268,13 @@ class _Memory(memory_watch.MemoryWatch):
     def __exit__(self, *_: object) -> None:
         return
 
-    def tick(self, now: float) -> float:
-        del now
+    def tick(self) -> None:
         self._desk.throttled = self._manager.throttled_by is not None
-        return math.inf
 
     def detail(self) -> JsonDict:
         if full := pressure.nearly_full(self._memory.read()):
             fills = self._fills(pressure.ids(full))
-            self._ask(fills, self._found, "jobs that fill the memory")
+            self._later(fills, "jobs that fill the memory", self._found)
         else:
             self.others_fill = False
         return {
@@ -311,7 +309,7 @@ class ThreadWorker(process.Worker):
         )
         self._metrics = None
         self._memory: _Memory = _Memory(
-            manager, self._desk, wake=self._wake, ask=self._leases.ask, changed=lambda: None
+            manager, self._desk, wake=self._wake, later=self._leases.later, changed=lambda: None
         )
 
     @property

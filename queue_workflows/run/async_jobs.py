@@ -18,7 +18,7 @@ from queue_workflows import config, errors
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import node_call, task_call
 from queue_workflows.run import (
-    executor,
+    channel,
     job_output,
     job_rows,
     log_sender,
@@ -50,10 +50,10 @@ class _Job(NamedTuple):
 class _Frames:
     """The frames of a channel, for one thread; ends the process at the end of file."""
 
-    def __init__(self, channel: executor.Channel) -> None:
-        self._channel = channel
+    def __init__(self, end: channel.Channel) -> None:
+        self._channel = end
 
-    def __iter__(self) -> Iterator[executor.Frame]:
+    def __iter__(self) -> Iterator[channel.Frame]:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             while True:
@@ -69,8 +69,8 @@ class AsyncJobs:
     and requests about them. A third one watches for a handler that blocks the loop.
     """
 
-    def __init__(self, channel: executor.Channel) -> None:
-        self._channel = channel
+    def __init__(self, end: channel.Channel) -> None:
+        self._channel = end
         self._loop = async_handlers.Loop()
         self._sync = sync_thread.SyncThread()
         self._jobs: dict[int, _Job] = {}
@@ -96,11 +96,10 @@ class AsyncJobs:
         self._loop.serve()
         self._watch.stop()
         self._sync.stop()
-        executor.end_process()
 
     # --- The thread that receives.
 
-    def _receive(self, frame: executor.Frame) -> None:
+    def _receive(self, frame: channel.Frame) -> None:
         kind, key, body = frame
         if kind in (wire.RUN_TASK, wire.RUN_NODE):
             self._begin(key, job_rows.loaded(body), in_run=kind == wire.RUN_NODE)
@@ -165,7 +164,7 @@ class AsyncJobs:
         self._ended(job, outcome)
 
     async def _ask_async(self, key: int, what: str, request: Any = None) -> Any:
-        return executor.answer_of(await asyncio.wrap_future(self._ask_for(key, what, request)))
+        return channel.answer_of(await asyncio.wrap_future(self._ask_for(key, what, request)))
 
     # --- The thread of handlers that are not async.
 
@@ -192,7 +191,7 @@ class AsyncJobs:
         self._ended(job, outcome)
 
     def _ask(self, key: int, what: str, request: Any = None) -> Any:
-        return executor.answer_of(self._ask_for(key, what, request).result())
+        return channel.answer_of(self._ask_for(key, what, request).result())
 
     def _announce(self, key: int, body: bytes) -> None:
         if key in self._values:
@@ -288,7 +287,7 @@ def _pass_on(answer: Any, value: concurrent.futures.Future[JsonDict]) -> None:
     if not value.set_running_or_notify_cancel():
         return  # its handler was cancelled
     try:
-        value.set_result(executor.answer_of(answer))
+        value.set_result(channel.answer_of(answer))
     except errors.QueueWorkflowsError as error:
         value.set_exception(error)
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib
 import logging
 import os
-import select
 import signal
 import socket
 import sys
@@ -20,13 +18,14 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from queue_workflows import config, errors
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import model_changes, node_call, task_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.run import (
+    channel,
     job_rows,
     kernel,
     loaded_app,
@@ -49,23 +48,6 @@ if TYPE_CHECKING:
     from queue_workflows.run import async_jobs
 
 _log = logging.getLogger(__name__)
-Frame: TypeAlias = "tuple[int, int, bytes]"
-_sigmask: Final[Callable[[int, Collection[int]], set[int]]] = importlib.import_module(
-    "_signal"
-).pthread_sigmask
-"""The function behind `signal.pthread_sigmask`, which makes an enum member of each signal in the
-old mask: that took longer than all else for a job that does nothing."""
-_CATCHABLE: Final = sorted({*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP})
-_handler_of: Final[Callable[[int], object]] = importlib.import_module("_signal").getsignal
-
-
-def _handled() -> list[int]:
-    """Return the signals that have a handler in Python, which may raise.
-
-    To block all signals takes longer, since each number is converted.
-    """
-    handlers_ = map(_handler_of, _CATCHABLE)
-    return [each for each, found in zip(_CATCHABLE, handlers_, strict=True) if callable(found)]
 
 
 class App(NamedTuple):
@@ -122,14 +104,15 @@ def main(
         title.set_title(f"queue_workflows executor of launcher {parent}")
         for fd in inherited:
             os.close(fd)
-        channel, interrupts = _prepared(fds)
+        end, interrupts = _prepared(fds)
         if late and (error := load(app)["error"]) is not None:
-            channel.send(wire.READY, 0, wire.encoded(error))
+            end.send(wire.READY, 0, wire.encoded(error))
             raise SystemExit(error["text"])
         if shared:
-            prepare()(channel).serve()
+            prepare()(end).serve()
         else:
-            JobLoop(channel, interrupts, adapted(app.model_cache())).serve()
+            JobLoop(end, interrupts, adapted(app.model_cache())).serve()
+        _end_process()
         code = 0
     except ConnectionError:
         code = wire.LOST
@@ -140,7 +123,7 @@ def main(
         os._exit(code)
 
 
-def _prepared(fds: Sequence[int]) -> tuple[Channel, socket.socket]:
+def _prepared(fds: Sequence[int]) -> tuple[channel.Channel, socket.socket]:
     """Make this process one that handlers may run in; return its ends of the two sockets."""
     ends = [socket.socket(fileno=wire.high(fd)) for fd in fds[:2]]
     streams.redirect(*fds[2:])
@@ -150,7 +133,7 @@ def _prepared(fds: Sequence[int]) -> tuple[Channel, socket.socket]:
     if numpy_random is not None:
         numpy_random.seed()  # as `random` does after a fork: each executor has numbers of its own
     _watch_forks(ends)
-    return Channel(ends[0]), ends[1]
+    return channel.Channel(ends[0]), ends[1]
 
 
 def _watch_forks(ends: Sequence[socket.socket]) -> None:
@@ -173,87 +156,6 @@ def _watch_forks(ends: Sequence[socket.socket]) -> None:
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
-class Channel:
-    """An executor's end of the socket to its worker: any thread sends, the main thread receives.
-
-    The app's signal handlers run on the main thread and may raise. So it blocks signals while it
-    sends or receives, and waits for something to receive before that.
-    """
-
-    def __init__(self, end: socket.socket) -> None:
-        end.setblocking(True)
-        self._end = end
-        self._frames = wire.Frames()
-        self._lock = threading.RLock()
-        self._main = threading.main_thread().ident
-        self._pid = os.getpid()
-        self._poll = select.poll()
-        self._poll.register(end, select.POLLIN)
-
-    def fileno(self) -> int:
-        """Return the descriptor of the socket."""
-        return self._end.fileno()
-
-    def send(self, kind: int, key: int, body: bytes = b"") -> None:
-        """Send a frame; wait until the worker has taken it. Raises ConnectionError."""
-        self.send_all(wire.frame(kind, key, body))
-
-    def send_all(self, data: bytes, *, blocked: bool = False) -> None:
-        """Send frames. In a process that a handler has forked it does nothing.
-
-        `blocked`: signals are blocked already, and the process is known.
-        """
-        if not blocked and os.getpid() != self._pid:
-            # Its messages would mix with ours. libc's own fork() calls no hook of Python.
-            return
-        with self._lock:
-            if blocked or threading.get_ident() != self._main:
-                self._send(data)
-                return
-            mask = _sigmask(signal.SIG_SETMASK, _handled())
-            try:
-                self._send(data)
-            finally:
-                _sigmask(signal.SIG_SETMASK, mask)
-
-    def _send(self, data: bytes) -> None:
-        try:
-            self._end.sendall(data)
-        except OSError as error:
-            raise ConnectionError(f"the channel is lost: {error.strerror}") from None
-
-    def receive(self) -> list[Frame]:
-        """Wait for frames and return them. Raises ConnectionError at the end.
-
-        An exception of the app's signal handlers is raised from here with nothing lost.
-        """
-        while True:
-            self._poll.poll()
-            self._check()
-            _sigmask(signal.SIG_SETMASK, _handled())
-            try:
-                found = self.receive_now()
-            finally:
-                _sigmask(signal.SIG_SETMASK, ())
-            if found:
-                return found
-
-    def receive_now(self) -> list[Frame]:
-        """Receive once, and return what is complete. Raises ConnectionError at the end."""
-        try:
-            data = self._end.recv(wire.SIZE)
-        except OSError as error:
-            raise ConnectionError(f"the channel is lost: {error.strerror}") from None
-        if not data:
-            raise ConnectionError("the worker has closed the channel, or has ended")
-        return [*self._frames.add(data)]
-
-    def _check(self) -> None:
-        """End a process that a handler has forked and let return: its parent has the channel."""
-        if os.getpid() != self._pid:
-            os._exit(0)
-
-
 class JobLoop:
     """The state of an executor that runs one job at a time.
 
@@ -263,14 +165,14 @@ class JobLoop:
 
     def __init__(
         self,
-        channel: Channel,
+        end: channel.Channel,
         interrupts: socket.socket,
         model_cache: ModelCache | None,
         *,
         alone: bool = True,
         lost: Callable[[], object] = functools.partial(os._exit, wire.LOST),
     ) -> None:
-        self._channel = channel
+        self._channel = end
         self._pid = os.getpid()
         self._requests = requests.Requests(interrupts, lost)
         self._requests.idle = self._flush
@@ -280,7 +182,7 @@ class JobLoop:
         """The key of the last job whose handler has ended."""
         self._cache = model_cache
         self._runner = handlers.Runner()
-        self._received: deque[Frame] = deque()
+        self._received: deque[channel.Frame] = deque()
         self._asking = threading.RLock()
         """Held by the thread that waits for an answer; a handler may use several threads."""
         self._asked = 0
@@ -321,7 +223,7 @@ class JobLoop:
             elif kind == wire.LOAD:
                 self._change_model(wire.decoded(body))
 
-    def _next(self) -> Frame:
+    def _next(self) -> channel.Frame:
         while not self._received:
             self._received.extend(self._channel.receive())
         return self._received.popleft()
@@ -347,7 +249,7 @@ class JobLoop:
             else:
                 outcome = self._outcome(row, job, in_run=in_run)
             # An alarm that the handler left behind must not prevent the send.
-            _block(_handled())
+            _block(channel.handled_signals())
             try:
                 self._send_outcome(job, outcome, in_run=in_run)
             finally:
@@ -417,7 +319,7 @@ class JobLoop:
             number = self._asked
             body = wire.encoded({"no": number, "what": what, "request": request})
             self._channel.send(wire.ASK, key, body)
-            later: list[Frame] = []
+            later: list[channel.Frame] = []
             try:
                 while True:
                     frame = self._next()
@@ -429,7 +331,7 @@ class JobLoop:
                         later.append(frame)
             finally:
                 self._received.extendleft(reversed(later))
-        return answer_of(answer)
+        return channel.answer_of(answer)
 
     def _ask_step(self, key: int, request: JsonDict) -> attempt_steps.Answered:
         """Return the worker's answer about a step of this job; raise it for one that has ended."""
@@ -482,15 +384,13 @@ class JobLoop:
             with contextlib.suppress(errors.ModelLoadFailed):
                 self._cache.drop_cache()
         self._runner.close()
-        if self._state is not None:
-            end_process()
 
     def close(self) -> None:
         """End the thread of requests, in a process that goes on."""
         self._hearing.stop()
 
 
-def end_process() -> None:
+def _end_process() -> None:
     """Do what the interpreter does at its end: wait for threads, and call what `atexit` has."""
     forking.prepare()
     cast("Any", threading)._shutdown()
@@ -498,17 +398,9 @@ def end_process() -> None:
     streams.flush()
 
 
-def answer_of(answer: JsonDict) -> Any:
-    """Return the value of an ANSWER; raise `UnreadableRow` or `DatabaseUnavailable`."""
-    if answer["error"] is not None:
-        kind = errors.UnreadableRow if answer["is_final"] else errors.DatabaseUnavailable
-        raise kind(answer["error"])
-    return answer["value"]
-
-
 def _block(signals: Collection[int]) -> None:
     """Block these signals alone; log what a signal handler of the app raises at this moment."""
     try:
-        _sigmask(signal.SIG_SETMASK, signals)
+        channel.sigmask(signal.SIG_SETMASK, signals)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the mask is set before it raises
         _log.warning("between two jobs: %s: %s", type(error).__name__, error)

@@ -464,7 +464,7 @@ class Executors:
             return 0
         if packet["error"] is not None:
             _log.warning("no executor can be forked for now: %s", packet["error"])
-            self._end(place, {"died": 0} | UNKNOWN, packet["error"])
+            self._end(place, UNKNOWN, packet["error"])
             return 0
         place.pid = packet["pid"]
         self._by_pid[place.pid] = place
@@ -682,18 +682,22 @@ class Executors:
                            "vram_gb": 0.0})  # fmt: skip
         for job in jobs:
             job.place = None
-            self._owner.died(job, _death(place, packet, len(jobs) - 1)._replace(
-                killed_for=place.killed_for or refused))  # fmt: skip
+            death = _death(place, packet, packet.get("others", len(jobs) - 1))
+            self._owner.died(job, death._replace(killed_for=place.killed_for or refused))
         place.close()
         if not self.closing:
             self._owner.room()
 
-    def lose(self, why: str) -> None:
+    def lose(self, error: launcher.LauncherLost) -> None:
         """End the jobs of all executors, which have ended with their launcher."""
         self.closing = True
+        others = sum(len(each.jobs) for each in self) - 1
         for place in self:
             self._by_pid.pop(place.pid, None)
-            self._end(place, {"died": place.pid} | UNKNOWN, why)
+            while not place.lost and self._receive(place):
+                continue
+            packet = UNKNOWN | {"by_deadline": error.by_deadline, "launcher": error.signum}
+            self._end(place, packet | {"others": others}, "" if error.signum else "the launcher")
 
     def close(self) -> None:
         """Close the descriptors of all."""
@@ -753,14 +757,19 @@ def _death(place: Executor, packet: dict[str, Any], others: int) -> Death:
     return Death(how, detail, packet["by_deadline"], place.killed_for)
 
 
+def _name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return str(signum)
+
+
 def _how(packet: dict[str, Any]) -> str:
     code, signum = packet["code"], packet["signal"]
+    if packet.get("launcher"):
+        return f"ended with its launcher, which was killed by {_name(packet['launcher'])}"
     if signum is not None:
-        try:
-            name = signal.Signals(signum).name
-        except ValueError:
-            name = str(signum)
-        return f"killed by {name}{' (core dumped)' if packet['core'] else ''}"
+        return f"killed by {_name(signum)}{' (core dumped)' if packet['core'] else ''}"
     if code is None:
         return "ended for an unknown reason"
     if code == wire.LOST:

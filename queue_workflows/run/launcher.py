@@ -41,6 +41,8 @@ are left for that.
 """
 CHECK_S: Final = 0.1
 """Seconds between two checks for ended executors where there are no pidfds, or one is traced."""
+REAP_S: Final = 0.5
+"""Seconds that a launcher gets to end after its channel was closed."""
 PACKET: Final = 1 << 20
 """Bytes of a packet: what an app has registered is the largest."""
 FDS: Final = 4
@@ -49,6 +51,15 @@ FDS: Final = 4
 
 class LauncherLost(errors.QueueWorkflowsError, RuntimeError):
     """The launcher has ended, and its executors with it; the text has the cause."""
+
+    def __init__(self, how: str, *, signum: int = 0, by_deadline: bool = False) -> None:
+        """`signum`: the signal that killed it; 0: none did, or it is unknown.
+
+        `by_deadline`: it was over the time that `Launcher.hold` sets.
+        """
+        super().__init__(f"the launcher of the executors has ended: {how}")
+        self.signum = signum
+        self.by_deadline = by_deadline
 
 
 class ForkRefused(errors.QueueWorkflowsError, RuntimeError):
@@ -76,6 +87,7 @@ class Launcher:
         self.pid = pid
         self._end = end
         self._number = 0
+        self._until: float | None = None
 
     @classmethod
     def load(cls, app: executor.App) -> tuple[Launcher, loaded_app.Registered]:
@@ -168,6 +180,7 @@ class Launcher:
 
     def hold(self, until: float | None) -> None:
         """Let it kill all executors at this time (`clock.boot_s`), unless this is called again."""
+        self._until = until
         self._say({"hold": until})
 
     def kill(self, pid: int, signum: int, *, alone: bool = False) -> None:
@@ -179,14 +192,19 @@ class Launcher:
             self._end.send(json.dumps(packet).encode())
 
     def _lost(self, why: str) -> LauncherLost:
-        found, status = 0, 0
+        """Reap it; its channel closes a moment before that is possible."""
+        found, status, until = 0, 0, clock.boot_s() + REAP_S
         with contextlib.suppress(ChildProcessError):
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-        how = why or "it has closed its channel"
-        if found:
-            code = os.waitstatus_to_exitcode(status)
-            how = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return LauncherLost(f"the launcher of the executors has ended: {how}")
+            while not found and clock.boot_s() < until:
+                found, status = os.waitpid(self.pid, os.WNOHANG)
+                select.select([], [], [], 0 if found else REAP_S / 100)
+        if not found:
+            return LauncherLost(why or "it has closed its channel")
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:
+            return LauncherLost(f"ended with exit code {code}")
+        late = self._until is not None and clock.boot_s() >= self._until
+        return LauncherLost(f"killed by signal {-code}", signum=-code, by_deadline=late)
 
     def close(self) -> None:
         """End it, and its executors, and wait for its end."""

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 _log = logging.getLogger(__name__)
@@ -64,5 +65,5 @@ class RestoredState:
 
 def _folder() -> Any:
     with contextlib.suppress(OSError):
-        return os.getcwd()
+        return Path.cwd()
     return None

@@ -7,18 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from queue_workflows import db
+from queue_workflows import config, db
 from queue_workflows.dag import payload
-from queue_workflows.engine import job_tables, outcomes
+from queue_workflows.engine import job_tables, outcomes, recovery
 from queue_workflows.tasks import interruptible
 from queue_workflows.types import Row
 from queue_workflows.worker import guards, job_guards
 
 if TYPE_CHECKING:
     from queue_workflows.run import executors
-    from queue_workflows.worker import lane as lanes
 
-COLUMNS: Final = 12
+COLUMNS: Final = 13
 """Columns of a claim's rows: see `ClaimedJob`."""
 
 
@@ -36,26 +35,27 @@ class Ending(NamedTuple):
 class ClaimedJob:
     """A claimed job: its lease, its guards, and where it is.
 
-    `row`: id, claim_no, crash_count, timeout_s, name of the task or node module, run_id, node_id,
-    required_model, the run as JSON (the last four are NULL for ingest jobs), and the whole row as
-    JSON for the handler, all as texts. `asked`: when the claim was sent (`clock.boot_s`).
+    `lane`: its queue in this worker, a `lane.Lane`. `row`: id, claim_no, crash_count, timeout_s,
+    name of the task or node module, run_id, node_id, required_model, the run as JSON (the last four
+    are NULL for ingest jobs), the whole row as JSON for the handler, `wait_s`, `due_s` and
+    lapse_count, all as texts. `asked`: when the claim was sent (`clock.boot_s`).
     """
 
     __slots__ = (
-        "announced_in", "asked", "body", "cancel_at", "cancel_requested", "crash_count", "cursors", "end",
-        "guards", "has_started", "id", "in_run", "key", "lane", "lease", "lease_end", "model",
-        "name", "node_id", "place", "progress", "recording", "refusals", "renewed", "run_id",
-        "run_text", "started", "timeout_s", "unwound",
+        "announced_in", "asked", "body", "cancel_at", "cancel_requested", "crash_count", "cursors",
+        "end", "guards", "has_started", "id", "in_run", "key", "lane", "lapse_count", "lease",
+        "lease_end", "model", "name", "node_id", "place", "progress", "recording", "refusals",
+        "renewed", "run_id", "run_text", "started", "timeout_s", "unwound",
     )  # fmt: skip
 
-    def __init__(self, lane: lanes.Lane, row: Sequence[bytes | None], asked: float) -> None:
+    def __init__(self, lane: Any, row: Sequence[bytes | None], asked: float) -> None:
         job_id, claim_no, crashes, timeout_s, name, run_id, node_id, model, run, body = row[:10]
         assert job_id is not None
         assert claim_no is not None
         self.lane = lane
         self.id = job_id.decode()
         self.lease = job_tables.Lease(lane.table, self.id, lane.who.worker_id, int(claim_no))
-        self.crash_count = int(crashes or 0)
+        self.crash_count, self.lapse_count = int(crashes or 0), int(row[12] or 0)
         self.timeout_s = float(timeout_s) if timeout_s else None
         self.name = _text(name)
         self.run_id, self.node_id, self.model = _text(run_id), _text(node_id), _text(model)
@@ -85,6 +85,18 @@ class ClaimedJob:
         """The executor that keeps the value of a completed node for the app's hook."""
         self.unwound = False
         """Whether the handler was told that its worker stops."""
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether one more crash or lapse makes the job poison.
+
+        A worker that dies takes all its jobs with it, and nobody sees which one was at fault. Such
+        a job therefore runs alone in its worker.
+        """
+        if not (self.crash_count or self.lapse_count):
+            return False
+        last = config.MAX_CRASHES.read() - 1
+        return 0 < last <= self.crash_count or self.lapse_count >= recovery.MAX_LAPSES - 1
 
     @property
     def row(self) -> Row:

@@ -22,7 +22,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import death_events, guards, note_reporter, notes, oom_kills
+from queue_workflows.worker import death_events, guards, oom_kills
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -34,8 +34,6 @@ The server still executes what the worker sent before it died, and a finish may 
 STATEMENT_S = 3.0
 _ORDERLY = (0, guards.EXIT_CONTROL)
 """Exit codes of a worker that exited on request."""
-_REPORTING = (guards.EXIT_LOST, *_ORDERLY)
-"""Exit codes of a worker that may have left a note; see `notes`."""
 
 
 def recover_claims(
@@ -44,14 +42,15 @@ def recover_claims(
     *,
     host_label: str,
     oom_kills: int | None = None,
-    excused: bool = False,
+    again: bool = False,
 ) -> list[Row]:
-    """Reclaim the claims of a reaped process of this machine; return the rows.
+    """Take back the claims of a reaped process of this machine; return the rows.
 
-    Covers both job families and the `workers` rows, in one transaction. No job is charged if the
-    handlers ran in executors, if the process was killed because it did not stop, or if it is
-    `excused`. The jobs of any other worker count a crash, with a `death` event that has the exit
-    status, the last progress, heartbeat and GPU sample.
+    Covers both job families and the `workers` rows, in one transaction. If the process did not end
+    by its own decision, each job counts a crash, with a `death` event that has the exit status, the
+    last progress, heartbeat and GPU sample. Otherwise the jobs go back uncounted; but those that
+    ran in the process itself are left to their leases, as nobody knows what ended it. `again`: an
+    earlier call has counted; what is found now was claimed after the death, and goes back.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
     how = evidence(ended)
@@ -62,9 +61,11 @@ def recover_claims(
         for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             leases = held_claims.held_by(conn, table, prefix)
             holders = {lease.job_id: lease.worker_id for lease in leases}
-            if excused or ended.overdue or all(map(identity.has_executors, holders.values())):
-                reason = "shutdown" if ended.overdue else f"its worker {how}"
-                rows += db.run(conn, handback.hand_back_all(leases, reason=reason))
+            apart = all(map(identity.has_executors, holders.values()))
+            if again or not _is_crash(ended, apart, oom_kills):
+                if again or apart or ended.overdue:
+                    reason = "shutdown" if ended.overdue else f"its worker {how}"
+                    rows += db.run(conn, handback.hand_back_all(leases, reason=reason))
                 continue
             taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
             for row in taken:
@@ -78,6 +79,19 @@ def recover_claims(
         orderly = ended.code in _ORDERLY
         workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
     return rows
+
+
+def _is_crash(ended: supervisor.Exit, apart: bool, oom_kills: int | None) -> bool:
+    """Return whether a process has died without its own decision.
+
+    `apart`: its handlers ran in executors, so that no handler could give it an exit code, and the
+    memory that it was short of was not its own.
+    """
+    if ended.overdue:
+        return False
+    if ended.signal is not None:
+        return not (apart and ended.signal == signal.SIGKILL and oom_kills)
+    return not apart and ended.code not in (None, guards.EXIT_LOST, *_ORDERLY)
 
 
 def _detail(ended: supervisor.Exit, oom_kills: int | None) -> JsonDict:
@@ -108,14 +122,15 @@ def evidence(ended: supervisor.Exit) -> str:
 class _Death(NamedTuple):
     """A reaped process whose claims are to be recovered at `due`; `last`: no further try follows.
 
-    `oom_kills`: the OOM kills counted around its death, or None.
+    `oom_kills`: the OOM kills counted around its death, or None. `counted`: its claims were taken
+    back once.
     """
 
     ended: supervisor.Exit
-    excused: bool
     due: float
     last: bool
     oom_kills: int | None = None
+    counted: bool = False
 
 
 class CrashRecovery:
@@ -132,30 +147,20 @@ class CrashRecovery:
         self._loop = service.Loop(
             "crash-recovery", [service.Task("recover", self._pause, self._recover_due)]
         )
-        self._notes = note_reporter.ReportLoop()
 
     def report(self, ended: supervisor.Exit) -> None:
-        """Recover the claims of this process soon; see `recover_claims`.
-
-        A worker that has left a note is excused: it ended for want of the database, or on request.
-        """
-        excused = False
-        if ended.code in _REPORTING and not ended.overdue:
-            excused = notes.is_noted(identity.process_prefix(self._label, ended.pid))
-            self._notes.wake()
+        """Recover the claims of this process soon; see `recover_claims`."""
         peaceful = ended.code == 0 and ended.overdue is None
-        self._dead.append(_Death(ended, excused, time.monotonic(), last=peaceful))
+        self._dead.append(_Death(ended, time.monotonic(), last=peaceful))
         self._loop.wake("recover")
 
     def __enter__(self) -> CrashRecovery:
         self._loop.start()
-        self._notes.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._loop.stop():
             self._recover_due(math.inf)
-        self._notes.stop()
 
     def _pause(self) -> float:
         wait_s = min((death.due for death in self._dead), default=math.inf) - time.monotonic()
@@ -208,7 +213,7 @@ class CrashRecovery:
             ended,
             host_label=self._label,
             oom_kills=death.oom_kills,
-            excused=death.excused,
+            again=death.counted,
         )
         for row in rows:
             what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
@@ -216,4 +221,4 @@ class CrashRecovery:
             _log.warning(
                 "%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"], extra=ids
             )
-        return death
+        return death._replace(counted=True)

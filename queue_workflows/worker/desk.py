@@ -37,7 +37,6 @@ from queue_workflows.worker import (
     job_logs,
     lane,
     node_plans,
-    window,
 )
 
 if TYPE_CHECKING:
@@ -126,6 +125,8 @@ class Desk:
         self._poll_at, self._poll_s = 0.0, config.CLAIM_POLL_S.read()
         self._again_at = math.inf
         """When a limit admits a job, or a delayed one is due."""
+        self._lone: claimed_job.ClaimedJob | None = None
+        """A job that runs alone in this worker, or is to; nothing is claimed beside it."""
         self.throttled = False
         """Whether memory is full, so that nothing may be claimed."""
         self.stopping = False
@@ -206,7 +207,7 @@ class Desk:
         done = own.done[: 1 if own.apart else lane.MOST]
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
-        if measured and not (self.stopping or self.throttled or own.apart):
+        if measured and not (self.stopping or self.throttled or own.apart or self._lone):
             # What follows from a completed node is claimed by the statement that records it.
             own.may_claim |= bool(done) and own.table.in_run
             count, ahead = own.claimable(records=bool(done))
@@ -267,11 +268,14 @@ class Desk:
                 self._hand_back(job, "an earlier claim of it has not ended in this worker")
             elif why:
                 self._hand_back(job, why)
+            elif job.is_last and self._lone is not None:
+                self._hand_back(job, "another job is to run alone in this worker")
             elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
                 refused = job_rows.refused(job_rows.loaded(job.body), in_run=True)
                 self._write_outcome(job, refused or outcomes.Outcome("parked", 0.0))
             else:
                 own.waiting.append(job)
+                self._lone = job if job.is_last else self._lone
         if jobs:
             self.worked_at = self.now()
         self.start(own)
@@ -427,6 +431,10 @@ class Desk:
         self.worked_at = self.now()
         if own.announces:
             self._announce(job, completed=completed)
+        if self._lone is job:
+            self._lone = None
+        elif self._lone is not None:
+            self.start(self._lone.lane)
 
     def _announce(self, job: claimed_job.ClaimedJob, *, completed: bool) -> None:
         """Let the app hear of a node that is recorded, in the executor that has its value."""
@@ -457,15 +465,19 @@ class Desk:
     # --- Handlers: a `run.executors.Owner`.
 
     def start(self, own: lane.Lane) -> None:
-        """Give waiting jobs to what has room for them."""
+        """Give waiting jobs to what has room for them; one that runs alone comes last."""
         now = self.now()
         while own.waiting and own.runner.room > 0 and not own.changing:
+            if own.waiting[0] is self._lone and len(self.jobs) > 1:
+                if len(own.waiting) == 1:
+                    break
+                own.waiting.rotate(-1)
             job = own.waiting.popleft()
             job.start(now)
             own.runner.start(job, isolated=own.is_isolated(job), shared=own.is_shared(job))
             self._seams.wake_at(job.check_at(now))
         if own.waiting:
-            self._seams.wake_at(own.waiting[0].asked + window.WAIT_S)
+            self._seams.wake_at(own.check_at())
 
     def room(self) -> None:
         """Give waiting jobs to an executor that has become free, and claim others."""
@@ -730,7 +742,7 @@ class Desk:
             self._seams.ring()
         due = min(self._poll_at, self._again_at, self._retry_at or math.inf)
         for own in self.lanes:
-            if own.waiting and now >= own.waiting[0].asked + window.WAIT_S:
+            if now >= own.check_at():
                 self._return_waiting(own, "waited too long for an executor")
             for job in [*own.jobs.values()]:
                 due = min(due, self._check(job, now, stopped=stopped))

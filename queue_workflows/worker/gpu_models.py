@@ -18,7 +18,7 @@ from queue_workflows.model_cache import gpu_should_unload
 from queue_workflows.runtime import clock, service
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import JsonDict, NowFn, Row
-from queue_workflows.worker import claimed_job, gpu_memory, guards, job_guards, lane, leases
+from queue_workflows.worker import claimed_job, gpu_memory, guards, job_guards, lane
 
 _log = logging.getLogger(__name__)
 REAP_S: Final = 5.0
@@ -27,6 +27,7 @@ PUBLISH_WAIT_S: Final = 5.0
 """Seconds for which the first claim waits for the GPU's size and a heartbeat: a little more than
 `gpu_memory.TIMEOUT_S`."""
 NAME_CHARS: Final = 400
+Later = Callable[..., object]
 NOTHING: Final[JsonDict] = {
     "current": None, "loading": None, "load_s": 0.0, "held_s": 0.0, "vram_gb": 0.0,
 }  # fmt: skip
@@ -51,7 +52,8 @@ class GpuModels:
         self._wake = wake
         self._now = now_fn
         self._lane: lane.Lane
-        self._leases: leases.Leases
+        self._later: Later
+        self._changed: Callable[[], object]
         self._seen: JsonDict = NOTHING
         self._since = self._used_at = now_fn()
         self._load_s = 0.0
@@ -81,9 +83,12 @@ class GpuModels:
             ],
         )
 
-    def serve(self, own: lane.Lane, leases_: leases.Leases) -> None:
-        """Serve this lane from now on; claims wait for the size of the GPU."""
-        self._lane, self._leases = own, leases_
+    def serve(self, own: lane.Lane, later: Later, changed: Callable[[], object]) -> None:
+        """Serve this lane from now on; claims wait for the size of the GPU.
+
+        `later` runs a script on the second connection, best effort; `changed` lets it report.
+        """
+        self._lane, self._later, self._changed = own, later, changed
         own.models = self._known
         self._thread.start()
 
@@ -161,7 +166,7 @@ class GpuModels:
             self._sizes = sizes
             given: JsonDict = {"host": self._lane.who.host, "models": [*sizes]}
             given["sizes"] = [size or None for size in sizes.values()]
-            self._later(statements.models.publish_sizes, given, "the sizes of models")
+            self._later(db.one(statements.models.publish_sizes, given), "the sizes of models")
 
     def tick(self, now: float) -> float:
         """Take samples to the guards, and do what is due; return when to be called again."""
@@ -202,10 +207,7 @@ class GpuModels:
 
     def _note(self, job: claimed_job.ClaimedJob, event_type: str, **more: Any) -> None:
         note = job_events.note(job.lease.table, job.row | {"attempts": 0}, event_type, **more)
-        self._leases.later(note, f"the event {event_type} of job {job.id}")
-
-    def _later(self, text: bytes, given: JsonDict, what: str) -> None:
-        self._leases.later(db.one(text, given), what)
+        self._later(note, f"the event {event_type} of job {job.id}")
 
     # --- What the executor reports.
 
@@ -221,7 +223,7 @@ class GpuModels:
         self._seen = model
         self._lane.model = model["current"]
         if changed:
-            self._leases.beat_now()
+            self._changed()
 
     def used(self) -> None:
         """Note that a job has ended, or a request has begun: the idle time starts again."""
@@ -235,7 +237,7 @@ class GpuModels:
 
     def _learn(self, model: str | None, seconds: float) -> None:
         given = {"host": self._lane.who.host, "model": model, "seconds": seconds}
-        self._later(statements.models.learn_load, given, "the time of a load")
+        self._later(db.one(statements.models.learn_load, given), "the time of a load")
 
     # --- Requests to load and unload.
 
@@ -244,8 +246,8 @@ class GpuModels:
         self._poll_at = self._now() + config.WORKER_CONTROL_POLL_S.read()
         who = self._lane.who
         given = {"host": who.host, "worker": who.worker_id, "after": self._request_no}
-        self._leases.ask(
-            db.one(statements.models.newest_request, given), self._polled, "requests for models"
+        self._later(
+            db.one(statements.models.newest_request, given), "requests for models", self._polled
         )
 
     def _polled(self, found: Row | None) -> None:
@@ -325,4 +327,4 @@ class GpuModels:
             "error": None,
             **more,
         }
-        self._leases.beat_now()
+        self._changed()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.run import captured_streams, executor, executors, wire
+from queue_workflows.run import captured_streams, channel, executor, executors, wire
 from queue_workflows.runtime import clock, kill_timer
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards
@@ -97,14 +97,15 @@ class InlineExecutors(executors.Executors):
 
     def serve(self, model_cache: ModelCache | None) -> None:
         """Run handlers in this thread until the worker lets it go."""
-        channel = executor.Channel(self._theirs[0])
-        jobs = executor.JobLoop(
-            channel, self._theirs[1], model_cache, alone=False, lost=lambda: None
-        )
-        printed = functools.partial(_send_printed, channel, jobs.key)
-        with contextlib.closing(jobs), captured_streams.to(printed):
-            with contextlib.suppress(ConnectionError):
-                jobs.serve()
+        end = channel.Channel(self._theirs[0])
+        jobs = executor.JobLoop(end, self._theirs[1], model_cache, alone=False, lost=lambda: None)
+        printed = functools.partial(_send_printed, end, jobs.key)
+        with (
+            contextlib.closing(jobs),
+            captured_streams.to(printed),
+            contextlib.suppress(ConnectionError),
+        ):
+            jobs.serve()
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -116,11 +117,11 @@ class InlineExecutors(executors.Executors):
         self._lease_timer.close()
 
 
-def _send_printed(channel: executor.Channel, key: Callable[[], int], data: bytes) -> None:
+def _send_printed(end: channel.Channel, key: Callable[[], int], data: bytes) -> None:
     """Send what a handler has printed, or a thread of it."""
     if job := key():
         text = data.decode("utf-8", "backslashreplace")
         record = {"level": logging.INFO, "name": "print", "text": text, "printed": False,
                   "fields": None, "as_is": True}  # fmt: skip
         with contextlib.suppress(ConnectionError):
-            channel.send(wire.LOG, job, wire.encoded(record))
+            end.send(wire.LOG, job, wire.encoded(record))

@@ -83,15 +83,12 @@ class Lane:
         return bool(self.jobs)
 
     def is_isolated(self, job: claimed_job.ClaimedJob) -> bool:
-        """Return whether a job runs in an executor of its own, also where others share one.
-
-        A crash of a shared executor is charged to all its jobs. It must be the last of none.
-        """
+        """Return whether a job runs in an executor of its own, also where others share one."""
         if self.shape.gpu:
             return False  # a fresh executor for each job would load the model for each
         if job.name in self._isolated:
             return True
-        return self.is_shared(job) and 0 < config.MAX_CRASHES.read() - 1 <= job.crash_count
+        return self.is_shared(job) and job.is_last
 
     def is_shared(self, job: claimed_job.ClaimedJob) -> bool:
         """Return whether a job runs in an executor that runs several at once."""
@@ -107,7 +104,7 @@ class Lane:
             return 0, False
         free = self.runner.room - len(self.waiting)
         # Each job that waits would end with the process if one that has killed one kills it too.
-        if records and not any(job.crash_count for job in self.jobs.values()):
+        if records and not any(job.crash_count or job.lapse_count for job in self.jobs.values()):
             ahead = self.window.ahead - max(0, -free)
             if ahead > 0:
                 return max(0, free) + ahead, True
@@ -165,9 +162,8 @@ class Lane:
 
     def _gpu(self) -> dict[str, Any]:
         if not self.shape.gpu:
-            who = self.who
-            return {"model": who.model, "models": who.models, "lane": who.lane,
-                    "policy": who.policy, "grace_s": who.grace_s, "bound_s": who.bound_s}  # fmt: skip
+            names = ("model", "models", "lane", "policy", "grace_s", "bound_s")
+            return {name: getattr(self.who, name) for name in names}
         return {
             "model": self.model,
             "models": self.models,
@@ -191,8 +187,13 @@ class Lane:
         return found, wait
 
     def check_at(self) -> float:
-        """Return when the first waiting job has waited too long."""
-        return self.waiting[0].asked + window.WAIT_S if self.waiting else math.inf
+        """Return when the first waiting job has waited too long.
+
+        A job that is to run alone waits for as long as the jobs before it take.
+        """
+        if not self.waiting or self.waiting[0].is_last:
+            return math.inf
+        return self.waiting[0].asked + window.WAIT_S
 
 
 def _queues_many(ahead: claims.Ahead | None) -> bool:

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from queue_workflows import config, db
@@ -110,22 +110,15 @@ class Leases:
         self._beat_at = 0.0
         self._ring()
 
-    def later(self, script: db.Script[Any], what: str) -> None:
-        """Run a script here, best effort: an error is logged."""
+    def later(
+        self, script: db.Script[Any], what: str, done: Callable[[Any], object] = _ignore
+    ) -> None:
+        """Run a script here and call `done` with its result, unless it fails: that is logged."""
 
         def refused(error: db.Error) -> None:
             _log.warning("%s: %s", what, str(error).strip())
 
-        self._calls.append(link.Request(script, _ignore, refused, _ignore))
-        self._ring()
-
-    def ask(self, script: db.Script[Any], done: Callable[[Any], object], what: str) -> None:
-        """Run a script here and call `done` with its result, unless it fails."""
-
-        def refused(error: db.Error) -> None:
-            _log.warning("%s: %s", what, str(error).strip())
-
-        self._calls.append(link.Request(script, done, refused, lambda: None))
+        self._calls.append(link.Request(script, done, refused, _ignore))
         self._ring()
 
     def leave(self) -> None:
@@ -142,9 +135,8 @@ class Leases:
             return self._store_logs() or (None if self.left else self._stop())
         if self._calls:
             return self._calls.popleft()
-        if now >= self._renew_at:
-            if (found := self._renew(now)) is not None:
-                return found
+        if now >= self._renew_at and (found := self._renew(now)) is not None:
+            return found
         if now >= self._control_at and (found := self._check_control(now)) is not None:
             return found
         if now >= self._beat_at:
@@ -155,19 +147,17 @@ class Leases:
 
     def notified(self, channel: str, text: str) -> None:
         """Act on a cancel, and on a switch of one of the workers."""
-        if channel == "job_cancel":
-            if any(text in (job.id, job.run_id) for job in self._desk.jobs):
-                self.renew_now()
-        elif channel == "worker_control":
-            if any(
-                text in (f"{own.who.host}:{own.who.queue}", f"{own.who.host}:{controls.ALL}")
-                for own in self._desk.lanes
-            ):
-                self.renew_now()
-                self.beat_now()
-                if self._models is not None:
-                    self._models.poll()
-                self._desk.look()
+        if channel == "job_cancel" and any(text in (job.id, job.run_id) for job in self._desk.jobs):
+            self.renew_now()
+        if channel == "worker_control" and any(
+            text in (f"{own.who.host}:{own.who.queue}", f"{own.who.host}:{controls.ALL}")
+            for own in self._desk.lanes
+        ):
+            self.renew_now()
+            self.beat_now()
+            if self._models is not None:
+                self._models.poll()
+            self._desk.look()
 
     def connected(self) -> None:
         """Look at all again: notifications of the time without a connection are lost."""
@@ -182,50 +172,33 @@ class Leases:
     # --- Leases.
 
     def _renew(self, now: float) -> link.Request | None:
-        lanes = [own for own in self._desk.lanes if own.jobs]
+        held = [(own, [*own.jobs.values()]) for own in self._desk.lanes if own.jobs]
         lease_s = self._desk.lanes[0].who.lease_s
         self._renew_at = now + settings.renew_every_s(lease_s)
-        if not lanes:
+        if not held:
             self._hold(now + lease_s - EARLY_S)
             return None
-        held = {own.who.queue: [*own.jobs.values()] for own in lanes}
-        reports = {job.id: job.progress for jobs in held.values() for job in jobs}
-        for jobs in held.values():
-            for job in jobs:
-                job.progress = None
-
-        def renew() -> db.Script[list[tuple[lane.Lane, list[Any]]]]:
-            found: list[tuple[lane.Lane, list[Any]]] = []
-            for own in lanes:
-                jobs = held[own.who.queue]
-                given: dict[str, Any] = {
-                    "jobs": [job.id for job in jobs],
-                    "claims": [job.lease.claim_no for job in jobs],
-                    "progress": [reports[job.id] for job in jobs],
-                    "worker": own.who.worker_id,
-                    "lease_s": own.who.lease_s,
-                }
-                text = statements.claims.renew_held[own.table.name]
-                found.append((own, (yield db.Statement(text, given))))
-            return found
+        every = [job for _, jobs in held for job in jobs]
+        reports = {job.id: job.progress for job in every}
+        for job in every:
+            job.progress = None
 
         def restore() -> None:
-            for jobs in held.values():
-                for job in jobs:
-                    job.progress = job.progress or reports[job.id]
+            for job in every:
+                job.progress = job.progress or reports[job.id]
 
         def refused(error: db.Error) -> None:
             restore()
             self._renew_at = min(self._renew_at, self._now() + AGAIN_S)
             _log.warning("the leases are not renewed: %s", str(error).strip())
 
-        def renewed(found: list[tuple[lane.Lane, list[Any]]]) -> None:
-            for own, rows in found:
-                self._renewed(held[own.who.queue], rows, now)
+        def renewed(found: list[Any]) -> None:
+            for (_, jobs), rows in zip(held, found, strict=True):
+                self._renewed(jobs, rows, now)
             self._keep_hold(now)
-            self._store_cursors([job for jobs in held.values() for job in jobs])
+            self._store_cursors(every)
 
-        return link.Request(renew(), renewed, refused, restore)
+        return link.Request(_renewals(held, reports), renewed, refused, restore)
 
     def _renewed(
         self, held: Sequence[claimed_job.ClaimedJob], rows: Sequence[Any], sent: float
@@ -368,3 +341,21 @@ class Leases:
             self._logs.put_back(written, keep=not self._leaving)
 
         return link.Request(written.script(), _ignore, again, again)
+
+
+def _renewals(
+    held: Sequence[tuple[lane.Lane, Sequence[claimed_job.ClaimedJob]]],
+    reports: Mapping[str, str | None],
+) -> db.Script[list[Any]]:
+    """Renew the leases of jobs, with their progress; return the rows of each lane."""
+    found: list[Any] = []
+    for own, jobs in held:
+        given: dict[str, Any] = {
+            "jobs": [job.id for job in jobs],
+            "claims": [job.lease.claim_no for job in jobs],
+            "progress": [reports[job.id] for job in jobs],
+            "worker": own.who.worker_id,
+            "lease_s": own.who.lease_s,
+        }
+        found.append((yield db.Statement(statements.claims.renew_held[own.table.name], given)))
+    return found

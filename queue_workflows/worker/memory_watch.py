@@ -18,7 +18,7 @@ class MemoryWatch:
     """Read the memory on a thread of its own, and say whether the desk may claim.
 
     Nothing is held back while no job runs that could free the memory, neither of this worker nor
-    of another one that fills the same memory. `ask` runs a script on the second connection;
+    of another one that fills the same memory. `later` runs a script on the second connection;
     `changed` is called when waiting begins or ends.
     """
 
@@ -27,12 +27,12 @@ class MemoryWatch:
         desk_: desk.Desk,
         *,
         wake: Callable[[], object],
-        ask: Callable[..., object],
+        later: Callable[..., object],
         changed: Callable[[], object],
     ) -> None:
         self._desk = desk_
         self._wake = wake
-        self._ask = ask
+        self._later = later
         self._changed = changed
         self._resources = names = config.worker_memory_throttle()
         gpus = gpu_overview.Reader() if "gpu" in names else None
@@ -62,19 +62,18 @@ class MemoryWatch:
     def _limits(self) -> list[pressure.Limit]:
         return [each for each in pressure.limits() if each.resource.lower() in self._resources]
 
-    def tick(self, now: float) -> float:
+    def tick(self) -> None:
         """Decide from the latest reading."""
         if self._reading is None or self._asks:
-            return float("inf")
+            return
         busy = any(own.jobs for own in self._desk.lanes)
         gives_back = any(own.runner.gives_back for own in self._desk.lanes)
         full = pressure.nearly_full(self._reading)
         if full and not (busy or gives_back):
             self._asks = True
-            self._ask(self._fills(pressure.ids(full)), self._found, "jobs that fill the memory")
-            return float("inf")
+            self._later(self._fills(pressure.ids(full)), "jobs that fill the memory", self._found)
+            return
         self._decide(working=busy or gives_back)
-        return float("inf")
 
     def _fills(self, ids: list[str]) -> db.Script[Any]:
         given = {

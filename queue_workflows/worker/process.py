@@ -136,7 +136,7 @@ class Worker:
         self._memory = memory_watch.MemoryWatch(
             self._desk,
             wake=self._wake,
-            ask=lambda *given: self._leases.ask(*given),
+            later=lambda *given: self._leases.later(*given),
             changed=lambda: self._leases.beat_now(),
         )
         self._leases = leases.Leases(
@@ -253,7 +253,7 @@ class Worker:
         if self._launcher is not None:
             loop.read(self._launcher.fileno(), self._from_launcher)
         if self._models is not None:
-            self._models.serve(lanes[0], self._leases)
+            self._models.serve(lanes[0], self._leases.later, self._leases.beat_now)
         for own in lanes:
             if not own.shape.mixed:
                 own.runner.ready()
@@ -301,7 +301,7 @@ class Worker:
         due = [self._printer.tick(now), self._claims.tick(now), self._renewals.tick(now)]
         models = self._models
         stopped = models is not None and models.is_stopped
-        due.append(self._memory.tick(now))
+        self._memory.tick()
         due.append(self._desk.tick(now, stopped=stopped))
         due.append(self._leases.tick(now))
         if models is not None:
@@ -445,14 +445,17 @@ class Worker:
         self._loop.wake_at(0.0)
 
     def _lose(self, error: launcher.LauncherLost) -> None:
-        """Hand all jobs back, uncounted: the executors have ended with the launcher."""
-        _log.error("%s; its jobs are handed back", error)
+        """End all jobs: the executors have ended with the launcher.
+
+        They count a crash if a signal has killed it, and are handed back otherwise.
+        """
+        _log.error("%s", error)
         self._lost = error
         assert self._launcher is not None
         self._loop.forget(self._launcher.fileno())
+        self._desk.stop(0.0)  # first, so that no outcome that is still read lets a job start
         for own in self._desk.lanes:
-            own.runner.lose("the launcher")
-        self._desk.stop(0.0)
+            own.runner.lose(error)
 
     def _kill(self, place: executors.Executor, now: bool, why: str) -> None:
         signum = signal.SIGKILL if now else signal.SIGTERM

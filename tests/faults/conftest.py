@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-from queue_workflows.executor import launcher_client
 
+from queue_workflows.executor import launcher_client
 from tests.support import executor_app, executors, reused_backends
 
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Generator
 
 import pytest
-from queue_workflows.executor import channel, launcher_client, protocol
 
+from queue_workflows.executor import channel, launcher_client, protocol
 from tests.support import executors
 
 

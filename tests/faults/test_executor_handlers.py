@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from queue_workflows.executor import protocol
 
+from queue_workflows.executor import protocol
 from tests.support import executors
 
 

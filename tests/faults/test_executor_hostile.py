@@ -10,8 +10,8 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from queue_workflows.executor import channel, launcher_client, protocol
 
+from queue_workflows.executor import channel, launcher_client, protocol
 from tests.support import executors
 from tests.support.wait import until
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from queue_workflows.executor import launcher_client, loaded_app, protocol
 
 from queue_workflows import config, errors, model_cache, model_registry
+from queue_workflows.executor import launcher_client, loaded_app, protocol
 from queue_workflows.runtime import clock
 from tests.support import executor_app, executors
 from tests.support.wait import patience, until

@@ -10,8 +10,8 @@ import termios
 from collections.abc import Callable, Generator
 
 import pytest
-from queue_workflows.executor import protocol, streams
 
+from queue_workflows.executor import protocol, streams
 from queue_workflows.runtime import entry_point
 from tests.support import executor_app, executors
 from tests.support.wait import until

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queue_workflows.executor import channel, codec, protocol
 
 from queue_workflows import types
 from queue_workflows.dag import policy
 from queue_workflows.engine import outcomes
+from queue_workflows.executor import channel, codec, protocol
 from tests.support.examples import examples
 
 AT = datetime.datetime(2026, 3, 4, 5, 6, 7, 8, tzinfo=datetime.timezone.utc)

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from queue_workflows.executor import nodes as executor_nodes
-
 import queue_workflows
 from queue_workflows import ingest_executor, model_registry, node_executor
+from queue_workflows.executor import nodes as executor_nodes
 from queue_workflows.handlers import task_call
 from queue_workflows.schedule import definition
 from queue_workflows.scheduler import ScheduleEntry

@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 from queue_workflows.executor import launcher_client
-
 from queue_workflows.worker import executors, slot_deaths, slot_runs
 from tests.soak import fault_plan
 from tests.soak.mutant import Mutant, replace

@@ -11,7 +11,6 @@ import sys
 import time
 
 from queue_workflows.executor import launcher_client, process, protocol
-
 from queue_workflows.runtime import clock
 from tests.support import executor_app, executors
 

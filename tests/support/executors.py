@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from queue_workflows.executor import launcher_client, process, protocol
-
 from tests.support.wait import until
 
 M = TypeVar("M")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import queue_workflows
-from queue_workflows.worker import kill_timers
 
 LONG_S = 60
 
@@ -145,6 +144,17 @@ def kills_itself(reason: str, args: dict[str, Any]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kills_ancestor(reason: str, args: dict[str, Any]) -> None:
+    """End the process `levels` above this one by SIGKILL, and then sleep."""
+    pid = os.getpid()
+    for _ in range(args["levels"]):
+        pid = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
+    with Path(args["folder"], "kills").open("a", encoding="ascii") as kills:
+        kills.write(f"{pid}\n")
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(LONG_S)
+
+
 async def awaits_once(reason: str, args: dict[str, Any]) -> None:
     """Do as `lingers_once` does, without a thread of its own."""
     again = Path(args["folder"], "started").exists()
@@ -179,9 +189,4 @@ def setup() -> None:
     queue_workflows.register_ingest_task("awaits_once", awaits_once)
     queue_workflows.register_ingest_task("lingers_thrice", lingers_thrice)
     queue_workflows.register_ingest_task("kills_itself", kills_itself)
-
-
-def setup_with_short_exit() -> None:
-    """Do the same; the kill timer fires while an exit still waits for its second connection."""
-    kill_timers.EXIT_WITHIN_S = 2.0
-    setup()
+    queue_workflows.register_ingest_task("kills_ancestor", kills_ancestor)

@@ -35,14 +35,15 @@ class FakeDatabase:
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
 
-    def add(self) -> None:
+    def add(self, crashes: int = 0, lapses: int = 0) -> None:
         job_id = f"j{len(self.rows)}"
         self.rows[job_id] = {
             "status": "queued",
             "claim": 0,
             "worker": None,
             "ends": [],
-            "crashes": 0,
+            "crashes": crashes,
+            "lapses": lapses,
         }
 
     def steal(self, job_id: str) -> None:
@@ -61,7 +62,7 @@ class FakeDatabase:
         row = self.rows[job_id]
         assert claim not in [each for each, _ in row["ends"]], "two ends of one claim"
         row["ends"].append((claim, status))
-        row.update(status=status, worker=None)
+        row.update(status=status, worker=None, lapses=0)
         return True
 
     def run(self, script: db.Script[Any]) -> Any:
@@ -108,8 +109,9 @@ class FakeDatabase:
     def _crashed(self, job_id: str) -> dict[str, Any]:
         row = self.rows[job_id]
         row["crashes"] += 1
-        self.end(job_id, row["claim"], "queued")
-        return {"id": job_id, "status": "queued", "heartbeat_at": None, "progress": None,
+        status = "failed" if row["crashes"] == 3 else "queued"
+        self.end(job_id, row["claim"], status)
+        return {"id": job_id, "status": status, "heartbeat_at": None, "progress": None,
                 "attempts": 0, "claim_no": row["claim"], "queue": "fetch"}  # fmt: skip
 
     def _step(self, given: Any) -> list[Any]:
@@ -124,7 +126,8 @@ class FakeDatabase:
                 row.update(status="running", worker=WORKER, claim=row["claim"] + 1)
                 texts = (job_id, row["claim"], row["crashes"], None, "task")
                 head = [None if each is None else str(each).encode() for each in texts]
-                found.append((*head, None, None, None, None, b"{}", None, None))
+                lapses = str(row["lapses"]).encode()
+                found.append((*head, None, None, None, None, b"{}", None, None, lapses))
         return found
 
 
@@ -153,7 +156,10 @@ class FakeRunner:
 
     def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
         del isolated, shared
-        assert all(job.id != other.jobs[1].id for other in self.places), "it runs twice at once"
+        running = [each.jobs[1] for each in self.places]
+        assert all(job.id != other.id for other in running), "it runs twice at once"
+        alone = any(each.crash_count == 2 or each.lapse_count == 9 for each in [job, *running])
+        assert not (running and alone), "a death would be the last of a neighbour"
         job.place = FakePlace(job)
         self.places.append(job.place)
 
@@ -191,10 +197,14 @@ class Worker(RuleBasedStateMachine):
 
     # --- What may happen.
 
-    @rule(count=st.integers(1, 4))
-    def enqueue(self, count: int) -> None:
+    @rule(
+        count=st.integers(1, 4),
+        crashes=st.sampled_from([0, 0, 1, 2]),
+        lapses=st.sampled_from([0, 0, 0, 9]),
+    )
+    def enqueue(self, count: int, crashes: int, lapses: int) -> None:
         for _ in range(count):
-            self.data.add()
+            self.data.add(crashes, lapses)
         self.desk.look()
 
     @precondition(lambda self: self.request is None)

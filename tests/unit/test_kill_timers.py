@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from queue_workflows.executor import launcher
 
+from queue_workflows.executor import launcher
 from queue_workflows.runtime import kill_timer
 from queue_workflows.worker import kill_timers
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from queue_workflows.executor import memory_cgroups
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from queue_workflows.executor import protocol
 
+from queue_workflows.executor import protocol
 from queue_workflows.runtime import clock
 from queue_workflows.worker import oom_kills, slot_deaths
 

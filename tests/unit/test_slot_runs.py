@@ -5,9 +5,9 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-from queue_workflows.executor import launcher_client, protocol
 
 from queue_workflows.engine import job_tables
+from queue_workflows.executor import launcher_client, protocol
 from queue_workflows.worker import (
     executor_set,
     executor_shape,

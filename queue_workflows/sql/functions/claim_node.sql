@@ -308,7 +308,8 @@ BEGIN
                 p_versions => p_versions, p_look_ahead_s => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
-            IF (v_job ->> 'crash_count')::integer > 0 THEN
+            IF (v_job ->> 'crash_count')::integer > 0
+               OR (SELECT k.lapse_count FROM workflow_node_jobs k WHERE k.id = v_job ->> 'id') > 0 THEN
                 v_due_s := CASE WHEN v_number < p_claim THEN 0 END;
                 EXIT;
             END IF;

@@ -341,7 +341,7 @@ WITH found (id, text) AS MATERIALIZED (
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: attempts_bounded
--- The attempts and crashes of a job stay within their limits.
+-- The attempts, crashes and lapses of a job stay within their limits.
 WITH touched_nodes (id) AS (
     SELECT id FROM workflow_node_jobs WHERE %(whole)s::boolean
     UNION SELECT job_id FROM workflow_node_events
@@ -359,23 +359,26 @@ touched_ingest_jobs (id) AS (
     UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
 found (id, text) AS MATERIALIZED (
     SELECT j.id, j.status || ' after ' || j.attempts || ' attempts (of ' || j.max_attempts
-           || ') and ' || j.crash_count || ' crashes'
+           || '), ' || j.crash_count || ' crashes and ' || j.lapse_count || ' lapses in a row'
       FROM touched_nodes t
       JOIN workflow_node_jobs j ON j.id = t.id
      WHERE j.attempts > greatest(j.max_attempts, 1)
-        OR j.crash_count > %(max_crashes)s::integer
+        OR j.crash_count > %(max_crashes)s::integer OR j.lapse_count > %(max_lapses)s::integer
         OR j.status IN ('queued', 'running')
-       AND (j.attempts >= greatest(j.max_attempts, 1) OR j.crash_count >= %(max_crashes)s::integer)
+       AND (j.attempts >= greatest(j.max_attempts, 1)
+            OR j.crash_count >= %(max_crashes)s::integer
+            OR j.lapse_count >= %(max_lapses)s::integer)
     UNION ALL
     SELECT j.id, j.status || ' after ' || j.attempts || ' attempts (of ' || j.max_attempts
-           || ') and ' || j.crash_count || ' crashes'
+           || '), ' || j.crash_count || ' crashes and ' || j.lapse_count || ' lapses in a row'
       FROM touched_ingest_jobs t
       JOIN ingest_jobs j ON j.id = t.id
      WHERE j.attempts > greatest(j.max_attempts, 1)
-        OR j.crash_count > %(max_crashes)s::integer
+        OR j.crash_count > %(max_crashes)s::integer OR j.lapse_count > %(max_lapses)s::integer
         OR j.status IN ('queued', 'running')
        AND (j.attempts >= greatest(j.max_attempts, 1)
-            OR j.crash_count >= %(max_crashes)s::integer))
+            OR j.crash_count >= %(max_crashes)s::integer
+            OR j.lapse_count >= %(max_lapses)s::integer))
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: off_holds

@@ -138,7 +138,8 @@ SELECT b.id, b.text
                 LIMIT 1),
               (SELECT c.name || ' is out of range: ' || c.value
                  FROM (VALUES ('claim_no', t.claim_no), ('attempts', t.attempts),
-                              ('crash_count', t.crash_count), ('generation', t.generation))
+                              ('crash_count', t.crash_count), ('lapse_count', t.lapse_count),
+                              ('generation', t.generation))
                       c (name, value)
                 WHERE c.value NOT BETWEEN 0 AND 1000000000
                 LIMIT 1),
@@ -168,7 +169,8 @@ SELECT b.id, b.text
                 LIMIT 1),
               (SELECT c.name || ' is out of range: ' || c.value
                  FROM (VALUES ('claim_no', t.claim_no), ('attempts', t.attempts),
-                              ('crash_count', t.crash_count), ('generation', t.generation))
+                              ('crash_count', t.crash_count), ('lapse_count', t.lapse_count),
+                              ('generation', t.generation))
                       c (name, value)
                 WHERE c.value NOT BETWEEN 0 AND 1000000000
                 LIMIT 1),

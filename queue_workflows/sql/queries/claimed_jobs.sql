@@ -29,7 +29,8 @@ SELECT id, task_name, queue::text, reason, priority, seq, args, claim_no, worker
 -- Return a node job as `claims.node_rows` does, without the context of its run. No row: the worker
 -- does not hold the job.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
-       r.required_model, r.run, row_to_json(r) AS body, NULL AS wait_s, NULL AS due_s
+       r.required_model, r.run, row_to_json(r) AS body, NULL AS wait_s, NULL AS due_s,
+       (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
   FROM (SELECT j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,
        j.pipeline_name, j.priority, j.seq, j.claim_no, j.worker_id, j.claimed_by, j.generation,
        j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries, j.timeout_s, j.inputs,
@@ -47,7 +48,8 @@ SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.
 -- name: ingest_rows
 -- Return an ingest job as `claims.ingest_rows` does. No row: the worker does not hold the job.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.task_name, NULL AS run_id, NULL AS node_id,
-       NULL AS required_model, NULL AS run, row_to_json(r) AS body, NULL AS wait_s, NULL AS due_s
+       NULL AS required_model, NULL AS run, row_to_json(r) AS body, NULL AS wait_s, NULL AS due_s,
+       (SELECT j.lapse_count FROM ingest_jobs j WHERE j.id = r.id) AS lapse_count
   FROM (SELECT id, task_name, queue::text, reason, priority, seq, args, claim_no, worker_id, claimed_by,
        attempts, max_attempts, crash_count, timeout_s, headers, partition_key, lock_key
   FROM ingest_jobs

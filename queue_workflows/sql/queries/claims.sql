@@ -48,7 +48,8 @@ SELECT *
 -- Do as `node_step` does, for a worker that passes rows on as texts: the columns that it reads,
 -- the row as JSON for the handler, and `wait_s` and `due_s` in a row without an id.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
-       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s
+       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
+       (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
   FROM (SELECT queue_workflows_node_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
            %(claim)s::boolean AND NOT EXISTS (
@@ -69,7 +70,8 @@ SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.
 -- name: nodes_rows
 -- Do as `nodes_step` does, and return what `node_rows` returns.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
-       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s
+       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
+       (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
   FROM queue_workflows_nodes_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
            CASE WHEN NOT EXISTS (
@@ -86,7 +88,8 @@ SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.
 -- name: ingest_rows
 -- Do as `ingest_step` does, and return what `node_rows` returns.
 SELECT s.id, s.claim_no, s.crash_count, s.timeout_s, s.task_name, NULL AS run_id, NULL AS node_id,
-       NULL AS required_model, NULL AS run, row_to_json(s) AS body, s.wait_s, s.due_s
+       NULL AS required_model, NULL AS run, row_to_json(s) AS body, s.wait_s, s.due_s,
+       (SELECT j.lapse_count FROM ingest_jobs j WHERE j.id = s.id) AS lapse_count
   FROM queue_workflows_ingest_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
            %(claim)s::integer, %(obey)s::boolean, %(promote)s::boolean, %(done)s::jsonb,

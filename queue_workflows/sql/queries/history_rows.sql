@@ -11,7 +11,7 @@ SELECT id, workflow_name, status::text, error, out_dir, priority, generation, re
 -- name: nodes
 -- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all.
 SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
-       crash_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
+       crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
        queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at,
        cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
        now() AS read_at, run_id, node_id, node_module, pipeline_name, required_model,
@@ -25,7 +25,7 @@ SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, 
 -- name: node
 -- Return one node job, with the columns of `nodes`.
 SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
-       crash_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
+       crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
        queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at,
        cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
        now() AS read_at, run_id, node_id, node_module, pipeline_name, required_model,
@@ -36,7 +36,7 @@ SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, 
 -- name: ingest_job
 -- Return one ingest job.
 SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
-       crash_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
+       crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
        queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at,
        cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
        now() AS read_at, task_name, reason, args AS inputs, result AS output, lock_key,

@@ -67,7 +67,7 @@ SELECT queue::text, status::text, count(*) AS n FROM ingest_jobs GROUP BY queue,
 -- only jobs with a smaller `seq`, for the next page. `text`: part of the id, the task, a key or the
 -- error. `lost`: of the running jobs only those whose claim is lost, or only the others. Reads the table once: no index serves every filter.
 SELECT j.id, j.seq, j.task_name, j.queue::text, j.status::text, j.reason, j.priority, j.attempts,
-       j.max_attempts, j.crash_count, j.watchdog_retries, j.claim_no, j.generation, j.claimed_by,
+       j.max_attempts, j.crash_count, j.lapse_count, j.watchdog_retries, j.claim_no, j.generation, j.claimed_by,
        j.worker_id, j.blocked_reason,
        queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until) AS available_at,
        j.cancel_requested_at, j.lock_key,

@@ -31,7 +31,7 @@ SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step,
 -- Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
 -- these, and the queued ones of which an attempt failed.
 SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progress, input_spec,
-       crash_count, attempts, max_attempts, blocked_reason,
+       crash_count, lapse_count, attempts, max_attempts, blocked_reason,
        queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at, error, seconds,
        child_run_id, extract(epoch FROM coalesce(finished_at, now()))::float8
        - extract(epoch FROM started_at)::float8 AS elapsed_s
@@ -100,8 +100,9 @@ SELECT host_label, queue, worker_id, count(*) AS nodes,
  ORDER BY queue, nodes DESC, worker_id;
 
 -- name: crashes
--- Count how often a node of a run was taken back from a worker that died.
-SELECT coalesce(sum(crash_count), 0)::bigint AS n FROM workflow_node_jobs WHERE run_id = %(run)s;
+-- Count how often a node of a run was taken back from a worker that died. Lapses count until the
+-- next recorded end of the node.
+SELECT coalesce(sum(crash_count + lapse_count), 0)::bigint AS n FROM workflow_node_jobs WHERE run_id = %(run)s;
 
 -- name: failures
 -- Return the failed nodes of a run, the first to fail first, with the latest traceback.

@@ -5,8 +5,8 @@ CREATE OR REPLACE TRIGGER ingest_jobs_hold BEFORE INSERT ON ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_hold_ingest();
 
 CREATE OR REPLACE TRIGGER ingest_jobs_bound
-    BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, watchdog_retries, generation,
-        timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy,
+    BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, lapse_count, watchdog_retries,
+        generation, timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy,
         args, headers ON ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_bound_job();
 

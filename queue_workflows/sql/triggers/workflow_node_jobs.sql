@@ -5,7 +5,7 @@ CREATE OR REPLACE TRIGGER workflow_node_jobs_hold BEFORE INSERT ON workflow_node
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_hold_until_due();
 
 CREATE OR REPLACE TRIGGER workflow_node_jobs_bound
-    BEFORE UPDATE OF id, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s,
+    BEFORE UPDATE OF id, seq, attempts, max_attempts, crash_count, lapse_count, watchdog_retries, generation, timeout_s,
         created_at, lock_key, partition_key, policy ON workflow_node_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_bound_job();
 

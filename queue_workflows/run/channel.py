@@ -1,0 +1,123 @@
+"""Send and receive frames in an executor, at its end of the socket to its worker."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Collection
+from typing import Any, Final, TypeAlias
+
+from queue_workflows import errors
+from queue_workflows.run import wire
+from queue_workflows.types import JsonDict
+
+Frame: TypeAlias = "tuple[int, int, bytes]"
+sigmask: Final[Callable[[int, Collection[int]], set[int]]] = importlib.import_module(
+    "_signal"
+).pthread_sigmask
+"""The function behind `signal.pthread_sigmask`, which makes an enum member of each signal in the
+old mask: that took longer than all else for a job that does nothing."""
+_CATCHABLE: Final = sorted({*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP})
+_handler_of: Final[Callable[[int], object]] = importlib.import_module("_signal").getsignal
+
+
+def handled_signals() -> list[int]:
+    """Return the signals that have a handler in Python, which may raise.
+
+    To block all signals takes longer, since each number is converted.
+    """
+    handlers_ = map(_handler_of, _CATCHABLE)
+    return [each for each, found in zip(_CATCHABLE, handlers_, strict=True) if callable(found)]
+
+
+class Channel:
+    """An executor's end of the socket to its worker: any thread sends, the main thread receives.
+
+    The app's signal handlers run on the main thread and may raise. So it blocks signals while it
+    sends or receives, and waits for something to receive before that.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(True)
+        self._end = end
+        self._frames = wire.Frames()
+        self._lock = threading.RLock()
+        self._main = threading.main_thread().ident
+        self._pid = os.getpid()
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._end.fileno()
+
+    def send(self, kind: int, key: int, body: bytes = b"") -> None:
+        """Send a frame; wait until the worker has taken it. Raises ConnectionError."""
+        self.send_all(wire.frame(kind, key, body))
+
+    def send_all(self, data: bytes, *, blocked: bool = False) -> None:
+        """Send frames. In a process that a handler has forked it does nothing.
+
+        `blocked`: signals are blocked already, and the process is known.
+        """
+        if not blocked and os.getpid() != self._pid:
+            # Its messages would mix with ours. libc's own fork() calls no hook of Python.
+            return
+        with self._lock:
+            if blocked or threading.get_ident() != self._main:
+                self._send(data)
+                return
+            mask = sigmask(signal.SIG_SETMASK, handled_signals())
+            try:
+                self._send(data)
+            finally:
+                sigmask(signal.SIG_SETMASK, mask)
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._end.sendall(data)
+        except OSError as error:
+            raise ConnectionError(f"the channel is lost: {error.strerror}") from None
+
+    def receive(self) -> list[Frame]:
+        """Wait for frames and return them. Raises ConnectionError at the end.
+
+        An exception of the app's signal handlers is raised from here with nothing lost.
+        """
+        while True:
+            self._poll.poll()
+            self._check()
+            sigmask(signal.SIG_SETMASK, handled_signals())
+            try:
+                found = self.receive_now()
+            finally:
+                sigmask(signal.SIG_SETMASK, ())
+            if found:
+                return found
+
+    def receive_now(self) -> list[Frame]:
+        """Receive once, and return what is complete. Raises ConnectionError at the end."""
+        try:
+            data = self._end.recv(wire.SIZE)
+        except OSError as error:
+            raise ConnectionError(f"the channel is lost: {error.strerror}") from None
+        if not data:
+            raise ConnectionError("the worker has closed the channel, or has ended")
+        return [*self._frames.add(data)]
+
+    def _check(self) -> None:
+        """End a process that a handler has forked and let return: its parent has the channel."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+
+def answer_of(answer: JsonDict) -> Any:
+    """Return the value of an ANSWER; raise `UnreadableRow` or `DatabaseUnavailable`."""
+    if answer["error"] is not None:
+        kind = errors.UnreadableRow if answer["is_final"] else errors.DatabaseUnavailable
+        raise kind(answer["error"])
+    return answer["value"]
