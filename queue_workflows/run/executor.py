@@ -214,8 +214,12 @@ class JobLoop:
                 self._quit()
                 return
             if kind in (wire.RUN_TASK, wire.RUN_NODE):
-                self._run(kind, key, body)
-                if self._state is not None and not self._state.restore():
+                try:
+                    self._run(kind, key, body)
+                    is_whole = self._state is None or self._state.restore()
+                finally:
+                    _block(())
+                if not is_whole:
                     self._quit()
                     return
             elif kind == wire.ANNOUNCE:
@@ -236,24 +240,26 @@ class JobLoop:
     # --- Jobs.
 
     def _run(self, kind: int, key: int, body: bytes) -> None:
+        """Run a job; the signals of the app are blocked afterwards."""
         self._value = None
         job = running.Running(key, self._channel.send, self._requests.wake)
-        if in_run := kind == wire.RUN_NODE:
-            self._peak.reset()
+        in_run = kind == wire.RUN_NODE
+        self._peak.reset()
         row = job_rows.loaded(body)
         self.current = job
         try:
-            # The request may have come on its thread just before the job.
-            if (reason := self._ends.get(key)) is not None:
-                outcome = outcomes.Outcome("cancelled", 0.0, error=reason)
-            else:
-                outcome = self._outcome(row, job, in_run=in_run)
-            # An alarm that the handler left behind must not prevent the send.
-            _block(channel.handled_signals())
             try:
-                self._send_outcome(job, outcome, in_run=in_run)
-            finally:
-                _block(())
+                # The request may have come on its thread just before the job.
+                if (reason := self._ends.get(key)) is not None:
+                    outcome = outcomes.Outcome("cancelled", 0.0, error=reason)
+                else:
+                    outcome = self._outcome(row, job, in_run=in_run)
+                # An alarm that the handler left behind must not prevent the send.
+                _block(channel.handled_signals())
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers
+                _block(channel.handled_signals())
+                outcome = (node_call if in_run else task_call).failed(row, error, 0.0)
+            self._send_outcome(job, outcome, in_run=in_run)
         finally:
             self.current = None
             self._ended = key
@@ -261,22 +267,19 @@ class JobLoop:
 
     def _outcome(self, row: Row, job: running.Running, *, in_run: bool) -> outcomes.Outcome:
         ask_step = functools.partial(self._ask_step, job.key)
-        try:
-            if (refused := job_rows.refused(row, in_run=in_run)) is not None:
-                return refused
-            if in_run:
-                return nodes.run(
-                    row,
-                    job,
-                    model_cache=self._cache,
-                    runner=self._runner,
-                    ask=self._ask,
-                    ask_step=ask_step,
-                    send=self._channel.send,
-                )
+        if (refused := job_rows.refused(row, in_run=in_run)) is not None:
+            return refused
+        if not in_run:
             return task_call.call(row, job, self._runner, ask_step)
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers
-            return (node_call if in_run else task_call).failed(row, error, 0.0)
+        return nodes.run(
+            row,
+            job,
+            model_cache=self._cache,
+            runner=self._runner,
+            ask=self._ask,
+            ask_step=ask_step,
+            send=self._channel.send,
+        )
 
     def _send_outcome(
         self, job: running.Running, outcome: outcomes.Outcome, *, in_run: bool

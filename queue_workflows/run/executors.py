@@ -525,7 +525,7 @@ class Executors:
         try:
             for kind, key, body in place.frames.add(data):
                 self._take(place, kind, key, body)
-        except (wire.ProtocolError, ValueError, KeyError, TypeError) as error:
+        except (wire.ProtocolError, ValueError, LookupError, TypeError) as error:
             self._lose(place, str(error))
             return False
         return True
@@ -538,15 +538,16 @@ class Executors:
         elif kind == wire.ANNOUNCED:
             self._announced(place)
         elif kind == wire.MODEL:
-            self._owner.model(wire.decoded(body))
+            self._owner.model(wire.checked(kind, body))
         elif kind == wire.CHANGED:
+            error = wire.decoded(body)
             place.changing = False
-            self._owner.changed(wire.decoded(body))
+            self._owner.changed(None if error is None else str(error))
             self._freed(place)
         elif kind == wire.READY:
-            _log.error("an executor cannot load the app: %s", wire.decoded(body)["text"])
+            _log.error("an executor cannot load the app: %s", wire.checked(kind, body)["text"])
         elif kind == wire.LOG:
-            self._on_log(place, key, wire.decoded(body))
+            self._on_log(place, key, wire.checked(kind, body))
         elif (job := place.jobs.get(key)) is not None:
             self._on_report(job, kind, body)
 
@@ -554,11 +555,11 @@ class Executors:
         if kind == wire.PROGRESS:
             self._owner.beat(job, body.decode() or None)
         elif kind == wire.CURSOR:
-            self._owner.cursor(job, *wire.decoded(body))
+            self._owner.cursor(job, *wire.checked(kind, body))
         elif kind == wire.ASK:
-            self._owner.asked(job, wire.decoded(body))
+            self._owner.asked(job, wire.checked(kind, body))
         elif kind == wire.EVENT:
-            self._owner.event(job, *wire.decoded(body))
+            self._owner.event(job, *wire.checked(kind, body))
         elif kind == wire.WAITS:
             self._owner.waits(job)
         elif kind == wire.STARTED:

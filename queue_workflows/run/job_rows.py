@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from typing import Any, Final, cast
 
@@ -38,7 +37,11 @@ def _members(body: bytes) -> list[tuple[str, bytes]]:
     while (start := body.find(b'"', at)) != -1:
         match = _SKIP.match(body, start)
         assert match is not None
-        name, at, depth = json.loads(match[0]), body.index(b":", match.end()) + 1, 0
+        name, at, depth = (
+            json_loading.decode(match[0].decode()),
+            body.index(b":", match.end()) + 1,
+            0,
+        )
         begin = at
         while at < len(body):
             byte = body[at : at + 1]

@@ -204,7 +204,7 @@ class Launcher:
         if code >= 0:
             return LauncherLost(f"ended with exit code {code}")
         late = self._until is not None and clock.boot_s() >= self._until
-        return LauncherLost(f"killed by signal {-code}", signum=-code, by_deadline=late)
+        return LauncherLost(f"killed by {signal_name(-code)}", signum=-code, by_deadline=late)
 
     def close(self) -> None:
         """End it, and its executors, and wait for its end."""
@@ -413,6 +413,14 @@ def pidfd_of(pid: int) -> int:
         return opener(pid)
     except OSError:
         return -1
+
+
+def signal_name(signum: int) -> str:
+    """Return the name of a signal, or its number if it has none."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return str(signum)
 
 
 def signal_group(pid: int, signum: int, *, alone: bool = False) -> None:

@@ -36,7 +36,11 @@ class RestoredState:
         self._handlers = [signal.getsignal(each) for each in _SIGNALS]
 
     def restore(self) -> bool:
-        """Undo what a job has left; return False if something cannot be undone."""
+        """Undo what a job has left; return False if something cannot be undone.
+
+        The signals that have handlers are blocked meanwhile: an alarm that the job left behind may
+        come at any moment.
+        """
         try:
             self._restore()
         except (OSError, ValueError) as error:
@@ -60,6 +64,7 @@ class RestoredState:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
         for signum, handler in zip(_SIGNALS, self._handlers, strict=True):
             if signal.getsignal(signum) is not handler and handler is not None:
+                signal.signal(signum, signal.SIG_IGN)  # drops one that is pending
                 signal.signal(signum, handler)
 
 

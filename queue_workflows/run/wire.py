@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
+import math
 import os
 import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
 from queue_workflows import errors
-from queue_workflows.dag import policy
+from queue_workflows.dag import payload, policy
 from queue_workflows.engine import outcomes
+from queue_workflows.runtime import json_loading
 
 HEADER: Final = struct.Struct("<IBI")
 _COMPLETED: Final = struct.Struct("<diII")
@@ -28,53 +29,75 @@ SIZE: Final = 256 * 1024
 LOST: Final = 70
 """Exit code of an executor whose channel is closed: by its worker's end, or by its own handler."""
 
+# Kinds are control characters that no text has: text in the channel is garbage at once.
 # To an executor.
-RUN_TASK: Final = b"T"[0]
+RUN_TASK: Final = 1
 """Run an ingest job; the body is its row as a JSON text."""
-RUN_NODE: Final = b"N"[0]
-ANSWER: Final = b"A"[0]
+RUN_NODE: Final = 2
+ANSWER: Final = 3
 """The answer to a question: its number, then `value` or `error`."""
-ANNOUNCE: Final = b"H"[0]
+ANNOUNCE: Final = 4
 """Call `on_node_completed` with the value of a job that was recorded: its `job` and `run`."""
-FORGET: Final = b"F"[0]
+FORGET: Final = 5
 """Drop the value of a job: no ANNOUNCE follows."""
-LOAD: Final = b"L"[0]
+LOAD: Final = 6
 """Load the `model` for the jobs to come; without one, unload: `idle_only` or at once."""
-INTERRUPT: Final = b"I"[0]
+INTERRUPT: Final = 7
 """The handler of a job is to end, in an executor for many; the body is the reason."""
-QUIT: Final = b"Q"[0]
+QUIT: Final = 8
 """End the process after what came before."""
 
 # From an executor.
-COMPLETED: Final = b"D"[0]
+COMPLETED: Final = 14
 """A job is completed; see `completed_body`."""
-ENDED: Final = b"E"[0]
+ENDED: Final = 15
 """A job has ended otherwise; see `ended_body`."""
-PROGRESS: Final = b"P"[0]
+PROGRESS: Final = 16
 """The handler is active; the body is its progress as a JSON text, or empty."""
-CURSOR: Final = b"C"[0]
+CURSOR: Final = 17
 """So many items of a cursor are done: name, key and position."""
-ASK: Final = b"K"[0]
+ASK: Final = 18
 """The handler asks: number, what (`rows`, `out_dir`, `context`, a request about a step)."""
-LOG: Final = b"G"[0]
+LOG: Final = 19
 """A record of the app's log, or lines that it printed; see `log_sender` and `job_output`."""
-WAITS: Final = b"W"[0]
+WAITS: Final = 20
 """The handler of a job waits for others in the executor; STARTED tells when it starts."""
-STARTED: Final = b"S"[0]
-ANNOUNCED: Final = b"h"[0]
+STARTED: Final = 21
+ANNOUNCED: Final = 22
 """The hook of an ANNOUNCE has ended."""
-MODEL: Final = b"m"[0]
+MODEL: Final = 23
 """The loaded model, the one being loaded, and their times; see `model_cache`."""
-CHANGED: Final = b"d"[0]
+CHANGED: Final = 24
 """A LOAD has ended; the body is its error, or null."""
-EVENT: Final = b"e"[0]
+EVENT: Final = 25
 """An event for the history of a node: its type and seconds."""
-READY: Final = b"l"[0]
+READY: Final = 26
 """The executor has loaded the app itself: what it registered, or the error."""
+
+_KINDS: Final = frozenset([*range(RUN_TASK, QUIT + 1), *range(COMPLETED, READY + 1)])
+_TEXT, _NUMBER, _NONE = (str,), (int, float), (type(None),)
+_MEMBERS: Final[dict[int, dict[Any, tuple[type, ...]]]] = {
+    ENDED: {
+        "kind": _TEXT, "seconds": _NUMBER, "error": _TEXT, "detail": _TEXT + _NONE,
+        "received": _TEXT + _NONE, "rss_mb": (int, *_NONE), "names": (list,), "wish": _TEXT,
+        "after_s": _NUMBER + _NONE, "task": (dict, *_NONE), "cursors": (list,),
+    },
+    CURSOR: {0: _TEXT, 1: _TEXT, 2: (int,)},
+    ASK: {"no": (int,), "what": _TEXT},
+    LOG: {"level": (int,), "name": _TEXT, "text": _TEXT},
+    MODEL: {
+        "current": _TEXT + _NONE, "loading": _TEXT + _NONE, "load_s": _NUMBER, "held_s": _NUMBER,
+        "vram_gb": _NUMBER,
+    },
+    EVENT: {0: _TEXT, 1: _NUMBER + _NONE},
+    READY: {"text": _TEXT},
+}  # fmt: skip
+"""The types of members of bodies: a handler may write anything into the channel."""
+_ENDS: Final = frozenset({"failed", "parked", "cancelled", "snoozed", "waiting"})
 
 HIGH_FDS: Final = (900, 200)
 """The channels get descriptors from here on, beyond those that a handler may close or write to."""
-_COMPACT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
+_COMPACT: Final = payload.Encoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
 
 
 class ProtocolError(errors.QueueWorkflowsError, RuntimeError):
@@ -96,9 +119,21 @@ def encoded(value: Any) -> bytes:
 def decoded(body: bytes) -> Any:
     """Return the value of a JSON body. Raises `ProtocolError`."""
     try:
-        return json.loads(body.decode("utf-8", "surrogatepass"))
+        return json_loading.decode(body.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"garbage in the channel ({error}): {body[:40]!r}") from None
+
+
+def checked(kind: int, body: bytes) -> Any:
+    """Return the value of a JSON body of this kind. Raises `ProtocolError`."""
+    found = decoded(body)
+    try:
+        wrong = [name for name, types in _MEMBERS[kind].items() if type(found[name]) not in types]
+    except (TypeError, LookupError):
+        wrong = ["its members"]
+    if wrong:
+        raise ProtocolError(f"garbage in the channel ({wrong[0]}): {body[:40]!r}")
+    return found
 
 
 class Frames:
@@ -114,7 +149,7 @@ class Frames:
         try:
             while len(buffer) - at >= size:
                 length, kind, key = HEADER.unpack_from(buffer, at)
-                if length > MAX_BYTES:
+                if length > MAX_BYTES or kind not in _KINDS:
                     raise ProtocolError(f"garbage in the channel: {bytes(buffer[at : at + 40])!r}")
                 end = at + size + length
                 if len(buffer) < end:
@@ -135,10 +170,12 @@ def completed_body(outcome: outcomes.Outcome) -> bytes:
 
 
 def completed_of(body: bytes) -> outcomes.Outcome:
-    """Return the outcome of `completed_body`. Raises ValueError."""
+    """Return the outcome of `completed_body`. Raises `ProtocolError` or ValueError."""
     if len(body) < (at := _COMPLETED.size):
         raise ProtocolError(f"garbage in the channel: {body[:40]!r}")
     seconds, peak, error, received = _COMPLETED.unpack_from(body)
+    if not 0 <= seconds < math.inf:
+        raise ProtocolError(f"garbage in the channel: a job of {seconds} seconds")
     text = body[at:].decode("utf-8", "surrogatepass")
     if not (error or received):
         return outcomes.Outcome(
@@ -177,8 +214,10 @@ def ended_body(outcome: outcomes.Outcome) -> bytes:
 
 
 def ended_of(body: bytes) -> outcomes.Outcome:
-    """Return the outcome of `ended_body`. Raises `ProtocolError`."""
-    given = decoded(body)
+    """Return the outcome of `ended_body`. Raises `ProtocolError`, ValueError or TypeError."""
+    given = checked(ENDED, body)
+    if given["kind"] not in _ENDS:
+        raise ProtocolError(f"garbage in the channel: a job cannot end {given['kind'][:40]!r}")
     return outcomes.Outcome(
         given["kind"],
         given["seconds"],

@@ -13,7 +13,16 @@ MAX_BYTES = 64 * 1024 * 1024
 """Bytes of JSON text. A loaded value takes up to ten times as much memory."""
 KEPT_BYTES = 64 * 1024
 """Bytes that an `Unreadable` keeps of a text over MAX_BYTES, so that a person can identify it."""
-_decode = json.JSONDecoder().decode
+
+
+class Decoder(json.JSONDecoder):
+    """Decode JSON; an app that replaces functions of `json` changes nothing."""
+
+    decode = json.JSONDecoder.decode
+    raw_decode = json.JSONDecoder.raw_decode
+
+
+decode = Decoder().decode
 """`json.loads` of bytes would search for their encoding, which is UTF-8."""
 
 
@@ -29,7 +38,7 @@ def load_json(data: str | bytes) -> Any:
     if size > MAX_BYTES:
         return Unreadable(f"it has {size} bytes, more than {MAX_BYTES}", raw[:KEPT_BYTES])
     try:
-        value = _decode(raw.decode("utf-8", "surrogatepass"))
+        value = decode(raw.decode("utf-8", "surrogatepass"))
     except RecursionError:
         return Unreadable(f"it is nested deeper than {MAX_DEPTH} levels", raw)
     except ValueError as error:

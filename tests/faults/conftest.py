@@ -6,7 +6,6 @@ from collections.abc import Generator
 
 import pytest
 
-from queue_workflows.executor import launcher_client
 from tests.support import executor_app, executors, reused_backends
 
 
@@ -20,15 +19,14 @@ def own_server_processes(request: pytest.FixtureRequest) -> Generator[None]:
 
 
 @pytest.fixture(scope="module")
-def launcher() -> Generator[launcher_client.Launcher]:
+def launcher() -> Generator[executors.Launched]:
     """Forks executors that have loaded `executor_app`."""
     with executors.launched(executor_app.load) as found:
-        found.wait_loaded(60)
         yield found
 
 
 @pytest.fixture
-def worker(launcher: launcher_client.Launcher) -> Generator[executors.Worker]:
+def worker(launcher: executors.Launched) -> Generator[executors.Worker]:
     """An executor, and the worker's side of its channels."""
     with executors.forked(launcher) as found:
         yield found

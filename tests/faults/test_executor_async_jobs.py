@@ -3,45 +3,41 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Generator
 
 import pytest
 
-from queue_workflows.executor import channel, launcher_client, protocol
+from queue_workflows.run import wire
 from tests.support import executors
 
 
 @pytest.fixture
-def worker(launcher: launcher_client.Launcher) -> Generator[executors.Worker]:
-    with executors.forked(launcher, concurrent=True) as found:
+def worker(launcher: executors.Launched) -> Generator[executors.Worker]:
+    with executors.forked(launcher, shared=True) as found:
         yield found
 
 
 def test_a_hundred_async_jobs_run_at_once(worker: executors.Worker) -> None:
-    keys = [worker.send_task("meets", {"n": n, "all": 100}) for n in range(100)]
-    found = {json.loads(worker.outcome(key).result)["met"] for key in keys}
+    jobs = [worker.send_task("meets", {"n": n, "all": 100}) for n in range(100)]
+    found = {json.loads(worker.outcome(job).result)["met"] for job in jobs}
     assert found == {100}
-    assert sorted(each.key or 0 for each in worker.of(protocol.Log)) == keys
+    assert {job.printed for job in jobs} == {b"waits\n"}
 
 
 def test_a_cancel_ends_one_of_them(worker: executors.Worker) -> None:
-    keys = [worker.send_task("endless_await") for _ in range(5)]
-    worker.request(protocol.Cancel(keys[2], "cancelled"))
-    assert worker.outcome(keys[2]).kind == "cancelled"
-    assert len(worker.of(protocol.Outcome)) == 1
+    jobs = [worker.send_task("endless_await") for _ in range(5)]
+    worker.interrupt(jobs[2], "cancelled")
+    assert worker.outcome(jobs[2]).kind == "cancelled"
+    assert worker.ended_jobs == [jobs[2]]
     assert worker.task("coroutine", {"a": 1}).kind == "completed"
-
-
-def test_a_cancel_that_overtakes_its_job_is_remembered(worker: executors.Worker) -> None:
-    worker.request(protocol.Cancel(1, "shutdown"))
-    assert worker.task("endless_await").error == "shutdown"
 
 
 @pytest.mark.parametrize(
     "name", ["stream", "add", "sys_exits", "interrupts", "fails", "nobody", "terminates_child"]
 )
 def test_other_handlers_have_the_outcome_that_they_have_elsewhere(
-    worker: executors.Worker, launcher: launcher_client.Launcher, name: str
+    worker: executors.Worker, launcher: executors.Launched, name: str
 ) -> None:
     endless = worker.send_task("endless_await")
     found = worker.task(name, {"a": 1, "b": 1})
@@ -52,32 +48,29 @@ def test_other_handlers_have_the_outcome_that_they_have_elsewhere(
         expected.result,
         expected.error,
     )
-    worker.request(protocol.Cancel(endless, "cancelled"))
+    worker.interrupt(endless, "cancelled")
     assert worker.outcome(endless).kind == "cancelled"
 
 
 def test_progress_of_each_is_sent(worker: executors.Worker) -> None:
-    keys = [worker.send_task("stream") for _ in range(3)]
-    for key in keys:
-        worker.outcome(key)
-    last = {each.key: each.value for each in worker.of(protocol.Progress)}
-    assert {json.loads(value or "") for value in last.values()} == {2 / 3}
-    assert sorted(last) == keys
+    jobs = [worker.send_task("stream") for _ in range(3)]
+    for job in jobs:
+        worker.outcome(job)
+    assert {json.loads(job.reports[-1] or "") for job in jobs} == {2 / 3}
 
 
 def test_quit_waits_for_those_that_run(worker: executors.Worker) -> None:
-    key = worker.send_task("endless_await")
+    job = worker.send_task("endless_await")
     worker.task("coroutine", {"a": 1})
-    worker.send(protocol.Quit())
+    worker.executors.let_go(worker.place)
     worker.turn(0.1)
-    assert worker.lost is None
-    worker.request(protocol.Cancel(key, "shutdown"))
-    assert worker.death().code == 0
-    assert worker.of(protocol.Outcome)[-1].error == "shutdown"
+    assert not worker.place.lost
+    worker.interrupt(job, "shutdown")
+    assert worker.death()["code"] == 0
+    assert worker.outcome(job).error == "shutdown"
 
 
 def test_the_end_of_the_worker_ends_it(worker: executors.Worker) -> None:
     worker.send_task("endless_await")
-    worker.executor.jobs.close()
-    worker.lost = protocol.ChannelLost("closed here")
-    assert worker.death().code == channel.LOST
+    worker.place.channel.shutdown(socket.SHUT_WR)
+    assert worker.death()["code"] == wire.LOST

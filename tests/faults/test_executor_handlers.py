@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from queue_workflows.executor import protocol
+from queue_workflows.run import job_rows
 from tests.support import executors
 
 
@@ -26,22 +27,12 @@ def test_each_kind_of_task_runs(
 ) -> None:
     outcome = worker.task(name, args)
     assert (outcome.kind, json.loads(outcome.result)) == ("completed", result)
-    assert outcome.rss_mb is not None and outcome.rss_mb > 1
-
-
-def test_jobs_run_one_after_the_other_in_their_order(worker: executors.Worker) -> None:
-    keys = [worker.send_task("add", {"a": n, "b": 0}) for n in range(50)]
-    worker.outcome(keys[-1])
-    assert [(each.key, json.loads(each.result)["sum"]) for each in worker.of(protocol.Outcome)] == [
-        (key, n) for n, key in enumerate(keys)
-    ]
 
 
 def test_a_handler_learns_of_its_job(worker: executors.Worker) -> None:
-    worker.send_task("job_facts", id="j7", claim_no=4, attempts=2)
-    facts = json.loads(worker.outcome(1).result)
-    assert facts == {"id": "j7", "claim": 4, "attempt": 3, "pid": worker.executor.pid}
-    assert worker.executor.pid != os.getpid()
+    facts = json.loads(worker.task("job_facts", id="j7", claim_no=4, attempts=2).result)
+    assert facts == {"id": "j7", "claim": 4, "attempt": 3, "pid": worker.pid}
+    assert worker.pid != os.getpid()
 
 
 def test_an_error_is_an_outcome_with_its_traceback(worker: executors.Worker) -> None:
@@ -49,13 +40,13 @@ def test_an_error_is_an_outcome_with_its_traceback(worker: executors.Worker) -> 
     assert outcome.kind == "failed"
     assert outcome.error == "ValueError: no \N{REPLACEMENT CHARACTER} such thing"
     assert "in fails" in json.loads(outcome.detail or "")["traceback"]
-    assert "builtins.ValueError" in outcome.names or "ValueError" in outcome.names
+    assert {"builtins.ValueError", "ValueError"} & outcome.raised.names
 
 
 def test_retry_and_snooze_are_outcomes(worker: executors.Worker) -> None:
-    retry = protocol.outcome_of(worker.task("retries"))
+    retry = worker.task("retries")
     assert (retry.kind, retry.raised.wish, retry.raised.after_s) == ("failed", "retry", 7)
-    snooze = protocol.outcome_of(worker.task("snoozes"))
+    snooze = worker.task("snoozes")
     assert (snooze.kind, snooze.raised.after_s) == ("snoozed", 9)
 
 
@@ -64,8 +55,8 @@ def test_an_unknown_task_is_a_failure_that_names_it(worker: executors.Worker) ->
 
 
 def test_progress_is_sent_and_the_last_value_arrives(worker: executors.Worker) -> None:
-    outcome = worker.task("counting", {"to": 20_000})
-    sent = [each.value for each in worker.of(protocol.Progress)]
+    job = worker.send_task("counting", {"to": 20_000})
+    outcome, sent = worker.outcome(job), job.reports
     assert json.loads(sent[0] or "") == {"step": 0}
     assert json.loads(sent[-1] or "") == {"step": 19_999}
     assert len(sent) <= 3 + outcome.seconds / 0.04
@@ -74,62 +65,39 @@ def test_progress_is_sent_and_the_last_value_arrives(worker: executors.Worker) -
 def test_a_report_that_came_too_early_is_sent_while_the_handler_runs(
     worker: executors.Worker,
 ) -> None:
-    key = worker.send_task("until_cancelled")
-    worker.wait(protocol.Progress, lambda each: each.value == '"started"')
-    worker.request(protocol.Cancel(key, "cancelled"))
-    assert worker.outcome(key).kind == "cancelled"
+    job = worker.send_task("until_cancelled")
+    worker.until(lambda: '"started"' in job.reports)
+    worker.interrupt(job, "cancelled")
+    assert worker.outcome(job).kind == "cancelled"
 
 
 @pytest.mark.parametrize("name", ["endless", "endless_await", "until_cancelled"])
 def test_a_cancel_ends_a_handler(worker: executors.Worker, name: str) -> None:
-    key = worker.send_task(name)
-    worker.request(protocol.Cancel(key, "cancelled"))
-    outcome = worker.outcome(key)
+    job = worker.send_task(name)
+    worker.interrupt(job, "cancelled")
+    outcome = worker.outcome(job)
     assert (outcome.kind, outcome.error) == ("cancelled", "cancelled")
     assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
 
 
 def test_a_shutdown_interrupts_and_is_the_reason(worker: executors.Worker) -> None:
-    key = worker.send_task("endless")
-    worker.wait(protocol.Progress)
-    worker.request(protocol.Cancel(key, "shutdown"))
-    assert worker.outcome(key).error == "shutdown"
+    job = worker.send_task("endless")
+    worker.until(lambda: job.reports)
+    worker.interrupt(job, "shutdown")
+    assert worker.outcome(job).error == "shutdown"
 
 
 def test_a_cancel_of_another_job_changes_nothing(worker: executors.Worker) -> None:
-    worker.request(protocol.Cancel(99, "cancelled"))
+    worker.place.requests.send(b"99 cancelled")
     assert worker.task("counting", {"to": 100}).kind == "completed"
 
 
-def test_waiting_jobs_are_recalled_while_a_handler_runs(worker: executors.Worker) -> None:
-    first = worker.send_task("until_cancelled")
-    worker.wait(protocol.Progress)
-    others = [worker.send_task("add", {"a": 1, "b": 1}) for _ in range(3)]
-    worker.request(protocol.Recall(others[-1]))
-    assert worker.wait(protocol.Recalled).keys == others
-    worker.request(protocol.Cancel(first, "cancelled"))
-    worker.outcome(first)
-    assert worker.task("add", {"a": 1, "b": 1}).key == others[-1] + 1
-    assert {each.key for each in worker.of(protocol.Outcome)} == {first, others[-1] + 1}
-
-
-def test_a_job_that_comes_after_its_recall_goes_back(worker: executors.Worker) -> None:
-    first = worker.send_task("until_cancelled")
-    worker.wait(protocol.Progress)
-    worker.request(protocol.Recall(first + 1))
-    assert worker.wait(protocol.Recalled).keys == []
-    worker.request(protocol.Cancel(first, "cancelled"))
-    worker.outcome(first)
-    late = worker.send_task("add", {"a": 1, "b": 1})
-    worker.wait(protocol.Recalled, lambda each: each.keys == [late])
-    assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
-
-
-def test_quit_ends_after_the_jobs_before_it(worker: executors.Worker) -> None:
-    worker.send_task("add", {"a": 1, "b": 2})
-    worker.send(protocol.Quit())
-    assert worker.death()[1:4] == (0, None, False)
-    assert [each.kind for each in worker.of(protocol.Outcome)] == ["completed"]
+def test_an_executor_that_is_let_go_ends_after_its_job(worker: executors.Worker) -> None:
+    job = worker.send_task("add", {"a": 1, "b": 2})
+    worker.executors.let_go(worker.place)
+    assert worker.outcome(job).kind == "completed"
+    died = worker.death()
+    assert (died["code"], died["signal"], died["by_deadline"]) == (0, None, False)
 
 
 def test_nodes_run_with_their_arguments(worker: executors.Worker) -> None:
@@ -161,22 +129,13 @@ def test_folders_are_made_below_the_folder_of_the_run(
     worker: executors.Worker, tmp_path: Path
 ) -> None:
     worker.answers = {"out_dir": str(tmp_path)}
-    outcome = worker.node("folders")
+    job = worker.send_node("folders")
+    outcome = worker.outcome(job)
     assert json.loads(outcome.result) == {"out": str(tmp_path / "step" / "folders"), "s": True}
-    assert [each.what for each in worker.of(protocol.Ask)] == ["out_dir"]
-    known = worker.node("folders", run={"id": "run", "out_dir": str(tmp_path)})
-    assert known.kind == "completed"
-    assert len(worker.of(protocol.Ask)) == 1
-
-
-def test_an_answer_finds_its_job_among_waiting_jobs(
-    worker: executors.Worker, tmp_path: Path
-) -> None:
-    worker.answers = {"out_dir": str(tmp_path)}
-    worker.send_node("folders")
-    last = worker.send_node("sums", {"a": 1})
-    worker.outcome(last)
-    assert [each.key for each in worker.of(protocol.Outcome)] == [1, 2]
+    assert job.asked == ["out_dir"]
+    known = worker.send_node("folders", run={"id": "run", "out_dir": str(tmp_path)})
+    assert worker.outcome(known).kind == "completed"
+    assert not known.asked
 
 
 def test_an_answer_that_is_an_error_fails_the_node(worker: executors.Worker) -> None:
@@ -186,9 +145,7 @@ def test_an_answer_that_is_an_error_fails_the_node(worker: executors.Worker) -> 
 
 
 def test_an_unknown_node_names_the_age_of_its_run(worker: executors.Worker) -> None:
-    import datetime
-
-    at = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
+    at = job_rows.tagged(datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc))
     worker.answers = {"rows": {"job": {}, "run": {"created_at": at}}}
     assert "the run exists since 2026-01-02 00:00:00 UTC" in worker.node("nobody").error
 
@@ -198,28 +155,31 @@ def test_only_a_node_that_cannot_be_resolved_is_left_to_other_workers(
 ) -> None:
     worker.answers = {"rows": {"job": {}, "run": {}}}
     for name, wish in (("nobody", "elsewhere"), ("looks_up", "")):
-        outcome = protocol.outcome_of(worker.node(name))
+        outcome = worker.node(name)
         assert outcome.error.startswith("NodeNotFound: ")
         assert outcome.raised.wish == wish
 
 
 def test_an_answer_that_comes_too_late_is_dropped(worker: executors.Worker) -> None:
     worker.answers = None
-    outcome = worker.node("alarmed")
+    job = worker.send_node("alarmed")
+    outcome = worker.outcome(job)
     assert (outcome.kind, outcome.error) == ("failed", "TimeoutError: no answer")
-    worker.send(protocol.Answer(outcome.key, "rows", {}, None))
+    job.place = worker.place
+    worker.executors.answer(job, 1, {}, None)
     assert worker.node("sums", {"a": 1}).kind == "completed"
 
 
 def test_a_cancelled_node_sees_its_event(worker: executors.Worker) -> None:
-    key = worker.send_node("cancelled")
-    worker.request(protocol.Cancel(key, "cancelled"))
-    assert worker.outcome(key).kind == "cancelled"
+    job = worker.send_node("cancelled")
+    worker.interrupt(job, "cancelled")
+    assert worker.outcome(job).kind == "cancelled"
 
 
 def test_a_node_reports_its_status(worker: executors.Worker) -> None:
-    worker.node("reports")
-    assert [each.value for each in worker.of(protocol.Progress)] == ["0.5", '{"phase": "two"}']
+    job = worker.send_node("reports")
+    worker.outcome(job)
+    assert job.reports == ["0.5", '{"phase": "two"}']
 
 
 def test_a_model_that_nobody_can_load_fails_the_node(worker: executors.Worker) -> None:
@@ -227,16 +187,16 @@ def test_a_model_that_nobody_can_load_fails_the_node(worker: executors.Worker) -
 
 
 def test_the_peak_memory_is_that_of_each_job_alone(worker: executors.Worker) -> None:
-    large = worker.task("takes_memory", {"mb": 60}).rss_mb
-    small = worker.task("add", {"a": 1, "b": 2}).rss_mb
+    large = worker.node("takes_memory", {"mb": 60}).vm_rss_mb_peak
+    small = worker.node("sums", {"a": 1}).vm_rss_mb_peak
     assert large is not None and small is not None
     assert large > small + 50
 
 
 def test_the_peak_memory_of_a_killed_job_is_its_own(worker: executors.Worker) -> None:
-    large = worker.task("takes_memory", {"mb": 120})
+    large = worker.node("takes_memory", {"mb": 120})
     worker.send_task("takes_memory", {"mb": 20, "dies": True})
     died = worker.death()
-    assert died.signal == 9
+    assert died["signal"] == 9
     # Relative to each other, since a forked process starts with the pages of this one.
-    assert died.max_rss_mb < (large.rss_mb or 0) - 60
+    assert died["max_rss_mb"] < (large.vm_rss_mb_peak or 0) - 60

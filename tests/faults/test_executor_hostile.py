@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows.executor import channel, launcher_client, protocol
+from queue_workflows.run import wire
 from tests.support import executors
 from tests.support.wait import until
 
 
 @pytest.fixture
-def beside(launcher: launcher_client.Launcher) -> Generator[executors.Worker]:
+def beside(launcher: executors.Launched) -> Generator[executors.Worker]:
     """An executor of the same launcher, which must go on."""
     with executors.forked(launcher) as found:
         found.task("add", {"a": 1, "b": 1})
@@ -35,17 +35,20 @@ def test_a_death_is_reported_exactly(
     code: int | None,
     signum: int | None,
 ) -> None:
-    worker.send_task(name)
+    job = worker.send_task(name)
     died = worker.death()
-    assert (died.code, died.signal) == (code, signum)
-    assert not worker.of(protocol.Outcome)
-    assert isinstance(worker.lost, protocol.ChannelLost)
+    assert (died["code"], died["signal"]) == (code, signum)
+    assert job.outcome is None
+    assert job.death is not None
+    assert job.death.detail["signal"] == signum
 
 
 def test_output_before_a_death_is_stored(worker: executors.Worker) -> None:
-    worker.send_task("segfaults")
+    job = worker.send_task("segfaults")
     worker.death()
     assert "about to fall" in worker.text
+    assert job.death is not None
+    assert job.death.detail["last_lines"] == ["about to fall"]
 
 
 @pytest.mark.parametrize(
@@ -63,10 +66,10 @@ def test_an_exit_by_exception_is_a_failure_and_the_executor_goes_on(
 def test_a_handler_that_holds_the_gil_in_c_disturbs_nobody_but_itself(
     worker: executors.Worker, beside: executors.Worker
 ) -> None:
-    key = worker.send_task("holds_gil", {"s": 2})
+    job = worker.send_task("holds_gil", {"s": 2})
     for _ in range(20):
         assert beside.task("add", {"a": 1, "b": 1}).kind == "completed"
-    assert worker.outcome(key).kind == "completed"
+    assert worker.outcome(job).kind == "completed"
 
 
 @pytest.mark.parametrize(
@@ -77,31 +80,33 @@ def test_a_kill_ends_a_handler_that_ignores_requests(
 ) -> None:
     worker.send_task(name, args)
     worker.turn(0.2)
-    worker.executor.kill()
-    assert worker.death()[1:3] == (None, signal.SIGKILL)
+    worker.kill()
+    assert worker.death()["signal"] == signal.SIGKILL
 
 
 def test_a_handler_that_closes_all_descriptors_is_a_lost_channel(
     worker: executors.Worker, beside: executors.Worker
 ) -> None:
-    worker.send_task("closes_everything", {"s": 0.1})
-    assert worker.death()[1:3] == (channel.LOST, None)
-    assert isinstance(worker.lost, protocol.ChannelLost)
+    job = worker.send_task("closes_everything", {"s": 0.1})
+    assert worker.death()["code"] == wire.LOST
+    assert job.death is not None
+    assert "its channel to the worker was closed in it" in job.death.evidence
 
 
 def test_a_lost_channel_is_seen_while_the_handler_runs(worker: executors.Worker) -> None:
     worker.send_task("closes_everything", {"s": 3600})
-    assert worker.death()[1:3] == (channel.LOST, None)
+    assert worker.death()["code"] == wire.LOST
 
 
 def test_garbage_in_the_channel_names_itself(
     worker: executors.Worker, beside: executors.Worker
 ) -> None:
-    worker.send_task("writes_garbage")
-    until(lambda: worker.turn(0.05) or worker.lost is not None)
-    assert isinstance(worker.lost, protocol.ProtocolError)
-    assert "garbage" in str(worker.lost)
-    assert "\n" not in str(worker.lost)
+    job = worker.send_task("writes_garbage")
+    worker.death()
+    assert "garbage in the channel" in worker.place.lost
+    assert "\n" not in worker.place.lost
+    assert job.death is not None
+    assert "the channel to its executor was lost: garbage" in job.death.evidence
 
 
 def test_children_that_outlive_the_handler_hold_nothing_up(
@@ -110,10 +115,8 @@ def test_children_that_outlive_the_handler_hold_nothing_up(
     child = json.loads(worker.task("forks_children").result)["result"]
     try:
         assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
-        worker.send(protocol.Quit())
-        assert worker.death().code == 0
-        until(lambda: worker.turn(0.05) or worker.lost is not None)
-        assert isinstance(worker.lost, protocol.ChannelLost)
+        worker.executors.let_go(worker.place)
+        assert worker.death()["code"] == 0
         assert is_running(child)
     finally:
         os.kill(child, signal.SIGKILL)
@@ -125,12 +128,13 @@ def test_a_forked_child_that_returns_from_the_handler_sends_nothing(
     worker.task("forks_children", {"returns": True})
     for number in range(3):
         assert json.loads(worker.task("add", {"a": number, "b": 0}).result)["sum"] == number
-    assert len(worker.of(protocol.Outcome)) == 4
+    assert len(worker.ended_jobs) == 4
 
 
 def test_reports_of_a_forked_child_are_dropped(worker: executors.Worker) -> None:
-    assert json.loads(worker.task("reporting_child").result)["result"] == 5
-    assert not worker.of(protocol.Progress)
+    job = worker.send_task("reporting_child")
+    assert json.loads(worker.outcome(job).result)["result"] == 5
+    assert not job.reports
 
 
 def test_a_handler_may_close_the_first_descriptors(worker: executors.Worker) -> None:
@@ -140,7 +144,7 @@ def test_a_handler_may_close_the_first_descriptors(worker: executors.Worker) -> 
 
 def test_a_kill_ends_the_children_of_a_handler_too(worker: executors.Worker) -> None:
     child = json.loads(worker.task("forks_children").result)["result"]
-    worker.executor.kill()
+    worker.kill()
     worker.death()
     until(lambda: not is_running(child))
 
@@ -160,7 +164,7 @@ def test_a_forked_child_ends_by_sigterm_and_its_executor_does_not(
     worker: executors.Worker,
 ) -> None:
     assert json.loads(worker.task("terminates_child").result)["result"] == -signal.SIGTERM
-    os.kill(worker.executor.pid, signal.SIGTERM)
+    os.kill(worker.pid, signal.SIGTERM)
     assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
 
 
@@ -175,41 +179,36 @@ def test_a_hundred_megabytes_of_output_neither_block_nor_stay_in_memory(
 ) -> None:
     worker.keep_printed = False
     worker.task("prints_much", {"mb": 100})
-    until(lambda: worker.turn(0.05) or worker.printed_bytes >= 100_000_014)
+    worker.until(lambda: worker.printed_bytes >= 100_000_014)
     assert worker.printed_bytes == 100_000_014
 
 
 def test_exceptions_of_signal_handlers_leave_the_channel_whole(worker: executors.Worker) -> None:
-    outcome = worker.task("alarms", {"s": 1.0})
+    outcome = worker.task("alarms", {"n": 20})
     assert outcome.kind == "completed", outcome.error
-    assert json.loads(outcome.result)["result"] > 10
-    assert worker.of(protocol.Log)
+    assert json.loads(outcome.result)["result"] == 20
+    assert worker.logged
     assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
 
 
 def test_an_alarm_between_two_jobs_does_not_end_the_executor(worker: executors.Worker) -> None:
-    worker.task("alarm_later")
-    until(lambda: worker.turn(0.05) or any("too late" in each.text for each in logs(worker)))
+    for number in range(300):
+        worker.task("alarm_later", {"s": 1e-5 + number * 2e-6})
     assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
-
-
-def logs(worker: executors.Worker) -> list[protocol.Log]:
-    return worker.of(protocol.Log)
 
 
 def test_messages_of_several_threads_do_not_mix(worker: executors.Worker) -> None:
     assert worker.task("logs_from_threads", {"n": 200}).kind == "completed"
-    lines = sorted(each.text for each in logs(worker))
+    lines = sorted(worker.logged)
     assert lines == sorted(f"line {n}" for n in range(200) for _ in range(4))
 
 
 def test_an_executor_that_the_worker_does_not_read_waits_and_goes_on(
     worker: executors.Worker,
 ) -> None:
-    key = worker.send_task("logs_from_threads", {"n": 2000})
-    state = until(lambda: sleeping(worker.executor.pid))
-    assert state
-    assert worker.outcome(key).kind == "completed"
+    job = worker.send_task("logs_from_threads", {"n": 2000})
+    until(lambda: sleeping(worker.pid))
+    assert worker.outcome(job).kind == "completed"
 
 
 def sleeping(pid: int) -> bool:

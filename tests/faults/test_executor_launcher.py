@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, errors, model_cache, model_registry
-from queue_workflows.executor import launcher_client, loaded_app, protocol
+from queue_workflows.run import launcher as launcher_process
+from queue_workflows.run import loaded_app, wire
 from queue_workflows.runtime import clock
 from tests.support import executor_app, executors
 from tests.support.wait import patience, until
@@ -55,7 +56,7 @@ def test_the_worker_learns_what_the_app_registered(monkeypatch: pytest.MonkeyPat
         del os.environ["GIVEN_BEFORE"]
 
     with executors.launched(load) as launcher:
-        found = launcher.wait_loaded(60)
+        found = launcher.registered
     assert "segfaults" in found.tasks
     assert found.async_tasks == ["coroutine", "endless_await", "meets", "stream"]
     assert (found.knows_nodes, found.needs_rows, found.announces) == (True, True, True)
@@ -68,13 +69,6 @@ def test_the_worker_learns_what_the_app_registered(monkeypatch: pytest.MonkeyPat
     assert config.get_config().ingest_queues == {"own"}
     assert config.get_config().ingest_task_queues["add"] == "load"
     os.environ.pop("OWN_URL")
-
-
-def loaded(launcher: launcher_client.Launcher, *, late: bool) -> loaded_app.Registered:
-    if not late:
-        return launcher.wait_loaded(60)
-    with executors.forked(launcher) as worker:
-        return launcher_client.registered(worker.wait(protocol.Loaded))
 
 
 def raises(error: BaseException) -> Callable[[], None]:
@@ -93,15 +87,13 @@ def raises(error: BaseException) -> Callable[[], None]:
         (KeyboardInterrupt(), errors.AppFailed, "KeyboardInterrupt"),
     ],
 )
-@pytest.mark.parametrize("late", [False, True])
 def test_an_app_that_cannot_be_loaded_is_an_error_in_the_worker(
-    error: BaseException, kind: type[Exception], text: str, late: bool
+    error: BaseException, kind: type[Exception], text: str
 ) -> None:
-    with executors.launched(raises(error), late=late) as launcher:
-        with pytest.raises(kind, match=text) as caught:
-            loaded(launcher, late=late)
-        assert type(caught.value) is kind
-        assert "in load" in str(caught.value.__cause__)
+    with pytest.raises(kind, match=text) as caught, executors.launched(raises(error)):
+        raise AssertionError("it was loaded")
+    assert type(caught.value) is kind
+    assert "in load" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize(
@@ -109,17 +101,8 @@ def test_an_app_that_cannot_be_loaded_is_an_error_in_the_worker(
     [(lambda: os._exit(3), "exit code 3"), (lambda: os.kill(os.getpid(), 9), "SIGKILL")],
 )
 def test_an_app_that_ends_the_launcher_is_an_error(ends: Callable[[], None], text: str) -> None:
-    with executors.launched(ends) as launcher, pytest.raises(launcher_client.LauncherLost) as lost:
-        launcher.wait_loaded(60)
-    assert text in str(lost.value)
-
-
-def test_an_app_that_loads_for_ever_can_be_left() -> None:
-    with executors.launched(lambda: time.sleep(3600)) as launcher:
-        with pytest.raises(TimeoutError):
-            launcher.wait_loaded(0.05)
-        pid = launcher.pid
-    assert has_ended(pid)
+    with pytest.raises(launcher_process.LauncherLost, match=text), executors.launched(ends):
+        raise AssertionError("it was loaded")
 
 
 def starts_a_thread() -> None:
@@ -127,19 +110,11 @@ def starts_a_thread() -> None:
     threading.Thread(target=threading.Event().wait, name="apps-own", daemon=True).start()
 
 
-def test_an_app_that_starts_a_thread_is_not_forked() -> None:
+def test_executors_load_an_app_that_starts_threads_each_for_itself() -> None:
     with executors.launched(starts_a_thread) as launcher:
-        launcher.wait_loaded(60)
-        with pytest.raises(launcher_client.ForkRefused, match="apps-own"):
-            launcher.fork()
-
-
-def test_an_executor_may_load_such_an_app_itself() -> None:
-    with executors.launched(starts_a_thread, late=True) as launcher:
+        assert "add" in launcher.registered.tasks
         for _ in range(2):
             with executors.forked(launcher) as worker:
-                found = launcher_client.registered(worker.wait(protocol.Loaded))
-                assert "add" in found.tasks
                 assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
 
 
@@ -148,7 +123,7 @@ def test_a_worker_with_threads_must_not_fork() -> None:
     other = threading.Thread(target=stop.wait, name="another")
     other.start()
     try:
-        assert "another" in str(launcher_client.why_not())
+        assert "another" in str(launcher_process.unsafe())
     finally:
         stop.set()
         other.join()
@@ -170,12 +145,12 @@ def test_the_model_stays_loaded_and_its_state_is_reported() -> None:
         for _ in range(2):
             outcome = worker.node("modelled", required_model="m")
             assert json.loads(outcome.result) == {"handle": "the handle"}
-        kinds = [each.type for each in worker.of(protocol.Event)]
-        assert kinds == ["model_load_start", "model_load_done"]
-        last = worker.of(protocol.Model)[-1]
-        assert (last.current, last.loading, last.vram_gb) == ("m", None, 3.0)
-        worker.send(protocol.Unload(idle_only=False))
-        worker.wait(protocol.Model, lambda each: each is not last and each.current is None)
+        events = [name for job in worker.jobs for name in job.events]
+        assert events == ["model_load_start", "model_load_done"]
+        last = worker.models[-1]
+        assert (last["current"], last["loading"], last["vram_gb"]) == ("m", None, 3.0)
+        assert worker.executors.change_model({"model": None, "idle_only": False})
+        worker.until(lambda: worker.models[-1]["current"] is None)
 
 
 def hooked() -> None:
@@ -197,16 +172,19 @@ def hooked() -> None:
 
 def test_the_hooks_of_the_app_run_in_the_executor() -> None:
     with executors.launched(hooked) as launcher, executors.forked(launcher) as worker:
-        found = launcher.wait_loaded(60)
+        found = launcher.registered
         assert (found.needs_rows, found.announces, found.resolves_refs) == (True, True, True)
-        worker.answers = {"context": {"whole": 8}}
+        rows = {"job": {"id": "j", "fails": True}, "run": {"name": "r"}}
+        worker.answers = {"context": {"whole": 8}, "rows": rows}
         row = {"input_template": {"x": {"$from": "a"}}}
-        outcome = worker.node("echo", {"x": 1}, run_row={"name": "r"}, **row)
-        assert json.loads(outcome.result) == {"got": {"x": 8}, "run": "r"}
-        worker.send(protocol.Announce(1, {"id": "j", "fails": True}, {"name": "r"}))
-        worker.wait(protocol.Announced)
-        until(lambda: worker.turn(0.05) or "completed j r {'got': {'x': 8}" in worker.text)
-        assert worker.node("echo", {"x": 1}, run_row={"name": "r"}, **row).kind == "completed"
+        job = worker.send_node("echo", {"x": 1}, **row)
+        assert json.loads(worker.outcome(job).result) == {"got": {"x": 8}, "run": "r"}
+        worker.executors.expect_announcement(worker.place)
+        worker.executors.announce(worker.place, job.key, wire.encoded(rows))
+        assert not worker.place.usable
+        worker.until(lambda: worker.place.usable)
+        worker.until(lambda: "completed j r {'got': {'x': 8}" in worker.text)
+        assert worker.node("echo", {"x": 1}, **row).kind == "completed"
 
 
 # Cost.
@@ -218,13 +196,12 @@ from pathlib import Path
 import sys, time
 took, private = [], []
 with executors.launched(executor_app.load) as launcher:
-    launcher.wait_loaded(60)
     for _ in range(5):
         started = time.monotonic()
         with executors.forked(launcher) as worker:
             worker.task("add", {"a": 1, "b": 1})
             took.append(time.monotonic() - started)
-            lines = Path(f"/proc/{worker.executor.pid}/smaps_rollup").read_text().splitlines()
+            lines = Path(f"/proc/{worker.pid}/smaps_rollup").read_text().splitlines()
             private.append(sum(int(x.split()[1]) for x in lines if x.startswith("Private_")))
 print(min(took), max(private) / 1024)
 """
@@ -248,59 +225,41 @@ def test_an_executor_is_ready_in_an_instant_and_shares_the_app() -> None:
 
 
 def test_every_death_is_reported_once() -> None:
-    with executors.launched(executor_app.load) as launcher:
-        launcher.wait_loaded(60)
-        found = [launcher.fork() for _ in range(5)]
+    with executors.launched(executor_app.load) as launcher, contextlib.ExitStack() as stack:
+        found = [stack.enter_context(executors.forked(launcher)) for _ in range(5)]
         for each in found:
             each.kill()
-        died: list[protocol.Died] = []
-        until(lambda: died.extend(launcher.receive()) or len(died) == 5)
-        assert sorted(each.pid for each in died) == sorted(each.pid for each in found)
-        assert {(each.code, each.signal, each.by_deadline) for each in died} == {(None, 9, False)}
         for each in found:
-            each.close()
-
-
-def test_a_death_that_is_read_while_an_executor_is_forked_is_pending() -> None:
-    with (
-        executors.launched(executor_app.load) as launcher,
-        executors.forked(launcher) as first,
-    ):
-        assert not launcher.pending
-        os.kill(first.executor.pid, signal.SIGKILL)
-        until(lambda: select.select([launcher], [], [], 0)[0])
-        with executors.forked(launcher):
-            assert launcher.pending
-            assert [each.pid for each in launcher.receive()] == [first.executor.pid]
-        assert not launcher.pending
+            each.death()
+        died = [each for each in launcher.packets if "died" in each]
+        assert sorted(each["died"] for each in died) == sorted(each.pid for each in found)
+        how = {(each["code"], each["signal"], each["by_deadline"]) for each in died}
+        assert how == {(None, 9, False)}
 
 
 def test_an_executor_whose_worker_closes_it_ends() -> None:
     with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
-        worker.executor.jobs.close()
-        worker.executor.control.close()
-        worker.lost = protocol.ChannelLost("closed here")
-        assert worker.death().code == 70
+        worker.place.channel.shutdown(socket.SHUT_WR)
+        assert worker.death()["code"] == wire.LOST
 
 
 def test_a_launcher_that_is_killed_takes_its_executors_along() -> None:
     with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
         worker.send_task("holds_gil", {"s": 3600})
-        pid = worker.executor.pid
-        os.kill(launcher.pid, signal.SIGKILL)
-        with pytest.raises(launcher_client.LauncherLost, match="SIGKILL"):
-            until(lambda: launcher.receive())
-        until(lambda: has_ended(pid))
-        with pytest.raises(launcher_client.LauncherLost):
-            launcher.fork()
+        os.kill(launcher.launcher.pid, signal.SIGKILL)
+        worker.until(lambda: launcher.lost)
+        assert launcher.lost is not None
+        assert launcher.lost.signum == signal.SIGKILL
+        assert "killed by SIGKILL" in str(launcher.lost)
+        until(lambda: has_ended(worker.pid))
 
 
 def test_a_deadline_kills_the_executors_and_not_the_launcher() -> None:
     with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
         worker.send_task("holds_gil", {"s": 3600})
-        launcher.hold_until(clock.boot_s() + 0.2)
+        launcher.launcher.hold(clock.boot_s() + 0.2)
         died = worker.death()
-        assert (died.signal, died.by_deadline) == (9, True)
+        assert (died["signal"], died["by_deadline"]) == (9, True)
         with executors.forked(launcher) as another:
             assert another.task("add", {"a": 1, "b": 1}).kind == "completed"
 
@@ -309,10 +268,10 @@ def test_a_deadline_that_is_moved_or_taken_away_kills_nobody() -> None:
     with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
         until_s = clock.boot_s() + 0.3
         while clock.boot_s() < until_s:
-            launcher.hold_until(clock.boot_s() + 60)
+            launcher.launcher.hold(clock.boot_s() + 60)
             worker.task("add", {"a": 1, "b": 1})
-        launcher.hold_until(clock.boot_s() + 0.5)
-        launcher.hold_until(None)
+        launcher.launcher.hold(clock.boot_s() + 0.5)
+        launcher.launcher.hold(None)
         ends = clock.boot_s() + 1.0
         while clock.boot_s() < ends:
             assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"

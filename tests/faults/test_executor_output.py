@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import signal
 import struct
 import termios
 from collections.abc import Callable, Generator
 
 import pytest
 
-from queue_workflows.executor import protocol, streams
+from queue_workflows.run import streams
 from queue_workflows.runtime import entry_point
 from tests.support import executor_app, executors
 from tests.support.wait import until
@@ -19,31 +20,43 @@ from tests.support.wait import until
 
 def test_all_that_a_handler_printed_is_there_with_its_outcome(worker: executors.Worker) -> None:
     for number in range(20):
-        key = worker.send_task("prints", {"n": number})
-        while not any(each.key == key for each in worker.of(protocol.Outcome)):
-            worker.take(worker.executor.jobs.receive())
-        text = b"".join(data for _, data in worker.executor.out.drain()).decode()
+        job = worker.send_task("prints", {"n": number})
+        worker.outcome(job)
+        text = job.printed.decode()
         for part in (f"on stdout {number}\n", f"on stderr {number}\n", "a child\n", "an end"):
             assert part in text
 
 
+def test_output_of_a_job_is_not_kept_for_the_next(worker: executors.Worker) -> None:
+    first = worker.send_task("prints", {"n": 1})
+    worker.outcome(first)
+    second = worker.send_task("add", {"a": 1, "b": 1})
+    worker.outcome(second)
+    assert first.printed.endswith(b"without an end")
+    assert not second.printed
+
+
 def test_stdout_and_stderr_are_distinguished(worker: executors.Worker) -> None:
-    worker.send_task("prints", {"n": 1})
-    while not worker.of(protocol.Outcome):
-        worker.take(worker.executor.jobs.receive())
-    found = worker.executor.out.drain()
+    found: list[tuple[int, bytes]] = []
+    worker.write = lambda number, data: found.append((number, data))  # type: ignore[method-assign]
+    worker.task("prints", {"n": 1})
     assert b"".join(data for number, data in found if number == 2) == b"on stderr 1\n"
     assert b"on stdout 1\n" in b"".join(data for number, data in found if number == 1)
 
 
-def test_a_drain_is_limited(worker: executors.Worker) -> None:
-    worker.send_task("prints_much", {"mb": 1})
-    until(lambda: streams_hold(worker, 60_000))
-    assert 0 < sum(len(data) for _, data in worker.executor.out.drain(10_000)) <= 65_536
+def test_a_drain_is_limited() -> None:
+    reader, writer = os.pipe()
+    other = os.pipe()
+    output = streams.Output(reader, other[0])
+    os.write(writer, b"x" * 60_000)
+    assert 0 < sum(len(data) for _, data in output.drain(10_000)) <= 65_536
+    output.close()
+    for fd in (writer, other[1]):
+        os.close(fd)
 
 
 def streams_hold(worker: executors.Worker, size: int) -> bool:
-    for fd in worker.executor.out.fds:
+    for fd in worker.place.out.fds:
         held = fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4)
         if struct.unpack("i", held)[0] >= size:
             return True
@@ -51,21 +64,24 @@ def streams_hold(worker: executors.Worker, size: int) -> bool:
 
 
 def test_the_last_lines_of_a_killed_executor_are_kept(worker: executors.Worker) -> None:
-    worker.send_task("prints_much", {"mb": 1000})
+    job = worker.send_task("prints_much", {"mb": 1000})
     until(lambda: streams_hold(worker, 60_000))
-    worker.executor.kill()
+    os.kill(worker.pid, signal.SIGKILL)
     worker.death()
-    assert worker.printed.count(b"x" * 99 + b"\n") > 500
+    assert worker.printed_text.count(b"x" * 99 + b"\n") > 500
+    assert job.death is not None
+    assert set("".join(job.death.detail["last_lines"])) == {"x"}
 
 
 def test_records_that_nothing_prints_are_sent_with_their_job(worker: executors.Worker) -> None:
-    worker.task("logs")
-    records = worker.of(protocol.Log)
-    texts = [each.text for each in records]
+    job = worker.send_task("logs")
+    worker.outcome(job)
+    texts = worker.logged
     assert texts[0] == "a warning"
     assert texts[1].startswith("it failed\nTraceback")
     assert texts[1].endswith("ValueError: shown")
-    assert {(each.key, each.name) for each in records} == {(1, "some_app")}
+    assert {each["name"] for each in worker.records} == {"some_app"}
+    assert job.printed.startswith(b"a warning\nit failed\n")
 
 
 @pytest.fixture
@@ -85,8 +101,8 @@ def test_records_of_the_engines_logging_are_sent_to_the_worker(
 ) -> None:
     with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
         worker.task("logs")
-        assert {each.printed for each in worker.of(protocol.Log)} == {True}
-        assert [each.level for each in worker.of(protocol.Log)] == [30, 40]
+        assert {each["printed"] for each in worker.records} == {True}
+        assert [each["level"] for each in worker.records] == [30, 40]
         worker.turn(0)
         assert "a warning" not in worker.text
 
@@ -104,8 +120,8 @@ def test_records_printed_by_the_apps_logging_are_output_only() -> None:
         executors.forked(launcher) as worker,
     ):
         worker.task("logs")
-        until(lambda: worker.turn(0.05) or "own it failed" in worker.text)
-        assert not worker.of(protocol.Log)
+        worker.until(lambda: "own it failed" in worker.text)
+        assert not worker.records
 
 
 @pytest.fixture

@@ -222,7 +222,7 @@ def replaces_json(reason: str) -> dict[str, Any]:
 
 
 def alarms(reason: str, args: dict[str, Any]) -> int:
-    """Let a signal handler raise exceptions in quick succession, in what logs and sends."""
+    """Let a signal handler raise `n` exceptions in quick succession, in what logs and sends."""
     raised = 0
 
     def alarm(_: int, frame: FrameType | None) -> None:
@@ -231,9 +231,8 @@ def alarms(reason: str, args: dict[str, Any]) -> int:
             raise TimeoutError("alarm")
 
     signal.signal(signal.SIGALRM, alarm)
-    ends = time.monotonic() + args["s"]
     signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
-    while time.monotonic() < ends:
+    while raised < args["n"]:
         try:
             log.warning("x" * 1000)
         except TimeoutError:
@@ -242,14 +241,14 @@ def alarms(reason: str, args: dict[str, Any]) -> int:
     return raised
 
 
-def alarm_later(reason: str) -> None:
-    """Leave an alarm behind, which raises when no job runs."""
+def alarm_later(reason: str, args: dict[str, Any]) -> None:
+    """Leave an alarm behind, which raises about when the job ends."""
 
     def alarm(*_: object) -> None:
         raise TimeoutError("too late")
 
     signal.signal(signal.SIGALRM, alarm)
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    signal.setitimer(signal.ITIMER_REAL, args["s"])
 
 
 def logs_from_threads(reason: str, args: dict[str, Any]) -> int:
@@ -282,6 +281,7 @@ def load() -> None:
     config.register_node("sums", lambda a, b=2: {"sum": a + b})
     config.register_node("folders", lambda out, scratch: {"out": str(out), "s": scratch.is_dir()})
     config.register_node("fails", fails)
+    config.register_node("takes_memory", lambda mb: takes_memory("", {"mb": mb}))
     config.register_node("cancelled", _until_event)
     config.register_node("modelled", lambda model_handle: {"handle": model_handle})
     config.register_node("looks_up", _looks_up)

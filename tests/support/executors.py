@@ -3,28 +3,68 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import select
+import signal
 import time
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any
+from unittest import mock
 
-from queue_workflows.executor import launcher_client, process, protocol
+from queue_workflows.engine import outcomes
+from queue_workflows.run import executor, executors, launcher, loaded_app
+from queue_workflows.runtime import clock, io_loop
+from queue_workflows.worker import shapes
 from tests.support.wait import until
 
-M = TypeVar("M")
 LIMIT_S = 30.0
+
+
+class Launched:
+    """A launcher that has loaded its app, and the loop of its worker."""
+
+    def __init__(self, found: launcher.Launcher, registered: loaded_app.Registered) -> None:
+        self.launcher, self.registered = found, registered
+        self.loop = io_loop.IoLoop()
+        self.workers: list[Worker] = []
+        self.packets: list[dict[str, Any]] = []
+        self.lost: launcher.LauncherLost | None = None
+        self.loop.read(found.fileno(), self._received)
+
+    def _received(self) -> None:
+        try:
+            packets = self.launcher.receive()
+        except launcher.LauncherLost as error:
+            self.lost = error
+            self.loop.forget(self.launcher.fileno())
+            return
+        self.packets += packets
+        for packet in packets:
+            for each in self.workers:
+                if "died" in packet:
+                    each.executors.died(packet)
+                else:
+                    each.executors.forked(packet)
+
+    def turn(self, timeout_s: float = 1.0) -> None:
+        """Act on what is there, after a wait of at most `timeout_s` for anything."""
+        turns = iter([False, True])
+        self.loop.wake_at(clock.boot_s() + timeout_s)
+        self.loop.run(self._tick, lambda: next(turns))
+
+    def _tick(self, now: float) -> float:
+        return min((each.executors.tick(now) for each in self.workers), default=now + 1.0)
+
+    def died(self, pid: int) -> dict[str, Any] | None:
+        """Return what the launcher says of the end of this process, if it has ended."""
+        return next((each for each in self.packets if each.get("died") == pid), None)
 
 
 @contextlib.contextmanager
 def launched(
-    load: Callable[[], object],
-    *,
-    model_cache: Any = None,
-    late: bool = False,
-    alone: bool = True,
-) -> Generator[launcher_client.Launcher]:
+    load: Callable[[], object], *, model_cache: Any = lambda: None, alone: bool = True
+) -> Generator[Launched]:
     """A launcher that loads by this function; it and its executors have ended afterwards.
 
     `alone`: it closes the descriptors that it inherited from pytest.
@@ -38,15 +78,21 @@ def launched(
                 os.close(fd)
         load()
 
-    app = process.App(load_alone) if model_cache is None else process.App(load_alone, model_cache)
-    with warnings.catch_warnings():
-        # From Python 3.12 on: pytest's own threads run here.
+    # pytest's own threads run here, which is harmless.
+    tests_pid, unsafe = os.getpid(), launcher.unsafe
+
+    def ours() -> str | None:
+        return None if os.getpid() == tests_pid else unsafe()
+
+    with warnings.catch_warnings(), mock.patch.object(launcher, "unsafe", ours):
         warnings.simplefilter("ignore", DeprecationWarning)
-        found = launcher_client.Launcher.start(app, late=late)
+        loaded, registered = launcher.Launcher.load(executor.App(load_alone, model_cache))
+    found = Launched(loaded, registered)
     try:
         yield found
     finally:
-        found.close()
+        found.loop.close()
+        loaded.close()
 
 
 def _descriptors() -> list[int]:
@@ -77,127 +123,186 @@ def node_row(module: str, inputs: dict[str, Any] | None = None, **columns: Any) 
     } | columns  # fmt: skip
 
 
+class Job:
+    """A job as executors know it."""
+
+    def __init__(self, row: dict[str, Any], *, in_run: bool) -> None:
+        self.id: str = row["id"]
+        self.body = json.dumps(row).encode()
+        self.in_run = in_run
+        self.key = 0
+        self.place: executors.Executor | None = None
+        self.ids: dict[str, str | int] = {"job_id": self.id}
+        self.outcome: outcomes.Outcome | None = None
+        self.death: executors.Death | None = None
+        self.reports: list[str | None] = []
+        self.events: list[str] = []
+        self.asked: list[str] = []
+        self.starts = 0
+        self.printed = b""
+
+
 class Worker:
     """One executor as its worker sees it: what it sent, printed, and how it died."""
 
-    def __init__(self, launcher: launcher_client.Launcher, *, concurrent: bool = False) -> None:
-        self.launcher = launcher
-        self.executor = launcher.fork(concurrent=concurrent)
-        self.key = 0
-        self.messages: list[protocol.Message] = []
-        self.printed = bytearray()
+    def __init__(self, launched_: Launched, *, shared: bool = False) -> None:
+        self.launched = launched_
+        self.executors = executors.Executors(
+            launched_.loop, launched_.launcher, self, self, shapes.NO_LIMITS,
+            slots=1000 if shared else 1, shared=shared,
+        )  # fmt: skip
+        self.jobs: list[Job] = []
+        self.ended_jobs: list[Job] = []
+        self.records: list[dict[str, Any]] = []
+        self.models: list[dict[str, Any]] = []
+        self.printed_text = bytearray()
         self.keep_printed = True
         self.printed_bytes = 0
-        self.lost: Exception | None = None
-        self.died: protocol.Died | None = None
         self.answers: dict[str, Any] | None = {}
         """What it answers; None: nothing, ever."""
+        launched_.workers.append(self)
+        self.executors.ready()
+        self.executors.closing = True  # it is not replaced
+        self.place = next(iter(self.executors))
+        self.until(lambda: self.place.pid)
+        self.pid = self.place.pid
 
-    def send_task(self, name: str, args: dict[str, Any] | None = None, **columns: Any) -> int:
-        """Send an ingest job; return its key."""
-        self.key += 1
-        self.send(protocol.Run(self.key, "ingest", task_row(name, args, **columns), None))
-        return self.key
+    # --- What a test does.
 
-    def send_node(self, module: str, inputs: dict[str, Any] | None = None, **columns: Any) -> int:
-        """Send a node; return its key."""
-        self.key += 1
-        run = columns.pop("run_row", None)
-        self.send(protocol.Run(self.key, "node", node_row(module, inputs, **columns), run))
-        return self.key
+    def send_task(self, name: str, args: dict[str, Any] | None = None, **columns: Any) -> Job:
+        """Start an ingest job."""
+        return self._start(Job(task_row(name, args, **columns), in_run=False))
 
-    def send(self, message: protocol.Message) -> None:
-        """Send a message to the main thread of the executor."""
-        self.executor.jobs.send(message)
+    def send_node(self, module: str, inputs: dict[str, Any] | None = None, **columns: Any) -> Job:
+        """Start a node."""
+        return self._start(Job(node_row(module, inputs, **columns), in_run=True))
 
-    def request(self, message: protocol.Message) -> None:
-        """Send a message to the control thread."""
-        self.executor.control.send(message)
+    def _start(self, job: Job) -> Job:
+        self.jobs.append(job)
+        self.executors.start(job)
+        assert job.place is self.place
+        return job
 
-    def task(self, name: str, args: dict[str, Any] | None = None) -> protocol.Outcome:
+    def task(
+        self, name: str, args: dict[str, Any] | None = None, **columns: Any
+    ) -> outcomes.Outcome:
         """Run an ingest job; return its outcome."""
-        return self.outcome(self.send_task(name, args))
+        return self.outcome(self.send_task(name, args, **columns))
 
-    def node(self, module: str, inputs: Any = None, **columns: Any) -> protocol.Outcome:
+    def node(self, module: str, inputs: Any = None, **columns: Any) -> outcomes.Outcome:
         """Run a node; return its outcome."""
         return self.outcome(self.send_node(module, inputs, **columns))
 
-    def outcome(self, key: int) -> protocol.Outcome:
+    def outcome(self, job: Job) -> outcomes.Outcome:
         """Wait for the outcome of this job."""
-        return self.wait(protocol.Outcome, lambda message: message.key == key)
-
-    def wait(self, kind: type[M], matches: Callable[[Any], bool] = lambda _: True) -> M:
-        """Wait for a message of this kind; it stays in `messages`."""
         deadline = time.monotonic() + LIMIT_S
-        while True:
-            for message in self.messages:
-                if isinstance(message, kind) and matches(message):
-                    return message
-            assert self.lost is None, f"no {kind.__name__}: {self.lost}; printed: {self.text}"
-            assert time.monotonic() < deadline, f"no {kind.__name__} in {self.messages[-5:]}"
+        while job.outcome is None:
+            assert job.death is None, f"{job.death}; printed: {self.text}"
+            assert not self.place.lost, f"{self.place.lost}; printed: {self.text}"
+            assert time.monotonic() < deadline, f"no outcome of {job.id}; printed: {self.text}"
             self.turn()
+        return job.outcome
 
-    def of(self, kind: type[M]) -> list[M]:
-        """The messages of a kind so far."""
-        return [each for each in self.messages if isinstance(each, kind)]
+    def interrupt(self, job: Job, reason: str) -> None:
+        """Let the handler of a job end."""
+        self.executors.interrupt(job, reason)
+
+    def kill(self) -> None:
+        """End the process by SIGKILL."""
+        self.executors.kill(self.place, signal.SIGKILL, "the test")
 
     def turn(self, timeout_s: float = 1.0) -> None:
-        """Take what is there, after a wait of at most `timeout_s` for anything."""
-        poll = select.poll()
-        if self.lost is None:
-            poll.register(self.executor.jobs.fileno(), select.POLLIN)
-        for fd in self.executor.out.fds:
-            poll.register(fd, select.POLLIN)
-        poll.register(self.executor.pidfd, select.POLLIN)
-        poll.register(self.launcher.fileno(), select.POLLIN)
-        poll.poll(timeout_s * 1000)
-        if self.lost is None:
-            try:
-                self.take(self.executor.jobs.receive())
-            except (protocol.ChannelLost, protocol.ProtocolError) as error:
-                self.lost = error
-        for _, data in self.executor.out.drain():
-            self.printed_bytes += len(data)
-            if self.keep_printed:
-                self.printed += data
+        """Act on what is there, after a wait of at most `timeout_s` for anything."""
+        self.launched.turn(timeout_s)
 
-    def take(self, messages: list[protocol.Message]) -> None:
-        self.messages += messages
-        for message in messages:
-            if isinstance(message, protocol.Ask) and self.answers is not None:
-                found = self.answers.get(message.what)
-                error = None if message.what in self.answers else "nothing is known of it"
-                self.send(protocol.Answer(message.key, message.what, found, error))
+    def until(self, condition: Callable[[], object]) -> None:
+        """Turn until this is true."""
+        until(lambda: condition() or self.turn(0.05) or condition(), timeout_s=LIMIT_S)
+
+    def death(self) -> dict[str, Any]:
+        """Wait for the end of the process; return the packet of the launcher about it."""
+        self.until(lambda: self.launched.died(self.pid))
+        found = self.launched.died(self.pid)
+        assert found is not None
+        return found
 
     @property
     def text(self) -> str:
         """What it printed."""
-        return self.printed.decode(errors="replace")
+        return self.printed_text.decode(errors="replace")
 
-    def death(self) -> protocol.Died:
-        """Wait for the end of the process; return it as the launcher reported it."""
-
-        def found() -> bool:
-            self.turn(0.05)
-            mine = [each for each in self.launcher.receive() if each.pid == self.executor.pid]
-            self.died = mine[0] if mine else None
-            return self.died is not None
-
-        until(found, timeout_s=LIMIT_S)
-        assert self.died is not None
-        return self.died
+    @property
+    def logged(self) -> list[str]:
+        """The texts of the records that it sent."""
+        return [each["text"] for each in self.records]
 
     def close(self) -> None:
         """Kill it if it lives."""
-        if self.died is None:
-            self.executor.kill()
-        self.executor.close()
+        if self.launched.died(self.pid) is None and self.launched.lost is None:
+            self.kill()
+            self.death()
+        self.launched.workers.remove(self)
+        self.executors.close()
+
+    # --- A `run.executors.Owner`.
+
+    def ended(self, job: Job, outcome: outcomes.Outcome) -> None:
+        job.outcome, job.place = outcome, None
+        self.ended_jobs.append(job)
+
+    def died(self, job: Job, death: executors.Death) -> None:
+        job.death = death
+
+    def beat(self, job: Job, progress: str | None) -> None:
+        job.reports.append(progress)
+
+    def cursor(self, job: Job, name: str, key: str, position: int) -> None:
+        """Ignore it."""
+
+    def asked(self, job: Job, question: dict[str, Any]) -> None:
+        what = question["what"]
+        job.asked.append(what)
+        if self.answers is not None:
+            error = None if what in self.answers else "nothing is known of it"
+            self.executors.answer(job, question["no"], self.answers.get(what), error)
+
+    def printed(self, job: Job, data: bytes) -> None:
+        if self.keep_printed:
+            job.printed += data
+
+    def event(self, job: Job, event_type: str, elapsed_s: float | None) -> None:
+        job.events.append(event_type)
+
+    def waits(self, job: Job) -> None:
+        """Ignore it; `started` follows."""
+
+    def started(self, job: Job) -> None:
+        job.starts += 1
+
+    def model(self, model: dict[str, Any]) -> None:
+        self.models.append(model)
+
+    def changed(self, error: str | None) -> None:
+        """Ignore it; the state of the model says it."""
+
+    def room(self) -> None:
+        """Ignore it; a test starts its jobs itself."""
+
+    # --- A `run.executors.Printer`.
+
+    def write(self, number: int, data: bytes) -> None:
+        self.printed_bytes += len(data)
+        if self.keep_printed:
+            self.printed_text += data
+
+    def record(self, pid: int, record: dict[str, Any]) -> None:
+        self.records.append(record)
 
 
 @contextlib.contextmanager
-def forked(launcher: launcher_client.Launcher, *, concurrent: bool = False) -> Generator[Worker]:
+def forked(launched_: Launched, *, shared: bool = False) -> Generator[Worker]:
     """An executor of this launcher, dead afterwards."""
-    found = Worker(launcher, concurrent=concurrent)
+    found = Worker(launched_, shared=shared)
     try:
         yield found
     finally:
