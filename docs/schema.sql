@@ -900,11 +900,10 @@ BEGIN
         UNION ALL SELECT 'wait', queue, why, wait_s FROM one WHERE event_type = 'claimed' AND wait_s IS NOT NULL
         UNION ALL SELECT 'retries', queue, cause, NULL FROM one WHERE event_type = 'retried'
         UNION ALL SELECT 'reclaims', queue, cause, NULL FROM one
-         WHERE is_crash OR event_type = 'requeued' AND cause = 'database_away'
+         WHERE event_type IN ('reclaimed', 'failed') AND cause IS NOT NULL OR cause = 'database_away'
         UNION ALL SELECT 'requeues', queue, cause, NULL FROM one
          WHERE event_type = 'requeued' AND cause <> 'database_away'
         UNION ALL SELECT 'crashes', queue, '', NULL FROM one WHERE is_crash
-        UNION ALL SELECT 'crashes_excused', queue, '', NULL FROM one WHERE event_type = 'death' AND cause = 'false'
         UNION ALL SELECT 'watchdog', queue, event_type, NULL FROM one
          WHERE event_type IN ('stall_trip', 'gpu_health_trip', 'budget_trip')
         UNION ALL SELECT 'model_load', model, '', coalesce(elapsed_s, 0) FROM one
@@ -2309,6 +2308,9 @@ BEGIN
        AND (OLD.status = 'queued' AND NEW.status = 'running' AND NEW.claim_no > OLD.claim_no
             OR OLD.status = 'running' AND NEW.status = 'completed'
                AND NEW.worker_id IS NULL AND NEW.lease_expires_at IS NULL) THEN
+        IF NEW.lapse_count > 0 AND NEW.status = 'completed' THEN
+            NEW.lapse_count := 0;
+        END IF;
         RETURN NEW;
     END IF;
     IF NEW.status = OLD.status THEN
@@ -4501,7 +4503,7 @@ CREATE FUNCTION public.queue_workflows_uncounted_events(p_low bigint, p_high big
     WITH events AS (
         SELECT 'node' AS family, e.id, e.run_id, e.node_id, e.job_id, e.event_type::text, e.queue, e.model,
                e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
-               CASE WHEN e.event_type IN ('requeued', 'death') THEN e.detail END AS detail
+               CASE WHEN e.event_type = 'requeued' THEN e.detail END AS detail
           FROM workflow_node_events e
          WHERE e.xid >= p_low AND e.xid < p_high AND e.created_at >= p_since
            AND CASE WHEN e.xid > 0 THEN pg_visible_in_snapshot(e.xid::text::xid8, p_new)
@@ -4509,7 +4511,7 @@ CREATE FUNCTION public.queue_workflows_uncounted_events(p_low bigint, p_high big
         UNION ALL
         SELECT 'ingest', e.id, NULL, NULL, e.job_id, e.event_type, e.queue, NULL,
                e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
-               CASE WHEN e.event_type IN ('requeued', 'death') THEN e.detail END
+               CASE WHEN e.event_type = 'requeued' THEN e.detail END
           FROM ingest_job_events e
          WHERE e.xid >= p_low AND e.xid < p_high AND e.created_at >= p_since
            AND CASE WHEN e.xid > 0 THEN pg_visible_in_snapshot(e.xid::text::xid8, p_new)
@@ -4520,15 +4522,7 @@ CREATE FUNCTION public.queue_workflows_uncounted_events(p_low bigint, p_high big
                           - extract(epoch FROM coalesce(b.created_at, j.created_at))::float8, 0), 1e9),
            CASE b.event_type WHEN 'retried' THEN 'retry' WHEN 'reclaimed' THEN 'crash'
                              WHEN 'requeued' THEN 'handed_back' ELSE 'new' END,
-           CASE WHEN e.event_type = 'retried' THEN CASE WHEN e.worker_id IS NULL THEN 'operator' ELSE 'failure' END
-                WHEN e.event_type = 'requeued' THEN
-                    CASE WHEN e.detail ->> 'reason' = 'its lease lapsed while the database was away'
-                         THEN 'database_away' WHEN e.error IS NOT NULL THEN 'watchdog' ELSE 'handed_back' END
-                WHEN e.event_type = 'death' THEN e.detail ->> 'charged'
-                WHEN e.error IS NULL OR starts_with(e.error, 'poison: ') THEN 'lease_lapsed'
-                WHEN starts_with(e.error, 'its session is gone') THEN 'session_gone' ELSE 'process_died' END,
-           e.event_type = 'reclaimed'
-           OR e.event_type = 'failed' AND starts_with(j.error, 'poison: took down ') AND j.claim_no = e.claim_no
+           c.cause, e.event_type IN ('reclaimed', 'failed') AND c.cause = 'process_died'
       FROM events e
       LEFT JOIN LATERAL (
            SELECT i.created_at, i.error, i.claim_no FROM ingest_jobs i
@@ -4546,8 +4540,19 @@ CREATE FUNCTION public.queue_workflows_uncounted_events(p_low bigint, p_high big
                AND p.node_id = e.node_id AND p.id < e.id
                AND p.event_type IN ('retried', 'reclaimed', 'requeued') ORDER BY p.created_at DESC, p.id DESC
              LIMIT 1)) b ON true
+      CROSS JOIN LATERAL (
+           SELECT CASE WHEN e.event_type = 'retried'
+                       THEN CASE WHEN e.worker_id IS NULL THEN 'operator' ELSE 'failure' END
+                       WHEN e.event_type = 'requeued'
+                       THEN CASE WHEN e.detail ->> 'reason' = 'its lease lapsed while the database was away'
+                                 THEN 'database_away' WHEN e.error IS NOT NULL THEN 'watchdog' ELSE 'handed_back' END
+                       WHEN e.event_type = 'reclaimed' OR e.event_type = 'failed' AND j.claim_no = e.claim_no
+                            AND (starts_with(j.error, 'poison: took down ') OR starts_with(j.error, 'poison: its lease '))
+                       THEN CASE WHEN starts_with(e.error, 'its session is gone') THEN 'session_gone'
+                                 WHEN e.error IS NULL OR starts_with(e.error, 'poison: ') THEN 'lease_lapsed'
+                                 ELSE 'process_died' END END AS cause) c
      WHERE e.event_type IN ('claimed', 'completed', 'failed', 'cancelled', 'retried', 'reclaimed',
-                            'requeued', 'death', 'model_load_done', 'stall_trip', 'gpu_health_trip', 'budget_trip')
+                            'requeued', 'model_load_done', 'stall_trip', 'gpu_health_trip', 'budget_trip')
 $$;
 
 CREATE FUNCTION public.queue_workflows_version_heads(p_queue text, p_versions text[]) RETURNS TABLE(version text, priority smallint, seq bigint)
@@ -5497,8 +5502,6 @@ CREATE INDEX ingest_job_events_created_idx ON public.ingest_job_events USING bri
 
 CREATE INDEX ingest_job_events_id_idx ON public.ingest_job_events USING brin (id) WITH (pages_per_range='32', autosummarize='on');
 
-CREATE INDEX ingest_job_events_reclaimed_idx ON public.ingest_job_events USING btree (created_at) WHERE (event_type = 'reclaimed'::text);
-
 CREATE INDEX ingest_job_events_xid_idx ON public.ingest_job_events USING brin (xid) WITH (autosummarize='on');
 
 CREATE INDEX ingest_jobs_admitted_idx ON public.ingest_jobs USING btree (queue, partition_key, priority, seq) WHERE ((partition_key IS NOT NULL) AND ((status)::text = 'queued'::text) AND (admitted_at IS NOT NULL));
@@ -5560,8 +5563,6 @@ CREATE UNIQUE INDEX workflow_map_items_position ON public.workflow_map_items USI
 CREATE INDEX workflow_node_events_created_idx ON public.workflow_node_events USING brin (created_at);
 
 CREATE INDEX workflow_node_events_node_idx ON public.workflow_node_events USING btree (run_id, node_id, created_at);
-
-CREATE INDEX workflow_node_events_reclaimed_idx ON public.workflow_node_events USING btree (created_at) WHERE ((event_type)::text = 'reclaimed'::text);
 
 CREATE INDEX workflow_node_events_xid_idx ON public.workflow_node_events USING brin (xid) WITH (autosummarize='on');
 

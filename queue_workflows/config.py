@@ -450,8 +450,8 @@ STATE_DIR = Knob(
     "STATE_DIR",
     "",
     "path",
-    "folder of notes: files in which a worker that lost the database names its jobs for the next "
-    "worker; empty: systemd's, else a temporary one",
+    "folder of the service's token, and of files in which `up` on a server of your own names its "
+    "code; empty: systemd's, else the data folder and a temporary one",
 )
 ON_FAILED = Knob(
     "ON_FAILED",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Generator
@@ -122,13 +123,12 @@ def _note_code(stack: contextlib.ExitStack, app: str | None, *, up: bool) -> Non
     """
     if not (app if up else config.get_config().app):
         return
-    from queue_workflows.worker import notes
-
-    folder, database = notes.state_folder(), notes.database()
+    folder = running_apps.state_folder()
+    database = hashlib.sha256(db.describe().encode(errors="replace")).hexdigest()[:16]
     with contextlib.suppress(OSError):
         if up:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not notes.is_ours(folder):
+        if not running_apps.is_ours(folder):
             return
         if up:
             stack.enter_context(

@@ -766,7 +766,8 @@ metrics: _Metrics
 
 class _Migrations:
     try_lock: bytes
-    """Take the advisory lock of a chain for this session if it is free; return whether it is ours."""
+    """Take the advisory lock of a chain if it is free, for this session or for this transaction
+    (`is_local`); return whether it is ours."""
     lock_holders: bytes
     """Return the sessions of this database that hold the advisory lock of a chain."""
     unlock: bytes
@@ -1090,33 +1091,16 @@ class _Recovery:
     """Take running jobs, which the caller has locked, from their workers and count a crash of
     each. A job is queued again, the first time with at least the priority `band`, later after
     `backoff_s` times its crashes; at `cap` crashes it has failed as poison. If it must end, it is
-    cancelled instead, and nothing is counted: no further claim would need the count, and a worker
-    that was only cut off could not take it back, which `refund` does for jobs that were reclaimed."""
+    cancelled instead, and nothing is counted."""
     count_lapse: Mapping[str, bytes]
     """Take running jobs, which the caller has locked, from their workers and count a lapse of each:
     nobody knows what ended them. A job is queued again, the first time with at least the priority
     `band`, later after `backoff_s` times its lapses; at `cap` lapses in a row it has failed as
     poison. If it must end, it is cancelled instead."""
-    excuse: Mapping[str, bytes]
+    hand_back: Mapping[str, bytes]
     """Take running jobs, which the caller has locked, from their workers without counting
     anything. A job is queued again with at least the priority `band`, or cancelled if it must
     end."""
-    by_index: bytes
-    """Let the planner read tables by their b-tree indexes only, for this transaction: without
-    statistics it takes a scan of all events, or one by their BRIN index, for cheaper (decision 0019)."""
-    charged_unanswered_ingest: bytes
-    """Return the claims of a worker, without those of the jobs `keep`, that were made within `within_s`
-    seconds, the first of them `ago_s` seconds ago, and that a lapsed lease or an ended session has
-    taken from it since. Only the few events of that kind are indexed by time; each names its claim.
-    LATERAL with LIMIT: the planner cannot read all events for a join instead. `by_index` comes first."""
-    charged_unanswered_node: bytes
-    """Return the same of node jobs. Their events are found by run and node, which are indexed."""
-    refund_ingest: bytes
-    """Take back the crash that was counted for a claim, unless that was done before: a `death`
-    event records this, which the caller adds. The job may have ended since; but the error of a
-    poisoned job names its count, so both stay. Return the job; no row: nothing to take back."""
-    refund_node: bytes
-    """Do the same for a node job. Its events are found by run and node, which are indexed."""
 
 recovery: _Recovery
 
@@ -1367,7 +1351,8 @@ class _Sessions:
     Compiling (jit) takes longer than our statements do. Without triggers (session_replication_role)
     no rule holds; only a superuser may set it. A server before version 17 has no
     transaction_timeout. The encoding is in the DSN, and what an operator decides stays:
-    search_path, synchronous_commit, default_transaction_read_only and the planner's costs."""
+    search_path, synchronous_commit, default_transaction_read_only and the planner's costs.
+    `is_local`: for this transaction alone, since a pooler gives the session to others after it."""
     set_all: bytes
     """Set these settings, a JSON object."""
     stay_idle: bytes

@@ -12,10 +12,13 @@ import fcntl
 import json
 import os
 import secrets
+import stat
+import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
+from queue_workflows import config
 from queue_workflows.embedded import cluster, lock_files
 from queue_workflows.runtime import app_loading
 
@@ -96,3 +99,20 @@ def _live(folder: Path, database: str | None) -> list[Up]:
         finally:
             lock_files.close_lock(fd)
     return found
+
+
+def state_folder() -> Path:
+    """Return the folder of these files for a server of the user's own.
+
+    It is STATE_DIR, else systemd's $STATE_DIRECTORY, else a folder of this user among the temporary
+    files.
+    """
+    named = config.STATE_DIR.read() or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(named or Path(tempfile.gettempdir(), f"queue_workflows-{os.getuid()}"))
+
+
+def is_ours(folder: Path) -> bool:
+    """Return whether the folder belongs to this user and nobody else may write there."""
+    found = folder.lstat()
+    mode = stat.S_IMODE(found.st_mode)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not mode & 0o022

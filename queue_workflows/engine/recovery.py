@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from queue_workflows import config, db
@@ -12,7 +11,6 @@ from queue_workflows.engine import (
     claim_isolation,
     handback,
     held_claims,
-    job_events,
     job_tables,
     poison,
     row_isolation,
@@ -23,12 +21,7 @@ LIFE_LOCK: Final = "queue_workflows.worker."
 """With a worker id behind it: the name of the advisory lock that the worker's session holds."""
 MAX_LAPSES: Final = 10
 """How often in a row a lease may lapse without evidence of its cause until its job is poison."""
-TRANSIT_S: Final = 2.0
-"""Seconds that a statement may take from the worker to the server."""
-EXECUTED_WITHIN_S: Final = 60.0
-"""Seconds after its request within which the server has executed a claim, if it could charge it."""
 _DATABASE_AWAY: Final = "its lease lapsed while the database was away"
-_NO_DATABASE: Final = "its worker could not reach the database"
 
 
 def reclaim_lapsed(
@@ -106,60 +99,6 @@ def charge(lease: job_tables.Lease, *, evidence: str) -> db.Script[Row | None]:
     fence = job_tables.fence(lease)
     rows = yield from _crash(lease.table, of_claim, fence, evidence, lease.worker_id)
     return rows[0] if rows else None
-
-
-def excuse(conn: db.Connection, lease: job_tables.Lease, *, ended: bool = True) -> bool:
-    """Undo the crash that the end of this claim has counted, since the database caused it.
-
-    A claim that is still held is handed back, unless its process may still run (`ended` false). A
-    crash that was counted for it is subtracted once, with a `death` event, also after the job has
-    ended. Returns whether anything was changed. A job that has failed as poison meanwhile keeps its
-    status and its count.
-    """
-    with conn.transaction():
-        handed_back = handback.hand_back(lease, reason=_NO_DATABASE)
-        if ended and db.run(conn, handed_back) is not None:
-            return True
-        in_run = lease.table.in_run
-        refund = statements.recovery.refund_node if in_run else statements.recovery.refund_ingest
-        row = conn.execute(refund, job_tables.fence(lease)).fetchone()
-        if row is None:
-            return False
-        detail = payload.encode({"charged": False, "reason": _NO_DATABASE}, "reason")
-        job = row | {"worker_id": lease.worker_id, "claim_no": lease.claim_no}
-        noted = job_events.note(lease.table, job, "death", detail=detail, error=_NO_DATABASE)
-        db.run(conn, noted)
-        return True
-
-
-def excuse_unanswered(
-    conn: db.Connection,
-    table: job_tables.JobTable,
-    worker_id: str,
-    *,
-    asked_ago_s: float,
-    keep: Sequence[str] = (),
-) -> int:
-    """Undo the crashes that a claim without a reply has counted; return how many.
-
-    No handler ran under such a claim. `asked_ago_s`: how long ago the worker sent it. `keep`:
-    the ids of jobs whose claims the worker knows.
-    """
-    parameters = {
-        "worker": worker_id,
-        "keep": list(keep),
-        "ago_s": asked_ago_s + TRANSIT_S,
-        "within_s": TRANSIT_S + EXECUTED_WITHIN_S,
-    }
-    search = (
-        statements.recovery.charged_unanswered_node
-        if table.in_run
-        else statements.recovery.charged_unanswered_ingest
-    )
-    with conn.transaction():
-        conn.execute(statements.recovery.by_index)
-        rows = conn.execute(search, parameters).fetchall()
-    return sum(excuse(conn, job_tables.lease_of(table, row), ended=False) for row in rows)
 
 
 def _crash(

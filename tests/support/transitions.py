@@ -229,11 +229,6 @@ def charge(conn: db.Connection, job: Row, evidence: str = "it died") -> Row | No
     return db.run(conn, recovery.charge(lease_of(job), evidence=evidence))
 
 
-def excuse(conn: db.Connection, job: Row, **more: Any) -> bool:
-    """Undo the crash that the end of a claim has counted."""
-    return recovery.excuse(conn, lease_of(job), **more)
-
-
 def promote_due(conn: db.Connection) -> int:
     """Admit all delayed jobs and runs whose time has come; return how many."""
     return promotion.promote_due(conn)
@@ -386,11 +381,6 @@ def write_log(
     """
     written = logs.Written(lease_of(job), head, tail, cut_bytes)
     return logs.write(conn, _table_of(job), [written])
-
-
-def excuse_unanswered(conn: db.Connection, kind: Kind, worker_id: str, asked_ago_s: float) -> int:
-    """Undo the crashes of claims whose reply a worker did not get; return how many."""
-    return recovery.excuse_unanswered(conn, _TABLES[kind], worker_id, asked_ago_s=asked_ago_s)
 
 
 def claim_apart(conn: db.Connection, claimant: claims.Claimant, *, promote: bool) -> str | None:
