@@ -71,8 +71,10 @@ class Channel:
             if blocked or threading.get_ident() != self._main:
                 self._send(data)
                 return
-            mask = sigmask(signal.SIG_SETMASK, handled_signals())
+            # A change of the mask calls the handler of a signal that is pending, which may raise.
+            mask = sigmask(signal.SIG_BLOCK, ())
             try:
+                sigmask(signal.SIG_SETMASK, handled_signals())
                 self._send(data)
             finally:
                 sigmask(signal.SIG_SETMASK, mask)
@@ -91,8 +93,8 @@ class Channel:
         while True:
             self._poll.poll()
             self._check()
-            sigmask(signal.SIG_SETMASK, handled_signals())
             try:
+                sigmask(signal.SIG_SETMASK, handled_signals())
                 found = self.receive_now()
             finally:
                 sigmask(signal.SIG_SETMASK, ())
