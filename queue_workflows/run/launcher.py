@@ -388,8 +388,7 @@ class _Launcher:
         self._say(packet)
 
     def _end_cgroup(self, pid: int) -> int | None:
-        cgroup = self._cgroup_of.pop(pid, None)
-        return None if cgroup is None else self._cgroups.end(cgroup)
+        return self._cgroups.end(self._cgroup_of.pop(pid, None))
 
     def _kill_all(self) -> None:
         self._until = None

@@ -47,11 +47,29 @@ class Cgroup(NamedTuple):
         return True
 
 
+class OomKills:
+    """The kernel's count of OOM kills in the cgroup of this process, and how it grows."""
+
+    def __init__(self, own: Path = _OWN, mounted: Path = _MOUNTED) -> None:
+        self._own, self._mounted = own, mounted
+        self._count = self._read()
+
+    def new(self) -> int | None:
+        """Return how many were counted since the last call; None if unknown."""
+        before, self._count = self._count, self._read()
+        return None if before is None or self._count is None else self._count - before
+
+    def _read(self) -> int | None:
+        found = own_folder(self._own, self._mounted)
+        return None if found is None else oom_kills(found[0])
+
+
 class Cgroups:
     """Make the cgroups of a launcher's executors, and remove them when they are empty."""
 
     def __init__(self, own: Path = _OWN, mounted: Path = _MOUNTED) -> None:
         self._own, self._mounted = own, mounted
+        self._ours = OomKills(own, mounted)
         self._refused: Path | None = None
         """Where the kernel let us make none."""
         self._number = 0
@@ -77,11 +95,17 @@ class Cgroups:
             return None
         return made
 
-    def end(self, cgroup: Cgroup) -> int | None:
-        """Return the OOM kills of an executor that has ended, and remove its cgroup."""
-        found = cgroup.oom_kills()
-        if not cgroup.remove():
-            self._left.append(cgroup)
+    def end(self, cgroup: Cgroup | None) -> int | None:
+        """Return the OOM kills of an executor that has ended, and remove its cgroup.
+
+        Without one of its own: the new ones in ours; None if unknown.
+        """
+        found = self._ours.new()
+        if cgroup is not None:
+            own = cgroup.oom_kills()
+            found = found if own is None else own
+            if not cgroup.remove():
+                self._left.append(cgroup)
         return found
 
 

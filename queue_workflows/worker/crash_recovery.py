@@ -20,9 +20,10 @@ from queue_workflows.engine import (
     recovery,
     workers,
 )
+from queue_workflows.run import memory_cgroups
 from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import death_events, guards, oom_kills
+from queue_workflows.worker import death_events, guards
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -142,7 +143,7 @@ class CrashRecovery:
 
     def __init__(self, host_label: str | None = None) -> None:
         self._label = config.host_label() if host_label is None else host_label
-        self._oom_kills = oom_kills.OomKills()
+        self._oom_kills = memory_cgroups.OomKills()
         self._dead: deque[_Death] = deque()
         self._loop = service.Loop(
             "crash-recovery", [service.Task("recover", self._pause, self._recover_due)]

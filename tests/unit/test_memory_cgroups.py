@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows.executor import memory_cgroups
+from queue_workflows.run import memory_cgroups
 
 
 @pytest.fixture
@@ -108,3 +108,15 @@ def test_an_executor_that_cannot_join_stays_where_it_is(tmp_path: Path) -> None:
     memory_cgroups.Cgroup(tmp_path / "gone").join()
     assert memory_cgroups.Cgroup(tmp_path / "gone").oom_kills() is None
     assert memory_cgroups.Cgroup(tmp_path / "gone").remove()
+
+
+def test_an_executor_without_a_cgroup_has_the_new_kills_of_ours(own: Path, tmp_path: Path) -> None:
+    own.write_text("0::/me\n")
+    count = folder_of(tmp_path, "me") / "memory.events"
+    count.write_text("oom_kill 3\n")
+    found = memory_cgroups.Cgroups(own, tmp_path)
+    count.write_text("oom_kill 4\n")
+    assert found.end(None) == 1
+    assert found.end(None) == 0
+    count.unlink()
+    assert found.end(None) is None
