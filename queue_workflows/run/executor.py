@@ -160,7 +160,7 @@ class JobLoop:
     """The state of an executor that runs one job at a time.
 
     `alone`: whether the process is for this alone. Else the caller's thread runs the handlers, and
-    keeps its log and its state; `lost` is called when the requests of the worker end.
+    keeps its log and its state, and lives on when the requests of the worker end.
     """
 
     def __init__(
@@ -170,11 +170,11 @@ class JobLoop:
         model_cache: ModelCache | None,
         *,
         alone: bool = True,
-        lost: Callable[[], object] = functools.partial(os._exit, wire.LOST),
     ) -> None:
         self._channel = end
         self._pid = os.getpid()
-        self._requests = requests.Requests(interrupts, lost)
+        self._alone = alone
+        self._requests = requests.Requests(interrupts, self._lost)
         self._requests.idle = self._flush
         self._ends: dict[int, str] = {}
         """Why jobs are to end whose handlers may not have started when the request came."""
@@ -297,6 +297,11 @@ class JobLoop:
 
     # --- The thread of requests.
 
+    def _lost(self) -> None:
+        if self._alone:
+            os._exit(wire.LOST)
+        self._hearing.stop()
+
     def _hear(self, request: tuple[int, str]) -> None:
         key, reason = request
         if key > self._ended:
@@ -391,6 +396,7 @@ class JobLoop:
     def close(self) -> None:
         """End the thread of requests, in a process that goes on."""
         self._hearing.stop()
+        self._requests.discard()
 
 
 def _end_process() -> None:

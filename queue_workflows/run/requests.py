@@ -8,7 +8,6 @@ ever for the event's own lock.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import socket
@@ -30,7 +29,10 @@ class Requests:
         self._end = end
         self._lost = lost
         self._closed = False
-        self._woken, self._waker = (wire.high(fd) for fd in os.pipe())
+        self._woken, self._waker = (
+            socket.socket(fileno=wire.high(each.detach())) for each in socket.socketpair()
+        )
+        self._waker.setblocking(False)
         self.idle: Callable[[], bool] = lambda: False
         """Called every FLUSH_MS after `wake` until it returns False."""
 
@@ -43,7 +45,12 @@ class Requests:
     def wake(self) -> None:
         """Let `idle` be called soon."""
         with contextlib.suppress(OSError):
-            os.write(self._waker, b"!")
+            self._waker.send(b"!")
+
+    def discard(self) -> None:
+        """Close what `wake` uses, once no thread iterates any more."""
+        self._woken.close()
+        self._waker.close()
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -51,14 +58,11 @@ class Requests:
             yield from self._requests()
         except BaseException:  # noqa: BLE001  without this thread no request is received
             self._lost()
-        finally:
-            os.close(self._woken)
-            os.close(self._waker)
 
     def _requests(self) -> Iterator[tuple[int, str]]:
         poll, timeout = select.poll(), None
-        for fd in (self._end.fileno(), self._woken):
-            poll.register(fd, select.POLLIN)
+        for each in (self._end, self._woken):
+            poll.register(each, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(timeout)}
             if self._end.fileno() in ready:
@@ -68,8 +72,8 @@ class Requests:
                     raise ConnectionError("the worker has ended")
                 key, _, reason = data.decode().partition(" ")
                 yield int(key), reason
-            if self._woken in ready:
-                os.read(self._woken, 4096)
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
                 timeout = FLUSH_MS
             elif not ready:
                 timeout = FLUSH_MS if self.idle() else None

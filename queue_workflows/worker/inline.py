@@ -42,7 +42,7 @@ class InlineExecutors(executors.Executors):
         ours, theirs = socket.socketpair()
         asks, hears = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         nothing = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
-        self._theirs = theirs, hears
+        self._theirs = [theirs, hears]
         self.place = executors.Executor(1, (ours, asks), nothing, shared=False)
         self.place.pid = os.getpid()
 
@@ -97,21 +97,28 @@ class InlineExecutors(executors.Executors):
 
     def serve(self, model_cache: ModelCache | None) -> None:
         """Run handlers in this thread until the worker lets it go."""
-        end = channel.Channel(self._theirs[0])
-        jobs = executor.JobLoop(end, self._theirs[1], model_cache, alone=False, lost=lambda: None)
-        printed = functools.partial(_send_printed, end, jobs.key)
-        with (
-            contextlib.closing(jobs),
-            captured_streams.to(printed),
-            contextlib.suppress(ConnectionError),
-        ):
+        ends, self._theirs = self._theirs, []
+        if not ends:
+            return  # the loop has ended already
+        # They are this thread's from here on: what waits for a descriptor is not woken by its end.
+        with contextlib.ExitStack() as stack:
+            for each in ends:
+                stack.enter_context(each)
+            end = channel.Channel(ends[0])
+            jobs = stack.enter_context(
+                contextlib.closing(executor.JobLoop(end, ends[1], model_cache, alone=False))
+            )
+            printed = functools.partial(_send_printed, end, jobs.key)
+            stack.enter_context(captured_streams.to(printed))
+            stack.enter_context(contextlib.suppress(ConnectionError))
             jobs.serve()
 
     def close(self) -> None:
         """Close all descriptors."""
         super().close()
         self.place.close()
-        for each in self._theirs:
+        theirs, self._theirs = self._theirs, []
+        for each in theirs:
             each.close()
         self._budget_timer.close()
         self._lease_timer.close()

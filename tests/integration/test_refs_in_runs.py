@@ -37,10 +37,8 @@ def seen(toy: flow.Flow) -> list[Json]:
 
 
 def ahead(toy: flow.Flow, run_id: str) -> None:
-    """A worker queues what follows when it records a result: no orchestrator looks again."""
-    toy.look()
-    toy.work()
-    toy.work("gpu")
+    """A worker queues what follows when it records a result, where the result is enough for that."""
+    toy.go("cpu", "gpu")
 
 
 def dispatched(toy: flow.Flow, run_id: str) -> None:
