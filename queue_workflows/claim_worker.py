@@ -269,12 +269,13 @@ def _inline_worker(options: argparse.Namespace) -> ClaimWorker:
 def main(argv: list[str] | None = None) -> int:
     """Run `queue-claim-worker` until SIGTERM or SIGINT; return 2 for a worker that cannot work."""
     arguments = sys.argv[1:] if argv is None else argv
-    options = command_line.parser().parse_args(arguments)
+    options = command_line.parse(arguments)
 
     def body() -> int:
         entry_point.start(options)
         entry_point.print_by_lines()
-        log_context.set_for_process(queue=options.queue)
+        if options.workers is None:
+            log_context.set_for_process(queue=options.queue)
         several = options.cards is not None and "," in options.cards
         if options.supervise or several:
             from queue_workflows.worker import parent

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from queue_workflows import config, db, input_listener
 from queue_workflows.dispatch import drain, run_cache, starts
@@ -33,7 +33,8 @@ class NodePool:
 
     `register_builtins` is called once at start. `cpu_workers` and `gpu_workers` are accepted and
     ignored: workers are processes of their own. `pause(seconds)` waits between tries of the
-    recovery and returns whether to stop; by default it waits for `stop`.
+    recovery and returns whether to stop; by default it waits for `stop`. `listens`: what to call
+    on a notification of a further channel, and after each reconnection.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class NodePool:
         gpu_workers: int | None = None,
         now_fn: NowFn = time.monotonic,
         pause: Callable[[float], bool] | None = None,
+        listens: Mapping[str, Callable[[], object]] | None = None,
     ) -> None:
         del cpu_workers, gpu_workers
+        self._others = dict(listens or {})
         self._pause = pause
         self._register = register_builtins
         self._now = now_fn
@@ -76,7 +79,7 @@ class NodePool:
             self._register()
         if not recovery.recover_at_start(self._pause or self._stopped.wait):
             return
-        listener = db.listen(CHANNEL, poll_s=self._poll_s)
+        listener = db.listen(CHANNEL, *self._others, poll_s=self._poll_s)
         self._services = [
             service.Follow("dispatch", listener, self._act),
             self._maintenance.loop(),
@@ -113,7 +116,8 @@ class NodePool:
     def _act(self, wake: db.Wake) -> None:
         try:
             now = self._now()
-            kinds = {text for _, text in wake.notified}
+            self._call_others(wake)
+            kinds = {text for channel, text in wake.notified if channel == CHANNEL}
             # First, as no check finds it. What was sent while nothing listened counts as notified.
             if "sent" in kinds or wake.reason == "connected":
                 self._maintenance.wake("events")
@@ -136,6 +140,12 @@ class NodePool:
         except db.Error:
             self._kept.close()
             raise
+
+    def _call_others(self, wake: db.Wake) -> None:
+        heard = {channel for channel, _ in wake.notified}
+        for channel, call in self._others.items():
+            if channel in heard or wake.reason == "connected":
+                call()
 
     def check(self) -> None:
         """Check by one statement which work there is, and do it, until nothing is left.

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+from typing import TYPE_CHECKING
 
 from queue_workflows import config, db, errors, node_pool
 from queue_workflows.event_export import settings
 from queue_workflows.runtime import app_loading, entry_point, signals
+
+if TYPE_CHECKING:
+    from queue_workflows import scheduler
 
 _log = logging.getLogger("queue_workflows.orchestrator")
 
@@ -31,18 +35,26 @@ def bring_schema(stop: signals.StopRequest) -> bool:
     return False
 
 
-def serve(stop: signals.StopRequest) -> int:
-    """Migrate, recover and dispatch until a stop is requested; return 0."""
+def serve(stop: signals.StopRequest, schedules: scheduler.Service | None = None) -> int:
+    """Migrate, recover and dispatch until a stop is requested; return 0.
+
+    With `schedules` it is the scheduler, too. Their ticker must not listen, and must stop at the
+    request.
+    """
     exports = settings.wanted()
     if not bring_schema(stop):
         return 0
     registrar = config.get_config().builtin_model_registrar
-    pool = node_pool.NodePool(registrar, pause=stop.requested.wait)
+    listens = schedules.listens if schedules else None
+    pool = node_pool.NodePool(registrar, pause=stop.requested.wait, listens=listens)
     try:
         if start(pool, stop):
             _log.info("orchestrator dispatches on %s", db.describe())
             with settings.running(exports):
-                stop.requested.wait()
+                if schedules is None:
+                    stop.requested.wait()
+                else:
+                    schedules.run()
     finally:
         pool.stop()
         db.close_pool()
@@ -70,14 +82,24 @@ def main(argv: list[str] | None = None) -> int:
         prog="queue-orchestrator",
         description="Migrate the schema, dispatch runs, do maintenance.",
     )
+    parser.add_argument(
+        "--with-scheduler",
+        action="store_true",
+        help="be the scheduler, too, in the same process: schedules and failure alerts",
+    )
     entry_point.add_common_arguments(parser)
     options = parser.parse_args(argv)
 
     def body() -> int:
         entry_point.start(options)
         app_loading.load_app(options.app)
-        with signals.StopRequest() as stop:
-            return serve(stop)
+        schedules = None
+        if options.with_scheduler:
+            from queue_workflows import scheduler
+
+            schedules = scheduler.Service(listens=False)
+        with signals.StopRequest(on_first=schedules.ticker.stop if schedules else None) as stop:
+            return serve(stop, schedules)
 
     return entry_point.run_main("queue-orchestrator", body, debug=options.debug)
 

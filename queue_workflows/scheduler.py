@@ -104,7 +104,8 @@ class Ticker:
     `schedule` None follows `set_ingest_schedule`, also when it changes, and the table `schedules`;
     a given one fires its own entries alone. `now_fn` replaces the database's clock (a datetime),
     `sleep_fn` the waiting, which `stop()` then does not interrupt. `boot_kick`: the first call
-    queues each old-style entry of which nothing was queued within its period.
+    queues each old-style entry of which nothing was queued within its period. `listens` False: it
+    is told by `wake` that the table has changed, and needs no connection for that.
     """
 
     def __init__(
@@ -114,13 +115,16 @@ class Ticker:
         now_fn: Callable[[], datetime] | None = None,
         sleep_fn: types.SleepFn | None = None,
         boot_kick: bool = False,
+        listens: bool = True,
     ) -> None:
         given = None if schedule is None else [*schedule]
         old_style_entries.split(given or ())
         self._now = now_fn
         self._code = code_schedules.CodeSchedules(given, now_fn)
         self._stopping = signals.Flag()
-        self._listener: db.Listener | None = None
+        channels = (schedule_rows.CHANNEL,) if listens else ()
+        self._pause_s = 0.0
+        self._listener = db.listen(*channels, poll_s=lambda: self._pause_s)
         self._sleep = sleep_fn
         self._boot_kick = boot_kick
         self._isolation = row_isolation.Isolation()
@@ -133,8 +137,11 @@ class Ticker:
     def stop(self) -> None:
         """Stop `run_forever` soon; callable from any thread or signal handler."""
         self._stopping.set()
-        if self._listener is not None:
-            self._listener.close()
+        self._listener.close()
+
+    def wake(self) -> None:
+        """Look at the table soon; callable from any thread."""
+        self._listener.wake()
 
     def run_once(self) -> list[str]:
         """Fire what has come due since the last call; return the ids of the queued jobs and runs.
@@ -194,12 +201,8 @@ class Ticker:
             while not self._stopping.is_set():
                 self._sleep(self._step_s())
             return
-        pause_s = 0.0
-        self._listener = db.listen(schedule_rows.CHANNEL, poll_s=lambda: pause_s)
-        if self._stopping.is_set():
-            return
         for _ in self._listener:
-            pause_s = self._step_s()
+            self._pause_s = self._step_s()
 
     def _step_s(self) -> float:
         """Call `run_once`; return how many seconds to wait then."""
@@ -249,22 +252,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace) -> int:
     entry_point.start(args)
     app_loading.load_app(args.app)
-    old, new = old_style_entries.split(config.get_config().ingest_schedule)
-    code_schedules.check_entries(old)
-    for one in new:
-        api.check(one)
-    alerts = alert_settings.read()
-    ticker = Ticker(boot_kick=not config.DISABLE_BOOT_KICK.read())
-    with signals.StopRequest(on_first=ticker.stop) as stop:
+    service = Service()
+    with signals.StopRequest(on_first=service.ticker.stop) as stop:
         if not db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):
             return 0
-        if old or new:
-            _log.info("following %d schedule entries", len(old) + len(new))
-        if args.boot_kick:
-            _boot_kick()
-        with sender.Sender(alerts) if alerts.wanted else contextlib.nullcontext():
-            ticker.run_forever()
+        service.run(boot_kick=args.boot_kick)
     return 0
+
+
+class Service:
+    """What a scheduler does for the loaded app: it follows schedules and sends failure alerts.
+
+    Raises `InvalidConfig` and its like for schedules and settings of alerts that cannot work.
+    """
+
+    def __init__(self, *, listens: bool = True) -> None:
+        old, new = old_style_entries.split(config.get_config().ingest_schedule)
+        code_schedules.check_entries(old)
+        for one in new:
+            api.check(one)
+        self._alerts = alert_settings.read()
+        self._count = len(old) + len(new)
+        self.ticker = Ticker(boot_kick=not config.DISABLE_BOOT_KICK.read(), listens=listens)
+        self.listens = {schedule_rows.CHANNEL: self.ticker.wake}
+        """What to call on a notification of which channel, if the ticker does not listen."""
+
+    def run(self, *, boot_kick: bool = False) -> None:
+        """Serve until `ticker.stop()`; the database has the schema."""
+        if self._count:
+            _log.info("following %d schedule entries", self._count)
+        if boot_kick:
+            _boot_kick()
+        alerts = self._alerts
+        with sender.Sender(alerts) if alerts.wanted else contextlib.nullcontext():
+            self.ticker.run_forever()
 
 
 def _boot_kick() -> None:

@@ -1,12 +1,12 @@
-"""Start the processes that an app needs under one supervisor."""
+"""Choose the processes that an app needs, and run them beside a command."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,24 +17,33 @@ from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.cli import output
 from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import restart_rule, service, signals, supervisor
-from queue_workflows.worker import crash_recovery, parent, pool_config
+from queue_workflows.worker import parent, pool_config
 
 _STOP_S = 60.0
 _HURRY_S = 0.2
 
 
 class Roles(NamedTuple):
-    """The processes in addition to the one orchestrator."""
+    """What runs beside the orchestrator.
+
+    One worker process has all jobs but those of GPUs, each of which has a worker of its own.
+    """
 
     cpu: int
-    """How many jobs of the queue cpu one worker runs at once."""
+    """How many jobs of the queue cpu run at once."""
     gpu: int
     ingest: tuple[str, ...]
+    """Queues with one job at once, beside those of the pool."""
     scheduler: bool
     pool: tuple[pool_config.Entry, ...] = ()
-    """The queues of the one pool process, if any."""
     cards: tuple[int, ...] = ()
     """The GPUs that get a worker each, beside those that `gpu` counts."""
+
+    def entries(self) -> list[pool_config.Entry]:
+        """Return how many jobs of each ingest queue run at once."""
+        counts = Counter(self.ingest)
+        counts.update({entry.queue: entry.concurrency for entry in self.pool})
+        return [pool_config.Entry(*each) for each in counts.items()]
 
     def describe(self) -> str:
         """Return `orchestrator, 2 cpu, 1 gpu, fetch, a pool (2 load, 5 mail), scheduler`."""
@@ -73,7 +82,7 @@ def roles(
     uses_gpu |= any(getattr(each, "queue", None) == "gpu" for each in cfg.node_map.values())
     cpu_default = config.WORKFLOW_CPU_WORKERS.read() if nodes else 0
     gpu_default = config.WORKFLOW_GPU_WORKERS.read() if nodes and uses_gpu and not cards else 0
-    return Roles(
+    chosen = Roles(
         cpu=max(0, cpu_default) if cpu is None else cpu,
         gpu=max(0, gpu_default) if gpu is None else gpu,
         ingest=_alone(pool, beside) if ingest and tasks else (),
@@ -81,6 +90,9 @@ def roles(
         pool=tuple(pool),
         cards=tuple(cards),
     )
+    if entries := chosen.entries():
+        pool_config.check([each._asdict() for each in entries], "the ingest queues")
+    return chosen
 
 
 def _check_app(cfg: config.EngineConfig, *, for_nodes: bool, for_tasks: bool) -> None:
@@ -127,27 +139,22 @@ def specs(
 
     Their output goes where this process's goes; `quiet`: all to stderr; `log`: all to that file.
     """
-    commands = {"orchestrator": ["queue_workflows.orchestrator"]}
-    if wanted.cpu:
-        commands["cpu"] = [parent.MODULE, "--queue", "cpu", "--slots", str(wanted.cpu)]
-    for number in range(1, wanted.gpu + 1):
-        commands[f"gpu-{number}"] = [parent.MODULE, "--queue", "gpu", "--slots", "1"]
-    for card in wanted.cards:
-        commands[f"gpu card {card}"] = [parent.MODULE, "--queue", "gpu", "--cards", str(card)]
-    for queue in wanted.ingest:
-        commands[f"ingest {queue}"] = [parent.MODULE, "--queue", queue, "--slots", "1"]
-    if wanted.pool:
-        workers_json = pool_config.as_json(wanted.pool)
-        commands["pool"] = [parent.MODULE, "--workers", workers_json]
+    commands = {"orchestrator": [parent.ORCHESTRATOR]}
     if wanted.scheduler:
-        commands["scheduler"] = ["queue_workflows.scheduler"]
+        commands["orchestrator"] += ["--with-scheduler"]
+    served = ["--queue", "cpu", "--slots", str(wanted.cpu)] if wanted.cpu else []
+    if entries := wanted.entries():
+        served += ["--workers", pool_config.as_json(entries)]
+    if served:
+        commands["worker"] = [parent.WORKER, *served]
+    for number in range(1, wanted.gpu + 1):
+        commands[f"gpu-{number}"] = [parent.WORKER, "--queue", "gpu", "--slots", "1"]
+    for card in wanted.cards:
+        commands[f"gpu card {card}"] = [parent.WORKER, "--queue", "gpu", "--cards", str(card)]
     common = ["--log-level", log_level, *(["--app", app] if app else [])]
     common += ["--log-format", log_format] if log_format else []
-    env = {"QUEUE_WORKFLOWS_EMBEDDED": "1"} if config.database_url() is None else None
     return [
-        supervisor.ChildSpec(
-            name, [*_redirect(log, quiet), sys.executable, "-m", *command, *common], env
-        )
+        parent.process(name, *command, *common, before=_redirect(log, quiet))
         for name, command in commands.items()
     ]
 
@@ -160,7 +167,7 @@ def _redirect(log: Path | None, quiet: bool) -> list[str]:
 
 
 class Fleet:
-    """Processes under a supervisor on a thread of its own.
+    """Processes under a parent on a thread of its own.
 
     They run inside the `with` block and stop at its end. A further request in `stop` shortens their
     shutdown. They die with this process.
@@ -168,15 +175,11 @@ class Fleet:
 
     def __init__(self, children: list[supervisor.ChildSpec], stop: signals.StopRequest) -> None:
         self._outer = stop
-        self._recovery = crash_recovery.CrashRecovery()
         self._stop = signals.StopRequest()
-        self.supervisor = supervisor.Supervisor(
-            children, on_exit=self._recovery.report, fail_fast=True
-        )
-        self._pool = service.Pool("supervisor", 1, lambda _: self.supervisor.run(self._stop))
+        self._parent = parent.Parent(children, fail_fast=True)
+        self._pool = service.Pool("parent", 1, lambda _: self._parent.run(self._stop))
 
     def __enter__(self) -> Fleet:
-        self._recovery.__enter__()
         self._pool.start()
         return self
 
@@ -188,11 +191,10 @@ class Fleet:
             if self._outer.count > passed_on:
                 passed_on = self._outer.count
                 self._stop.request()
-        self._recovery.__exit__()
 
     def check(self, *_: object) -> None:
         """Raise `InvalidConfig` if the processes refuse to start."""
-        if names := self.supervisor.gave_up:
+        if names := self._parent.gave_up:
             raise errors.InvalidConfig(
                 f"{', '.join(names)} refused to start {restart_rule.GIVE_UP_AFTER} times; "
                 "their output has the reason"

@@ -12,9 +12,9 @@ import typer
 
 from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
-from queue_workflows.runtime import app_loading, child, entry_point, supervisor
+from queue_workflows.runtime import app_loading, child, entry_point
 from queue_workflows.worker import cards as gpu_cards
-from queue_workflows.worker import crash_recovery, pool_config
+from queue_workflows.worker import parent, pool_config
 
 _TRIAL = """
 import sys
@@ -100,10 +100,9 @@ def up(
                 )
             children = fleet.specs(wanted, app=chosen, log_level=log_level, log_format=log_format)
             command.print_message(f"starting {wanted.describe()}; Ctrl-C stops them")
-            with crash_recovery.CrashRecovery() as recovery:
-                code = supervisor.Supervisor(children, on_exit=recovery.report).run(
-                    stop, outdated=edits.found if edits else lambda: False
-                )
+            code = parent.Parent(children).run(
+                stop, outdated=edits.found if edits else lambda: False
+            )
             if edits is None or not edits.loadable or stop.requested.is_set():
                 return code
         # This process has the old code too, and with it perhaps other queues.

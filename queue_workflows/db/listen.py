@@ -37,8 +37,8 @@ class Listener:
 
     Yields on NOTIFY, at each `poll_s` even between notifications, and after each (re)connection,
     since notifications sent meanwhile are lost. Polls continue while the database is unreachable;
-    with POLL_ONLY there are only polls. A callable `poll_s` is called after each wake, and can
-    bring the next poll forward.
+    with POLL_ONLY, or without channels and locks, there are only polls and no connection. A
+    callable `poll_s` is called after each wake, and can bring the next poll forward.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class Listener:
         self._conn: pool.Connection | None = None
         self._backoff_s = BACKOFF_FIRST_S
         self._away = False
-        self._retry_at = math.inf if config.POLL_ONLY.read() else 0.0
+        connects = bool(channels or locks) and not config.POLL_ONLY.read()
+        self._retry_at = 0.0 if connects else math.inf
         self._ping_at = 0.0
 
     def wake(self) -> None:

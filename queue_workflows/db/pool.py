@@ -44,6 +44,9 @@ _USABLE = (pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS)
 TRUSTED_S = 20.0
 """Seconds after which the keepalives of `conninfo` have found a half-open connection."""
 
+MAX_IDLE_S = 60.0
+"""Seconds after which connections that were too many all the time are closed, one each time."""
+
 _lock = threading.Lock()
 _pools: dict[str, tuple[str, ConnectionPool[Connection]]] = {}
 _of_parent: list[Any] = []
@@ -280,6 +283,7 @@ def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
             min_size=0,
             max_size=_size(kind),
             max_lifetime=max(1.0, config.DB_POOL_RECYCLE_S.read()),
+            max_idle=MAX_IDLE_S,
             timeout=30.0,
             check=_check,
             configure=configure,

@@ -36,7 +36,7 @@ FORK_FIRST_S: Final = 0.1
 FORK_AGAIN_S: Final = 5.0
 """Longest pause in seconds before a fork is tried again after an executor died without a job."""
 LET_GO_S: Final = 60.0
-"""Seconds after which an executor that has nothing to do is let go, unless it is the only one."""
+"""Seconds after which an executor that has nothing to do is let go, unless it has a GPU."""
 
 
 class Limits(Protocol):
@@ -175,7 +175,7 @@ class Executor:
         self.killed_for = ""
         self.tail = b""
         self.mb_before = 0.0
-        """Its memory before its first job."""
+        """Its memory when it was forked."""
         self.lines: printed_lines.Pipes | None = None
 
     @property
@@ -250,7 +250,8 @@ class Executors:
         self._slots, self._shared, self._mixed, self._lone = slots, shared, mixed, lone
         self._by_number: dict[int, Executor] = {}
         self._by_pid: dict[int, Executor] = {}
-        self._fork_at = 0.0
+        self._fork_at = 0.0 if lone else math.inf
+        """When to fork, or when a fork may be tried again; inf: whenever a job needs one."""
         self._fork_s = FORK_FIRST_S
         self.closing = False
 
@@ -268,13 +269,16 @@ class Executors:
     def room(self) -> int:
         """Return how many jobs can start now."""
         running = sum(len(each.jobs) for each in self._by_number.values())
-        if self._shared and not self._mixed:
-            blocked = not any(each.usable for each in self._by_number.values())
-            return 0 if blocked and self._by_number else max(0, self._slots - running)
+        may_fork = self._fork_at == math.inf or clock.boot_s() >= self._fork_at
         if self._mixed:
-            return max(0, self._slots - running)
+            return max(0, self._slots - running) if may_fork else 0
+        if self._shared:
+            blocked = not any(each.usable for each in self._by_number.values())
+            full = blocked and (self._by_number or not may_fork)
+            return 0 if full else max(0, self._slots - running)
+        forks = may_fork and not (self._lone and self._by_number)
         return sum(each.usable and not each.jobs for each in self._by_number.values()) + (
-            0 if self._lone and self._by_number else max(0, self._slots - len(self._lasting()))
+            max(0, self._slots - len(self._lasting())) if forks else 0
         )
 
     def _lasting(self) -> list[Executor]:
@@ -292,11 +296,6 @@ class Executors:
 
     def recorded(self, job: Job, found: object) -> None:
         """Note that the end of a job is recorded, with its row if it was not handed back."""
-
-    def ready(self) -> None:
-        """Fork the first executor, so that the first job need not wait for it."""
-        if not self._by_number:
-            self._fork(shared=self._shared and not self._mixed)
 
     def start(self, job: Job, *, isolated: bool = False, shared: bool = False) -> None:
         """Give a job to an executor; `room` must have been positive. `isolated`: to a fresh one.
@@ -322,8 +321,6 @@ class Executors:
         place.isolated = place.full = place.full or isolated
         if not place.jobs:
             place.tail = b""
-        if not place.count and place.pid:
-            place.mb_before = place.memory_mb()
         place.count += 1
         job.key, job.place = place.count, place
         place.jobs[job.key] = job
@@ -425,7 +422,7 @@ class Executors:
             at = min(place.lost_at + LOST_S, place.let_go_at + END_S)
             if place.jobs and not place.lost:
                 at = math.inf
-            elif at == math.inf and len(self._by_number) > 1 and not place.jobs:
+            elif at == math.inf and not (self._lone or place.jobs):
                 if now >= place.idle_since + LET_GO_S:
                     self.let_go(place)
                 at = place.idle_since + LET_GO_S
@@ -433,10 +430,12 @@ class Executors:
                 self.kill(place, signal.SIGKILL, place.killed_for)
                 continue
             due = min(due, max(at, now + LOST_S))
-        if not (self.closing or self._mixed or self._by_number) and now >= self._fork_at:
-            self._fork(shared=self._shared)
+        if now >= self._fork_at and not self.closing:
+            self._fork_at = math.inf
+            if self._lone and not self._by_number:
+                self._fork(shared=False)
             self._owner.room()
-        return due if self._by_number else min(due, max(now, self._fork_at))
+        return min(due, self._fork_at)
 
     # --- Forks.
 
@@ -467,6 +466,7 @@ class Executors:
             self._end(place, UNKNOWN, packet["error"])
             return 0
         place.pid = packet["pid"]
+        place.mb_before = place.memory_mb()
         self._by_pid[place.pid] = place
         if printed_lines.is_wanted():
             place.lines = printed_lines.Pipes(place.pid)
@@ -666,12 +666,15 @@ class Executors:
             self._loop.forget(fd)
         jobs, place.jobs = [*place.jobs.values()], {}
         del self._by_number[place.number]
-        if not jobs and not (place.full or place.signals):
+        is_early = not jobs and not (place.full or place.signals)
+        if refused or is_early:
             self._fork_at = clock.boot_s() + self._fork_s
             self._fork_s = min(FORK_AGAIN_S, self._fork_s * 2)
-            if not refused:
-                _log.warning("an idle executor %s", _death(place, packet, 0).evidence)
-        elif jobs:
+        elif self._lone:
+            self._fork_at = 0.0
+        if is_early and not refused:
+            _log.warning("an idle executor %s", _death(place, packet, 0).evidence)
+        if jobs and not refused:
             self._fork_s = FORK_FIRST_S
         if place.changing:
             self._owner.changed(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from typing import Final
 
 import fastapi
 
@@ -18,7 +17,7 @@ from queue_workflows.event_export import settings as export_settings
 from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import app_loading, service, signals, supervisor
 from queue_workflows.service import process_environment, state
-from queue_workflows.worker import crash_recovery, parent, pool_config
+from queue_workflows.worker import parent, pool_config
 
 _log = logging.getLogger("queue_workflows.service")
 STOP_MARGIN_S: Final = 10.0
@@ -129,11 +128,8 @@ class Background:
         return True
 
     def _run_workers(self) -> None:
-        with crash_recovery.CrashRecovery() as recovery:
-            self._own.problems.pop(WORKERS, None)
-            children = supervisor.Supervisor([self._spec()], on_exit=recovery.report)
-            code = children.run(self._stop)
-        if code:
+        self._own.problems.pop(WORKERS, None)
+        if parent.Parent([self._spec()]).run(self._stop):
             self._own.problems[WORKERS] = "they refuse to start; the log has the reason"
             _log.error("the workers refuse to start, their own message says why")
 
@@ -150,9 +146,8 @@ class Background:
 
     def _spec(self) -> supervisor.ChildSpec:
         settings = self._own.settings
-        arguments: list[Any] = ["--workers", pool_config.as_json(self._entries)]
+        arguments = ["--workers", pool_config.as_json(self._entries)]
         arguments += ["--lease-seconds", f"{settings.dl_default_lease_ttl_sec:g}"]
         arguments += ["--log-level", "debug" if settings.debug else "info"]
-        arguments += ["--app", config.get_config().app]
-        env = {"QUEUE_WORKFLOWS_EMBEDDED": "1"} if config.database_url() is None else None
-        return supervisor.ChildSpec(WORKERS, [sys.executable, "-m", parent.MODULE, *arguments], env)
+        arguments += ["--app", config.get_config().app or ""]
+        return parent.process(WORKERS, parent.WORKER, *arguments)

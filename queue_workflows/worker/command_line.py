@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from queue_workflows import errors
 from queue_workflows.runtime import entry_point
@@ -19,15 +20,15 @@ def parser() -> argparse.ArgumentParser:
         prog="queue-claim-worker",
         description="One worker of one queue, one job at a time; or a pool of several.",
     )
-    what = found.add_mutually_exclusive_group(required=True)
-    what.add_argument("--queue", help="cpu, gpu or an ingest queue: one job at a time")
-    what.add_argument(
+    found.add_argument("--queue", help="cpu, gpu or an ingest queue: one job at a time")
+    found.add_argument(
         "--workers",
         nargs="?",
         const="",
         metavar="FILE|JSON",
         help="ingest queues and how many jobs of each at once, as in "
-        '\'[{"queue": "load", "concurrency": 2}]\'; default: WORKERS_JSON',
+        '\'[{"queue": "load", "concurrency": 2}]\'; default: WORKERS_JSON; beside '
+        "--queue cpu --slots N, one worker serves all",
     )
     found.add_argument(
         "--lease-seconds",
@@ -95,6 +96,15 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options; exit with code 2 for unknown ones, or if no queue is named."""
+    known = parser()
+    options = known.parse_args(arguments)
+    if options.queue is None and options.workers is None:
+        known.error("one of the arguments --queue --workers is required")
+    return options
+
+
 def is_plain(options: argparse.Namespace) -> bool:
     """Return whether the worker has neither slots nor cards: it ends with a job that it ends."""
     return options.queue is not None and options.slots is None and options.cards is None
@@ -112,6 +122,8 @@ def limits(options: argparse.Namespace) -> shapes.Limits:
     )
     if options.queue is None and options.batch != 1:
         raise errors.InvalidConfig("--batch needs --queue: a pool claims what is free")
+    if options.queue is not None and options.workers is not None:
+        _check_beside(options)
     ends = chosen.burst or chosen.idle_exit_s is not None
     if ends and options.supervise:
         raise errors.InvalidConfig(
@@ -137,6 +149,16 @@ def limits(options: argparse.Namespace) -> shapes.Limits:
     else:
         shapes.check(options.queue, shape(options))
     return chosen
+
+
+def _check_beside(options: argparse.Namespace) -> None:
+    """Raise `InvalidConfig` for a pool beside a queue that cannot have one."""
+    shaped = options.batch != 1 or options.async_jobs or options.inline
+    if options.queue != "cpu" or options.slots is None or shaped or options.cards is not None:
+        raise errors.InvalidConfig(
+            "--workers goes with --queue cpu --slots N, without --batch, --async and --inline, or "
+            "with no --queue"
+        )
 
 
 def _check_cards(options: argparse.Namespace, chosen: shapes.Limits) -> None:

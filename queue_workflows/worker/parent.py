@@ -1,16 +1,68 @@
-"""Run a small parent process that restarts workers and hands back the claims of a dead one."""
+"""Keep the processes of an app running, and hand back at once what a dead worker had claimed.
+
+It is the one parent of `up`, `run`, `demo`, `serve`, `--supervise` and `--cards`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from queue_workflows import db
+from queue_workflows import config, db
 from queue_workflows.runtime import app_loading, signals, supervisor
 from queue_workflows.worker import cards, command_line, crash_recovery
 
-MODULE = "queue_workflows.claim_worker"
+ORCHESTRATOR = "queue_workflows.orchestrator"
+WORKER = "queue_workflows.claim_worker"
+
+
+def process(name: str, *words: str, before: Sequence[str] = ()) -> supervisor.ChildSpec:
+    """Return the spec of a process that runs a module of ours with arguments.
+
+    It uses the embedded server if this process does. `before`: a command that executes it.
+    """
+    env = {"QUEUE_WORKFLOWS_EMBEDDED": "1"} if config.database_url() is None else None
+    return supervisor.ChildSpec(name, [*before, sys.executable, "-m", *words], env)
+
+
+class Parent:
+    """Processes that are restarted with back-off, and what is recovered of those that die.
+
+    `shutdown_timeout_s`: seconds that a stop gives to jobs; None: SHUTDOWN_TIMEOUT_S. `fail_fast`:
+    it ends if one of the processes, rather than all of them, refuses to start.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[supervisor.ChildSpec],
+        *,
+        shutdown_timeout_s: float | None = None,
+        fail_fast: bool = False,
+    ) -> None:
+        self._recovery = crash_recovery.CrashRecovery()
+        self._children = supervisor.Supervisor(
+            children, on_exit=self._recovery.report, fail_fast=fail_fast
+        )
+        self._deadline_s = None
+        if shutdown_timeout_s is not None:
+            self._deadline_s = shutdown_timeout_s + supervisor.STOP_MARGIN_S
+
+    @property
+    def gave_up(self) -> tuple[str, ...]:
+        """Return the names of the processes that refused to start too often."""
+        return self._children.gave_up
+
+    def run(
+        self, stop: signals.StopRequest, *, outdated: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Keep them running until a stop; return 0, or 2 if they refuse to start.
+
+        They die with the thread that calls this. A further request in `stop` hurries them. It also
+        ends when `outdated` returns True.
+        """
+        with self._recovery:
+            return self._children.run(stop, deadline_s=self._deadline_s, outdated=outdated)
 
 
 def supervise(
@@ -18,20 +70,11 @@ def supervise(
 ) -> int:
     """Keep a `queue-claim-worker` for each name running until SIGTERM or SIGINT; return 0.
 
-    `children` has their arguments. They are restarted with back-off. The claims of a dead worker
-    are handed back at once. A further signal hurries the stop. Returns 2 if all of them refuse to
-    start.
+    `children` has their arguments. Returns 2 if all of them refuse to start.
     """
-    specs = [
-        supervisor.ChildSpec(name, [sys.executable, "-m", MODULE, *arguments])
-        for name, arguments in children.items()
-    ]
-    deadline_s = None
-    if shutdown_timeout_s is not None:
-        deadline_s = shutdown_timeout_s + supervisor.STOP_MARGIN_S
-    with signals.StopRequest() as stop, crash_recovery.CrashRecovery() as recovery:
-        subject = supervisor.Supervisor(specs, on_exit=recovery.report)
-        return subject.run(stop, deadline_s=deadline_s)
+    workers = [process(name, WORKER, *arguments) for name, arguments in children.items()]
+    with signals.StopRequest() as stop:
+        return Parent(workers, shutdown_timeout_s=shutdown_timeout_s).run(stop)
 
 
 def supervise_options(options: argparse.Namespace, arguments: Sequence[str]) -> int:

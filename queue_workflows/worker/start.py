@@ -139,17 +139,18 @@ def serve(options: argparse.Namespace, serve_: Callable[[process.Worker], int]) 
 
 def _of_options(options: argparse.Namespace, limits: shapes.Limits) -> process.Worker | None:
     settings.check_times(options.lease_seconds, options.shutdown_timeout)
-    if options.queue is None:
+    served: dict[str, shapes.Shape] = {}
+    if options.queue is not None:
+        served[options.queue] = command_line.shape(options)
+    if options.workers is not None:
         entries = pool_config.option(options.workers)
-        served = pool_config.shapes_of(entries)
+        served |= pool_config.shapes_of(entries)
         launched = _launch_or_refuse(lambda: _load_for_pool(options.app, entries))
     else:
-        shape = command_line.shape(options)
-        served = {options.queue: shape}
-        found = _launch(options.app, shape)
-        if found is None:
+        launched = _launch(options.app, command_line.shape(options))
+        if launched is None:
             return None
-        launched = found
+    if options.queue is not None:
         try:
             settings.check_nodes(options.queue, launched[1].knows_nodes)
         except BaseException:

@@ -8,11 +8,12 @@ import signal
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 
-from queue_workflows import config, db, jobs, node_queue, run_store
+from queue_workflows import config, db, jobs, node_queue, run_store, schedules
 from tests.support import commands, toy_app
 from tests.support.commands import TOYHOST, Command, Commands
 from tests.support.wait import patience, until
@@ -47,8 +48,9 @@ def test_all_roles_run_and_ctrl_c_leaves_no_process(cli: Commands, tmp_path: Pat
     config.configure(ingest_queues={"notes"})
     job_id = jobs.enqueue(task_name="note", queue="notes", args={"folder": str(tmp_path)})
     until(lambda: (node_queue.get_ingest_job(job_id) or {})["status"] == "completed")
-    for part in ("orchestrator", "--queue cpu", "--queue gpu", "--queue notes", "scheduler"):
+    for part in ("orchestrator --with-scheduler", "--queue cpu", "--queue gpu", '"notes"'):
         assert len(up.pids(part)) == 1, part
+    assert up.pids("--queue cpu") == up.pids('"notes"'), "one worker has both queues"
     assert status(run_id) == "running"
     assert "starting orchestrator, 1 cpu, 1 gpu, notes, scheduler" in up.err
     stopped(up)
@@ -65,7 +67,6 @@ def test_a_killed_workers_job_runs_elsewhere_within_seconds(cli: Commands, tmp_p
     assert time.monotonic() - killed_at < patience(5)
     job = next(j for j in node_queue.list_jobs_for_run(run_id) if j["node_id"] == "work/hold")
     assert (job["crash_count"], job["claim_no"]) == (1, 2)
-    until(lambda: len(up.pids("executor of")) == 2)
     assert len(up.pids("--queue cpu")) == 1, "one worker with two slots"
     stopped(up)
 
@@ -100,6 +101,32 @@ def test_a_killed_ingest_workers_job_runs_again(cli: Commands, tmp_path: Path) -
     stopped(up)
 
 
+OURS = "application_name = 'queue_workflows' AND datname = current_database()"
+
+
+def test_at_rest_it_has_few_processes_and_connections(cli: Commands, conn: Any) -> None:
+    """One process dispatches and schedules, another has all queues, and no executor waits."""
+
+    def count(table: str, condition: str) -> int:
+        found = conn.execute(f"SELECT count(*) AS n FROM {table} WHERE {condition}").fetchone()
+        return next(iter(found.values() if isinstance(found, dict) else found))
+
+    before = count("pg_stat_activity", OURS)
+    up = cli.start(*UP, "--cpu", "4", "--gpu", "0")
+    until(lambda: "works on" in up.err and "dispatches on" in up.err, timeout_s=30)
+    until(lambda: "following 1 schedule entries" in up.err, timeout_s=30)
+    # `up`, its two children, and the launcher.
+    assert len(up.family()) == 4, up.family()
+    # One too many may be left from the start; it goes after a minute.
+    assert count("pg_stat_activity", OURS) - before <= 7
+    config.register_ingest_task("note", toy_app.note)
+    config.configure(ingest_queues={"notes"})
+    schedules.add("late", every="1s", task_name="note", queue="notes", conn=conn)
+    # It is told of the row: it reads the table by itself every 30 s.
+    until(lambda: count("ingest_jobs", "queue = 'notes'"), timeout_s=20)
+    stopped(up)
+
+
 STUBBORN = ("queue-workflows", "up", "--app", "tests.support.hanging_app:setup", "--cpu", "0")
 POOL = '[{"queue": "work", "concurrency": 3}, {"queue": "more"}]'
 
@@ -120,7 +147,7 @@ def test_a_pool_is_one_of_the_processes_and_hands_back_at_once(
     (pid,) = up.pids("--workers")
     assert len({path.read_text() for path in tmp_path.glob("*/started")}) == 3
     assert "starting orchestrator, a pool (3 work, 1 more), scheduler; Ctrl-C" in up.err
-    assert up.pids("--queue work") == [], "none beside the pool"
+    assert len(up.pids("claim_worker")) == 1, "none beside the pool"
     listed = json.loads(cli.run("queue-workflows", "workers", "--json").out)
     assert {(row["queue"], row["pid"], row["state"]) for row in listed} == {
         ("work", pid, "busy"), ("more", pid, "busy"),

@@ -71,7 +71,7 @@ def test_each_named_gpu_gets_a_worker_of_its_own() -> None:
     found = {spec.name: spec.argv for spec in fleet.specs(wanted, app=None, log_level="info")}
     for card in (0, 3):
         argv = found[f"gpu card {card}"]
-        assert argv[2:7] == [parent.MODULE, "--queue", "gpu", "--cards", str(card)]
+        assert argv[2:7] == [parent.WORKER, "--queue", "gpu", "--cards", str(card)]
     config.set_builtin_model_registrar(dict)
     assert (fleet.roles(cards=[0]).gpu, fleet.roles().gpu) == (0, 1)
 
@@ -101,10 +101,10 @@ def test_the_queues_of_a_pool_get_another_worker_only_on_request() -> None:
 def test_a_pool_is_one_worker_process_that_gets_its_list() -> None:
     wanted = fleet.Roles(0, 0, ("load",), scheduler=False, pool=POOL)
     found = {spec.name: spec.argv for spec in fleet.specs(wanted, app=None, log_level="info")}
-    assert list(found) == ["orchestrator", "ingest load", "pool"]
-    module, option, text = found["pool"][2:5]
-    assert (module, option) == (parent.MODULE, "--workers")
-    assert pool_config.option(text) == [*POOL]
+    assert list(found) == ["orchestrator", "worker"]
+    module, option, text = found["worker"][2:5]
+    assert (module, option) == (parent.WORKER, "--workers")
+    assert pool_config.option(text) == [("load", 3), ("load.new", 5)], "one more beside the pool"
 
 
 def test_the_list_of_a_pool_is_json_or_a_file_or_from_the_environment(
@@ -132,11 +132,13 @@ def test_children_get_app_level_and_the_embedded_server_only_without_a_dsn(
 ) -> None:
     wanted = fleet.Roles(3, 0, ("fetch",), scheduler=True)
     found = {spec.name: spec for spec in fleet.specs(wanted, app="a:b", log_level="info")}
-    assert list(found) == ["orchestrator", "cpu", "ingest fetch", "scheduler"]
-    assert found["cpu"][:3] == (
-        "cpu",
+    assert list(found) == ["orchestrator", "worker"]
+    assert found["orchestrator"].argv[2:4] == [parent.ORCHESTRATOR, "--with-scheduler"]
+    assert found["worker"][:3] == (
+        "worker",
         [sys.executable, "-m", "queue_workflows.claim_worker", "--queue", "cpu", "--slots", "3",
-         "--log-level", "info", "--app", "a:b"],
+         "--workers", '[{"queue": "fetch", "concurrency": 1}]', "--log-level", "info",
+         "--app", "a:b"],
         {"QUEUE_WORKFLOWS_EMBEDDED": "1"},
     )  # fmt: skip
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql:///x")
