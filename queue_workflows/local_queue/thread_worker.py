@@ -103,9 +103,6 @@ class Threads(executors.Executors):
         """Return whether jobs may be claimed."""
         return not self._alone and self._lone is None and self._manager.accepts
 
-    def ready(self) -> None:
-        """Do nothing: the manager starts its threads."""
-
     def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
         """Give a job to the manager. `isolated`: once no other job is held here."""
         del shared

@@ -289,6 +289,9 @@ class Executors:
             if each.jobs or not (each.full or each.signals or each.lost)
         ]
 
+    def ready(self) -> None:
+        """Begin to serve. An executor is forked only when a job needs it."""
+
     @property
     def accepts(self) -> bool:
         """Return whether jobs may be claimed for it."""

@@ -254,6 +254,8 @@ class Worker:
             loop.read(self._launcher.fileno(), self._from_launcher)
         if self._models is not None:
             self._models.serve(lanes[0], self._leases.later, self._leases.beat_now)
+        for own in lanes:
+            own.runner.ready()
         try:
             with self._memory, self._metrics or contextlib.nullcontext():
                 loop.wake_at(0.0)
@@ -268,7 +270,6 @@ class Worker:
         assert self._inline is not None
         runner = self._desk.lanes[0].runner
         assert isinstance(runner, inline_jobs.InlineExecutors)
-        runner.ready()
         failed: list[BaseException] = []
 
         def run() -> None:
