@@ -5,7 +5,7 @@ from __future__ import annotations
 from psycopg import Error, InterfaceError, OperationalError
 
 from queue_workflows.db.database_url import db_url, describe
-from queue_workflows.db.dedicated import DedicatedConnection, StatementRuns
+from queue_workflows.db.dedicated import DedicatedConnection
 from queue_workflows.db.listen import Listener, Wake, listen
 from queue_workflows.db.loading import load_json
 from queue_workflows.db.migration_files import REQUIRED_VERSION
@@ -45,7 +45,6 @@ __all__ = [
     "OperationalError",
     "Script",
     "Statement",
-    "StatementRuns",
     "Subscriptions",
     "Wake",
     "bootstrap",

@@ -8,14 +8,13 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import psycopg
 from psycopg import pq
 from psycopg.rows import dict_row
-from psycopg.waiting import Wait
 
 from queue_workflows import config, errors
 from queue_workflows.db import database_url, loading, statements
@@ -23,7 +22,6 @@ from queue_workflows.runtime import forking
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
-    from psycopg.abc import RV, PQGen
     from psycopg_pool import ConnectionPool
     from typing_extensions import Self
 
@@ -126,7 +124,7 @@ def connect(
     timeout_s: float | None = None,
     lock_s: float | None = None,
     connect_s: float | None = None,
-) -> Dedicated:
+) -> Connection:
     """Return a dedicated connection of the engine, outside every pool; the caller closes it.
 
     `limited`: with the engine's timeouts, else without any. `timeout_s` replaces that of a
@@ -138,7 +136,8 @@ def connect(
     """
     forced = {} if connect_s is None else {"connect_timeout": math.ceil(connect_s)}
     info = database_url.conninfo(url or database_url.db_url(), **forced)
-    kind = _SessionlessDedicated if config.POLL_ONLY.read() and not direct else Dedicated
+    sessionless = config.POLL_ONLY.read() and not direct
+    kind = _Sessionless if sessionless else psycopg.Connection[Row]
     conn = kind.connect(info, autocommit=autocommit, row_factory=dict_row)
     try:
         if why := _refusal(conn):
@@ -149,32 +148,6 @@ def connect(
         conn.close()
         raise
     return conn
-
-
-class Dedicated(psycopg.Connection[Row]):
-    """A connection outside every pool, whose thread may do something while it awaits a reply."""
-
-    meanwhile: Callable[[], object] | None = None
-    """Called before each wait for the server's socket; it may return before that is readable."""
-
-    def wait(self, gen: PQGen[RV], *arguments: Any, **more: Any) -> RV:
-        """Run a generator of psycopg that waits for the server."""
-        meanwhile = self.meanwhile
-        found = gen if meanwhile is None else _calling(gen, meanwhile)
-        return super().wait(found, *arguments, **more)
-
-
-def _calling(gen: PQGen[RV], meanwhile: Callable[[], object]) -> PQGen[RV]:
-    """Do as `gen` does, and call `meanwhile` before each wait for something to read."""
-    try:
-        wanted = next(gen)
-        while True:
-            if wanted == Wait.R:
-                meanwhile()
-            ready = yield wanted
-            wanted = gen.send(ready)
-    except StopIteration as end:
-        return end.value
 
 
 class _Pooled(psycopg.Connection[Row]):
@@ -221,10 +194,6 @@ class _Sessionless(psycopg.Connection[Row]):
             if is_outer and self.settings is not None:
                 super().execute(statements.sessions.set_up, self.settings)
             yield block
-
-
-class _SessionlessDedicated(_Sessionless, Dedicated):
-    pass
 
 
 class _SessionlessPooled(_Sessionless, _Pooled):

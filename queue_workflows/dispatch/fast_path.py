@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from queue_workflows import errors
@@ -45,14 +45,6 @@ def note(job: Row) -> None:
     progress = run_cache.recall(run_of(job))
     if progress is not None and not item_ids.of_item(job["node_id"]):
         progress.known.add(job["node_id"])
-
-
-def learn(begin: run_cache.Begin, jobs: Iterable[Row]) -> None:
-    """Read the graphs of the runs of claimed nodes that this process does not know yet."""
-    if hooks.app_resolves():
-        return
-    found = {job["run_id"]: run_of(job) for job in jobs if not item_ids.of_item(job["node_id"])}
-    run_cache.read(begin, (run for run in found.values() if run["generation"] is not None))
 
 
 def plan(done: Sequence[tuple[Row, str]]) -> claims.Ahead | None:

@@ -208,17 +208,6 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] 
     return progress, None
 
 
-def read(begin: Begin, wanted: Iterable[Row]) -> None:
-    """Read the definitions of those of these runs that are not known yet, by one statement.
-
-    At most READ_AT_ONCE are read, and none that is large: a result waits for it.
-    """
-    if asked := unknown(wanted):
-        ids = [run["id"] for run in asked]
-        with reading(begin) as conn:
-            learned(asked, runs.definition_texts(conn, ids, most_bytes=SMALL_BYTES))
-
-
 def unknown(wanted: Iterable[Row]) -> list[Row]:
     """Return up to READ_AT_ONCE of these runs whose graphs are to be read, each once."""
     found = {

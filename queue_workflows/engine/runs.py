@@ -113,15 +113,12 @@ def definition(conn: db.Connection, run_id: str) -> dict[str, Any] | None:
     return row["definition"] if row else None
 
 
-def definition_texts(
-    conn: db.Connection, run_ids: Sequence[str], *, most_bytes: int | None = None
-) -> dict[str, str]:
+def definition_texts(conn: db.Connection, run_ids: Sequence[str]) -> dict[str, str]:
     """Return the frozen definitions as JSON texts by run; a run has none before its first start.
 
-    Those that the database stores in more than `most_bytes`, compressed, are left out. The same
-    definition is always the same text, as jsonb has one form.
+    The same definition is always the same text, as jsonb has one form.
     """
-    parameters = {"ids": list(run_ids), "most": most_bytes}
+    parameters = {"ids": list(run_ids), "most": None}
     rows = conn.execute(statements.runs.definition_texts, parameters, prepare=True).fetchall()
     return {row["id"]: row["text"] for row in rows}
 

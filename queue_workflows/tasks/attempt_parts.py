@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Final, Protocol, cast
 
 from queue_workflows import config, errors
 from queue_workflows.dag import payload, step_arguments
@@ -29,18 +29,6 @@ class SendsLater(Protocol):
         ...
 
 
-StoreUnsent: TypeAlias = Callable[[Callable[[JsonDict], object]], bool]
-"""`AttemptParts.store_unsent`."""
-
-
-class StoresLater(Protocol):
-    """A `control.Control` that stores what is left after a while, on a thread of its own."""
-
-    def store_later(self, store_unsent: StoreUnsent) -> None:
-        """Call `store_unsent` soon, again and again until it returns False; thread-safe."""
-        ...
-
-
 class AttemptParts:
     """The parts of one attempt that are not sent yet, and how many there were; thread-safe.
 
@@ -49,7 +37,7 @@ class AttemptParts:
     """
 
     def __init__(self, ask: attempt_steps.Ask, control: object) -> None:
-        """`control`: may be one that `SendsLater` or `StoresLater`."""
+        """`control`: may be one that `SendsLater`."""
         self._ask = ask
         self._control = control
         self._lock = threading.Lock()
@@ -84,8 +72,6 @@ class AttemptParts:
             first = len(self._parts) == 1
         if first and hasattr(self._control, "send_later"):
             cast("SendsLater", self._control).send_later(self.take_later)
-        elif first and hasattr(self._control, "store_later"):
-            cast("StoresLater", self._control).store_later(self.store_unsent)
         return None
 
     def _check(self, name: str, size: int) -> None:
@@ -121,28 +107,6 @@ class AttemptParts:
                 return None
             self._unanswered = True
             return self._take()
-        finally:
-            self._lock.release()
-
-    def store_unsent(self, store: Callable[[JsonDict], object]) -> bool:
-        """Store the unsent parts if a call of the handler would; return whether some are left.
-
-        The handler's next batch waits meanwhile, so that parts stay in order. It never waits for
-        the handler. If `store` raises, the parts stay unsent.
-        """
-        if not self._lock.acquire(blocking=False):
-            return True  # a batch is sent at this moment
-        try:
-            if not self._parts or time.monotonic() - self._sent_at < EVERY_S:
-                return bool(self._parts)
-            left = self._names, self._parts, self._size
-            request = self._take()
-            try:
-                store(request)
-            except BaseException:
-                self._names, self._parts, self._size = left
-                raise
-            return False
         finally:
             self._lock.release()
 

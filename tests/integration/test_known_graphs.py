@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
+from typing import Any
 
 import pytest
 
 from queue_workflows import db
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import finish, job_tables, outcomes
+from queue_workflows.engine import outcomes
 from queue_workflows.runtime import clock
-from queue_workflows.worker import current_job, guards, run_dispatch
-from tests.support import counting_cursor, factories, flow, transitions
+from queue_workflows.worker import claimed_job, lane, node_plans, shapes
+from tests.support import counting_cursor, factories, flow, transitions, worker_scripts
 from tests.support.cpu import cpu_seconds
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
@@ -23,19 +23,20 @@ def recorded_together(count: int) -> int:
 
     Return how many statements that took.
     """
-    who = transitions.who()
-    with contextlib.closing(db.DedicatedConnection()) as dedicated:
-        conn = dedicated.get()
-        lease_end = guards.LeaseEnd(clock.boot_s(), who.lease_s)
+    runner: Any = None  # nothing is to run
+    own = lane.Lane(transitions.who(), shapes.Shape(count), runner, now_fn=clock.boot_s)
+    with db.connect() as conn:
+
+        def send(claim: int, done: list[node_plans.Done]) -> list[claimed_job.ClaimedJob]:
+            script = own.claim(claim, done, promote=False, ahead_s=5.0)
+            return own.take(worker_scripts.run(conn, script), clock.boot_s())[0]
+
         outcome = outcomes.Outcome("completed", 0.1, "{}")
-        done = [
-            (current_job.Work(job_tables.NODE_JOBS, job, lease_end), outcome)
-            for job in transitions.claim(conn, who, count)
-        ]
+        done = [(job, outcome) for job in send(count, [])]
         assert len(done) == count
-        dispatch = run_dispatch.RunDispatch(job_tables.NODE_JOBS, dedicated)
         asked = counting_cursor.Counter(conn)
-        finish.finish(conn, dispatch.planned(done), who=who)
+        send(0, done)
+        node_plans.noted(done)
         return asked.statements
 
 

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from queue_workflows import config
 from queue_workflows.db import migration_lock, pool
 from queue_workflows.engine import schedule_rows
 from queue_workflows.runtime import supervisor
-from queue_workflows.worker import (
-    capture,
-    claimer,
-    claims_in_flight,
-    gpu_memory,
-    gpu_runtime,
-    guards,
-    shutdown,
-)
+from queue_workflows.worker import desk, gpu_memory, gpu_models, job_logs
 
 if TYPE_CHECKING:
     import pytest
@@ -41,7 +32,7 @@ def report_migrations_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def store_logs_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a worker store what its handlers print each time after these seconds."""
     for name in ("STORE_S", "SOON_S"):
-        monkeypatch.setattr(capture, name, seconds)
+        monkeypatch.setattr(job_logs, name, seconds)
 
 
 def stop_limit_s() -> float:
@@ -51,18 +42,7 @@ def stop_limit_s() -> float:
 
 def shorten_claim_retries(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a worker whose claim failed claim again for the first time after these seconds."""
-    monkeypatch.setattr(claimer, "RETRY_FIRST_S", seconds)
-
-
-def keep_batches_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a batch wait for its handlers and results as long as they take."""
-    for name in ("LONG_S", "TURN_S", "FLUSH_AFTER_S"):
-        monkeypatch.setattr(claims_in_flight, name, 3600.0)
-
-
-def record_batches_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let a result of a batch wait so long for the others."""
-    monkeypatch.setattr(claims_in_flight, "FLUSH_AFTER_S", seconds)
+    monkeypatch.setattr(desk, "RETRY_FIRST_S", seconds)
 
 
 def pause_streams(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -73,18 +53,7 @@ def pause_streams(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(streams, "PAUSE_S", seconds)
 
 
-def hold_guards(
-    monkeypatch: pytest.MonkeyPatch, decided: Callable[[guards.Failure], object]
-) -> None:
-    """Call this where an inline worker or one with batches writes that a guard ends a job."""
-
-    def end_by_guard(_shutdown: object, _work: object, failure: guards.Failure) -> None:
-        decided(failure)
-
-    monkeypatch.setattr(shutdown.Shutdown, "end_by_guard", end_by_guard)
-
-
 def wait_for_gpu_sizes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a gpu worker's first claim, and the tool that it asks, take so long at most."""
-    monkeypatch.setattr(gpu_runtime, "PUBLISH_WAIT_S", seconds)
+    monkeypatch.setattr(gpu_models, "PUBLISH_WAIT_S", seconds)
     monkeypatch.setattr(gpu_memory, "TIMEOUT_S", seconds)
