@@ -37,7 +37,7 @@ def seen(toy: flow.Flow) -> list[Json]:
 
 
 def ahead(toy: flow.Flow, run_id: str) -> None:
-    """A worker queues what follows when it records a result, where the result is enough for that."""
+    """A worker queues what follows as it records a result, where that is enough for it."""
     toy.go("cpu", "gpu")
 
 
