@@ -125,8 +125,6 @@ class Desk:
         self._poll_at, self._poll_s = 0.0, config.CLAIM_POLL_S.read()
         self._again_at = math.inf
         """When a limit admits a job, or a delayed one is due."""
-        self.heard_cancel = False
-        """Whether a cancel came during a claim; it may be about a job that the claim returns."""
         self._lone: claimed_job.ClaimedJob | None = None
         """A job that runs alone in this worker, or is to; nothing is claimed beside it."""
         self.throttled = False
@@ -155,7 +153,7 @@ class Desk:
     @property
     def has_looked(self) -> bool:
         """Return whether there was nothing more to claim."""
-        return not (self.throttled or any(each.may_claim or each.claiming for each in self.lanes))
+        return not (self.throttled or any(each.looks or each.claiming for each in self.lanes))
 
     def runs(self, job: claimed_job.ClaimedJob) -> bool:
         """Return whether the handler of a job runs, or is still to start."""
@@ -261,8 +259,6 @@ class Desk:
         if late and jobs:
             why = "its claim took too long"
             _log.warning("a claim took too long; its jobs are handed back: %d", len(jobs))
-        if self.heard_cancel:
-            self._seams.wake_at(self.now())
         for job in jobs:
             before = own.jobs.setdefault(job.id, job)
             if before is not job:
@@ -281,6 +277,7 @@ class Desk:
                 own.waiting.append(job)
                 self._lone = job if job.is_last else self._lone
         if jobs:
+            own.left -= len(jobs)
             self.worked_at = self.now()
         self.start(own)
 

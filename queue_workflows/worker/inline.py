@@ -29,13 +29,12 @@ LATE_S: Final = 3.0
 class InlineExecutors(executors.Executors):
     """The one executor of a worker, which is the thread that calls `serve`.
 
-    `once`: it gets one job at most. `on_exit` leaves the process; tests replace it, which also
+    `on_exit` leaves the process; tests replace it, which also
     disables the kernel timers.
     """
 
-    def __init__(self, *given: Any, once: bool, on_exit: ExitFn, **more: Any) -> None:
+    def __init__(self, *given: Any, on_exit: ExitFn, **more: Any) -> None:
         super().__init__(*given, slots=1, lone=True, **more)
-        self._once = once
         self._timed = on_exit is os._exit
         self._lease_timer = kill_timer.KillTimer(guards.EXIT_LOST)
         self._budget_timer = kill_timer.KillTimer(guards.EXIT_BUDGET)
@@ -49,12 +48,7 @@ class InlineExecutors(executors.Executors):
     @property
     def room(self) -> int:
         """Return how many jobs can start now."""
-        return int(self.place.usable and not self.place.jobs and not self.is_spent)
-
-    @property
-    def is_spent(self) -> bool:
-        """Return whether it has had the one job that it gets."""
-        return self._once and self.place.count > 0
+        return int(self.place.usable and not self.place.jobs)
 
     def ready(self) -> None:
         """Begin to read what the thread sends."""
@@ -67,9 +61,7 @@ class InlineExecutors(executors.Executors):
         if self._timed:
             limits = [each for each in job.guards if isinstance(each, guards.Budget)]
             ends = min((each.ends for each in limits), default=None)
-            if ends is None:
-                self._budget_timer.disarm()
-            else:
+            if ends is not None:
                 self._budget_timer.arm(ends - clock.boot_s() + LATE_S)
         super().start(job)
 
@@ -85,15 +77,12 @@ class InlineExecutors(executors.Executors):
             self._end(place, {"died": place.pid} | executors.UNKNOWN, why)
 
     def tick(self, now: float) -> float:
-        """Replace no thread."""
+        """Disarm the timers of a handler that has ended."""
         del now
-        return float("inf")
-
-    def _freed(self, place: executors.Executor) -> None:
-        if not place.jobs:  # else the next one has begun, with timers of its own
+        if not self.place.jobs:
             self._budget_timer.disarm()
             self._lease_timer.disarm()
-        super()._freed(place)
+        return float("inf")
 
     def let_go(self, place: executors.Executor) -> None:
         """Let `serve` return."""

@@ -61,6 +61,8 @@ class Lane:
         self.done: list[node_plans.Done] = []
         """Completed jobs that wait for their record."""
         self.may_claim = True
+        self.left = math.inf
+        """How many jobs it still takes."""
         self.claiming = False
         """Whether a claim has no reply yet."""
         self.promote = True
@@ -94,13 +96,18 @@ class Lane:
         """Return whether a job runs in an executor that runs several at once."""
         return self.shape.concurrent or job.name in self._async
 
+    @property
+    def looks(self) -> bool:
+        """Return whether the next claim may find something that this lane takes."""
+        return self.may_claim and self.left > 0 and not self.off
+
     def claimable(self, *, records: bool) -> tuple[int, bool]:
         """Return how many jobs to claim now, and whether some of them are to wait.
 
         `records`: whether the statement records results anyway, which is the time to claim for
         executors that are not free.
         """
-        if not self.may_claim or self.off or not self.runner.accepts:
+        if not self.looks or not self.runner.accepts:
             return 0, False
         free = self.runner.room - len(self.waiting)
         # Each job that waits would end with the process if one that has killed one kills it too.

@@ -96,10 +96,6 @@ class Leases:
         )
         if unsaved:
             self._renew_at = min(self._renew_at, now)
-        own = self._desk
-        if own.heard_cancel and not any(each.claiming for each in own.lanes):
-            own.heard_cancel = False
-            self.renew_now()
         if now >= self.due_at():
             self._ring()
         return max(now + 0.05, self.due_at())
@@ -115,19 +111,14 @@ class Leases:
         self._ring()
 
     def later(
-        self,
-        script: db.Script[Any],
-        what: str,
-        done: Callable[[Any], object] = _ignore,
-        failed: Callable[[], object] = _ignore,
+        self, script: db.Script[Any], what: str, done: Callable[[Any], object] = _ignore
     ) -> None:
-        """Run a script here and call `done` with its result, or else `failed`."""
+        """Run a script here and call `done` with its result, unless it fails: that is logged."""
 
         def refused(error: db.Error) -> None:
             _log.warning("%s: %s", what, str(error).strip())
-            failed()
 
-        self._calls.append(link.Request(script, done, refused, failed))
+        self._calls.append(link.Request(script, done, refused, _ignore))
         self._ring()
 
     def leave(self) -> None:
@@ -156,11 +147,8 @@ class Leases:
 
     def notified(self, channel: str, text: str) -> None:
         """Act on a cancel, and on a switch of one of the workers."""
-        if channel == "job_cancel":
-            if any(text in (job.id, job.run_id) for job in self._desk.jobs):
-                self.renew_now()
-            elif any(own.claiming for own in self._desk.lanes):
-                self._desk.heard_cancel = True
+        if channel == "job_cancel" and any(text in (job.id, job.run_id) for job in self._desk.jobs):
+            self.renew_now()
         if channel == "worker_control" and any(
             text in (f"{own.who.host}:{own.who.queue}", f"{own.who.host}:{controls.ALL}")
             for own in self._desk.lanes
@@ -349,13 +337,8 @@ class Leases:
         if not (written := self._logs.take()):
             return None
 
-        def again(error: db.Error | None = None) -> None:
+        def again(*_: object) -> None:
             self._logs.put_back(written, keep=not self._leaving)
-            if self._leaving:
-                why = str(error).strip() if error else "the connection was lost"
-                _log.warning(
-                    "the last lines of %d job logs are not stored: %s", len(written.changed), why
-                )
 
         return link.Request(written.script(), _ignore, again, again)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import signal
 import socket
 from collections import deque
@@ -174,11 +175,11 @@ class Worker:
         parts = self._loop, self._launcher, self._printer, self._desk, self._limits
         if registered is None:
             assert self._inline is not None
-            runner = inline_jobs.InlineExecutors(
-                *parts, once=self._inline.once, on_exit=self._inline.on_exit
-            )
+            runner = inline_jobs.InlineExecutors(*parts, on_exit=self._inline.on_exit)
             announces = config.get_config().on_node_completed is not None
-            return lane.Lane(who, shape, runner, announces=announces, now_fn=clock.boot_s)
+            own = lane.Lane(who, shape, runner, announces=announces, now_fn=clock.boot_s)
+            own.left = 1 if self._inline.once else math.inf
+            return own
         in_run = who.queue in config.DAG_QUEUES
         names = registered.isolated_nodes if in_run else registered.isolated_tasks
         runner = executors.Executors(
@@ -284,7 +285,7 @@ class Worker:
             runner.serve(model_cache)
         if failed:
             raise failed[0]
-        return runner.place.count > 0
+        return self._desk.lanes[0].left == 0
 
     def _is_over(self) -> bool:
         return clock.boot_s() >= self._over_at
@@ -334,17 +335,11 @@ class Worker:
             return
         idle_s = self._limits.idle_exit_s
         ends = self._limits.burst or (self._inline is not None and self._inline.once)
-        looked = self._claims.is_open and (self._desk.has_looked or self._is_spent())
+        looked = self._claims.is_open and self._desk.has_looked
         if (ends and looked and not self._desk.busy) or (
             idle_s is not None and not self._desk.busy and now >= self._desk.worked_at + idle_s
         ):
             self._desk.stop(0.0)
-
-    def _is_spent(self) -> bool:
-        """Return whether the calling thread has had the one job that it runs."""
-        runner = self._desk.lanes[0].runner
-        inline = isinstance(runner, inline_jobs.InlineExecutors)
-        return inline and runner.is_spent
 
     def _leave(self, now: float) -> None:
         """End step by step: store what is left, end the executors, then the loop."""

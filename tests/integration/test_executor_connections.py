@@ -31,8 +31,7 @@ def test_each_executor_opens_a_pool_of_its_own(db: ModuleType) -> None:
     with db.connection() as conn:
         own = conn.execute("SELECT pg_backend_pid() AS backend").fetchone()["backend"]
     with executors.launched(load, alone=False) as launcher:
-        found = launcher.wait_loaded(60)
-        launchers = int(found.environment["BACKEND_OF_THE_LAUNCHER"] or 0)
+        launchers = int(launcher.registered.environment["BACKEND_OF_THE_LAUNCHER"] or 0)
         with executors.forked(launcher) as first, executors.forked(launcher) as second:
             seen = [json.loads(each.task("backend").result) for each in (first, second, first)]
     backends = [each["backend"] for each in seen]

@@ -229,7 +229,7 @@ def test_a_reopened_node_has_waited_since_its_run_was_queued_again(toy: Flow) ->
     flow.body(broken, name="ok")
     toy.dag(a="")
     run_id = toy.started()
-    toy.work()
+    toy.go()
     flow.body({}, name="ok")
     queue_workflows.retry_run(run_id)
     dispatcher.start_run(run_id)

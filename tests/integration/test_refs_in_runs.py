@@ -37,7 +37,7 @@ def seen(toy: flow.Flow) -> list[Json]:
 
 
 def ahead(toy: flow.Flow, run_id: str) -> None:
-    """A worker queues what follows as it records a result, where that is enough for it."""
+    """A worker queues what follows when it records a result, if that is enough to plan it."""
     toy.go("cpu", "gpu")
 
 
