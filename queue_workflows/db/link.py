@@ -323,7 +323,7 @@ class Link:
         name = (pg.db or b"").decode()
         if why := pool.refusal(encoding.decode() if encoding else None, name):
             raise errors.InvalidConfig(why)
-        given = pool.settings()
+        given = pool.settings(lock_s=pool.LOOP_LOCK_S)
         self._depth, self._begin = 0, b""
         if given["is_local"]:
             texts = {name.encode(): b"%d" % value for name, value in given.items()}

@@ -64,6 +64,10 @@ LOST_WITHIN_S: Final = 0.5
 EXIT_WITHIN_S: Final = 4.0
 """Seconds that any other exit may take, if the database does not answer for example."""
 INPUT_PREFIX: Final = "__input__"
+LOCKED: Final = "55P03"
+"""SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
+ASIDE_S: Final = 0.5
+"""Seconds after which it is tried again; a stranger may keep a row locked for hours."""
 _READ_ONLY: Final = "25"
 _TOO_LARGE: Final = "54"
 """SQLSTATE classes: a read-only server; a value that no retry makes small enough."""
@@ -119,6 +123,11 @@ class Desk:
         """Ends of jobs but completed ones, to be written one by one."""
         self._calls: deque[Callable[[], link.Request]] = deque()
         """What else the claiming connection is to do: answers to handlers, claims row by row."""
+        self._locked: deque[tuple[float, Callable[[], link.Request | None]]] = deque()
+        """What waits for a lock of somebody else, and when it is tried again."""
+        self._waited = False
+        """Whether the last statement was one of these. Others come between, as each may take the
+        whole time for which it may wait."""
         self._retry_at = 0.0
         self._retry_s = RETRY_FIRST_S
         self._logged = ""
@@ -146,7 +155,7 @@ class Desk:
     @property
     def busy(self) -> bool:
         """Return whether jobs are held or may be, or anything is to be written."""
-        return bool(self._endings) or any(
+        return bool(self._endings or self._locked) or any(
             each.jobs or each.claiming or each.unsure for each in self.lanes
         )
 
@@ -168,6 +177,23 @@ class Desk:
             return None
         if (unsure := next((each for each in self.lanes if each.unsure), None)) is not None:
             return self._resolve(unsure)
+        waited, self._waited = self._waited, False
+        found = None if waited else self._retry_locked(now)
+        return found or self._next(now) or self._retry_locked(now)
+
+    def _retry_locked(self, now: float) -> link.Request | None:
+        """Return the first of the statements that waited for a lock, if it is time for one."""
+        if not self._locked or now < self._locked[0][0]:
+            return None
+        self._waited = True
+        return self._locked.popleft()[1]()
+
+    def _set_aside(self, again: Callable[[], link.Request | None]) -> None:
+        """Try a statement again later, as somebody else has locked what it needs."""
+        self._locked.append((self.now() + ASIDE_S, again))
+        self._seams.wake_at(self._locked[-1][0])
+
+    def _next(self, now: float) -> link.Request | None:
         if self._endings:
             return self._write_ending()
         if self._calls:
@@ -297,7 +323,9 @@ class Desk:
         own.claiming = False
         for job, _ in done:
             job.recording = False
-        if not done and claim_isolation.is_about_rows(error):
+        if error.sqlstate == LOCKED:
+            self._found_locked(own, done, count)
+        elif not done and claim_isolation.is_about_rows(error):
             own.may_claim = False
             self._calls.append(functools.partial(self._claim_apart, own))
         elif not done or (may_pass(error) and error.sqlstate != claims.CLAIM_LOST):
@@ -312,6 +340,24 @@ class Desk:
             else:
                 what = f"recording job {job.id}"
                 self._write_outcome(job, outcomes.of_error(error, outcome.seconds, what))
+
+    def _found_locked(self, own: lane.Lane, done: Sequence[node_plans.Done], count: int) -> None:
+        """Leave what somebody else has locked for later: a claim, or one of the completed jobs."""
+        if not done:
+            own.may_claim = False  # until the next poll
+            return
+        if count or len(done) > 1:
+            own.apart = len(own.done)
+            return
+        locked = own.done.pop(0)
+        own.apart = max(0, own.apart - 1)
+
+        def again() -> link.Request | None:
+            own.done.insert(0, locked)
+            own.apart += 1
+            return self._record_and_claim(own, self.now())
+
+        self._set_aside(again)
 
     def _retry_later(self, error: db.Error) -> None:
         if self._logged != (logged := error.sqlstate or "away"):
@@ -396,6 +442,10 @@ class Desk:
 
         def refused(error: db.Error) -> None:
             job.recording = False
+            if error.sqlstate == LOCKED:
+                ending = self._endings.popleft()
+                self._set_aside(lambda: self._write_again(ending))
+                return
             if may_pass(error):
                 self._retry_later(error)
                 return
@@ -419,6 +469,10 @@ class Desk:
             job.lane.unsure = True
 
         return link.Request(make(), done, refused, lost)
+
+    def _write_again(self, ending: tuple[claimed_job.ClaimedJob, MakeScript]) -> link.Request:
+        self._endings.appendleft(ending)
+        return self._write_ending()
 
     def _not_written(self, job: claimed_job.ClaimedJob) -> None:
         """Note that the end of a job was not written, as its claim is lost."""
@@ -589,6 +643,9 @@ class Desk:
             runner.answer(job, number, found.value, found.error, is_final=found.is_final)
 
         def refused(error: db.Error) -> None:
+            if error.sqlstate == LOCKED:
+                self._set_aside(call)
+                return
             if may_pass(error):
                 self._retry_later(error)
                 self._calls.appendleft(call)
@@ -742,6 +799,10 @@ class Desk:
             self._retry_at = 0.0
             self._seams.ring()
         due = min(self._poll_at, self._again_at, self._retry_at or math.inf)
+        if self._locked and now < self._locked[0][0]:
+            due = min(due, self._locked[0][0])
+        elif self._locked:
+            self._seams.ring()
         for own in self.lanes:
             if now >= own.check_at():
                 self._return_waiting(own, "waited too long for an executor")

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 AGAIN_S: Final = 1.0
-"""Seconds after which a lease is renewed again whose row somebody else had locked."""
+"""Seconds after which something is written again whose row somebody else had locked."""
+AGAIN: Final = 1 / 16
+"""Share of the lease after which a lease is renewed again at the latest. The launcher must be told
+of the end of a job without a renewal in time: else it ends all others too."""
 PROGRESS_S: Final = 1.0
 """Shortest time in seconds between two writes of a job's progress."""
 EARLY_S: Final = 0.25
@@ -216,7 +219,8 @@ class Leases:
                 job.lease_end.beat(sent)
                 job.renewed = sent
             else:
-                self._renew_at = min(self._renew_at, self._now() + AGAIN_S)
+                again_s = min(AGAIN_S, AGAIN * job.lane.who.lease_s)
+                self._renew_at = min(self._renew_at, self._now() + again_s)
             if row["cancel"]:
                 self._desk.cancel(job)
 
@@ -281,7 +285,12 @@ class Leases:
 
         def report() -> db.Script[None]:
             for own in self._desk.lanes:
-                yield db.Statement(statements.workers.report, self._row(own, shown) | columns)
+                try:
+                    yield db.Statement(statements.workers.report, self._row(own, shown) | columns)
+                except db.Error as error:
+                    if error.sqlstate != desk.LOCKED:
+                        raise
+                    self._beat_at = min(self._beat_at, self._now() + AGAIN_S)
 
         def reported(_: None) -> None:
             if not self._registered:

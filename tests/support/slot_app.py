@@ -108,6 +108,12 @@ def fails(*, folder: str) -> NoReturn:
     raise ValueError("as it was asked to")
 
 
+def fails_late(*, folder: str) -> NoReturn:
+    """Fails when the file `go` is there."""
+    waits(folder=folder)
+    raise ValueError("as it was asked to")
+
+
 def answers(*, text: str) -> dict[str, Any]:
     return {"text": text}
 
@@ -378,8 +384,8 @@ async def node_streams(folder: str) -> AsyncGenerator[Any, None]:
 
 TASKS: tuple[Callable[..., Any], ...] = (
     answers, refuses,
-    quick, starts, waits, waits_once, ticks_once, says, fails, holds_gil, segfaults, exits_at_once,
-    exits, interrupts,
+    quick, starts, waits, waits_once, ticks_once, says, fails, fails_late, holds_gil, segfaults,
+    exits_at_once, exits, interrupts,
     closes_all, kills_itself, leaves_child, ignores_sigterm, ends_at_sigterm, breaks_json,
     floods, grows,
     async_quick, meets, async_waits, async_waits_once, async_deaf, async_blocks, async_dies,

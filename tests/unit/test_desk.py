@@ -34,6 +34,8 @@ class FakeDatabase:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
+        self.locked: set[str] = set()
+        """Jobs whose rows a stranger has locked."""
 
     def add(self, crashes: int = 0, lapses: int = 0) -> None:
         job_id = f"j{len(self.rows)}"
@@ -51,6 +53,11 @@ class FakeDatabase:
         row = self.rows[job_id]
         if row["status"] == "running":
             row.update(status="queued", worker=None)
+
+    def demand(self, *job_ids: str) -> None:
+        """Refuse a statement that would have to wait for a lock."""
+        if self.locked.intersection(job_ids):
+            raise Refused(desk.LOCKED)
 
     def held(self, job_id: str, claim: int) -> bool:
         row = self.rows[job_id]
@@ -86,16 +93,18 @@ class FakeDatabase:
         if text == known.attempts.policy[TABLE]:
             return [{"policy": None, "attempts": 0, "max_attempts": 1}]
         if text == known.attempts.fail[TABLE]:
+            self.demand(given["job"])
             done = self.end(given["job"], given["claim"], "failed")
             return [{"status": "failed", "id": given["job"]}] if done else []
         if text == known.handback.hand_back[TABLE]:
+            self.demand(*given["jobs"])
             pairs = zip(given["jobs"], given["claims"], strict=True)
             return [{"id": job} for job, claim in pairs if self.end(job, claim, "queued")]
         if text == known.handback.strays[TABLE]:
             return [
                 {"id": job, "worker_id": WORKER, "claim_no": row["claim"]}
                 for job, row in self.rows.items()
-                if row["worker"] == WORKER
+                if row["worker"] == WORKER and job not in self.locked
             ]
         if text == known.claims.has_recorded_ingest:
             row = self.rows[given["job"]]
@@ -103,6 +112,7 @@ class FakeDatabase:
         if text == known.recovery.of_claim[TABLE]:
             return [{"id": given["job"]}] if self.held(given["job"], given["claim"]) else []
         if text == known.recovery.count_crash[TABLE]:
+            self.demand(*given["ids"])
             return [self._crashed(job) for job in given["ids"]]
         return []
 
@@ -116,13 +126,15 @@ class FakeDatabase:
 
     def _step(self, given: Any) -> list[Any]:
         done = json.loads(given["done"]) if given["done"] else []
+        self.demand(*(each["id"] for each in done))
         if not all(self.held(each["id"], each["claim_no"]) for each in done):
             raise Refused(claims.CLAIM_LOST)
         for each in done:
             self.end(each["id"], each["claim_no"], "completed")
         found: list[tuple[bytes | None, ...]] = []
         for job_id, row in self.rows.items():
-            if row["status"] == "queued" and len(found) < given["claim"]:
+            free = row["status"] == "queued" and job_id not in self.locked
+            if free and len(found) < given["claim"]:
                 row.update(status="running", worker=WORKER, claim=row["claim"] + 1)
                 texts = (job_id, row["claim"], row["crashes"], None, "task")
                 head = [None if each is None else str(each).encode() for each in texts]
@@ -257,6 +269,8 @@ class Worker(RuleBasedStateMachine):
     @rule(which=st.integers(0, 5))
     def claim_is_lost(self, which: int) -> None:
         job = [*self.lane.jobs.values()][which % len(self.lane.jobs)]
+        if job.id in self.data.locked:
+            return
         self.data.steal(job.id)
         if not job.recording and job.end is None and self.desk.runs(job):
             self.desk.lose(job)
@@ -266,6 +280,15 @@ class Worker(RuleBasedStateMachine):
     @rule(which=st.integers(0, 5))
     def cancel(self, which: int) -> None:
         self.desk.cancel([*self.lane.jobs.values()][which % len(self.lane.jobs)])
+
+    @precondition(lambda self: self.lane.jobs)
+    @rule(which=st.integers(0, 5))
+    def lock(self, which: int) -> None:
+        self.data.locked.add([*self.lane.jobs][which % len(self.lane.jobs)])
+
+    @rule()
+    def unlock(self) -> None:
+        self.data.locked.clear()
 
     @rule(policy=st.sampled_from(["hard", "drain", None]))
     def switch(self, policy: str | None) -> None:
@@ -290,23 +313,23 @@ class Worker(RuleBasedStateMachine):
         assert len(self.lane.waiting) == len({job.id for job in self.lane.waiting})
 
     def teardown(self) -> None:
-        """Once nothing fails any more, every job ends."""
+        """Once nothing fails any more, every job ends that is not locked, and then the others."""
         if not hasattr(self, "lane"):
             return
         self.desk.switch(self.lane, None, hard=False)
-        for _ in self.turns():
-            if (
-                not self.lane.jobs
-                and self.request is None
-                and not any(
-                    row["status"] in ("queued", "running") for row in self.data.rows.values()
-                )
-            ):
-                break
-        left = {job: row for job, row in self.data.rows.items() if row["status"] == "running"}
-        assert not left, left
-        assert not self.lane.jobs
-        assert all(row["status"] != "queued" for row in self.data.rows.values())
+        for locked in ({*self.data.locked}, set[str]()):
+            self.data.locked = locked
+            for _ in self.turns():
+                if not self.unfinished() and self.request is None:
+                    break
+            assert not self.unfinished()
+
+    def unfinished(self) -> list[str]:
+        """Return the jobs that are held or have not ended, without those that are locked."""
+        open_ = [
+            job for job, row in self.data.rows.items() if row["status"] in ("queued", "running")
+        ]
+        return [job for job in {*open_, *self.lane.jobs} if job not in self.data.locked]
 
     def turns(self) -> Generator[None]:
         for _ in range(200 + 20 * len(self.data.rows)):

@@ -35,10 +35,11 @@ SELECT (job).* FROM done;
 
 -- name: strays
 -- tables: ingest_jobs workflow_node_jobs
--- Return the claims of a worker.
+-- Return the claims of a worker but those whose rows somebody else has locked.
 SELECT id, worker_id, claim_no
   FROM ingest_jobs
- WHERE status = 'running' AND worker_id = %(worker)s;
+ WHERE status = 'running' AND worker_id = %(worker)s
+   FOR UPDATE SKIP LOCKED;
 
 -- name: unknown
 -- Return which workers did not know a node since it was last handed back for another reason or
