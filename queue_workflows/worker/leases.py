@@ -349,7 +349,12 @@ class Leases:
         def again(*_: object) -> None:
             self._logs.put_back(written, keep=not self._leaving)
 
-        return link.Request(written.script(), _ignore, again, again)
+        def refused(error: db.Error) -> None:
+            count = len(written.changed)
+            _log.warning("the logs of %d jobs are not stored: %s", count, str(error).strip())
+            again()
+
+        return link.Request(written.script(), _ignore, refused, again)
 
 
 def _renewals(
