@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from queue_workflows import db, errors, node_queue, run_store
 from queue_workflows.types import Row
@@ -163,7 +165,7 @@ def test_a_renewal_pushes_the_lease_and_stores_progress(
     job = claim(conn, family)
     transitions.expire(conn, job)
     assert transitions.renew(conn, job, lease_s=60, progress=['{"at": 0.5}']) == [
-        (job["id"], 1, False)
+        (job["id"], 1, False, True)
     ]
     left = "SELECT extract(epoch FROM lease_expires_at - now())::float8 FROM "
     assert 55 < factories.one(conn, left + transitions.TABLES[family]) <= 60
@@ -179,6 +181,25 @@ def test_a_renewal_reports_a_cancel_request(conn: Any, family: transitions.Kind)
     factories.change(conn, job, "cancel_requested_at = now()")
     (renewal,) = transitions.renew(conn, job)
     assert renewal.cancel is True
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_renewal_leaves_out_a_row_that_somebody_has_locked(
+    conn: Any, dsn: str, family: transitions.Kind
+) -> None:
+    make(conn, family)
+    job = claim(conn, family)
+    transitions.expire(conn, job)
+    with psycopg.connect(dsn) as stranger:
+        table = sql.Identifier(transitions.TABLES[family])
+        stranger.execute(sql.SQL("UPDATE {} SET priority = priority").format(table))
+        conn.execute("SET statement_timeout = '5s'")
+        (renewal,) = transitions.renew(conn, job)
+        conn.execute("RESET statement_timeout")
+        assert (renewal.renewed, renewal.cancel) == (False, False)
+        stranger.rollback()
+    (renewal,) = transitions.renew(conn, job)
+    assert renewal.renewed
 
 
 def test_a_renewal_reports_that_the_run_is_over(conn: Any) -> None:

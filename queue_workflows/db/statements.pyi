@@ -180,16 +180,10 @@ class _Claims:
     """Do as `nodes_step` does, and return what `node_rows` returns."""
     ingest_rows: bytes
     """Do as `ingest_step` does, and return what `node_rows` returns."""
-    renew_held: Mapping[str, bytes]
+    renew: Mapping[str, bytes]
     """Extend the leases of claims, one element of each array a claim, and store their progress (NULL:
     as it was). A claim without a row is lost. `renewed` is false for a row that somebody else has
     locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over."""
-    renew_ingest: bytes
-    """Extend the leases of claims, one element of each array a claim, and store their progress
-    (NULL: as it was). A claim without a row is lost. `cancel`: the cancellation of the job was
-    requested."""
-    renew_nodes: bytes
-    """Extend the leases of node jobs as `renew_ingest` does. `cancel`: also if the run is over."""
     claim_node: bytes
     """Claim this node, wherever it stands in its queue; return its id. No row: it is not queued, it is
     blocked, its run is over, its queue is paused or limited, or the host is OFF."""
@@ -421,7 +415,7 @@ class _Handback:
     until its next claim, or NULL. `keep_for`: the host whose workers may claim it meanwhile, or NULL.
     A claim without a row is lost."""
     strays: Mapping[str, bytes]
-    """Return the claims of a worker."""
+    """Return the claims of a worker but those whose rows somebody else has locked."""
     unknown: bytes
     """Return which workers did not know a node since it was last handed back for another reason or
     ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20

@@ -312,31 +312,28 @@ class Renewal(NamedTuple):
     claim_no: int
     cancel: bool
     """The job or its run was cancelled, or the run is over."""
+    renewed: bool = True
+    """False: somebody else has locked the row, so that its lease stays as it is."""
 
 
 def renew(
-    conn: db.Connection,
     leases: Sequence[job_tables.Lease],
     *,
     lease_s: float,
     progress: Sequence[str | None] = (),
-) -> list[Renewal]:
-    """Extend the leases of one process and table by `lease_s` and store progress (JSON texts).
+) -> db.Script[list[Renewal]]:
+    """Extend the leases of one worker by `lease_s` and store progress (JSON texts).
 
     A lease without a `Renewal` is lost.
     """
     if not leases:
         return []
-    in_run = leases[0].table.in_run
-    rows = conn.execute(
-        statements.claims.renew_nodes if in_run else statements.claims.renew_ingest,
-        {
-            "lease_s": lease_s,
-            "jobs": [lease.job_id for lease in leases],
-            "claims": [lease.claim_no for lease in leases],
-            "workers": [lease.worker_id for lease in leases],
-            "progress": list(progress) or [None] * len(leases),
-        },
-        prepare=True,
-    ).fetchall()
-    return [Renewal(row["id"], row["claim_no"], row["cancel"]) for row in rows]
+    given = {
+        "worker": leases[0].worker_id,
+        "lease_s": lease_s,
+        "jobs": [lease.job_id for lease in leases],
+        "claims": [lease.claim_no for lease in leases],
+        "progress": list(progress) or [None] * len(leases),
+    }
+    rows = yield db.Statement(statements.claims.renew[leases[0].table.name], given)
+    return [Renewal(row["id"], row["claim_no"], row["cancel"], row["renewed"]) for row in rows]

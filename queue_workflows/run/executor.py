@@ -187,6 +187,8 @@ class JobLoop:
         """Held by the thread that waits for an answer; a handler may use several threads."""
         self._asked = 0
         self.current: running.Running | None = None
+        self._earlier: list[threading.Thread] = []
+        """Threads that earlier handlers have left, where the process is not for this alone."""
         self._value: tuple[int, Any] | None = None
         """The value of the last completed job, for `on_node_completed`."""
         self._peak = peak_memory.PeakMemory()
@@ -235,7 +237,9 @@ class JobLoop:
     def key(self) -> int:
         """Return the key of the job that runs, or 0; any thread may ask."""
         job = self.current
-        return 0 if job is None else job.key
+        if job is None or (self._earlier and threading.current_thread() in self._earlier):
+            return 0
+        return job.key
 
     # --- Jobs.
 
@@ -246,6 +250,9 @@ class JobLoop:
         in_run = kind == wire.RUN_NODE
         self._peak.reset()
         row = job_rows.loaded(body)
+        if self._state is None:
+            own = threading.current_thread()
+            self._earlier = [each for each in threading.enumerate() if each is not own]
         self.current = job
         try:
             try:

@@ -134,6 +134,8 @@ class Desk:
         self._poll_at, self._poll_s = 0.0, config.CLAIM_POLL_S.read()
         self._again_at = math.inf
         """When a limit admits a job, or a delayed one is due."""
+        self.heard_cancel = False
+        """Whether a cancel came during a claim; it may be about a job that the claim returns."""
         self._lone: claimed_job.ClaimedJob | None = None
         """A job that runs alone in this worker, or is to; nothing is claimed beside it."""
         self.throttled = False
@@ -285,6 +287,8 @@ class Desk:
         if late and jobs:
             why = "its claim took too long"
             _log.warning("a claim took too long; its jobs are handed back: %d", len(jobs))
+        if self.heard_cancel:
+            self._seams.wake_at(self.now())
         for job in jobs:
             before = own.jobs.setdefault(job.id, job)
             if before is not job:

@@ -61,7 +61,9 @@ class InlineExecutors(executors.Executors):
         if self._timed:
             limits = [each for each in job.guards if isinstance(each, guards.Budget)]
             ends = min((each.ends for each in limits), default=None)
-            if ends is not None:
+            if ends is None:
+                self._budget_timer.disarm()
+            else:
                 self._budget_timer.arm(ends - clock.boot_s() + LATE_S)
         super().start(job)
 
@@ -77,12 +79,15 @@ class InlineExecutors(executors.Executors):
             self._end(place, {"died": place.pid} | executors.UNKNOWN, why)
 
     def tick(self, now: float) -> float:
-        """Disarm the timers of a handler that has ended."""
+        """Replace no thread."""
         del now
-        if not self.place.jobs:
+        return float("inf")
+
+    def _freed(self, place: executors.Executor) -> None:
+        if not place.jobs:  # else the next one has begun, with timers of its own
             self._budget_timer.disarm()
             self._lease_timer.disarm()
-        return float("inf")
+        super()._freed(place)
 
     def let_go(self, place: executors.Executor) -> None:
         """Let `serve` return."""

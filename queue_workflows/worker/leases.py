@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from queue_workflows import config, db
 from queue_workflows.dag import payload
 from queue_workflows.db import link, statements
-from queue_workflows.engine import controls, job_steps, workers
+from queue_workflows.engine import claim_isolation, claims, controls, job_steps, workers
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock
 from queue_workflows.types import JsonDict, NowFn
@@ -76,6 +76,8 @@ class Leases:
         self.locked = False
         """Whether its session holds the advisory lock of a live worker."""
         self._registered = False
+        self._apart = False
+        """Whether leases are renewed one by one next, as a row makes the statement of all fail."""
         self._renew_at = self._beat_at = 0.0
         self._control_at = 0.0
         self._logs = logs
@@ -99,6 +101,10 @@ class Leases:
         )
         if unsaved:
             self._renew_at = min(self._renew_at, now)
+        own = self._desk
+        if own.heard_cancel and not any(each.claiming for each in own.lanes):
+            own.heard_cancel = False
+            self.renew_now()
         if now >= self.due_at():
             self._ring()
         return max(now + 0.05, self.due_at())
@@ -114,14 +120,19 @@ class Leases:
         self._ring()
 
     def later(
-        self, script: db.Script[Any], what: str, done: Callable[[Any], object] = _ignore
+        self,
+        script: db.Script[Any],
+        what: str,
+        done: Callable[[Any], object] = _ignore,
+        failed: Callable[[], object] = _ignore,
     ) -> None:
-        """Run a script here and call `done` with its result, unless it fails: that is logged."""
+        """Run a script here and call `done` with its result, or else `failed`."""
 
         def refused(error: db.Error) -> None:
             _log.warning("%s: %s", what, str(error).strip())
+            failed()
 
-        self._calls.append(link.Request(script, done, refused, _ignore))
+        self._calls.append(link.Request(script, done, refused, failed))
         self._ring()
 
     def leave(self) -> None:
@@ -150,8 +161,11 @@ class Leases:
 
     def notified(self, channel: str, text: str) -> None:
         """Act on a cancel, and on a switch of one of the workers."""
-        if channel == "job_cancel" and any(text in (job.id, job.run_id) for job in self._desk.jobs):
-            self.renew_now()
+        if channel == "job_cancel":
+            if any(text in (job.id, job.run_id) for job in self._desk.jobs):
+                self.renew_now()
+            elif any(own.claiming for own in self._desk.lanes):
+                self._desk.heard_cancel = True
         if channel == "worker_control" and any(
             text in (f"{own.who.host}:{own.who.queue}", f"{own.who.host}:{controls.ALL}")
             for own in self._desk.lanes
@@ -192,21 +206,26 @@ class Leases:
 
         def refused(error: db.Error) -> None:
             restore()
-            self._renew_at = min(self._renew_at, self._now() + AGAIN_S)
+            self._apart = claim_isolation.is_about_rows(error)
+            self._renew_at = min(self._renew_at, self._now() + (0.0 if self._apart else AGAIN_S))
             _log.warning("the leases are not renewed: %s", str(error).strip())
 
-        def renewed(found: list[Any]) -> None:
-            for (_, jobs), rows in zip(held, found, strict=True):
-                self._renewed(jobs, rows, now)
+        def renewed(found: list[claims.Renewal]) -> None:
+            self._renewed(every, found, now)
             self._keep_hold(now)
             self._store_cursors(every)
 
-        return link.Request(_renewals(held, reports), renewed, refused, restore)
+        apart, self._apart = self._apart, False
+        script = _renewals(held, reports, apart=apart)
+        return link.Request(script, renewed, refused, restore)
 
     def _renewed(
-        self, held: Sequence[claimed_job.ClaimedJob], rows: Sequence[Any], sent: float
+        self,
+        held: Sequence[claimed_job.ClaimedJob],
+        renewals: Sequence[claims.Renewal],
+        sent: float,
     ) -> None:
-        found = {(row["id"], row["claim_no"]): row for row in rows}
+        found = {(each.job_id, each.claim_no): each for each in renewals}
         for job in held:
             if job.lane.jobs.get(job.id) is not job:
                 continue
@@ -215,13 +234,13 @@ class Leases:
                 if not job.recording and job.end is None and self._desk.runs(job):
                     self._desk.lose(job)
                 continue
-            if row["renewed"]:
+            if row.renewed:
                 job.lease_end.beat(sent)
                 job.renewed = sent
             else:
                 again_s = min(AGAIN_S, AGAIN * job.lane.who.lease_s)
                 self._renew_at = min(self._renew_at, self._now() + again_s)
-            if row["cancel"]:
+            if row.cancel:
                 self._desk.cancel(job)
 
     def _keep_hold(self, now: float) -> None:
@@ -346,30 +365,38 @@ class Leases:
         if not (written := self._logs.take()):
             return None
 
-        def again(*_: object) -> None:
+        def again(error: db.Error | None = None) -> None:
             self._logs.put_back(written, keep=not self._leaving)
+            if self._leaving:
+                why = str(error).strip() if error else "the connection was lost"
+                _log.warning(
+                    "the last lines of %d job logs are not stored: %s", len(written.changed), why
+                )
 
-        def refused(error: db.Error) -> None:
-            count = len(written.changed)
-            _log.warning("the logs of %d jobs are not stored: %s", count, str(error).strip())
-            again()
-
-        return link.Request(written.script(), _ignore, refused, again)
+        return link.Request(written.script(), _ignore, again, again)
 
 
 def _renewals(
     held: Sequence[tuple[lane.Lane, Sequence[claimed_job.ClaimedJob]]],
     reports: Mapping[str, str | None],
-) -> db.Script[list[Any]]:
-    """Renew the leases of jobs, with their progress; return the rows of each lane."""
-    found: list[Any] = []
+    *,
+    apart: bool,
+) -> db.Script[list[claims.Renewal]]:
+    """Renew the leases of jobs, with their progress; `apart`: each by a statement of its own.
+
+    Then a row that the database refuses, because of a trigger of the app for example, stays as it
+    is, and the others are renewed.
+    """
+    found: list[claims.Renewal] = []
     for own, jobs in held:
-        given: dict[str, Any] = {
-            "jobs": [job.id for job in jobs],
-            "claims": [job.lease.claim_no for job in jobs],
-            "progress": [reports[job.id] for job in jobs],
-            "worker": own.who.worker_id,
-            "lease_s": own.who.lease_s,
-        }
-        found.append((yield db.Statement(statements.claims.renew_held[own.table.name], given)))
+        for part in [[job] for job in jobs] if apart else [jobs]:
+            leases, progress = [job.lease for job in part], [reports[job.id] for job in part]
+            try:
+                found += yield from claims.renew(leases, lease_s=own.who.lease_s, progress=progress)
+            except db.Error as error:
+                if not apart or not claim_isolation.is_about_rows(error):
+                    raise
+                lease = leases[0]
+                _log.warning("the lease of job %s is not renewed: %s", lease.job_id, error)
+                found.append(claims.Renewal(lease.job_id, lease.claim_no, False, renewed=False))
     return found

@@ -71,7 +71,8 @@ class MemoryWatch:
         full = pressure.nearly_full(self._reading)
         if full and not (busy or gives_back):
             self._asks = True
-            self._later(self._fills(pressure.ids(full)), "jobs that fill the memory", self._found)
+            script = self._fills(pressure.ids(full))
+            self._later(script, "jobs that fill the memory", self._found, self._not_found)
             return
         self._decide(working=busy or gives_back)
 
@@ -86,6 +87,10 @@ class MemoryWatch:
     def _found(self, row: Any) -> None:
         self._asks = False
         self._decide(working=row is not None)
+
+    def _not_found(self) -> None:
+        """Leave all as it is until the next reading."""
+        self._asks, self._reading = False, None
 
     def _decide(self, *, working: bool) -> None:
         before = self._desk.throttled

@@ -43,6 +43,36 @@ def test_a_bodys_log_is_stored_with_its_attempt(toy: Flow) -> None:
     assert text == "to stdout \N{REPLACEMENT CHARACTER} \\ud800\nto stderr\n"
 
 
+def test_a_thread_that_a_handler_left_behind_prints_for_no_other(toy: Flow) -> None:
+    go, left = threading.Event(), list[threading.Thread]()
+
+    def late() -> None:
+        assert go.wait(30)
+        print("late")
+
+    def leaves() -> None:
+        left.append(threading.Thread(target=late))
+        left[0].start()
+        print("first")
+
+    def talks() -> None:
+        go.set()
+        left[0].join()
+        own = threading.Thread(target=print, args=("mine",))
+        own.start()
+        own.join()
+
+    bodies = iter([leaves, talks])
+    flow.body(lambda: next(bodies)(), name="ok")
+    toy.dag(a="", b="a")
+    run_id = toy.started()
+    assert toy.work() == 2
+    assert [texts(flow.job(run_id, f"s/{name}")["id"]) for name in "ab"] == [
+        ["first\n"],
+        ["mine\n"],
+    ]
+
+
 def test_a_handler_that_fails_leaves_its_log(toy: Flow) -> None:
     def talk() -> None:
         print("so far so good")

@@ -13,8 +13,8 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import ingest_executor, model_registry, node_executor
-from queue_workflows.executor import nodes as executor_nodes
 from queue_workflows.handlers import task_call
+from queue_workflows.run import nodes as executor_nodes
 from queue_workflows.schedule import definition
 from queue_workflows.scheduler import ScheduleEntry
 from tests.soak import (
@@ -132,7 +132,8 @@ def setup() -> None:
     register()
     node_executor.run_handler = handler_wrapper.noting(node_executor.run_handler)
     ingest_executor.run_task = handler_wrapper.noting(ingest_executor.run_task)
-    executor_nodes.run = handler_wrapper.noting_message(executor_nodes.run)
+    executor_nodes.run = handler_wrapper.noting(executor_nodes.run)
+    executor_nodes.run_async = handler_wrapper.noting(executor_nodes.run_async)
     task_call.call = handler_wrapper.noting(task_call.call)
     task_call.call_async = handler_wrapper.noting(task_call.call_async)
     # A worker with executors has done so before the process that loads the app was forked.

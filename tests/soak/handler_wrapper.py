@@ -26,16 +26,6 @@ def noting(run: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def noting_message(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Do as `noting` does, in an executor, which gets the claimed job in a message."""
-
-    def wrapper(message: Any, *args: Any, **more: Any) -> Any:
-        _held.set(message.job)
-        return run(message, *args, **more)
-
-    return wrapper
-
-
 def say(word: str, what: str) -> dict[str, Any]:
     """Write a line about the handler that runs here; what its result records of its claim."""
     job = _held.get()

@@ -6,11 +6,13 @@ import os
 import re
 from typing import Any
 
+from queue_workflows import db
 from queue_workflows.dag import readiness
 from queue_workflows.db import statements
 from queue_workflows.engine import claims, held_claims, recovery, schedule_fires
+from queue_workflows.run import launcher
 from queue_workflows.runtime import kill_timer
-from queue_workflows.worker import crash_recovery, guards
+from queue_workflows.worker import crash_recovery, desk, guards, lane, node_plans
 from tests.soak import (
     mutants_executors,
     mutants_growth,
@@ -69,14 +71,8 @@ def _no_self_fence() -> None:
     """Let a worker continue after it lost its lease."""
     replace(guards.LeaseEnd, "check", lambda *_: None)
     replace(kill_timer.KillTimer, "arm", lambda *_: None)
-    renew = claims.renew
-
-    def believe(conn: Conn, leases: Any, **more: Any) -> list[claims.Renewal]:
-        found = renew(conn, leases, **more)
-        lost = {lease.job_id for lease in leases} - {each.job_id for each in found}
-        return found + [claims.Renewal(job_id, 0, cancel=False) for job_id in lost]
-
-    replace(claims, "renew", believe)
+    replace(launcher.Launcher, "hold", lambda *_: None)
+    replace(desk.Desk, "lose", lambda *_: None)
 
 
 def _no_fence(conn: Conn) -> None:
@@ -108,21 +104,22 @@ def _late_outbox(conn: Conn) -> None:
 
 
 def _send_later() -> None:
-    step = claims.node_step
+    claim = lane.Lane.claim
+    event = (
+        b"INSERT INTO workflow_dispatch_events"
+        b" (run_id, node_id, kind, job_id, claim_no, generation)"
+        b" SELECT run_id, node_id, 'completed', id, claim_no, generation"
+        b" FROM workflow_node_jobs WHERE id = %(job)s"
+    )
 
-    def swapped(conn: Conn, who: claims.Claimant, **more: Any) -> Any:
-        done: claims.NodeResult | None = more.get("done")
-        following = step(conn, who, **{**more, "ahead": None})
-        if done is not None:
-            conn.execute(
-                "INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no,"
-                " generation) SELECT run_id, node_id, 'completed', id, claim_no, generation"
-                " FROM workflow_node_jobs WHERE id = %s",
-                (done.lease.job_id,),
-            )
-        return following
+    def swapped(own: lane.Lane, count: int, done: Any, **more: Any) -> db.Script[Any]:
+        rows = yield from claim(own, count, done, **more)
+        for job, _ in done if own.table.in_run else ():
+            yield db.Statement(event, {"job": job.id})
+        return rows
 
-    replace(claims, "node_step", swapped)
+    replace(node_plans, "after", lambda done: [None] * len(done))
+    replace(lane.Lane, "claim", swapped)
 
 
 def _no_guards(conn: Conn) -> None:
@@ -135,7 +132,8 @@ def _no_guards(conn: Conn) -> None:
 
 
 def _no_renewal() -> None:
-    def pretend(conn: Conn, leases: Any, **_: Any) -> list[claims.Renewal]:
+    def pretend(leases: Any, **_: Any) -> db.Script[list[claims.Renewal]]:
+        yield db.Statement(b"SELECT")
         return [claims.Renewal(lease.job_id, lease.claim_no, cancel=False) for lease in leases]
 
     replace(claims, "renew", pretend)

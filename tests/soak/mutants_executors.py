@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from queue_workflows.executor import launcher_client
-from queue_workflows.worker import executors, slot_deaths, slot_runs
+from queue_workflows.run import executors, launcher
+from queue_workflows.worker import desk
 from tests.soak import fault_plan
 from tests.soak.mutant import Mutant, replace
 
@@ -15,30 +14,29 @@ LONG = {"long": 3, "wide": 0, "diamond": 0}
 
 def _no_deadline() -> None:
     """Let executors run on when their worker is stopped or silent."""
-    replace(launcher_client.Launcher, "hold_until", lambda *_: None)
+    replace(launcher.Launcher, "hold", lambda *_: None)
 
 
 def _no_kill() -> None:
     """Never end an executor, for any state of its job's claim."""
-    replace(slot_runs.Runs, "kill", lambda *_: None)
+    replace(executors.Executors, "kill", lambda *_: None)
     _no_deadline()
 
 
 def _forget_deaths() -> None:
     """Renew the claim of a job for ever whose executor has died."""
-    replace(slot_runs.Runs, "died", lambda *_: None)
+    replace(desk.Desk, "died", lambda *_: None)
 
 
-def _charge_for_the_launcher() -> None:
-    """Count a crash of each job whose executor ended with the launcher."""
-    charge = slot_deaths._charge
-    found = executors.Death("its executor ended with the launcher", {})
+def _charge_own_kills() -> None:
+    """Count a crash of each job whose executor its own worker has ended."""
+    died = desk.Desk.died
 
-    def hand_back(deaths: Any, work: Any, reason: str) -> None:
-        write = functools.partial(charge, work.lease, deaths._host, found)
-        deaths._records.add_ending(work, write)
+    def charged(own: desk.Desk, job: Any, death: executors.Death) -> None:
+        job.end = None
+        died(own, job, death._replace(by_deadline=False, killed_for=""))
 
-    replace(slot_deaths.Deaths, "hand_back", hand_back)
+    replace(desk.Desk, "died", charged)
 
 
 MUTANTS = {
@@ -54,9 +52,8 @@ MUTANTS = {
         "a worker does nothing about the job of an executor that died",
         "stuck", _forget_deaths, None, fault_plan.KILL_EXECUTOR,
     ),
-    "launcher-charges": Mutant(
-        "jobs that end with their launcher are charged with a crash",
-        "crashes charged without evidence", _charge_for_the_launcher, None,
-        fault_plan.KILL_LAUNCHER,
+    "own-kills": Mutant(
+        "jobs whose executor their own worker ends, at OFF for example, are charged with a crash",
+        "crashes charged without evidence", _charge_own_kills, None, "off", LONG,
     ),
 }  # fmt: skip

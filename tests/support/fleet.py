@@ -275,7 +275,7 @@ def write(conn: db.Connection, past: Past, act: str) -> bool:
     """Return whether the database accepts this write under a claim, made as a worker makes it."""
     lease = past.lease
     if act == "renew":
-        return bool(claims.renew(conn, [lease], lease_s=600))
+        return bool(db.run(conn, claims.renew([lease], lease_s=600)))
     if act == "trip":
         return db.run(conn, attempts.end_by_watchdog(lease, error="e", seconds=1)) is not None
     if act == "back":

@@ -104,7 +104,8 @@ def renew(
     conn: db.Connection, *jobs: Row, lease_s: float = 600.0, progress: Sequence[str | None] = ()
 ) -> list[claims.Renewal]:
     """Renew the leases of jobs of one kind; a job without a reply has lost its claim."""
-    return claims.renew(conn, [*map(lease_of, jobs)], lease_s=lease_s, progress=progress)
+    leases = [*map(lease_of, jobs)]
+    return db.run(conn, claims.renew(leases, lease_s=lease_s, progress=progress))
 
 
 def node_result(job: Row, **delta: Any) -> claims.NodeResult:

@@ -125,7 +125,7 @@ def test_the_page_names_knobs_that_there_are() -> None:
         "engine.clams",
         "worker.loop.WorkLoop.run_never",
         "claims:renew_edges",
-        "clams:renew_nodes",
+        "clams:renew",
         "queue_workflows_nodestep()",
         "sql/queries/clams.sql",
         "cli/nothing.py",

@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import logging
-import os
+import math
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from queue_workflows.engine import job_tables
-from queue_workflows.worker import capture, recordings
-from tests.support.wait import until
+from queue_workflows.run import captured_streams
+from queue_workflows.worker import job_logs, recordings
 
 
 class Bodies:
-    """A worker without a database: `lease` is the claim of the handler that runs."""
+    """A thread that runs handlers; `said` has what each of them printed."""
 
     def __init__(self) -> None:
-        self.lease: job_tables.Lease | None = None
-        self.source = capture.Source(lambda: self.lease)
+        self.said: list[bytes] = []
+        self._block = captured_streams.to(self._keep)
+        self.runs = True
 
-    def begin(self, number: int) -> None:
-        self.source.begin()
-        self.lease = job_tables.Lease(job_tables.NODE_JOBS, "j", "w", number)
+    def _keep(self, data: bytes) -> None:
+        if self.runs:
+            self.said[-1] += data
+
+    def begin(self) -> None:
+        self.said.append(b"")
+        self.runs = True
 
     def end(self) -> None:
-        if self.lease is not None:
-            self.source.end(self.lease)
-        self.lease = None
+        self.runs = False
 
     def __enter__(self) -> None:
-        self._listening = self.source.capturing()
-        self._listening.__enter__()
+        self._block.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        self._listening.__exit__(None, None, None)
+        self._block.__exit__(None, None, None)
 
     def text(self) -> str:
-        """What is kept of the handler that runs, or ran last."""
-        _, taken = self.source._take()
-        return "".join((each.written().head or "") for each in taken)
+        """What the handler printed that runs, or ran last."""
+        return self.said[-1].decode()
 
 
 @pytest.fixture
 def bodies() -> Bodies:
     """Entered by the test itself: between set-up and test pytest puts its own streams back."""
     made = Bodies()
-    made.source._store = made.source._store_last = lambda: None  # type: ignore[method-assign]
-    made.begin(1)
+    made.begin()
     return made
 
 
@@ -123,8 +123,7 @@ def test_print_stderr_and_logging_are_kept_and_go_on(
 
 def test_the_streams_are_given_back() -> None:
     before = sys.stdout, sys.stderr, logging.getLogRecordFactory()
-    bodies = Bodies()
-    with bodies.source.capturing():
+    with Bodies():
         assert sys.stdout is not before[0]
         assert sys.stdout.encoding == before[0].encoding
     assert (sys.stdout, sys.stderr, logging.getLogRecordFactory()) == before
@@ -174,41 +173,6 @@ def test_threads_that_a_handler_starts_belong_to_it(bodies: Bodies) -> None:
         assert bodies.text() == "from a thread\nfrom a pool\n"
 
 
-def test_a_thread_that_a_handler_left_behind_prints_for_no_other(
-    bodies: Bodies, capsys: pytest.CaptureFixture[str]
-) -> None:
-    go, said = threading.Event(), threading.Event()
-
-    def late(*, first: str = "") -> None:
-        if first:
-            print(first)
-        said.set()
-        assert go.wait(30)
-        print("late")
-        logging.getLogger("host").warning("late")
-
-    with bodies:
-        context = contextvars.copy_context()
-        threads = [
-            threading.Thread(target=late),
-            threading.Thread(target=late, kwargs={"first": "early"}),
-            threading.Thread(target=context.run, args=(late,)),
-        ]
-        for thread in threads:
-            thread.start()
-        assert said.wait(30)
-        until(lambda: bodies.text() == "early\n" or None)
-        bodies.end()
-        bodies.begin(2)
-        print("mine")
-        go.set()
-        for thread in threads:
-            thread.join()
-        kept = [each.written().head for each in bodies.source._take()[1]]
-        assert kept[-1] == "mine\n"
-        assert "late" not in "".join(map(str, kept))
-
-
 DSN = b"postgresql://me:correct-horse-battery@box/db"
 
 
@@ -227,13 +191,11 @@ def test_no_cut_goes_through_a_password(mark: bytes) -> None:
 
 def test_two_workers_of_a_process_keep_their_own(bodies: Bodies) -> None:
     with bodies:
-        other = Bodies()
-        other.source._store = other.source._store_last = lambda: None  # type: ignore[method-assign]
-        other.begin(1)
-        ready, go = threading.Event(), threading.Event()
+        other, ready, go = Bodies(), threading.Event(), threading.Event()
+        other.begin()
 
         def work() -> None:
-            with other.source.capturing():
+            with other:
                 ready.set()
                 assert go.wait(30)
                 print("other")
@@ -248,68 +210,59 @@ def test_two_workers_of_a_process_keep_their_own(bodies: Bodies) -> None:
         assert (bodies.text(), other.text()) == ("mine\nmine again\n", "other\n")
 
 
-def test_between_handlers_nothing_is_kept(bodies: Bodies) -> None:
-    with bodies:
-        print("first")
-        bodies.end()
-        print("between")
-        bodies.begin(2)
-        print("second")
-        _, taken = bodies.source._take()
-        kept = [(each.lease.claim_no, each.written().head) for each in taken]
-        assert kept == [(1, "first\n"), (2, "second\n")]
+class Logs:
+    """The logs of a worker, and when they are to be stored."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.logs = job_logs.JobLogs(lambda _: None, lambda: self.now)
+
+    def job(self, number: int) -> Any:
+        return SimpleNamespace(lease=job_tables.Lease(job_tables.NODE_JOBS, "j", "w", number))
+
+    def taken(self) -> list[tuple[int, str | None]]:
+        return [(each.lease.claim_no, each.written().head) for each in self.logs.take().changed]
 
 
-def test_a_silent_handler_leaves_nothing_to_do(bodies: Bodies) -> None:
-    with bodies:
-        assert bodies.source._take() == ([], [])
-        print("one that speaks")
-        bodies.end()
-        assert len(bodies.source._take()[0]) == 1
-        bodies.begin(2)
-        bodies.end()
-        assert bodies.source._take() == ([], [])
+def test_each_attempt_has_its_own_log_and_a_silent_one_has_none() -> None:
+    found = Logs()
+    first, silent, last = (found.job(number) for number in (1, 2, 3))
+    found.logs.add(first, b"first\n")
+    found.logs.end(first)
+    found.logs.end(silent)
+    found.logs.add(last, b"last\n")
+    assert found.taken() == [(1, "first\n"), (3, "last\n")]
+    assert found.taken() == []
+
+
+def test_a_log_is_stored_after_a_while_and_soon_after_the_end_of_its_handler() -> None:
+    found = Logs()
+    assert found.logs.store_at == math.inf
+    found.logs.add(found.job(1), b"x")
+    assert found.logs.store_at == job_logs.STORE_S
+    found.logs.end(found.job(1))
+    assert found.logs.store_at == job_logs.SOON_S
+
+
+def test_what_could_not_be_stored_is_tried_again_unless_the_worker_leaves() -> None:
+    found = Logs()
+    found.logs.add(found.job(1), b"x")
+    found.logs.end(found.job(1))
+    for keep, kept in ((True, [(1, "x")]), (False, [])):
+        taken = found.logs.take()
+        [each.written() for each in taken.changed]
+        found.logs.put_back(taken, keep=keep)
+        if keep:
+            again = found.logs.take()
+            assert [(each.lease.claim_no, each.written().head) for each in again.changed] == kept
+            found.logs.put_back(again, keep=True)
+    assert found.taken() == []
 
 
 @pytest.mark.parametrize("knob", ["0", "-1"])
 def test_the_knob_turns_it_off(monkeypatch: pytest.MonkeyPatch, knob: str) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_LOG_CAPTURE_KB", knob)
-    before = sys.stdout
-    bodies = Bodies()
-    bodies.begin(1)
-    with bodies.source.capturing():
-        assert sys.stdout is before
-        print("unheard")
-    assert bodies.source._take() == ([], [])
-
-
-def test_a_forked_child_keeps_nothing_and_takes_no_lock(bodies: Bodies) -> None:
-    with bodies:
-        print("parent")
-        recording = bodies.source.recording()
-        assert recording is not None
-        reader, writer = os.pipe()
-        held = threading.Event()
-        leave = threading.Event()
-
-        def hold() -> None:
-            with recording._lock:
-                held.set()
-                leave.wait(30)
-
-        thread = threading.Thread(target=hold)
-        thread.start()
-        held.wait(30)
-        pid = os.fork()
-        if pid == 0:
-            with contextlib.suppress(BaseException):
-                print("child")  # would wait for ever for a lock that its holder left in the parent
-                os.write(writer, b"passed")
-            os._exit(0)
-        leave.set()
-        thread.join()
-        os.close(writer)
-        with os.fdopen(reader) as answer:
-            assert answer.read() == "passed"
-        os.waitpid(pid, 0)
-        assert bodies.text() == "parent\n"
+    found = Logs()
+    found.logs.add(found.job(1), b"unheard")
+    found.logs.end(found.job(1))
+    assert (found.taken(), found.logs.store_at) == ([], math.inf)

@@ -2,70 +2,65 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections.abc import Generator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from queue_workflows import config, db
-from queue_workflows.engine import workers
+from queue_workflows import config
 from queue_workflows.telemetry import pressure
-from queue_workflows.worker import memory_throttle
+from queue_workflows.worker import memory_watch
 from tests.support.wait import until
-
-
-class Dedicated:
-    """A connection that is not there."""
-
-    @contextlib.contextmanager
-    def using(self) -> Generator[None]:
-        yield None
 
 
 class Worker:
     """A worker whose memory, whose jobs, and what others run are set."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now, self.use = 0.0, pressure.Reading()
-        self.busy, self.away = False, False
+        self.busy, self.gives_back, self.away = False, False, False
         self.others: set[str] = set()
         """Whose memory the jobs of other workers fill."""
         self.asked: list[list[str]] = []
         self.calls: list[str] = []
-        monkeypatch.setattr(workers, "fill_memory", self._fill_memory)
-        dedicated: Any = Dedicated()
-        self.memory = memory_throttle.MemoryThrottle(
-            lambda: ["w1"],
-            is_busy=lambda: self.busy,
-            dedicated=dedicated,
+        runner: Any = SimpleNamespace(shed=lambda: self.calls.append("full"))
+        who = SimpleNamespace(worker_id="w1")
+        self.lane = SimpleNamespace(jobs={}, runner=runner, who=who)
+        desk: Any = SimpleNamespace(
+            lanes=[self.lane], throttled=False, now=lambda: self.now,
+            look=lambda: self.calls.append("released"),
+        )  # fmt: skip
+        self.desk = desk
+        self.memory = memory_watch.MemoryWatch(
+            desk, wake=lambda: None, later=self._later,
             changed=lambda: self.calls.append("changed"),
-            read=lambda: self.use,
-            now_fn=lambda: self.now,
-        )
-        self.memory.on_full = lambda: self.calls.append("full")
-        self.memory.on_released = lambda: self.calls.append("released")
+        )  # fmt: skip
+        self.memory._memory.read = lambda: self.use  # type: ignore[method-assign]
 
-    def _fill_memory(
-        self, conn: Any, memory: Sequence[str], *, but: Sequence[str], stale_s: float
-    ) -> bool:
-        assert (conn, but, stale_s) == (None, ["w1"], 30.0)
+    def _later(self, script: Any, what: str, done: Any, failed: Any) -> None:
+        given = next(script).parameters
+        assert (given["but"], given["stale_s"]) == (["w1"], 30.0)
         if self.away:
-            raise db.Error("the server is away")
-        self.asked.append([*memory])
-        return not self.others.isdisjoint(memory)
+            failed()
+            return
+        self.asked.append([*given["memory"]])
+        done({} if not self.others.isdisjoint(given["memory"]) else None)
 
     def at(self, **use: Any) -> bool:
         self.now, self.use = self.now + 5, pressure.Reading(**use)
-        self.memory.check()
-        return self.memory.active
+        self.lane.jobs = {"j": 1} if self.busy else {}
+        self.lane.runner.gives_back = self.gives_back
+        if self.memory._resources:
+            self.memory._read()
+        self.memory.tick()
+        return self.desk.throttled
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
-    return Worker(monkeypatch)
+def worker() -> Worker:
+    return Worker()
 
 
 (MACHINE,), (CONTAINER,) = pressure.ids([pressure.MACHINE]), pressure.ids(["32:7"])
@@ -125,9 +120,9 @@ def test_it_goes_on_when_the_last_job_has_ended_although_memory_is_full(worker: 
 
 
 def test_it_waits_for_executors_that_are_about_to_give_memory_back(worker: Worker) -> None:
-    worker.memory.gives_back = lambda: True
+    worker.gives_back = True
     assert worker.at(ram=95)
-    worker.memory.gives_back = lambda: False
+    worker.gives_back = False
     assert not worker.at(ram=95)
 
 
@@ -171,7 +166,7 @@ def test_the_variable_names_the_memory_that_counts(
 ) -> None:
     if names is not None:
         monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_MEMORY_THROTTLE", names)
-    worker = Worker(monkeypatch)
+    worker = Worker()
     worker.busy = True
     found = [worker.at(**{each: 99}) for each in ("ram", "swap", "gpu")]
     assert found == [ram, swap, gpu]
@@ -189,18 +184,18 @@ def test_an_unknown_name_gives_the_default_and_one_warning(
 
 
 def test_memory_is_read_again_and_again_on_a_thread_of_its_own(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MEMORY_CHECK_INTERVAL", "0.01")
-    worker.busy, worker.use = True, pressure.Reading(ram=95)
-    with worker.memory.running():
-        until(lambda: len(worker.calls) > 3)
-        worker.use = pressure.Reading(ram=50)
-        until(lambda: "released" in worker.calls)
+    worker, woken = Worker(), list[str]()
+    worker.memory._wake = lambda: woken.append(threading.current_thread().name)
+    with worker.memory:
+        until(lambda: len(woken) > 3)
+    assert set(woken) == {"worker-memory"}
 
 
 def test_switched_off_it_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_MEMORY_THROTTLE", "off")
     before = threading.active_count()
-    with Worker(monkeypatch).memory.running():
+    with Worker().memory:
         assert threading.active_count() == before

@@ -96,7 +96,7 @@ SELECT s.id, s.claim_no, s.crash_count, s.timeout_s, s.task_name, NULL AS run_id
            %(look_ahead_s)s::float8) s
  ORDER BY s.id IS NULL, s.priority, s.seq;
 
--- name: renew_held
+-- name: renew
 -- tables: ingest_jobs workflow_node_jobs
 -- Extend the leases of claims, one element of each array a claim, and store their progress (NULL:
 -- as it was). A claim without a row is lost. `renewed` is false for a row that somebody else has
@@ -122,32 +122,6 @@ renewed AS (
  RETURNING j.id)
 SELECT mine.id, mine.claim_no, mine.cancel, renewed.id IS NOT NULL AS renewed
   FROM mine LEFT JOIN renewed USING (id);
-
--- name: renew_ingest
--- Extend the leases of claims, one element of each array a claim, and store their progress
--- (NULL: as it was). A claim without a row is lost. `cancel`: the cancellation of the job was
--- requested.
-UPDATE ingest_jobs j
-   SET lease_expires_at = now() + %(lease_s)s::float8 * interval '1 second', heartbeat_at = now(),
-       progress = coalesce(held.progress, j.progress)
-  FROM unnest(%(jobs)s::text[], %(claims)s::bigint[], %(workers)s::text[],
-              %(progress)s::text[]::jsonb[]) AS held (id, claim_no, worker_id, progress)
- WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = held.worker_id
-   AND j.status = 'running'
-RETURNING j.id, j.claim_no, j.cancel_requested_at IS NOT NULL AS cancel;
-
--- name: renew_nodes
--- Extend the leases of node jobs as `renew_ingest` does. `cancel`: also if the run is over.
-UPDATE workflow_node_jobs j
-   SET lease_expires_at = now() + %(lease_s)s::float8 * interval '1 second', heartbeat_at = now(),
-       progress = coalesce(held.progress, j.progress)
-  FROM unnest(%(jobs)s::text[], %(claims)s::bigint[], %(workers)s::text[],
-              %(progress)s::text[]::jsonb[]) AS held (id, claim_no, worker_id, progress)
- WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = held.worker_id
-   AND j.status = 'running'
-RETURNING j.id, j.claim_no, j.cancel_requested_at IS NOT NULL OR coalesce((
-              SELECT queue_workflows_is_terminal_run(r.status)
-                FROM workflow_runs r WHERE r.id = j.run_id), false) AS cancel;
 
 -- name: claim_node
 -- Claim this node, wherever it stands in its queue; return its id. No row: it is not queued, it is

@@ -1,0 +1,464 @@
+"""What a worker decides about its jobs in one situation each; `test_desk.py` has the orders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from queue_workflows.db import link, statements
+from queue_workflows.engine import claims, outcomes
+from queue_workflows.run import executors, launcher, wire
+from queue_workflows.runtime import clock, kill_timer
+from queue_workflows.worker import (
+    claimed_job,
+    desk,
+    guards,
+    inline,
+    job_logs,
+    lane,
+    leases,
+    shapes,
+    window,
+)
+from tests.support.executors import Job, task_row
+
+STALL = guards.Failure(guards.EXIT_STALL, "stall_trip", "no beat")
+DEATH = executors.Death("killed by SIGKILL", {}, False, "")
+DONE = outcomes.Outcome("completed", 0.001)
+
+
+class Place:
+    """An executor with one job."""
+
+    shared = False
+
+    def __init__(self, job: claimed_job.ClaimedJob) -> None:
+        self.jobs = {1: job}
+
+
+class Runner:
+    """Executors that record what is asked of them."""
+
+    gives_back = False
+    accepts = True
+
+    def __init__(self, slots: int) -> None:
+        self.room = slots
+        self.interrupted: list[tuple[str, str]] = []
+
+    def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
+        self.room -= 1
+        job.place = Place(job)
+
+    def interrupt(self, job: Any, reason: str) -> None:
+        self.interrupted.append((job.id, reason))
+
+
+class World:
+    """A worker of one ingest queue without a database, at a time that the test sets."""
+
+    def __init__(self, *, slots: int = 1, ends_with_job: bool = False) -> None:
+        self.now = 1000.0
+        self.killed: list[bool] = []
+        seams = desk.Seams(lambda: None, lambda _: None, lambda _, now, __: self.killed.append(now))
+        logs = job_logs.JobLogs(lambda _: None, lambda: self.now)
+        self.desk = desk.Desk(seams, logs, ends_with_job=ends_with_job, now_fn=lambda: self.now)
+        self.runner = Runner(slots)
+        who = claims.Claimant("w:1:0:ex-1", "host", "load", 30.0)
+        runner: Any = self.runner
+        self.lane = lane.Lane(who, shapes.Shape(slots), runner, now_fn=lambda: self.now)
+        self.desk.lanes.append(self.lane)
+        self.leases = leases.Leases(
+            self.desk, logs, hold=lambda _: None, ring=lambda: None, report=lambda: {"columns": {}},
+            now_fn=lambda: self.now,
+        )  # fmt: skip
+
+    def request(self) -> link.Request:
+        found = self.desk.next()
+        assert found is not None
+        return found
+
+    def claimed(self) -> int:
+        """How many jobs the next statement claims."""
+        parameters: Any = next(self.request().script).parameters
+        return parameters["claim"]
+
+    def claim(
+        self, *names: str, claim_no: int = 1, crashes: int = 0, timeout_s: float = 600
+    ) -> None:
+        """Let a claim find these jobs."""
+        self.desk.look()
+        rows = self.rows(*names, claim_no=claim_no, crashes=crashes, timeout_s=timeout_s)
+        self.request().done(rows)
+
+    def rows(
+        self, *names: str, claim_no: int = 1, crashes: int = 0, timeout_s: float = 600
+    ) -> list[tuple[bytes | None, ...]]:
+        """Return the rows of a claim that finds these jobs."""
+        texts = ([name, claim_no, crashes, timeout_s, "task"] for name in names)
+        return [
+            (*(str(each).encode() for each in text), *[None] * 4, b"{}", None, None, b"0")
+            for text in texts
+        ]
+
+    def job(self, name: str) -> claimed_job.ClaimedJob:
+        return self.lane.jobs[name]
+
+    def ended(self, name: str, outcome: outcomes.Outcome = DONE) -> None:
+        self.runner.room += 1
+        self.desk.ended(self.job(name), outcome)
+        self.desk.room()
+
+    def died(self, name: str, death: executors.Death = DEATH) -> None:
+        self.runner.room += 1
+        self.desk.died(self.job(name), death)
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.desk.tick(self.now)
+
+    def write(self, rows: Sequence[Any] = ()) -> dict[str, Any]:
+        """Write the next end of a job; return what the first statement of it is given."""
+        request = self.request()
+        script = request.script
+        given: Any = next(script).parameters
+        request.done(True)
+        return given
+
+    @property
+    def to_write(self) -> list[str]:
+        """The jobs whose ends are to be written, but completed ones."""
+        return [job.id for job, _ in self.desk._endings]
+
+    def renew(self, **rows: dict[str, Any]) -> None:
+        """Renew the leases; only these rows are found."""
+        self.leases.renew_now()
+        request = self.leases.next()
+        assert request is not None
+        assert next(request.script).text == statements.claims.renew["ingest_jobs"]
+        known: dict[str, Any] = {"claim_no": 1, "cancel": False}
+        request.done([claims.Renewal(name, **known | row) for name, row in rows.items()])
+
+
+# Time limits and guards.
+
+
+@pytest.mark.parametrize(
+    ("code", "took", "kind"),
+    [
+        (guards.EXIT_BUDGET, 5.0, "timed_out"),
+        (guards.EXIT_BUDGET, 4.9, "completed"),
+        (guards.EXIT_STALL, 9.0, "completed"),
+    ],
+)
+def test_a_decided_time_limit_holds_unless_the_result_was_complete_before_it(
+    code: int, took: float, kind: str
+) -> None:
+    world = World()
+    world.claim("a", timeout_s=5.0)
+    job = world.job("a")
+    world.desk.decide(job, "too long", lambda: iter(()), code=code)  # type: ignore[arg-type,return-value]
+    world.ended("a", outcomes.Outcome("completed", took))
+    assert [each.kind for _, each in world.lane.done] == (
+        ["completed"] if kind == "completed" else []
+    )
+    assert world.to_write == ([] if kind == "completed" else ["a"])
+
+
+def test_the_executor_is_killed_if_sigterm_does_not_end_it_and_its_worker_stays() -> None:
+    world = World()
+    world.claim("a", timeout_s=5.0)
+    world.later(5.0)
+    assert world.killed == [False]
+    world.later(desk.TERM_S / 2)
+    assert world.killed == [False]
+    world.later(desk.TERM_S)
+    assert world.killed == [False, True]
+    world.died("a", DEATH._replace(killed_for="job a"))
+    assert world.to_write == ["a"]
+    assert not world.desk.stopping
+
+
+def test_a_worker_that_ends_with_its_job_kills_at_once_and_leaves_once_it_has_ended() -> None:
+    world = World(ends_with_job=True)
+    world.claim("a", timeout_s=5.0)
+    world.later(5.0)
+    assert (world.killed, world.desk.stopping) == ([True], False)
+    world.died("a", DEATH._replace(killed_for="job a"))
+    assert (world.desk.stopping, world.desk.exit_code) == (True, guards.EXIT_BUDGET)
+
+
+def test_such_a_worker_leaves_also_if_nothing_ends_the_executor() -> None:
+    """A driver may keep a process in the kernel, where SIGKILL waits."""
+    world = World(ends_with_job=True)
+    world.claim("a", timeout_s=5.0)
+    world.later(5.0)
+    world.later(desk.TERM_S * 1.5)
+    assert (world.desk.stopping, world.desk.exit_code) == (True, guards.EXIT_BUDGET)
+
+
+def test_it_stays_if_the_handler_had_ended_and_only_its_record_takes_long() -> None:
+    world = World(ends_with_job=True)
+    world.claim("a", timeout_s=5.0)
+    world.later(5.0)
+    world.ended("a")
+    world.later(desk.TERM_S * 5)
+    assert not world.desk.stopping
+    assert [job.id for job, _ in world.lane.done] == ["a"]
+
+
+def test_a_guard_that_fails_after_the_handler_has_ended_ends_nothing() -> None:
+    world = World()
+    world.claim("a", timeout_s=5.0)
+    world.ended("a")
+    world.later(60.0)
+    assert world.killed == []
+    assert world.to_write == []
+
+
+# Deaths.
+
+
+def test_only_the_job_that_ran_is_charged_for_a_death_and_the_others_wait() -> None:
+    world = World(slots=3)
+    world.claim("a", "b", "c")
+    world.died("b")
+    assert world.to_write == ["b"]
+    assert [world.job(name).place is not None for name in "ac"] == [True, True]
+
+
+@pytest.mark.parametrize("crashes", [0, 1])
+def test_nothing_is_claimed_ahead_while_a_job_is_held_that_may_kill_the_worker(
+    crashes: int,
+) -> None:
+    world = World()
+    for _ in range(window.ROUNDS):
+        world.lane.window.ended(0.0001)
+    world.claim("a", crashes=crashes)
+    world.ended("a")
+    assert (world.claimed() > 1) is (crashes == 0)
+
+
+# Waiting jobs.
+
+
+def test_a_job_that_waits_too_long_goes_back_and_none_is_claimed_ahead_after_it() -> None:
+    world = World()
+    for _ in range(window.ROUNDS):
+        world.lane.window.ended(0.0001)
+    world.claim("a", "b")
+    assert [job.id for job in world.lane.waiting] == ["b"]
+    world.later(window.WAIT_S)
+    assert not world.lane.waiting
+    assert world.to_write == ["b"]
+    assert world.lane.window.ahead == 0
+
+
+def test_a_job_that_came_back_while_its_handler_still_runs_here_goes_back_again() -> None:
+    world = World(slots=2)
+    world.claim("a")
+    before = world.job("a")
+    world.claim("a", claim_no=2)
+    assert world.to_write == ["a"]
+    assert world.job("a") is before
+    assert (before.end is not None, before.place is not None) == (True, True)
+    assert before.end is not None
+    assert before.end.make is None, "nothing is written about the claim that was lost"
+
+
+def test_a_waiting_job_starts_as_soon_as_an_executor_is_free() -> None:
+    world = World()
+    world.claim("a", "b")
+    world.ended("a")
+    assert world.job("b").place is not None
+
+
+# Renewals.
+
+
+def test_a_renewal_loses_cancels_and_keeps_waiting_and_running_jobs() -> None:
+    world = World(slots=2)
+    world.claim(*"abcde")
+    world.renew(b={"cancel": True}, c={}, d={"cancel": True})
+    assert world.killed == [True], "a was lost"
+    assert world.job("a").end is not None
+    assert world.runner.interrupted == [("b", "cancelled")]
+    assert "e" not in world.lane.jobs, "it was lost before it started"
+    assert world.to_write == ["d"], "it is handed back, which ends it as cancelled"
+    assert [job.id for job in world.lane.waiting] == ["c"]
+
+
+def test_a_lock_on_one_row_puts_off_its_lease_alone() -> None:
+    world = World(slots=2)
+    world.claim("a", "b")
+    ends = world.job("b").lease_end.ends
+    world.now += 5.0
+    world.renew(a={}, b={"renewed": False})
+    assert (world.job("a").lease_end.ends, world.job("b").lease_end.ends) == (ends + 5.0, ends)
+    assert world.leases.due_at() <= world.now + leases.AGAIN_S
+
+
+def test_one_row_that_refuses_its_renewal_stops_no_other() -> None:
+    """A trigger of the app refuses it, for example: then each is renewed by itself."""
+    world = World(slots=3)
+    world.claim(*"abc")
+    ends = world.job("b").lease_end.ends
+    world.now += 5.0
+    world.leases.renew_now()
+    request = world.leases.next()
+    assert request is not None
+    error = psycopg.errors.RaiseException("the app's own trigger refuses it")
+    request.refused(error)
+    request = world.leases.next()
+    assert request is not None
+    script = request.script
+    next(script)
+    row = {"claim_no": 1, "cancel": False, "renewed": True}
+    script.send([row | {"id": "a"}])
+    script.throw(error)
+    with pytest.raises(StopIteration) as end:
+        script.send([row | {"id": "c"}])
+    request.done(end.value.value)
+    assert [world.job(name).lease_end.ends - ends for name in "abc"] == [5.0, 0.0, 5.0]
+    assert world.killed == []
+
+
+def test_a_job_whose_record_is_in_flight_is_not_lost_by_a_renewal_that_misses_it() -> None:
+    world = World(slots=2)
+    world.claim("a")
+    world.ended("a")
+    recording = world.request()
+    world.renew()
+    assert world.job("a").recording
+    recording.done([])
+    assert not world.lane.jobs
+
+
+def test_the_first_job_of_many_does_not_keep_the_budget_of_the_one_before() -> None:
+    world = World()
+    world.claim("a", timeout_s=5.0)
+    world.ended("a")
+    world.claim("b", timeout_s=600)
+    world.later(20.0)
+    assert world.killed == []
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_cancel_during_the_claim_of_its_job_is_looked_for_once_the_job_is_known(
+    heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://nowhere/none")  # a log line names it
+    world = World()
+    while (request := world.leases.next()) is not None:
+        request.done([])
+    claim = world.request()
+    if heard:
+        world.leases.notified("job_cancel", "a")
+    assert world.leases.next() is None
+    claim.done(world.rows("a"))
+    world.leases.tick(world.now)
+    renewal = world.leases.next()
+    assert (renewal is not None) is heard
+
+
+# Exits.
+
+
+def test_an_exit_that_was_decided_is_not_put_off_by_a_second_decision() -> None:
+    world = World()
+    world.desk.leave(guards.EXIT_CONTROL)
+    first = world.desk.exit_by
+    world.now += 1.0
+    world.desk.leave(guards.EXIT_BUDGET)
+    world.desk.stop(60.0)
+    assert (world.desk.exit_by, world.desk.exit_code) == (first, guards.EXIT_CONTROL)
+
+
+def test_the_executors_of_a_stopped_worker_and_launcher_end_before_the_lease() -> None:
+    """The kernel takes some time to kill a launcher and its executors."""
+    assert leases.EARLY_S - launcher.GRACE_S >= 0.1 - 1e-9
+
+
+# The timers of the kernel, where handlers run in the worker's process.
+
+
+class Timer:
+    """A kill timer that records for how long it is armed."""
+
+    made: dict[int, Timer] = {}  # noqa: RUF012  emptied by the fixture
+
+    def __init__(self, code: int) -> None:
+        self.left: float | None = None
+        self.made[code] = self
+
+    def arm(self, seconds: float) -> None:
+        self.left = seconds
+
+    def disarm(self) -> None:
+        self.left = None
+
+    close = disarm
+
+
+class Loop:
+    """A loop that is not run."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Timer]:
+    monkeypatch.setattr(kill_timer, "KillTimer", Timer)
+    monkeypatch.setattr(Timer, "made", {})
+    return Timer.made
+
+
+@pytest.fixture
+def threads(timers: object) -> Generator[inline.InlineExecutors]:
+    """The thread of an inline worker, with the exit that enables the timers."""
+    loop: Any = Loop()
+    made = inline.InlineExecutors(loop, None, loop, loop, shapes.NO_LIMITS, on_exit=os._exit)
+    made.ready()
+    yield made
+    made.close()
+
+
+def _started(threads: inline.InlineExecutors, *limits_s: float) -> None:
+    job: Any = Job(task_row("t"), in_run=False)
+    job.guards = [guards.Budget(clock.boot_s(), each) for each in limits_s]
+    threads.start(job)
+
+
+def _ended(threads: inline.InlineExecutors) -> None:
+    body = wire.completed_body(DONE)
+    threads._take(threads.place, wire.COMPLETED, threads.place.count, body)
+
+
+def test_lease_and_time_limit_of_an_inline_job_are_armed_and_disarmed_with_its_end(
+    timers: dict[int, Timer], threads: inline.InlineExecutors
+) -> None:
+    _started(threads, 30.0)
+    threads.hold(clock.boot_s() + 20.0)
+    assert timers[guards.EXIT_BUDGET].left == pytest.approx(30.0 + inline.LATE_S, abs=1.0)
+    assert timers[guards.EXIT_LOST].left == pytest.approx(20.0, abs=1.0)
+    _ended(threads)
+    assert [each.left for each in timers.values()] == [None, None]
+    threads.hold(clock.boot_s() + 20.0)
+    assert timers[guards.EXIT_LOST].left is None, "an idle worker outlives any database"
+
+
+@pytest.mark.parametrize("limits_s", [(), (2000.0,), (1.0, 2000.0)])
+def test_a_job_does_not_inherit_the_shorter_time_limit_of_the_one_before(
+    timers: dict[int, Timer], threads: inline.InlineExecutors, limits_s: tuple[float, ...]
+) -> None:
+    """The next job starts while the end of the one before is told."""
+    _started(threads, 10.0)
+    threads.place.jobs.clear()
+    _started(threads, *limits_s)
+    left = min(limits_s) + inline.LATE_S if limits_s else None
+    assert timers[guards.EXIT_BUDGET].left == (left and pytest.approx(left, abs=1.0))
