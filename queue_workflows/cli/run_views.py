@@ -81,11 +81,12 @@ class Lines(Quiet):
         self.print_message(f"  {output.line(step.name)}: {step_text(step)}")
 
     def _show_node(self, node: Row) -> None:
-        mark = f"{node['status']} {node['crash_count']} {node['attempts']}"
+        taken_back = node["crash_count"] + node["lapse_count"]
+        mark = f"{node['status']} {taken_back} {node['attempts']}"
         if self._nodes.get(node["node_id"], "") == mark:
             return
         self._nodes[node["node_id"]] = mark
-        if node["status"] == "failed" or node["crash_count"] or again_text(node, node["attempts"]):
+        if node["status"] == "failed" or taken_back or again_text(node, node["attempts"]):
             self.print_message(f"    {output.line(node['node_id'])}: {node_text(node)}")
 
 
@@ -129,6 +130,8 @@ def node_text(node: Row) -> str:
         parts.append(f"on {place(node['worker_id'])}")
     if node["crash_count"]:
         parts.append(f"taken back from a dead worker {output.counted(node['crash_count'], 'time')}")
+    if node["lapse_count"]:
+        parts.append(f"its lease lapsed {output.counted(node['lapse_count'], 'time')}")
     if node["error"]:
         parts.append(output.line(node["error"]))
     return ", ".join(parts)

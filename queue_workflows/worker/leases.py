@@ -373,7 +373,12 @@ class Leases:
                     "the last lines of %d job logs are not stored: %s", len(written.changed), why
                 )
 
-        return link.Request(written.script(), _ignore, again, again)
+        def refused(error: db.Error) -> None:
+            count = len(written.changed)
+            _log.warning("the logs of %d jobs are not stored: %s", count, str(error).strip())
+            again()
+
+        return link.Request(written.script(), _ignore, refused, again)
 
 
 def _renewals(

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, db, errors, jobs, local_queue, queues, workers
+from queue_workflows import config, db, errors, jobs, local_queue, queues, steps, streams, workers
+from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock
 from queue_workflows.telemetry import pressure
 from tests.support import (
@@ -321,6 +322,86 @@ def test_off_stops_claims_and_by_policy_hard_hands_the_running_job_back(
     assert handlers.overlaps == []
 
 
+def test_off_by_policy_hard_ends_a_process_that_wants_that(
+    conn: db.Connection, started: Any, handlers: Handlers
+) -> None:
+    (job_id,) = enqueue()
+    codes: list[int] = []
+    manager = started(workers=1, plan={"on_exit": codes.append})
+    until(lambda: handlers.began == [job_id])
+    workers.set_control("box", QUEUE, desired_state="off", stop_policy="hard")
+    until(lambda: codes)
+    assert codes == [79]
+    row = row_of(conn, job_id)
+    assert (row["status"], row["attempts"], row["crash_count"]) == ("queued", 0, 0)
+    assert manager.stats()["abandoned_threads"] == 1
+    assert conn.execute("SELECT state FROM workers").fetchone() == {"state": "stopped"}
+
+
+def test_a_stop_policy_of_the_app_runs_in_this_process(
+    conn: db.Connection,
+    started: Any,
+    handlers: Handlers,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[tuple[Any, ...]] = []
+
+    def policy(worker: Any, *, on_exit: Any) -> None:
+        called.append((worker.host, worker.queue, os.getpid()))
+        worker.requeue_inflight_for_control("as the app wants")
+        on_exit(3)
+
+    monkeypatch.setitem(stop_policies.BY_NAME, "mine", policy)
+    (job_id,) = enqueue()
+    started(workers=1)
+    until(lambda: handlers.began == [job_id])
+    workers.set_control("box", QUEUE, desired_state="off", stop_policy="mine")
+    until(lambda: row_of(conn, job_id)["status"] == "queued")
+    assert called == [("box", QUEUE, os.getpid())]
+    handlers.go.set()
+    workers.enable("box", QUEUE)
+    until(lambda: states(conn) == {"completed": 1})
+
+
+def test_steps_streams_and_progress_of_a_job_are_stored(
+    conn: db.Connection, started: Any, handlers: Handlers
+) -> None:
+    def task(*, n: int) -> Iterator[Any]:
+        made = steps.step("double", lambda: 2 * n)
+        streams.stream("text", "first")
+        streams.stream("text", "second")  # too soon after the first to be sent by itself
+        yield 0.5
+        while not handlers.go.is_set():
+            time.sleep(0.01)
+            yield
+        return {"made": made}
+
+    config.register_ingest_task("count", task)
+    job_id = enqueue(2)[1]
+    started(None)
+    until(lambda: row_of(conn, job_id)["progress"] == 0.5)
+    parts = "SELECT count(*) FROM job_parts WHERE job_id = %s"
+    until(lambda: factories.one(conn, parts, job_id) == 2)
+    handlers.go.set()
+    until(lambda: row_of(conn, job_id)["result"] == {"made": 2})
+
+
+def test_a_job_that_waits_for_a_thread_uses_no_time_of_its_budget(
+    conn: db.Connection, started: Any, handlers: Handlers
+) -> None:
+    first = enqueue()[0]
+    second = enqueue(timeout_s=1)[0]
+    started(workers=1, plan={"limit": 2, "lease_s": 3.0})
+    until(lambda: handlers.began == [first] and states(conn) == {"running": 2})
+    claimed = (
+        "SELECT extract(epoch FROM clock_timestamp() - started_at) FROM ingest_jobs WHERE id = %s"
+    )
+    until(lambda: factories.one(conn, claimed, second) > 1.5)
+    handlers.go.set()
+    until(lambda: states(conn) == {"completed": 2})
+    assert events(conn, second) == ["claimed", "completed"]
+
+
 def has_asked(conn: db.Connection, since: Any) -> bool:
     """Whether a process has looked for jobs since then."""
     query = (
@@ -420,11 +501,12 @@ def test_a_full_memory_hands_waiting_claims_back(conn: db.Connection, handlers: 
     assert handlers.overlaps == []
 
 
-def test_a_job_whose_next_crash_is_its_last_runs_alone(
-    conn: db.Connection, started: Any, handlers: Handlers
+@pytest.mark.parametrize("counted", ["crash_count = 2", "lapse_count = 9"])
+def test_a_job_whose_next_crash_or_lapse_is_its_last_runs_alone(
+    conn: db.Connection, started: Any, handlers: Handlers, counted: str
 ) -> None:
     ids = enqueue(4)
-    conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", (ids[1],))
+    conn.execute(f"UPDATE ingest_jobs SET {counted} WHERE id = %s".encode(), (ids[1],))
     most: list[int] = []
 
     def execute(job: local_queue.Job) -> Row:

@@ -1,11 +1,12 @@
 """Break connections of this process at statements that the server executes or never sees.
 
-Tests name a statement by its text, by its effect or by its thread, so that no function of the
-engine is replaced.
+Tests name a statement by its text, by its effect or by its thread, whether a connection of psycopg
+or the link of a worker's loop executes it.
 """
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,12 @@ import psycopg
 import pytest
 
 from queue_workflows import db
+from queue_workflows.db import link
+from queue_workflows.runtime import io_loop
 
 T = TypeVar("T")
+Breaking = Callable[[Callable[[], Any], Any, str], Any]
+"""Executes a statement or breaks it; takes what executes it, its connection, and its text."""
 
 
 @contextmanager
@@ -34,7 +39,7 @@ def at_statement(
     """
     seen: list[str] = []
 
-    def breaking(execute: Callable[[], Any], cursor: psycopg.Cursor[Any], text: str) -> Any:
+    def breaking(execute: Callable[[], Any], conn: Any, text: str) -> Any:
         if word not in text:
             return execute()
         meanwhile()
@@ -42,7 +47,7 @@ def at_statement(
         is_meant = nth is None or len(seen) == nth + 1
         found = execute() if executed or not is_meant else None
         if is_meant:
-            raise _broken(cursor)
+            raise _broken(conn)
         return found
 
     with _patched(breaking):
@@ -54,13 +59,16 @@ def at_statement(
 def of_thread(name: str, texts: Sequence[str]) -> Generator[None]:
     """Break the connection at the next statements of a thread, once for each of these errors.
 
-    Fails if the block ends before there were so many.
+    Of the links of a worker's loop, only the first one that executes a statement is broken. Fails
+    if the block ends before there were so many.
     """
-    left = [*texts]
+    left, links = [*texts], list[link.Link]()
 
-    def breaking(execute: Callable[[], Any], cursor: psycopg.Cursor[Any], _: str) -> Any:
-        if left and threading.current_thread().name == name:
-            raise _broken(cursor, left.pop(0))
+    def breaking(execute: Callable[[], Any], conn: Any, _: str) -> Any:
+        if isinstance(conn, link.Link) and conn not in links[:1]:
+            links.append(conn)
+        if left and threading.current_thread().name == name and conn not in links[1:]:
+            raise _broken(conn, left.pop(0))
         return execute()
 
     with _patched(breaking):
@@ -76,10 +84,10 @@ def away() -> Generator[None]:
     """
     own, broken = threading.current_thread(), threading.Event()
 
-    def breaking(execute: Callable[[], Any], cursor: psycopg.Cursor[Any], _: str) -> Any:
+    def breaking(execute: Callable[[], Any], conn: Any, _: str) -> Any:
         if threading.current_thread() is not own:
             broken.set()
-            raise _broken(cursor, "the database is away")
+            raise _broken(conn, "the database is away")
         return execute()
 
     with _patched(breaking):
@@ -98,12 +106,12 @@ def after(
     """
     done, caller = threading.Event(), threading.current_thread()
 
-    def look(cursor: psycopg.Cursor[Any], now: bool) -> None:
+    def look(conn: Any, now: bool) -> None:
         current = threading.current_thread()
         meant = current is not caller if thread is None else current.name == thread
         if now and meant and not done.is_set():
             done.set()
-            raise _broken(cursor)
+            raise _broken(conn)
 
     with _looking(is_true, look):
         yield done
@@ -115,7 +123,7 @@ def states(read: Callable[[db.Connection], T]) -> Generator[list[T]]:
     """Yield what another connection reads after each statement, without repetitions in a row."""
     found: list[T] = []
 
-    def look(_: psycopg.Cursor[Any], now: T) -> None:
+    def look(_: Any, now: T) -> None:
         if found[-1:] != [now]:
             found.append(now)
 
@@ -124,15 +132,13 @@ def states(read: Callable[[db.Connection], T]) -> Generator[list[T]]:
 
 
 @contextmanager
-def _looking(
-    read: Callable[[db.Connection], T], look: Callable[[psycopg.Cursor[Any], T], None]
-) -> Generator[None]:
+def _looking(read: Callable[[db.Connection], T], look: Callable[[Any, T], None]) -> Generator[None]:
     with db.connect() as own:
 
-        def breaking(execute: Callable[[], Any], cursor: psycopg.Cursor[Any], _: str) -> Any:
+        def breaking(execute: Callable[[], Any], conn: Any, _: str) -> Any:
             found = execute()
-            if cursor.connection is not own:
-                look(cursor, read(own))
+            if conn is not own:
+                look(conn, read(own))
             return found
 
         with _patched(breaking):
@@ -140,22 +146,43 @@ def _looking(
 
 
 @contextmanager
-def _patched(
-    breaking: Callable[[Callable[[], Any], psycopg.Cursor[Any], str], Any],
-) -> Generator[None]:
-    real = psycopg.Cursor.execute
+def _patched(breaking: Breaking) -> Generator[None]:
+    real, waits = psycopg.Cursor.execute, getattr(link.Link, LINKS)
 
     def execute(cursor: psycopg.Cursor[Any], query: Any, *args: Any, **more: Any) -> Any:
         text = query.decode() if isinstance(query, bytes) else str(query)
-        return breaking(lambda: real(cursor, query, *args, **more), cursor, text)
+        return breaking(lambda: real(cursor, query, *args, **more), cursor.connection, text)
+
+    def execute_on_link(own: link.Link, statement: db.Statement) -> io_loop.Waiting:
+        text = statement.text.decode()
+        return breaking(lambda: _blocking(waits(own, statement)), own, text)
+        yield None  # it waits for nothing, but its caller iterates it
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(psycopg.Cursor, "execute", execute)
+        patch.setattr(link.Link, LINKS, execute_on_link)
         yield
 
 
-def _broken(
-    cursor: psycopg.Cursor[Any], text: str = "the reply was lost"
-) -> psycopg.OperationalError:
-    cursor.connection.close()
+def _blocking(waiting: io_loop.Waiting) -> Any:
+    """Run to its end what waits for a descriptor."""
+    try:
+        wait = next(waiting)
+        while True:
+            assert wait is not None
+            poll = select.poll()
+            poll.register(wait[0], select.POLLIN | (select.POLLOUT if wait[1] != 1 else 0))
+            poll.poll()
+            wait = waiting.send(True)
+    except StopIteration as end:
+        return end.value
+
+
+LINKS = "_execute"
+"""What executes a statement on a link."""
+
+
+def _broken(conn: Any, text: str = "the reply was lost") -> psycopg.OperationalError:
+    if not isinstance(conn, link.Link):
+        conn.close()  # a link closes by itself
     return psycopg.OperationalError(text)

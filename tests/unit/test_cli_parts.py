@@ -166,8 +166,8 @@ def test_the_word_for_a_step(counts: dict[str, int], state: str) -> None:
 def a_node(node_id: str, status: str, **more: Any) -> dict[str, Any]:
     return {
         "node_id": node_id, "status": status, "elapsed_s": 1.5, "progress": None, "error": None,
-        "worker_id": "box:12:0a1b2c3d:ff", "crash_count": 0, "attempts": 0, "max_attempts": 3,
-        "blocked_reason": None, "available_at": None,
+        "worker_id": "box:12:0a1b2c3d:ff", "crash_count": 0, "lapse_count": 0,
+        "attempts": 0, "max_attempts": 3, "blocked_reason": None, "available_at": None,
     } | more  # fmt: skip
 
 
@@ -195,6 +195,11 @@ def test_a_running_node_shows_its_worker_and_progress() -> None:
     assert run_views.node_text(node) == (
         "running, 1.5 s, 50 %, on box pid 12, taken back from a dead worker 1 time"
     )
+
+
+def test_a_node_whose_lease_lapsed_shows_that() -> None:
+    node = a_node("s/n", "queued", lapse_count=2)
+    assert run_views.node_text(node) == "queued, its lease lapsed 2 times"
 
 
 def test_a_node_whose_attempt_failed_shows_when_it_runs_again() -> None:

@@ -1,0 +1,142 @@
+"""A connection of a worker's loop: statements, notifications, and what its loss leaves unknown."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from queue_workflows import db
+from queue_workflows.db import link
+from queue_workflows.runtime import clock, io_loop
+
+
+class Asking:
+    """A source of requests that notes what becomes of them."""
+
+    def __init__(self) -> None:
+        self.requests: deque[bytes] = deque()
+        self.seen: list[Any] = []
+        self.before: Callable[[], object] = lambda: None
+        """Called just before a statement is sent."""
+
+    def next(self) -> link.Request | None:
+        if not self.requests:
+            return None
+        text = self.requests.popleft()
+
+        def script() -> db.Script[Any]:
+            return (yield db.Statement(text, is_raw=True))
+
+        self.before()
+        return link.Request(
+            script(),
+            self.seen.append,
+            lambda error: self.seen.append(error.sqlstate),
+            lambda: self.seen.append("lost"),
+        )
+
+    def notified(self, channel: str, text: str) -> None:
+        self.seen.append((channel, text))
+
+    def connected(self) -> None:
+        self.seen.append("connected")
+
+    def disconnected(self) -> None:
+        self.seen.append("disconnected")
+
+
+class Own:
+    """A link on a loop that the test turns."""
+
+    def __init__(self) -> None:
+        self.source = Asking()
+        self._loop = io_loop.IoLoop()
+        self.link = link.Link(self._loop, self.source, channels=["ingest_job_ready"])
+
+    def ask(self, *texts: bytes) -> None:
+        self.source.requests.extend(texts)
+        self.link.flow.ring()
+
+    def turn_until(self, *expected: Any, at: Callable[[], object] = lambda: None) -> None:
+        """Turn until just this was seen; `at` is called in each turn."""
+        ends = clock.boot_s() + 60
+
+        def tick(now: float) -> float:
+            at()
+            return min(now + 0.02, self.link.tick(now))
+
+        def over() -> bool:
+            return len(self.source.seen) >= len(expected) or clock.boot_s() > ends
+
+        self._loop.wake_at(0.0)
+        self._loop.run(tick, over)
+        seen, self.source.seen = self.source.seen, []
+        assert seen == [*expected]
+
+    def close(self) -> None:
+        self.link.close()
+        self._loop.close()
+
+
+@pytest.fixture
+def own(conn: db.Connection) -> Iterator[Own]:
+    del conn
+    made = Own()
+    yield made
+    made.close()
+
+
+def notify(text: str) -> None:
+    with db.connect() as other:
+        other.execute("SELECT pg_notify('ingest_job_ready', %s)", (text,))
+
+
+def end_sleepers() -> None:
+    with db.connect() as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event = 'PgSleep'"
+        )
+
+
+def test_a_refused_statement_leaves_the_connection_to_the_next(own: Own) -> None:
+    own.ask(b"SELECT 1 / 0", b"SELECT 7, NULL, 'x'")
+    own.turn_until("connected", "22012", [(b"7", None, b"x")])
+
+
+def test_notifications_arrive_between_statements_and_during_one(own: Own) -> None:
+    own.turn_until("connected")
+    notify("idle")
+    own.turn_until(("ingest_job_ready", "idle"))
+    own.source.before = lambda: notify("busy")
+    own.ask(b"SELECT 8 FROM pg_sleep(0.1)")
+    own.turn_until(("ingest_job_ready", "busy"), [(b"8",)])
+
+
+def test_a_connection_that_ends_during_a_statement_is_opened_again(own: Own) -> None:
+    own.ask(b"SELECT pg_sleep(60)", b"SELECT 9")
+    own.turn_until("connected")
+    own.turn_until("disconnected", "lost", "connected", [(b"9",)], at=end_sleepers)
+
+
+def test_a_connection_that_is_cut_asks_for_no_cancel(own: Own) -> None:
+    own.ask(b"SELECT pg_sleep(60)", b"SELECT 9")
+    own.turn_until("connected")
+    cuts: list[int] = []
+
+    def cut_once() -> None:
+        if not cuts and own.link.waits_since < clock.boot_s():
+            cuts.append(1)
+            own.link.cut()
+
+    own.turn_until("disconnected", "lost", "connected", [(b"9",)], at=cut_once)
+    end_sleepers()  # the server has not heard of it
+
+
+def test_it_listens_nowhere_where_all_only_poll(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
+    own.ask(b"SELECT pg_listening_channels()", b"SELECT 1")
+    own.turn_until("connected", [], [(b"1",)])

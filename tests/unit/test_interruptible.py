@@ -1,0 +1,88 @@
+"""What a handler reports and how it is requested to end, the same in a worker and an executor."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from queue_workflows.engine import claims
+from queue_workflows.tasks import interruptible
+from queue_workflows.worker import claimed_job, guards, lane, shapes
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (0.4, "0.4"),
+        (1, "1"),
+        ("parsing", '"parsing"'),
+        ({"rows": 3}, '{"rows": 3}'),
+        (None, None),
+        (True, None),
+        (40, None),
+        (-0.1, None),
+        ([1], None),
+        ("x" * 9000, None),
+        ({"rows": {1}}, None),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_a_task_yields_is_progress_or_a_beat(value: Any, stored: str | None) -> None:
+    assert interruptible.progress_text(value) == stored
+
+
+class Reporting(interruptible.Interruptible):
+    """Keeps what a handler reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[Any] = []
+
+    def report_progress(self, value: Any) -> None:
+        self.reports.append(value)
+
+
+def test_a_text_of_a_nodes_status_callback_is_a_beat() -> None:
+    subject = Reporting()
+    subject.status("at work")
+    subject.status(rows=3)
+    subject.status(0.5)
+    assert subject.reports == [None, {"rows": 3}, 0.5]
+
+
+def test_a_handler_is_interrupted_once_and_at_each_check() -> None:
+    subject, calls = Reporting(), list[str]()
+    subject.when_interrupted(lambda: calls.append("told"))
+    subject.interrupt("shutdown")
+    subject.set_cancelled()
+    assert (subject.interrupted, subject.cancel_requested, calls) == ("shutdown", True, ["told"])
+    assert subject.cancel.is_set()
+    subject.when_interrupted(lambda: calls.append("told late"))
+    assert calls == ["told", "told late"]
+
+
+def test_a_handler_that_has_ended_is_not_interrupted() -> None:
+    subject, calls = Reporting(), list[str]()
+    subject.when_interrupted(lambda: calls.append("told"))
+    subject.when_interrupted(None)
+    subject.set_cancelled()
+    assert (subject.interrupted, calls) == ("cancelled", [])
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_stopped_process_is_idle_for_that_reason(stopped: bool) -> None:
+    runner: Any = None
+    who = claims.Claimant("w:1:0:ex-1", "box", "load", 600.0)
+    own = lane.Lane(who, shapes.Shape(1), runner, now_fn=lambda: 0.0)
+    texts = (b"j", b"1", b"0", None, b"t", None, None, None, None, b"{}", None, None, b"0")
+    subject = claimed_job.ClaimedJob(own, texts, 0.0)
+    subject.start(0.0)
+    stall = guards.Failure(guards.EXIT_STALL, "stall_trip", "no beat")
+    for kind in (guards.Stall, guards.GpuHealth):
+        subject.guards.append(mock.Mock(spec=kind, check=lambda _: stall))
+    assert subject.verdict(1.0, stopped=stopped) == (None if stopped else stall)
+    over = guards.Failure(guards.EXIT_BUDGET, "budget_trip", "ran too long")
+    subject.guards.insert(0, mock.Mock(spec=guards.Budget, check=lambda _: over))
+    assert subject.verdict(1.0, stopped=stopped) == over
