@@ -55,7 +55,7 @@ class ClaimWorker:
         config.check_queue(queue)
         settings.check_times(lease_s, shutdown_timeout_s)
         self._shape = _shape(queue, batch, slots, async_jobs=async_jobs, inline=inline)
-        self._ends_with_job, self._on_exit = slots is None, on_exit
+        self._ends_with_job, self._on_exit, self._batch = slots is None, on_exit, batch
         if slots is None and on_exit is not os._exit:
             self._shape = None
         self._worker: process.Worker | None = None
@@ -110,7 +110,7 @@ class ClaimWorker:
         known = list(model_registry.known_ids()) or None if self._cache is not None else None
         worker = process.Worker(
             None,
-            {self.queue: shapes.Shape(1, gpu=self._cache is not None)},
+            {self.queue: shapes.Shape(1, self._batch, gpu=self._cache is not None)},
             host=self.host,
             newest=self.host_priority < 0,
             lease_s=self.lease_s,
@@ -136,7 +136,11 @@ class ClaimWorker:
         return None if self._worker is None else self._worker.worker_ids[self.queue]
 
     def requeue_inflight_for_control(self, reason: str = "turned off") -> None:
-        """Return the running jobs to the front of the queue, uncounted."""
+        """Return the running jobs to the front of the queue, uncounted; wait until that is written.
+
+        A handler that runs in this process cannot be ended: then the worker leaves with 77 after 10
+        seconds, unless the caller ends it before.
+        """
         if self._worker is not None:
             self._worker.requeue(reason)
 

@@ -19,8 +19,8 @@ from queue_workflows import errors
 from queue_workflows.engine import claims, outcomes
 from queue_workflows.local_queue import job_queue, plan
 from queue_workflows.operations import stop_policies
-from queue_workflows.run import executors, job_rows, loaded_app, running, stop_policy, wire
-from queue_workflows.runtime import clock, service
+from queue_workflows.run import executors, job_rows, loaded_app, running, wire
+from queue_workflows.runtime import clock
 from queue_workflows.telemetry import pressure
 from queue_workflows.types import ExitFn, JsonDict, Row, Unreadable
 from queue_workflows.worker import claimed_job, lane, memory_watch, process, shapes
@@ -355,17 +355,10 @@ class ThreadWorker(process.Worker):
         if own.jobs:
             super()._run_policy(own, policy)
 
-    def _begin_policy(self, policy: str, about: JsonDict) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-
-        def run(_: object) -> None:
-            with theirs:
-                found = stop_policies.handler(policy)
-                stop_policy.call(theirs, about, found, None if self._on_exit else _stay)
-
-        service.Pool("local-queue-stop-policy", 1, run).start()
-        return ours
+    def _begin_policy(
+        self, policy: str, about: JsonDict, on_exit: ExitFn | None = None
+    ) -> socket.socket:
+        return super()._begin_policy(policy, about, on_exit if self._on_exit else _stay)
 
 
 def _stay(code: int) -> None:

@@ -52,8 +52,14 @@ def _finish(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
 
 
 HARD: StopPolicy = _hard
+_OURS = (_hard, _finish)
 BY_NAME: dict[str, StopPolicy] = {"hard": _hard, "drain": _finish, "pause": _finish}
 """Policy name → handler(worker, *, on_exit); an app may add its own. `pause` keeps a model warm."""
+
+
+def of_app() -> dict[str, StopPolicy]:
+    """Return the policies that the app has added, or put in the place of one of ours."""
+    return {name: found for name, found in BY_NAME.items() if found not in _OURS}
 
 
 def handler(policy: str) -> StopPolicy:

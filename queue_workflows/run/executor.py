@@ -58,7 +58,7 @@ class App(NamedTuple):
     model_cache: Callable[[], RequiresModels | None] = lambda: None
     """Returns the cache of models, for nodes that need one."""
     stop_policies: Callable[[], Mapping[str, Callable[..., object]]] = dict
-    """Returns the stop policies by name, to which the app may have added some."""
+    """Returns the stop policies of the app by name."""
 
 
 def ignore(_signum: int, _frame: object) -> None:

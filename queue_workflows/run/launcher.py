@@ -169,7 +169,7 @@ class Launcher:
         return self._number
 
     def run_policy(self, name: str, about: dict[str, Any]) -> socket.socket:
-        """Let it run a stop policy of the app in a process; return where that asks the worker."""
+        """Let it run a stop policy of the app in a process; return where that calls the worker."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         packet = json.dumps({"policy": name, "about": about}).encode()
         with contextlib.suppress(OSError):  # its end is noticed by `receive`

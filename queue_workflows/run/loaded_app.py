@@ -44,7 +44,7 @@ class Registered(NamedTuple):
     ingest_queues: list[str]
     video_model_ids: list[str]
     stop_policies: list[str]
-    """All of them, of the engine and of the app."""
+    """The names of the app's own."""
     environment: dict[str, str | None]
     """The environment variables that loading the app set, or removed (None)."""
 

@@ -1,4 +1,4 @@
-"""Run a stop policy of the app in a process of its own, forked from the launcher."""
+"""Run a stop policy of the app, in a process forked from the launcher or in a thread."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from queue_workflows.run import kernel, streams
+from queue_workflows.runtime import clock
 
 WITHIN_S: Final = 10.0
 """Seconds that a policy may take; then the worker stops by `hard`."""
 
 
+class _Left(BaseException):
+    """The policy has let the worker leave."""
+
+
 class StoppedWorker:
-    """The worker as a stop policy sees it; each call waits until the worker has done it."""
+    """The worker as a stop policy sees it.
+
+    Each call waits until the worker has done it, and raises if the worker waits no longer.
+    """
 
     model_cache = None
 
@@ -41,13 +49,15 @@ class StoppedWorker:
         """Let the worker report."""
         self._call(call="beat")
 
-    def exit(self, code: int) -> None:
-        """Let the worker leave with this exit code."""
+    def exit(self, code: int) -> NoReturn:
+        """Let the worker leave with this exit code; as `os._exit`, this does not return."""
         self._call(call="exit", code=int(code))
+        raise _Left
 
     def _call(self, **packet: Any) -> None:
         self._end.send(json.dumps(packet).encode())
-        self._end.recv(64)
+        if not self._end.recv(64):
+            raise ConnectionError("the worker waits for this stop policy no longer")
 
 
 def main(
@@ -57,6 +67,8 @@ def main(
     try:
         os.setpgid(0, 0)
         kernel.die_with(parent)
+        timer = kernel.DeathTimer()
+        timer.set(clock.boot_s() + WITHIN_S)
         call(end, about, policy)
     finally:
         streams.flush()
@@ -72,7 +84,8 @@ def call(
     """Call the policy, and tell the worker how it has ended. `on_exit` None: the worker leaves."""
     worker = StoppedWorker(end, about)
     try:
-        policy(worker, on_exit=on_exit or worker.exit)
+        with contextlib.suppress(_Left):
+            policy(worker, on_exit=on_exit or worker.exit)
         end.send(json.dumps({"call": "done"}).encode())
     except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
         with contextlib.suppress(BaseException):

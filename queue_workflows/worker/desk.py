@@ -99,7 +99,8 @@ class Desk:
     """The state of a worker: its lanes, their jobs, and what is to be written.
 
     `ends_with_job`: the worker ends with a job that it ends before its handler does, as the plain
-    command promises.
+    command promises. `is_known`: whether a row shows this worker, so that others notice its death;
+    it claims nothing before `begin`.
     """
 
     def __init__(
@@ -109,12 +110,14 @@ class Desk:
         models: gpu_models.GpuModels | None = None,
         *,
         ends_with_job: bool = False,
+        is_known: bool = True,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
         self._seams = seams
         self._logs = logs
         self._models = models
         self.ends_with_job = ends_with_job
+        self._is_known = is_known
         self.now = now_fn
         self.lanes: list[lane.Lane] = []
         self._turn = 0
@@ -140,6 +143,8 @@ class Desk:
         """A job that runs alone in this worker, or is to; nothing is claimed beside it."""
         self.throttled = False
         """Whether memory is full, so that nothing may be claimed."""
+        self._returned: list[tuple[list[claimed_job.ClaimedJob], Callable[[], object]]] = []
+        """Jobs that are to be handed back, and what is called once all of these are."""
         self.stopping = False
         self.stop_at = math.inf
         """When the jobs of a stopping worker are handed back."""
@@ -221,6 +226,14 @@ class Desk:
         """Look for jobs once there is a connection again."""
         self.look()
 
+    def begin(self) -> bool:
+        """Claim from now on; return whether this is the first call."""
+        if self._is_known:
+            return False
+        self._is_known = True
+        self.look()
+        return True
+
     def look(self, *, promote: bool = False) -> None:
         """Let each lane look for jobs."""
         for own in self.lanes:
@@ -235,7 +248,11 @@ class Desk:
         done = own.done[: 1 if own.apart else lane.MOST]
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
-        if measured and not (self.stopping or self.throttled or own.apart or self._lone):
+        if (
+            measured
+            and not (self.stopping or self.throttled or own.apart or self._lone)
+            and self._is_known
+        ):
             # What follows from a completed node is claimed by the statement that records it.
             own.may_claim |= bool(done) and own.table.in_run
             count, ahead = own.claimable(records=bool(done))
@@ -460,6 +477,11 @@ class Desk:
                 is_data = claim_isolation.is_about_data(error)
                 give_up = functools.partial(_give_up, job, payload.error_text(why), data=is_data)
                 self._endings[0] = job, give_up
+            elif job.refusals == REFUSALS + 1:
+                wait = functools.partial(
+                    handback.hand_back, job.lease, reason=str(error), after_s=REFUSED_WAIT_S
+                )
+                self._endings[0] = job, wait
             elif job.refusals > REFUSALS:
                 _log.warning("the end of job %s is left to its lease: %s", job.id, error)
                 self._endings.popleft()
@@ -490,6 +512,7 @@ class Desk:
         self.worked_at = self.now()
         if own.announces:
             self._announce(job, completed=completed)
+        self._call_returned()
         if self._lone is job:
             self._lone = None
         elif self._lone is not None:
@@ -748,13 +771,21 @@ class Desk:
                 own.runner.kill_idle("OFF")
                 self._leave(guards.EXIT_CONTROL)
 
-    def requeue(self, reason: str) -> None:
-        """Hand all jobs back to the front, uncounted."""
+    def requeue(self, reason: str, done: Callable[[], object]) -> None:
+        """Hand all jobs back to the front, uncounted, and then call `done`."""
+        self._returned.append((self.jobs, done))
         for own in self.lanes:
             self._return_waiting(own, reason)
             for job in [*own.jobs.values()]:
                 if job.place is not None:
                     self.hand_back(job, reason, front=True, now=True)
+        self._call_returned()
+
+    def _call_returned(self) -> None:
+        for each in [*self._returned]:
+            if not any(job.lane.jobs.get(job.id) is job for job in each[0]):
+                self._returned.remove(each)
+                each[1]()
 
     def _return_waiting(self, own: lane.Lane, reason: str) -> None:
         own.window.reset()
@@ -867,18 +898,10 @@ class Desk:
 
 
 def _give_up(job: claimed_job.ClaimedJob, why: str, *, data: bool) -> db.Script[bool]:
-    """Fail a job whose end cannot be stored, else count a crash, which bounds how often it runs.
-
-    If that is refused too, the job waits.
-    """
-    try:
-        ended = data and (yield from claim_isolation.set_aside(job.lease, error=why))
-        if not ended:
-            yield from recovery.charge(job.lease, evidence=why)
-    except db.Error as error:
-        if may_pass(error):
-            raise
-        yield from handback.hand_back(job.lease, reason=why, after_s=REFUSED_WAIT_S)
+    """Fail a job whose end cannot be stored, else count a crash, which bounds how often it runs."""
+    ended = data and (yield from claim_isolation.set_aside(job.lease, error=why))
+    if not ended:
+        yield from recovery.charge(job.lease, evidence=why)
     return True
 
 

@@ -19,7 +19,7 @@ from queue_workflows.model_cache import ModelCache
 from queue_workflows.run import captured_streams, channel, executor, executors, wire
 from queue_workflows.runtime import clock, kill_timer
 from queue_workflows.types import ExitFn
-from queue_workflows.worker import guards
+from queue_workflows.worker import guards, leases
 
 _log = logging.getLogger(__name__)
 LATE_S: Final = 3.0
@@ -35,6 +35,8 @@ class InlineExecutors(executors.Executors):
 
     def __init__(self, *given: Any, on_exit: ExitFn, **more: Any) -> None:
         super().__init__(*given, slots=1, lone=True, **more)
+        self.cut_at: float | None = None
+        """Since when the thread runs a job that was given up: it can run no other."""
         self._timed = on_exit is os._exit
         self._lease_timer = kill_timer.KillTimer(guards.EXIT_LOST)
         self._budget_timer = kill_timer.KillTimer(guards.EXIT_BUDGET)
@@ -59,6 +61,8 @@ class InlineExecutors(executors.Executors):
         """Give the thread a job."""
         del isolated, shared
         if self._timed:
+            # The next renewal may be the first that fails.
+            self.hold(job.lease_end.ends - leases.EARLY_S, starts=True)
             limits = [each for each in job.guards if isinstance(each, guards.Budget)]
             ends = min((each.ends for each in limits), default=None)
             if ends is None:
@@ -67,15 +71,18 @@ class InlineExecutors(executors.Executors):
                 self._budget_timer.arm(ends - clock.boot_s() + LATE_S)
         super().start(job)
 
-    def hold(self, until: float | None) -> None:
-        """Let the kernel end the process at this time (`clock.boot_s`): its leases end then."""
-        if self._timed and until is not None and self.place.jobs:
+    def hold(self, until: float, *, starts: bool = False) -> None:
+        """Let the kernel end the process at this time (`clock.boot_s`): its leases end then.
+
+        `starts`: a job is about to start; else nothing is done without one.
+        """
+        if self._timed and (self.place.jobs or starts):
             self._lease_timer.arm(until - clock.boot_s())
 
     def kill(self, place: executors.Executor, signum: int, why: str) -> None:
         """Treat the handler as ended: the process ends as soon as that is written."""
         if signum == signal.SIGKILL and place.packet is None:
-            place.killed_for = why
+            place.killed_for, self.cut_at = why, clock.boot_s()
             self._end(place, {"died": place.pid} | executors.UNKNOWN, why)
 
     def tick(self, now: float) -> float:

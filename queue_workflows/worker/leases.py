@@ -75,7 +75,6 @@ class Leases:
         self._now = now_fn
         self.locked = False
         """Whether its session holds the advisory lock of a live worker."""
-        self._registered = False
         self._apart = False
         """Whether leases are renewed one by one next, as a row makes the statement of all fail."""
         self._renew_at = self._beat_at = 0.0
@@ -284,10 +283,10 @@ class Leases:
 
     def _switch(self, own: lane.Lane, policy: str | None) -> None:
         """Obey a switch; a policy of the app is run once for each time that it turns OFF."""
-        is_new = own.off is None
         if policy is None or not self._is_own_policy(policy):
             self._desk.switch(own, policy, hard=policy is not None and _is_hard(policy))
             return
+        is_new = own.off != policy
         self._desk.switch(own, policy, hard=False)
         if is_new:
             self._run_policy(own, policy)
@@ -298,29 +297,33 @@ class Leases:
     def _beat(self, now: float) -> link.Request | None:
         self._beat_at = now + config.HEARTBEAT_INTERVAL_S.read()
         if config.DISABLE_WORKER_HEARTBEAT.read():
+            self._desk.begin()
             return None
-        shown = self._report()
-        columns = shown.pop("columns")
-
-        def report() -> db.Script[None]:
-            for own in self._desk.lanes:
-                try:
-                    yield db.Statement(statements.workers.report, self._row(own, shown) | columns)
-                except db.Error as error:
-                    if error.sqlstate != desk.LOCKED:
-                        raise
-                    self._beat_at = min(self._beat_at, self._now() + AGAIN_S)
 
         def reported(_: None) -> None:
-            if not self._registered:
-                self._registered = True
+            if self._desk.begin():
                 for own in self._desk.lanes:
                     # Not before the row: `queue-workflows run` starts a worker where it finds none.
                     _log.info("worker %s works on %s", own.who.worker_id, db.describe())
             if self._models is not None:
                 self._models.reported_size()
 
-        return link.Request(report(), reported, self._not_checked, lambda: None)
+        def refused(error: db.Error) -> None:
+            _log.warning("the worker is not shown: %s", str(error).strip())
+            self._desk.begin()
+
+        return link.Request(self._reports(), reported, refused, lambda: None)
+
+    def _reports(self) -> db.Script[None]:
+        shown = self._report()
+        columns = shown.pop("columns")
+        for own in self._desk.lanes:
+            try:
+                yield db.Statement(statements.workers.report, self._row(own, shown) | columns)
+            except db.Error as error:
+                if error.sqlstate != desk.LOCKED:
+                    raise
+                self._beat_at = min(self._beat_at, self._now() + AGAIN_S)
 
     def _row(self, own: lane.Lane, shown: JsonDict) -> JsonDict:
         who, ids = own.who, [*own.jobs]

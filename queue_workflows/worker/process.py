@@ -8,6 +8,7 @@ import logging
 import math
 import signal
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
@@ -23,6 +24,7 @@ from queue_workflows.types import ExitFn, JsonDict
 from queue_workflows.worker import (
     desk,
     gpu_models,
+    guards,
     job_logs,
     lane,
     leases,
@@ -83,6 +85,15 @@ class Inline(NamedTuple):
     known_models: list[str] | None = None
 
 
+class _Policy(NamedTuple):
+    """A stop policy of the app that runs."""
+
+    name: str
+    end: socket.socket
+    """Where it calls the worker."""
+    until: float
+
+
 class Worker:
     """A worker of some queues, by their shapes.
 
@@ -124,7 +135,11 @@ class Worker:
             self._models = gpu_models.GpuModels(known, card=gpu.card, wake=self._wake)
         seams = desk.Seams(lambda: self._claims.flow.ring(), loop.wake_at, self._kill)
         self._desk = desk.Desk(
-            seams, logs, self._models, ends_with_job=ends_with_job or inline is not None
+            seams,
+            logs,
+            self._models,
+            ends_with_job=ends_with_job or inline is not None,
+            is_known=False,
         )
         obey = not config.DISABLE_WORKER_CONTROL.read()
         for queue, shape in served.items():
@@ -154,8 +169,10 @@ class Worker:
         self._claims: link.Link
         self._renewals: link.Link
         self._posted: deque[Callable[[], object]] = deque()
-        self._policies: dict[socket.socket, float] = {}
-        """Where stop policies of the app ask, and until when they may take."""
+        self._policies: dict[lane.Lane, _Policy] = {}
+        """The stop policies of the app that run, by the queue that is OFF."""
+        self._thread = 0
+        """The thread of the loop."""
         self._lost: launcher.LauncherLost | None = None
         self._over_at = float("inf")
 
@@ -220,8 +237,15 @@ class Worker:
         self.post(lambda: self._desk.stop(0.0))
 
     def requeue(self, reason: str) -> None:
-        """Return the running jobs to the front of their queues, uncounted, as OFF does."""
-        self.post(lambda: self._desk.requeue(reason))
+        """Return the running jobs to the front of their queues, uncounted, as OFF does.
+
+        It waits until that is written, but for WITHIN_S at most. In this process a handler goes on,
+        so that the worker leaves after this time.
+        """
+        done = threading.Event()
+        self.post(lambda: self._desk.requeue(reason, done.set))
+        if threading.get_ident() != self._thread:
+            done.wait(stop_policy.WITHIN_S)
 
     def beat(self) -> None:
         """Report soon."""
@@ -243,6 +267,7 @@ class Worker:
 
         Raises `LauncherLost`, after all jobs were handed back, if the launcher has ended.
         """
+        self._thread = threading.get_ident()
         loop, lanes = self._loop, self._desk.lanes
         locks = [recovery.LIFE_LOCK + own.who.worker_id for own in lanes]
         channels = sorted({own.table.ready_channel for own in lanes})
@@ -278,7 +303,7 @@ class Worker:
                 self.run_forever()
             except BaseException as error:  # noqa: BLE001  raised in the waiting thread
                 failed.append(error)
-            if self.exit_code and self._inline is not None:
+            if self._inline is not None and (self.exit_code or runner.cut_at is not None):
                 self._inline.on_exit(self.exit_code)
 
         with service.Pool("worker-loop", 1, lambda _: run()):
@@ -307,13 +332,11 @@ class Worker:
         if models is not None:
             due.append(models.tick(now))
         due += [own.runner.tick(now) for own in self._desk.lanes]
-        for end, until in [*self._policies.items()]:
-            if now >= until:
-                _log.error("a stop policy of the app takes too long; stopping hard")
-                self._forget_policy(end)
-                for own in self._desk.lanes:
-                    if own.off is not None:
-                        self._desk.switch(own, own.off, hard=True)
+        for own, policy in [*self._policies.items()]:
+            if now >= policy.until:
+                self._end_policy(own, f"takes more than {stop_policy.WITHIN_S:.0f} s")
+            else:
+                due.append(policy.until)
         self._store_samples()
         self._end_by_itself(now)
         self._leave(now)
@@ -333,6 +356,10 @@ class Worker:
         """Stop a worker that is to end when no job is left, or none came for a while."""
         if self._desk.stopping:
             return
+        if (cut_at := self._runs_no_more_since) is not None:
+            if now >= cut_at + stop_policy.WITHIN_S:
+                self._desk.leave(guards.EXIT_LOST)
+            return
         idle_s = self._limits.idle_exit_s
         ends = self._limits.burst or (self._inline is not None and self._inline.once)
         looked = self._claims.is_open and self._desk.has_looked
@@ -340,6 +367,12 @@ class Worker:
             idle_s is not None and not self._desk.busy and now >= self._desk.worked_at + idle_s
         ):
             self._desk.stop(0.0)
+
+    @property
+    def _runs_no_more_since(self) -> float | None:
+        """Return since when the calling thread runs a job that is not this worker's any more."""
+        runner = self._desk.lanes[0].runner
+        return runner.cut_at if isinstance(runner, inline_jobs.InlineExecutors) else None
 
     def _leave(self, now: float) -> None:
         """End step by step: store what is left, end the executors, then the loop."""
@@ -352,7 +385,8 @@ class Worker:
             if self._leases.left and self._are_gone():
                 self._over_at = now
                 return
-            own.exit_by = min(own.exit_by, now + LEAVE_S)
+            cut = self._runs_no_more_since is not None
+            own.exit_by = min(own.exit_by, now + (desk.LOST_WITHIN_S if cut else LEAVE_S))
             self._leases.leave()
             self._loop.wake_at(now + LEFT_S)
             for each in own.lanes:
@@ -367,16 +401,32 @@ class Worker:
 
     def _is_own_policy(self, registered: loaded_app.Registered | None, policy: str) -> bool:
         """Return whether the app runs this stop policy."""
-        own = registered.stop_policies if registered else ()
-        return policy in own and policy not in stop_policies.BY_NAME
+        known = registered.stop_policies if registered else ()
+        return policy in known or policy in stop_policies.of_app()
 
-    def _begin_policy(self, policy: str, about: JsonDict) -> socket.socket:
-        """Let the launcher run a stop policy of the app; return where that asks."""
-        assert self._launcher is not None
-        return self._launcher.run_policy(policy, about)
+    def _begin_policy(
+        self, policy: str, about: JsonDict, on_exit: ExitFn | None = None
+    ) -> socket.socket:
+        """Let the launcher run a stop policy, or a thread of this process; return where it calls.
+
+        `on_exit`: what the policy calls in a thread, instead of letting the worker leave.
+        """
+        if self._launcher is not None:
+            return self._launcher.run_policy(policy, about)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+
+        def run(_: object) -> None:
+            with theirs:
+                stop_policy.call(theirs, about, stop_policies.handler(policy), on_exit)
+
+        service.Pool("stop-policy", 1, run).start()
+        return ours
 
     def _run_policy(self, own: lane.Lane, policy: str) -> None:
         """Begin a stop policy of the app; stop by `hard` if it fails."""
+        if own in self._policies:
+            return
         about = {
             "host": own.who.host,
             "queue": own.who.queue,
@@ -384,42 +434,57 @@ class Worker:
             "lease_s": own.who.lease_s,
         }
         end = self._begin_policy(policy, about)
-        self._policies[end] = clock.boot_s() + stop_policy.WITHIN_S
-        self._loop.read(end.fileno(), lambda: self._from_policy(own, policy, end))
-        self._loop.wake_at(self._policies[end])
+        self._policies[own] = _Policy(policy, end, clock.boot_s() + stop_policy.WITHIN_S)
+        self._loop.read(end.fileno(), lambda: self._from_policy(own))
+        self._loop.wake_at(self._policies[own].until)
 
-    def _from_policy(self, own: lane.Lane, policy: str, end: socket.socket) -> None:
+    def _from_policy(self, own: lane.Lane) -> None:
+        """Do what a stop policy requests, and answer once it is done."""
+        end = self._policies[own].end
         try:
             data = end.recv(launcher.PACKET)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        failed: JsonDict = {"call": "failed", "error": "its process has ended"}
-        packet: JsonDict = json.loads(data) if data else failed
+        packet: JsonDict = (
+            json.loads(data) if data else {"call": "failed", "error": "its process has ended"}
+        )
+
+        def answer(*_: object) -> None:
+            with contextlib.suppress(OSError):
+                end.send(b"{}")
+
         call = packet["call"]
-        if call in ("done", "failed"):
-            if call == "failed":
-                _log.error("stop policy %s failed, stopping hard: %s", policy, packet["error"])
-                self._desk.switch(own, policy, hard=True)
-            self._forget_policy(end)
-            return
         if call == "requeue":
-            self._desk.requeue(packet["reason"])
+            self._desk.requeue(packet["reason"], answer)
         elif call == "clear_model":
             given = {"host": own.who.host, "queue": own.who.queue, "mark_stale": True}
-            self._leases.later(db.one(statements.workers.clear_model, given), "clearing the model")
+            script = db.one(statements.workers.clear_model, given)
+            self._leases.later(script, "clearing the model", answer)
         elif call == "beat":
             self._leases.beat_now()
+            answer()
         elif call == "exit":
             self._desk.leave(packet["code"])
-        with contextlib.suppress(OSError):
-            end.send(b"{}")
+            answer()
+        else:
+            self._end_policy(own, f"has failed: {packet['error']}" if call == "failed" else "")
 
-    def _forget_policy(self, end: socket.socket) -> None:
-        self._policies.pop(end, None)
-        self._loop.forget(end.fileno())
-        end.close()
+    def _end_policy(self, own: lane.Lane, failed: str) -> None:
+        """Note that a stop policy has ended; stop hard if it has failed."""
+        policy = self._policies.pop(own, None)
+        if policy is None:
+            return  # it has taken too long
+        self._loop.forget(policy.end.fileno())
+        policy.end.close()
+        if not failed:
+            return
+        _log.error("stop policy %s %s; stopping hard", policy.name, failed)
+        if own.off is not None:
+            self._desk.switch(own, own.off, hard=True)
+            if self._runs_no_more_since is not None:
+                self._desk.leave(guards.EXIT_CONTROL)
 
     # --- The launcher.
 
@@ -471,8 +536,9 @@ class Worker:
             self._launcher.close()
         if self._models is not None:
             self._models.close()
-        for end in [*self._policies]:
-            self._forget_policy(end)
+        for policy in self._policies.values():
+            policy.end.close()
+        self._policies.clear()
         for own in self._desk.lanes:
             own.runner.close()
         for each in (getattr(self, "_claims", None), getattr(self, "_renewals", None)):

@@ -32,7 +32,7 @@ def launch(
     To be called before the first thread or connection. Returns None, with one warning, where that
     is not safe: then handlers run in this process. Raises the errors of loading the app.
     """
-    app = executor.App(load, models, stop_policies=lambda: stop_policies.BY_NAME)
+    app = executor.App(load, models, stop_policies=stop_policies.of_app)
     try:
         found, registered = launcher.Launcher.load(app)
     except launcher.ForkRefused as refused:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import config, db, history, jobs, node_queue, run_store, workers
+from queue_workflows import config, db, jobs, node_queue, run_store, workers
 from tests.support import card_app, commands, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -123,7 +123,6 @@ def test_its_process_is_replaced_and_it_ends_when_nothing_is_left(cli: Commands)
         (("--inline", "--slots", "2"), "--inline is for one queue"),
         (("--inline", "--async"), "--inline is for one queue"),
         (("--inline", "--burst"), "exclude --inline"),
-        (("--batch", "3", "--idle-exit", "1"), "exclude --inline, and --batch without --slots"),
     ],
 )
 def test_what_cannot_be_inline_is_refused(cli: Commands, more: tuple[str, ...], words: str) -> None:
@@ -310,13 +309,14 @@ def test_an_error_of_the_driver_costs_a_worker_its_connection_alone(
             conn.execute("DROP FUNCTION leaves_latin1 CASCADE")
 
 
-def test_what_cannot_be_recorded_ends_its_job_alone(cli: Commands) -> None:
-    ids = [enqueued(task, text="unstorable") for task in ("refuses", "answers")]
+def test_adapters_of_the_app_do_not_matter_to_its_worker(cli: Commands) -> None:
+    refused, answered = (enqueued(task, text="unstorable") for task in ("refuses", "answers"))
     app = ("--app", "tests.support.slot_app:setup_dumper")
     running = cli.start(SCRIPT, "--queue", slot_app.QUEUE, *app, "--inline")
-    until(lambda: all(row(each)["status"] == "failed" for each in ids))
-    after = enqueued("quick", number=2)
-    until(lambda: row(after)["status"] == "completed")
-    for each in ids:
-        assert "the dumper of the app cannot store it" in row(each)["error"], history.events(each)
+    until(lambda: row(answered)["status"] == "completed")
+    assert row(answered)["result"] == {"text": "unstorable"}
+    assert (row(refused)["status"], row(refused)["error"]) == (
+        "failed",
+        "ValueError: unstorable in \N{EURO SIGN}",
+    )
     stopped(running)

@@ -268,24 +268,46 @@ def test_hard_off_kills_the_executors_and_hands_their_jobs_back(
     stopped(running)
 
 
-def test_a_stop_policy_of_the_app_is_called_in_the_worker(
-    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", [("--slots", "1"), ()], ids=["slots", "plain"])
+def test_a_stop_policy_of_the_app_is_obeyed(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     ((job_id, folder),) = in_folders(tmp_path, "waits_once")
-    running = worker(cli, 1, app="tests.support.slot_app:setup_policy")
+    app = ("--app", "tests.support.slot_app:setup_policy")
+    running = cli.start("queue-claim-worker", "--queue", slot_app.QUEUE, *options, *app)
     until(lambda: begun(folder))
+    host = config.host_label()
     monkeypatch.setitem(worker_control.STOP_POLICIES, "own", slot_app.own_policy)
-    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="own")
-    until(lambda: ended(job_id, status="queued"))
+    workers.disable(host, slot_app.QUEUE, stop_policy="own")
+    assert running.wait() == 90, running.err
+    assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
     with db.connect() as conn:
         found = conn.execute(
             "SELECT detail ->> 'reason' AS reason FROM ingest_job_events"
             " WHERE job_id = %s AND event_type = 'requeued'",
             [job_id],
         ).fetchone()
-    assert found == {"reason": f"own policy in {running.process.pid}"}
-    assert row(job_id)["crash_count"] == 0
-    stopped(running)
+    assert found is not None
+    assert found["reason"].startswith(f"own policy of {host} in ")
+    assert "it does not return" not in running.err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("fails", "fails has failed: ValueError: no"), ("slow", "slow takes more than 10 s")],
+)
+def test_a_stop_policy_of_the_app_that_fails_is_hard(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits_once")
+    app = ("--app", "tests.support.slot_app:setup_policy")
+    running = cli.start("queue-claim-worker", "--queue", slot_app.QUEUE, *app)
+    until(lambda: begun(folder))
+    monkeypatch.setitem(worker_control.STOP_POLICIES, name, slot_app.failing_policy)
+    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy=name)
+    assert running.wait() == 79, running.err
+    assert f"stop policy {words}; stopping hard" in running.err
+    assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
 
 
 def test_sigterm_does_not_wait_for_a_database_that_does_not_answer(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from queue_workflows import (
     worker_control,
     workers,
 )
+from queue_workflows.run import stop_policy
 from tests.support import factories, flow, lost_replies, transitions, wait
 from tests.support.worker_views import node_row
 
@@ -260,11 +260,11 @@ def test_an_outage_is_logged_once_for_any_error_text(
 ) -> None:
     with running(worker()):
         wait.until(lambda: sql("SELECT 1 FROM workers WHERE state = 'idle'"))
-        with lost_replies.of_thread("test-worker", ["it closed", "it starts up"]):
+        with lost_replies.of_thread("worker-loop", ["it closed", "it starts up"]):
             job_id = queued("quick")
             wait.until(lambda: node_row(job_id)["status"] == "completed")
-    said = [text for text in caplog.messages if text.startswith("claiming waits")]
-    assert said == ["claiming waits for the database: it closed"]
+    said = [text for text in caplog.messages if text.startswith("waiting for the database")]
+    assert said == ["waiting for the database: it closed"]
 
 
 @contextmanager
@@ -275,7 +275,7 @@ def lost_completion(job_id: str) -> Generator[None]:
     def is_over(conn: db.Connection) -> bool:
         return factories.one(conn, query, job_id)
 
-    with lost_replies.after(is_over, "test-worker") as lost:
+    with lost_replies.after(is_over, "worker-loop") as lost:
         yield
     assert lost.is_set()
 
@@ -334,50 +334,126 @@ def test_an_app_stops_the_worker_with_the_policies_and_names_of_0_3_0(body: Body
     assert event_types(job_id)[:2] == ["claimed", "requeued"]
 
 
-def test_a_policy_of_an_app_knows_its_workers_place(body: Body) -> None:
+@pytest.fixture
+def policy() -> Generator[Callable[[Any], None]]:
+    """Registers a stop policy `own` of the app."""
+
+    def register(own: Any) -> None:
+        worker_control.STOP_POLICIES["own"] = own
+
+    yield register
+    worker_control.STOP_POLICIES.pop("own", None)
+
+
+def test_a_policy_of_an_app_knows_its_worker(body: Body, policy: Callable[[Any], None]) -> None:
     job_id = queued()
-    seen: list[tuple[str, str]] = []
-    left: list[str] = []
+    seen: list[Any] = []
 
     def own(worker: Any, *, on_exit: Callable[[int], object]) -> None:
-        seen.append((worker.host, worker.queue))
-        worker.requeue_inflight_for_control()
-        left.append(node_row(job_id)["status"])
+        worker.requeue_inflight_for_control("for the night")
+        seen.extend([worker.queue, worker.host, worker.host_priority, worker.lease_s])
+        seen.append(node_row(job_id)["status"])
+        worker.heartbeat.send()
+        worker.clear_model()
         on_exit(3)
+        seen.append("went on")
 
+    policy(own)
     codes: list[int] = []
-    worker_control.STOP_POLICIES["own"] = own
-    try:
-        with running(worker(on_exit=lambda code: (codes.append(code), body.release.set()))):
-            assert body.started.wait(30)
-            workers.disable("box", "cpu", stop_policy="own")
-            wait.until(lambda: codes[:1] == [3])
-    finally:
-        del worker_control.STOP_POLICIES["own"]
-    assert (seen[0], left[0]) == (("box", "cpu"), "queued")
+    subject = worker(
+        host_priority=-1,
+        lease_s=60,
+        on_exit=lambda code: (codes.append(code), body.release.set()),
+    )
+    with running(subject):
+        assert body.started.wait(30)
+        workers.disable("box", "cpu", stop_policy="own")
+        wait.until(lambda: codes)
+    assert (seen, codes) == (["cpu", "box", -1, 60, "queued"], [3])
+    assert (subject.queue, subject.host, subject.host_priority) == ("cpu", "box", -1)
+    assert (subject.lease_s, subject.model_cache) == (60, None)
+    subject.heartbeat.send()  # without effect, as it does not run
+    found = sql("SELECT detail FROM workflow_node_events WHERE event_type = 'requeued'")
+    assert [each["detail"]["reason"] for each in found] == ["for the night"]
 
 
-def test_off_with_a_hand_back_that_fails_leaves_a_note(
-    body: Body, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("how", ["raises", "takes too long", "requeues and raises"])
+def test_a_policy_of_an_app_that_fails_is_hard(
+    body: Body,
+    policy: Callable[[Any], None],
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
-    queued()
-    found: list[int] = []
+    over = threading.Event()
 
-    def count_notes() -> None:
-        found.append(sum(path.is_file() for path in (tmp_path / "state").rglob("*")))
+    def own(worker: Any, *, on_exit: Callable[[int], object]) -> None:
+        del on_exit
+        if how == "takes too long":
+            over.wait(60)
+        elif how == "requeues and raises":
+            worker.requeue_inflight_for_control()
+        raise ValueError("no")
+
+    monkeypatch.setattr(stop_policy, "WITHIN_S", 60.0 if how != "takes too long" else 0.2)
+    policy(own)
+    job_id = queued()
+    codes: list[int] = []
+    with running(worker(on_exit=lambda code: (codes.append(code), body.release.set()))):
+        assert body.started.wait(30)
+        workers.disable("box", "cpu", stop_policy="own")
+        wait.until(lambda: codes)
+        over.set()
+    row = node_row(job_id)
+    assert (codes, row["status"], row["attempts"], row["crash_count"]) == ([79], "queued", 0, 0)
+    why = "takes more than" if how == "takes too long" else "has failed: ValueError: no"
+    assert any(f"stop policy own {why}" in text for text in caplog.messages)
+
+
+def test_a_policy_in_the_place_of_ours_is_the_apps(
+    body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = threading.Event()
+    monkeypatch.setitem(
+        worker_control.STOP_POLICIES, "hard", lambda worker, *, on_exit: called.set()
+    )
+    job_id = queued()
+    with running(worker()):
+        assert body.started.wait(30)
+        workers.disable("box", "cpu")
+        assert called.wait(30)
+        body.release.set()
+        wait.until(lambda: node_row(job_id)["status"] == "completed")
+
+
+def test_a_requeue_by_the_app_ends_a_worker_whose_handler_goes_on(
+    body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_policy, "WITHIN_S", 0.5)
+    job_id = queued()
+    codes: list[int] = []
+    subject = worker(on_exit=lambda code: (codes.append(code), body.release.set()))
+    with running(subject):
+        assert body.started.wait(30)
+        subject.requeue_inflight_for_control()
+        assert (node_row(job_id)["status"], codes) == ("queued", [])
+        wait.until(lambda: codes == [77])
+
+
+def test_off_with_a_hand_back_that_fails_leaves_all_the_same(body: Body) -> None:
+    job_id = queued()
+    found: list[tuple[int, str]] = []
 
     def leave(code: int) -> None:
-        count_notes()
-        found.append(code)
+        found.append((code, node_row(job_id)["status"]))
         body.release.set()
 
     with running(worker(on_exit=leave)):
         assert body.started.wait(30)
-        with lost_replies.at_statement("'requeued'", None, meanwhile=count_notes):
+        with lost_replies.at_statement("'requeued'", None):
             workers.disable("box", "cpu", requested_by="test")
-            wait.until(lambda: len(found) >= 3)
-    assert found[:3] == [1, 1, 79], "before it asks the database, and at the exit"
+            wait.until(lambda: found)
+    assert found == [(79, "running")], "its lease brings it back"
 
 
 LISTENING = (
@@ -473,8 +549,10 @@ def test_stop_gives_the_job_back_after_its_deadline(body: Body, monkeypatch: Any
     monkeypatch.setenv("QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S", "0.2")
     job_id = queued()
     codes: list[int] = []
+    left: list[Row] = []
 
     def leave(code: int) -> None:
+        left.extend(sql("SELECT state, job_ids FROM workers"))
         codes.append(code)
         body.release.set()
 
@@ -484,34 +562,9 @@ def test_stop_gives_the_job_back_after_its_deadline(body: Body, monkeypatch: Any
         subject.stop()
         wait.until(lambda: codes == [0])
     row = node_row(job_id)
+    assert left == [{"state": "stopped", "job_ids": []}]
     assert (row["status"], row["attempts"], row["crash_count"]) == ("queued", 0, 0)
     assert event_types(job_id) == ["claimed", "requeued"]
-
-
-def test_the_hand_back_at_a_stop_is_one_commit_with_the_goodbye(
-    body: Body, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The handler goes on until the exit: its claim is given up with the goodbye, not before it."""
-    monkeypatch.setenv("QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S", "0.1")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
-    queued()
-    query = "SELECT j.status || ' ' || w.state FROM workflow_node_jobs j, workers w"
-
-    def state(conn: db.Connection) -> str:
-        return factories.one(conn, query)
-
-    def leave(_: int) -> None:
-        with db.connection() as conn:
-            seen.append(state(conn))
-        body.release.set()
-
-    subject = worker(on_exit=leave)
-    with running(subject):
-        wait.until(lambda: sql("SELECT 1 FROM workers WHERE state = 'busy'"))
-        with lost_replies.states(state) as seen:
-            subject.stop()
-            assert body.release.wait(30)
-    assert [*dict.fromkeys(seen)] == ["running busy", "queued stopped"]
 
 
 def test_stop_lets_a_short_job_end(body: Body) -> None:
@@ -530,18 +583,20 @@ def test_two_workers_of_one_label_never_touch_each_others_job(body: Body) -> Non
     """The label only displays; a renewal or OFF of one does not reach the other's claim."""
     job_id = queued()
     first, second = worker(), worker()
-    assert first.worker_id != second.worker_id
     thread = threading.Thread(target=first.run_once)
     thread.start()
     assert body.started.wait(30)
-    row = node_row(job_id)
-    stranger = row | {"worker_id": second.worker_id}
-    with db.transaction() as conn:
-        assert transitions.renew(conn, stranger) == []
-        assert transitions.fail(conn, stranger) is None
-        assert transitions.hand_back(conn, stranger) is None
-    body.release.set()
-    thread.join(30)
+    with running(second):
+        wait.until(lambda: second.worker_id is not None)
+        row = node_row(job_id)
+        assert row["worker_id"] == first.worker_id
+        stranger = row | {"worker_id": second.worker_id}
+        with db.transaction() as conn:
+            assert transitions.renew(conn, stranger) == []
+            assert transitions.fail(conn, stranger) is None
+            assert transitions.hand_back(conn, stranger) is None
+        body.release.set()
+        thread.join(30)
     assert node_row(job_id)["status"] == "completed"
 
 
@@ -572,8 +627,11 @@ def test_batches_record_each_result_and_each_failure_once(db: Any) -> None:
 
 
 def test_a_batch_that_lost_one_claim_records_the_others(db: Any) -> None:
+    runs: list[int] = []
+
     def task(reason: str, args: Row) -> None:
-        if args["i"] == 1:
+        runs.append(args["i"])
+        if runs == [0]:
             # In one transaction: a renewal in between would save it.
             with db.transaction() as conn:
                 conn.execute(
@@ -587,14 +645,14 @@ def test_a_batch_that_lost_one_claim_records_the_others(db: Any) -> None:
     subject = claim_worker.ClaimWorker(queue="load", host="box", batch=3)
     with running(subject):
         wait.until(lambda: [r["status"] for r in ingest_rows()].count("completed") == 3)
-    # A renewal that finds the claim lost takes the crash back, as the worker lives.
-    assert [r["claim_no"] for r in ingest_rows()] == [2, 1, 1]
-    assert [r["crash_count"] for r in ingest_rows()][1:] == [0, 0]
+    rows = ingest_rows()
+    assert (runs.count(0), runs.count(1), runs.count(2)) == (2, 1, 1)
+    assert [r["claim_no"] for r in rows[1:]] == [1, 1]
+    assert [r["crash_count"] for r in rows[1:]] == [0, 0]
 
 
 @pytest.mark.parametrize(
-    ("queue", "more"),
-    [("nope", {}), ("cpu", {"lease_s": 0}), ("cpu", {"batch": 2}), ("load", {"batch": 0})],
+    ("queue", "more"), [("nope", {}), ("cpu", {"lease_s": 0}), ("load", {"batch": 0})]
 )
 def test_what_cannot_work_is_refused(queue: str, more: Row) -> None:
     with pytest.raises(ValueError, match=queue if queue == "nope" else "must|batch"):
@@ -749,7 +807,6 @@ def test_a_join_counts_on_nothing_that_was_not_committed(body: Body, refusing: N
 
     with running(worker()):
         wait.until(lambda: states().get("s/b") == "completed")
-        wait.until(lambda: node_queue.count_unprocessed_dispatch_events() == 0)
         flow.dispatch_all()
         assert states() == {"s/a": "queued", "s/b": "completed"}
 

@@ -491,15 +491,27 @@ def setup_resolver() -> None:
 
 
 def own_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
-    """Hand the jobs back for a reason of the app's own."""
-    del on_exit
-    worker.requeue_inflight_for_control(f"own policy in {os.getpid()}")
+    """Hand the jobs back for a reason of the app's own, and leave with a code of its own."""
+    worker.heartbeat.send()
+    worker.requeue_inflight_for_control(f"own policy of {worker.host} in {os.getpid()}")
+    on_exit(worker.host_priority + 90)
+    raise AssertionError("it does not return")
+
+
+def failing_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
+    """Raise an error."""
+    raise ValueError("no")
+
+
+def slow_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
+    """Take too long."""
+    time.sleep(60)
 
 
 def setup_policy() -> None:
-    """Do as `setup` does, with a stop policy of the app's own."""
+    """Do as `setup` does, with stop policies of the app's own."""
     setup()
-    worker_control.STOP_POLICIES["own"] = own_policy
+    worker_control.STOP_POLICIES.update(own=own_policy, fails=failing_policy, slow=slow_policy)
 
 
 def setup_logs() -> None:
