@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 from tests.soak import evidence, fault_plan, fleet, journal
 
@@ -13,13 +12,9 @@ GRACE_S = 1.5
 """A handler may act for so long after its claim was taken: guards are checked each 0.5 s."""
 RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
 DEADLY = ("stop", "freeze", "restart", "stall")
-"""Faults, kills aside, after which a claim may count as a crash: the short lease ends meanwhile."""
-NOTE_S = 5.0
-"""What the next worker of a seat may take before it reports the notes of the one before."""
+"""Faults, kills aside, after which a claim may be taken back: the short lease ends meanwhile."""
 PATIENT = ("restart", "stall")
 """The same for a worker whose lease outlasts the others."""
-EVIDENT = ("stop", "stall")
-"""Faults, kills aside, of the process itself; the database was there."""
 LEFT = ("reclaimed", "requeued", "retried", "parked", "completed", "failed", "cancelled")
 """Events with which a claim ends."""
 ENDED = ("completed", "failed", "cancelled")
@@ -120,7 +115,7 @@ def executions(seen: Seen) -> Found:
 
 
 def crashes(seen: Seen) -> Found:
-    """Find crashes of processes that neither a fault nor their own handler ended."""
+    """Find claims taken back from processes that neither a fault nor their own handler ended."""
     bodies = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
     for job_id, job in seen.jobs.items():
         if job["crash_count"] > fleet.MAX_CRASHES:
@@ -145,11 +140,9 @@ def crashes(seen: Seen) -> Found:
 
 
 def charged(seen: Seen) -> Found:
-    """Find crashes that were charged although the database was away.
+    """Find crashes that were charged although nobody can have seen a process die.
 
-    A frozen connection and a restarted server end claims too, by the fence, and charge nothing.
-    But a job that failed as poison keeps a crash if its worker's note came too late, as it does
-    where no parent has the database meanwhile (docs/decisions/0021).
+    A stopped process, a frozen connection and a restarted server end claims too: they count lapses.
     """
     handlers = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
     for job_id, job in seen.jobs.items():
@@ -163,30 +156,9 @@ def charged(seen: Seen) -> Found:
                 continue
             since, until = claim.at - RECOVERY_S, event.at + 1
             evident += (
-                seen.hit(EVIDENT, claim.pid, since, until)
+                seen.hit((), claim.pid, since, until)
                 or seen.died_in_executor(job_id, event.claim)
                 or any(line.pid == claim.pid and since <= line.at <= until for line in handlers)
-                or _was_noted_too_late(seen, job, claim, event)
             )
         if job["crash_count"] > evident:
             yield f"job {job_id}: {job['crash_count']} crashes charged, {evident} with evidence"
-
-
-def _was_noted_too_late(
-    seen: Seen, job: dict[str, Any], claim: evidence.Event, event: evidence.Event
-) -> bool:
-    """Return whether a job failed as poison before the worker of this claim could leave word.
-
-    Its database was away when the claim ended, and no parent has another connection. It may be an
-    earlier claim than the one with which the job failed, if the database stayed away so long.
-    """
-    seat = seen.seat(claim)
-    if seat is None or seat.care == fleet.REAPED or not str(job["error"]).startswith("poison: "):
-        return False
-    failed_at = seen.finals(event.job)[-1].at
-    return any(
-        (fault.is_kill or fault.kind in DEADLY)
-        and fault.hits(claim.pid, claim.at - RECOVERY_S, event.at + 1)
-        and (event.kind == "failed" or fault.until + NOTE_S >= failed_at)
-        for fault in seen.faults
-    )

@@ -1,4 +1,4 @@
-"""Check ingest jobs: keys, lock keys, limits, pauses, attempts, and charges of crashes."""
+"""Check ingest jobs: keys, lock keys, limits, pauses and attempts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.soak import check_claims, evidence, faults, fleet, journal, observer, tasks
+from tests.soak import check_claims, evidence, fleet, journal, observer, tasks
 
 SLACK_S = 0.005
 """How exactly the database's time is known on the journal's clock."""
-RECOVERY_DELAY_S = 5.0
-"""A parent takes claims back within this time; a later reclaim was not its own."""
-BEGUN_S = 0.6
-"""On a busy machine a handler begins this long before its first line in the journal."""
 PAUSE_S = 1.0
 """A pause may begin so long before its acknowledgement, and end so long after its request."""
 BACK_S = 5.0
@@ -182,36 +178,6 @@ def _impatient(seen: Seen, job_id: str, job: dict[str, Any], again: list[evidenc
             waited = start.at - event.at
             if start.claim == (event.claim or 0) + 1 and waited < tasks.AGAIN_S - SLACK_S:
                 yield f"job {job_id}: claim {start.claim} of {job['what']} ran after {waited:.2f} s"
-
-
-def charged_without_running(seen: Seen) -> Found:
-    """Find crashes below a parent that are charged to jobs whose handlers did not run."""
-    killed = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
-    kills = [f for f in seen.faults if f.is_kill and f.kind != faults.KILL_PARENT]
-    for job_id in seen.jobs:
-        claims = seen.claims(job_id)
-        for event in seen.events.get(job_id, []):
-            claim = claims.get(event.claim or 0)
-            if event.kind not in ("reclaimed", "failed") or claim is None:
-                continue
-            seat = seen.seat(claim)
-            if seat is None or seat.care != fleet.SUPERVISED:
-                continue
-            died = [f.at for f in kills if claim.pid in f.pids]
-            died += [line.at for line in killed if line.pid == claim.pid]
-            died = [at for at in died if event.at - RECOVERY_DELAY_S < at <= event.at + SLACK_S]
-            if not died or (event.kind == "failed" and event.worker == claim.worker):
-                continue
-            if not _ran(seen, claim, min(died)):
-                yield f"job {job_id}: claim {event.claim} was charged, and its body did not run"
-
-
-def _ran(seen: Seen, claim: evidence.Event, died: float) -> bool:
-    """Return whether the handler of a claim may have run when its process died."""
-    lines = [line for line in seen.by_job.get(claim.job, []) if line.claim == claim.claim]
-    if not lines:
-        return claim.at > died - BEGUN_S
-    return all(line.word != "end" or line.at > died - BEGUN_S for line in lines)
 
 
 def figures(seen: Seen) -> list[tuple[str, str]]:

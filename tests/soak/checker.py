@@ -43,7 +43,6 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "more starts than a rate allows": check_jobs.hurried,
     "claimed while paused": check_jobs.paused,
     "attempts miscounted or beyond the last": check_jobs.attempts,
-    "jobs charged that did not run": check_jobs.charged_without_running,
     "normal jobs and runs that waited too long": check_liveness.waited,
     "commands, logs and folders": check_liveness.shown,
     "hostile roles that succeeded": check_liveness.rights,

@@ -90,11 +90,9 @@ def _patient_commits(conn: Conn) -> None:
     edit(conn, "queue_workflows_take_locks", *changes)
 
 
-def _blame_nobody_else() -> None:
-    """Let a worker that the database kept from renewing exit as if its handler had crashed it."""
-    from queue_workflows.worker import renewal_failures
-
-    replace(renewal_failures.Renewals, "blame_database", lambda _: False)
+def _charge_lapses() -> None:
+    """Count a crash of each job whose lease has lapsed, though nobody knows why it did."""
+    replace(statements.recovery, "count_lapse", statements.recovery.count_crash)
 
 
 MUTANTS = {
@@ -140,7 +138,7 @@ MUTANTS = {
         jobs={"locked": 24, "limited": 12}, strangers="constraints",
     ),
     "charges": Mutant(
-        "a claim that ended because the database was away counts as a crash",
-        "crashes charged without evidence", _blame_nobody_else, None, "freeze", {"long": 3}, 4.0,
+        "a lapsed lease counts as a crash",
+        "crashes charged without evidence", _charge_lapses, None, "freeze", {"long": 3}, 4.0,
     ),
 }  # fmt: skip

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from queue_workflows.db import statements
-from queue_workflows.worker import crash_recovery
-from tests.soak.mutant import Conn, Mutant, edit, replace, rewrite
+from tests.soak.mutant import Conn, Mutant, edit, rewrite
 
 
 def _two_of_a_key(conn: Conn) -> None:
@@ -50,16 +48,6 @@ def _count_snoozes() -> None:
     rewrite(statements.handback.hand_back, old, b"attempts = j.attempts + 1, " + old)
 
 
-def _charge_everybody() -> None:
-    """Count a death against all jobs of its process."""
-    recover_claims = crash_recovery.recover_claims
-
-    def charged(conn: Conn, ended: Any, **more: Any) -> Any:
-        return recover_claims(conn, ended, **{**more, "ran": None})
-
-    replace(crash_recovery, "recover_claims", charged)
-
-
 MUTANTS = {
     "keys": Mutant(
         "two jobs may have one idempotency key", "one key, more than one job",
@@ -89,9 +77,5 @@ MUTANTS = {
     "snoozes": Mutant(
         "a snooze counts as a failed attempt",
         "attempts miscounted or beyond the last", _count_snoozes, jobs={"retried": 24},
-    ),
-    "innocents": Mutant(
-        "a parent charges a death to all claimed jobs, whether their handlers ran or not",
-        "jobs charged that did not run", _charge_everybody, jobs={"mixed": 24},
     ),
 }  # fmt: skip

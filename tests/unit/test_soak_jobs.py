@@ -324,30 +324,6 @@ def test_an_attempt_that_did_not_wait_is_found(waited: float, found: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("lines", "found"),
-    [
-        ([("start", 3.0), ("beat", 3.9)], 0),
-        ([("start", 3.0), ("end", 4.9)], 0),  # its parent cannot know yet
-        ([("start", 3.0), ("end", 3.2)], 1),
-        ([], 1),
-    ],
-)
-def test_a_death_that_is_charged_to_whom_it_was_not_due_is_found(
-    lines: list[tuple[str, float]], found: int
-) -> None:
-    story = Story()
-    story.job("j", queue=tasks.FEEDS)
-    story.event("j", "claimed", 2.9)
-    for word, at in lines:
-        story.line(word, "j", at)
-    story.faults.append(faults.Fault("kill, supervised", POOL.name, 5.0, 5.0, (PID,)))
-    story.event("j", "reclaimed", 5.1)
-    assert len([*check_jobs.charged_without_running(story.seen())]) == found
-    story.faults.clear()
-    assert not [*check_jobs.charged_without_running(story.seen())]
-
-
-@pytest.mark.parametrize(
     ("fault", "kind", "error", "found"),
     [
         ("stop", "reclaimed", None, 0),
