@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import gc
 import json
+import math
 import os
 import select
 import signal
@@ -41,6 +42,8 @@ are left for that.
 """
 CHECK_S: Final = 0.1
 """Seconds between two checks for ended executors where there are no pidfds, or one is traced."""
+LATE_S: Final = 5.0
+"""Seconds in which the kernel may have ended it for a deadline that was moved too late."""
 REAP_S: Final = 0.5
 """Seconds that a launcher gets to end after its channel was closed."""
 PACKET: Final = 1 << 20
@@ -88,6 +91,8 @@ class Launcher:
         self._end = end
         self._number = 0
         self._until: float | None = None
+        self._late_at = -math.inf
+        """When a deadline had passed that was moved only then."""
 
     @classmethod
     def load(cls, app: executor.App) -> tuple[Launcher, loaded_app.Registered]:
@@ -180,6 +185,9 @@ class Launcher:
 
     def hold(self, until: float | None) -> None:
         """Let it kill all executors at this time (`clock.boot_s`), unless this is called again."""
+        now = clock.boot_s()
+        if self._until is not None and now >= self._until:
+            self._late_at = now
         self._until = until
         self._say({"hold": until})
 
@@ -203,7 +211,8 @@ class Launcher:
         code = os.waitstatus_to_exitcode(status)
         if code >= 0:
             return LauncherLost(f"ended with exit code {code}")
-        late = self._until is not None and clock.boot_s() >= self._until
+        now = clock.boot_s()
+        late = now < self._late_at + LATE_S or (self._until is not None and now >= self._until)
         return LauncherLost(f"killed by {signal_name(-code)}", signum=-code, by_deadline=late)
 
     def close(self) -> None:

@@ -296,14 +296,15 @@ class Desk:
             own.may_claim |= len(jobs) == count
             self._again_at = min(self._again_at, now + own.times.wait_s)
             self._seams.wake_at(self._again_at)
-        self._take(own, jobs, late=now - asked > LATE * own.who.lease_s)
+        self._take(own, jobs, asked)
 
-    def _take(self, own: lane.Lane, jobs: Sequence[claimed_job.ClaimedJob], *, late: bool) -> None:
+    def _take(self, own: lane.Lane, jobs: Sequence[claimed_job.ClaimedJob], asked: float) -> None:
         """Take over claimed jobs, or hand them back if nothing can be done with them any more."""
         why = "shutdown" if self.stopping else "turned off" if own.off else ""
-        if late and jobs:
+        took_s = self.now() - asked
+        if took_s > LATE * own.who.lease_s and jobs:
             why = "its claim took too long"
-            _log.warning("a claim took too long; its jobs are handed back: %d", len(jobs))
+            _log.warning("a claim took %.1f s: jobs handed back: %d", took_s, len(jobs))
         if self.heard_cancel:
             self._seams.wake_at(self.now())
         for job in jobs:
@@ -399,7 +400,7 @@ class Desk:
             own.claiming = False
             jobs, _ = own.take(rows, asked)
             own.may_claim |= bool(jobs)
-            self._take(own, jobs, late=self.now() - asked > LATE * own.who.lease_s)
+            self._take(own, jobs, asked)
 
         def refused(error: db.Error) -> None:
             own.claiming = False
