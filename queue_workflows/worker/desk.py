@@ -59,6 +59,8 @@ REFUSED_WAIT_S: Final = 60.0
 """Seconds for which a job waits if its end cannot be recorded, not even as poison."""
 RETRY_FIRST_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
+UNSURE_S: Final = 1.0
+"""Seconds after a lost reply at which a worker looks a second time for claims that it does not know."""
 LOST_WITHIN_S: Final = 0.5
 """Seconds that a worker whose claim is lost has for its records before it exits."""
 EXIT_WITHIN_S: Final = 4.0
@@ -413,6 +415,8 @@ class Desk:
         for job, _ in done:
             job.recording = False
         own.unsure = own.may_claim = True
+        own.unsure_at = self.now() + UNSURE_S
+        self._seams.wake_at(own.unsure_at)
         own.claiming = False
 
     def _resolve(self, own: lane.Lane) -> link.Request:
@@ -840,6 +844,10 @@ class Desk:
         elif self._locked:
             self._seams.ring()
         for own in self.lanes:
+            if now >= own.unsure_at:
+                own.unsure, own.unsure_at = True, math.inf
+                self._seams.ring()
+            due = min(due, own.unsure_at)
             if now >= own.check_at():
                 self._return_waiting(own, "waited too long for an executor")
             for job in [*own.jobs.values()]:

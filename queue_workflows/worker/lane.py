@@ -70,6 +70,8 @@ class Lane:
         """The policy by which the queue is OFF; None: it is ON."""
         self.unsure = False
         """Whether a commit may have happened whose reply was lost."""
+        self.unsure_at = math.inf
+        """When to look again: the server may have gone on with the statement for a while."""
         self.apart = 0
         """How many of `done` are recorded one by one, without a claim, as a statement of all was
         refused."""

@@ -370,18 +370,11 @@ class Leases:
 
         def again(error: db.Error | None = None) -> None:
             self._logs.put_back(written, keep=not self._leaving)
-            if self._leaving:
-                why = str(error).strip() if error else "the connection was lost"
-                _log.warning(
-                    "the last lines of %d job logs are not stored: %s", len(written.changed), why
-                )
+            if error is not None or self._leaving:
+                why = str(error).strip() if error is not None else "the connection was lost"
+                _log.warning("the logs of %d jobs are not stored: %s", len(written.changed), why)
 
-        def refused(error: db.Error) -> None:
-            count = len(written.changed)
-            _log.warning("the logs of %d jobs are not stored: %s", count, str(error).strip())
-            again()
-
-        return link.Request(written.script(), _ignore, refused, again)
+        return link.Request(written.script(), _ignore, again, again)
 
 
 def _renewals(

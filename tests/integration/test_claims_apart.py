@@ -1,13 +1,12 @@
-"""A claim that tries row by row obeys what every claim obeys; a renewal skips a bad row."""
+"""A claim that tries row by row obeys what every claim obeys."""
 
 from __future__ import annotations
 
 import pytest
 
 from queue_workflows import config, db, queues, workers
-from queue_workflows.engine import claim_isolation, job_tables
-from queue_workflows.worker import claim_writes, claims_in_flight, guards
-from tests.support import app_triggers, factories, rows_before_checks, transitions
+from queue_workflows.engine import claim_isolation
+from tests.support import factories, rows_before_checks, transitions
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 QUEUE = "load"
@@ -55,21 +54,3 @@ def test_limits_lock_keys_pauses_and_off_hold_there_too(conn: db.Connection) -> 
     assert claimed() is None
     queues.limit(QUEUE, max_running=3)
     assert claimed() is not None
-
-
-def test_a_renewal_that_one_row_refuses_renews_the_others(conn: db.Connection) -> None:
-    config.configure(ingest_queues={QUEUE})
-    for number in range(3):
-        factories.ingest(conn, id=f"j{number}", queue=QUEUE)
-    jobs = transitions.claim(conn, transitions.who(QUEUE), 3)
-    ends = {
-        job_tables.lease_of(job_tables.INGEST_JOBS, job): guards.LeaseEnd(0.0, 5.0) for job in jobs
-    }
-    with app_triggers.refusing(conn, "ingest_jobs", "OLD.id = 'j1'"):
-        found = claim_writes.renew(conn, ends, {}, lease_s=60.0, sent=100.0)
-    assert found == claims_in_flight.RenewalResult([], [])
-    assert {lease.job_id: end.ends for lease, end in ends.items()} == {
-        "j0": 105.0,
-        "j1": 5.0,
-        "j2": 105.0,
-    }

@@ -277,6 +277,19 @@ def test_a_waiting_job_starts_as_soon_as_an_executor_is_free() -> None:
     assert world.job("b").place is not None
 
 
+def test_a_lost_claim_that_is_committed_late_is_given_back_too() -> None:
+    """The server goes on with a statement whose client is gone."""
+    world = World()
+    world.request().lost()
+    for wait_s in (0.0, desk.UNSURE_S):
+        world.later(wait_s)
+        request = world.request()
+        assert next(request.script).text == statements.handback.strays["ingest_jobs"]
+        request.done([])
+    world.later(desk.UNSURE_S)
+    assert world.claimed() == 1
+
+
 # Renewals.
 
 
