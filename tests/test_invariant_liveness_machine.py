@@ -76,7 +76,7 @@ class Machine(fleet_apps.Apps, fleet_workers.Workers, fleet_faults.Faults):
             self.switch(host, queue, None, None)
         for slot in self.slots:
             if slot.process.work is not None:
-                self.finish_in(slot, "completed", claim=False, drain=True)
+                self.finish_in(slot, "completed", claim=False)
         for job in self.fleet.running:
             self.change(job, "lease_expires_at = now() - interval '1 s'")
             job.lapsed = True
@@ -104,7 +104,7 @@ class Machine(fleet_apps.Apps, fleet_workers.Workers, fleet_faults.Faults):
             for slot in self.slots:
                 while self.claim_in(slot, True, False):
                     worked = True
-                    self.finish_in(slot, "completed", claim=False, drain=turn % 3 == 0)
+                    self.finish_in(slot, "completed", claim=False)
                     self.look_at_rows()
             self.nothing_is_wrong()
             if not worked:

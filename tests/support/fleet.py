@@ -12,6 +12,7 @@ import pytest
 
 from queue_workflows import config, db, dispatcher, input_listener, node_pool
 from queue_workflows.dag import policy
+from queue_workflows.db import link
 from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import (
     attempts,
@@ -23,21 +24,16 @@ from queue_workflows.engine import (
     recovery,
 )
 from queue_workflows.maintenance import periodic
-from queue_workflows.runtime import clock
-from queue_workflows.telemetry import worker_usage
-from queue_workflows.types import Row
-from queue_workflows.worker import claimer, current_job, guards, lease_keeper, slot
-from tests.support import deaths, transitions
+from queue_workflows.run import executors
+from queue_workflows.worker import claimed_job, desk, guards, job_logs, lane, leases, shapes
+from tests.support import deaths, transitions, worker_scripts
 from tests.support import fleet_model as model
 
 _pids = itertools.count(5_000_000)
 """No process has such pids."""
 
 
-NOTHING_SEEN = worker_usage.Sample(None, None)
-
-
-GUARDS = {"budget_trip": 75, "stall_trip": 76, "reassigned": 77, "gpu_health_trip": 78}
+GUARDS = {"budget_trip": 75, "stall_trip": 76, "gpu_health_trip": 78}
 """The exit code of each event of a guard."""
 
 
@@ -46,17 +42,6 @@ def hold_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "BASE_S", 3600.0)
     monkeypatch.setattr(input_listener, "NOT_PARKED_RETRY_S", 3600.0)
     monkeypatch.setenv(config.CRASH_BACKOFF_S.variables[0], "3600")
-
-
-class Left(BaseException):
-    """A worker leaves its process, with this code."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-
-def leave(code: int) -> None:
-    raise Left(code)
 
 
 @dataclass(eq=False)
@@ -68,7 +53,7 @@ class Process:
     pid: int
     worker_id: str
     locks: bool
-    work: current_job.Work | None = None
+    work: claimed_job.ClaimedJob | None = None
     job: model.Job | None = None
     alive: bool = True
     quiet: bool = False
@@ -103,6 +88,152 @@ def mind(of: Any) -> Generator[None]:
         run_cache._cache = before
 
 
+class Place:
+    """An executor with one job."""
+
+    shared = False
+
+    def __init__(self, job: claimed_job.ClaimedJob) -> None:
+        self.jobs = {1: job}
+
+
+class Runner:
+    """One executor, whose handler ends when the test says so."""
+
+    gives_back = False
+
+    def __init__(self) -> None:
+        self.accepts = False
+        self.places: list[Place] = []
+
+    @property
+    def room(self) -> int:
+        return 1 - len(self.places)
+
+    def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
+        del isolated, shared
+        job.place = Place(job)
+        self.places.append(job.place)
+
+    def interrupt(self, job: Any, reason: str) -> None:
+        del job, reason
+
+    def recorded(self, job: Any, found: object) -> None:
+        del job, found
+
+
+class Always:
+    """A guard that fails."""
+
+    def __init__(self, failure: guards.Failure) -> None:
+        self._failure = failure
+
+    def beat(self, now: float) -> None:
+        del now
+
+    def check(self, now: float) -> guards.Failure:
+        del now
+        return self._failure
+
+
+def ignore(*_: object) -> None:
+    return
+
+
+class Core:
+    """What a worker process decides, with its statements one by one on a connection."""
+
+    def __init__(self, who: claims.Claimant, conn: db.Connection, *, locks: bool) -> None:
+        self._conn = conn
+        self.now = 1000.0
+        self._killed: list[Any] = []
+        self.runner: Any = Runner()
+        logs = job_logs.JobLogs(ignore, self.clock)
+        seams = desk.Seams(ignore, ignore, lambda place, *_: self._killed.append(place))
+        self.desk = desk.Desk(seams, logs, ends_with_job=True, now_fn=self.clock)
+        self.lane = lane.Lane(who, shapes.Shape(1), self.runner, now_fn=self.clock)
+        self.desk.lanes.append(self.lane)
+        columns = {"current_model": None, "known_models": [], "vram_total_mb": None}
+        self.leases = leases.Leases(
+            self.desk, logs, hold=ignore, ring=ignore,
+            report=lambda: {"columns": columns}, now_fn=self.clock,
+        )  # fmt: skip
+        self.leases.locked = locks
+
+    def clock(self) -> float:
+        return self.now
+
+    @property
+    def held(self) -> claimed_job.ClaimedJob | None:
+        """Return its job."""
+        return next(iter(self.lane.jobs.values()), None)
+
+    def serve(self, request: link.Request | None, lost: str | None = None) -> None:
+        """Run a request; `lost`: whether its connection is lost before or after the commit."""
+        assert request is not None
+        if lost == "before":
+            request.lost()
+            return
+        try:
+            found = worker_scripts.run(self._conn, request.script)
+        except db.Error as error:
+            request.refused(error)
+        else:
+            request.lost() if lost == "after" else request.done(found)
+
+    def serve_until(self, done: Callable[[], bool], lost: str | None = None) -> None:
+        """Run the requests of the claiming connection until then."""
+        for _ in range(20):
+            if done():
+                return
+            self.now += desk.RETRY_MAX_S + 1
+            self.serve(self.desk.next(), lost)
+            lost = None
+        raise AssertionError("it does not end")
+
+    def wants(self, claim: bool, *, promote: bool = False) -> None:
+        """Let it claim, or not. What has become due is let in only if the test requests that."""
+        self.lane.off = None
+        self.runner.accepts = self.lane.may_claim = claim
+        self.lane.promote = promote
+        self.lane.times.forget()
+
+    def claim(self, promote: bool, *, unseen: bool = False) -> claimed_job.ClaimedJob | None:
+        """Claim a job; `unseen`: the reply is lost."""
+        self.wants(True, promote=promote)
+        self.serve(self.desk.next(), "after" if unseen else None)
+        self.wants(False)
+        self.serve_until(lambda: not self.lane.unsure)
+        return self.held
+
+    def finish(
+        self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome, claim: bool, cut: str | None
+    ) -> claimed_job.ClaimedJob | None:
+        """Record how a job has ended; return the one that the same statement has claimed."""
+        if job.place is not None:  # else it waits for input, and has no handler
+            self.runner.places.clear()
+            self.desk.ended(job, outcome)
+        self.wants(claim)
+        self.serve_until(lambda: self.lane.jobs.get(job.id) is not job, cut)
+        self.wants(False)
+        self.serve_until(lambda: not self.lane.unsure)
+        return self.held
+
+    def end_killed(self) -> None:
+        """Let the executors that are to be killed die, and what follows be written."""
+        while self._killed:
+            (job,) = self._killed.pop().jobs.values()
+            self.runner.places.clear()
+            self.desk.died(job, executors.Death("killed", {}, False, "its job"))
+            self.serve_until(lambda job=job: self.lane.jobs.get(job.id) is not job)
+
+    def leave(self) -> None:
+        """Record that the worker has stopped."""
+        self.leases.leave()
+        while not self.leases.left:
+            self.serve(self.leases.next())
+
+
 class Slot:
     """A place for a worker, in which one process follows the other."""
 
@@ -111,25 +242,19 @@ class Slot:
         locks: bool = True,
     ) -> None:  # fmt: skip
         self.host, self.queue, self.newest, self.locks = host, queue, newest, locks
-        self.table = job_tables.NODE_JOBS if queue in ("cpu", "gpu") else job_tables.INGEST_JOBS
         self._lives = lives
+        self._conn = db.connect()
         self.mind: Any = run_cache._Cache(8)
-        self.claimer = claimer.Claimer(self.table, self.who)
-        self.claimer._pause.set()  # it waits for nothing before it tries again
         self.process = self._born()
-        self.watch = lease_keeper.LeaseKeeper(
-            [slot.Slot(self.who)], on_exit=leave, sampler=lambda: NOTHING_SEEN
-        )
-
-    def who(self) -> claims.Claimant:
-        return transitions.who(
-            self.queue, self.process.worker_id, host=self.host, newest=self.newest
-        )
 
     def _born(self) -> Process:
         pid = next(_pids)
         worker_id = deaths.worker_id(self.host, pid, "0")
         self._lock("pg_advisory_lock", worker_id)
+        who = transitions.who(
+            self.queue, worker_id, host=self.host, newest=self.newest, lease_s=600
+        )
+        self.core = Core(who, self._conn, locks=self.locks)
         return Process(self.host, self.queue, pid, worker_id, self.locks)
 
     def _lock(self, function: str, worker_id: str) -> None:
@@ -142,67 +267,46 @@ class Slot:
         dead = self.process
         dead.alive = False
         self._lock("pg_advisory_unlock", dead.worker_id)
-        self.claimer._own_jobs, self.claimer._was_lost, self.claimer._release_again = (
-            set(),
-            False,
-            False,
-        )
-        self.claimer._asked_at = None
         self.process = self._born()
-        self.watch.heartbeat.locked = self.locks
         return dead
-
-    def forget_times(self) -> None:
-        """Let the next claim admit what has become due only if the test requests that."""
-        self.claimer._times.forget()
 
     def close(self) -> None:
         self._lock("pg_advisory_unlock", self.process.worker_id)
-        self.claimer.close()
-        self.watch._close()
+        self._conn.close()
 
-    def past(self, row: Row, job: model.Job) -> Past:
-        """Return a claim of this slot, which it may lose."""
-        return Past(job, job_tables.lease_of(self.table, row))
-
-    def begin(self, row: Row, job: model.Job) -> None:
-        lease_end = guards.LeaseEnd(clock.boot_s(), 600)
-        self.process.work = current_job.Work(self.table, row, lease_end)
-        self.process.job = job
-
-    def claim_unseen(self, conn: db.Connection, promote: bool) -> None:
-        """Let the server make a claim of this slot whose reply is lost."""
-        step = claims.node_step if self.table.in_run else claims.ingest_step
-        step(conn, self.who(), promote=promote)
-        self.claimer.lose()
-        self.claimer.connection()
+    def beat(self) -> None:
+        """Report what the process does."""
+        self.core.serve(self.core.leases._beat(self.core.now))
 
     def judge(self, act: str) -> int | None:
-        """Let the lease keeper act on the running job; return the exit code, if it exits.
+        """Let the worker act on the running job; return the exit code, if it exits.
 
         `act`: `renew`, `control`, `stop` (the shutdown timeout is over), `cancelled` (its grace is
-        over), or the event of a guard.
+        over), `late` (the lease is about to end), or the event of a guard.
         """
-        work = self.process.work
+        work, core = self.process.work, self.core
         assert work is not None
-        acts: dict[str, Callable[[], object]] = {
-            "renew": self.watch._renew,
-            "control": self.watch._check_control,
-            "stop": lambda: self.watch._shutdown.give_back(work),
-            "cancelled": lambda: self.watch._shutdown.stop_cancelled(work),
-        }
-        for event, code in GUARDS.items():
-            failure = guards.Failure(code, event, "r")
-            acts[event] = lambda failure=failure: self.watch._shutdown.end_by_guard(work, failure)
-        self.watch.begin(work)
-        try:
-            with mind(self.mind):
-                acts[act]()
-        except Left as left:
-            return left.code
-        finally:
-            self.watch.end(work)
-        return None
+        with mind(self.mind):
+            if act == "renew":
+                core.serve(core.leases._renew(core.now))
+            elif act == "control":
+                core.serve(core.leases._check_control(core.now))
+            else:
+                work.lease_end.beat(core.now)
+                if act == "stop":
+                    core.desk.stop(0.0)
+                elif act == "cancelled":
+                    work.cancel_at = core.now
+                elif act == "late":
+                    work.lease_end.ends = core.now
+                else:
+                    work.guards = [Always(guards.Failure(GUARDS[act], act, "r"))]
+                core.desk.tick(core.now)
+            core.end_killed()
+            if not core.desk.stopping:
+                return None
+            core.leave()
+        return core.desk.exit_code
 
 
 class Orchestrator:
@@ -244,28 +348,6 @@ class Orchestrator:
 def outcome(how: str) -> outcomes.Outcome:
     """Return the outcome of a handler, by its kind."""
     return outcomes.Outcome(how, 0.1, error="e" if how == "failed" else "")
-
-
-class Cut:
-    """A connection that is lost once, before or after a worker's write was committed."""
-
-    def __init__(self, of: claimer.Claimer, when: str | None) -> None:
-        self._of, self._when, self._record = of, when, of._record
-
-    def __enter__(self) -> None:
-        self._of._record = self._once  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        self._of._record = self._record  # type: ignore[method-assign]
-
-    def _once(self, *given: Any, **more: Any) -> Row | None:
-        when, self._when = self._when, None
-        if when == "before":
-            raise db.OperationalError("the connection is lost")
-        row = self._record(*given, **more)
-        if when == "after":
-            raise db.OperationalError("the reply is lost")
-        return row
 
 
 WRITES = ("completed", "failed", "renew", "trip", "back", "park")

@@ -21,7 +21,7 @@ SLOTS = (
 )  # fmt: skip
 TABLES = ("workflow_node_jobs", "ingest_jobs")
 _FACTS = (
-    "status, worker_id, claim_no, attempts, crash_count, watchdog_retries, generation,"
+    "status, worker_id, claim_no, attempts, crash_count, lapse_count, watchdog_retries, generation,"
     " priority, cancel_requested_at IS NOT NULL, blocked_reason IS NOT NULL, max_attempts"
 )
 # Everything that the model predicts, in one round trip.

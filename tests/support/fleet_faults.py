@@ -164,7 +164,7 @@ class Faults(fleet_base.Base):
             gone = {each.worker_id for each in self.dead if each.locks and each.quiet}
             for job in self.fleet.running if one.trusts(30) else ():
                 if job.quiet and job.worker in gone:
-                    job.crash()
+                    job.lapse()
         else:
             self.conn.execute(  # the clock of the rows goes on by itself
                 "UPDATE worker_heartbeats SET last_seen = now()"
@@ -176,7 +176,7 @@ class Faults(fleet_base.Base):
                 self.flagged[key] = self.flagged[key] or self.stale[key]
 
     def reclaim(self, one: fleet.Orchestrator) -> None:
-        """Reclaim lapsed leases as crashes, unless the orchestrator was away since the renewal."""
+        """Reclaim lapsed leases as lapses, unless the orchestrator was away since the renewal."""
         had_s = one.had_s
         for table in TABLES:  # the clock of the rows goes on by itself
             self.conn.execute(
@@ -186,6 +186,6 @@ class Faults(fleet_base.Base):
         one.reclaim()
         for job in self.fleet.running:
             if job.lapsed and had_s and not job.quiet:
-                job.crash()
+                job.lapse()
             elif job.lapsed:
                 job.back(front=True)

@@ -11,6 +11,7 @@ DONE = ("completed", "skipped")
 FRONT = 10
 MAX_CRASHES = 3
 MAX_TRIPS = 3
+MAX_LAPSES = 10
 
 
 class Node(NamedTuple):
@@ -38,6 +39,8 @@ class Job:
     claim_no: int = 0
     attempts: int = 0
     crashes: int = 0
+    lapses: int = 0
+    """How often in a row nobody has recorded how its claim ended."""
     trips: int = 0
     asked: bool = False
     """Its end was requested while it ran."""
@@ -49,14 +52,12 @@ class Job:
     quiet: bool = False
     """It has not been renewed for long."""
     gone: bool = False
-    charged: set[int] = field(default_factory=set[int])
-    """The claims that counted a crash and queued the job again."""
 
     def facts(self) -> tuple[object, ...]:
         """Return what the row must contain."""
         return (
-            self.status, self.worker, self.claim_no, self.attempts, self.crashes, self.trips,
-            self.generation, self.priority, self.asked, self.waits, self.max_attempts,
+            self.status, self.worker, self.claim_no, self.attempts, self.crashes, self.lapses,
+            self.trips, self.generation, self.priority, self.asked, self.waits, self.max_attempts,
         )  # fmt: skip
 
     def is_held(self, worker: str, claim_no: int) -> bool:
@@ -74,6 +75,8 @@ class Job:
 
     def become(self, status: str) -> None:
         """Enter any state but running; finishing or parking a node adds its event."""
+        if self.status == "running":
+            self.lapses = 0
         self.status, self.worker, self.lapsed, self.quiet = status, None, False, False
         self.waits = self.due = False
         if self.run is not None and status in ("completed", "failed", "awaiting_input"):
@@ -113,22 +116,22 @@ class Job:
         self.crashes += not self.over
         poison = self.crashes >= MAX_CRASHES
         self.become("cancelled" if self.over else "failed" if poison else "queued")
-        if self.status == "queued":
-            self.charged.add(self.claim_no)
         if first:
             self.priority = min(self.priority, FRONT)
         self.waits = self.status == "queued" and not first
 
-    def excuse(self, claim_no: int) -> None:
-        """Take back the crash of a claim, once: its worker lives, and finds that it was lost."""
-        poisoned = self.status == "failed" and self.crashes >= MAX_CRASHES
-        if claim_no in self.charged and self.crashes and not poisoned:
-            self.charged.remove(claim_no)
-            self.crashes -= 1
+    def lapse(self) -> None:
+        before, over = self.lapses, self.over
+        poison = before + 1 >= MAX_LAPSES
+        self.become("cancelled" if over else "failed" if poison else "queued")
+        self.lapses = 0 if over else before + 1
+        if not before:
+            self.priority = min(self.priority, FRONT)
+        self.waits = self.status == "queued" and before > 0
 
     def reopen(self, generation: int, priority: int) -> None:
         self.become("queued")
-        self.attempts = self.crashes = self.trips = 0
+        self.attempts = self.crashes = self.lapses = self.trips = 0
         self.asked = False
         self.generation, self.priority, self.seq = generation, priority, 0
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from queue_workflows import errors
+from queue_workflows.worker import claimed_job
 from tests.support import factories, fleet, fleet_base
 from tests.support import fleet_model as model
 from tests.support.fleet_base import ENDS, FAR, PICK
@@ -33,78 +32,58 @@ class Workers(fleet_base.Base):
                 self.claim_in(slot, promote, False)
 
     @precondition(lambda self: self.busy())
-    @rule(how=ENDS, drain=st.booleans())
-    def all_finish(self, how: str, drain: bool) -> None:
+    @rule(how=ENDS)
+    def all_finish(self, how: str) -> None:
         for slot in self.busy():
-            self.finish_in(slot, how, claim=False, drain=drain)
+            self.finish_in(slot, how, claim=False)
             self.look_at_rows()
 
     def claim_in(self, slot: fleet.Slot, promote: bool, reply_lost: bool) -> bool:
         if not slot.process.reported:
             self.beat_in(slot)
         expected = self.fleet.next(slot.host, slot.queue, newest=slot.newest, promote=promote)
+        work = slot.core.claim(promote, unseen=reply_lost)
+        if expected is not None:
+            expected.claim(slot.process.worker_id)
         if reply_lost:
-            slot.claim_unseen(self.conn, promote)
-            if expected:
-                expected.claim(slot.process.worker_id)
+            assert work is None
+            if expected is not None:
                 expected.back()
             return False
-        slot.forget_times()
-        row = slot.claimer.claim(promote=promote)
-        assert (row and row["id"]) == (expected and expected.id)
-        if row is not None and expected is not None:
-            expected.claim(slot.process.worker_id)
-            self.take(slot, row, expected)
-        return row is not None
+        assert (work and work.id) == (expected and expected.id)
+        if work is not None and expected is not None:
+            self.take(slot, work, expected)
+        return work is not None
 
-    def take(self, slot: fleet.Slot, row: Any, job: model.Job) -> None:
-        slot.begin(row, job)
-        self.past.append(slot.past(row, job))
+    def take(self, slot: fleet.Slot, work: claimed_job.ClaimedJob, job: model.Job) -> None:
+        slot.process.work, slot.process.job = work, job
+        self.past.append(fleet.Past(job, work.lease))
 
     @precondition(lambda self: self.busy())
     @rule(
-        pick=PICK, how=ENDS, claim=st.booleans(), drain=st.booleans(),
+        pick=PICK, how=ENDS, claim=st.booleans(),
         cut=st.sampled_from([None] * 6 + ["before", "after"]),
     )  # fmt: skip
-    def finish(self, pick: int, how: str, claim: bool, drain: bool, cut: str | None) -> None:
-        self.finish_in(self.one_busy(pick), how, claim=claim, drain=drain, cut=cut)
+    def finish(self, pick: int, how: str, claim: bool, cut: str | None) -> None:
+        self.finish_in(self.one_busy(pick), how, claim=claim, cut=cut)
 
-    def finish_in(
-        self, slot: fleet.Slot, how: str, *, claim: bool, drain: bool, cut: str | None = None
-    ) -> None:
-        process, run = slot.process, slot.process.job.run
+    def finish_in(self, slot: fleet.Slot, how: str, *, claim: bool, cut: str | None = None) -> None:
+        process = slot.process
         job, work, held = process.job, process.work, process.holds
         process.work = process.job = None
-        if how == "completed" and job.asks:
-            how = "parked"
-        work.settling = True
-        slot.forget_times()
-        following = None
-        with fleet.mind(slot.mind), fleet.Cut(slot.claimer, cut):
-            try:
-                following = slot.claimer.finish(work, fleet.outcome(how), claim=claim)
-                assert held or how == "cancelled"
-            except errors.ClaimLost:
-                assert not held
+        if job.asks:
+            how = "parked"  # it has no handler that could end otherwise
+        with fleet.mind(slot.mind):
+            following = slot.core.finish(work, fleet.outcome(how), claim, cut)
         expected = self.finished(slot, job, how, claim) if held else None
         if expected is not None:
             expected.claim(process.worker_id)
             if cut == "after":
                 expected.back()
                 expected = None
-        assert (following and following["id"]) == (expected and expected.id)
+        assert (following and following.id) == (expected and expected.id)
         if expected is not None:
             self.take(slot, following, expected)
-        elif drain and run is not None and run.status != "deleted":
-            with fleet.mind(slot.mind):
-                slot.claimer.dispatch.drain(run.id)
-            run.drain(nowait=True)
-
-    @precondition(lambda self: self.busy())
-    @rule(pick=PICK, how=ENDS)
-    def work_on(self, pick: int, how: str) -> None:
-        """Finish the job and take the next one as a worker does, then dispatch what is open."""
-        self.finish_in(self.one_busy(pick), how, claim=True, drain=True)
 
     def finished(self, slot: fleet.Slot, job: model.Job, how: str, claim: bool) -> model.Job | None:
         """End a job in the model, and claim what the same transaction claims next."""
@@ -139,28 +118,27 @@ class Workers(fleet_base.Base):
     def watch(self, pick: int, act: str) -> None:
         slot = self.one_busy(pick)
         process, job, held = slot.process, slot.process.job, slot.process.holds
-        policy = self.fleet.policy(slot.host, slot.queue)
-        if act == "cancelled" and not process.work.cancel.is_set():
+        if job.asks:
+            return  # it has no handler that could be ended
+        hard = act == "control" and self.fleet.policy(slot.host, slot.queue) == "hard"
+        if act == "cancelled" and not process.work.cancel_requested:
             act = "renew"
-        code = slot.judge({"late": "reassigned"}.get(act, act))
-        if act in ("renew", "control"):
-            hard = act == "control" and policy == "hard"
-            assert code == (77 if not held else 79 if hard else None)
+        code = slot.judge(act)
+        if act == "renew":
+            assert code == (None if held else 77)
             if held:
                 job.lapsed = job.quiet = False
-                assert process.work.cancel.is_set() or not job.over
+                assert process.work.cancel_requested or not job.over
+        elif act == "control":
+            assert code == (79 if hard else None)
             if held and hard:
                 job.back(front=True)
-                self.heartbeat_expired(slot, surely=False)
-            elif not held:
-                job.excuse(process.work.lease.claim_no)
-                self.heartbeat_expired(slot)
         else:
             assert code == {"stop": 0, "late": 77, "cancelled": 79}[act]
-            if held and act != "late":
+            if held:
                 job.back()
-            self.heartbeat_expired(slot, surely=held or act == "late")
         if code is not None:
+            self.heartbeat_expired(slot, surely=code != 0)
             self.replace(slot)
 
     def heartbeat_expired(self, slot: fleet.Slot, *, surely: bool = True) -> None:
@@ -193,13 +171,13 @@ class Workers(fleet_base.Base):
     def trip_in(self, slot: fleet.Slot, code: int) -> None:
         job, held = slot.process.job, slot.process.holds
         events = {code: event for event, code in fleet.GUARDS.items()}
-        left = slot.judge(events[code])
-        # What another write has settled is nobody's fault, and nobody leaves for it.
-        assert left == (code if held else None)
-        self.heartbeat_expired(slot, surely=held)
+        if job.asks:
+            return  # it has no handler
+        assert slot.judge(events[code]) == code
+        self.heartbeat_expired(slot)
         if held:
             job.trip()
-            self.replace(slot)
+        self.replace(slot)
 
     def runs_again(self, job: model.Job, times: int, slot: fleet.Slot) -> Iterator[fleet.Slot]:
         """Yield the slot that runs the job, then the next one after an idle worker claimed it."""
@@ -219,11 +197,7 @@ class Workers(fleet_base.Base):
 
     def beat_in(self, slot: fleet.Slot) -> None:
         process = slot.process
-        if process.work is not None:
-            slot.watch.begin(process.work)
-        slot.watch.heartbeat.send()
-        if process.work is not None:
-            slot.watch.end(process.work)
+        slot.beat()
         process.reported, process.quiet = True, False
         if process.work is not None or self.fleet.policy(slot.host, slot.queue) is None:
             self.stale[slot.host, slot.queue] = self.flagged[slot.host, slot.queue] = False
