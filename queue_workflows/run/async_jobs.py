@@ -25,6 +25,7 @@ from queue_workflows.run import (
     loop_watch,
     node_hook,
     nodes,
+    restored_state,
     running,
     streams,
     sync_thread,
@@ -71,14 +72,14 @@ class AsyncJobs:
 
     def __init__(self, end: channel.Channel) -> None:
         self._channel = end
-        self._loop = async_handlers.Loop()
+        self._loop = async_handlers.Loop(alone=True)
         self._sync = sync_thread.SyncThread()
         self._jobs: dict[int, _Job] = {}
         self._values: dict[int, Any] = {}
         """The values of completed nodes until ANNOUNCE or FORGET."""
         self._asked: dict[int, concurrent.futures.Future[Any]] = {}
         self._numbers = itertools.count(1)
-        self._quitting = self._over = False
+        self._quitting = self._over = self._leaves = False
         self._ending = threading.Lock()
         self._output = job_output.JobOutput(_key.get, self._send_log)
         self._output.install()
@@ -88,6 +89,10 @@ class AsyncJobs:
         )
         self._flushes = False
         """Whether the event loop is about to send what was too early to be sent."""
+        self._pid = os.getpid()
+        self._state = restored_state.RestoredState()
+        self._changing = threading.Lock()
+        """Held while a job is added, and while the process is restored as there is none."""
 
     def serve(self) -> None:
         """Run jobs until QUIT and the end of those that run then."""
@@ -121,7 +126,9 @@ class AsyncJobs:
 
     def _begin(self, key: int, row: Row, *, in_run: bool) -> None:
         control = running.Running(key, self._channel.send, self._wake)
-        job = self._jobs[key] = _Job(row, in_run, control)
+        job = _Job(row, in_run, control)
+        with self._changing:
+            self._jobs[key] = job
         if len(self._jobs) == 1:
             self._watch.wake()
         if (refused := job_rows.refused(row, in_run=in_run)) is not None:
@@ -220,6 +227,8 @@ class AsyncJobs:
 
     def _ended(self, job: _Job, outcome: outcomes.Outcome) -> None:
         key = job.control.key
+        if os.getpid() != self._pid:
+            os._exit(outcome.kind != "completed")  # a child that the handler forked and let return
         streams.flush()
         self._output.end(key)
         if outcome.kind == "completed":
@@ -230,7 +239,18 @@ class AsyncJobs:
             frame = wire.frame(wire.ENDED, key, wire.ended_body(outcome))
         self._channel.send_all(job.control.take_unsent() + frame)
         self._jobs.pop(key, None)
+        if not self._jobs:
+            self._loop.inner.call_soon_threadsafe(self._restore, key)
         self._end_if_done()
+
+    def _restore(self, key: int) -> None:
+        with self._changing:
+            left = "" if self._jobs or self._leaves else self._state.restore()
+        if not left and not self._leaves and async_handlers.has_stuck():
+            left = "an async task that does not end"
+        if left:
+            self._leaves = True
+            self._channel.send(wire.LEAVES, key, left.encode("utf-8", "backslashreplace"))
 
     def _end_if_done(self) -> None:
         with self._ending:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import functools
 import logging
 import os
@@ -41,7 +42,7 @@ from queue_workflows.run import (
     wire,
 )
 from queue_workflows.runtime import forking, service
-from queue_workflows.tasks import attempt_steps, handlers
+from queue_workflows.tasks import async_handlers, attempt_steps, handlers
 from queue_workflows.types import JsonDict, Row
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class JobLoop:
         self._ended = 0
         """The key of the last job whose handler has ended."""
         self._cache = model_cache
-        self._runner = handlers.Runner()
+        self._runner = handlers.Runner(alone=alone)
         self._received: deque[channel.Frame] = deque()
         self._asking = threading.RLock()
         """Held by the thread that waits for an answer; a handler may use several threads."""
@@ -192,6 +193,8 @@ class JobLoop:
         self._value: tuple[int, Any] | None = None
         """The value of the last completed job, for `on_node_completed`."""
         self._peak = peak_memory.PeakMemory()
+        self._leaves = False
+        """Whether it runs no further job."""
         if model_cache is not None:
             model_cache.set_publisher(lambda _: self._send_model())
         self._hearing = service.Follow("executor-requests", self._requests, self._hear)
@@ -216,18 +219,25 @@ class JobLoop:
                 self._quit()
                 return
             if kind in (wire.RUN_TASK, wire.RUN_NODE):
+                if self._leaves:
+                    continue  # the worker knows that this job does not run
                 try:
-                    self._run(kind, key, body)
-                    is_whole = self._state is None or self._state.restore()
+                    contextvars.copy_context().run(self._run, kind, key, body)
+                    self._restore(key)
                 finally:
                     _block(())
-                if not is_whole:
-                    self._quit()
-                    return
             elif kind == wire.ANNOUNCE:
-                self._announce(key, body)
+                contextvars.copy_context().run(self._announce, key, body)
             elif kind == wire.LOAD:
                 self._change_model(wire.decoded(body))
+
+    def _restore(self, key: int) -> None:
+        left = "" if self._state is None else self._state.restore()
+        if not left and async_handlers.has_stuck():
+            left = "an async task that does not end"
+        if left and self._state is not None:
+            self._leaves = True
+            self._channel.send(wire.LEAVES, key, left.encode("utf-8", "backslashreplace"))
 
     def _next(self) -> channel.Frame:
         while not self._received:

@@ -25,16 +25,17 @@ TAIL: Final = 2000
 """Bytes of a job's last output that are kept for the record of a death."""
 PAGE_KB: Final = 4
 END_S: Final = 5.0
-"""Seconds in which an executor that was let go has to end."""
+"""Least seconds in which an executor that was let go has to end."""
 LOST_S: Final = 1.0
 """Seconds that a process gets to end after its channel was closed."""
 GROWN_MB: Final = 32.0
 """Memory in MB that an executor keeps of its jobs, from which its end helps when memory is full.
 
 Less than that is what imports and caches take."""
+UNLOADED: Final = "the app, which it cannot load"
 FORK_FIRST_S: Final = 0.1
 FORK_AGAIN_S: Final = 5.0
-"""Longest pause in seconds before a fork is tried again after an executor died without a job."""
+"""Pauses in seconds before the next fork, if one was refused or its executor died without a job."""
 LET_GO_S: Final = 60.0
 """Seconds after which an executor that has nothing to do is let go, unless it has a GPU."""
 
@@ -226,7 +227,8 @@ class Executors:
 
     `slots`: how many jobs run at once, each in an executor of its own, or all in one (`shared`), or
     async ones in one and the others in their own (`mixed`). `lone`: another one is forked only once
-    the last has ended, as two may not fit into the memory of a GPU.
+    the last has ended, as two may not fit into the memory of a GPU. `end_s`: seconds for the
+    threads and exit functions of one that was let go.
     """
 
     def __init__(
@@ -241,6 +243,7 @@ class Executors:
         shared: bool = False,
         mixed: bool = False,
         lone: bool = False,
+        end_s: float = 0.0,
     ) -> None:
         self._loop = loop
         self._of_launcher = launcher_
@@ -250,6 +253,7 @@ class Executors:
         self._slots, self._shared, self._mixed, self._lone = slots, shared, mixed, lone
         self._by_number: dict[int, Executor] = {}
         self._by_pid: dict[int, Executor] = {}
+        self._end_s = max(END_S, end_s)
         self._fork_at = 0.0 if lone else math.inf
         """When to fork, or when a fork may be tried again; inf: whenever a job needs one."""
         self._fork_s = FORK_FIRST_S
@@ -321,6 +325,9 @@ class Executors:
             if isolated and not (self._shared or self._mixed):
                 self._make_room()
             place = self._fork(shared=wanted)
+        if place is None:
+            self._owner.died(job, Death("", {}, False, "want of descriptors"))
+            return
         place.isolated = place.full = place.full or isolated
         if not place.jobs:
             place.tail = b""
@@ -422,7 +429,7 @@ class Executors:
         """Kill what should have ended, fork what is missing; return when to be called again."""
         due = math.inf
         for place in self:
-            at = min(place.lost_at + LOST_S, place.let_go_at + END_S)
+            at = min(place.lost_at + LOST_S, place.let_go_at + self._end_s)
             if place.jobs and not place.lost:
                 at = math.inf
             elif at == math.inf and not (self._lone or place.jobs):
@@ -442,22 +449,37 @@ class Executors:
 
     # --- Forks.
 
-    def _fork(self, *, shared: bool) -> Executor:
-        pairs = socket.socketpair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pipes = os.pipe(), os.pipe()
-        theirs = [pair[1].fileno() for pair in pairs] + [pipe[1] for pipe in pipes]
-        number = self._launcher.fork(theirs, shared=shared)
-        for pair in pairs:
-            pair[1].close()
-        for pipe in pipes:
-            os.close(pipe[1])
-        ends = pairs[0][0], pairs[1][0]
-        place = Executor(number, ends, (pipes[0][0], pipes[1][0]), shared=shared)
+    def _fork(self, *, shared: bool) -> Executor | None:
+        """Ask the launcher for an executor; return None if this process has no descriptors left."""
+        opened: list[int] = []
+        try:
+            for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+                opened += (each.detach() for each in socket.socketpair(socket.AF_UNIX, kind))
+            for _ in range(2):
+                opened += os.pipe()
+        except OSError as error:
+            _log.warning("no executor can be forked for now: %s", error)
+            for fd in opened:
+                os.close(fd)
+            self._pause()
+            return None
+        channel, theirs, requests, hears, out, stdout, err, stderr = opened
+        number = self._launcher.fork([theirs, hears, stdout, stderr], shared=shared)
+        for fd in (theirs, hears, stdout, stderr):
+            os.close(fd)
+        ends = socket.socket(fileno=channel), socket.socket(fileno=requests)
+        place = Executor(number, ends, (out, err), shared=shared)
         self._by_number[place.number] = place
         self._loop.read(place.channel.fileno(), lambda: self._receive(place))
         for fd in place.out.fds:
             self._loop.read(fd, lambda: self._drain(place))
         return place
+
+    def _pause(self) -> None:
+        """Fork no executor for a while; each failure in a row doubles it."""
+        self._fork_at = clock.boot_s() + self._fork_s
+        self._fork_s = min(FORK_AGAIN_S, self._fork_s * 2)
+        self._loop.wake_at(self._fork_at)
 
     def forked(self, packet: dict[str, Any]) -> int:
         """Note that the launcher has forked an executor, or could not; return its pid, or 0."""
@@ -466,7 +488,7 @@ class Executors:
             return 0
         if packet["error"] is not None:
             _log.warning("no executor can be forked for now: %s", packet["error"])
-            self._end(place, UNKNOWN, packet["error"])
+            self._end(place, UNKNOWN, f"a fork that failed: {packet['error']}")
             return 0
         place.pid = packet["pid"]
         place.mb_before = place.memory_mb()
@@ -548,7 +570,10 @@ class Executors:
             self._owner.changed(None if error is None else str(error))
             self._freed(place)
         elif kind == wire.READY:
-            _log.error("an executor cannot load the app: %s", wire.checked(kind, body)["text"])
+            place.killed_for = f"{UNLOADED}: {wire.checked(kind, body)['text']}"
+            _log.error("an executor ends for %s", place.killed_for)
+        elif kind == wire.LEAVES:
+            self._on_leave(place, body.decode())
         elif kind == wire.LOG:
             self._on_log(place, key, wire.checked(kind, body))
         elif (job := place.jobs.get(key)) is not None:
@@ -582,6 +607,15 @@ class Executors:
         if not place.jobs:
             place.idle_since = clock.boot_s()
         self._owner.ended(job, outcome)
+        self._freed(place)
+
+    def _on_leave(self, place: Executor, why: str) -> None:
+        """Replace an executor; hand back what was sent to it since, as it does not run that."""
+        place.full = True
+        jobs = [] if place.shared else [*place.jobs.values()]
+        for job in jobs:
+            del place.jobs[job.key]
+            self._owner.died(job, Death("", {}, False, f"what an earlier job has left: {why}"))
         self._freed(place)
 
     def expect_announcement(self, place: Executor) -> None:
@@ -669,10 +703,9 @@ class Executors:
             self._loop.forget(fd)
         jobs, place.jobs = [*place.jobs.values()], {}
         del self._by_number[place.number]
-        is_early = not jobs and not (place.full or place.signals)
-        if refused or is_early:
-            self._fork_at = clock.boot_s() + self._fork_s
-            self._fork_s = min(FORK_AGAIN_S, self._fork_s * 2)
+        is_early = not (jobs or place.full or place.signals)
+        if refused or is_early or place.killed_for.startswith(UNLOADED):
+            self._pause()
         elif self._lone:
             self._fork_at = 0.0
         if is_early and not refused:

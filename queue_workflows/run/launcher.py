@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import json
 import math
@@ -18,7 +19,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from queue_workflows import errors
@@ -237,6 +238,8 @@ def main(end: socket.socket, app: executor.App, parent: int, *, late: bool) -> N
         title.set_title(f"queue_workflows launcher of worker {parent}")
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, executor.ignore)  # systemd sends SIGTERM to every process
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.set_wakeup_fd(-1)
         # What was registered so far is for the worker. multiprocessing does this too.
         atexit._clear()  # pyright: ignore[reportPrivateUsage]
@@ -269,18 +272,26 @@ class _Launcher:
         self._timer = kernel.DeathTimer()
         self._until: float | None = None
         self._killed: set[int] = set()
+        self._on_child: Any = signal.SIG_DFL
+        """What the app has set for SIGCHLD, which its handlers get again."""
 
     def serve(self) -> NoReturn:
         if not self._late:
+            own = os.getpid()
             loaded = executor.load(self._app)
+            if os.getpid() != own:
+                os._exit(0)  # a child that the app has forked and let return
             forking.prepare()  # loading may have used the database, whose pool has threads
             self._say({"loaded": {"app": loaded, "late": unsafe()}})
+        # A handler of the app could reap executors, and SIG_IGN lets the kernel do it.
+        self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         gc.collect()
         gc.freeze()  # a collection in an executor must not touch, and so copy, these pages
         while True:
             ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
             if self._executors or self._policies:
                 self._reap(ready)
+            self._reap_orphans()
             if self._worker.fileno() in ready:
                 data, fds, _, _ = socket.recv_fds(self._worker, PACKET, FDS)
                 if not data:
@@ -312,15 +323,16 @@ class _Launcher:
 
     def _fork(self, number: int, fds: list[int], *, shared: bool) -> None:
         flush()
-        # An app may have ignored it at import: then the kernel reaps, and nobody learns how.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         cgroup = self._cgroups.make()
-        parent, pid, error = os.getpid(), 0, None
+        parent, pid, error = os.getpid(), -1, ""
         try:
+            _check(fds)
             pid = os.fork()
-        except OSError as refused:  # no process or memory is left for the moment
+        except OSError as refused:  # no process, memory or descriptor is left for the moment
             error = str(refused)
-        if not pid and error is None:
+        if not pid:
+            if self._on_child is not None:
+                signal.signal(signal.SIGCHLD, self._on_child)
             if cgroup is not None:
                 cgroup.join()
             inherited = [self._worker.fileno(), *(fd for fd in self._executors.values() if fd >= 0)]
@@ -328,22 +340,23 @@ class _Launcher:
             executor.main(fds, inherited, self._app, parent, late=late, shared=shared)
         for fd in fds:
             os.close(fd)
-        if error is not None:
-            if cgroup is not None:
-                self._cgroups.end(cgroup)
-        else:
-            if cgroup is not None:
-                self._cgroup_of[pid] = cgroup
+        if cgroup is not None and error:
+            self._cgroups.end(cgroup)
+        elif cgroup is not None:
+            self._cgroup_of[pid] = cgroup
+        if not error:
             self._executors[pid] = pidfd = pidfd_of(pid)
             if pidfd >= 0:
                 self._poll.register(pidfd, select.POLLIN)
-        self._say({"forked": number, "pid": pid, "error": error})
+        self._say({"forked": number, "pid": pid, "error": error or None})
 
     def _run_policy(self, name: str, about: dict[str, Any], fds: list[int]) -> None:
         """Fork a process that calls a stop policy; the end of its socket tells the worker all."""
+        if not fds:
+            return  # there was no descriptor left; the worker reads the end of file
         flush()
         parent = os.getpid()
-        with contextlib.suppress(OSError):  # no process: the worker reads the end of file
+        with contextlib.suppress(OSError):  # no process: so, too
             if not (pid := os.fork()):
                 end = socket.socket(fileno=fds[0])
                 stop_policy.main(end, about, self._app.stop_policies()[name], parent)
@@ -381,6 +394,14 @@ class _Launcher:
             else:
                 self._died(pid, status, usage)
 
+    def _reap_orphans(self) -> None:
+        """Reap what an app has let this process be the parent of, by prctl or a fork of its own."""
+        with contextlib.suppress(ChildProcessError):
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if found.si_pid in self._executors or found.si_pid in self._policies:
+                    return
+                os.waitpid(found.si_pid, 0)
+
     def _died(self, pid: int, status: int | None, usage: Any) -> None:
         code = None if status is None else os.waitstatus_to_exitcode(status)
         rss_mb = 0 if usage is None else usage.ru_maxrss >> (20 if sys.platform == "darwin" else 10)
@@ -405,6 +426,12 @@ class _Launcher:
         for pid in self._executors:
             self._killed.add(pid)
             signal_group(pid, signal.SIGKILL)
+
+
+def _check(fds: Sequence[int]) -> None:
+    """Raise OSError if the kernel had no room for the descriptors of an executor."""
+    if len(fds) < FDS:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def flush() -> None:

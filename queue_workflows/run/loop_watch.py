@@ -44,6 +44,7 @@ class LoopWatch:
         self._watch = service.Loop(
             "executor-watch", [service.Task("watch", self._pause, self._check)]
         )
+        self._make: Any = loop.get_task_factory()
         loop.set_task_factory(self._create)
 
     def start(self) -> None:
@@ -66,7 +67,7 @@ class LoopWatch:
     def _create(
         self, loop: asyncio.AbstractEventLoop, handler: Any, **more: Any
     ) -> asyncio.Task[Any]:
-        task = asyncio.Task(handler, loop=loop, **more)
+        task = self._make(loop, handler, **more)
         context: contextvars.Context | None = more.get("context")
         key = self._job.get() if context is None else context.get(self._job, 0)
         if key:

@@ -1,15 +1,26 @@
-"""Make an executor after a job what it was before its first one."""
+"""Make an executor after a job what it was before its first one.
+
+Modules that a job has imported stay, and what they hold: caches, connections, threads, logging and
+warning filters. What else the standard library can change about a process is put back.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio.events
+import decimal
+import gc
+import importlib
+import locale
 import logging
 import os
 import resource
 import signal
+import socket
 import sys
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from queue_workflows.run import wire
 
 _log = logging.getLogger(__name__)
 _LIMITS: Final = tuple(
@@ -18,57 +29,152 @@ _LIMITS: Final = tuple(
                  "RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_STACK")
     if hasattr(resource, name)
 )  # fmt: skip
-_SIGNALS: Final = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1,
-    signal.SIGUSR2, signal.SIGPIPE,
-)  # fmt: skip
+_SIGNALS: Final = sorted(
+    int(each)
+    for each in signal.valid_signals()
+    if each < getattr(signal, "SIGRTMIN", 32) and each not in (signal.SIGKILL, signal.SIGSTOP)
+)
+_SIGNAL_MODULE: Final[Any] = importlib.import_module("_signal")
+_getsignal: Final[Callable[[int], Any]] = _SIGNAL_MODULE.getsignal
+"""The function behind `signal.getsignal`, which makes an enum member of each number."""
+_getitimer: Final[Callable[[int], tuple[float, float]]] = _SIGNAL_MODULE.getitimer
+_TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_STOPPED: Final = [(0.0, 0.0)] * len(_TIMERS)
+_EVENTS: Final[Any] = asyncio.events
 
 
 class RestoredState:
-    """The streams, folder, umask, limits, signal handlers and timer of a process as they were."""
+    """Standard streams, folder, umask, limits, signals, timers, environment and import path.
+
+    Also the locale, priority, CPUs, garbage collection, recursion limit, the default time limit of
+    sockets, and the event loop of the thread.
+    """
 
     def __init__(self) -> None:
-        self._streams = sys.stdout, sys.stderr
-        self._folder = _folder()
+        self._streams = sys.stdin, sys.stdout, sys.stderr
+        self._files = [wire.high(os.dup(number)) for number in range(3)]
+        """Descriptors of the same files as 0, 1 and 2."""
+        self._folder = wire.high(os.open(".", getattr(os, "O_PATH", os.O_RDONLY)))
         self._umask = os.umask(0)
         os.umask(self._umask)
-        self._limits = [resource.getrlimit(each) for each in _LIMITS]
-        self._handlers = [signal.getsignal(each) for each in _SIGNALS]
+        self._limits = [*map(resource.getrlimit, _LIMITS)]
+        self._handlers = [*map(_getsignal, _SIGNALS)]
+        self._environ: Any = os.environ
+        self._variables: dict[Any, Any] = dict(self._environ._data)
+        self._path = [*sys.path]
+        self._locale = locale.setlocale(locale.LC_ALL)
+        self._process = _process()
+        self._event_loop = _event_loop()
+        self._decimals = decimal.getcontext().copy()
 
-    def restore(self) -> bool:
-        """Undo what a job has left; return False if something cannot be undone.
+    def restore(self) -> str:
+        """Undo what a job has left; return what cannot be undone, or an empty text.
 
         The signals that have handlers are blocked meanwhile: an alarm that the job left behind may
         come at any moment.
         """
         try:
             self._restore()
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  what a job has left may be anything
             _log.warning("this executor ends, as its job has left a state behind: %s", error)
-            return False
-        return True
+            return str(error) or type(error).__name__
+        return ""
 
     def _restore(self) -> None:
-        sys.stdout, sys.stderr = self._streams
         for stream in self._streams:
             if stream is not None and stream.closed:
-                raise ValueError("it has closed stdout or stderr")
-        if _folder() != self._folder and self._folder is not None:
-            os.chdir(self._folder)
-        if (now := os.umask(self._umask)) != self._umask:
-            _log.debug("a job has left umask %o", now)
-        for limit, was in zip(_LIMITS, self._limits, strict=True):
-            if resource.getrlimit(limit) != was:
+                raise ValueError("it has closed stdin, stdout or stderr")
+        sys.stdin, sys.stdout, sys.stderr = self._streams
+        for number, fd in enumerate(self._files):
+            os.dup2(fd, number)
+        os.fchdir(self._folder)
+        os.umask(self._umask)
+        self._restore_kernel()
+        self._restore_python()
+
+    def _restore_kernel(self) -> None:
+        if [*map(resource.getrlimit, _LIMITS)] != self._limits:
+            for limit, was in zip(_LIMITS, self._limits, strict=True):
                 resource.setrlimit(limit, was)
-        if signal.getitimer(signal.ITIMER_REAL)[0]:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for signum, handler in zip(_SIGNALS, self._handlers, strict=True):
-            if signal.getsignal(signum) is not handler and handler is not None:
-                signal.signal(signum, signal.SIG_IGN)  # drops one that is pending
-                signal.signal(signum, handler)
+        if [*map(_getitimer, _TIMERS)] != _STOPPED:
+            for timer in _TIMERS:
+                signal.setitimer(timer, 0.0)
+        if [*map(_getsignal, _SIGNALS)] != self._handlers:
+            for signum, handler in zip(_SIGNALS, self._handlers, strict=True):
+                if handler is not None and _getsignal(signum) is not handler:
+                    signal.signal(signum, signal.SIG_IGN)  # drops one that is pending
+                    signal.signal(signum, handler)
+        if _process() != self._process:
+            self._restore_process()
+
+    def _restore_python(self) -> None:
+        os.environ = self._environ  # noqa: B003  the object that it was
+        if self._environ._data != self._variables:
+            self._restore_environment()
+        if sys.path != self._path:
+            sys.path[:] = self._path
+        if locale.setlocale(locale.LC_ALL) != self._locale:
+            locale.setlocale(locale.LC_ALL, self._locale)
+        # Copies of a context share the object, which jobs change.
+        decimal.setcontext(self._decimals.copy())
+        if _event_loop() != self._event_loop:
+            self._restore_event_loop()
+
+    def _restore_environment(self) -> None:
+        for name in self._environ._data.keys() - self._variables.keys():
+            del self._environ[self._environ.decodekey(name)]
+        for name, value in self._variables.items():
+            if self._environ._data.get(name) != value:
+                self._environ[self._environ.decodekey(name)] = self._environ.decodevalue(value)
+
+    def _restore_process(self) -> None:
+        was = self._process
+        if (os.geteuid(), os.getegid()) != (was.uid, was.gid):
+            raise ValueError("it runs as another user or group")
+        os.setpriority(os.PRIO_PROCESS, 0, was.priority)
+        if was.cpus is not None:
+            os.sched_setaffinity(0, was.cpus)
+        (gc.enable if was.collects else gc.disable)()
+        sys.setrecursionlimit(was.recursion)
+        socket.setdefaulttimeout(was.timeout)
+
+    def _restore_event_loop(self) -> None:
+        policy, loop, was_set = self._event_loop
+        _EVENTS._event_loop_policy = policy
+        if (local := getattr(policy, "_local", None)) is not None:
+            local._loop, local._set_called = loop, was_set
 
 
-def _folder() -> Any:
-    with contextlib.suppress(OSError):
-        return Path.cwd()
-    return None
+class _Process(NamedTuple):
+    """What is read of a process at once."""
+
+    uid: int
+    gid: int
+    priority: int
+    cpus: set[int] | None
+    collects: bool
+    recursion: int
+    timeout: float | None
+
+
+def _process() -> _Process:
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return _Process(
+        os.geteuid(),
+        os.getegid(),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        affinity and affinity(0),
+        gc.isenabled(),
+        sys.getrecursionlimit(),
+        socket.getdefaulttimeout(),
+    )
+
+
+def _event_loop() -> tuple[Any, Any, bool]:
+    """Return asyncio's policy, the event loop that it has for this thread, and whether it was set.
+
+    To ask asyncio itself for the loop would make one.
+    """
+    policy = getattr(_EVENTS, "_event_loop_policy", None)
+    local = getattr(policy, "_local", None)
+    return policy, getattr(local, "_loop", None), getattr(local, "_set_called", False)

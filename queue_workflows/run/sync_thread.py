@@ -46,6 +46,8 @@ class SyncThread:
         # A thread that blocks all signals starts this one. Programs that a handler executes would
         # inherit that, and SIGTERM would not end them.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        # Threads that a handler starts take this over; they are to end before the process does.
+        threading.current_thread()._daemonic = False  # pyright: ignore
         runner = handlers.Runner()
         try:
             while (call := self._next()) is not None:

@@ -73,8 +73,12 @@ EVENT: Final = 25
 """An event for the history of a node: its type and seconds."""
 READY: Final = 26
 """The executor has loaded the app itself: what it registered, or the error."""
+LEAVES: Final = 27
+"""The executor is to be replaced, as it cannot undo what a job has left, which the body says.
 
-_KINDS: Final = frozenset([*range(RUN_TASK, QUIT + 1), *range(COMPLETED, READY + 1)])
+It runs no job that was sent to it since, unless it is for many."""
+
+_KINDS: Final = frozenset([*range(RUN_TASK, QUIT + 1), *range(COMPLETED, LEAVES + 1)])
 _TEXT, _NUMBER, _NONE = (str,), (int, float), (type(None),)
 _MEMBERS: Final[dict[int, dict[Any, tuple[type, ...]]]] = {
     ENDED: {

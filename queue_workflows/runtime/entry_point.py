@@ -7,7 +7,9 @@ import errno
 import io
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,6 +28,8 @@ MaskSecrets = log_format.MaskSecrets
 LOG_LEVELS = ("debug", "info", "warning", "error")
 USAGE_ERROR = 2
 INTERRUPTED = 130
+SI_KERNEL = 0x80
+"""`si_code` of a signal that the kernel sent by itself, as a terminal does for Ctrl-C."""
 MESSAGE_CHARACTERS = 8000
 """Length of an error's line, since an error may contain an id of any length."""
 
@@ -110,6 +114,9 @@ def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> i
     written: 1 and a line. Any other exception is logged with its traceback. SystemExit passes.
     """
     _open_streams()
+    _reset_signals()
+    if os.getpid() == 1 and hasattr(signal, "sigwaitinfo"):
+        _fork_below_init()
     try:
         code = command()
         sys.stdout.flush()
@@ -162,6 +169,41 @@ def _open_streams() -> None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115, PTH123
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
+
+
+def _reset_signals() -> None:
+    """Undo what this process has inherited: with SIGCHLD ignored nobody learns how a child ended.
+
+    A signal that is blocked would never stop it, nor what it starts.
+    """
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _fork_below_init() -> None:
+    """Go on in a child, and let this process do what process 1 of a container has to.
+
+    It reaps what has lost its parent, passes signals on, and ends as the child does.
+    """
+    signals = signal.valid_signals()
+    signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+    child = os.fork()
+    if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        return
+    while True:
+        got = signal.sigwaitinfo(signals)
+        if got.si_signo != signal.SIGCHLD:
+            if got.si_code != SI_KERNEL:  # else the terminal has sent it to the child, too
+                os.kill(child, got.si_signo)
+            continue
+        with contextlib.suppress(ChildProcessError):
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                if reaped[0] == child:
+                    code = os.waitstatus_to_exitcode(reaped[1])
+                    os._exit(code if code >= 0 else 128 - code)
 
 
 def lost_output(error: OSError) -> OSError | None:

@@ -6,8 +6,10 @@ import asyncio
 import concurrent.futures
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+import os
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, TypeVar
 
 from queue_workflows import errors
 from queue_workflows.runtime import service
@@ -16,17 +18,31 @@ from queue_workflows.tasks import control
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 TIDY_S = 2.0
-"""Seconds for leftover tasks of handlers to end when the loop closes.
+"""Seconds for leftover tasks of handlers to end when their handler ends, or the loop closes.
 
 Threads are not waited for.
 """
+_started: contextvars.ContextVar[set[asyncio.Task[Any]] | None] = contextvars.ContextVar(
+    "async_tasks", default=None
+)
+"""The running tasks that the handler of this context has started."""
+_stuck: Final[weakref.WeakSet[asyncio.Task[Any]]] = weakref.WeakSet()
+
+
+def has_stuck() -> bool:
+    """Return whether a task of a handler that has ended runs on although it was cancelled."""
+    return bool(_stuck) and any(not each.done() for each in _stuck)
 
 
 class Loop:
     """An event loop on the calling thread that is reused for every handler until `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = False) -> None:
+        """`alone`: a child that a handler forks ends where it would serve this loop, too."""
         self._loop = asyncio.new_event_loop()
+        if alone:
+            _end_children(self._loop)
+        self._loop.set_task_factory(_make_task)
         self._over = False
         self._served: set[asyncio.Task[None]] = set()
         """The running handlers: an event loop itself keeps only weak references."""
@@ -119,13 +135,43 @@ def _runs_here() -> bool:
     return True
 
 
-async def _cancel_leftovers() -> None:
-    result = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in result:
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    left = {*tasks}
+    for task in left:
         task.cancel()
-    if result:
-        await asyncio.wait(result, timeout=TIDY_S)
+    if left:
+        _, stuck = await asyncio.wait(left, timeout=TIDY_S)
+        _stuck.update(stuck)
+
+
+async def _cancel_leftovers() -> None:
+    await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
     await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def _end_children(loop: Any) -> None:
+    """Let a forked process end before it waits for the loop, whose selector it shares."""
+    selector = getattr(loop, "_selector", None)
+    if selector is None:  # a loop of the app's own
+        return
+    own, select = os.getpid(), selector.select
+
+    def checked(timeout: float | None = None) -> Any:
+        if os.getpid() != own:
+            os._exit(0)
+        return select(timeout)
+
+    selector.select = checked
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, handler: Any, **more: Any) -> asyncio.Task[Any]:
+    task = asyncio.Task[Any](handler, loop=loop, **more)
+    context: contextvars.Context | None = more.get("context")
+    started = _started.get() if context is None else context.get(_started)
+    if started is not None:
+        started.add(task)
+        task.add_done_callback(started.discard)
+    return task
 
 
 async def run_async(
@@ -135,9 +181,11 @@ async def run_async(
 
     Each yielded value is reported to `control_`. On an interrupt the handler gets CancelledError at
     its await, or GeneratorExit at its yield, once; afterwards GeneratorExit at each further yield.
-    Raises `Interrupted` once it has ended.
+    Raises `Interrupted` once it has ended. Cancels the tasks that it has started.
     """
     request, result = _EndRequest(control_), None
+    started = set[asyncio.Task[Any]]()
+    token = _started.set(started)
     control_.when_interrupted(request.send_soon)
     try:
         if isinstance(handler, AsyncGenerator):
@@ -152,6 +200,9 @@ async def run_async(
     finally:
         request.over = True
         control_.when_interrupted(None)
+        _started.reset(token)
+        if started:
+            await _cancel(started)
     if request.sent:
         raise control.Interrupted(control_.interrupted or "")
     return result

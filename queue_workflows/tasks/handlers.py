@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 class Runner:
     """Run handlers on the calling thread, async ones on an event loop of its own.
 
-    The loop is kept until `close`, and does not run while no async handler runs.
+    The loop is kept until `close`, and does not run while no async handler runs. `alone`: see
+    `async_handlers.Loop`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = False) -> None:
+        self._alone = alone
         self._loop: async_handlers.Loop | None = None
 
     def run(self, value: Any, control_: control.Control) -> Any:
@@ -38,7 +40,7 @@ class Runner:
         from queue_workflows.tasks import async_handlers
 
         if self._loop is None:
-            self._loop = async_handlers.Loop()
+            self._loop = async_handlers.Loop(alone=self._alone)
         handler = cast("Awaitable[Any] | AsyncGenerator[Any, None]", value)
         return self._loop.run(lambda: async_handlers.run_async(handler, control_))
 

@@ -40,7 +40,7 @@ PRINT_AGAIN_S: Final = 0.05
 LEFT_S: Final = 0.02
 """Seconds until a worker that leaves looks whether it has left."""
 LEAVE_S: Final = 4.0
-"""Seconds in which a worker that has nothing left to do stores its logs and ends its executors."""
+"""Seconds in which a worker that has nothing left to do stores its logs."""
 
 
 class _Printer:
@@ -174,7 +174,7 @@ class Worker:
         self._thread = 0
         """The thread of the loop."""
         self._lost: launcher.LauncherLost | None = None
-        self._over_at = float("inf")
+        self._over_at = self._leave_by = float("inf")
 
     def _hold(self, until: float) -> None:
         if self._launcher is not None:
@@ -205,6 +205,7 @@ class Worker:
             shared=shape.concurrent,
             mixed=shape.mixed,
             lone=shape.gpu,
+            end_s=self._shutdown_s,
         )
         return lane.Lane(
             who,
@@ -340,7 +341,8 @@ class Worker:
         self._store_samples()
         self._end_by_itself(now)
         self._leave(now)
-        return min([*due, self._over_at, self._desk.exit_by])
+        due += [self._over_at, self._desk.exit_by]
+        return min([*due, self._leave_by] if now < self._leave_by else due)
 
     def _store_samples(self) -> None:
         for each in self._metrics.take() if self._metrics else ():
@@ -366,7 +368,7 @@ class Worker:
         if (ends and looked and not self._desk.busy) or (
             idle_s is not None and not self._desk.busy and now >= self._desk.worked_at + idle_s
         ):
-            self._desk.stop(0.0)
+            self._desk.stop(self._shutdown_s)
 
     @property
     def _runs_no_more_since(self) -> float | None:
@@ -382,11 +384,12 @@ class Worker:
         if now >= own.exit_by or (self._lost is not None and not own.busy):
             self._over_at = now
         elif not own.busy:
-            if self._leases.left and self._are_gone():
+            self._leave_by = min(self._leave_by, now + LEAVE_S)
+            if self._are_gone() and (self._leases.left or now >= self._leave_by):
                 self._over_at = now
                 return
-            cut = self._runs_no_more_since is not None
-            own.exit_by = min(own.exit_by, now + (desk.LOST_WITHIN_S if cut else LEAVE_S))
+            if self._runs_no_more_since is not None:
+                own.exit_by = min(own.exit_by, now + desk.LOST_WITHIN_S)
             self._leases.leave()
             self._loop.wake_at(now + LEFT_S)
             for each in own.lanes:

@@ -161,9 +161,10 @@ class Worker:
         self.answers: dict[str, Any] | None = {}
         """What it answers; None: nothing, ever."""
         launched_.workers.append(self)
-        self.executors.ready()
+        place = self.executors._fork(shared=shared)  # before a job needs it
+        assert place is not None
+        self.place = place
         self.executors.closing = True  # it is not replaced
-        self.place = next(iter(self.executors))
         self.until(lambda: self.place.pid)
         self.pid = self.place.pid
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 import threading
@@ -187,28 +188,32 @@ def test_a_task_that_the_handler_started_and_that_exits_ends_the_handler_too() -
     assert log == ["tidied"]
 
 
-def test_the_loop_is_reused_between_handlers_and_closed_with_what_is_left_on_it() -> None:
+def test_the_loop_is_reused_between_handlers_and_tasks_end_with_their_handler() -> None:
+    """One that a handler starts in an empty context stays until the loop is closed."""
     loops: list[Any] = []
     left: Log = []
 
-    async def stays() -> None:
+    async def stays(name: str) -> None:
         try:
             await asyncio.sleep(60)
         finally:
-            left.append("cancelled")
+            left.append(name)
 
     async def body() -> None:
         loops.append(asyncio.get_running_loop())
-        body.kept = asyncio.create_task(stays())  # type: ignore[attr-defined]
+        own = asyncio.create_task(stays("own"))
+        lasting = contextvars.Context().run(asyncio.create_task, stays("lasting"))
+        body.kept = own, lasting  # type: ignore[attr-defined]
         await asyncio.sleep(0)
 
     with contextlib.closing(handlers.Runner()) as runner:
         runner.run(body(), Script())
+        assert left == ["own"]
         runner.run(body(), Script())
-        assert left == []
+        assert left == ["own"] * 2
     assert loops[0] is loops[1]
     assert loops[0].is_closed()
-    assert left == ["cancelled"] * 2
+    assert left == ["own"] * 2 + ["lasting"] * 2
 
 
 def test_an_async_handler_runs_where_a_loop_runs_already() -> None:
