@@ -85,8 +85,8 @@ def _run(
     with contextlib.ExitStack() as stack:
         view, log = run.view_for(stack, live=True, quiet=False, as_json=as_json)
         command.print_message(f"starting {wanted.describe()}")
-        children = fleet.specs(wanted, app=APP, log_level="warning", log=log, quiet=True)
-        running = stack.enter_context(fleet.Fleet(children, stop))
+        children = fleet.specs(wanted, app=APP, log_level="warning")
+        running = stack.enter_context(fleet.Fleet(children, stop, log))
         if stop.requested.is_set():
             return run.stopped_early()
         row = request.insert()

@@ -132,13 +132,8 @@ def specs(
     app: str | None,
     log_level: str,
     log_format: str | None = None,
-    log: Path | None = None,
-    quiet: bool = False,
 ) -> list[supervisor.ChildSpec]:
-    """Return the child specs of these roles, each `python -m queue_workflows.<role>`.
-
-    Their output goes where this process's goes; `quiet`: all to stderr; `log`: all to that file.
-    """
+    """Return the child specs of these roles, each `python -m queue_workflows.<role>`."""
     commands = {"orchestrator": [parent.ORCHESTRATOR]}
     if wanted.scheduler:
         commands["orchestrator"] += ["--with-scheduler"]
@@ -153,33 +148,28 @@ def specs(
         commands[f"gpu card {card}"] = [parent.WORKER, "--queue", "gpu", "--cards", str(card)]
     common = ["--log-level", log_level, *(["--app", app] if app else [])]
     common += ["--log-format", log_format] if log_format else []
-    return [
-        parent.process(name, *command, *common, before=_redirect(log, quiet))
-        for name, command in commands.items()
-    ]
-
-
-def _redirect(log: Path | None, quiet: bool) -> list[str]:
-    """Return a shell command that redirects the output and becomes the command by exec."""
-    if log is not None:
-        return ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && exec "$@"', str(log)]
-    return ["/bin/sh", "-c", 'exec "$@" >&2', "sh"] if quiet else []
+    return [parent.process(name, *command, *common) for name, command in commands.items()]
 
 
 class Fleet:
     """Processes under a parent on a thread of its own.
 
     They run inside the `with` block and stop at its end. A further request in `stop` shortens their
-    shutdown. They die with this process.
+    shutdown. They die with this process. What they print goes to `log`; None: to stderr.
     """
 
-    def __init__(self, children: list[supervisor.ChildSpec], stop: signals.StopRequest) -> None:
+    def __init__(
+        self, children: list[supervisor.ChildSpec], stop: signals.StopRequest, log: Path | None
+    ) -> None:
         self._outer = stop
+        self._log = -1 if log is None else os.open(log, os.O_WRONLY | os.O_APPEND)
         self._stop = signals.StopRequest()
-        self._parent = parent.Parent(children, fail_fast=True)
+        output = 2 if log is None else self._log
+        self._parent = parent.Parent(children, fail_fast=True, output=output)
         self._pool = service.Pool("parent", 1, lambda _: self._parent.run(self._stop))
 
     def __enter__(self) -> Fleet:
+        self._parent.begin()
         self._pool.start()
         return self
 
@@ -191,6 +181,8 @@ class Fleet:
             if self._outer.count > passed_on:
                 passed_on = self._outer.count
                 self._stop.request()
+        if self._log >= 0:
+            os.close(self._log)
 
     def check(self, *_: object) -> None:
         """Raise `InvalidConfig` if the processes refuse to start."""

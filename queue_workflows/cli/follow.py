@@ -18,7 +18,7 @@ from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.5
-LAST_S = 0.5
+LAST_S = 0.15
 """Seconds after a job's end by which its worker has stored the log."""
 _MARGIN = timedelta(seconds=10)
 """A transaction may commit this long after the time that it wrote."""

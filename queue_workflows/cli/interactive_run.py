@@ -13,8 +13,12 @@ from queue_workflows.cli import follow, output, prompts, run_snapshot, run_views
 from queue_workflows.runtime import display, entry_point, signals
 from queue_workflows.types import Row
 
+FIRST_TICK_S = 0.02
+TICK_GROWS = 1.15
 TICK_S = 0.2
 TICK_LARGE_S = 0.5
+"""Seconds between two looks at a run: few at first, as it may be short, then as many as its size
+allows."""
 OUTPUT_S = 0.5
 """Seconds between two reads of what handlers print and stream, at least."""
 
@@ -38,6 +42,7 @@ class Follower(NamedTuple):
         reader = run_snapshot.Reader(run_id)
         seen: run_snapshot.RunSnapshot | None = None
         settled: set[str] = set()
+        tick_s = FIRST_TICK_S
         printed, printed_at = follow.RunOutput(run_id, self.view.print_message), -math.inf
         try:
             while not self.stop.requested.is_set():
@@ -60,7 +65,8 @@ class Follower(NamedTuple):
                     for node in seen.questions:
                         self._settle(run_id, node, settled)
                     pause_s = TICK_S if seen.total <= run_snapshot.SMALL else TICK_LARGE_S
-                self.stop.requested.wait(pause_s)
+                self.stop.requested.wait(min(tick_s, pause_s))
+                tick_s *= TICK_GROWS
         except BrokenPipeError as error:
             # The reader of stdout is gone: stop as on Ctrl-C, and report it on stderr.
             entry_point.lost_output(error)

@@ -136,8 +136,8 @@ class RunProcesses:
             queue for queue, count in (("cpu", roles.cpu), ("gpu", roles.gpu)) if count
         )
         command.print_message(f"starting {roles.describe()}")
-        children = fleet.specs(roles, app=self._app, log_level="warning", log=self._log, quiet=True)
-        self._own.append(self._stack.enter_context(fleet.Fleet(children, self._stop)))
+        children = fleet.specs(roles, app=self._app, log_level="warning")
+        self._own.append(self._stack.enter_context(fleet.Fleet(children, self._stop, self._log)))
 
 
 class StartedProcesses:

@@ -1,14 +1,16 @@
-"""Start one child process that dies with its parent, and report how it ended."""
+"""Start one child process that dies with its parent, or fork it, and report how it ended."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
 
 # Becomes the child by exec. The kernel sends it SIGTERM when the starting thread ends; if that
 # happened before prctl, its parent has changed. Python ignores SIGPIPE and SIGXFSZ, and exec keeps
@@ -41,23 +43,34 @@ class Child:
 
     On Linux it gets SIGTERM when the thread that created it ends. A small interpreter sets that up
     and then becomes the child by exec, since code between fork and exec is unsafe beside threads.
-    `env` is added to this process's environment. Raises OSError if nothing could be started.
+    `env` is added to this process's environment. `output`: a descriptor for its stdout and stderr;
+    None: those of this process. Raises OSError if nothing could be started.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        output: int | None = None,
+    ) -> None:
         command = list(argv)
         if sys.platform == "linux" and sys.executable:
             command = [sys.executable, "-ISc", _DIE_WITH_PARENT, str(os.getpid()), *command]
-        self._process = subprocess.Popen(
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
             command,
             env={**os.environ, **env} if env else None,
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
-        self.pid = self._process.pid
+        self._follow(self._process.pid)
+
+    def _follow(self, pid: int) -> None:
+        self.pid = pid
         self.pidfd: int | None = None
         with contextlib.suppress(AttributeError, OSError):
-            self.pidfd = os.pidfd_open(self.pid)
+            self.pidfd = os.pidfd_open(pid)
 
     def send(self, signum: signal.Signals) -> None:
         """Send a signal to a child that was not reaped yet."""
@@ -76,8 +89,63 @@ class Child:
             code = os.waitstatus_to_exitcode(status)
             rss_mb = usage.ru_maxrss >> (20 if sys.platform == "darwin" else 10)
             death = Death(code, None, rss_mb) if code >= 0 else Death(None, -code, rss_mb)
-        self._process.returncode = death.code or 0  # or its destructor warns of a running child
+        if self._process is not None:
+            self._process.returncode = death.code or 0  # or its destructor warns of a running child
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
         return death
+
+
+class Forked(Child):
+    """A process that has what this one has imported, and so starts at once, and calls `main`.
+
+    Only for the main thread of a process that has no other one. The arguments are those of `Child`.
+    What was registered with `atexit` is not called in it: the files that it would remove are ours.
+    """
+
+    def __init__(
+        self,
+        main: Callable[[], int],
+        env: Mapping[str, str] | None = None,
+        output: int | None = None,
+    ) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # else it would print again what waits here
+        parent = os.getpid()
+        self._process = None
+        pid = os.fork()
+        if not pid:
+            _run_forked(main, env or {}, output, parent)
+        self._follow(pid)
+
+
+def _run_forked(
+    main: Callable[[], int], env: Mapping[str, str], output: int | None, parent: int
+) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        for number in (1, 2) if output is not None else ():
+            os.dup2(output, number)
+        os.environ.update(env)
+        code = main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:  # noqa: BLE001  nothing of the parent's frames may run here
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)

@@ -13,8 +13,9 @@ from queue_workflows.types import NowFn
 from queue_workflows.worker import claimed_job, recordings
 
 STORE_S: Final = 2.0
-SOON_S: Final = 0.25
-"""Seconds until what handlers print is stored: of running ones, and of ended ones."""
+"""Seconds until what handlers print is stored that run."""
+BETWEEN_S: Final = 0.05
+"""Shortest time in seconds between two stores of what ended handlers have printed."""
 KEPT_MAX: Final = 256
 """Ended attempts whose log is not stored yet; beyond that the oldest are dropped."""
 
@@ -45,6 +46,7 @@ class JobLogs:
         self._ended: list[recordings.Recording] = []
         self.store_at = math.inf
         """When there is something to store."""
+        self._stored_at = -math.inf
 
     def add(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
         """Keep what a handler has printed."""
@@ -57,11 +59,11 @@ class JobLogs:
         self._store_in(STORE_S)
 
     def end(self, job: claimed_job.ClaimedJob) -> None:
-        """Store soon what the handler of a job has printed, which has ended."""
+        """Store at once what the handler of a job has printed, which has ended."""
         if self._open and (own := self._open.pop(job.lease, None)) is not None:
             self._ended.append(own)
             del self._ended[:-KEPT_MAX]
-            self._store_in(SOON_S)
+            self._store_in(max(0.0, self._stored_at + BETWEEN_S - self._now()))
 
     def _store_in(self, seconds: float) -> None:
         at = self._now() + seconds
@@ -72,6 +74,7 @@ class JobLogs:
     def take(self) -> Taken:
         """Return what is to be stored."""
         ended, self._ended = self._ended, []
+        self._stored_at = self._now()
         every = [*ended, *self._open.values()]
         return Taken(ended, [each for each in every if each.changed])
 

@@ -142,10 +142,9 @@ def test_children_get_app_level_and_the_embedded_server_only_without_a_dsn(
         {"QUEUE_WORKFLOWS_EMBEDDED": "1"},
     )  # fmt: skip
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql:///x")
-    named = fleet.specs(wanted, app=None, log_level="info", log=tmp_path / "log")[0]
+    named = fleet.specs(wanted, app=None, log_level="info")[0]
     assert named.env is None
     assert "--app" not in named.argv
-    assert str(tmp_path / "log") in named.argv
 
 
 def test_which_workers_serve_a_queue(db: ModuleType) -> None:

@@ -31,7 +31,7 @@ def report_migrations_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def store_logs_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a worker store what its handlers print each time after these seconds."""
-    for name in ("STORE_S", "SOON_S"):
+    for name in ("STORE_S", "BETWEEN_S"):
         monkeypatch.setattr(job_logs, name, seconds)
 
 
