@@ -136,8 +136,9 @@ def _run_forked(
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        for number in (1, 2) if output is not None else ():
-            os.dup2(output, number)
+        if output is not None:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
         os.environ.update(env)
         code = main()
     except SystemExit as end:

@@ -60,7 +60,7 @@ REFUSED_WAIT_S: Final = 60.0
 RETRY_FIRST_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 UNSURE_S: Final = 1.0
-"""Seconds after a lost reply at which a worker looks a second time for claims that it does not know."""
+"""Seconds after a lost reply at which a worker looks again for claims that it does not know."""
 LOST_WITHIN_S: Final = 0.5
 """Seconds that a worker whose claim is lost has for its records before it exits."""
 EXIT_WITHIN_S: Final = 4.0
