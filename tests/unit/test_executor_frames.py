@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -151,11 +152,10 @@ class Pair:
         self.executors = executors.Executors(
             self.loop, launcher, Printer(), self.owner, shapes.NO_LIMITS, slots=1
         )
-        self.executors.ready()
         self.executors.closing = True
-        self.executors.forked({"forked": 1, "pid": os.getpid(), "error": None})
         self.job = Job(task_row("t"), in_run=False)
         self.executors.start(self.job)
+        self.executors.forked({"forked": 1, "pid": os.getpid(), "error": None})
         self.place = next(iter(self.executors))
         self.launcher.end.recv(1 << 16)
 
@@ -245,7 +245,7 @@ def test_an_outcome_that_was_sent_before_the_death_counts(pair: Pair) -> None:
 
 @settings(max_examples=examples(300))
 @given(
-    st.sampled_from(range(wire.COMPLETED, wire.READY + 1)),
+    st.sampled_from(range(wire.COMPLETED, wire.LEAVES + 1)),
     st.binary(max_size=60)
     | st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -262,14 +262,13 @@ def test_an_outcome_that_was_sent_before_the_death_counts(pair: Pair) -> None:
 def test_no_bytes_of_an_executor_end_its_worker(
     kind: int, body: bytes, noise: bytes, place: int
 ) -> None:
-    pair = Pair()
     data = bytearray(wire.frame(kind, 1, body))
     at = place % len(data)
     data[at : at + len(noise)] = noise
-    pair.send(bytes(data))
-    pair.die()
-    assert len(pair.owner.deaths) + len(pair.owner.outcomes) == 1
-    pair.close()
+    with contextlib.closing(Pair()) as pair:
+        pair.send(bytes(data))
+        pair.die()
+        assert len(pair.owner.deaths) + len(pair.owner.outcomes) == 1
 
 
 def test_the_end_of_the_worker_is_a_connection_error() -> None:
