@@ -163,8 +163,9 @@ class Desk:
 
     @property
     def busy(self) -> bool:
-        """Return whether jobs are held or may be, or anything is to be written."""
-        return bool(self._endings or self._locked) or any(
+        """Return whether jobs are held or may be, a model changes, or anything is to be written."""
+        changes = self._models is not None and self._models.is_changing
+        return bool(changes or self._endings or self._locked) or any(
             each.jobs or each.claiming or each.unsure for each in self.lanes
         )
 
@@ -773,8 +774,12 @@ class Desk:
                         job, "turned off", front=True, now=True, code=guards.EXIT_CONTROL
                     )
             if self._models is not None and self._models.holds_model and not own.jobs:
-                own.runner.kill_idle("OFF")
-                self._leave(guards.EXIT_CONTROL)
+                self._end_model(own, "OFF", guards.EXIT_CONTROL)
+
+    def _end_model(self, own: lane.Lane, why: str, code: int) -> None:
+        """End the executor of a model that no job uses, or of a request to change it."""
+        own.runner.kill_idle(why)
+        self._leave(code)
 
     def requeue(self, reason: str, done: Callable[[], object]) -> None:
         """Hand all jobs back to the front, uncounted, and then call `done`."""
@@ -843,6 +848,11 @@ class Desk:
             due = min(due, self._locked[0][0])
         elif self._locked:
             self._seams.ring()
+        models = self._models
+        if models is not None and now >= models.change_ends:
+            self._end_model(self.lanes[0], "a request that took too long", guards.EXIT_BUDGET)
+        elif models is not None and models.is_changing and now >= self.stop_at:
+            self._end_model(self.lanes[0], "shutdown", 0)
         for own in self.lanes:
             if now >= own.unsure_at:
                 own.unsure, own.unsure_at = True, math.inf

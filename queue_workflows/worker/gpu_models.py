@@ -129,6 +129,16 @@ class GpuModels:
         """Return whether a model is loaded or being loaded."""
         return bool(self._seen["current"] or self._seen["loading"])
 
+    @property
+    def is_changing(self) -> bool:
+        """Return whether a model is being loaded or unloaded, but for a job."""
+        return self._running is not None
+
+    @property
+    def change_ends(self) -> float:
+        """Return when the request under way has taken too long: it has the time of a gpu job."""
+        return self._began + job_guards.GPU_S
+
     def columns(self) -> JsonDict:
         """Return the columns of the worker's row about models and GPU memory."""
         return {
@@ -186,9 +196,6 @@ class GpuModels:
         if now >= self._reap_at:
             self._reap_at = now + REAP_S
             self._reap()
-        if self._running is not None and now >= self._began + job_guards.GPU_S:
-            _log.error("a request took longer than %g s", job_guards.GPU_S)
-            self._lane.runner.kill_idle("a request that took too long")
         self.begin()
         return now + (SAMPLE_CHECK_S if jobs else REAP_S)
 

@@ -444,6 +444,7 @@ def threads(timers: object) -> Generator[inline.InlineExecutors]:
 def _started(threads: inline.InlineExecutors, *limits_s: float) -> None:
     job: Any = Job(task_row("t"), in_run=False)
     job.guards = [guards.Budget(clock.boot_s(), each) for each in limits_s]
+    job.lease_end = guards.LeaseEnd(clock.boot_s(), 600.0)
     threads.start(job)
 
 
