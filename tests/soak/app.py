@@ -117,9 +117,20 @@ def killed() -> None:
     os.kill(os.getpid(), random.choice([signal.SIGKILL, signal.SIGSEGV]))
 
 
+def kills_worker() -> None:
+    handler_wrapper.kill("kills_worker")
+
+
+def kills_launcher() -> None:
+    handler_wrapper.kill("kills_launcher", launcher=True)
+
+
 def spoiled(reason: str, args: dict[str, Any]) -> None:
     """Fail always: the ingest task that is poison."""
-    {"raises": raises, "exits": exits, "killed": killed}[args["kind"]]()
+    POISON[args["kind"]]()
+
+
+POISON = {body.__name__: body for body in (raises, exits, killed, kills_worker, kills_launcher)}
 
 
 def _models() -> None:
@@ -144,7 +155,7 @@ def setup() -> None:
 def register() -> None:
     """Register what the driver needs too."""
     queue_workflows.configure(ingest_queues={*tasks.QUEUES})
-    own = (quick, instant, write, medium, long, link, hear, predict, raises, exits, killed)
+    own = (quick, instant, write, medium, long, link, hear, predict, *POISON.values())
     for body in (*own, step_tasks.listens, *growing_workflows.HANDLERS):
         queue_workflows.register_node(body.__name__, body)
     queue_workflows.set_workflow_provider(workflows.load_workflow, workflows.load_pipeline)

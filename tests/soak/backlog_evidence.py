@@ -45,9 +45,8 @@ class Backlog:
             self._alive_until[each.worker] = max(known, each.last_seen)
             self._since.setdefault(each.worker, each.at)
         self._killed: dict[int, list[float]] = defaultdict(list)
-        for line in seen.lines:
-            if line.word == "start" and line.what == "killed":
-                self._killed[line.pid].append(line.at)
+        for line in seen.killers:
+            self._killed[line.pid].append(line.at)
         self._claims = sorted(
             (event.at, job)
             for job, events in seen.events.items()

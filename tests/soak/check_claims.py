@@ -17,6 +17,8 @@ PATIENT = ("restart", "stall")
 """The same for a worker whose lease outlasts the others."""
 LEFT = ("reclaimed", "requeued", "retried", "parked", "completed", "failed", "cancelled")
 """Events with which a claim ends."""
+LOST = ("the lease could not be renewed in time", "its worker was silent")
+"""Why a worker hands a job back whose lease it is about to lose."""
 ENDED = ("completed", "failed", "cancelled")
 Found = Iterator[str]
 Seen = evidence.Evidence
@@ -115,50 +117,28 @@ def executions(seen: Seen) -> Found:
 
 
 def crashes(seen: Seen) -> Found:
-    """Find claims taken back from processes that neither a fault nor their own handler ended."""
-    bodies = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
+    """Find claims taken back, or given up, that neither a fault nor their own handler ended."""
     for job_id, job in seen.jobs.items():
         if job["crash_count"] > fleet.MAX_CRASHES:
             yield f"job {job_id}: {job['crash_count']} crashes"
         claims = seen.claims(job_id)
         for event in seen.events.get(job_id, []):
             claim = claims.get(event.claim or 0)
-            if event.kind != "reclaimed" or claim is None:
+            taken = event.kind == "reclaimed" or event.reason in LOST
+            if not taken or claim is None:
                 continue
             since = claim.at - RECOVERY_S
-            killed = any(b.pid == claim.pid and since <= b.at <= event.at + 1 for b in bodies)
+            killed = any(b.pid == claim.pid and since <= b.at <= event.at + 1 for b in seen.killers)
             seat = seen.seat(claim)
             deadly = PATIENT if seat and seat.care == fleet.DEFAULT else DEADLY
             hit = seen.hit(deadly, claim.pid, since, event.at + 1)
-            if not (killed or hit or seen.died_in_executor(job_id, event.claim)):
+            launched = seat and seen.hit_seat(fault_plan.KILL_LAUNCHER, seat, since, event.at + 1)
+            locked = seen.was_locked(job_id, since, event.at + 1)
+            dead = launched or seen.died_in_executor(job_id, event.claim)
+            if not (killed or hit or dead or locked):
                 held = event.at - claim.at
                 at, who = event.at - seen.began, seat.name if seat else claim.pid
                 yield (
-                    f"{at:.1f} s: job {job_id}: claim {event.claim} of {who} reclaimed after"
+                    f"{at:.1f} s: job {job_id}: claim {event.claim} of {who} {event.kind} after"
                     f" {held:.1f} s for no fault"
                 )
-
-
-def charged(seen: Seen) -> Found:
-    """Find crashes that were charged although nobody can have seen a process die.
-
-    A stopped process, a frozen connection and a restarted server end claims too: they count lapses.
-    """
-    handlers = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
-    for job_id, job in seen.jobs.items():
-        if not job["crash_count"] or seen.books.retried[job["run_id"] or ""]:
-            continue
-        claims = seen.claims(job_id)
-        evident = 0
-        for event in seen.events.get(job_id, []):
-            claim = claims.get(event.claim or 0)
-            if event.kind not in LEFT or claim is None:
-                continue
-            since, until = claim.at - RECOVERY_S, event.at + 1
-            evident += (
-                seen.hit((), claim.pid, since, until)
-                or seen.died_in_executor(job_id, event.claim)
-                or any(line.pid == claim.pid and since <= line.at <= until for line in handlers)
-            )
-        if job["crash_count"] > evident:
-            yield f"job {job_id}: {job['crash_count']} crashes charged, {evident} with evidence"

@@ -158,7 +158,7 @@ def attempts(seen: Seen) -> Found:
         if job["family"] != "ingest":
             continue
         again = [e for e in seen.events.get(job_id, []) if e.kind == "retried"]
-        most, worn = max(job["max_attempts"], 1), job["crash_count"] >= fleet.MAX_CRASHES
+        most, worn = max(job["max_attempts"], 1), evidence.is_worn(job)
         timed_out = any(e.kind.endswith("_trip") for e in seen.events.get(job_id, []))
         ended = job["status"] == "failed" and not worn and not timed_out
         failed = len(again) + ended

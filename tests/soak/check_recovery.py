@@ -62,9 +62,8 @@ def deaths(seen: Seen) -> list[Death]:
     for fault in seen.faults:
         if fault.is_kill and fault.kind != faults.KILL_PARENT:
             died |= {(held.id, held.claim_no): fault.at for held in fault.held}
-    for line in seen.lines:
-        if line.word == "start" and line.what == "killed":
-            died.setdefault((line.job, line.claim), line.at)
+    for line in seen.killers:
+        died.setdefault((line.job, line.claim), line.at)
     held = _holdings(seen)
     found = (_death(seen, held, job, claim, at) for (job, claim), at in died.items())
     return [death for death in found if death is not None]

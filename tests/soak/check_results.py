@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from tests.soak import evidence, fleet, tasks, workflows
+from tests.soak import evidence, tasks, workflows
 
 OVER = ("completed", "failed", "cancelled", "skipped")
 Found = Iterator[str]
@@ -76,19 +75,14 @@ def outcome(seen: Seen) -> Found:
     for job_id, task in seen.books.jobs.items():
         job = seen.jobs.get(job_id, {"status": "gone"})
         wanted = "failed" if task in tasks.FAIL else "completed"
-        if job["status"] in OVER and job["status"] != wanted and not _is_worn(job):
+        if job["status"] in OVER and job["status"] != wanted and not evidence.is_worn(job):
             yield f"ingest job {job_id} ({task}): {job['status']}, not {wanted}: {job['error']}"
     yield from _values(seen)
 
 
-def _is_worn(job: dict[str, Any]) -> bool:
-    """Return whether faults ended its workers as often as poison does; `crashes` checks each."""
-    return job["status"] == "failed" and job["crash_count"] >= fleet.MAX_CRASHES
-
-
 def _worn_out(seen: Seen, run_id: str) -> bool:
     return any(
-        _is_worn(job) and run_id in (job["run_id"], seen.runs[job["run_id"]]["parent"])
+        evidence.is_worn(job) and run_id in (job["run_id"], seen.runs[job["run_id"]]["parent"])
         for job in seen.jobs.values()
         if job["run_id"] in seen.runs
     )

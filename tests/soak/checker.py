@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.soak import (
+    check_charges,
     check_claims,
     check_fires,
     check_growth,
@@ -27,8 +28,9 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "results without their handler": check_results.unbacked,
     "nodes that ran too early": check_results.too_early,
     "wrong outcomes": check_results.outcome,
-    "crashes counted without a fault": check_claims.crashes,
-    "crashes charged without evidence": check_claims.charged,
+    "claims taken back without a fault": check_claims.crashes,
+    "crashes charged without evidence": check_charges.charged,
+    "deaths by handlers that nobody charged": check_charges.missed,
     "claimed before the last claim ended": check_claims.executions,
     "doubled or missed fires": check_fires.fires,
     "graphs that grew wrongly": check_growth.grown,

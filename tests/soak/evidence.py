@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db
+from queue_workflows.engine import recovery
 from tests.soak import (
     acknowledgements,
     clock,
@@ -16,24 +18,26 @@ from tests.soak import (
     journal,
     observer,
     stream_readers,
+    workflows,
 )
 
 _JOBS = """
 SELECT 'node' AS family, j.id, j.run_id, j.node_id, j.node_module AS what, j.status::text,
-       j.claim_no, j.crash_count, j.watchdog_retries, j.attempts, j.max_attempts, j.error,
-       j.context_delta AS result, NULL AS reason, j.queue, j.seq, NULL AS key, NULL AS lock_key,
-       NULL AS partition, extract(epoch FROM j.created_at)::float8 AS epoch
+       j.claim_no, j.crash_count, j.lapse_count, j.watchdog_retries, j.attempts, j.max_attempts,
+       j.error, j.context_delta AS result, NULL AS reason, j.queue, j.seq, NULL AS key,
+       NULL AS lock_key, NULL AS partition, extract(epoch FROM j.created_at)::float8 AS epoch
   FROM workflow_node_jobs j
 UNION ALL
 SELECT 'ingest', id, NULL, NULL, task_name, status::text, claim_no, crash_count,
-       watchdog_retries, attempts, max_attempts, error, result, reason, queue, seq,
+       lapse_count, watchdog_retries, attempts, max_attempts, error, result, reason, queue, seq,
        CASE WHEN idempotency_released IS NOT TRUE THEN idempotency_key END, lock_key, partition_key,
        extract(epoch FROM created_at)::float8
   FROM ingest_jobs
 """
 _EVENTS = """
 SELECT job_id AS job, id AS place, event_type::text AS kind, claim_no AS claim, worker_id AS worker,
-       host_label AS host, queue, extract(epoch FROM created_at)::float8 AS epoch
+       host_label AS host, queue, extract(epoch FROM created_at)::float8 AS epoch, error,
+       detail ->> 'reason' AS reason
   FROM {} WHERE job_id IS NOT NULL ORDER BY id
 """
 _RUNS = """
@@ -60,11 +64,22 @@ class Event(NamedTuple):
     queue: str | None
     at: float
     epoch: float
+    error: str | None = None
+    reason: str | None = None
+    """Why its worker handed the job back."""
 
     @property
     def pid(self) -> int:
         """Return the process that its worker id names, 0 if none."""
         return int((self.worker or ":0").split(":")[1])
+
+
+class Locked(NamedTuple):
+    """A row of a job that a transaction of a stranger had locked, in monotonic seconds."""
+
+    job: str
+    since: float
+    until: float
 
 
 @dataclass
@@ -90,6 +105,8 @@ class Evidence:
     """What a hostile role got done that it may not, or that took too long."""
     shown: list[str] = field(default_factory=list[str])
     """What is wrong with what commands and logs showed of hostile rows, and with files."""
+    locked: list[Locked] = field(default_factory=list[Locked])
+    """Jobs whose rows a stranger had locked: they are not renewed meanwhile."""
     blocked: list[str] = field(default_factory=list[str])
     """Who waited for the transaction of a stranger and may not."""
     changed: list[str] = field(default_factory=list[str])
@@ -121,10 +138,29 @@ class Evidence:
             (f.is_kill or f.kind in kinds) and f.hits(pid, since, until) for f in self.faults
         )
 
+    @functools.cached_property
+    def killers(self) -> list[journal.Line]:
+        """Return the first line of each handler that kills a process."""
+        starts = [line for line in self.lines if line.word == "start"]
+        return [line for line in starts if line.what in workflows.KILLERS]
+
     def died_in_executor(self, job: str, claim: int | None) -> bool:
         """Return whether a fault killed the executor in which this claim's handler ran."""
         killed = (f for f in self.faults if f.kind == fault_plan.KILL_EXECUTOR)
         return any((held.id, held.claim_no) == (job, claim) for f in killed for held in f.held)
+
+    def hit_seat(self, kind: str, seat: fleet.Seat, since: float, until: float) -> bool:
+        """Return whether a fault of this kind hit a seat between two instants."""
+        return any(
+            fault.kind == kind and fault.seat == seat.name and since <= fault.at <= until
+            for fault in self.faults
+        )
+
+    def was_locked(self, job: str, since: float, until: float) -> bool:
+        """Return whether a stranger had the row of a job locked between the two instants."""
+        return any(
+            each.job == job and each.since <= until and each.until >= since for each in self.locked
+        )
 
     def paused(self, queue: str, since: float, until: float) -> bool:
         """Return whether the queue may have been paused between the two instants."""
@@ -144,6 +180,12 @@ class Evidence:
         its = [e for e in self.ended if e.pid == event.pid and e.at >= event.at]
         name = min(its).seat if its else None
         return next((s for s in where if s.name == name), None)
+
+
+def is_worn(job: dict[str, Any]) -> bool:
+    """Return whether a job failed as poison, which crashes and lapses by faults may cause too."""
+    worn = job["crash_count"] >= fleet.MAX_CRASHES or job["lapse_count"] >= recovery.MAX_LAPSES
+    return job["status"] == "failed" and worn
 
 
 def gather(seen_live: list[str], **known: Any) -> Evidence:

@@ -55,9 +55,10 @@ SUPERVISED, REAPED, UNSEEN, DEFAULT = "supervised", "reaped", "unseen", "default
 in `up`, nobody, and nobody with every knob and the lease (600 s) at their defaults."""
 
 
-POLLS, STEPS, OLDER, LATIN1 = "polls", "steps", "older", "latin1"
-"""It listens to nothing and polls; its wall clock is stepped; it runs another version; its
-environment names another encoding, style of dates and time zone."""
+POLLS, POOLED, STEPS, OLDER, LATIN1 = "polls", "pooled", "steps", "older", "latin1"
+"""It listens to nothing and polls; the same through PgBouncer in transaction mode; its wall clock
+is stepped; it runs another version; its environment names another encoding, style of dates and time
+zone."""
 
 
 class Seat(NamedTuple):
@@ -76,7 +77,7 @@ class Seat(NamedTuple):
     slots: int = 0
     """How many jobs it runs at once, each in an executor; 0: as its other options say."""
     odd: str = ""
-    """What makes it differ from the others: `POLLS`, `STEPS`, `OLDER` or `LATIN1`."""
+    """What makes it differ from the others, `POLLS` for example."""
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -86,8 +87,7 @@ class Seat(NamedTuple):
     @property
     def has_executors(self) -> bool:
         """Return whether its handlers run in other processes than the worker itself."""
-        batch = "--batch" in self.options and self.care != SUPERVISED
-        inline = batch or "--inline" in self.options or self.odd == OLDER
+        inline = "--inline" in self.options or self.odd == OLDER
         return self.role == "worker" and not inline
 
 
@@ -103,12 +103,12 @@ SEATS = (
     Seat("gpu-1", "worker", "gpu", "box-g", REAPED, slots=1),
     Seat("gpu-2", "worker", "gpu", "box-h", UNSEEN, ("--inline",)),
     Seat("notes-1", "worker", tasks.NOTES, "box-b", SUPERVISED, ("--batch", "4")),
-    Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4"), odd=POLLS),
+    Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4"), odd=POOLED),
     Seat("notes-3", "worker", tasks.NOTES, "box-d", UNSEEN, slots=4, odd=LATIN1),
     Seat("pool-1", "worker", "", "box-p", SUPERVISED, (), ((tasks.FEEDS, 4), (tasks.CALLS, 4))),
     Seat(
         "pool-2", "worker", "", "box-q", UNSEEN, (),
-        ((tasks.FEEDS, 3), (tasks.CALLS, 3), (tasks.NOTES, 1)),
+        ((tasks.FEEDS, 3), (tasks.CALLS, 3), (tasks.NOTES, 1)), odd=POOLED,
     ),
     Seat("scheduler-1", "scheduler"),
     Seat("scheduler-2", "scheduler"),
@@ -126,16 +126,27 @@ class Ended(NamedTuple):
 
 
 class Fleet:
-    """The processes run inside the `with` block; its end stops all of them."""
+    """The processes run inside the `with` block; its end stops all of them.
+
+    `pooled`: the DSN through the pooler.
+    """
 
     def __init__(
-        self, dsn: str, base: Path, mutant: str | None, odd: Mapping[str, Mapping[str, str]]
+        self,
+        dsn: str,
+        base: Path,
+        mutant: str | None,
+        odd: Mapping[str, Mapping[str, str]],
+        pooled: str,
     ) -> None:
         self.base = base
         self._odd = odd
         self.journal = base / "journal"
         self.ended: list[Ended] = []
-        self.proxies = {seat.name: proxy.Proxy(_named(dsn, seat.name)) for seat in SEATS}
+        self.proxies = {
+            seat.name: proxy.Proxy(_named(pooled if seat.odd == POOLED else dsn, seat.name))
+            for seat in SEATS
+        }
         self._reaped_label = {seat.name: seat.label for seat in SEATS if seat.care == REAPED}
         self._crash_recoveries = {
             label: crash_recovery.CrashRecovery(label) for label in set(self._reaped_label.values())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -12,6 +14,8 @@ from typing import Any
 from tests.soak import journal
 
 BEAT_S = 0.25
+KILLED_S = 60.0
+"""How long a handler waits for its own end after it has killed its worker or launcher."""
 _held: contextvars.ContextVar[dict[str, Any]] = contextvars.ContextVar("held")
 """The row of the job whose handler runs here; a pool runs several side by side."""
 
@@ -31,6 +35,15 @@ def say(word: str, what: str) -> dict[str, Any]:
     job = _held.get()
     journal.write(word, job, what)
     return {"by": job["claim_no"]}
+
+
+def kill(what: str, *, launcher: bool = False) -> None:
+    """Kill the worker of the handler that runs here, or its launcher if there is one."""
+    say("start", what)
+    worker = journal.worker_pid(_held.get())
+    parent = launcher and worker != os.getpid()
+    os.kill(os.getppid() if parent else worker, signal.SIGKILL)
+    time.sleep(KILLED_S)
 
 
 def last(seconds: float, what: str, cancel: threading.Event | None = None) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class JobLoad:
         rng = self._rng
         for _ in range(rng.randint(1, 4)):
             task = rng.choice(["fetch", "fetch", "crawl", "parse", "note"])
-            args = {"kind": rng.choice(workflows.POISON)}
+            args = {"kind": workflows.poison(rng)}
             drawn = rng.random()
             if drawn < POISON:
                 task = "spoiled"
@@ -136,10 +136,11 @@ class JobLoad:
             self._enter(order, job_id)
 
     def _mixed(self) -> None:
-        """Queue a job that kills its worker, among others that are claimed with it."""
+        """Queue a job that kills a process, among others that are claimed with it."""
         queue = self._rng.choice([tasks.NOTES, tasks.NOTES, tasks.FEEDS])
         sent = [self._order("note", queue, args={"lasts_s": 0.5}) for _ in range(BURST)]
-        sent[2] = self._order("spoiled", queue, args={"kind": "killed"})
+        kind = self._rng.choice(workflows.KILLERS)
+        sent[2] = self._order("spoiled", queue, args={"kind": kind})
         for order, job_id in zip(sent, _enqueue_all(sent), strict=True):
             self._enter(order, job_id)
 

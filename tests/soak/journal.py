@@ -33,16 +33,20 @@ class Line(NamedTuple):
 
 def write(word: str, job: dict[str, Any], what: str) -> None:
     """Append a line about a claimed job in one write; lines of many processes do not mix."""
-    pid = int(job["worker_id"].rsplit(":", 3)[1])
     line = [
-        word, job["id"], job["claim_no"], job["worker_id"], pid, time.monotonic_ns(), what,
-        os.getpid(),
+        word, job["id"], job["claim_no"], job["worker_id"], worker_pid(job), time.monotonic_ns(),
+        what, os.getpid(),
     ]  # fmt: skip
     fd = os.open(os.environ[PATH_ENV], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.write(fd, json.dumps(line).encode() + b"\n")
     finally:
         os.close(fd)
+
+
+def worker_pid(job: dict[str, Any]) -> int:
+    """Return the process of the worker that has claimed this job."""
+    return int(job["worker_id"].rsplit(":", 3)[1])
 
 
 def read(path: Path) -> list[Line]:

@@ -125,7 +125,7 @@ class Load(background.BackgroundThread):
         run_id = str(uuid.UUID(int=rng.getrandbits(128)))
         name = rng.choices(list(self._weights), list(self._weights.values()))[0]
         if rng.random() < POISON:
-            name = rng.choice(workflows.POISON)
+            name = workflows.poison(rng)
         cancel_s = rng.uniform(0.05, 1.5)
         by_hand = rng.random() < 0.5
         cancelled = rng.random() < (0.5 if name == "wide" else 0.05)
@@ -138,7 +138,7 @@ class Load(background.BackgroundThread):
             self._plan(at, lambda: self._cancel(run_id, by_hand=by_hand))
 
     def _submit_job(self) -> None:
-        task, args = "note", {"number": self._number, "kind": self._rng.choice(workflows.POISON)}
+        task, args = "note", {"number": self._number, "kind": workflows.poison(self._rng)}
         if self._rng.random() < POISON:
             task = "spoiled"
         job_id = jobs.enqueue(task_name=task, queue=tasks.NOTES, reason="load", args=args)

@@ -12,7 +12,7 @@ from queue_workflows.db import statements
 from queue_workflows.engine import claims, held_claims, recovery, schedule_fires
 from queue_workflows.run import launcher
 from queue_workflows.runtime import kill_timer
-from queue_workflows.worker import crash_recovery, desk, guards, lane, node_plans
+from queue_workflows.worker import claimed_job, crash_recovery, desk, guards, lane, node_plans
 from tests.soak import (
     mutants_executors,
     mutants_growth,
@@ -153,6 +153,32 @@ def _recover_no_worker() -> None:
     replace(crash_recovery, "recover_claims", lambda *_, **__: [])
 
 
+def _charge_no_worker() -> None:
+    """Let a parent count no crash of a job whose handler has killed its worker."""
+    replace(crash_recovery, "_is_crash", lambda *_: False)
+
+
+def _never_alone() -> None:
+    """Let a job run beside others even if its next crash is its last."""
+    replace(claimed_job.ClaimedJob, "is_last", property(lambda _: False))
+
+
+def _trust_replies() -> None:
+    """Never look for claims, or records, whose reply was lost."""
+
+    def forget(_: desk.Desk, own: lane.Lane, done: Any) -> None:
+        for job, _ in done:
+            job.recording = False
+        own.claiming, own.may_claim = False, True
+
+    replace(desk.Desk, "_unknown", forget)
+
+
+def _wait_for_rows() -> None:
+    """Renew all leases by one statement that waits for each row."""
+    rewrite(statements.claims.renew, b"FOR UPDATE SKIP LOCKED", b"FOR UPDATE")
+
+
 def _ignore_ended_sessions() -> None:
     rewrite(statements.recovery.gone, b"LIMIT 100", b"LIMIT 0")
 
@@ -230,7 +256,7 @@ MUTANTS = {
         "handlers that outlived their claim", _no_self_fence, None, "freeze", LAST_LONG, 4.0,
     ),
     "renewal": Mutant(
-        "leases are not renewed", "crashes counted without a fault", _no_renewal, load=LAST_LONG
+        "leases are not renewed", "claims taken back without a fault", _no_renewal, load=LAST_LONG
     ),
     "terminal-guard": Mutant(
         "the triggers that keep terminal states", "terminal rows moved", None, _no_guards
@@ -241,11 +267,29 @@ MUTANTS = {
     ),
     "crash-recovery": Mutant(
         "a parent hands back the jobs of all workers, not only of the dead one",
-        "crashes counted without a fault", _recover_all_workers, None, "kill",
+        "claims taken back without a fault", _recover_all_workers, None, "kill",
     ),
     "no-crash-recovery": Mutant(
         "a parent hands nothing back", "recovered later than promised",
         _recover_no_worker, None, "kill",
+    ),
+    "worker-killers": Mutant(
+        "a parent charges no job for a worker that was killed",
+        "deaths by handlers that nobody charged", _charge_no_worker, load={"kills_worker": 3},
+        jobs={"mixed": 12},
+    ),
+    "neighbours": Mutant(
+        "a job whose next crash is its last runs beside others", "crashes charged without evidence",
+        _never_alone, load={"kills_worker": 3}, jobs={"mixed": 24},
+    ),
+    "lost-replies": Mutant(
+        "a worker does not look for claims whose reply was lost",
+        "claims taken back without a fault", _trust_replies, None, "cut", jobs={"pooled": 36},
+    ),
+    "row-locks": Mutant(
+        "a row that somebody has locked keeps all leases of its worker from being renewed",
+        "claims taken back without a fault", _wait_for_rows, load=LAST_LONG,
+        strangers="rows", jobs={"pooled": 36},
     ),
     "evidence": Mutant(
         "an ended session is ignored: only the lease decides",
@@ -253,7 +297,7 @@ MUTANTS = {
     ),
     "early-reclaim": Mutant(
         "leases lapse 4.5 s too early",
-        "crashes counted without a fault", _reclaim_early, load=LAST_LONG,
+        "claims taken back without a fault", _reclaim_early, load=LAST_LONG,
     ),
     "ready-check": Mutant(
         "a node is ready when one of its dependencies is", "nodes that ran too early",

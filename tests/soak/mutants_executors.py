@@ -39,6 +39,16 @@ def _charge_own_kills() -> None:
     replace(desk.Desk, "died", charged)
 
 
+def _hand_back_with_the_launcher() -> None:
+    """Count no crash of the jobs whose launcher a signal has killed."""
+    lose = executors.Executors.lose
+
+    def uncounted(own: executors.Executors, error: launcher.LauncherLost) -> None:
+        lose(own, launcher.LauncherLost("by nobody", by_deadline=error.by_deadline))
+
+    replace(executors.Executors, "lose", uncounted)
+
+
 MUTANTS = {
     "executor-deadline": Mutant(
         "the launcher has no deadline: executors outlive a worker that is stopped",
@@ -51,6 +61,11 @@ MUTANTS = {
     "executor-deaths": Mutant(
         "a worker does nothing about the job of an executor that died",
         "stuck", _forget_deaths, None, fault_plan.KILL_EXECUTOR,
+    ),
+    "launcher-killers": Mutant(
+        "a worker charges no job for a launcher that was killed",
+        "deaths by handlers that nobody charged", _hand_back_with_the_launcher,
+        load={"kills_launcher": 3}, jobs={"mixed": 12},
     ),
     "own-kills": Mutant(
         "jobs whose executor their own worker ends, at OFF for example, are charged with a crash",

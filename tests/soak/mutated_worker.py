@@ -9,7 +9,9 @@ import os
 
 if __name__ == "__main__":
     from queue_workflows import claim_worker
+    from queue_workflows.worker import parent
     from tests.soak import app, mutants
 
+    parent.WORKER = "tests.soak.mutated_worker"
     mutants.switch_off(os.environ[app.MUTANT_ENV])
     raise SystemExit(claim_worker.main())

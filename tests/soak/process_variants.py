@@ -1,4 +1,4 @@
-"""Start processes that poll, with a stepped clock, another encoding, or an older revision."""
+"""Start processes that poll, behind a pooler, with a stepped clock or another encoding."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import os
 import random
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.soak import background, fleet
-from tests.support import faketime
+from tests.support import faketime, pgbouncer
 
 GAP_S = 6.0
+SESSIONS = 3
+"""Of the pooler: fewer than its clients have connections."""
 MOST_H = 30
 """So that a step crosses a day, too."""
 
@@ -49,8 +52,10 @@ def environments(
     steps: Steps | None, older: Path | None, say: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
     """Return the environment variables of each odd seat."""
+    polls = {"QUEUE_WORKFLOWS_POLL_ONLY": "1"}
     found = {
-        fleet.POLLS: {"QUEUE_WORKFLOWS_POLL_ONLY": "1"},
+        fleet.POLLS: polls,
+        fleet.POOLED: polls,
         fleet.LATIN1: {
             "PGCLIENTENCODING": "LATIN1",
             "PGDATESTYLE": "German",
@@ -65,6 +70,17 @@ def environments(
         path = (str(older), str(fleet.ROOT), os.environ.get("PYTHONPATH"))
         found[fleet.OLDER] = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
     return found
+
+
+@contextmanager
+def pooled(dsn: str, say: Callable[[str], None]) -> Generator[str]:
+    """Yield the DSN of the same database through PgBouncer; the DSN itself if that is missing."""
+    if pgbouncer.PROGRAM is None:
+        say("no pgbouncer here: every process has connections of its own")
+        yield dsn
+        return
+    with pgbouncer.pooler(dsn, servers=SESSIONS) as made:
+        yield made.dsn
 
 
 def steps(base: Path, seed: int) -> Steps | None:

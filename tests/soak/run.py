@@ -136,7 +136,10 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         stepping = process_variants.steps(pg.base, options.seed)
         older = process_variants.archive(options.older, pg.base) if options.older else None
         differing = process_variants.environments(stepping, older, say)
-        running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant, differing))
+        pooled = stack.enter_context(process_variants.pooled(pg.dsn, say))
+        running = stack.enter_context(
+            fleet.Fleet(pg.dsn, pg.base, options.mutant, differing, pooled)
+        )
         if stepping is not None:
             stack.enter_context(stepping)
         running.wait_until_up()
@@ -198,6 +201,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             ],
             polls=[time_.at(at) for at in watching.polls],
             hostile=attacking.problems, blocked=strange.blocked, changed=strange.changed,
+            locked=strange.locked,
             streams=reading.found,
             shown=[*shown, *folders.touched(), *running.unsafe()],
         )  # fmt: skip

@@ -16,7 +16,7 @@ from psycopg import conninfo, rows
 from queue_workflows import db, jobs, runs
 from queue_workflows.schedule import entry
 from tests.hostile import roles
-from tests.soak import acknowledgements, app, background, fleet, step_tasks, tasks
+from tests.soak import acknowledgements, app, background, evidence, fleet, step_tasks, tasks
 
 Conn = psycopg.Connection[dict[str, Any]]
 EVENTS, KEYS, CONSTRAINTS, ROWS = "events", "keys", "constraints", "rows"
@@ -28,8 +28,6 @@ LOOP_S = 1.5
 """Longest wait of a loop: its lock time-out of 0.2 s, and a busy machine."""
 COMMIT_S = 2.3
 """The same for the locks of lock keys and partitions, for which a commit waits 1 s in all."""
-WORKER_S = 4.5
-"""The same for a worker, which waits for the row of its own job: 3 s."""
 WAITING = 12
 """Jobs and runs of its own that wait for an event, at most."""
 CANCELS = 0.5
@@ -59,10 +57,13 @@ _ROW = (
     "UPDATE workflow_runs SET parcel_id = parcel_id WHERE id = (SELECT id FROM workflow_runs"
     " WHERE status IN ('queued', 'running') ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED)",
     "UPDATE workflow_node_jobs SET queue = queue WHERE id = (SELECT id FROM workflow_node_jobs"
-    " WHERE status IN ('queued', 'running') ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED)",
+    " WHERE status IN ('queued', 'running') ORDER BY random() < 0.7 AND status = 'running' DESC,"
+    " node_module = 'long' DESC, random() LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id",
     "UPDATE ingest_jobs SET reason = reason WHERE id = (SELECT id FROM ingest_jobs"
-    " WHERE status IN ('queued', 'running') ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED)",
+    " WHERE status IN ('queued', 'running') ORDER BY random() < 0.5 AND status = 'running' DESC,"
+    " random() LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id",
 )
+"""One row; of jobs rather one that runs, and so has to be renewed."""
 _BLOCKED = """
 SELECT a.application_name AS seat, a.pid, l.waitstart, left(a.query, 100) AS query,
        extract(epoch FROM clock_timestamp() - l.waitstart)::float8 AS waited_s
@@ -81,6 +82,7 @@ class Strangers(background.BackgroundThread):
     """One open transaction after the other until `close`; events of jobs that wait go on.
 
     `blocked`: what waited for one and may not. `changed`: texts that did not come back.
+    `locked`: the rows of jobs that were locked.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Strangers(background.BackgroundThread):
         super().__init__("strangers")
         self.blocked: list[str] = []
         self.changed: list[str] = []
+        self.locked: list[evidence.Locked] = []
         self.problems: list[str] = []
         self._rng = random.Random(seed * 5501 + 7)
         self._dsn, self._books = dsn, known
@@ -141,6 +144,8 @@ class Strangers(background.BackgroundThread):
                 pass  # the server is restarted: each round connects again
             except Exception as error:
                 self.problems.append(f"{type(error).__name__}: {error}")
+            now = time.monotonic()
+            self.locked = [each._replace(until=min(each.until, now)) for each in self.locked]
 
     def _connect(self, dsn: str, *, autocommit: bool = False, encoding: str = "UTF8") -> Conn:
         info = conninfo.make_conninfo(dsn, client_encoding=encoding, application_name="stranger")
@@ -224,7 +229,10 @@ class Strangers(background.BackgroundThread):
         return {}
 
     def _lock_row(self, conn: Conn) -> dict[str, str]:
-        conn.execute(self._rng.choice(_ROW).encode())
+        found = conn.execute(self._rng.choice(_ROW).encode())
+        now = time.monotonic()
+        rows_ = found.fetchall() if found.description else ()
+        self.locked += [evidence.Locked(row["id"], now, float("inf")) for row in rows_]
         return {}
 
     # --- what others see of it ---
@@ -235,7 +243,7 @@ class Strangers(background.BackgroundThread):
             which = (row["seat"], row["pid"], row["waitstart"])
             before, waited_s = self._waits.get(which, -1.0), row["waited_s"] or 0.0
             self._waits[which] = waited_s
-            most_s = limit_s(kind, row["seat"])
+            most_s = limit_s(kind)
             if before <= most_s < waited_s:
                 self.blocked.append(
                     f"{row['seat']} waits for a stranger's {kind} for {waited_s:.2f} s:"
@@ -333,8 +341,8 @@ def _has(text: str) -> bool:
     return True
 
 
-def limit_s(kind: str, seat: str) -> float:
-    """Return how long a session of this seat may wait for a stranger's transaction.
+def limit_s(kind: str) -> float:
+    """Return how long a session of the fleet may wait for a stranger's transaction.
 
     Whoever sends an event has written its own row alone, and nobody waits for it.
     """
@@ -342,5 +350,4 @@ def limit_s(kind: str, seat: str) -> float:
         return 0.0
     if kind == CONSTRAINTS:
         return COMMIT_S
-    loops = kind != ROWS or seat.startswith(("orchestrator", "scheduler"))
-    return LOOP_S if loops else WORKER_S
+    return LOOP_S

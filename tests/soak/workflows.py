@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from tests.soak import growing_workflows, step_tasks
@@ -9,8 +10,13 @@ from tests.soak import growing_workflows, step_tasks
 Spec = dict[str, Any]
 MODELS = ("tiny", "small")
 CHAIN = 5
-POISON = ("raises", "exits", "killed")
+KILLS_WORKER, KILLS_LAUNCHER = "kills_worker", "kills_launcher"
+KILLERS = ("killed", KILLS_WORKER, KILLS_LAUNCHER)
+"""Handlers that kill the process in which they run, its worker, or its launcher."""
+POISON = ("raises", "exits", *KILLERS)
 """Workflows whose run must fail, each by a handler of another kind."""
+POISON_WEIGHTS = (4, 4, 4, 1, 1)
+"""A worker that is killed takes its other jobs with it, and another one has to start."""
 CROWD, WRITES = "crowd", "writes"
 CROWD_NODES = 300
 """A join of so many; too much for the weights, `rare` submits it. The hostile submitter writes."""
@@ -106,6 +112,11 @@ WORKFLOWS: dict[str, list[Spec]] = {
     **{name: [_step("bad", name)] for name in POISON},
     **growing_workflows.WORKFLOWS,
 }
+
+
+def poison(rng: random.Random) -> str:
+    """Draw a handler that must fail."""
+    return rng.choices(POISON, POISON_WEIGHTS)[0]
 
 
 def load_workflow(name: str) -> Spec:

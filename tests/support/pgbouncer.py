@@ -34,6 +34,7 @@ pool_mode = transaction
 default_pool_size = {servers}
 max_client_conn = 200
 query_wait_timeout = 60
+server_login_retry = 1
 logfile = {folder}/log
 pidfile =
 """

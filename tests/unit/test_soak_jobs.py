@@ -39,8 +39,8 @@ class Story:
         self.jobs[name] = {
             "family": "ingest", "what": "note", "queue": tasks.CALLS, "seq": len(self.jobs) + 1,
             "key": None, "lock_key": None, "partition": None, "status": "completed",
-            "attempts": 0, "max_attempts": 1, "crash_count": 0, "reason": "load", "epoch": 0.0,
-            "run_id": None, "error": None, **more,
+            "attempts": 0, "max_attempts": 1, "crash_count": 0, "lapse_count": 0, "reason": "load",
+            "epoch": 0.0, "run_id": None, "error": None, **more,
         }  # fmt: skip
 
     def event(self, name: str, kind: str, at: float, claim: int = 1) -> None:
@@ -324,71 +324,6 @@ def test_an_attempt_that_did_not_wait_is_found(waited: float, found: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "error", "found"),
-    [
-        ("stop", "reclaimed", None, 0),
-        ("freeze", "reclaimed", None, 1),
-        ("freeze", "failed", "poison: took down 3 workers", 0),  # the note came too late
-        ("freeze", "failed", "its own", 1),
-        ("off", "failed", "poison: took down 3 workers", 1),
-    ],
-)
-def test_a_crash_that_was_charged_for_the_database_is_found(
-    fault: str, kind: str, error: str | None, found: int
-) -> None:
-    story = Story()
-    story.job("j", crash_count=1, error=error)
-    story.event("j", "claimed", 10.0)
-    story.faults = [faults.Fault(fault, POOL.name, 11.0, 20.0, (PID,))]
-    story.event("j", kind, 17.0)
-    assert len([*check_claims.charged(story.seen())]) == found
-
-
-def test_a_parent_that_has_the_database_reports_before_a_job_is_poison() -> None:
-    story = Story()
-    reaped = next(seat for seat in fleet.SEATS if seat.care == fleet.REAPED)
-    story.job("j", crash_count=1, error="poison: took down 3 workers")
-    for kind, at in (("claimed", 10.0), ("failed", 17.0)):
-        story.event("j", kind, at)
-    there = [e._replace(host=reaped.label, queue=reaped.queue) for e in story.events["j"]]
-    story.events["j"] = there
-    story.faults = [faults.Fault("freeze", reaped.name, 11.0, 20.0, (PID,))]
-    seen = story.seen()
-    seen.ended.append(fleet.Ended(18.0, reaped.name, PID, 77, None))
-    assert len([*check_claims.charged(seen)]) == 1
-
-
-@pytest.mark.parametrize(("killed", "found"), [("j", 0), ("its neighbour", 1)])
-def test_a_killed_executor_charges_the_job_that_it_ran_and_no_other(
-    killed: str, found: int
-) -> None:
-    story = Story()
-    story.job("j", crash_count=1)
-    story.event("j", "claimed", 10.0)
-    story.event("j", "reclaimed", 11.01)
-    story.faults = [
-        faults.Fault(
-            fault_plan.KILL_EXECUTOR, POOL.name, 11.0, 11.0, (PID + 1,),
-            [faults.HeldJob("ingest", killed, 1, long=False)],
-        )
-    ]  # fmt: skip
-    assert len([*check_claims.charged(story.seen())]) == found
-    assert len([*check_claims.crashes(story.seen())]) == found
-
-
-def test_jobs_that_end_with_their_launcher_are_not_charged() -> None:
-    story = Story()
-    story.job("j", crash_count=1)
-    story.event("j", "claimed", 10.0)
-    story.event("j", "reclaimed", 11.01)
-    held = [faults.HeldJob("ingest", "j", 1, long=False)]
-    story.faults = [
-        faults.Fault(fault_plan.KILL_LAUNCHER, POOL.name, 11.0, 11.0, (PID + 1,), held),
-    ]
-    assert len([*check_claims.charged(story.seen())]) == 1
-
-
-@pytest.mark.parametrize(
     ("kind", "stopped", "runs_in", "found"),
     [
         ("stop", PID, PID, 0),
@@ -409,21 +344,3 @@ def test_only_a_process_that_was_stopped_may_act_after_its_claim(
     story.lines = [late._replace(word="start", at=10.1), late]
     story.faults = [faults.Fault(kind, POOL.name, 11.0, 19.5, (stopped,))]
     assert len([*check_claims.outlived(story.seen())]) == found
-
-
-@pytest.mark.parametrize(("away_until", "found"), [(29.0, 0), (20.0, 1)])
-def test_poison_may_come_before_the_note_of_an_earlier_claim(away_until: float, found: int) -> None:
-    story = Story()
-    story.job("j", crash_count=2, error="poison: took down 2 workers", status="failed")
-    story.event("j", "claimed", 10.0)
-    story.event("j", "reclaimed", 17.0)
-    story.event("j", "claimed", 18.0, 2)
-    story.lines.append(journal.Line("start", "j", 2, "worker", PID + 1, 18.1, "killed"))
-    story.event("j", "failed", 30.0, 2)
-    story.events["j"] = [
-        e._replace(worker=f"{POOL.label}:{PID + 1}:machine:random") if e.claim == 2 else e
-        for e in story.events["j"]
-    ]
-    story.faults = [faults.Fault("freeze", POOL.name, 11.0, away_until, (PID,))]
-    story.faults.append(faults.Fault("kill", POOL.name, 29.9, 29.9, (PID + 1,)))
-    assert len([*check_claims.charged(story.seen())]) == found
