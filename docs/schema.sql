@@ -58,6 +58,8 @@ CREATE DOMAIN public.queue_workflows_item_state AS text
 CREATE DOMAIN public.queue_workflows_job_status AS text
 	CONSTRAINT queue_workflows_job_status_check CHECK ((VALUE = ANY (ARRAY['queued'::text, 'running'::text, 'completed'::text, 'failed'::text, 'cancelled'::text])));
 
+CREATE DOMAIN public.queue_workflows_lapse_count AS integer;
+
 CREATE DOMAIN public.queue_workflows_node_event AS text;
 
 CREATE DOMAIN public.queue_workflows_node_status AS text
@@ -401,7 +403,7 @@ CREATE TABLE public.ingest_jobs (
     resume_host public.queue_workflows_resume_host,
     resume_at public.queue_workflows_resume_time,
     resume_until public.queue_workflows_resume_time,
-    lapse_count integer DEFAULT 0 NOT NULL
+    lapse_count public.queue_workflows_lapse_count DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='70');
 
@@ -500,10 +502,8 @@ CREATE FUNCTION public.queue_workflows_bound_job() RETURNS trigger
     AS $$
 BEGIN
     IF NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count,
-                   NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count, NEW.watchdog_retries,
-                NEW.generation) < 0
+       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
        OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
        OR NEW.created_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
        OR greatest(octet_length(NEW.id), octet_length(NEW.lock_key), octet_length(NEW.partition_key)) > 1000 THEN
@@ -1775,10 +1775,8 @@ CREATE FUNCTION public.queue_workflows_hold_ingest() RETURNS trigger
     AS $$
 BEGIN
     IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count,
-                   NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count, NEW.watchdog_retries,
-                NEW.generation) < 0
+       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
        OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
        OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
                    NEW.finished_at, NEW.cancel_requested_at, NEW.admitted_at) > '9999-12-31+00'
@@ -1864,10 +1862,8 @@ CREATE FUNCTION public.queue_workflows_hold_until_due() RETURNS trigger
     AS $$
 BEGIN
     IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count,
-                   NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count, NEW.watchdog_retries,
-                NEW.generation) < 0
+       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
        OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
        OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
                    NEW.finished_at, NEW.cancel_requested_at) > '9999-12-31+00'
@@ -2308,8 +2304,10 @@ BEGIN
        AND (OLD.status = 'queued' AND NEW.status = 'running' AND NEW.claim_no > OLD.claim_no
             OR OLD.status = 'running' AND NEW.status = 'completed'
                AND NEW.worker_id IS NULL AND NEW.lease_expires_at IS NULL) THEN
-        IF NEW.lapse_count > 0 AND NEW.status = 'completed' THEN
-            NEW.lapse_count := 0;
+        IF TG_NARGS > 1 THEN
+            IF NEW.lapse_count > 0 AND NEW.status = 'completed' THEN
+                NEW.lapse_count := 0;
+            END IF;
         END IF;
         RETURN NEW;
     END IF;
@@ -2390,8 +2388,10 @@ BEGIN
             END IF;
         END;
     END IF;
-    IF OLD.status = 'running' AND NEW.lapse_count = OLD.lapse_count THEN
-        NEW.lapse_count := 0;  -- its end was recorded
+    IF TG_NARGS > 1 THEN
+        IF OLD.status = 'running' AND NEW.lapse_count = OLD.lapse_count THEN
+            NEW.lapse_count := 0;  -- its end was recorded
+        END IF;
     END IF;
     -- A statement that ends a claim clears worker_id and records the end itself; a plain UPDATE leaves it.
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN
@@ -2901,7 +2901,7 @@ CREATE TABLE public.workflow_node_jobs (
     resume_at public.queue_workflows_resume_time,
     resume_until public.queue_workflows_resume_time,
     required_version public.queue_workflows_node_version,
-    lapse_count integer DEFAULT 0 NOT NULL,
+    lapse_count public.queue_workflows_lapse_count DEFAULT 0 NOT NULL,
     CONSTRAINT workflow_node_jobs_check CHECK ((((queue)::text = 'gpu'::text) OR (required_model IS NULL))),
     CONSTRAINT workflow_node_jobs_child_run_id_check CHECK ((octet_length(child_run_id) <= 1000))
 )
@@ -3911,8 +3911,8 @@ CREATE FUNCTION public.queue_workflows_refuse(p_table text, p_old jsonb, p_new j
     AS $_$
 DECLARE
     c_counters CONSTANT jsonb := '{"claim_no": 1000000000, "seq": 1000000000000000, "attempts": 1000000,
-        "max_attempts": 1000000, "crash_count": 1000000, "lapse_count": 1000000, "watchdog_retries": 1000000,
-        "generation": 1000000, "start_attempts": 1000000, "resume_count": 30000}';
+        "max_attempts": 1000000, "crash_count": 1000000, "watchdog_retries": 1000000, "generation": 1000000,
+        "start_attempts": 1000000, "resume_count": 30000}';
     c_texts    CONSTANT jsonb := '{"reason": 8000, "out_dir": 4096, "status": 200, "mode": 200, "queue": 200}';
     c_names    CONSTANT text[] := '{id, run_id, node_id, task_name, node_module, pipeline_name, workflow_name,
         parcel_id, required_model, lock_key, partition_key, idempotency_key, worker_id, claimed_by, host_label}';
@@ -5418,6 +5418,9 @@ ALTER TABLE ONLY public.queue_starts
 ALTER DOMAIN public.queue_workflows_due
     ADD CONSTRAINT queue_workflows_due_check CHECK (((VALUE >= '2000-01-01 00:00:00+00'::timestamp with time zone) AND ((VALUE <= '9999-12-31 00:00:00+00'::timestamp with time zone) OR (VALUE = 'infinity'::timestamp with time zone)))) NOT VALID;
 
+ALTER DOMAIN public.queue_workflows_lapse_count
+    ADD CONSTRAINT queue_workflows_lapse_count_check CHECK (((VALUE >= 0) AND (VALUE <= 1000000))) NOT VALID;
+
 ALTER DOMAIN public.queue_workflows_node_event
     ADD CONSTRAINT queue_workflows_node_event_check CHECK ((VALUE = ANY (ARRAY['claimed'::text, 'model_load_start'::text, 'model_load_done'::text, 'progress_beat'::text, 'stall_suspected'::text, 'stall_trip'::text, 'gpu_health_trip'::text, 'budget_trip'::text, 'requeued'::text, 'reassigned'::text, 'lease_renew'::text, 'completed'::text, 'failed'::text, 'cancelled'::text, 'error'::text, 'parked'::text, 'reclaimed'::text, 'retried'::text, 'skipped'::text, 'death'::text, 'unassignable'::text, 'assignable'::text]))) NOT VALID;
 
@@ -5618,9 +5621,9 @@ CREATE TRIGGER ingest_job_events_keep BEFORE DELETE OR UPDATE ON public.ingest_j
 
 CREATE TRIGGER ingest_job_ready_notify_insert AFTER INSERT ON public.ingest_jobs REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.notify_ingest_jobs_inserted();
 
-CREATE TRIGGER ingest_jobs_bound BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, lapse_count, watchdog_retries, generation, timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy, args, headers ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
+CREATE TRIGGER ingest_jobs_bound BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy, args, headers ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
 
-CREATE TRIGGER ingest_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds, admitted_at ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('ingest_job_ready');
+CREATE TRIGGER ingest_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds, admitted_at ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('ingest_job_ready', 'lapses');
 
 CREATE TRIGGER ingest_jobs_gone AFTER DELETE ON public.ingest_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_jobs_gone();
 
@@ -5654,9 +5657,9 @@ CREATE TRIGGER worker_controls_drop_end BEFORE UPDATE OF desired_state ON public
 
 CREATE TRIGGER workflow_input_submissions_bound BEFORE INSERT OR UPDATE OF id, run_id, node_id, value, attempts, created_at, claimed_at, processed_at, available_at ON public.workflow_input_submissions FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_submission();
 
-CREATE TRIGGER workflow_node_jobs_bound BEFORE UPDATE OF id, seq, attempts, max_attempts, crash_count, lapse_count, watchdog_retries, generation, timeout_s, created_at, lock_key, partition_key, policy ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
+CREATE TRIGGER workflow_node_jobs_bound BEFORE UPDATE OF id, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s, created_at, lock_key, partition_key, policy ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
 
-CREATE TRIGGER workflow_node_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('node_job_ready');
+CREATE TRIGGER workflow_node_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('node_job_ready', 'lapses');
 
 CREATE TRIGGER workflow_node_jobs_gone AFTER DELETE ON public.workflow_node_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_jobs_gone();
 

@@ -23,7 +23,6 @@ from queue_workflows.types import Row
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
-    from typing_extensions import Self
 
 Connection: TypeAlias = "psycopg.Connection[Row]"
 """A connection whose rows are dicts."""
@@ -175,7 +174,7 @@ class _Sessionless(psycopg.Connection[Row]):
     """Parameters of `statements.sessions.set_up`, or None for a connection that sets nothing."""
 
     @classmethod
-    def connect(cls, *arguments: Any, **more: Any) -> Self:
+    def connect(cls, *arguments: Any, **more: Any) -> _Sessionless:
         """Connect; no statement is prepared, since the next one may have another session."""
         return super().connect(*arguments, **{**more, "prepare_threshold": None})
 

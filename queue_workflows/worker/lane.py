@@ -164,8 +164,9 @@ class Lane:
         found = yield from claim_isolation.claim_apart(self.table, who, promote=True)
         if found.job_id is None:
             return []
-        known = statements.claimed_jobs
-        text = known.node_rows if self.table.in_run else known.ingest_rows
+        text = statements.claimed_jobs.ingest_rows
+        if self.table.in_run:
+            text = statements.claimed_jobs.node_rows
         given = {"job": found.job_id, "worker": who.worker_id}
         return (yield db.Statement(text, given, is_raw=True))
 

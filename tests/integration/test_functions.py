@@ -269,6 +269,13 @@ KEPT = {
     )),
 }  # fmt: skip
 """What keeps a job that has waited for its host, and finds the next job that is due."""
+LAPSES = {
+    ("types", "queue_workflows_lapse_count"),
+    ("constraints", "-.queue_workflows_lapse_count_check"),
+    *(("columns", f"{table}.lapse_count") for table in ("ingest_jobs", "workflow_node_jobs")),
+    *(("triggers", f"{table}.{table}_changed") for table in ("ingest_jobs", "workflow_node_jobs")),
+}
+"""What migration 0024 adds, and the triggers that know it."""
 CLAIMING = frozenset(f"queue_workflows_{name}" for name in (
     "claim_apart", "gpu_choose", "gpu_line", "gpu_next", "gpu_take", "gpu_weigh", "ingest_step",
     "node_step", "pick_gpu",
@@ -343,7 +350,8 @@ def test_the_database_is_that_of_the_migrations_of_before_but_for_the_record(own
     changed = {("functions", name) for name in CHANGED}
     assert (
         found - claiming
-        == (NEW | NOTES | LOCKS | MERGED | CHILD_RUNS | DELAYED | named | changed) - claiming
+        == (NEW | NOTES | LOCKS | MERGED | CHILD_RUNS | DELAYED | LAPSES | named | changed)
+        - claiming
     )
     assert not {name for kind, name in NEW if name in before[kind]}
 

@@ -27,10 +27,12 @@ def claimant(kind: transitions.Kind, worker_id: str = "w1") -> transitions.Claim
     return transitions.who("cpu" if kind == "node" else "fetch", worker_id)
 
 
-def claimed(conn: db.Connection, kind: transitions.Kind, **columns: Any) -> Row:
+def claimed(
+    conn: db.Connection, kind: transitions.Kind, worker_id: str = "w1", **columns: Any
+) -> Row:
     """Queue and claim a job."""
     (factories.node if kind == "node" else factories.ingest)(conn, **columns)
-    (job,) = transitions.claim(conn, claimant(kind))
+    (job,) = transitions.claim(conn, claimant(kind, worker_id))
     return job
 
 
@@ -109,10 +111,11 @@ def test_a_lost_claim_stores_no_received_inputs(conn: db.Connection) -> None:
 def test_a_worker_keeps_the_claims_that_it_knows(
     conn: db.Connection, kind: transitions.Kind
 ) -> None:
-    known, stray = claimed(conn, kind), claimed(conn, kind)
+    known, stray, other = (claimed(conn, kind, worker_id=each) for each in ("w1", "w1", "w2"))
     (back,) = transitions.release_strays(conn, kind, known=[known])
     assert back["id"] == stray["id"]
     assert factories.reread(conn, known)["status"] == "running"
+    assert factories.reread(conn, other)["status"] == "running"
 
 
 @of_each_kind

@@ -36,7 +36,7 @@ TOTALS = {
 CLOSURE = {"modules": 107, "lines": 16601}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 65, "lines": 16550}
+SPINE = {"files": 59, "lines": 16550}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (237, 66),  # the goal is 110 functions in 25 files

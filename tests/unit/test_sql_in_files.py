@@ -27,13 +27,15 @@ ALLOWED = {
     "cli/migrate.py": (2, "BEGIN and COMMIT around the printed migrations"),
     "cli/network_checks.py": (1, "a remedy for people"),
     "cli/table_checks.py": (2, "remedies for people"),
+    "db/__init__.py": (3, "names of `scripts` in __all__"),
     "db/databases.py": (2, "CREATE and COMMENT ON DATABASE take identifiers, not parameters"),
-    "db/dedicated.py": (2, "LISTEN takes identifiers; SET is sent without the driver's wait"),
     "db/downgrade_check.py": (3, "LOCK and count in any table of an app, named by the catalog"),
     "db/functions.py": (2, "LOCK TABLE takes identifiers; the triggers' text has the tables"),
     "db/ledger.py": (5, "an app names the ledger of its own chain"),
     "db/listen.py": (2, "LISTEN takes identifiers; both are sent as one text without parameters"),
+    "db/link.py": (3, "it drives libpq itself: ROLLBACK, SAVEPOINT, SET client_encoding"),
     "db/scratch_databases.py": (5, "CREATE, DROP, TRUNCATE and a check of every table of an app"),
+    "db/scripts.py": (3, "BEGIN, COMMIT and ROLLBACK of scripts, compared by identity"),
     "embedded/cluster.py": (1, "the single-user server reads it from standard input"),
 }
 """Strings that are SQL: how many a file has, and why they cannot be named statements."""

@@ -34,8 +34,8 @@ CREATE OR REPLACE FUNCTION queue_workflows_refuse(p_table text, p_old jsonb, p_n
 LANGUAGE plpgsql SET timezone = 'UTC' AS $$
 DECLARE
     c_counters CONSTANT jsonb := '{"claim_no": 1000000000, "seq": 1000000000000000, "attempts": 1000000,
-        "max_attempts": 1000000, "crash_count": 1000000, "lapse_count": 1000000, "watchdog_retries": 1000000,
-        "generation": 1000000, "start_attempts": 1000000, "resume_count": 30000}';
+        "max_attempts": 1000000, "crash_count": 1000000, "watchdog_retries": 1000000, "generation": 1000000,
+        "start_attempts": 1000000, "resume_count": 30000}';
     c_texts    CONSTANT jsonb := '{"reason": 8000, "out_dir": 4096, "status": 200, "mode": 200, "queue": 200}';
     c_names    CONSTANT text[] := '{id, run_id, node_id, task_name, node_module, pipeline_name, workflow_name,
         parcel_id, required_model, lock_key, partition_key, idempotency_key, worker_id, claimed_by, host_label}';
@@ -93,10 +93,8 @@ CREATE OR REPLACE FUNCTION queue_workflows_bound_job() RETURNS trigger LANGUAGE 
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count,
-                   NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count, NEW.watchdog_retries,
-                NEW.generation) < 0
+       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
        OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
        OR NEW.created_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
        OR greatest(octet_length(NEW.id), octet_length(NEW.lock_key), octet_length(NEW.partition_key)) > 1000 THEN

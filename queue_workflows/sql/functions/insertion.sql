@@ -7,10 +7,8 @@ CREATE OR REPLACE FUNCTION queue_workflows_hold_until_due() RETURNS trigger LANG
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count,
-                   NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count, NEW.watchdog_retries,
-                NEW.generation) < 0
+       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
        OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
        OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
                    NEW.finished_at, NEW.cancel_requested_at) > '9999-12-31+00'
@@ -70,10 +68,8 @@ CREATE OR REPLACE FUNCTION queue_workflows_hold_ingest() RETURNS trigger LANGUAG
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count,
-                   NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.lapse_count, NEW.watchdog_retries,
-                NEW.generation) < 0
+       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
        OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
        OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
                    NEW.finished_at, NEW.cancel_requested_at, NEW.admitted_at) > '9999-12-31+00'

@@ -1,11 +1,12 @@
 -- Every change of a job's state by an UPDATE, of both families.
 
--- Check and complete an UPDATE of a job. The trigger's argument names the channel to notify. A terminal job
--- keeps its status within its generation (SQLSTATE QW002). A claim by a plain UPDATE gets a claim number, a
--- worker and a lease. A job that leaves `running` loses its claim. Limits and lock keys decide whether a queued
--- job is claimable. Jobs that become claimable and jobs to cancel are notified. Of ingest jobs, it records every change
--- of state but those of the statements that end a claim or make one, which record themselves (decision 0025). It
--- runs as its owner, because who may change a job may not write its history.
+-- Check and complete an UPDATE of a job. The trigger's first argument names the channel to notify; with a second one
+-- the table counts lapses, which a downgrade takes away. A terminal job keeps its status within its generation
+-- (SQLSTATE QW002). A claim by a plain UPDATE gets a claim number, a worker and a lease. A job that leaves `running`
+-- loses its claim. Limits and lock keys decide whether a queued job is claimable. Jobs that become claimable and jobs
+-- to cancel are notified. Of ingest jobs, it records every change of state but those of the statements that end a
+-- claim or make one, which record themselves (decision 0025). It runs as its owner, because who may change a job may
+-- not write its history.
 CREATE OR REPLACE FUNCTION queue_workflows_job_changed() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -49,8 +50,10 @@ BEGIN
        AND (OLD.status = 'queued' AND NEW.status = 'running' AND NEW.claim_no > OLD.claim_no
             OR OLD.status = 'running' AND NEW.status = 'completed'
                AND NEW.worker_id IS NULL AND NEW.lease_expires_at IS NULL) THEN
-        IF NEW.lapse_count > 0 AND NEW.status = 'completed' THEN
-            NEW.lapse_count := 0;
+        IF TG_NARGS > 1 THEN
+            IF NEW.lapse_count > 0 AND NEW.status = 'completed' THEN
+                NEW.lapse_count := 0;
+            END IF;
         END IF;
         RETURN NEW;
     END IF;
@@ -131,8 +134,10 @@ BEGIN
             END IF;
         END;
     END IF;
-    IF OLD.status = 'running' AND NEW.lapse_count = OLD.lapse_count THEN
-        NEW.lapse_count := 0;  -- its end was recorded
+    IF TG_NARGS > 1 THEN
+        IF OLD.status = 'running' AND NEW.lapse_count = OLD.lapse_count THEN
+            NEW.lapse_count := 0;  -- its end was recorded
+        END IF;
     END IF;
     -- A statement that ends a claim clears worker_id and records the end itself; a plain UPDATE leaves it.
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN

@@ -5,15 +5,15 @@ CREATE OR REPLACE TRIGGER ingest_jobs_hold BEFORE INSERT ON ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_hold_ingest();
 
 CREATE OR REPLACE TRIGGER ingest_jobs_bound
-    BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, lapse_count, watchdog_retries,
-        generation, timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy,
+    BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, watchdog_retries, generation,
+        timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy,
         args, headers ON ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_bound_job();
 
 CREATE OR REPLACE TRIGGER ingest_jobs_changed
     BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue,
         claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds, admitted_at ON ingest_jobs
-    FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('ingest_job_ready');
+    FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('ingest_job_ready', 'lapses');
 
 CREATE OR REPLACE TRIGGER ingest_jobs_reopened BEFORE UPDATE OF generation ON ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_reopen_ingest();

@@ -5,14 +5,14 @@ CREATE OR REPLACE TRIGGER workflow_node_jobs_hold BEFORE INSERT ON workflow_node
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_hold_until_due();
 
 CREATE OR REPLACE TRIGGER workflow_node_jobs_bound
-    BEFORE UPDATE OF id, seq, attempts, max_attempts, crash_count, lapse_count, watchdog_retries, generation, timeout_s,
+    BEFORE UPDATE OF id, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s,
         created_at, lock_key, partition_key, policy ON workflow_node_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_bound_job();
 
 CREATE OR REPLACE TRIGGER workflow_node_jobs_changed
     BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, claim_no,
         worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON workflow_node_jobs
-    FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('node_job_ready');
+    FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('node_job_ready', 'lapses');
 
 CREATE OR REPLACE TRIGGER workflow_node_jobs_model BEFORE UPDATE OF required_model ON workflow_node_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_no_empty_model();
