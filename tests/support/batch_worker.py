@@ -48,12 +48,12 @@ def worker(size: int = 4, host: str = "box", **more: Any) -> claim_worker.ClaimW
 
 
 @contextmanager
-def running(subject: claim_worker.ClaimWorker, bodies: Bodies) -> Generator[None]:
+def running(subject: claim_worker.ClaimWorker, bodies: Bodies) -> Generator[threading.Thread]:
     """It works; at the end the handlers are let go, as it would leave the process for one."""
     thread = threading.Thread(target=subject.run_forever, name="test-worker")
     thread.start()
     try:
-        yield
+        yield thread
     finally:
         bodies.release.set()
         subject.stop()

@@ -8,7 +8,7 @@ from queue_workflows import config
 from queue_workflows.db import migration_lock, pool
 from queue_workflows.engine import schedule_rows
 from queue_workflows.runtime import supervisor
-from queue_workflows.worker import desk, gpu_memory, gpu_models, job_logs
+from queue_workflows.worker import desk, gpu_memory, gpu_models, job_logs, window
 
 if TYPE_CHECKING:
     import pytest
@@ -43,6 +43,16 @@ def stop_limit_s() -> float:
 def shorten_claim_retries(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a worker whose claim failed claim again for the first time after these seconds."""
     monkeypatch.setattr(desk, "RETRY_FIRST_S", seconds)
+
+
+def claim_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker claim as many jobs ahead as may wait, however long handlers take."""
+    monkeypatch.setattr(window.Window, "ahead", property(lambda own: own._slots * own._most))
+
+
+def let_claimed_jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a job that was claimed ahead wait for the handler before it."""
+    monkeypatch.setattr(window, "WAIT_S", 3600.0)
 
 
 def pause_streams(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
