@@ -42,8 +42,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         metavar="N",
-        help="ingest jobs a claim, for very short ones; with --slots, each process gets up to N at "
-        "once, nodes too, and runs them one after the other",
+        help="let up to N claimed jobs wait for each slot, if they are very short; default: 32",
     )
     found.add_argument(
         "--slots",
@@ -69,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
         help="run handlers in the worker's process, one at a time, as for a debugger; one that "
         "crashes or holds the GIL then stops the worker too",
     )
-    recycling = found.add_argument_group("processes", "Not with --inline, nor with --batch alone.")
+    recycling = found.add_argument_group("processes", "Not with --inline.")
     recycling.add_argument(
         "--max-jobs", type=int, metavar="N", help="replace the process of a handler after N jobs"
     )
@@ -141,8 +140,8 @@ def limits(options: argparse.Namespace) -> shapes.Limits:
             raise errors.InvalidConfig("--async needs --slots N (how many jobs run at once)")
         if is_inline(options) and chosen != shapes.NO_LIMITS:
             raise errors.InvalidConfig(
-                "--max-jobs, --max-rss-mb, --idle-exit and --burst exclude --inline, and --batch "
-                "without --slots: there, jobs run in the worker's process; add --slots N"
+                "--max-jobs, --max-rss-mb, --idle-exit and --burst exclude --inline: it runs jobs "
+                "in the worker's process"
             )
     elif options.queue is None:
         raise errors.InvalidConfig("--slots needs --queue; --workers has `concurrency` instead")

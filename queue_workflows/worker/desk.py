@@ -202,6 +202,8 @@ class Desk:
         """Try a statement again later, as somebody else has locked what it needs."""
         self._locked.append((self.now() + ASIDE_S, again))
         self._seams.wake_at(self._locked[-1][0])
+        if self._lone is not None:
+            self.start(self._lone.lane)
 
     def _next(self, now: float) -> link.Request | None:
         if self._endings:
@@ -447,6 +449,7 @@ class Desk:
     def write(self, job: claimed_job.ClaimedJob, make: MakeScript) -> None:
         """Write the end of a job whose handler runs no more. The script returns None if it lost."""
         self._endings.append((job, make))
+        self._lone = None if self._lone is job else self._lone
         self._seams.ring()
 
     def _write_outcome(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
@@ -556,7 +559,9 @@ class Desk:
         """Give waiting jobs to what has room for them; one that runs alone comes last."""
         now = self.now()
         while own.waiting and own.runner.room > 0 and not own.changing:
-            if own.waiting[0] is self._lone and len(self.jobs) > 1:
+            if own.waiting[0] is self._lone and any(
+                self.runs(each) for each in self.jobs if each is not self._lone
+            ):
                 if len(own.waiting) == 1:
                     break
                 own.waiting.rotate(-1)
@@ -591,6 +596,7 @@ class Desk:
             if own.announces and place is not None:
                 job.announced_in = place
                 own.runner.expect_announcement(place)
+            self._lone = None if self._lone is job else self._lone
             own.done.append((job, outcome))
             self._seams.ring()
         else:
@@ -848,11 +854,7 @@ class Desk:
             due = min(due, self._locked[0][0])
         elif self._locked:
             self._seams.ring()
-        models = self._models
-        if models is not None and now >= models.change_ends:
-            self._end_model(self.lanes[0], "a request that took too long", guards.EXIT_BUDGET)
-        elif models is not None and models.is_changing and now >= self.stop_at:
-            self._end_model(self.lanes[0], "shutdown", 0)
+        self._check_model(now)
         for own in self.lanes:
             if now >= own.unsure_at:
                 own.unsure, own.unsure_at = True, math.inf
@@ -863,6 +865,14 @@ class Desk:
             for job in [*own.jobs.values()]:
                 due = min(due, self._check(job, now, stopped=stopped))
         return min(due, self.exit_by)
+
+    def _check_model(self, now: float) -> None:
+        """End a change of a model that takes too long."""
+        models = self._models
+        if models is not None and now >= models.change_ends:
+            self._end_model(self.lanes[0], "a request that took too long", guards.EXIT_BUDGET)
+        elif models is not None and models.is_changing and now >= self.stop_at:
+            self._end_model(self.lanes[0], "shutdown", 0)
 
     def _check(self, job: claimed_job.ClaimedJob, now: float, *, stopped: bool) -> float:
         """Check what may end a job now; return when to check again."""

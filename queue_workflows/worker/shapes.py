@@ -24,7 +24,7 @@ class Shape(NamedTuple):
 
     slots: int
     batch: int = 1
-    """How many jobs may wait for each slot; 1: as many as are short enough."""
+    """How many jobs may wait for each slot, if they are short; 1: `window.EACH`."""
     concurrent: bool = False
     """Whether one executor runs all of them, on one event loop."""
     gpu: bool = False

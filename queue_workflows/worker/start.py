@@ -1,6 +1,6 @@
 """Start workers whose handlers run in executors: for Python callers and for the command's options.
 
-`run_once` and batches need none of what this imports, so `claim_worker` imports it late.
+An inline worker needs none of what this imports, so `claim_worker` imports it late.
 """
 
 from __future__ import annotations

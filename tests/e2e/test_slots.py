@@ -574,11 +574,7 @@ def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) 
         (("--queue", "gpu", "--supervise", "--batch", "2"), "--batch, --async and several slots"),
         (("--queue", "work", "--slots", "0"), "must be positive"),
         (("--queue", "work", "--slots", "1", "--supervise", "--burst"), "exclude --supervise"),
-        (("--queue", "work", "--batch", "2", "--max-jobs", "2"), "and --batch without --slots"),
-        (
-            ("--queue", "cpu", "--batch", "5"),
-            "a batch has at least 1 job, and more than 1 node only with slots",
-        ),
+        (("--queue", "work", "--inline", "--max-jobs", "2"), "exclude --inline"),
         (("--queue", "work", "--slots", "2", "--batch", "0"), "must be positive"),
         (("--queue", "work", "--slots", "2", "--batch", "5", "--async"), "exclude each other"),
         (("--queue", "work", "--async"), "--slots N"),

@@ -220,6 +220,29 @@ def test_a_guard_that_fails_after_the_handler_has_ended_ends_nothing() -> None:
     assert world.to_write == []
 
 
+# Jobs that run alone.
+
+
+def test_a_job_that_ran_alone_holds_up_no_other_while_its_row_is_locked() -> None:
+    world = World()
+    world.claim("a", crashes=2)
+    world.ended("a", outcomes.Outcome("failed", 0.001))
+    world.request().refused(psycopg.errors.LockNotAvailable())
+    world.desk.look()
+    assert world.claimed() == 1
+
+
+def test_a_job_that_is_to_run_alone_waits_for_no_handler_that_has_ended() -> None:
+    """The row of the other job is locked by somebody else."""
+    world = World(slots=2)
+    world.claim("a")
+    world.claim("b", crashes=2)
+    assert world.job("b").place is None
+    world.ended("a", outcomes.Outcome("failed", 0.001))
+    world.request().refused(psycopg.errors.LockNotAvailable())
+    assert world.job("b").place is not None
+
+
 # Deaths.
 
 
