@@ -123,7 +123,7 @@ def test_the_page_names_knobs_that_there_are() -> None:
     [
         "engine.claims.renown",
         "engine.clams",
-        "worker.loop.WorkLoop.run_never",
+        "worker.desk.Desk.run_never",
         "claims:renew_edges",
         "clams:renew",
         "queue_workflows_nodestep()",
