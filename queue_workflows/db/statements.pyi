@@ -196,6 +196,8 @@ class _Claims:
     committed."""
     has_recorded_node: bytes
     """Return the same for a node job. Its events are found by run and node, which are indexed."""
+    held_last: Mapping[str, bytes]
+    """Return those of `held_by` whose next crash or lapse is their last."""
     held_by: Mapping[str, bytes]
     """Return the claims of workers whose id starts with `prefix`, in the order in which the jobs
     were queued."""

@@ -72,6 +72,25 @@ def reclaim_gone(
     return row_isolation.batch(conn, _gone(table, silent_s), rows)
 
 
+def is_last(crash_count: int, lapse_count: int) -> bool:
+    """Return whether one more crash or lapse makes a job poison, so that it has to run alone."""
+    last = config.MAX_CRASHES.read() - 1
+    return 0 < last <= crash_count or lapse_count >= MAX_LAPSES - 1
+
+
+def spare_last(
+    conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
+) -> list[Row]:
+    """Hand back, uncounted, what waited to run alone in a dead process; return the rows.
+
+    Call it only if the process held other jobs too: such a job had not begun then.
+    """
+    most = {"crashes": config.MAX_CRASHES.read(), "lapses": MAX_LAPSES}
+    rows = conn.execute(statements.claims.held_last[table.name], {"prefix": prefix, **most})
+    leases = [job_tables.lease_of(table, row) for row in rows]
+    return db.run(conn, handback.hand_back_all(leases, reason=f"its worker {evidence}"))
+
+
 def reclaim_dead(
     conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
 ) -> list[Row]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from queue_workflows import config, db
+from queue_workflows import db
 from queue_workflows.dag import payload
 from queue_workflows.engine import job_tables, outcomes, recovery
 from queue_workflows.tasks import interruptible
@@ -93,10 +93,8 @@ class ClaimedJob:
         A worker that dies takes all its jobs with it, and nobody sees which one was at fault. Such
         a job therefore runs alone in its worker.
         """
-        if not (self.crash_count or self.lapse_count):
-            return False
-        last = config.MAX_CRASHES.read() - 1
-        return 0 < last <= self.crash_count or self.lapse_count >= recovery.MAX_LAPSES - 1
+        counts = self.crash_count, self.lapse_count
+        return any(counts) and recovery.is_last(*counts)
 
     @property
     def row(self) -> Row:

@@ -50,7 +50,8 @@ def recover_claims(
     Covers both job families and the `workers` rows, in one transaction. If the process did not end
     by its own decision, each job counts a crash, with a `death` event that has the exit status, the
     last progress, heartbeat and GPU sample. Otherwise the jobs go back uncounted; but those that
-    ran in the process itself are left to their leases, as nobody knows what ended it. `again`: an
+    ran in the process itself are left to their leases, as nobody knows what ended it. A job that
+    waited to run alone goes back uncounted, too. `again`: an
     earlier call has counted; what is found now was claimed after the death, and goes back.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
@@ -59,8 +60,9 @@ def recover_claims(
     rows: list[Row] = []
     with conn.transaction():
         gpu = workers.last_detail(conn, prefix).get("gpu")
-        for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-            leases = held_claims.held_by(conn, table, prefix)
+        tables = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
+        held = [held_claims.held_by(conn, table, prefix) for table in tables]
+        for table, leases in zip(tables, held, strict=True):
             holders = {lease.job_id: lease.worker_id for lease in leases}
             apart = all(map(identity.has_executors, holders.values()))
             if again or not _is_crash(ended, apart, oom_kills):
@@ -68,6 +70,8 @@ def recover_claims(
                     reason = "shutdown" if ended.overdue else f"its worker {how}"
                     rows += db.run(conn, handback.hand_back_all(leases, reason=reason))
                 continue
+            if sum(map(len, held)) > 1:
+                rows += recovery.spare_last(conn, table, prefix=prefix, evidence=how)
             taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
             for row in taken:
                 # A requeued job has no worker any more, but its event must name one.

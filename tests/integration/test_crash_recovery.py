@@ -118,6 +118,29 @@ def test_jobs_of_a_worker_are_charged_if_a_signal_or_one_of_its_handlers_has_end
     assert sum(event["type"] == "requeued" for event in events) == 3 - 3 * crashes
 
 
+@pytest.mark.parametrize(("column", "count"), [("crash_count", 2), ("lapse_count", 9)])
+def test_a_job_that_waited_to_run_alone_is_not_charged_for_another(
+    db: ModuleType, column: str, count: int
+) -> None:
+    """The next charge is its last. Its worker starts it once it has no other job."""
+    config.register_ingest_task("t", lambda reason: {})
+    last, other = jobs.enqueue_many(task_name="t", queue="fetch", args=[{}] * 2)
+    with db.connect() as conn:
+        conn.execute(f"UPDATE ingest_jobs SET {column} = {count} WHERE id = %s", (last,))
+        for number in range(2):
+            who = transitions.who("fetch", deaths.worker_id(LABEL, suffix=f"ex-{number}"))
+            assert len(transitions.claim(conn, who)) == 1
+        found = {row["id"]: row for row in deaths.recover(conn, deaths.killed(), LABEL)}
+        before = found[last]["crash_count"]
+        assert before == (count if column == "crash_count" else 0)
+        assert [row["status"] for row in found.values()] == ["queued", "queued"]
+        assert found[other]["crash_count"] == 1
+        conn.execute("DELETE FROM ingest_jobs WHERE id = %s", (other,))
+        assert transitions.claim(conn, transitions.who("fetch", deaths.worker_id(LABEL)))
+        (row,) = deaths.recover(conn, deaths.killed(), LABEL)
+    assert row["crash_count"] == before + 1
+
+
 @pytest.mark.parametrize("code", [0, 77, 79, None])
 def test_jobs_of_an_inline_worker_that_may_have_left_by_itself_are_left_to_their_leases(
     db: ModuleType, code: int | None
