@@ -13,7 +13,7 @@ LAST_YIELDS = 100
 
 
 class Control(Protocol):
-    """The worker's side of one handler, for example `worker.current_job.Work`; thread-safe."""
+    """The worker's side of one handler, for example `run.running.Running`; thread-safe."""
 
     def report_progress(self, value: Any) -> None:
         """Report activity, and progress if the value is 0 to 1, a text or a dict."""

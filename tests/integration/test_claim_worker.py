@@ -227,7 +227,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
         assert [r["id"] for r in transitions.reclaim_lapsed(conn, "node")] == [job_id]
     successor = transitions.who("cpu", "other:1:b:r", host="other")
 
-    def taken() -> bool:  # not at once: the refund of the crash locks the row for a moment
+    def taken() -> bool:  # not at once: a renewal of the first one may lock the row for a moment
         with db.connection() as conn:
             return bool(transitions.claim(conn, successor))
 
@@ -318,7 +318,7 @@ def test_an_app_stops_the_worker_with_the_policies_and_names_of_0_3_0(body: Body
     found: dict[int, tuple[Row, Row]] = {}
 
     def leave(code: int) -> None:
-        """Read the rows; the lease keeper also calls this, by 77, if it meets the lost claim."""
+        """Read the rows; the worker also calls this, by 77, if it meets the lost claim."""
         old = "SELECT now() - last_seen > interval '1 minute' AS old FROM worker_heartbeats"
         found[code] = (node_row(job_id), sql(old)[0])
         body.release.set()

@@ -25,7 +25,7 @@ Watched = guards.GpuHealth | guards.Stall
 
 
 class Watcher:
-    """The lease keeper's loop with a fake clock: sample if a guard needs it, then check."""
+    """A worker's checks with a fake clock: sample if a guard needs it, then check."""
 
     def __init__(self, guard: Watched, step_s: float = 0.5, found: Sample = IDLE) -> None:
         self.guard = guard
