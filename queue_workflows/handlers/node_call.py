@@ -115,7 +115,12 @@ class _Attempt:
         return _prepared(self._node, module, run)
 
     def begin(self, handler: _Handler) -> Any:
-        """Call the handler; return its result, or a generator or coroutine that must be run."""
+        """Call the handler; return its result, or a generator or coroutine that must be run.
+
+        Raises `Interrupted` if it was requested to end before, while its model was loaded say.
+        """
+        if (reason := self.control.interrupted) is not None:
+            raise control.Interrupted(reason)
         value = handler.begin()
         self.job.takes_result = isinstance(value, AsyncGenerator)
         return value

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import queue_workflows
 from queue_workflows import config, errors, model_cache, model_registry
 from queue_workflows.run import launcher as launcher_process
 from queue_workflows.run import loaded_app, wire
@@ -151,6 +152,50 @@ def test_the_model_stays_loaded_and_its_state_is_reported() -> None:
         assert (last["current"], last["loading"], last["vram_gb"]) == ("m", None, 3.0)
         assert worker.executors.change_model({"model": None, "idle_only": False})
         worker.until(lambda: worker.models[-1]["current"] is None)
+
+
+def with_loads_that_last() -> None:
+    """A load of a model, and a context of the app, that last until their job is cancelled."""
+    executor_app.load()
+
+    def lasts() -> None:
+        job = queue_workflows.current_job()
+        print("it lasts", flush=True)
+        until(lambda: job.cancel_requested)
+
+    @contextlib.contextmanager
+    def invoked(job: Any, run: Any) -> Generator[None]:
+        if job["required_model"] is None:
+            lasts()
+        yield
+
+    def unwanted(**_: Any) -> None:
+        print("the handler runs", flush=True)
+
+    async def unwanted_async(**_: Any) -> None:
+        unwanted()
+
+    model_registry.register(model_registry.ModelSpec("lasts", lasts))
+    config.set_invoke_context(invoked)
+    config.register_node("unwanted", unwanted)
+    config.register_node("unwanted_async", unwanted_async)
+
+
+@pytest.mark.parametrize("model", ["lasts", None], ids=["load", "context"])
+@pytest.mark.parametrize("node", ["unwanted", "unwanted_async"])
+def test_a_handler_does_not_begin_once_its_job_is_cancelled(node: str, model: str | None) -> None:
+    with (
+        executors.launched(with_loads_that_last, model_cache=model_cache.ModelCache) as launcher,
+        executors.forked(launcher) as worker,
+    ):
+        worker.answers = {"rows": {"job": {"required_model": model}, "run": {}}}
+        job = worker.send_node(node, required_model=model)
+        worker.until(lambda: "it lasts" in worker.text)
+        worker.interrupt(job, "cancelled")
+        assert worker.outcome(job).kind == "cancelled"
+        assert "the handler runs" not in worker.text
+        # The model is of use to the next job.
+        assert [each["current"] for each in worker.models[-1:]] == ([model] if model else [])
 
 
 def hooked() -> None:
