@@ -45,7 +45,8 @@ from tests.support import database
 
 QUIET_S = check_recovery.PROMISED_S[fleet.DEFAULT] + fleet.LONG_S + 10.0
 """Nothing moves for so long: it is stuck. The slowest recovery, and the longest handler."""
-SETTLE_S = 240.0
+SETTLE_S = 480.0
+"""Most of it for handlers that kill their worker: only a parent sees that, and it takes three."""
 MUTANT_SETTLE_S = 60.0
 KEPT = (
     "ingest_jobs", "ingest_job_events", "workflow_node_jobs", "workflow_node_events",
