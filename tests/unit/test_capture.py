@@ -235,13 +235,26 @@ def test_each_attempt_has_its_own_log_and_a_silent_one_has_none() -> None:
     assert found.taken() == []
 
 
-def test_a_log_is_stored_after_a_while_and_soon_after_the_end_of_its_handler() -> None:
+def test_a_log_is_stored_after_a_while_and_at_the_end_of_its_handler() -> None:
     found = Logs()
     assert found.logs.store_at == math.inf
     found.logs.add(found.job(1), b"x")
     assert found.logs.store_at == job_logs.STORE_S
     found.logs.end(found.job(1))
-    assert found.logs.store_at == job_logs.SOON_S
+    assert found.logs.store_at == 0.0
+    assert found.taken() == [(1, "x")]
+
+
+def test_logs_of_handlers_that_end_one_after_the_other_share_statements() -> None:
+    found = Logs()
+    for number in (1, 2, 3):
+        found.logs.add(found.job(number), b"x")
+        found.logs.end(found.job(number))
+        if number == 1:
+            found.taken()
+            found.logs.store_at = math.inf
+    assert found.logs.store_at == job_logs.BETWEEN_S
+    assert found.taken() == [(2, "x"), (3, "x")]
 
 
 def test_what_could_not_be_stored_is_tried_again_unless_the_worker_leaves() -> None:
