@@ -12,7 +12,15 @@ from queue_workflows.db import statements
 from queue_workflows.engine import claims, held_claims, recovery, schedule_fires
 from queue_workflows.run import launcher
 from queue_workflows.runtime import kill_timer
-from queue_workflows.worker import claimed_job, crash_recovery, desk, guards, lane, node_plans
+from queue_workflows.worker import (
+    claimed_job,
+    crash_recovery,
+    desk,
+    guards,
+    lane,
+    leases,
+    node_plans,
+)
 from tests.soak import (
     mutants_executors,
     mutants_growth,
@@ -175,8 +183,14 @@ def _trust_replies() -> None:
 
 
 def _wait_for_rows() -> None:
-    """Renew all leases by one statement that waits for each row."""
+    """Renew all leases by one statement that waits for each row, and never one by one."""
+    renewals = leases._renewals
+
+    def together(held: Any, reports: Any, **_: Any) -> db.Script[list[claims.Renewal]]:
+        return renewals(held, reports, apart=False)
+
     rewrite(statements.claims.renew, b"FOR UPDATE SKIP LOCKED", b"FOR UPDATE")
+    replace(leases, "_renewals", together)
 
 
 def _ignore_ended_sessions() -> None:
@@ -288,7 +302,7 @@ MUTANTS = {
     ),
     "row-locks": Mutant(
         "a row that somebody has locked keeps all leases of its worker from being renewed",
-        "claims taken back without a fault", _wait_for_rows, load=LAST_LONG,
+        "claims taken back without a fault", _wait_for_rows, load=LAST_LONG | {"long": 12},
         strangers="rows", jobs={"pooled": 36},
     ),
     "evidence": Mutant(

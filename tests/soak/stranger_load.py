@@ -56,14 +56,18 @@ SELECT 'note', 'calls', 'stranger ' || n FROM generate_series(1, %s) n
 _ROW = (
     "UPDATE workflow_runs SET parcel_id = parcel_id WHERE id = (SELECT id FROM workflow_runs"
     " WHERE status IN ('queued', 'running') ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED)",
-    "UPDATE workflow_node_jobs SET queue = queue WHERE id = (SELECT id FROM workflow_node_jobs"
+    "UPDATE workflow_node_jobs SET queue = queue WHERE id = (SELECT id FROM workflow_node_jobs j"
     " WHERE status IN ('queued', 'running') ORDER BY random() < 0.7 AND status = 'running' DESC,"
-    " node_module = 'long' DESC, random() LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id",
-    "UPDATE ingest_jobs SET reason = reason WHERE id = (SELECT id FROM ingest_jobs"
-    " WHERE status IN ('queued', 'running') ORDER BY random() < 0.5 AND status = 'running' DESC,"
-    " random() LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id",
+    " (SELECT count(*) FROM workflow_node_jobs o WHERE o.status = 'running'"
+    " AND o.worker_id = j.worker_id AND o.node_module = 'long') DESC, random()"
+    " LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id",
+    "UPDATE ingest_jobs SET reason = reason WHERE id = (SELECT id FROM ingest_jobs j"
+    " WHERE status IN ('queued', 'running') ORDER BY random() < 0.7 AND status = 'running' DESC,"
+    " (SELECT count(*) FROM ingest_jobs o WHERE o.status = 'running'"
+    " AND o.worker_id = j.worker_id AND o.task_name = 'nap') DESC, random()"
+    " LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id",
 )
-"""One row; of jobs rather one that runs, and so has to be renewed."""
+"""One row; of jobs rather one that runs, beside others that are to be renewed as well."""
 _BLOCKED = """
 SELECT a.application_name AS seat, a.pid, l.waitstart, left(a.query, 100) AS query,
        extract(epoch FROM clock_timestamp() - l.waitstart)::float8 AS waited_s
@@ -100,6 +104,7 @@ class Strangers(background.BackgroundThread):
             CONSTRAINTS: self._lock_many, ROWS: self._lock_row,
         }  # fmt: skip
         self._kinds = [kind] if kind else [*self._acts]
+        self._least_s = MOST_S - LEAST_S if kind else LEAST_S
         self._held: Counter[str] = Counter()
         self._waits: dict[tuple[str, int, Any], float] = {}
         """Seat, server process and start of each wait for a stranger, and how long it was."""
@@ -177,7 +182,7 @@ class Strangers(background.BackgroundThread):
             told = self._acts[kind](conn)
             self._held[kind] += 1
             now = time.monotonic()
-            ends, visits_at = now + self._rng.uniform(LEAST_S, MOST_S), now
+            ends, visits_at = now + self._rng.uniform(self._least_s, MOST_S), now
             cancels = kind == EVENTS and self._rng.random() < CANCELS
             while (now := time.monotonic()) < ends and not stop.wait(LOOK_S):
                 self._look(watcher, conn.info.backend_pid, kind)
