@@ -277,9 +277,10 @@ class Executors:
         if self._mixed:
             return max(0, self._slots - running) if may_fork else 0
         if self._shared:
-            blocked = not any(each.usable for each in self._by_number.values())
-            full = blocked and (self._by_number or not may_fork)
-            return 0 if full else max(0, self._slots - running)
+            # One that gets no further job goes on beside its successor until its jobs have ended.
+            ends = [each.full and not (each.signals or each.lost) for each in self]
+            has_place = any(each.usable for each in self) or (may_fork and all(ends))
+            return max(0, self._slots - running) if has_place else 0
         forks = may_fork and not (self._lone and self._by_number)
         return sum(each.usable and not each.jobs for each in self._by_number.values()) + (
             max(0, self._slots - len(self._lasting())) if forks else 0

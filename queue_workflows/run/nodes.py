@@ -73,6 +73,8 @@ async def run_async(
             answers["context"] = await ask(job.key, "context", _heads(row))
         if _needs_out_dir(row):
             answers["out_dir"] = await ask(job.key, "out_dir", None)
+        if config.get_config().invoke_context is not None:
+            answers["rows"] = await ask(job.key, "rows", None)
         inputs = _inputs(row, lambda: answers["context"])
         resolved = _resolved(row, inputs)
     except KeyboardInterrupt:

@@ -367,7 +367,8 @@ def test_a_killed_worker_without_parent_is_found_by_its_lost_session(
     until(lambda: states_said(run_id) == "busy")
     killed.send(signal.SIGKILL)
     until(lambda: the_job(run_id)["status"] == "queued")
-    assert (the_job(run_id)["crash_count"], the_job(run_id)["attempts"]) == (1, 0)
+    job = the_job(run_id)
+    assert (job["lapse_count"], job["crash_count"], job["attempts"]) == (1, 0, 0)
     started.send(signal.SIGTERM)
     assert started.wait() == 0
 

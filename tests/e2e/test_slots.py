@@ -20,7 +20,7 @@ from queue_workflows import (
     worker_control,
     workers,
 )
-from tests.support import invariants, proxy, slot_app
+from tests.support import invariants, proxy, slot_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import begun, ended, node, node_row, row, sessions, stopped
@@ -315,8 +315,6 @@ def test_sigterm_does_not_wait_for_a_database_that_does_not_answer(
 ) -> None:
     ((job_id, folder),) = in_folders(tmp_path, "waits_once")
     with proxy.Proxy(dsn) as wire:
-        # A note is reported to the database that its worker had, by the same address.
-        cli.env["QUEUE_WORKFLOWS_STATE_DIR"] = str(tmp_path / "state")
         cli.env["QUEUE_WORKFLOWS_DB_URL"] = wire.dsn
         running = worker(cli, 1, "--shutdown-timeout", "0.2")
         until(lambda: begun(folder))
@@ -325,6 +323,10 @@ def test_sigterm_does_not_wait_for_a_database_that_does_not_answer(
         assert running.wait(LEAVES_S + BUSY_S) == 0, running.err
         assert not Path(f"/proc/{slot_app.starts_of(folder)[0]}").exists()
         wire.thaw()
+        assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("running", 0)
+        with db.connect() as conn:
+            conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'")
+            transitions.reclaim_lapsed(conn, "ingest")
         again = worker(cli, 1)
         until(lambda: ended(job_id))
         assert row(job_id)["crash_count"] == 0
@@ -575,6 +577,7 @@ def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) 
         (("--queue", "work", "--slots", "0"), "must be positive"),
         (("--queue", "work", "--slots", "1", "--supervise", "--burst"), "exclude --supervise"),
         (("--queue", "work", "--inline", "--max-jobs", "2"), "exclude --inline"),
+        (("--queue", "work", "--batch", "0"), "must be positive"),
         (("--queue", "work", "--slots", "2", "--batch", "0"), "must be positive"),
         (("--queue", "work", "--slots", "2", "--batch", "5", "--async"), "exclude each other"),
         (("--queue", "work", "--async"), "--slots N"),

@@ -235,7 +235,7 @@ def test_a_worker_whose_launcher_is_killed_while_a_statement_waits_records_what_
     assert "launcher" in running.err
     assert ended(stalled)
     found = row(long)
-    assert (found["status"], found["crash_count"], found["attempts"]) == ("queued", 0, 0)
+    assert (found["status"], found["crash_count"], found["attempts"]) == ("queued", 1, 0)
 
 
 def test_outcomes_that_come_while_a_connection_is_lost_are_recorded_once(

@@ -113,7 +113,8 @@ def test_after_a_crash_a_loop_goes_on_from_its_last_renewal(
             transitions.reclaim_lapsed(conn, "ingest")
         worker(cli)
     until(lambda: row(job_id)["status"] == "completed")
-    assert row(job_id)["crash_count"] == 1
+    # Nobody saw the inline worker die, so its lapsed lease counts no crash.
+    assert row(job_id)["crash_count"] == ("--inline" not in shape)
     assert [int(number) for number, _ in step_app.lines(folder)][:12] == [*range(11), 10]
 
 

@@ -27,10 +27,9 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
     "O3": (
         "a guard that outlives its job",
         (
-            "integration/test_lease_keeper.py::test_a_guards_failure_never_ends_the_next_job",
-            "integration/test_batch_writes.py::test_no_job_runs_or_is_recorded_twice_when_the_lease_keeper_takes_some",
+            "unit/test_desk_decisions.py::test_a_guard_that_fails_after_the_handler_has_ended_ends_nothing",
             "integration/test_worker_control.py::test_the_watcher_stops_its_own_worker_and_no_other",
-            "unit/test_kill_timers.py::test_a_job_does_not_inherit_the_shorter_budget_of_the_one_before",
+            "unit/test_desk_decisions.py::test_the_first_job_of_many_does_not_keep_the_budget_of_the_one_before",
         ),
     ),
     "O4": (
@@ -63,7 +62,7 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
         "a job that kills its workers for ever",
         (
             "faults/test_ownership.py::test_a_job_that_kills_three_workers_is_poison_and_its_error_has_the_cause",
-            "integration/test_node_queue.py::test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison",
+            "integration/test_node_queue.py::test_a_crashed_job_goes_to_the_front_then_waits_then_is_poison",
             "integration/test_crash_recovery.py::test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat",
             "integration/test_jobs_with_a_crash.py::test_each_is_claimed_alone_and_what_follows_at_once",
             "faults/test_held_gil.py::test_when_an_executor_dies_only_the_batch_job_whose_handler_ran_counts_a_crash",
@@ -202,7 +201,7 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
         "a dropped LISTEN connection",
         (
             "faults/test_server_faults.py::test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off",
-            "faults/test_server_faults.py::test_a_listener_is_back_within_5_seconds",
+            "faults/test_server_faults.py::test_a_worker_that_lost_all_its_connections_listens_again",
             "faults/test_server_faults.py::test_an_idle_worker_whose_claiming_connection_ends_claims_again_without_a_poll",
             "integration/test_listen.py::test_a_lost_connection_is_replaced_and_later_notifications_are_received",
             "integration/test_listen.py::test_it_continues_polling_and_logs_once_that_the_database_is_unreachable",

@@ -218,7 +218,7 @@ def test_a_stopped_workers_handlers_end_before_their_lease_does(
     assert row(job_id)["crash_count"] == 0
 
 
-def test_with_its_launcher_a_worker_ends_and_its_jobs_are_handed_back(
+def test_with_its_launcher_a_worker_ends_and_its_jobs_are_charged(
     cli: Commands, tmp_path: Path
 ) -> None:
     job_id, folder = enqueued(tmp_path, "waits_once")
@@ -232,7 +232,7 @@ def test_with_its_launcher_a_worker_ends_and_its_jobs_are_handed_back(
     assert "launcher" in running.err
     assert not alive(pid)
     found = row(job_id)
-    assert (found["status"], found["crash_count"], found["attempts"]) == ("queued", 0, 0)
+    assert (found["status"], found["crash_count"], found["attempts"]) == ("queued", 1, 0)
 
 
 def test_executors_die_with_their_worker(cli: Commands, tmp_path: Path) -> None:
@@ -245,7 +245,9 @@ def test_executors_die_with_their_worker(cli: Commands, tmp_path: Path) -> None:
     assert status(job_id, "running")
 
 
-def test_a_supervised_worker_that_is_killed_charges_no_job(cli: Commands, tmp_path: Path) -> None:
+def test_a_supervised_worker_that_is_killed_charges_what_it_holds(
+    cli: Commands, tmp_path: Path
+) -> None:
     job_id, folder = enqueued(tmp_path, "waits_once")
     parent = worker(cli, 2, "--supervise")
     until(lambda: begun(folder))
@@ -255,5 +257,5 @@ def test_a_supervised_worker_that_is_killed_charges_no_job(cli: Commands, tmp_pa
     assert own != parent.process.pid
     os.kill(own, signal.SIGKILL)
     until(lambda: status(job_id, "completed"))
-    assert (row(job_id)["claim_no"], row(job_id)["crash_count"]) == (2, 0)
+    assert (row(job_id)["claim_no"], row(job_id)["crash_count"]) == (2, 1)
     stopped(parent)

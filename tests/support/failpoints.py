@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
@@ -10,14 +11,16 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType, GeneratorType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import psycopg
 from psycopg import pq
 
 import queue_workflows
-from queue_workflows import refs, steps, worker_control
+from queue_workflows import refs, steps
 from queue_workflows.dag import policy
+from queue_workflows.db import link, scripts
 from queue_workflows.scheduler import ScheduleEntry
 
 T = TypeVar("T")
@@ -72,42 +75,68 @@ class Failpoint:
         self._seen = 0
 
     def install(self) -> None:
-        """Patch psycopg until this process ends."""
+        """Patch psycopg and the worker's connections until this process ends."""
         execute, leave = psycopg.Cursor.execute, psycopg.Transaction.__exit__
         commit, around = psycopg.Connection.commit, self._around
 
         def cursor_execute(cur: psycopg.Cursor[Any], query: Any, *args: Any, **more: Any) -> Any:
             conn = cur.connection
-            if not (conn.autocommit and _status(conn) == pq.TransactionStatus.IDLE):
+            pg = conn.pgconn
+            if not (conn.autocommit and pg.transaction_status == pq.TransactionStatus.IDLE):
                 return execute(cur, query, *args, **more)
-            _command(conn, b"BEGIN")
+            _command(pg, b"BEGIN")
             try:
                 execute(cur, query, *args, **more)
             except BaseException:
                 if not conn.closed:
-                    _command(conn, b"ROLLBACK")
+                    _command(pg, b"ROLLBACK")
                 raise
-            around(conn, lambda: _command(conn, b"COMMIT"))
+            around(pg, lambda: _command(pg, b"COMMIT"))
             return cur
 
         def transaction_exit(block: psycopg.Transaction, kind: Any, *rest: Any) -> Any:
             if kind is not None or block.force_rollback or block.savepoint_name:
                 return leave(block, kind, *rest)
-            return around(block.connection, lambda: leave(block, kind, *rest))
+            return around(block.connection.pgconn, lambda: leave(block, kind, *rest))
 
         def connection_commit(conn: psycopg.Connection[Any]) -> None:
-            around(conn, lambda: commit(conn))
+            around(conn.pgconn, lambda: commit(conn))
 
         psycopg.Cursor.execute = cursor_execute
         psycopg.Transaction.__exit__ = transaction_exit
         psycopg.Connection.commit = connection_commit
+        self._install_in_links()
 
-    def _around(self, conn: psycopg.Connection[Any], commit: Callable[[], T]) -> T:
-        xid = _changed_by(conn)
+    def _install_in_links(self) -> None:
+        run, around = link.Link._execute, self._around
+
+        def link_execute(self: link.Link, statement: scripts.Statement) -> link.Waits:
+            pg: Any = self._pg
+            if statement is scripts.COMMIT and self._depth == 1:
+                self._depth = 0
+                around(pg, lambda: _command(pg, b"COMMIT"))
+                return []
+            is_alone = pg.transaction_status == pq.TransactionStatus.IDLE
+            if statement is scripts.BEGIN or not is_alone or self._begin:
+                return (yield from run(self, statement))
+            _command(pg, b"BEGIN")
+            try:
+                rows = yield from run(self, statement)
+            except psycopg.Error:
+                if pg.status == pq.ConnStatus.OK:
+                    _command(pg, b"ROLLBACK")
+                raise
+            around(pg, lambda: _command(pg, b"COMMIT"))
+            return rows
+
+        link.Link._execute = link_execute
+
+    def _around(self, pg: pq.abc.PGconn, commit: Callable[[], T]) -> T:
+        xid = _changed_by(pg)
         if xid is None:
             return commit()
         place = _place()
-        began = _command(conn, b"SELECT extract(epoch FROM now())").get_value(0, 0)
+        began = _command(pg, b"SELECT extract(epoch FROM now())").get_value(0, 0)
         side = self._side(place)
         if side == "before":
             self._die(place)
@@ -135,22 +164,18 @@ class Failpoint:
         raise AssertionError("unreachable")
 
 
-def _status(conn: psycopg.Connection[Any]) -> int:
-    return conn.pgconn.transaction_status
-
-
-def _command(conn: psycopg.Connection[Any], command: bytes) -> pq.abc.PGresult:
-    result = conn.pgconn.exec_(command)
+def _command(pg: pq.abc.PGconn, command: bytes) -> pq.abc.PGresult:
+    result = pg.exec_(command)
     if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
         raise psycopg.errors.error_from_result(result)
     return result
 
 
-def _changed_by(conn: psycopg.Connection[Any]) -> int | None:
+def _changed_by(pg: pq.abc.PGconn) -> int | None:
     """Return the id of the open transaction; None if it has changed nothing, or is lost."""
-    if _status(conn) != pq.TransactionStatus.INTRANS:
+    if pg.transaction_status != pq.TransactionStatus.INTRANS:
         return None
-    text = _command(conn, b"SELECT pg_current_xact_id_if_assigned()").get_value(0, 0)
+    text = _command(pg, b"SELECT pg_current_xact_id_if_assigned()").get_value(0, 0)
     return int(text) if text else None
 
 
@@ -159,11 +184,29 @@ def _place() -> str:
     found: list[str] = []
     frame = sys._getframe(1)
     while frame is not None and len(found) < 5:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("queue_workflows.") and "queue_workflows.db" not in module:
-            found.append(f"{module.partition('.')[2]}.{frame.f_code.co_name}")
+        if frame.f_code in _RUNS_SCRIPTS:
+            found += _inside(frame.f_locals["script"])
+        _add(found, frame)
         frame = frame.f_back
-    return " < ".join(found)
+    return " < ".join(found[:5])
+
+
+_RUNS_SCRIPTS = (scripts.run.__code__, link.Link._script.__code__)
+
+
+def _inside(script: Any) -> list[str]:
+    """Return the functions of a script that led to its statement, innermost first."""
+    found: list[str] = []
+    while isinstance(script, GeneratorType) and script.gi_frame is not None:
+        _add(found, script.gi_frame)
+        script = script.gi_yieldfrom
+    return found[::-1]
+
+
+def _add(found: list[str], frame: FrameType) -> None:
+    package, _, module = frame.f_globals.get("__name__", "").partition(".")
+    if package == "queue_workflows" and not module.startswith(("db.", "runtime.")):
+        found.append(f"{module}.{frame.f_code.co_name}")
 
 
 def append(path: Path, **line: Any) -> None:
@@ -184,10 +227,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def setup() -> None:
-    """Register everything, and install the failpoint that the environment names."""
+    """Register everything; a role that has loaded the app installs its failpoint by this, too."""
     register()
-    # Of an app with a stop policy of its own, a worker with executors loads it too.
-    worker_control.STOP_POLICIES["none"] = lambda worker, *, on_exit: None
+    install()
+
+
+@functools.cache
+def install() -> None:
+    """Install the failpoint that the environment names, and let what failed be tried again soon."""
     policy.BASE_S = RETRY_S
     text = os.environ.get(AT)
     point = Point(*json.loads(text)) if text else None

@@ -52,6 +52,8 @@ MODULES = (
     "pydantic.type_adapter",
     "pydantic.types",
 )
+BEFORE = "QW_TEST_BEFORE_MAIN"
+"""Names a function, as `module:function`, that the fork calls before the script."""
 _ROOM = "QW_TEST_ROOM"
 _ROOM_BYTES = 65536
 """So long may a script's arguments and its environment be; both are written over those of the
@@ -90,6 +92,8 @@ def serve(end: socket.socket) -> None:
         elif (answer := os.fork()) == 0:
             end.close()
             _become(request, files)
+            if name := request.env.get(BEFORE):
+                metadata.EntryPoint(BEFORE, name, "").load()()
             code = _exit_code(mains[request.argv[0]].load())
             if request.finalize:
                 _end_as_the_interpreter_does(code)
