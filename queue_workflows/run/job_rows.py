@@ -10,7 +10,7 @@ from queue_workflows import errors
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import claimed_rows, node_call, task_call
 from queue_workflows.runtime import json_loading
-from queue_workflows.types import Row, Unreadable
+from queue_workflows.types import JsonDict, Row, Unreadable
 
 _SKIP: Final = re.compile(rb'[^"\[\]{},]+|"(?:[^"\\]|\\.)*"')
 TIME: Final = "\0time"
@@ -77,8 +77,14 @@ def refused(row: Row, *, in_run: bool) -> outcomes.Outcome | None:
     return None
 
 
-def tagged(value: Any) -> Any:
-    """Return what stands for a value that JSON lacks; for `json.dumps(default=...)`."""
+def tagged(row: Row) -> JsonDict:
+    """Return a row of an answer as JSON has it: a time is tagged, and an `Unreadable` is None."""
+    return {name: _tagged(value) for name, value in row.items()}
+
+
+def _tagged(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int, float, list, dict)):
+        return cast("Any", value)
     if isinstance(value, datetime.datetime):
         return {TIME: value.isoformat()}
     return None if isinstance(value, Unreadable) else str(value)

@@ -41,16 +41,12 @@ def rows(job: claimed_job.ClaimedJob) -> db.Script[JsonDict]:
     """Return the rows of a node and of its run with all columns, as JSON has them."""
     own = yield from db.one(statements.nodes.get, {"job": job.id})
     run = yield from db.one(statements.runs.get, {"run_id": job.run_id})
-    return {"job": _tagged(own or job.row), "run": _tagged(run or {})}
+    return {"job": job_rows.tagged(own or job.row), "run": job_rows.tagged(run or {})}
 
 
 def encoded(found: JsonDict) -> bytes:
     """Return rows as an executor takes them."""
     return wire.encoded(found)
-
-
-def _tagged(row: Row) -> Row:
-    return {name: job_rows.tagged(value) for name, value in row.items()}
 
 
 def _out_dir(job: claimed_job.ClaimedJob) -> db.Script[str]:

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import jobs, node_queue, run_store, workers
-from tests.support import slot_app
+from queue_workflows import db, jobs, node_queue, run_store, workers
+from tests.support import app_triggers, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import patience, until
 from tests.support.worker_views import (
@@ -107,6 +107,22 @@ def test_a_lease_is_renewed_as_soon_as_the_row_is_free(
     slot_app.let_go(folder, beside)
     until(lambda: ended(held, other))
     assert charges(held) == (1, 0, 0)
+    stopped(running)
+
+
+def test_a_row_that_the_app_lets_nobody_renew_costs_no_other_its_lease(
+    cli: Commands, conn: db.Connection, tmp_path: Path
+) -> None:
+    (bad, folder), (good, beside) = waiting(tmp_path, "bad"), waiting(tmp_path, "good")
+    running = worker(cli, "--lease-seconds", "12")
+    until(lambda: begun(folder, beside))
+    renews = f"OLD.id = '{bad}' AND OLD.status = 'running' AND NEW.status = 'running'"
+    with app_triggers.refusing(conn, "ingest_jobs", renews):
+        then = row(good)["lease_expires_at"]
+        until(lambda: row(good)["lease_expires_at"] > then)
+    slot_app.let_go(folder, beside)
+    until(lambda: ended(bad, good))
+    assert charges(good) == (1, 0, 0)
     stopped(running)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import array
 import datetime
+import fcntl
 import json
 import os
+import socket
+import termios
 from pathlib import Path
 
 import pytest
 
 from queue_workflows.run import job_rows
 from tests.support import executors
+from tests.support.wait import until
 
 
 @pytest.mark.parametrize(
@@ -92,6 +97,20 @@ def test_a_cancel_of_another_job_changes_nothing(worker: executors.Worker) -> No
     assert worker.task("counting", {"to": 100}).kind == "completed"
 
 
+def test_a_cancel_that_overtakes_its_job_is_remembered(worker: executors.Worker) -> None:
+    worker.place.requests.send(f"{worker.place.count + 1} cancelled".encode())
+    until(lambda: not waiting_in(worker.place.requests))
+    outcome = worker.task("endless")
+    assert (outcome.kind, outcome.error) == ("cancelled", "cancelled")
+
+
+def waiting_in(end: socket.socket) -> int:
+    """Return how much of what was sent nobody has received."""
+    found = array.array("i", [0])
+    fcntl.ioctl(end.fileno(), termios.TIOCOUTQ, found)
+    return found[0]
+
+
 def test_an_executor_that_is_let_go_ends_after_its_job(worker: executors.Worker) -> None:
     job = worker.send_task("add", {"a": 1, "b": 2})
     worker.executors.let_go(worker.place)
@@ -145,8 +164,8 @@ def test_an_answer_that_is_an_error_fails_the_node(worker: executors.Worker) -> 
 
 
 def test_an_unknown_node_names_the_age_of_its_run(worker: executors.Worker) -> None:
-    at = job_rows.tagged(datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc))
-    worker.answers = {"rows": {"job": {}, "run": {"created_at": at}}}
+    at = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
+    worker.answers = {"rows": {"job": {}, "run": job_rows.tagged({"created_at": at})}}
     assert "the run exists since 2026-01-02 00:00:00 UTC" in worker.node("nobody").error
 
 

@@ -211,6 +211,16 @@ def test_an_executor_that_the_worker_does_not_read_waits_and_goes_on(
     assert worker.outcome(job).kind == "completed"
 
 
+def test_a_worker_does_not_wait_for_an_executor_that_does_not_read(
+    worker: executors.Worker, beside: executors.Worker
+) -> None:
+    os.kill(worker.pid, signal.SIGSTOP)
+    job = worker.send_task("add", {"a": 1, "b": 1, "more": "x" * 20_000_000})
+    assert beside.task("add", {"a": 1, "b": 1}).kind == "completed"
+    os.kill(worker.pid, signal.SIGCONT)
+    assert worker.outcome(job).kind == "completed"
+
+
 def sleeping(pid: int) -> bool:
     """Whether every thread of the process waits, for the fifth time in a row."""
     for _ in range(5):

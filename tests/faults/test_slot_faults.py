@@ -235,6 +235,19 @@ def test_with_its_launcher_a_worker_ends_and_its_jobs_are_charged(
     assert (found["status"], found["crash_count"], found["attempts"]) == ("queued", 1, 0)
 
 
+def test_a_worker_whose_app_loads_for_ever_can_be_stopped(cli: Commands, tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+    loads = f"import os, time, pathlib; pathlib.Path({str(pids)!r}).write_text(f'{{os.getpid()}} ')"
+    (tmp_path / "endless_app.py").write_text(f"{loads}\nwhile True: time.sleep(1)\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    options = ("--queue", slot_app.QUEUE, "--app", "endless_app")
+    running = cli.start(SCRIPT, *options, PYTHONPATH=path)
+    until(lambda: pids.exists() and pids.read_text().endswith(" "))
+    running.send(signal.SIGTERM)
+    running.wait()
+    until(lambda: not alive(int(pids.read_text())))
+
+
 def test_executors_die_with_their_worker(cli: Commands, tmp_path: Path) -> None:
     job_id, folder = enqueued(tmp_path, "holds_gil", seconds=50)
     running = worker(cli, 2)

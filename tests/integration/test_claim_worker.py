@@ -740,16 +740,22 @@ def test_a_batch_gives_back_what_it_has_not_run_when_it_must_leave(
 def test_a_slow_hook_holds_no_claim_of_the_next_job(body: Body) -> None:
     """The app's hook runs after the commit, when no lock or connection may be in use."""
     seen: list[int] = []
+    told: list[tuple[Row, Row]] = []
 
-    def hook(job_row: Row, run_row: Row, delta: Row) -> None:
+    def hook(job: Row, run: Row, delta: Row) -> None:
         rows = sql("SELECT count(*) AS n FROM workflow_node_jobs WHERE status = 'running'")
         seen.append(rows[0]["n"])
+        told.append((job, run))
 
     queue_workflows.set_on_node_completed(hook)
     ids = [queued("quick", node_id=f"n{i}") for i in range(3)]
     with running(worker()):
         wait.until(lambda: {node_row(each)["status"] for each in ids} == {"completed"})
     assert seen == [0, 0, 0]
+    for job, run in told:
+        stored = node_row(job["id"])
+        assert job == {name: stored[name] for name in job}
+        assert run == run_store.get_run(run["id"])
 
 
 def test_a_node_cancelled_then_retried_before_its_handler_ends_runs_again(body: Body) -> None:
