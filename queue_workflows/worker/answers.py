@@ -10,7 +10,7 @@ from queue_workflows.dag import run_folder
 from queue_workflows.db import statements
 from queue_workflows.engine import job_steps, nodes
 from queue_workflows.run import job_rows, wire
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import JsonDict
 from queue_workflows.worker import claimed_job
 
 
