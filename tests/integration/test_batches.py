@@ -283,25 +283,27 @@ def test_a_result_whose_recording_got_no_answer_is_recorded_once(
 def test_a_result_that_the_server_refuses_holds_up_no_other(
     conn: db.Connection, bodies: Bodies, patient: None
 ) -> None:
+    """While job 1 is recorded, jobs 2 and 3 end: one statement is to record both."""
     conn.execute(
         "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " IF NEW.status = 'completed' AND NEW.args = '{\"i\": 1}' THEN"
+        " IF NEW.status = 'completed' AND NEW.args = '{\"i\": 1}' THEN PERFORM pg_sleep(0.3); END IF;"
+        " IF NEW.status = 'completed' AND NEW.args = '{\"i\": 2}' THEN"
         " RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$"
     )
     conn.execute(
         "CREATE TRIGGER refuses BEFORE UPDATE ON ingest_jobs"
         " FOR EACH ROW EXECUTE FUNCTION refuses()"
     )
-    bodies.stay = {3}
-    enqueue(4)
+    bodies.stay = {4}
+    enqueue(5)
     try:
         with running(worker(), bodies):
-            until(are(conn, "completed", "failed", "completed", "running"))
+            until(are(conn, "completed", "completed", "failed", "completed", "running"))
             bodies.release.set()
-            until(are(conn, "completed", "failed", "completed", "completed"))
+            until(are(conn, "completed", "completed", "failed", "completed", "completed"))
     finally:
         conn.execute("DROP FUNCTION refuses CASCADE")
-    assert bodies.ran == [0, 1, 2, 3]
+    assert bodies.ran == [0, 1, 2, 3, 4]
 
 
 def test_a_claim_that_is_lost_before_it_begins_does_not_run(
