@@ -56,18 +56,19 @@ class Load(background.BackgroundThread):
         twice: float = 0.5,
         weights: Mapping[str, int] | None = None,
         kinds: Mapping[str, int] | None = None,
+        slow: bool = True,
     ) -> None:
         super().__init__("load")
         self.books = acknowledgements.Acknowledgements()
         self.problems: list[str] = []
         self._rng = random.Random(seed)
-        self._twice = twice
+        self._twice, self._slow = twice, slow
         self._weights = workflows.WEIGHTS | dict(weights or {})
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._open = True
         self._orders = job_load.JobLoad(
-            seed, self.books, self._plan, lambda: self._open, kinds or {}
+            seed, self.books, self._plan, lambda: self._open, kinds or {}, slow=slow
         )
         self._rare = rare_load.RareLoad(seed, self.books)
         self._rates: list[tuple[float, Callable[[], None]]] = [
@@ -125,7 +126,7 @@ class Load(background.BackgroundThread):
         run_id = str(uuid.UUID(int=rng.getrandbits(128)))
         name = rng.choices(list(self._weights), list(self._weights.values()))[0]
         if rng.random() < POISON:
-            name = workflows.poison(rng)
+            name = workflows.poison(rng, slow=self._slow)
         cancel_s = rng.uniform(0.05, 1.5)
         by_hand = rng.random() < 0.5
         cancelled = rng.random() < (0.5 if name == "wide" else 0.05)
@@ -138,7 +139,10 @@ class Load(background.BackgroundThread):
             self._plan(at, lambda: self._cancel(run_id, by_hand=by_hand))
 
     def _submit_job(self) -> None:
-        task, args = "note", {"number": self._number, "kind": workflows.poison(self._rng)}
+        task, args = (
+            "note",
+            {"number": self._number, "kind": workflows.poison(self._rng, slow=self._slow)},
+        )
         if self._rng.random() < POISON:
             task = "spoiled"
         job_id = jobs.enqueue(task_name=task, queue=tasks.NOTES, reason="load", args=args)

@@ -40,6 +40,7 @@ from tests.soak import (
     stranger_load,
     stream_readers,
     tasks,
+    workflows,
 )
 from tests.support import database
 
@@ -154,6 +155,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
                 twice=options.twice,
                 weights=mutant.load,
                 kinds=mutant.jobs,
+                slow=not options.mutant or not mutant.load.keys().isdisjoint(workflows.SLOW),
             )
         )
         attacking = stack.enter_context(

@@ -13,10 +13,10 @@ CHAIN = 5
 KILLS_WORKER, KILLS_LAUNCHER = "kills_worker", "kills_launcher"
 KILLERS = ("killed", KILLS_WORKER, KILLS_LAUNCHER)
 """Handlers that kill the process in which they run, its worker, or its launcher."""
-POISON = ("raises", "exits", *KILLERS)
-"""Workflows whose run must fail, each by a handler of another kind."""
-POISON_WEIGHTS = (4, 4, 4, 1, 1)
-"""A worker that is killed takes its other jobs with it, and another one has to start."""
+SLOW = (KILLS_WORKER, KILLS_LAUNCHER)
+"""They are poison late: if no parent sees the worker die, only a lapse is counted."""
+POISON = {"raises": 4, "exits": 4, "killed": 4, KILLS_WORKER: 1, KILLS_LAUNCHER: 1}
+"""Workflows whose run must fail, each by a handler of another kind, and their weights."""
 CROWD, WRITES = "crowd", "writes"
 CROWD_NODES = 300
 """A join of so many; too much for the weights, `rare` submits it. The hostile submitter writes."""
@@ -114,9 +114,10 @@ WORKFLOWS: dict[str, list[Spec]] = {
 }
 
 
-def poison(rng: random.Random) -> str:
-    """Draw a handler that must fail."""
-    return rng.choices(POISON, POISON_WEIGHTS)[0]
+def poison(rng: random.Random, *, slow: bool) -> str:
+    """Draw a handler that must fail; one of `SLOW` only if `slow`."""
+    weights = [weight * (slow or name not in SLOW) for name, weight in POISON.items()]
+    return rng.choices([*POISON], weights)[0]
 
 
 def load_workflow(name: str) -> Spec:
