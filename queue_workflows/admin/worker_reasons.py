@@ -44,6 +44,8 @@ def of_worker(
         return None, None
     if throttle := stored_json.text(worker["throttle"]):
         return "throttled", f"it waits for memory: {throttle}"
+    if fault := stored_json.text(worker["gpu_fault"]):
+        return "gpu", f"its GPU could not be used by the last job there: {fault}"
     return _of_gpu(conn, row, worker) if gpu else _by_place(conn, table, row, worker)
 
 

@@ -39,7 +39,8 @@ class Raised(NamedTuple):
     """The classes of the error, bare and qualified."""
     wish: str = ""
     """`retry` or `discard` if the handler requested it, `elsewhere` if the worker does not know the
-    node; otherwise its policy decides."""
+    node, `no_gpu` if the worker cannot use its GPU, `no_memory` if a model did not fit into memory;
+    otherwise its policy decides."""
     after_s: float | None = None
     """The wait that the handler requested."""
 

@@ -25,6 +25,10 @@ from queue_workflows.types import Row
 _log = logging.getLogger(__name__)
 BUDGET_TRIP: Final = "budget_trip"
 """The event of a job whose time limit has passed."""
+GPU_TRIP: Final = "gpu_health_trip"
+"""The event of a job whose GPU does nothing, or has no room for its model."""
+_OF_WISH: Final = {"elsewhere": ("requeued",), "no_gpu": ("requeued",), "no_memory": (GPU_TRIP,)}
+"""The events that a failure leaves if it has such a wish, besides those of its kind."""
 _EVENTS: Final = {
     "completed": ("completed",),
     "failed": ("failed", "retried", "cancelled"),
@@ -123,7 +127,7 @@ def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> st
 
 def is_recorded(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
     """Return whether this outcome was recorded: its commit happened although the reply was lost."""
-    left = ("requeued",) if outcome.raised.wish == "elsewhere" else ()
+    left = _OF_WISH.get(outcome.raised.wish, ())
     return held_claims.has_recorded(lease, (*_EVENTS[outcome.kind], *left))
 
 
@@ -157,6 +161,14 @@ def end(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | Non
         row = yield from end_by_guard(
             lease, BUDGET_TRIP, error=outcome.error, seconds=outcome.seconds, detail=detail
         )
+    elif outcome.raised.wish == "no_gpu":
+        after_s = outcome.raised.after_s or 0.0
+        row = yield from handback.hand_back(lease, reason=outcome.error, after_s=after_s)
+    elif outcome.raised.wish == "no_memory":
+        row = yield from end_by_guard(
+            lease, GPU_TRIP, error=outcome.error, seconds=outcome.seconds,
+            detail=outcome.detail or "{}",
+        )  # fmt: skip
     else:
         return (yield from _fail(lease, outcome))
     return row

@@ -127,7 +127,7 @@ def _raised(error: BaseException) -> policy.Raised:
 
 def without_others(outcome: Outcome) -> Outcome:
     """Return the outcome for a process that does not report: what it does not know fails."""
-    if outcome.raised.wish != "elsewhere":
+    if outcome.raised.wish not in ("elsewhere", "no_gpu"):
         return outcome
     return outcome._replace(raised=outcome.raised._replace(wish=""))
 

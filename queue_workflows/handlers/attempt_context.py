@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 
+from queue_workflows.model_cache import loading
 from queue_workflows.runtime import log_context, trace_context
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row
@@ -29,23 +29,9 @@ class running:  # noqa: N801  used as a function, as `contextlib.suppress` is
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            _forget_locals(error)
+            # One that is in a variable of its own function keeps them all until a collection.
+            loading.clear_frames(error)
         if self._detach is not None:
             self._detach()
         log_context.unbind(self._ids)
         jobs.current.reset(self._token)
-
-
-def _forget_locals(error: BaseException) -> None:
-    """Free the variables of functions that an error has ended.
-
-    An error that is in a variable of such a function itself would keep them until a collection.
-    """
-    todo, seen = [error], set[int]()
-    while todo:
-        each = todo.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            traceback.clear_frames(each.__traceback__)
-            todo += (one for one in (each.__cause__, each.__context__) if one is not None)
-            todo += getattr(each, "exceptions", ())

@@ -17,7 +17,7 @@ from queue_workflows import config, errors, tasks
 from queue_workflows.dag import arguments, payload
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import attempt_context, node_folders
-from queue_workflows.model_cache import ModelCache
+from queue_workflows.model_cache import ModelCache, loading
 from queue_workflows.runtime import app_loading
 from queue_workflows.tasks import attempt_steps, control, handlers
 from queue_workflows.types import JsonDict, Row
@@ -103,6 +103,7 @@ class _Attempt:
         )
         self.control = node.control or control.EventControl(node.cancel, node.report)
         self._is_known = True
+        self._has_begun = False
 
     def prepared(self) -> contextlib.AbstractContextManager[_Handler]:
         """Return the context in which the node's handler may be called. Raises `NodeNotFound`."""
@@ -121,6 +122,7 @@ class _Attempt:
         """
         if (reason := self.control.interrupted) is not None:
             raise control.Interrupted(reason)
+        self._has_begun = True
         value = handler.begin()
         self.job.takes_result = isinstance(value, AsyncGenerator)
         return value
@@ -156,7 +158,16 @@ class _Attempt:
         if not self._is_known:
             # A handler may raise the same error, and must not run again uncounted.
             outcome = outcome._replace(raised=outcome.raised._replace(wish="elsewhere"))
+        elif self._node.model_cache is not None and (fault := self._fault(error)):
+            outcome = outcome._replace(raised=outcome.raised._replace(wish=fault))
         return outcome._replace(resolved_inputs=self._node.resolved)
+
+    def _fault(self, error: BaseException) -> str:
+        """Return `no_gpu` or `no_memory` if the GPU is at fault and not the node, else nothing."""
+        if loading.sees_no_gpu(error):
+            return "no_gpu"
+        loads = not self._has_begun and self._node.job["required_model"] is not None
+        return "no_memory" if loads and loading.lacks_memory(error) else ""
 
 
 def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:

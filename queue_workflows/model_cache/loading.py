@@ -6,15 +6,23 @@ import contextlib
 import ctypes
 import gc
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from queue_workflows import config, errors, model_registry
 from queue_workflows.model_cache import entries
 
 _log = logging.getLogger("queue_workflows.model_cache")
+_NO_GPU: Final = re.compile(
+    "no CUDA-capable device|no (CUDA|HIP) GPUs are available|no NVIDIA driver|GPU is lost"
+    "|CUDA driver initialization failed|CUDA driver version is insufficient",
+    re.IGNORECASE,
+)
+"""What CUDA, HIP and torch say to a process that cannot use a GPU, whatever it asks of it."""
+_NO_MEMORY: Final = re.compile("out of memory|RESOURCE_EXHAUSTED|OutOfMemory", re.IGNORECASE)
 
 
 def find(model_id: str, registrar: Callable[[], object] | None) -> model_registry.ModelSpec:
@@ -40,7 +48,7 @@ def load(spec: model_registry.ModelSpec) -> Any:
         handle = spec.loader()
         loaded = True
     except Exception as error:
-        _clear_frames(error)
+        clear_frames(error)
         raise errors.ModelLoadFailed(
             f"loading model {spec.id!r} failed: {reason(error)}"
         ) from error
@@ -58,7 +66,7 @@ def unload(model: entries.Loaded) -> None:
         if spec.unloader is not None:
             spec.unloader(handle)
     except Exception as error:
-        _clear_frames(error)
+        clear_frames(error)
         _log.exception("unloading model %s failed", spec.id)
         raise errors.ModelLoadFailed(
             f"unloading model {spec.id!r} failed: {reason(error)}"
@@ -73,17 +81,34 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _clear_frames(error: BaseException) -> None:
-    """Drop the locals that a traceback keeps alive: half a model can be gigabytes."""
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        current = pending.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        traceback.clear_frames(current.__traceback__)
-        pending += [current.__cause__, current.__context__]
+def clear_frames(error: BaseException) -> None:
+    """Drop the variables that a traceback keeps alive: half a model can be gigabytes."""
+    for each in _causes(error):
+        traceback.clear_frames(each.__traceback__)
+
+
+def sees_no_gpu(error: BaseException) -> bool:
+    """Return whether an error means that this process cannot use a GPU."""
+    return any(_NO_GPU.search(str(each)) for each in _causes(error))
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error means that RAM or the memory of a GPU is full."""
+    return any(
+        isinstance(each, MemoryError) or _NO_MEMORY.search(reason(each)) for each in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error with its causes, and with the errors of a group."""
+    found: list[BaseException] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        each = todo.pop()
+        if each is not None and not any(each is known for known in found):
+            found.append(each)
+            todo += (each.__cause__, each.__context__, *getattr(each, "exceptions", ()))
+    return found
 
 
 def _release_memory() -> None:

@@ -93,11 +93,11 @@ class AsyncJobs:
         self._state = restored_state.RestoredState()
         self._changing = threading.Lock()
         """Held while a job is added, and while the process is restored as there is none."""
+        self._watch.start()
+        service.Follow("executor-jobs", _Frames(end), self._receive).start()
 
     def serve(self) -> None:
         """Run jobs until QUIT and the end of those that run then."""
-        service.Follow("executor-jobs", _Frames(self._channel), self._receive).start()
-        self._watch.start()
         self._loop.serve()
         self._watch.stop()
         self._sync.stop()

@@ -106,13 +106,7 @@ def main(
         for fd in inherited:
             os.close(fd)
         end, interrupts = _prepared(fds)
-        if late and (error := load(app)["error"]) is not None:
-            end.send(wire.READY, 0, wire.encoded(error))
-            raise SystemExit(error["text"])
-        if shared:
-            prepare()(end).serve()
-        else:
-            JobLoop(end, interrupts, adapted(app.model_cache())).serve()
+        _started(end, interrupts, app, late=late, shared=shared).serve()
         _end_process()
         code = 0
     except ConnectionError:
@@ -122,6 +116,22 @@ def main(
             traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _started(
+    end: channel.Channel, interrupts: socket.socket, app: App, *, late: bool, shared: bool
+) -> JobLoop | async_jobs.AsyncJobs:
+    """Return what serves the worker, with its threads, or tell the worker why it cannot."""
+    try:
+        if late and (error := load(app)["error"]) is not None:
+            raise errors.AppFailed(error["text"])
+        if shared:
+            return prepare()(end)
+        return JobLoop(end, interrupts, adapted(app.model_cache()))
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        end.send(wire.READY, 0, wire.encoded({"text": text}))
+        raise
 
 
 def _prepared(fds: Sequence[int]) -> tuple[channel.Channel, socket.socket]:
@@ -195,6 +205,8 @@ class JobLoop:
         self._peak = peak_memory.PeakMemory()
         self._leaves = False
         """Whether it runs no further job."""
+        self._left = ""
+        """What the last job has found that this process cannot undo."""
         if model_cache is not None:
             model_cache.set_publisher(lambda _: self._send_model())
         self._hearing = service.Follow("executor-requests", self._requests, self._hear)
@@ -232,7 +244,7 @@ class JobLoop:
                 self._change_model(wire.decoded(body))
 
     def _restore(self, key: int) -> None:
-        left = "" if self._state is None else self._state.restore()
+        left = "" if self._state is None else self._left or self._state.restore()
         if not left and async_handlers.has_stuck():
             left = "an async task that does not end"
         if left and self._state is not None:
@@ -276,6 +288,8 @@ class JobLoop:
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers
                 _block(channel.handled_signals())
                 outcome = (node_call if in_run else task_call).failed(row, error, 0.0)
+            # A process that has once failed to open its GPU may never see it.
+            self._left = outcome.error if outcome.raised.wish in ("no_gpu", "no_memory") else ""
             self._send_outcome(job, outcome, in_run=in_run)
         finally:
             self.current = None

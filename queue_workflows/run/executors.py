@@ -32,7 +32,7 @@ GROWN_MB: Final = 32.0
 """Memory in MB that an executor keeps of its jobs, from which its end helps when memory is full.
 
 Less than that is what imports and caches take."""
-UNLOADED: Final = "the app, which it cannot load"
+UNSTARTED: Final = "a start that failed"
 FORK_FIRST_S: Final = 0.1
 FORK_AGAIN_S: Final = 5.0
 """Pauses in seconds before the next fork, if one was refused or its executor died without a job."""
@@ -571,7 +571,7 @@ class Executors:
             self._owner.changed(None if error is None else str(error))
             self._freed(place)
         elif kind == wire.READY:
-            place.killed_for = f"{UNLOADED}: {wire.checked(kind, body)['text']}"
+            place.killed_for = f"{UNSTARTED}: {wire.checked(kind, body)['text']}"
             _log.error("an executor ends for %s", place.killed_for)
         elif kind == wire.LEAVES:
             self._on_leave(place, body.decode())
@@ -705,13 +705,14 @@ class Executors:
         jobs, place.jobs = [*place.jobs.values()], {}
         del self._by_number[place.number]
         is_early = not (jobs or place.full or place.signals)
-        if refused or is_early or place.killed_for.startswith(UNLOADED):
+        failed = refused or place.killed_for.startswith(UNSTARTED)
+        if failed or is_early:
             self._pause()
         elif self._lone:
             self._fork_at = 0.0
         if is_early and not refused:
             _log.warning("an idle executor %s", _death(place, packet, 0).evidence)
-        if jobs and not refused:
+        if jobs and not failed:
             self._fork_s = FORK_FIRST_S
         if place.changing:
             self._owner.changed(

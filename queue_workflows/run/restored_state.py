@@ -17,6 +17,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -47,7 +48,7 @@ class RestoredState:
     """Standard streams, folder, umask, limits, signals, timers, environment and import path.
 
     Also the locale, priority, CPUs, garbage collection, recursion limit, the default time limit of
-    sockets, and the event loop of the thread.
+    sockets, the event loop of the thread, and hooks for traces and errors.
     """
 
     def __init__(self) -> None:
@@ -66,6 +67,7 @@ class RestoredState:
         self._process = _process()
         self._event_loop = _event_loop()
         self._decimals = decimal.getcontext().copy()
+        self._hooks = _hooks()
 
     def restore(self) -> str:
         """Undo what a job has left; return what cannot be undone, or an empty text.
@@ -104,6 +106,7 @@ class RestoredState:
                 if handler is not None and _getsignal(signum) is not handler:
                     signal.signal(signum, signal.SIG_IGN)  # drops one that is pending
                     signal.signal(signum, handler)
+        signal.set_wakeup_fd(-1)
         if _process() != self._process:
             self._restore_process()
 
@@ -119,6 +122,10 @@ class RestoredState:
         decimal.setcontext(self._decimals.copy())
         if _event_loop() != self._event_loop:
             self._restore_event_loop()
+        if _hooks() != self._hooks:
+            trace, profile, sys.excepthook, sys.unraisablehook, threading.excepthook = self._hooks
+            sys.settrace(trace)
+            sys.setprofile(profile)
 
     def _restore_environment(self) -> None:
         for name in self._environ._data.keys() - self._variables.keys():
@@ -168,6 +175,11 @@ def _process() -> _Process:
         sys.getrecursionlimit(),
         socket.getdefaulttimeout(),
     )
+
+
+def _hooks() -> tuple[Any, ...]:
+    raised = sys.excepthook, sys.unraisablehook, threading.excepthook
+    return sys.gettrace(), sys.getprofile(), *raised
 
 
 def _event_loop() -> tuple[Any, Any, bool]:

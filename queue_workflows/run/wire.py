@@ -72,7 +72,7 @@ CHANGED: Final = 24
 EVENT: Final = 25
 """An event for the history of a node: its type and seconds."""
 READY: Final = 26
-"""The executor has loaded the app itself: what it registered, or the error."""
+"""The executor could not start, as it cannot load the app for example: why."""
 LEAVES: Final = 27
 """The executor is to be replaced, as it cannot undo what a job has left, which the body says.
 

@@ -585,7 +585,7 @@ class Desk:
         own.window.ended(outcome.seconds)
         self._logs.end(job)
         if self._models is not None:
-            self._models.used()
+            outcome = self._models.ended(job, outcome)
         place, job.place = job.place, None
         if decided is not None and decided.make is None:
             self._forget(job)  # its claim is lost

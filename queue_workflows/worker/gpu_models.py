@@ -13,7 +13,7 @@ from typing import Any, Final
 from queue_workflows import config, db, model_registry
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import job_events
+from queue_workflows.engine import job_events, outcomes
 from queue_workflows.model_cache import gpu_should_unload
 from queue_workflows.runtime import clock, service
 from queue_workflows.telemetry import worker_usage
@@ -27,6 +27,8 @@ PUBLISH_WAIT_S: Final = 5.0
 """Seconds for which the first claim waits for the GPU's size and a heartbeat: a little more than
 `gpu_memory.TIMEOUT_S`."""
 NAME_CHARS: Final = 400
+FAULT_FIRST_S, FAULT_MAX_S = 5.0, 300.0
+"""Pauses in seconds after a job that could not use the GPU; each one in a row doubles it."""
 Later = Callable[..., object]
 NOTHING: Final[JsonDict] = {
     "current": None, "loading": None, "load_s": 0.0, "held_s": 0.0, "vram_gb": 0.0,
@@ -71,6 +73,14 @@ class GpuModels:
         self._shown: worker_usage.Sample | None = None
         self._wanted = False
         self._blind = False
+        self._fault = ""
+        """Why the last job that ended could not use the GPU."""
+        self._fault_s = FAULT_FIRST_S
+        self._fault_until = -math.inf
+        self._without: str = ""
+        """The last job that could not use it."""
+        self._works = False
+        """Whether another one has completed since."""
         self.published = config.DISABLE_WORKER_HEARTBEAT.read()
         """Whether the database has the size of the GPU memory, or cannot have it."""
         self._publish_by = now_fn() + PUBLISH_WAIT_S
@@ -121,8 +131,9 @@ class GpuModels:
 
     @property
     def may_claim(self) -> bool:
-        """Return whether a claim would take no job whose model does not fit."""
-        return self.published or self._now() >= self._publish_by
+        """Return whether the GPU can be used, and a claim takes no job whose model does not fit."""
+        now = self._now()
+        return now >= self._fault_until and (self.published or now >= self._publish_by)
 
     @property
     def holds_model(self) -> bool:
@@ -164,7 +175,7 @@ class GpuModels:
             }
         elif seen["loading"] is not None:
             model = {"id": seen["loading"], "loading": True}
-        return found | {"model": model, "request": self._latest}
+        return found | {"model": model, "request": self._latest, "gpu_fault": self._fault or None}
 
     def reported_size(self) -> None:
         """Note that a heartbeat has published the size of the GPU, if it was measured by then."""
@@ -232,9 +243,32 @@ class GpuModels:
         if changed:
             self._changed()
 
-    def used(self) -> None:
+    def _used(self) -> None:
         """Note that a job has ended, or a request has begun: the idle time starts again."""
         self._used_at, self._load_s = self._now(), 0.0
+
+    def ended(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> outcomes.Outcome:
+        """Claim nothing for a while after a job that could not use the GPU; return what to record.
+
+        A job that sees no GPU waits uncounted. If another one has completed since it did so the
+        last time, it fails as any other: it may hide the GPU from itself.
+        """
+        self._used()
+        raised, before = outcome.raised, self._fault
+        if outcome.kind == "completed":
+            self._fault, self._fault_s, self._works = "", FAULT_FIRST_S, True
+        elif raised.wish == "no_gpu" and self._works and job.id == self._without:
+            raised = raised._replace(wish="")
+        elif raised.wish in ("no_gpu", "no_memory"):
+            pause_s, self._fault_s = self._fault_s, min(FAULT_MAX_S, 2 * self._fault_s)
+            self._fault, self._fault_until = outcome.error, self._now() + pause_s
+            self._without, self._works = job.id, False
+            # Another job comes first, which tells whether it is this one that is at fault.
+            raised = raised._replace(after_s=2 * pause_s)
+            _log.warning("no gpu job is claimed for %g s: %s", pause_s, outcome.error)
+        if before != self._fault:
+            self._changed()
+        return outcome._replace(raised=raised)
 
     def event(self, job: claimed_job.ClaimedJob, event_type: str, elapsed_s: float | None) -> None:
         """Record that the model of a node is loaded, or is about to be."""
@@ -300,7 +334,7 @@ class GpuModels:
         if not self._lane.runner.change_model(change):
             self._waiting = request
             return
-        self.used()
+        self._used()
         self._running, self._began = request, self._now()
         self._set_report(request, "running")
 

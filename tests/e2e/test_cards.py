@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import db, models, node_queue, run_store, workers
+from queue_workflows import db, jobs, models, node_queue, run_store, workers
 from tests.support import card_app, commands, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -243,6 +243,81 @@ def test_a_request_waits_for_the_job_that_runs_and_comes_before_the_next(
     slot_app.let_go(folder)
     until(lambda: ended(first, following))
     assert card_app.journal("sketch") == ["load 0", "unload 0"]
+    stopped(running)
+
+
+def why(job_id: str) -> str:
+    """Return what `why` says of the one worker."""
+    explained = jobs.explain(job_id)
+    assert explained is not None
+    (found,) = explained["workers"]
+    return f"{found['clause']}: {found['detail']}"
+
+
+def test_a_worker_that_cannot_see_its_gpu_claims_nothing_and_why_says_so(
+    cli: Commands, tmp_path: Path
+) -> None:
+    error = tmp_path / "error of sketch"
+    error.write_text("No CUDA GPUs are available")
+    ids = [queued("draws", "sketch") for _ in range(5)]
+    running = worker(cli)
+    until(lambda: "no gpu job is claimed for 5 s" in running.err)
+    until(lambda: why(ids[-1]).startswith("gpu: "))
+    assert "No CUDA GPUs are available" in why(ids[-1])
+    assert sum(node_row(each)["claim_no"] for each in ids) == 1
+    error.unlink()
+    until(lambda: ended(*ids))
+    rows = [node_row(each) for each in ids]
+    assert {(each["attempts"], each["crash_count"], each["watchdog_retries"]) for each in rows} == {
+        (0, 0, 0)
+    }
+    stopped(running)
+
+
+def test_a_job_that_alone_sees_no_gpu_fails(cli: Commands) -> None:
+    alone = queued("sees_none")
+    running = worker(cli)
+    until(lambda: "no gpu job is claimed for 5 s" in running.err)
+    good = queued("shows")
+    until(lambda: ended(good))
+    assert node_row(alone)["status"] == "queued"
+    until(lambda: ended(alone, status="failed"))
+    assert "no CUDA-capable device" in node_row(alone)["error"]
+    assert node_row(alone)["claim_no"] == 2
+    stopped(running)
+
+
+def test_a_model_that_does_not_fit_is_tried_again_as_after_a_watchdog(
+    cli: Commands, tmp_path: Path
+) -> None:
+    error = tmp_path / "error of sketch"
+    error.write_text("CUDA out of memory. Tried to allocate 20.00 GiB")
+    job_id = queued("draws", "sketch")
+    running = worker(cli)
+    until(lambda: node_row(job_id)["watchdog_retries"] == 1)
+    until(lambda: "no gpu job is claimed for 5 s" in running.err)
+    error.unlink()
+    until(lambda: ended(job_id))
+    with db.connect() as conn:
+        found = conn.execute(
+            "SELECT count(*) AS n FROM workflow_node_events"
+            " WHERE job_id = %s AND event_type = 'gpu_health_trip'",
+            (job_id,),
+        ).fetchone()
+    assert found == {"n": 1}
+    stopped(running)
+
+
+def test_lack_of_memory_fails_a_model_beyond_the_cap_and_any_handler(
+    cli: Commands, tmp_path: Path
+) -> None:
+    (tmp_path / "error of sketch").write_text("RESOURCE_EXHAUSTED: out of memory")
+    handler = queued("takes_too_much")
+    running = worker(cli, QUEUE_WORKFLOWS_WATCHDOG_MAX_RETRIES="0")
+    until(lambda: ended(handler, status="failed"))
+    model = queued("draws", "sketch")
+    until(lambda: ended(model, status="failed"))
+    assert "out of memory" in node_row(model)["error"]
     stopped(running)
 
 

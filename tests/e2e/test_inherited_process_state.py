@@ -196,6 +196,40 @@ def test_a_fork_that_is_refused_for_a_while_cuts_no_job_and_is_tried_again(
     stopped(running)
 
 
+REFUSES_THREADS = """
+import pathlib, threading
+real = threading.Thread.start
+def start(self):
+    if pathlib.Path({path!r}).exists():
+        raise RuntimeError("can't start new thread")
+    return real(self)
+threading.Thread.start = start
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--slots", "2", "--async")], ids=["alone", "async"])
+def test_an_executor_that_cannot_start_a_thread_costs_its_job_nothing(
+    cli: Commands, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    refused = tmp_path / "refused"
+    cli.env[code_app.AT_IMPORT] = REFUSES_THREADS.format(path=str(refused))
+    cli.env["QUEUE_WORKFLOWS_MAX_CRASHES"] = "1"
+    running = cli.start(*WORKER, *more)
+    first = code_app.enqueued(PARENT)
+    until(lambda: status(first, "completed"))
+    refused.touch()
+    dead = code_app.enqueued("import os; os._exit(3)")
+    until(lambda: charges(dead)[2] > 0)
+    late = code_app.enqueued(PARENT)
+    until(lambda: "can't start new thread" in running.err)
+    until(lambda: status(late, "queued"))
+    refused.unlink()
+    until(lambda: status(late, "completed"))
+    assert charges(late)[1:] == (0, 0)
+    assert code_app.found(row(late)) == code_app.found(row(first))
+    stopped(running)
+
+
 @pytest.mark.parametrize("who", ["worker", "launcher"])
 def test_without_descriptors_no_executor_starts_and_no_job_is_charged(
     cli: Commands, tmp_path: Path, who: str

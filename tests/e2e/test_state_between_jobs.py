@@ -92,6 +92,25 @@ LEFT = {
         "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])",
         "import os; found = sorted(os.sched_getaffinity(0))",
     ),
+    "a trace function": (
+        "import sys; sys.settrace(lambda *_: None)",
+        "import sys; found = repr(sys.gettrace())",
+    ),
+    "a profiler": (
+        "import sys; sys.setprofile(lambda *_: None)",
+        "import sys; found = repr(sys.getprofile())",
+    ),
+    "hooks for errors": (
+        "import sys, threading\nsys.excepthook = sys.unraisablehook = threading.excepthook = print",
+        "import sys, threading\n"
+        "hooks = sys.excepthook, sys.unraisablehook, threading.excepthook\n"
+        "found = [each is print for each in hooks]",
+    ),
+    "a descriptor that signals wake": (
+        "import os, signal; end = os.pipe()[1]; os.set_blocking(end, False)\n"
+        "signal.set_wakeup_fd(end)",
+        "import signal; found = signal.set_wakeup_fd(-1)",
+    ),
     "a time limit": (
         "import socket; socket.setdefaulttimeout(0.001)",
         "import socket; found = socket.getdefaulttimeout()",

@@ -55,6 +55,14 @@ def draws(model_handle: str, model_load_seconds: float) -> dict[str, Any]:
     return {**_here(), "handle": model_handle, "cold": model_load_seconds > 0}
 
 
+def sees_none() -> None:
+    raise RuntimeError("CUDA error: no CUDA-capable device is detected")
+
+
+def takes_too_much() -> None:
+    raise MemoryError
+
+
 def waits(folder: str) -> dict[str, Any]:
     slot_app.waits(folder=folder)
     return _here()
@@ -95,6 +103,8 @@ def _models() -> None:
                 threading.Event().wait(0.02)
         if name == "bad":
             raise RuntimeError("no weights")
+        if (error := folder() / f"error of {name}").exists():
+            raise RuntimeError(error.read_text())
         return f"{name} of {os.getpid()}"
 
     def unload(name: str) -> None:
@@ -112,7 +122,8 @@ def _models() -> None:
 def setup() -> None:
     """Register nodes, and a registrar of models; note which GPU is visible now."""
     _loaded_with.append(os.environ.get(VISIBLE))
-    for node in (shows, draws, waits, draws_and_waits, deaf, dies, stalls):
+    own = (shows, draws, sees_none, takes_too_much, waits, draws_and_waits, deaf, dies, stalls)
+    for node in own:
         queue_workflows.register_node(node.__name__, node)
     queue_workflows.register_node("alone", draws, isolation="process")
     queue_workflows.set_builtin_model_registrar(_models)

@@ -47,6 +47,7 @@ SELECT w.worker_id, w.host_label, w.pid, w.state, w.known_models,
        w.vram_total_mb,
        w.detail -> 'claim' AS claim,
        w.detail -> 'throttle' AS throttle,
+       w.detail -> 'gpu_fault' AS gpu_fault,
        queue_workflows_off_policy(w.host_label, w.queue) AS off,
        (SELECT j.id
           FROM workflow_node_jobs j
