@@ -7,12 +7,16 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from queue_workflows.runtime import forking
+
 _EXTRA = ("typer", "rich")
 _CLI = "queue_workflows.cli"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 2 and one line if the extra `cli` is missing."""
+    if argv is None:
+        forking.note_command()
     try:
         return _main(argv)
     except KeyboardInterrupt:
@@ -21,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    fresh = _CLI not in sys.modules
+    fresh = _CLI not in sys.modules and gc.isenabled()
     try:
         if fresh:
             gc.disable()  # nothing that is imported becomes garbage: a third of the time goes there

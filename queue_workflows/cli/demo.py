@@ -55,21 +55,22 @@ def demo(
                 "demo asks one question on the way: use a terminal, or --yes"
             )
         source = None if folder is None else str(_source(folder))
-        app_loading.load_app(APP)
-        wanted = fleet.roles(cpu=workers or os.cpu_count() or 2, gpu=1)
-        with command.until_stopped() as stop, command.database(create=True) as words:
-            command.print_message(words)
-            if not command.prepare(stop):
-                return run.stopped_early()
-            _refuse_company()
-            request = run_request.Request(
-                workflow=WORKFLOW,
-                inputs={"folder": source},
-                out_dir=run_request.folder(out),
-                priority=100,
-                queues={},
-            )
-            return _run(request, wanted, stop, yes=yes, as_json=as_json)
+        with fleet.Fleet() as own:
+            app_loading.load_app(APP)
+            wanted = fleet.roles(cpu=workers or os.cpu_count() or 2, gpu=1)
+            with command.until_stopped() as stop, command.database(create=True) as words:
+                command.print_message(words)
+                if not command.prepare(stop):
+                    return run.stopped_early()
+                _refuse_company()
+                request = run_request.Request(
+                    workflow=WORKFLOW,
+                    inputs={"folder": source},
+                    out_dir=run_request.folder(out),
+                    priority=100,
+                    queues={},
+                )
+                return _run(request, wanted, own, stop, yes=yes, as_json=as_json)
 
     command.execute("demo", run_command, debug=debug)
 
@@ -77,6 +78,7 @@ def demo(
 def _run(
     request: run_request.Request,
     wanted: fleet.Roles,
+    own: fleet.Fleet,
     stop: signals.StopRequest,
     *,
     yes: bool,
@@ -85,12 +87,12 @@ def _run(
     with contextlib.ExitStack() as stack:
         view, log = run.view_for(stack, live=True, quiet=False, as_json=as_json)
         command.print_message(f"starting {wanted.describe()}")
-        children = fleet.specs(wanted, app=APP, log_level="warning")
-        running = stack.enter_context(fleet.Fleet(children, stop, log))
+        own.start(fleet.specs(wanted, app=APP, log_level="warning"), log)
+        stack.callback(own.stop, stop)
         if stop.requested.is_set():
             return run.stopped_early()
         row = request.insert()
-        follower = interactive_run.Follower(view, stop, running.check, yes=yes)
+        follower = interactive_run.Follower(view, stop, own.check, yes=yes)
         seen = follower.follow(row["id"])
         if seen is None:
             runs.cancel(row["id"])

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import json
+import logging
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +22,29 @@ from queue_workflows.admin import overview
 from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.cli import output
 from queue_workflows.dispatch import hooks
-from queue_workflows.runtime import restart_rule, service, signals, supervisor
+from queue_workflows.run import launcher, title
+from queue_workflows.runtime import (
+    child,
+    entry_point,
+    forking,
+    restart_rule,
+    signals,
+    supervisor,
+)
 from queue_workflows.worker import parent, pool_config
 
+_log = logging.getLogger(__name__)
 _STOP_S = 60.0
 _HURRY_S = 0.2
+_EXECUTED = """
+import sys
+from queue_workflows.cli import fleet
+from queue_workflows.run import title
+title.set_title(f"queue_workflows parent of {sys.argv[1]}")
+sys.exit(fleet.serve(sys.argv[2], int(sys.argv[3])))
+"""
+_SETTINGS = ("db_url_env", "db_url_env_named", "host_label_env", "embedded")
+"""What a parent, which does not load the app, needs of what it has configured."""
 
 
 class Roles(NamedTuple):
@@ -152,45 +176,153 @@ def specs(
 
 
 class Fleet:
-    """Processes under a parent on a thread of its own.
+    """A parent in a process of its own, with the processes that it keeps running: all die with us.
 
-    They run inside the `with` block and stop at its end. A further request in `stop` shortens their
-    shutdown. They die with this process. What they print goes to `log`; None: to stderr.
+    In a `with` block that begins before this process loads the app, the parent is forked then, and
+    later forks the processes: none of them has anything of the app. Elsewhere it is executed.
     """
 
-    def __init__(
-        self, children: list[supervisor.ChildSpec], stop: signals.StopRequest, log: Path | None
-    ) -> None:
-        self._outer = stop
-        self._log = -1 if log is None else os.open(log, os.O_WRONLY | os.O_APPEND)
-        self._stop = signals.StopRequest()
-        output = 2 if log is None else self._log
-        self._parent = parent.Parent(children, fail_fast=True, output=output)
-        self._pool = service.Pool("parent", 1, lambda _: self._parent.run(self._stop))
+    def __init__(self) -> None:
+        self._parent: child.Child | None = None
+        self._orders = self._said = -1
+        self._order = ""
 
     def __enter__(self) -> Fleet:
-        self._parent.begin()
-        self._pool.start()
+        if forking.is_clean() and launcher.unsafe() is None:
+            orders, self._orders = os.pipe()
+            self._said, said = os.pipe()
+            ours = os.getpid(), (self._orders, self._said)
+            self._parent = child.Forked(lambda: _await_order(orders, said, *ours))
+            os.close(orders)
+            os.close(said)
         return self
 
     def __exit__(self, *_: object) -> None:
-        passed_on = 1
-        self._stop.request()
-        deadline = time.monotonic() + _STOP_S
-        while not self._pool.stop(_HURRY_S) and time.monotonic() < deadline:
-            if self._outer.count > passed_on:
-                passed_on = self._outer.count
-                self._stop.request()
-        if self._log >= 0:
-            os.close(self._log)
+        if self._orders >= 0:
+            os.close(self._orders)  # its end ends a parent that still waits for an order
+            self._orders = -1
+            if self._parent is not None:
+                self._parent.wait(_STOP_S)
+        self._print_said(last=True)
+
+    def start(self, children: Sequence[supervisor.ChildSpec], log: Path | None) -> None:
+        """Start these processes, once. What they print goes to `log`; None: to stderr."""
+        named = {name: getattr(config.get_config(), name) for name in _SETTINGS}
+        self._order = json.dumps([children, log and str(log), named])
+        if self._orders < 0:
+            self._execute()
+            return
+        with open(self._orders, "w", encoding="utf-8") as orders:  # noqa: PTH123
+            self._orders = -1
+            json.dump([dict(os.environ), str(Path.cwd()), self._order], orders)
+
+    def _execute(self) -> None:
+        self._print_said(last=True)
+        self._said, said = os.pipe()
+        argv = [sys.executable, "-c", _EXECUTED, str(os.getpid()), self._order, str(said)]
+        self._parent = child.Child(argv, inherit=(said,))
+        os.close(said)
+
+    def _print_said(self, *, last: bool = False) -> None:
+        """Print what the parent says, above a picture; `last`: and read no more."""
+        if self._said < 0:
+            return
+        os.set_blocking(self._said, False)
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._said, 1 << 16):
+                for line in data.decode(errors="replace").splitlines():
+                    output.complain(line)
+        if last:
+            os.close(self._said)
+            self._said = -1
 
     def check(self, *_: object) -> None:
-        """Raise `InvalidConfig` if the processes refuse to start."""
-        if names := self._parent.gave_up:
+        """Raise `InvalidConfig` if the processes refuse to start; replace a parent that died."""
+        self._print_said()
+        death = self._parent.reap() if self._parent is not None else None
+        if death is None:
+            return
+        self._parent = None
+        if death.code == entry_point.USAGE_ERROR:
             raise errors.InvalidConfig(
-                f"{', '.join(names)} refused to start {restart_rule.GIVE_UP_AFTER} times; "
-                "their output has the reason"
+                f"a process refused to start {restart_rule.GIVE_UP_AFTER} times; its output has "
+                "the reason"
             )
+        how = f"signal {death.signal}" if death.signal else f"exit code {death.code}"
+        _log.warning("the parent of our processes ended with %s: starting another one", how)
+        self._execute()
+
+    def stop(self, again: signals.StopRequest) -> None:
+        """Stop them, and wait for it. Each further request in `again` hurries them."""
+        running, self._parent = self._parent, None
+        if running is None:
+            return
+        running.send(signal.SIGTERM)
+        passed_on, deadline = 1, time.monotonic() + _STOP_S
+        while running.wait(_HURRY_S) is None and time.monotonic() < deadline:
+            self._print_said()
+            if again.count > passed_on:
+                passed_on = again.count
+                # Two of one kind may become one.
+                running.send(signal.SIGTERM if passed_on % 2 else signal.SIGINT)
+        self._print_said(last=True)
+
+
+def _await_order(orders: int, said: int, ours: int, theirs: Iterable[int]) -> int:
+    """Be the parent in a forked process, unless the one that forked it closes the pipe."""
+    for each in theirs:
+        os.close(each)
+    title.set_title(f"queue_workflows parent of {ours}")
+    with open(orders, encoding="utf-8") as pipe:
+        text = pipe.read()
+    if not text:
+        os._exit(0)
+    environment, folder, order = json.loads(text)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    return serve(order, said)
+
+
+def serve(order: str, said: int) -> int:
+    """Be the parent that `Fleet.start` orders, in a process of its own; return its exit code.
+
+    Beside a picture, what it says itself goes to the pipe `said`.
+    """
+    children, log, named = json.loads(order)
+    os.set_inheritable(said, False)
+    printed = 2 if log is None else os.open(log, os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(printed, number)
+    for name, value in named.items():
+        setattr(config.get_config(), name, value)
+
+    def run() -> int:
+        specs = [supervisor.ChildSpec(*each) for each in children]
+        with signals.StopRequest() as stop:
+            made = parent.Parent(specs, fail_fast=True, spawn=functools.partial(_spawn, said))
+            made.start()  # before the handlers of logs and the threads, which a fork would have too
+            if log is not None:
+                os.set_blocking(said, False)  # while we wait for an answer, nobody may read it
+                sys.stderr = open(said, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+            entry_point.setup_logging("warning")
+            return made.run(stop)
+
+    return entry_point.run_main("queue-workflows", run)
+
+
+def _spawn(said: int, argv: Sequence[str], env: Mapping[str, str] | None) -> child.Child:
+    """Start `python -m MODULE ...`: fork it if that is safe."""
+    if launcher.unsafe() is not None:
+        return child.Child(argv, env)
+    return child.Forked(functools.partial(_be, said, *argv[2:]), env)
+
+
+def _be(said: int, module: str, *arguments: str) -> int:
+    os.close(said)
+    title.set_title(" ".join([module, *arguments]))
+    sys.argv = [module, *arguments]
+    return importlib.import_module(module).main([*arguments])
 
 
 def strangers() -> str:

@@ -66,8 +66,13 @@ def run(
     """
 
     def run_command() -> int:
+        if no_up or no_wait:
+            return run_beside(None)
+        with fleet.Fleet() as own:
+            return run_beside(own)
+
+    def run_beside(own: fleet.Fleet | None) -> int:
         chosen = app_loading.load_app(app)
-        alone = no_up or no_wait
         request = run_request.Request(
             workflow=workflow,
             inputs=run_request.inputs_of(workflow, given or ()),
@@ -75,17 +80,16 @@ def run(
             priority=priority,
             queues=run_request.used_queues(workflow, app=chosen),
         )
-        joined = command.database(create=not alone, app=None if alone else chosen)
+        joined = command.database(create=own is not None, app=chosen if own else None)
         ours = run_processes.StartedProcesses()
         with command.until_stopped(ours.stops) as stop, joined as words:
             command.print_message(words)
-            if not (_ready(stop) if alone else command.prepare(stop)) or stop.requested.is_set():
+            ready = command.prepare(stop) if own else _ready(stop)
+            if not ready or stop.requested.is_set():
                 return stopped_early()
             if no_wait:
                 return _queue_only(request, as_json=as_json)
-            ended = _see_through(
-                request, stop, ours, app=chosen, alone=alone, watch=watch, as_json=as_json
-            )
+            ended = _see_through(request, stop, ours, own, app=chosen, watch=watch, as_json=as_json)
             if ended is None:
                 return stopped_early()
             return finish(*ended, as_json=as_json, debug=debug, ours=ours.started)
@@ -97,9 +101,9 @@ def _see_through(
     request: run_request.Request,
     stop: signals.StopRequest,
     ours: run_processes.StartedProcesses,
+    own: fleet.Fleet | None,
     *,
     app: str | None,
-    alone: bool,
     watch: bool,
     as_json: bool,
 ) -> tuple[str, run_snapshot.RunSnapshot | None] | None:
@@ -107,8 +111,10 @@ def _see_through(
     wanted = fleet.roles(ingest=False) if app else None
     with contextlib.ExitStack() as stack:
         view, log = view_for(stack, live=watch, quiet=not watch, as_json=as_json)
-        helper = run_processes.RunProcesses(request.queues, wanted, app=app, stop=stop, log=log)
-        if not alone:
+        helper = run_processes.RunProcesses(
+            request.queues, wanted, app=app, stop=stop, log=log, waiting=own
+        )
+        if own:
             ours.add(stack.enter_context(helper))
             helper.begin()
         if stop.requested.is_set():
@@ -125,7 +131,7 @@ def _see_through(
         follower = interactive_run.Follower(
             view,
             stop,
-            None if alone else helper.tick,
+            helper.tick if own else None,
             printing_queues=lambda: () if log is not None else helper.served,
         )
         return row["id"], follower.follow(row["id"])

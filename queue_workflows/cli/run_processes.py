@@ -22,6 +22,7 @@ class RunProcesses:
     """Start the processes that a run lacks, now or when others end; stop them at the end.
 
     `queues`: how many nodes of the run go to each. `wanted` None: no app to start any with.
+    `waiting`: what it starts the first of them with.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class RunProcesses:
         app: str | None,
         stop: signals.StopRequest,
         log: Path | None,
+        waiting: fleet.Fleet | None = None,
         now_fn: NowFn = time.monotonic,
     ) -> None:
         self._queues = queues
@@ -39,6 +41,7 @@ class RunProcesses:
         self._app = app
         self._stop = stop
         self._log = log
+        self._waiting = waiting
         self._now = now_fn
         self._stack = contextlib.ExitStack()
         self._own: list[fleet.Fleet] = []
@@ -136,8 +139,10 @@ class RunProcesses:
             queue for queue, count in (("cpu", roles.cpu), ("gpu", roles.gpu)) if count
         )
         command.print_message(f"starting {roles.describe()}")
-        children = fleet.specs(roles, app=self._app, log_level="warning")
-        self._own.append(self._stack.enter_context(fleet.Fleet(children, self._stop, self._log)))
+        own, self._waiting = self._waiting or fleet.Fleet(), None
+        own.start(fleet.specs(roles, app=self._app, log_level="warning"), self._log)
+        self._stack.callback(own.stop, self._stop)
+        self._own.append(own)
 
 
 class StartedProcesses:

@@ -16,7 +16,7 @@ from queue_workflows import errors
 from queue_workflows.embedded import cluster, lock_files, postmaster
 from queue_workflows.embedded.cluster import data_dir
 
-__all__ = ["Server", "data_dir", "ensure", "release_all"]
+__all__ = ["Server", "data_dir", "ensure"]
 
 
 class _Membership:
@@ -161,8 +161,7 @@ def _lifecycle(folder: Path) -> Generator[None]:
         lock_files.release_lock(fd)
 
 
-def release_all() -> None:
-    """Release every handle of this process, as its end does."""
+def _release_all() -> None:
     with _mutex:
         for membership in list(_memberships.values()):
             _leave(membership)
@@ -177,4 +176,4 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-atexit.register(release_all)
+atexit.register(_release_all)

@@ -27,11 +27,10 @@ from queue_workflows.run import (
     nodes,
     restored_state,
     running,
-    streams,
     sync_thread,
     wire,
 )
-from queue_workflows.runtime import service
+from queue_workflows.runtime import forking, service
 from queue_workflows.tasks import async_handlers, attempt_steps, handlers
 from queue_workflows.types import JsonDict, Row
 
@@ -229,7 +228,7 @@ class AsyncJobs:
         key = job.control.key
         if os.getpid() != self._pid:
             os._exit(outcome.kind != "completed")  # a child that the handler forked and let return
-        streams.flush()
+        forking.flush()
         self._output.end(key)
         if outcome.kind == "completed":
             if job.in_run and config.get_config().on_node_completed is not None:

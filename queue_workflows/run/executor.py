@@ -6,7 +6,6 @@ Nothing here guards the lease: the launcher and the kernel do.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import contextvars
 import functools
@@ -19,7 +18,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from queue_workflows import config, errors
 from queue_workflows.engine import outcomes
@@ -107,7 +106,7 @@ def main(
             os.close(fd)
         end, interrupts = _prepared(fds)
         _started(end, interrupts, app, late=late, shared=shared).serve()
-        _end_process()
+        forking.end()
         code = 0
     except ConnectionError:
         code = wire.LOST
@@ -315,7 +314,7 @@ class JobLoop:
     def _send_outcome(
         self, job: running.Running, outcome: outcomes.Outcome, *, in_run: bool
     ) -> None:
-        streams.flush()
+        forking.flush()
         if os.getpid() != self._pid:
             os._exit(outcome.kind != "completed")  # a child that the handler forked and let return
         if outcome.kind == "completed":
@@ -385,7 +384,7 @@ class JobLoop:
         if self._value is not None and self._value[0] == key:
             node_hook.call(wire.decoded(body), self._value[1])
         self._value = None
-        streams.flush()
+        forking.flush()
         self._channel.send(wire.ANNOUNCED, key)
 
     def _change_model(self, change: JsonDict) -> None:
@@ -398,7 +397,7 @@ class JobLoop:
             cache.reap_idle_once()
         else:
             error = model_changes.unload(cache)
-        streams.flush()
+        forking.flush()
         self._send_model()
         self._channel.send(wire.CHANGED, 0, wire.encoded(error))
 
@@ -429,14 +428,6 @@ class JobLoop:
         self._hearing.stop()
         self._requests.discard()
         self._runner.close()
-
-
-def _end_process() -> None:
-    """Do what the interpreter does at its end: wait for threads, and call what `atexit` has."""
-    forking.prepare()
-    cast("Any", threading)._shutdown()
-    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    streams.flush()
 
 
 def _block(signals: Collection[int]) -> None:

@@ -29,7 +29,6 @@ from queue_workflows.run import (
     loaded_app,
     memory_cgroups,
     stop_policy,
-    streams,
     title,
 )
 from queue_workflows.runtime import clock, forking
@@ -123,7 +122,7 @@ class Launcher:
         if (reason := unsafe()) is not None:
             raise ForkRefused(reason)
         kernel.prepare()
-        flush()
+        forking.flush()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for each in (ours, theirs):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET)
@@ -322,7 +321,7 @@ class _Launcher:
             self._fork(packet["fork"], fds, shared=packet["shared"])
 
     def _fork(self, number: int, fds: list[int], *, shared: bool) -> None:
-        flush()
+        forking.flush()
         cgroup = self._cgroups.make()
         parent, pid, error = os.getpid(), -1, ""
         try:
@@ -354,7 +353,7 @@ class _Launcher:
         """Fork a process that calls a stop policy; the end of its socket tells the worker all."""
         if not fds:
             return  # there was no descriptor left; the worker reads the end of file
-        flush()
+        forking.flush()
         parent = os.getpid()
         with contextlib.suppress(OSError):  # no process: so, too
             if not (pid := os.fork()):
@@ -432,11 +431,6 @@ def _check(fds: Sequence[int]) -> None:
     """Raise OSError if the kernel had no room for the descriptors of an executor."""
     if len(fds) < FDS:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-def flush() -> None:
-    """Flush stdout and stderr, so that a forked child does not print what waits in them again."""
-    streams.flush()
 
 
 def pidfd_of(pid: int) -> int:

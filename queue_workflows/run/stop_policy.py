@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from queue_workflows.run import kernel, streams
-from queue_workflows.runtime import clock
+from queue_workflows.run import kernel
+from queue_workflows.runtime import clock, forking
 
 WITHIN_S: Final = 10.0
 """Seconds that a policy may take; then the worker stops by `hard`."""
@@ -71,7 +71,7 @@ def main(
         timer.set(clock.boot_s() + WITHIN_S)
         call(end, about, policy)
     finally:
-        streams.flush()
+        forking.flush()
         os._exit(0)
 
 

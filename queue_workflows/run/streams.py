@@ -6,7 +6,6 @@ that prints faster than the worker reads waits, as it would for a slow terminal.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import sys
@@ -43,13 +42,6 @@ def fileno(stream: Any) -> int:
         return stream.fileno()
     except (AttributeError, OSError, ValueError):  # None, no file, or closed
         return -1
-
-
-def flush() -> None:
-    """Flush stdout and stderr, whatever the app has put in their places."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
 
 
 class Output:

@@ -16,15 +16,6 @@ _IMPORTERS = {"importlib", "_frozen_importlib", "_frozen_importlib_external"}
 _NO_SOURCES = {"__main__", "queue_workflows"}
 
 
-_inherited: list[str] = []
-"""The apps that this process has from the one that forked it."""
-
-
-def inherit() -> None:
-    """Note in a forked process that it has the app, so that `load_app` does nothing for it."""
-    _inherited[:] = filter(None, [config.get_config().app])
-
-
 def load_app(spec: str | None) -> str | None:
     """Import `package.module[:callable]`, call the callable if one is named, return that spec.
 
@@ -33,8 +24,8 @@ def load_app(spec: str | None) -> str | None:
     error of the app, `SystemExit` too; errors of this package pass through.
     """
     chosen = spec or os.environ.get("QUEUE_WORKFLOWS_APP")
-    if not chosen or chosen in _inherited:
-        return chosen or None
+    if not chosen:
+        return None
     source = f"--app {chosen}" if spec else f"QUEUE_WORKFLOWS_APP={chosen}"
     module_name, _, attribute = chosen.partition(":")
     if not config.MODULE_NAME.fullmatch(module_name):

@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
+
+from queue_workflows.runtime import forking
+
+_POLL_S = 0.05
 
 # Becomes the child by exec. The kernel sends it SIGTERM when the starting thread ends; if that
 # happened before prctl, its parent has changed. Python ignores SIGPIPE and SIGXFSZ, and exec keeps
@@ -43,15 +49,15 @@ class Child:
 
     On Linux it gets SIGTERM when the thread that created it ends. A small interpreter sets that up
     and then becomes the child by exec, since code between fork and exec is unsafe beside threads.
-    `env` is added to this process's environment. `output`: a descriptor for its stdout and stderr;
-    None: those of this process. Raises OSError if nothing could be started.
+    `env` is added to this process's environment; it keeps the descriptors `inherit`. Raises OSError
+    if nothing could be started.
     """
 
     def __init__(
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
-        output: int | None = None,
+        inherit: Sequence[int] = (),
     ) -> None:
         command = list(argv)
         if sys.platform == "linux" and sys.executable:
@@ -60,8 +66,7 @@ class Child:
             command,
             env={**os.environ, **env} if env else None,
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            pass_fds=inherit,
             start_new_session=True,
         )
         self._follow(self._process.pid)
@@ -76,6 +81,16 @@ class Child:
         """Send a signal to a child that was not reaped yet."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signum)
+
+    def wait(self, timeout_s: float) -> Death | None:
+        """Return how it ended, once; None if it still runs after this time."""
+        deadline = time.monotonic() + timeout_s
+        poll = select.poll()
+        if self.pidfd is not None:
+            poll.register(self.pidfd, select.POLLIN)
+        while (death := self.reap()) is None and (left_s := deadline - time.monotonic()) > 0:
+            poll.poll(1000 * (left_s if self.pidfd is not None else min(left_s, _POLL_S)))
+        return death
 
     def reap(self) -> Death | None:
         """Return how it ended, once; None while it runs. Leaves other children's status alone."""
@@ -100,28 +115,27 @@ class Child:
 class Forked(Child):
     """A process that has what this one has imported, and so starts at once, and calls `main`.
 
-    Only for the main thread of a process that has no other one. The arguments are those of `Child`.
-    What was registered with `atexit` is not called in it: the files that it would remove are ours.
+    Only where `forking.is_clean` returns True, and no thread runs. `env` is as of `Child`. What is
+    registered with `atexit` is called in it, too, as in every process that imports the same.
     """
 
-    def __init__(
-        self,
-        main: Callable[[], int],
-        env: Mapping[str, str] | None = None,
-        output: int | None = None,
-    ) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # else it would print again what waits here
-        parent = os.getpid()
+    def __init__(self, main: Callable[[], int], env: Mapping[str, str] | None = None) -> None:
+        forking.flush()  # else it would print again what waits here
         self._process = None
-        pid = os.fork()
-        if not pid:
-            _run_forked(main, env or {}, output, parent)
+        parent = os.getpid()
+        # A handler of this process would act in the child, on a pipe that both have.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+            if not pid:
+                _be_forked(main, env or {}, parent, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._follow(pid)
 
 
-def _run_forked(
-    main: Callable[[], int], env: Mapping[str, str], output: int | None, parent: int
+def _be_forked(
+    main: Callable[[], int], env: Mapping[str, str], parent: int, mask: Iterable[int]
 ) -> NoReturn:
     code = 1
     try:
@@ -132,21 +146,20 @@ def _run_forked(
             os._exit(1)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # The first drops a Ctrl-C that came before `setsid`, and is for the parent.
+        for action in (signal.SIG_IGN, signal.default_int_handler):
+            signal.signal(signal.SIGINT, action)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        if output is not None:
-            os.dup2(output, 1)
-            os.dup2(output, 2)
         os.environ.update(env)
         code = main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:  # noqa: BLE001  nothing of the parent's frames may run here
+    except BaseException:  # noqa: BLE001  the frames below are the parent's
         traceback.print_exc()
+    try:
+        forking.end()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
         os._exit(code)

@@ -1,10 +1,18 @@
-"""Close what a forked child cannot share, before this process forks."""
+"""Prepare this process for a fork, and end a forked one as the interpreter ends."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import sys
+import threading
 from collections.abc import Callable
+from typing import Any, cast
+
+from queue_workflows import config
 
 _closers: list[Callable[[], object]] = []
+_commands: list[None] = []
 
 
 def close_before_fork(close: Callable[[], object]) -> None:
@@ -16,3 +24,34 @@ def prepare() -> None:
     """Close what threads serve or what sockets hold, such as pools of connections."""
     for close in _closers:
         close()
+
+
+def note_command() -> None:
+    """Note that this process is a command of ours, and no program that calls one."""
+    _commands.append(None)
+
+
+def is_clean() -> bool:
+    """Return whether a fork is as good as a new process: nothing but our modules is loaded.
+
+    What an app has opened, such as a connection, would be shared by both.
+    """
+    return bool(_commands) and config.get_config().app is None
+
+
+def flush() -> None:
+    """Flush stdout and stderr, whatever the app has put in their places.
+
+    Before a fork, so that the child does not print again what waits in them.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def end() -> None:
+    """Do what the interpreter does at its end: wait for threads, and call what `atexit` has."""
+    prepare()
+    cast("Any", threading)._shutdown()
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    flush()

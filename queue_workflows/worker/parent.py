@@ -6,14 +6,11 @@ It is the one parent of `up`, `run`, `demo`, `serve`, `--supervise` and `--cards
 from __future__ import annotations
 
 import argparse
-import functools
-import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from queue_workflows import config, db, embedded
-from queue_workflows.run import launcher, title
-from queue_workflows.runtime import app_loading, child, forking, signals, supervisor
+from queue_workflows import config, db
+from queue_workflows.runtime import app_loading, child, signals, supervisor
 from queue_workflows.worker import cards, command_line, crash_recovery
 
 ORCHESTRATOR = "queue_workflows.orchestrator"
@@ -33,8 +30,7 @@ class Parent:
     """Processes that are restarted with back-off, and what is recovered of those that die.
 
     `shutdown_timeout_s`: seconds that a stop gives to jobs; None: SHUTDOWN_TIMEOUT_S. `fail_fast`:
-    it ends if one of the processes, rather than all of them, refuses to start. `output`: the
-    descriptor of what they print; None: stdout and stderr as here.
+    it ends if one of the processes, rather than all of them, refuses to start.
     """
 
     def __init__(
@@ -43,42 +39,19 @@ class Parent:
         *,
         shutdown_timeout_s: float | None = None,
         fail_fast: bool = False,
-        output: int | None = None,
+        spawn: supervisor.SpawnFn = child.Child,
     ) -> None:
         self._recovery = crash_recovery.CrashRecovery()
-        self._forks = False
         self._children = supervisor.Supervisor(
-            children,
-            on_exit=self._recovery.report,
-            fail_fast=fail_fast,
-            spawn=functools.partial(self._spawn, output),
+            children, on_exit=self._recovery.report, fail_fast=fail_fast, spawn=spawn
         )
         self._deadline_s = None
         if shutdown_timeout_s is not None:
             self._deadline_s = shutdown_timeout_s + supervisor.STOP_MARGIN_S
 
-    @property
-    def gave_up(self) -> tuple[str, ...]:
-        """Return the names of the processes that refused to start too often."""
-        return self._children.gave_up
-
-    def _spawn(
-        self, output: int | None, argv: Sequence[str], env: Mapping[str, str] | None
-    ) -> child.Child:
-        if self._forks and launcher.unsafe() is None:
-            return child.Forked(functools.partial(_main, argv[2:]), env, output)
-        return child.Child(argv, env, output)
-
-    def begin(self) -> None:
-        """Start all before `run` does, on the main thread: fork them if that is safe.
-
-        A forked process has what this one has imported, and starts half a second earlier. They die
-        with this thread.
-        """
-        forking.prepare()
-        self._forks = True
+    def start(self) -> None:
+        """Start them now: `run` does it, too, but beside a thread, where they cannot be forked."""
         self._children.start()
-        self._forks = False
 
     def run(
         self, stop: signals.StopRequest, *, outdated: Callable[[], bool] = lambda: False
@@ -90,18 +63,6 @@ class Parent:
         """
         with self._recovery:
             return self._children.run(stop, deadline_s=self._deadline_s, outdated=outdated)
-
-
-def _main(words: Sequence[str]) -> int:
-    """Be the process of `python -m MODULE ...` in a forked one."""
-    module, *arguments = words
-    app_loading.inherit()
-    title.set_title(" ".join(words))
-    sys.argv = [module, *arguments]
-    try:
-        return importlib.import_module(module).main(arguments)
-    finally:
-        embedded.release_all()
 
 
 def supervise(
