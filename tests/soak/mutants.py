@@ -239,7 +239,8 @@ def _accept_all() -> None:
 
 def _claim_cancelled(conn: Conn) -> None:
     conn.execute("DROP TRIGGER workflow_runs_close ON workflow_runs")
-    for function in ("node_step", "pick_gpu", "gpu_take", "gpu_line", "gpu_next"):
+    nodes = ("node_step", "nodes_step", "kept_nodes")
+    for function in (*nodes, "pick_gpu", "gpu_take", "gpu_line", "gpu_next"):
         edit(conn, f"queue_workflows_{function}", (_RUN_IS_LIVE, ""))
 
 

@@ -9,7 +9,8 @@ from queue_workflows.worker import desk
 from tests.soak import fault_plan
 from tests.soak.mutant import Mutant, replace
 
-LONG = {"long": 3, "wide": 0, "diamond": 0}
+LONG = {"long": 12, "wide": 0, "diamond": 0}
+"""So many that workers which outlive the loss of a job have one: others end with it, and kill it."""
 
 
 def _no_deadline() -> None:
