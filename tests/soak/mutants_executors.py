@@ -10,7 +10,7 @@ from tests.soak import fault_plan
 from tests.soak.mutant import Mutant, replace
 
 LONG = {"long": 12, "wide": 0, "diamond": 0}
-"""So many that workers which outlive the loss of a job have one: others end with it, and kill it."""
+"""Many, as a worker without slots ends with its job whatever kills it."""
 
 
 def _no_deadline() -> None:
