@@ -365,6 +365,10 @@ class Worker:
         idle_s = self._limits.idle_exit_s
         ends = self._limits.burst or (self._inline is not None and self._inline.once)
         looked = self._claims.is_open and self._desk.has_looked
+        if not self._claims.is_open:
+            self._desk.worked_at = math.inf  # nobody knows whether there is a job
+        elif looked:
+            self._desk.worked_at = min(self._desk.worked_at, now)
         if (ends and looked and not self._desk.busy) or (
             idle_s is not None and not self._desk.busy and now >= self._desk.worked_at + idle_s
         ):

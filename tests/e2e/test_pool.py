@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from queue_workflows import claim_worker, config, db, errors, history, jobs, workers
-from queue_workflows.worker import slot_ahead
+from queue_workflows.worker import window
 from tests.support import commands, rows_before_checks, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import patience, until
@@ -164,8 +164,7 @@ def test_short_jobs_are_claimed_ahead_so_that_their_results_share_statements(
     until(lambda: ended(*ids))
     stopped(running)
     found = held(ONE)
-    ahead = max(slot_ahead.TINY, slot_ahead.TINY_EACH * LENGTHS[ONE])
-    assert LENGTHS[ONE] < found.most <= LENGTHS[ONE] + ahead
+    assert LENGTHS[ONE] < found.most <= LENGTHS[ONE] * (1 + window.EACH)
     assert found.transactions < len(ids) / 2
 
 
@@ -185,7 +184,7 @@ def test_nothing_is_claimed_ahead_beside_a_job_that_may_have_killed_a_worker(
     stopped(running)
 
 
-def test_a_pool_has_four_connections_at_most_however_much_it_runs(
+def test_a_pool_has_two_connections_however_much_it_runs(
     cli: Commands, tmp_path: Path
 ) -> None:
     db.close_pool()
@@ -194,8 +193,7 @@ def test_a_pool_has_four_connections_at_most_however_much_it_runs(
     running = pool(cli)
     until(lambda: begun(*made))
     db.close_pool()
-    # The log of what they print is stored over a fourth now and then.
-    assert 0 < len(sessions() - before) <= 4
+    assert len(sessions() - before) == 2
     let_go(*made)
     until(lambda: ended(*(job_id for job_id, _ in made)))
     stopped(running)
