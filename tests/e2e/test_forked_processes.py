@@ -1,0 +1,142 @@
+"""The processes of `run` are forked from a parent that has nothing of the app."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from queue_workflows import node_queue, runs
+from tests.support import flow, loading_app, toy_app
+from tests.support.commands import ROOT, Command, Commands
+from tests.support.wait import until
+
+APP = "tests.support.loading_app:setup"
+RUN = ("queue-workflows", "run", "hold", "--app", APP)
+ONE = {"QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS": "1"}
+PARENT = "queue_workflows parent of"
+ROLES = ("queue_workflows.orchestrator", "queue_workflows.claim_worker")
+
+
+def started(cli: Commands, folder: Path, *more: str, **env: str) -> Command:
+    """Return a run whose node waits for the file `go`."""
+    env = {loading_app.FOLDER: str(folder), **ONE, **env}
+    run = cli.start(*RUN, "--input", f"folder={folder}", *more, **env)
+    until(lambda: toy_app.pids(folder, "hold") or run.process.poll() is not None, timeout_s=30)
+    assert toy_app.pids(folder, "hold"), run.err
+    return run
+
+
+def process(run: Command, part: str) -> int:
+    (found,) = run.pids(part)
+    return found
+
+
+def opened(pid: int) -> set[str]:
+    """Return what the descriptors of a process are."""
+    return {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+@pytest.mark.parametrize("thread", ["", "1"])
+def test_they_have_nothing_that_the_app_opened_in_the_command(
+    cli: Commands, tmp_path: Path, thread: str
+) -> None:
+    run = started(cli, tmp_path, **{loading_app.THREAD: thread})
+    command, parent = run.process.pid, process(run, PARENT)
+    orchestrator, worker = (process(run, role) for role in ROLES)
+    loaded = loading_app.noted(tmp_path, "loaded")
+    assert {command, orchestrator} <= loaded.keys()
+    assert not {parent, worker} & loaded.keys()
+    for pid in run.family():
+        assert pid == command or loaded[command] not in opened(pid)
+    assert not {command, parent, worker} & loading_app.noted(tmp_path, "forks").keys()
+    (tmp_path / "go").touch()
+    assert run.wait() == 0, run.err
+    assert run.family() == {}
+    assert {command, orchestrator} <= loading_app.noted(tmp_path, "ended").keys()
+
+
+def test_they_keep_no_pipe_of_the_command(cli: Commands, tmp_path: Path) -> None:
+    """The command reads to its end what the parent says."""
+    run = started(cli, tmp_path)
+    pipes = {each for each in opened(run.process.pid) if each.startswith("pipe:")}
+    assert len(pipes & opened(process(run, PARENT))) == 1
+    for role in ROLES:
+        assert not pipes & opened(process(run, role))
+
+
+def test_ctrl_c_hands_back_and_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
+    run = started(cli, tmp_path, QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S="0.5")
+    run.send(signal.SIGINT)
+    assert run.wait() == 130, run.err
+    assert run.family() == {}
+    (row,) = runs.list()
+    assert flow.status(row["id"]) == "running"
+    (job,) = node_queue.list_jobs_for_run(row["id"])
+    assert (job["status"], job["crash_count"]) == ("queued", 0)
+
+
+def test_a_killed_command_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
+    run = started(cli, tmp_path, QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S="0.5")
+    run.send(signal.SIGKILL)
+    until(lambda: not run.family())
+    (job,) = node_queue.list_jobs_for_run(runs.list()[0]["id"])
+    assert (job["status"], job["crash_count"]) == ("queued", 0)
+
+
+def test_a_killed_parent_is_replaced(cli: Commands, tmp_path: Path) -> None:
+    run = started(cli, tmp_path, QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S="0.5")
+    before = process(run, PARENT)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: "the parent of our processes ended with signal 9: starting" in run.err)
+    assert run.wait() == 0, run.err
+    assert len(toy_app.pids(tmp_path, "hold")) == 2
+    assert run.family() == {}
+
+
+def test_a_command_that_is_refused_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
+    env = {loading_app.FOLDER: str(tmp_path)}
+    done = cli.run(*RUN, "--input", "unknown=1", "--db", "x", **env)
+    assert done.process.returncode == 2, done.err
+    assert done.family() == {}
+
+
+def test_processes_that_refuse_to_start_end_the_run_with_2(cli: Commands, tmp_path: Path) -> None:
+    env = {loading_app.FOLDER: str(tmp_path), loading_app.REFUSE: "1", **ONE}
+    done = cli.run(*RUN, "--input", f"folder={tmp_path}", timeout_s=60, **env)
+    assert done.process.returncode == 2, done.err
+    assert "a process refused to start 3 times" in done.err.splitlines()[-1]
+    assert "the second one is refused" in done.err
+    assert done.family() == {}
+
+
+def test_what_they_print_goes_to_stderr(cli: Commands, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    run = started(cli, tmp_path, "--json")
+    assert run.wait() == 0, run.err
+    assert run.out.startswith("printed while loading\n{"), "what the command's own app printed"
+    assert run.err.count("printed while loading") >= 2
+
+
+def test_a_program_that_calls_the_command_forks_none_of_them(
+    cli: Commands, tmp_path: Path, dsn: str
+) -> None:
+    """It may have an app of its own, which they must not share."""
+    (tmp_path / "go").touch()
+    arguments = [*RUN[1:], "--input", f"folder={tmp_path}"]
+    program = (
+        "import os, sys; from queue_workflows import __main__;"
+        "os.register_at_fork(before=lambda: print('forks', flush=True));"
+        f"sys.exit(__main__.main({arguments!r}))"
+    )
+    env = {**os.environ, **ONE, loading_app.FOLDER: str(tmp_path), "QUEUE_WORKFLOWS_DB_URL": dsn}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "completed in" in done.stdout
+    assert "forks" not in done.stdout

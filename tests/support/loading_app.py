@@ -1,0 +1,51 @@
+"""Define an app that notes in a folder what each process that loads it does.
+
+It opens a pipe at its import, as others do a connection to a server, and registers functions that
+are called at a fork and at the end of a process. `HOOKS_REFUSE`: all but the first process that
+loads it are refused. `HOOKS_THREAD`: it starts a thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from pathlib import Path
+
+from queue_workflows import errors
+from tests.support import toy_app
+
+FOLDER = "LOADING_APP_FOLDER"
+REFUSE = "LOADING_APP_REFUSES"
+THREAD = "LOADING_APP_THREAD"
+_ends: list[int] = []
+
+
+def noted(folder: Path, word: str) -> dict[int, str]:
+    """Return the processes that noted this word, and what else they noted with it."""
+    path = folder / "noted"
+    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return {int(pid): more for first, pid, more in lines if first == word}
+
+
+def _note(word: str, more: str = "-") -> None:
+    fd = os.open(Path(os.environ[FOLDER]) / "noted", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(fd, f"{word} {os.getpid()} {more}\n".encode())
+    finally:
+        os.close(fd)
+
+
+def setup() -> None:
+    """Register what `toy_app` has."""
+    if os.environ.get(REFUSE) and noted(Path(os.environ[FOLDER]), "loaded"):
+        raise errors.InvalidConfig("the second one is refused")
+    _ends.extend(os.pipe())
+    _note("loaded", os.readlink(f"/proc/self/fd/{_ends[0]}"))  # noqa: PTH115
+    atexit.register(_note, "ended")
+    os.register_at_fork(before=lambda: _note("forks"))
+    if os.environ.get(THREAD):
+        threading.Thread(target=threading.Event().wait, name="of the app", daemon=True).start()
+    sys.stdout.write("printed while loading\n")
+    toy_app.setup()
