@@ -124,7 +124,7 @@ def delete(conn: Any, job: Row) -> object:
 
 
 def reclaim(conn: Any, job: Row) -> object:
-    factories.change(conn, job, "crash_count = 2")
+    factories.change(conn, job, "lapse_count = 9")
     transitions.expire(conn, job)
     return transitions.reclaim_lapsed(conn, transitions.kind_of(job))
 

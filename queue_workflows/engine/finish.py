@@ -200,7 +200,7 @@ def _fail(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | N
     if outcome.raised.wish == "elsewhere":
         left = yield from handback.leave_to_others(lease, outcome.error)
         if not isinstance(left, str):
-            return True
+            return None if left is None else True
         wish = "" if left == outcome.error else "discard"
         raised = outcome.raised._replace(wish=wish)
         outcome = outcome._replace(error=payload.error_text(left), raised=raised)

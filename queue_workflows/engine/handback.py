@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from queue_workflows import config, db, errors
+from queue_workflows import config, db
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.engine import claim_isolation, job_tables
@@ -51,13 +51,13 @@ def waiting_unknown(conn: db.Connection) -> list[Row]:
     return conn.execute(statements.handback.waiting_unknown, given).fetchall()
 
 
-def leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str]:
+def leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str | None]:
     """Hand back a node that its worker does not know; return the row, or the error if it must fail.
 
     It fails after UNKNOWN_NODE_S if no live worker is left that may know it, after UNKNOWN_BOUNDS
     times that if none reports it, and at once if workers do not report: then nobody can say who
     else is there. The wait before the next claim grows from 1 s to UNKNOWN_MAX_S. Workers of
-    `keep_for` may claim it at once. Raises `ClaimLost`.
+    `keep_for` may claim it at once. None: the claim is lost.
     """
     found = yield from unknown(lease.job_id)
     if found is None or config.DISABLE_WORKER_HEARTBEAT.read():
@@ -73,9 +73,7 @@ def leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str]
     after_s = min(UNKNOWN_MAX_S, grown_s)
     detail = {"reason": error, "unknown": True}
     rows = yield from _hand_back([lease], detail, after_s=after_s, error=error, keep_for=keep_for)
-    if not rows:
-        raise errors.ClaimLost(f"job {lease.job_id} has lost its claim")
-    return rows[0]
+    return rows[0] if rows else None
 
 
 def hand_back_all(leases: Sequence[job_tables.Lease], *, reason: str) -> db.Script[list[Row]]:

@@ -198,8 +198,17 @@ class Desk:
         self._waited = True
         return self._locked.popleft()[1]()
 
-    def _set_aside(self, again: Callable[[], link.Request | None]) -> None:
-        """Try a statement again later, as somebody else has locked what it needs."""
+    def _set_aside(
+        self,
+        again: Callable[[], link.Request | None],
+        job: claimed_job.ClaimedJob | None = None,
+    ) -> None:
+        """Try a statement again later, as somebody else has locked what it needs.
+
+        `job`: whose end it writes. Others may run again: to charge it needs the same lock.
+        """
+        if job is not None and job is self._lone:
+            self._lone = None
         self._locked.append((self.now() + ASIDE_S, again))
         self._seams.wake_at(self._locked[-1][0])
         if self._lone is not None:
@@ -267,7 +276,7 @@ class Desk:
         if count:
             # Before the claim, so that a notification during it counts.
             own.may_claim = own.promote = False
-            own.claiming = True
+            own.claiming, own.asked = True, now
             own.times.begin()
         for job, _ in done:
             job.recording = True
@@ -384,7 +393,7 @@ class Desk:
             own.apart += 1
             return self._record_and_claim(own, self.now())
 
-        self._set_aside(again)
+        self._set_aside(again, locked[0])
 
     def _retry_later(self, error: db.Error) -> None:
         if self._logged != (logged := error.sqlstate or "away"):
@@ -398,8 +407,8 @@ class Desk:
 
     def _claim_apart(self, own: lane.Lane) -> link.Request:
         """Claim one job row by row, since a row makes the ordinary claim fail."""
-        asked = self.now()
-        own.claiming = True
+        own.claiming, own.asked = True, self.now()
+        asked = own.asked
 
         def claimed(rows: Sequence[Sequence[bytes | None]]) -> None:
             own.claiming = False
@@ -474,7 +483,7 @@ class Desk:
             job.recording = False
             if error.sqlstate == LOCKED:
                 ending = self._endings.popleft()
-                self._set_aside(lambda: self._write_again(ending))
+                self._set_aside(lambda: self._write_again(ending), job)
                 return
             if may_pass(error):
                 self._retry_later(error)
@@ -584,6 +593,9 @@ class Desk:
         own, decided = job.lane, job.end
         own.window.ended(outcome.seconds)
         self._logs.end(job)
+        if own.left < math.inf:
+            # `run_once`: its process does not wait for others that may know the node.
+            outcome = outcomes.without_others(outcome)
         if self._models is not None:
             outcome = self._models.ended(job, outcome)
         place, job.place = job.place, None

@@ -65,6 +65,8 @@ class Lane:
         """How many jobs it still takes."""
         self.claiming = False
         """Whether a claim has no reply yet."""
+        self.asked = 0.0
+        """When the last claim was sent."""
         self.promote = True
         self.off: str | None = None
         """The policy by which the queue is OFF; None: it is ON."""

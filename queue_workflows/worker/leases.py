@@ -192,7 +192,7 @@ class Leases:
         lease_s = self._desk.lanes[0].who.lease_s
         self._renew_at = now + settings.renew_every_s(lease_s)
         if not held:
-            self._hold(now + lease_s - EARLY_S)
+            self._keep_hold(now)
             return None
         every = [job for _, jobs in held for job in jobs]
         reports = {job.id: job.progress for job in every}
@@ -244,8 +244,10 @@ class Leases:
 
     def _keep_hold(self, now: float) -> None:
         """Let the launcher end all executors before the first lease ends, if this is silent."""
-        ends = [job.lease_end.ends for job in self._desk.jobs if job.place is not None]
-        lease_s = self._desk.lanes[0].who.lease_s
+        own, lease_s = self._desk, self._desk.lanes[0].who.lease_s
+        ends = [job.lease_end.ends for job in own.jobs if own.runs(job)]
+        # What a claim finds that has no reply yet may start before the next renewal.
+        ends += [each.asked + lease_s for each in own.lanes if each.claiming]
         self._hold(min([*ends, now + lease_s]) - EARLY_S)
 
     def _store_cursors(self, jobs: Sequence[claimed_job.ClaimedJob]) -> None:

@@ -447,7 +447,7 @@ def test_a_worker_without_session_and_renewal_is_dead_before_its_lease_ends(conn
         wait.until(lambda: not conn.execute(LOCKS).fetchall())
         tasks.reclaim_lost_sessions()
     row = factories.reread(conn, dead)
-    assert (row["status"], row["crash_count"], row["priority"]) == ("queued", 1, 10)
+    assert (row["status"], row["lapse_count"], row["priority"]) == ("queued", 1, 10)
     for other in (unlocked, renewing):
         assert factories.reread(conn, other)["status"] == "running"
 
@@ -472,7 +472,7 @@ def test_reclaim_takes_back_what_is_lapsed_in_both_families_batch_after_batch(co
     transitions.expire(conn, lapsed)
     sweeps.reclaim(conn)
     row = factories.reread(conn, lapsed)
-    assert (row["status"], row["crash_count"], row["priority"]) == ("queued", 1, 10)
+    assert (row["status"], row["lapse_count"], row["priority"]) == ("queued", 1, 10)
     assert factories.reread(conn, fresh)["status"] == "running"
     assert factories.column(conn, "SELECT DISTINCT status FROM ingest_jobs") == ["queued"]
 

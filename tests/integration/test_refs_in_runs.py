@@ -149,24 +149,6 @@ def test_the_result_of_the_node_before_decides_a_skip(
     assert len(seen) == found
 
 
-def test_a_worker_skips_in_the_step_that_records_the_result(
-    toy: flow.Flow, seen: list[Json]
-) -> None:
-    flow.body({"found": 0}, "search")
-    last = {
-        "id": "b",
-        "node": "see",
-        "depends_on": ["a"],
-        "skip_if": read("s/a.found", **{"$eq": 0}),
-    }
-    toy.define(flow.step("s"), s=[{"id": "a", "node": "search"}, last])
-    run_id = toy.started()
-    assert toy.work() == 1
-    assert ended(run_id) == ("completed", {"s/a": "completed", "s/b": "skipped"})
-    assert node_queue.count_unprocessed_dispatch_events() == 0
-    assert seen == []
-
-
 # --- inputs that the step does not give
 
 

@@ -233,10 +233,11 @@ def test_a_negative_count_of_attempts_is_none_and_waits_before_the_next(conn: An
 @pytest.mark.parametrize(("count", "status"), [(-INT, "queued"), (INT - 1, "failed")])
 def test_a_count_of_crashes_at_its_end_is_counted_on(conn: Any, count: int, status: str) -> None:
     insert(conn, "ingest_jobs", id="j")
-    transitions.claim_ingest(conn)
+    job = transitions.claim_ingest(conn)
     with as_before(conn):
-        conn.execute("UPDATE ingest_jobs SET crash_count = %s, lease_expires_at = now()", (count,))
-    (row,) = transitions.reclaim_lapsed(conn, "ingest")
+        conn.execute("UPDATE ingest_jobs SET crash_count = %s", (count,))
+    row = transitions.charge(conn, job)
+    assert row is not None
     assert row["status"] == status
 
 

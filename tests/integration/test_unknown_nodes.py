@@ -8,8 +8,10 @@ import pytest
 
 from queue_workflows import claim_worker, config, db, jobs
 from queue_workflows.types import Row
+from tests.integration.test_unreadable_rows import serving
 from tests.support import console, factories, transitions
 from tests.support.transitions import who
+from tests.support.wait import until
 from tests.support.worker_reports import report
 
 UNKNOWN = "NodeNotFound: node module 'mistyped' is not registered"
@@ -123,6 +125,22 @@ def test_run_once_fails_a_node_that_it_does_not_know(job: Row, conn: db.Connecti
     worker = claim_worker.ClaimWorker(queue="cpu", host="box")
     assert worker.run_once()
     assert factories.reread(conn, job)["status"] == "failed"
+
+
+def test_a_worker_goes_on_whose_claim_is_lost_while_it_looks_for_the_node(
+    job: Row, conn: db.Connection
+) -> None:
+    def resolver(name: str) -> Any:
+        transitions.expire(conn, job)
+        transitions.reclaim_lapsed(conn, "node")
+        config.register_node(name, lambda: {"ok": True})
+        raise KeyError(name)
+
+    config.set_node_resolver(resolver)
+    with serving(claim_worker.ClaimWorker(queue="cpu", host="box", inline=True)):
+        until(lambda: factories.reread(conn, job)["status"] == "completed")
+    row = factories.reread(conn, job)
+    assert (row["claim_no"], row["lapse_count"]) == (2, 0)
 
 
 def test_why_and_status_name_it_also_when_it_is_due(job: Row, conn: db.Connection) -> None:

@@ -192,14 +192,14 @@ def before_input_reads(patch: pytest.MonkeyPatch, call: Callable[[], object]) ->
 
 
 def fail_dispatches(patch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Let all that workers plan and dispatch raise this."""
+    """Let all that workers plan raise this."""
 
     def fail(*_: object, **__: object) -> Any:
         raise error
 
-    patch.setattr(drain, "drain_run", fail)
-    for name in ("learn", "plan", "note"):
-        patch.setattr(fast_path, name, fail)
+    for module, names in ((fast_path, ("plan", "note")), (run_cache, ("unknown", "learned"))):
+        for name in names:
+            patch.setattr(module, name, fail)
 
 
 @contextmanager

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Generator
+import math
+from collections.abc import Callable, Generator
 from typing import Any
+from unittest import mock
 
 import psycopg
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from queue_workflows import db
 from queue_workflows.db import link, statements
 from queue_workflows.engine import claims, outcomes
 from queue_workflows.run import executors
-from queue_workflows.worker import claimed_job, desk, job_logs, lane, shapes
+from queue_workflows.types import JsonDict
+from queue_workflows.worker import claimed_job, desk, job_logs, lane, leases, shapes
+from tests.support import examples
 
 TABLE = "ingest_jobs"
-WORKER = "w:1:0:ex-1"
+QUEUES = ("fetch", "load")
+LEASE_S = 30.0
+CRASHES, LAPSES = 3, 10
+"""With so many crashes, or lapses in a row, a job is poison."""
+OPEN = ("queued", "running")
+EVENTS = [
+    *6 * ["go_on"], *4 * ["enqueue"], *3 * ["handler_ends", "handler_is_done"],
+    *2 * ["talk", "send", "execute", "answer", "time_passes", "executor_dies", "lose", "lapse"],
+    "read", "lock", "unlock", "cancel", "switch", "refuse", "reopen", "server_goes_on", "turn",
+    "signals_arrive", "prints", "freezes", "sweep", "throttle", "requeue", "stop",
+]  # fmt: skip
 
 
 class Refused(psycopg.Error):
@@ -29,30 +44,71 @@ class Refused(psycopg.Error):
         self.sqlstate = sqlstate
 
 
+class Passing(Refused, psycopg.OperationalError):
+    """A statement that may succeed later."""
+
+
+REFUSALS = [
+    Passing("40P01"),
+    Passing("25006"),
+    Passing("57014"),
+    Refused("22003"),
+    Refused("54000"),
+]
+
+
 class FakeDatabase:
-    """The jobs of one queue, and the statements that a desk sends about them."""
+    """The jobs of the queues, and the statements that a worker sends about them."""
 
     def __init__(self) -> None:
+        self.now = 1000.0
         self.rows: dict[str, dict[str, Any]] = {}
         self.locked: set[str] = set()
         """Jobs whose rows a stranger has locked."""
+        self.off: dict[str, str] = {}
+        """The stop policies of the queues that are OFF."""
+        self.promised: set[tuple[str, int]] = set()
+        """Claims whose results must be recorded: the handler has completed and nobody else ended
+        the claim."""
 
-    def add(self, crashes: int = 0, lapses: int = 0) -> None:
+    def add(self, queue: str, crashes: int = 0, lapses: int = 0) -> None:
         job_id = f"j{len(self.rows)}"
         self.rows[job_id] = {
+            "queue": queue,
             "status": "queued",
             "claim": 0,
             "worker": None,
+            "expires": 0.0,
+            "cancel": False,
             "ends": [],
             "crashes": crashes,
             "lapses": lapses,
+            "deaths": crashes,
         }
 
-    def steal(self, job_id: str) -> None:
-        """Let the claim of a job be lost, as after a lapsed lease."""
+    def lapse(self, job_id: str) -> None:
+        """Take a claim back, of which nobody knows what became."""
         row = self.rows[job_id]
-        if row["status"] == "running":
-            row.update(status="queued", worker=None)
+        if row["status"] == "running" and job_id not in self.locked:
+            self.promised.discard((job_id, row["claim"]))
+            row["lapses"] += 1
+            row.update(status="failed" if row["lapses"] >= LAPSES else "queued", worker=None)
+            self.end_cancelled(row)
+
+    def sweep(self) -> None:
+        """Take back what was not renewed in time."""
+        for job_id, row in self.rows.items():
+            if row["expires"] < self.now:
+                self.lapse(job_id)
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job, whose handler must end first if it runs."""
+        self.rows[job_id]["cancel"] = True
+        self.end_cancelled(self.rows[job_id])
+
+    def end_cancelled(self, row: dict[str, Any]) -> None:
+        if row["cancel"] and row["status"] == "queued":
+            row["status"] = "cancelled"
 
     def demand(self, *job_ids: str) -> None:
         """Refuse a statement that would have to wait for a lock."""
@@ -61,7 +117,7 @@ class FakeDatabase:
 
     def held(self, job_id: str, claim: int) -> bool:
         row = self.rows[job_id]
-        return row["status"] == "running" and row["worker"] == WORKER and row["claim"] == claim
+        return row["status"] == "running" and bool(row["worker"]) and row["claim"] == claim
 
     def end(self, job_id: str, claim: int, status: str) -> bool:
         if not self.held(job_id, claim):
@@ -70,6 +126,7 @@ class FakeDatabase:
         assert claim not in [each for each, _ in row["ends"]], "two ends of one claim"
         row["ends"].append((claim, status))
         row.update(status=status, worker=None, lapses=0)
+        self.end_cancelled(row)
         return True
 
     def run(self, script: db.Script[Any]) -> Any:
@@ -86,43 +143,77 @@ class FakeDatabase:
             return end.value
 
     def _answer(self, statement: db.Statement) -> list[Any]:
-        given, text = statement.parameters, statement.text
         known = statements
-        if text == known.claims.ingest_rows:
-            return self._step(given)
-        if text == known.attempts.policy[TABLE]:
-            return [{"policy": None, "attempts": 0, "max_attempts": 1}]
-        if text == known.attempts.fail[TABLE]:
-            self.demand(given["job"])
-            done = self.end(given["job"], given["claim"], "failed")
-            return [{"status": "failed", "id": given["job"]}] if done else []
-        if text == known.handback.hand_back[TABLE]:
-            self.demand(*given["jobs"])
-            pairs = zip(given["jobs"], given["claims"], strict=True)
-            return [{"id": job} for job, claim in pairs if self.end(job, claim, "queued")]
-        if text == known.handback.strays[TABLE]:
-            return [
-                {"id": job, "worker_id": WORKER, "claim_no": row["claim"]}
-                for job, row in self.rows.items()
-                if row["worker"] == WORKER and job not in self.locked
-            ]
-        if text == known.claims.has_recorded_ingest:
-            row = self.rows[given["job"]]
-            return [{}] if given["claim"] in [claim for claim, _ in row["ends"]] else []
-        if text == known.recovery.of_claim[TABLE]:
-            return [{"id": given["job"]}] if self.held(given["job"], given["claim"]) else []
-        if text == known.recovery.count_crash[TABLE]:
-            self.demand(*given["ids"])
-            return [self._crashed(job) for job in given["ids"]]
-        return []
+        answers: dict[bytes, Callable[[Any], list[Any]]] = {
+            known.claims.ingest_rows: self._step,
+            known.claims.renew[TABLE]: self._renew,
+            known.claims.has_recorded_ingest: self._recorded,
+            known.claim_isolation.claim_apart: self._claim_apart,
+            known.claim_isolation.set_aside: lambda given: [{"became": self._fail(given) or None}],
+            known.claimed_jobs.ingest_rows: lambda given: [self._row(given["job"])],
+            known.controls.off_policy: lambda given: [{"policy": self.off.get(given["queue"])}],
+            known.attempts.policy[TABLE]: lambda _: [
+                {"policy": None, "attempts": 0, "max_attempts": 1}
+            ],
+            known.attempts.fail[TABLE]: self._fail,
+            known.attempts.end_by_watchdog[TABLE]: self._fail,
+            known.handback.hand_back[TABLE]: self._hand_back,
+            known.handback.strays[TABLE]: self._strays,
+            known.recovery.of_claim[TABLE]: self._of_claim,
+            known.recovery.count_crash[TABLE]: lambda given: [
+                self._crashed(job) for job in given["ids"]
+            ],
+        }
+        answer = answers.get(statement.text)
+        return [] if answer is None else answer(statement.parameters)
+
+    def _fail(self, given: Any) -> list[Any]:
+        self.demand(given["job"])
+        done = self.end(given["job"], given["claim"], "failed")
+        return [{"status": "failed", "id": given["job"]}] if done else []
+
+    def _hand_back(self, given: Any) -> list[Any]:
+        pairs = [*zip(given["jobs"], given["claims"], strict=True)]
+        self.demand(*(job for job, claim in pairs if self.held(job, claim)))
+        return [{"id": job} for job, claim in pairs if self.end(job, claim, "queued")]
+
+    def _strays(self, given: Any) -> list[Any]:
+        return [
+            {"id": job, "worker_id": row["worker"], "claim_no": row["claim"]}
+            for job, row in self.rows.items()
+            if row["worker"] == given["worker"] and job not in self.locked
+        ]
+
+    def _recorded(self, given: Any) -> list[Any]:
+        ends = self.rows[given["job"]]["ends"]
+        return [{}] if given["claim"] in [claim for claim, _ in ends] else []
+
+    def _of_claim(self, given: Any) -> list[Any]:
+        self.demand(given["job"])
+        return [{"id": given["job"]}] if self.held(given["job"], given["claim"]) else []
+
+    def _claim_apart(self, given: Any) -> list[Any]:
+        return [{"job_id": next(iter(self._claim(given, 1)), None), "aside": []}]
 
     def _crashed(self, job_id: str) -> dict[str, Any]:
         row = self.rows[job_id]
         row["crashes"] += 1
-        status = "failed" if row["crashes"] == 3 else "queued"
+        status = "failed" if row["crashes"] >= CRASHES else "queued"
         self.end(job_id, row["claim"], status)
-        return {"id": job_id, "status": status, "heartbeat_at": None, "progress": None,
-                "attempts": 0, "claim_no": row["claim"], "queue": "fetch"}  # fmt: skip
+        return {"id": job_id, "status": row["status"], "heartbeat_at": None, "progress": None,
+                "attempts": 0, "claim_no": row["claim"], "queue": row["queue"]}  # fmt: skip
+
+    def _renew(self, given: Any) -> list[Any]:
+        found: list[Any] = []
+        for job, claim in zip(given["jobs"], given["claims"], strict=True):
+            row = self.rows[job]
+            if self.held(job, claim) and row["worker"] == given["worker"]:
+                if renewed := job not in self.locked:
+                    row["expires"] = self.now + given["lease_s"]
+                found.append(
+                    {"id": job, "claim_no": claim, "cancel": row["cancel"], "renewed": renewed}
+                )
+        return found
 
     def _step(self, given: Any) -> list[Any]:
         done = json.loads(given["done"]) if given["done"] else []
@@ -131,221 +222,481 @@ class FakeDatabase:
             raise Refused(claims.CLAIM_LOST)
         for each in done:
             self.end(each["id"], each["claim_no"], "completed")
-        found: list[tuple[bytes | None, ...]] = []
+        return [self._row(job) for job in self._claim(given, given["claim"])]
+
+    def _claim(self, given: Any, most: int) -> list[str]:
+        found: list[str] = []
         for job_id, row in self.rows.items():
             free = row["status"] == "queued" and job_id not in self.locked
-            if free and len(found) < given["claim"]:
-                row.update(status="running", worker=WORKER, claim=row["claim"] + 1)
-                texts = (job_id, row["claim"], row["crashes"], None, "task")
-                head = [None if each is None else str(each).encode() for each in texts]
-                lapses = str(row["lapses"]).encode()
-                found.append((*head, None, None, None, None, b"{}", None, None, lapses))
+            is_on = row["queue"] == given["queue"] and given["queue"] not in self.off
+            if free and is_on and len(found) < most:
+                claim, expires = row["claim"] + 1, self.now + given["lease_s"]
+                row.update(status="running", worker=given["worker"], claim=claim, expires=expires)
+                found.append(job_id)
         return found
+
+    def _row(self, job_id: str) -> tuple[bytes | None, ...]:
+        row = self.rows[job_id]
+        texts = (job_id, row["claim"], row["crashes"], None, "task")
+        head = [None if each is None else str(each).encode() for each in texts]
+        lapses = str(row["lapses"]).encode()
+        return (*head, None, None, None, None, b"{}", None, None, lapses)
+
+
+class FakeLink:
+    """A connection: what is sent, executed and answered are three events."""
+
+    def __init__(self, data: FakeDatabase, source: link.Source) -> None:
+        self.data, self.source = data, source
+        self.request: link.Request | None = None
+        self.reply: tuple[Any, psycopg.Error | None] | None = None
+        self.is_open = True
+
+    @property
+    def idle(self) -> bool:
+        return self.request is None and self.is_open
+
+    @property
+    def executing(self) -> bool:
+        return self.request is not None and self.reply is None
+
+    def send(self) -> None:
+        self.request, self.reply = self.source.next(), None
+
+    def execute(self, refused: psycopg.Error | None = None) -> None:
+        assert self.request is not None
+        if refused is not None:
+            self.reply = None, refused
+            if not isinstance(refused, Passing):
+                self.data.promised.clear()  # a result of these may be what it refuses
+            return
+        try:
+            self.reply = self.data.run(self.request.script), None
+        except psycopg.Error as error:
+            self.reply = None, error
+
+    def answer(self) -> None:
+        assert self.reply is not None
+        request, (result, error) = self.taken(), self.reply
+        if error is not None:
+            request.refused(error)
+        else:
+            request.done(result)
+
+    def taken(self) -> link.Request:
+        request, self.request = self.request, None
+        assert request is not None
+        return request
+
+    def lose(self) -> None:
+        self.is_open = False
+        self.source.disconnected()
+        if self.request is not None:
+            self.taken().lost()
+
+    def reopen(self) -> None:
+        self.is_open = True
+        self.source.connected()
 
 
 class FakePlace:
-    """An executor with one job."""
+    """An executor, and what it has sent that the worker has not read yet."""
 
-    shared = False
-
-    def __init__(self, job: claimed_job.ClaimedJob) -> None:
-        self.jobs = {1: job}
-        self.killed = False
+    def __init__(self, *, shared: bool) -> None:
+        self.shared = shared
+        self.jobs: dict[int, claimed_job.ClaimedJob] = {}
+        self.running: dict[int, claimed_job.ClaimedJob] = {}
+        """Its jobs whose handlers have not ended."""
+        self.sent: list[tuple[int, outcomes.Outcome]] = []
+        self.told: set[int] = set()
+        self.signals: set[bool] = set()
+        self.killed_for = ""
+        self.is_dead = False
 
 
 class FakeRunner:
-    """Two executors, each with one job at most."""
+    """Executors of one queue: two with one job each, or one with two jobs."""
 
     gives_back = False
     accepts = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool) -> None:
+        self.shared = shared
         self.places: list[FakePlace] = []
+        self.others: list[FakeRunner] = [self]
+        """The executors of all queues of the worker."""
+        self.started = 0
 
     @property
     def room(self) -> int:
+        if self.shared:
+            blocked = any(each.signals for each in self.places)
+            return 0 if blocked else 2 - sum(len(each.jobs) for each in self.places)
         return 2 - len(self.places)
 
     def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
         del isolated, shared
-        running = [each.jobs[1] for each in self.places]
+        running = [
+            each for one in self.others for place in one.places for each in place.running.values()
+        ]
         assert all(job.id != other.id for other in running), "it runs twice at once"
         alone = any(each.crash_count == 2 or each.lapse_count == 9 for each in [job, *running])
         assert not (running and alone), "a death would be the last of a neighbour"
-        job.place = FakePlace(job)
-        self.places.append(job.place)
+        if not (self.shared and self.places):
+            self.places.append(FakePlace(shared=self.shared))
+        job.place = place = self.places[-1]
+        self.started += 1
+        job.key = self.started
+        place.jobs[job.key] = place.running[job.key] = job
 
     def interrupt(self, job: Any, reason: str) -> None:
-        del job, reason
+        del reason
+        if job.place is not None:
+            job.place.told.add(job.key)
 
     def recorded(self, job: Any, found: object) -> None:
         del job, found
 
+    def kill_idle(self, why: str) -> None:
+        del why
+
 
 class Worker(RuleBasedStateMachine):
-    """A desk with one lane, whose events come in any order."""
+    """A worker's desk and leases with two queues, whose events come in any order."""
 
-    @initialize()
-    def begin(self) -> None:
-        self.now = 1000.0
+    @initialize(shared=st.booleans(), ends_with_job=st.booleans(), known=st.booleans())
+    def begin(self, shared: bool, ends_with_job: bool, known: bool) -> None:
+        self.named = mock.patch.object(db, "describe", return_value="here")
+        self.named.start()
         self.data = FakeDatabase()
-        self.runner = FakeRunner()
-        self.request: link.Request | None = None
+        self.late: list[db.Script[Any]] = []
+        """What a server goes on with whose client is gone."""
+        self.hold = math.inf
+        """When the launcher ends all executors."""
+        self.requeues = self.requeued = 0
         seams = desk.Seams(lambda: None, lambda _: None, self.kill)
+        logs = job_logs.JobLogs(lambda _: None, self.clock)
         self.desk = desk.Desk(
-            seams, job_logs.JobLogs(lambda _: None, self.clock), now_fn=self.clock
+            seams, logs, ends_with_job=ends_with_job, is_known=False, now_fn=self.clock
         )
-        who = claims.Claimant(WORKER, "host", "fetch", 30.0)
-        shape, runner = shapes.Shape(2), self.runner
-        self.lane = lane.Lane(who, shape, runner, now_fn=self.clock)  # type: ignore[arg-type]
-        self.desk.lanes.append(self.lane)
+        self.runners = [FakeRunner(shared=shared and queue == "fetch") for queue in QUEUES]
+        for number, (queue, runner) in enumerate(zip(QUEUES, self.runners, strict=True)):
+            runner.others = self.runners
+            who = claims.Claimant(f"w:1:0:ex-{number}", "host", queue, LEASE_S)
+            shape: Any = shapes.Shape(2, concurrent=runner.shared)
+            self.desk.lanes.append(lane.Lane(who, shape, runner, now_fn=self.clock))  # type: ignore[arg-type]
+        self.leases = leases.Leases(
+            self.desk, logs, hold=self.move, ring=lambda: None, report=self.report,
+            now_fn=self.clock,
+        )  # fmt: skip
+        self.links = [FakeLink(self.data, self.desk), FakeLink(self.data, self.leases)]
+        for _ in range(4 * known):
+            self.talk(1)
 
     def clock(self) -> float:
-        return self.now
+        return self.data.now
+
+    def move(self, until: float) -> None:
+        self.hold = until
+
+    def report(self) -> JsonDict:
+        return {"columns": {}}
 
     def kill(self, place: Any, now: bool, why: str) -> None:
-        del why
-        place.killed |= now
+        place.signals.add(now)
+        place.killed_for = place.killed_for or why
 
-    # --- What may happen.
+    @property
+    def places(self) -> list[tuple[FakeRunner, FakePlace]]:
+        return [(runner, place) for runner in self.runners for place in runner.places]
 
-    @rule(
-        count=st.integers(1, 4),
-        crashes=st.sampled_from([0, 0, 1, 2]),
-        lapses=st.sampled_from([0, 0, 0, 9]),
-    )
-    def enqueue(self, count: int, crashes: int, lapses: int) -> None:
-        for _ in range(count):
-            self.data.add(crashes, lapses)
-        self.desk.look()
+    @property
+    def jobs(self) -> list[claimed_job.ClaimedJob]:
+        return self.desk.jobs
 
-    @precondition(lambda self: self.request is None)
-    @rule()
-    def send(self) -> None:
-        self.request = self.desk.next()
+    @rule(what=st.sampled_from(EVENTS), n=st.integers(0, 63))
+    def happens(self, what: str, n: int) -> None:
+        """Let one thing happen; `n` says which of those that are possible.
 
-    @precondition(lambda self: self.request is not None)
-    @rule(how=st.sampled_from(["done", "done", "done", "refused", "lost", "lost after commit"]))
-    def reply(self, how: str) -> None:
-        request, self.request = self.request, None
-        assert request is not None
-        if how == "refused":
-            request.refused(Refused("57014"))
-        elif how == "lost":
-            request.lost()
-        else:
-            try:
-                result = self.data.run(request.script)
-            except psycopg.Error as error:
-                request.refused(error)
-                return
-            if how == "done":
-                request.done(result)
-            else:
-                request.lost()
+        One rule for all: hypothesis leaves out most rules of a machine in most examples.
+        """
+        getattr(self, what)(n)
 
-    @precondition(lambda self: self.runner.places)
-    @rule(which=st.integers(0, 1), kind=st.sampled_from(["completed", "completed", "failed"]))
-    def handler_ends(self, which: int, kind: str) -> None:
-        place = self.runner.places.pop(which % len(self.runner.places))
-        self.desk.ended(place.jobs[1], outcomes.Outcome(kind, 0.001))
-        self.desk.room()
+    # --- Jobs and their rows.
 
-    @precondition(lambda self: self.runner.places)
-    @rule(which=st.integers(0, 1), late=st.booleans())
-    def executor_dies(self, which: int, late: bool) -> None:
-        place = self.runner.places.pop(which % len(self.runner.places))
-        killed = "job" if place.killed else ""
-        self.desk.died(place.jobs[1], executors.Death("killed", {}, late, killed))
-        self.desk.room()
+    def enqueue(self, n: int) -> None:
+        queue = QUEUES[n % 2]
+        for number in range(1 + n // 2 % 4):
+            last = n // 8 if not number else 0
+            self.data.add(queue, crashes=(0, 2, 1)[last % 3], lapses=9 if last == 3 else 0)
+        if n % 3 and self.links[0].is_open:
+            self.desk.notified("ingest_job_ready", queue)
 
-    @rule(seconds=st.sampled_from([0.01, 0.6, 1.5, 12.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-        self.desk.tick(self.now)
-        self.die_if_killed()
+    def lapse(self, n: int) -> None:
+        if jobs := self.jobs:
+            self.data.lapse(jobs[n % len(jobs)].id)
 
-    @precondition(lambda self: self.lane.jobs)
-    @rule(which=st.integers(0, 5))
-    def claim_is_lost(self, which: int) -> None:
-        job = [*self.lane.jobs.values()][which % len(self.lane.jobs)]
-        if job.id in self.data.locked:
-            return
-        self.data.steal(job.id)
-        if not job.recording and job.end is None and self.desk.runs(job):
-            self.desk.lose(job)
-        self.die_if_killed()
+    def cancel(self, n: int) -> None:
+        wanted = [job for job, row in self.data.rows.items() if row["status"] in OPEN]
+        job_id = wanted[n % len(wanted)] if wanted else ""
+        if wanted and job_id not in self.data.locked:
+            self.data.cancel(job_id)
+            if n % 3 and self.links[1].is_open:
+                self.leases.notified("job_cancel", job_id)
 
-    @precondition(lambda self: self.lane.jobs)
-    @rule(which=st.integers(0, 5))
-    def cancel(self, which: int) -> None:
-        self.desk.cancel([*self.lane.jobs.values()][which % len(self.lane.jobs)])
+    def lock(self, n: int) -> None:
+        if wanted := [job for job, row in self.data.rows.items() if row["status"] in OPEN]:
+            self.data.locked.add(wanted[n % len(wanted)])
 
-    @precondition(lambda self: self.lane.jobs)
-    @rule(which=st.integers(0, 5))
-    def lock(self, which: int) -> None:
-        self.data.locked.add([*self.lane.jobs][which % len(self.lane.jobs)])
-
-    @rule()
-    def unlock(self) -> None:
+    def unlock(self, _: int) -> None:
         self.data.locked.clear()
 
-    @rule(policy=st.sampled_from(["hard", "drain", None]))
-    def switch(self, policy: str | None) -> None:
-        self.desk.switch(self.lane, policy, hard=policy == "hard")
-        self.die_if_killed()
+    def switch(self, n: int) -> None:
+        queue = QUEUES[n % 2]
+        policy = ("hard", "drain", None, None)[n // 2 % 4]
+        self.data.off.pop(queue, None)
+        if policy is not None:
+            self.data.off[queue] = policy
+        if n % 3 and self.links[1].is_open:
+            self.leases.notified("worker_control", f"host:{queue}")
 
-    def die_if_killed(self) -> None:
-        for place in [each for each in self.runner.places if each.killed]:
-            self.runner.places.remove(place)
-            self.desk.died(place.jobs[1], executors.Death("killed", {}, False, "job"))
-            self.desk.room()
+    # --- Connections.
+
+    def send(self, n: int) -> None:
+        if self.links[n % 2].idle:
+            self.links[n % 2].send()
+
+    def execute(self, n: int) -> None:
+        if self.links[n % 2].executing:
+            self.links[n % 2].execute()
+
+    def answer(self, n: int) -> None:
+        if self.links[n % 2].reply is not None and self.links[n % 2].request is not None:
+            self.links[n % 2].answer()
+
+    def talk(self, n: int) -> None:
+        """Send, execute and answer without anything between."""
+        self.send(n)
+        self.execute(n)
+        self.answer(n)
+
+    def go_on(self, n: int) -> None:
+        """Let nothing fail for a moment."""
+        for _ in range(1 + n % 4):
+            self.pass_time(0.1)
+            self.turn(n)
+            self.talk(1)
+            self.talk(0)
+
+    def refuse(self, n: int) -> None:
+        if self.links[n % 2].executing:
+            self.links[n % 2].execute(REFUSALS[n // 2 % len(REFUSALS)])
+
+    def lose(self, n: int) -> None:
+        """Lose a connection; the server may execute what it has received later."""
+        own = self.links[n % 2]
+        if own.is_open:
+            if own.executing and n // 2 % 2 and own.request is not None:
+                self.late.append(own.request.script)
+            own.lose()
+            if n // 4 % 2:
+                own.reopen()
+
+    def reopen(self, n: int) -> None:
+        if not self.links[n % 2].is_open:
+            self.links[n % 2].reopen()
+
+    def server_goes_on(self, _: int) -> None:
+        if self.late:
+            with contextlib.suppress(psycopg.Error):
+                self.data.run(self.late.pop(0))
+
+    # --- Executors.
+
+    def handler_ends(self, n: int) -> None:
+        running = [(place, key) for _, place in self.places for key in place.running]
+        if running:
+            place, key = running[n % len(running)]
+            kind = ("completed", "completed", "failed", "cancelled")[n // 8 % 4]
+            if kind != "cancelled" or key in place.told:
+                del place.running[key]
+                place.sent.append((key, outcomes.Outcome(kind, 0.001)))
+
+    def read(self, n: int) -> None:
+        """Read an outcome that an executor has sent."""
+        if wanted := [each for each in self.places if each[1].sent]:
+            self.take(*wanted[n % len(wanted)])
+
+    def handler_is_done(self, n: int) -> None:
+        """Let a handler end, and read its outcome at once."""
+        self.handler_ends(n)
+        self.read(n)
+
+    def take(self, runner: FakeRunner, place: FakePlace) -> None:
+        key, outcome = place.sent.pop(0)
+        job = place.jobs.pop(key)
+        claim = job.id, job.lease.claim_no
+        if outcome.kind == "completed" and self.data.held(*claim):
+            self.data.promised.add(claim)
+        if not (place.jobs or runner.shared or place.is_dead or place.signals):
+            runner.places.remove(place)  # it can take another one
+        self.desk.ended(job, outcome)
+        self.desk.room()
+
+    def executor_dies(self, n: int) -> None:
+        if places := self.places:
+            self.die(*places[n % len(places)], by_deadline=False)
+
+    def signals_arrive(self, _: int) -> None:
+        for runner, place in self.places:
+            if place.signals:
+                self.die(runner, place, by_deadline=False)
+
+    def die(self, runner: FakeRunner, place: FakePlace, *, by_deadline: bool) -> None:
+        place.is_dead = True
+        place.signals.add(True)
+        while place.sent:
+            self.take(runner, place)
+        runner.places.remove(place)
+        jobs = [*place.jobs.values()]
+        if not (by_deadline or place.killed_for):
+            for job in jobs:
+                self.data.rows[job.id]["deaths"] += 1
+        for job in jobs:
+            job.place = None
+            self.desk.died(job, executors.Death("killed", {}, by_deadline, place.killed_for))
+        self.desk.room()
+
+    def prints(self, _: int) -> None:
+        for each in self.places:
+            for job in each[1].running.values():
+                self.desk.printed(job, b"x")
+                self.desk.beat(job, "1")
+
+    # --- The process.
+
+    def time_passes(self, n: int) -> None:
+        self.pass_time((0.01, 0.6, 1.5, 12.0)[n % 4])
+        self.turn(n)
+
+    def freezes(self, n: int) -> None:
+        """Let the worker do nothing for so long."""
+        self.pass_time((9.0, 29.0, 60.0)[n % 3])
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass; the launcher kills all executors from its deadline on."""
+        self.data.now += seconds
+        if self.data.now >= self.hold:
+            for runner, place in self.places:
+                self.die(runner, place, by_deadline=True)
+
+    def turn(self, _: int) -> None:
+        self.desk.tick(self.data.now)
+        self.leases.tick(self.data.now)
+
+    def sweep(self, _: int) -> None:
+        self.data.sweep()
+
+    def throttle(self, n: int) -> None:
+        self.desk.throttled = bool(n % 2)
+        self.desk.look()
+
+    def requeue(self, _: int) -> None:
+        """Do what a stop policy of the app requests."""
+        self.requeues += 1
+        self.desk.requeue("policy", self.note_requeued)
+
+    def note_requeued(self) -> None:
+        self.requeued += 1
+
+    def stop(self, n: int) -> None:
+        self.desk.stop((0.0, 5.0, 60.0)[n % 3])
 
     # --- What must hold.
 
     @invariant()
     def held_jobs_are_somewhere(self) -> None:
-        if not hasattr(self, "lane"):
+        if not hasattr(self, "links"):
             return
-        places = {id(place.jobs[1]) for place in self.runner.places}
-        for job in self.lane.jobs.values():
-            assert (job.place is not None) == (id(job) in places), job.id
-        assert len(self.lane.waiting) == len({job.id for job in self.lane.waiting})
+        places = {id(job): place for _, place in self.places for job in place.jobs.values()}
+        for own in self.desk.lanes:
+            for job in own.jobs.values():
+                assert job.place is places.get(id(job)), job.id
+            assert len(own.waiting) == len({job.id for job in own.waiting})
+            assert not (self.desk.stopping and own.waiting)
+
+    @invariant()
+    def no_handler_outlasts_its_lease(self) -> None:
+        """Also if the worker does nothing from here on."""
+        if not hasattr(self, "links"):
+            return
+        for job in self.jobs:
+            row = self.data.rows[job.id]
+            if self.data.held(job.id, job.lease.claim_no):
+                assert job.lease_end.ends <= row["expires"], job.id
+                assert job.place is None or self.hold <= row["expires"], job.id
+
+    @invariant()
+    def crashes_have_evidence(self) -> None:
+        if not hasattr(self, "links"):
+            return
+        for job_id, row in self.data.rows.items():
+            assert row["crashes"] <= row["deaths"], job_id
+        assert self.requeued <= self.requeues
 
     def teardown(self) -> None:
         """Once nothing fails any more, every job ends that is not locked, and then the others."""
-        if not hasattr(self, "lane"):
+        if not hasattr(self, "links"):
             return
-        self.desk.switch(self.lane, None, hard=False)
+        self.named.stop()
+        with mock.patch.object(db, "describe", return_value="here"):
+            self.end()
+
+    def end(self) -> None:
+        self.late.clear()
+        self.data.off.clear()
+        self.desk.throttled = False
+        for each in self.links:
+            if not each.is_open:
+                each.reopen()
+        self.leases.renew_now()
         for locked in ({*self.data.locked}, set[str]()):
             self.data.locked = locked
             for _ in self.turns():
-                if not self.unfinished() and self.request is None:
+                if not self.unfinished():
                     break
             assert not self.unfinished()
+        assert self.requeued == self.requeues
+        for job, claim in self.data.promised:
+            assert (claim, "completed") in self.data.rows[job]["ends"], job
 
     def unfinished(self) -> list[str]:
         """Return the jobs that are held or have not ended, without those that are locked."""
-        open_ = [
-            job for job, row in self.data.rows.items() if row["status"] in ("queued", "running")
-        ]
-        return [job for job in {*open_, *self.lane.jobs} if job not in self.data.locked]
+        wanted = ("running",) if self.desk.stopping else ("queued", "running")
+        open_ = [job for job, row in self.data.rows.items() if row["status"] in wanted]
+        held = [job.id for job in self.jobs]
+        return [job for job in {*open_, *held} if job not in self.data.locked]
 
     def turns(self) -> Generator[None]:
-        for _ in range(200 + 20 * len(self.data.rows)):
-            self.now += 0.7
-            for job in [*self.lane.jobs.values()]:
-                job.lease_end.beat(self.now)
-            self.desk.tick(self.now)
-            self.die_if_killed()
-            if self.request is None:
-                self.request = self.desk.next()
-            if self.request is not None:
-                self.reply("done")
-            while self.runner.places:
-                self.handler_ends(0, "completed")
+        for _ in range(300 + 30 * len(self.data.rows)):
+            self.pass_time(0.7)
+            self.turn(0)
+            self.data.sweep()
+            for at in (0, 1):
+                self.talk(at)
+            for runner, place in self.places:
+                if place.signals:
+                    self.die(runner, place, by_deadline=False)
+            for runner, place in self.places:
+                for key in [*place.running]:
+                    del place.running[key]
+                    place.sent.append((key, outcomes.Outcome("completed", 0.001)))
+                while place.sent:
+                    self.take(runner, place)
             yield
 
 
 TestWorker = Worker.TestCase
-TestWorker.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestWorker.settings = settings(
+    max_examples=examples.examples(240), stateful_step_count=60, deadline=None
+)
