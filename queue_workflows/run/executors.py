@@ -333,6 +333,8 @@ class Executors:
         if not place.jobs:
             place.tail = b""
         place.count += 1
+        if self._limits.max_jobs is not None and place.count >= self._limits.max_jobs:
+            place.full = True
         job.key, job.place = place.count, place
         place.jobs[job.key] = job
         kind = wire.RUN_NODE if job.in_run else wire.RUN_TASK
@@ -633,10 +635,8 @@ class Executors:
             # Its handler has ended at SIGTERM, and the process lives on.
             self.kill(place, signal.SIGKILL, place.killed_for)
             return
-        limits = self._limits
-        if (limits.max_jobs is not None and place.count >= limits.max_jobs) or (
-            limits.max_rss_mb is not None and place.rss_mb() > limits.max_rss_mb
-        ):
+        most_mb = self._limits.max_rss_mb
+        if most_mb is not None and place.rss_mb() > most_mb:
             place.full = True
         if place.full and not place.announcing and (place.shared or not place.jobs):
             self.let_go(place)
