@@ -12,9 +12,10 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from queue_workflows import config, errors
+from queue_workflows.dag import policy
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import node_call, task_call
 from queue_workflows.run import (
@@ -37,6 +38,8 @@ from queue_workflows.types import JsonDict, Row
 _log = logging.getLogger(__name__)
 _key: contextvars.ContextVar[int] = contextvars.ContextVar("executor_job", default=0)
 """The job whose handler runs in this context."""
+AGAIN_S: Final = 1.0
+"""Seconds after which a job is tried again for which no thread could be started."""
 
 
 class _Job(NamedTuple):
@@ -86,6 +89,7 @@ class AsyncJobs:
         self._watch = loop_watch.LoopWatch(
             self._loop.inner, _key, self._warn, lambda: bool(self._jobs)
         )
+        self._loop.keep()
         self._flushes = False
         """Whether the event loop is about to send what was too early to be sent."""
         self._pid = os.getpid()
@@ -136,7 +140,11 @@ class AsyncJobs:
             self._loop.spawn(lambda: self._run(job))
         else:
             self._channel.send(wire.WAITS, key)
-            self._sync.put(key, lambda runner: self._run_sync(job, runner))
+            try:
+                self._sync.put(key, lambda runner: self._run_sync(job, runner))
+            except RuntimeError as error:  # no thread is left for the moment
+                raised = policy.Raised(after_s=AGAIN_S)
+                self._ended(job, outcomes.Outcome("snoozed", 0.0, error=str(error), raised=raised))
 
     def _interrupt(self, key: int, reason: str) -> None:
         job = self._jobs.get(key)
@@ -245,6 +253,8 @@ class AsyncJobs:
     def _restore(self, key: int) -> None:
         with self._changing:
             left = "" if self._jobs or self._leaves else self._state.restore()
+            if not self._jobs:
+                self._loop.reset()
         if not left and not self._leaves and async_handlers.has_stuck():
             left = "an async task that does not end"
         if left:

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -133,6 +134,7 @@ class RestoredState:
         for name, value in self._variables.items():
             if self._environ._data.get(name) != value:
                 self._environ[self._environ.decodekey(name)] = self._environ.decodevalue(value)
+        time.tzset()  # TZ may be one of them
 
     def _restore_process(self) -> None:
         was = self._process

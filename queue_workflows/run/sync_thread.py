@@ -26,13 +26,17 @@ class SyncThread:
         self._over = False
 
     def put(self, key: int, call: Call) -> None:
-        """Let a call of the job `key` wait for its turn. It must raise nothing."""
+        """Let a call of the job `key` wait for its turn. It must raise nothing.
+
+        Raises RuntimeError if the thread cannot be started.
+        """
         with self._changed:
+            if self._pool is None:
+                pool = service.Pool("executor-sync", 1, lambda _: self._serve())
+                pool.start()
+                self._pool = pool
             self._waiting.append((key, call))
             self._changed.notify()
-            if self._pool is None:
-                self._pool = service.Pool("executor-sync", 1, lambda _: self._serve())
-                self._pool.start()
 
     def take_back(self, is_meant: Callable[[int], bool]) -> list[int]:
         """Remove the calls of these jobs that have not begun; return their keys."""

@@ -43,6 +43,7 @@ class Loop:
         if alone:
             _end_children(self._loop)
         self._loop.set_task_factory(_make_task)
+        self.keep()
         self._over = False
         self._served: set[asyncio.Task[None]] = set()
         """The running handlers: an event loop itself keeps only weak references."""
@@ -51,6 +52,23 @@ class Loop:
     def inner(self) -> asyncio.AbstractEventLoop:
         """Return the event loop of asyncio."""
         return self._loop
+
+    def keep(self) -> None:
+        """Let `reset` undo what changes about the event loop from now on."""
+        self._kept = self._settings()
+
+    def _settings(self) -> tuple[Any, ...]:
+        own = self._loop
+        how = own.get_debug(), own.slow_callback_duration
+        return *how, own.get_exception_handler(), own.get_task_factory()
+
+    def reset(self) -> None:
+        """Undo what a handler has changed about the event loop."""
+        if self._settings() != self._kept:
+            debug, self._loop.slow_callback_duration, on_error, factory = self._kept
+            self._loop.set_debug(debug)
+            self._loop.set_exception_handler(on_error)
+            self._loop.set_task_factory(factory)
 
     def serve(self) -> None:
         """Run what `spawn` is given until `end`, then close the loop.
@@ -99,6 +117,8 @@ class Loop:
             if not task.cancelled():
                 task.exception()  # it is handled, and asyncio must not log it again
             raise
+        finally:
+            self.reset()
 
     def close(self) -> None:
         """Cancel leftover tasks of handlers, and close the loop."""

@@ -230,6 +230,28 @@ def test_an_executor_that_cannot_start_a_thread_costs_its_job_nothing(
     stopped(running)
 
 
+def test_a_job_waits_while_its_executor_cannot_start_a_thread_for_it(
+    cli: Commands, tmp_path: Path
+) -> None:
+    refused, go = tmp_path / "refused", tmp_path / "go"
+    cli.env[code_app.AT_IMPORT] = REFUSES_THREADS.format(path=str(refused))
+    running = cli.start(*WORKER, "--slots", "2", "--async")
+    begins = f"import asyncio, os, pathlib; pathlib.Path({str(tmp_path / 'begun')!r}).touch()"
+    waiting = f"{begins}\nwhile not os.path.exists({str(go)!r}): await asyncio.sleep(0.01)"
+    neighbour = code_app.enqueued(waiting, in_loop=True)
+    until((tmp_path / "begun").exists)
+    refused.touch()
+    late = code_app.enqueued("found = 1")
+    until(lambda: row(late)["claim_no"] > 1)
+    refused.unlink()
+    until(lambda: status(late, "completed"))
+    assert charges(late)[1:] == (0, 0)
+    go.touch()
+    until(lambda: status(neighbour, "completed"))
+    assert charges(neighbour) == (1, 0, 0)
+    stopped(running)
+
+
 @pytest.mark.parametrize("who", ["worker", "launcher"])
 def test_without_descriptors_no_executor_starts_and_no_job_is_charged(
     cli: Commands, tmp_path: Path, who: str

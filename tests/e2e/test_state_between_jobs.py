@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,10 @@ LEFT = {
     "a variable": (
         "import os; os.environ['LEFT'] = 'x'",
         "import os; found = os.environ.get('LEFT')",
+    ),
+    "a time zone": (
+        "import os, time; os.environ['TZ'] = 'LEFT-9'; time.tzset()",
+        "import time; found = time.tzname",
     ),
     "no variables": (
         "import os; os.environ = {}",
@@ -132,6 +137,35 @@ def test_a_job_finds_nothing_that_the_one_before_has_left(cli: Commands) -> None
         before, left, after = (row(each)["result"] for each in ids)
         assert before["found"] == after["found"], name
         assert before["pid"] == left["pid"] == after["pid"], name
+    stopped(running)
+
+
+SETS_LOOP = """
+import asyncio
+loop = asyncio.get_running_loop()
+loop.set_debug(True)
+loop.slow_callback_duration = 9.0
+loop.set_exception_handler(print)
+loop.set_task_factory(lambda loop, handler, **more: asyncio.Task(handler, loop=loop, **more))
+"""
+SEES_LOOP = """
+import asyncio
+loop = asyncio.get_running_loop()
+factory = loop.get_task_factory()
+found = [loop.get_debug(), loop.slow_callback_duration, str(loop.get_exception_handler()),
+         getattr(factory, "__qualname__", None)]
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--slots", "2", "--async")], ids=["alone", "async"])
+def test_a_handler_finds_the_event_loop_as_it_was(cli: Commands, more: tuple[str, ...]) -> None:
+    running = worker(cli, *more)
+    found: list[Any] = []
+    for code in (SEES_LOOP, SETS_LOOP, SEES_LOOP):
+        job_id = code_app.enqueued(code, in_loop=True)
+        until(lambda job_id=job_id: status(job_id, "completed"))
+        found.append((code_app.found(row(job_id)), row(job_id)["result"]["pid"]))
+    assert found[0] == found[2]
     stopped(running)
 
 
