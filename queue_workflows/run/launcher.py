@@ -12,10 +12,12 @@ import errno
 import gc
 import json
 import math
+import mmap
 import os
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import traceback
@@ -42,10 +44,9 @@ are left for that.
 """
 CHECK_S: Final = 0.1
 """Seconds between two checks for ended executors where there are no pidfds, or one is traced."""
-LATE_S: Final = 5.0
-"""Seconds in which the kernel may have ended it for a deadline that was moved too late."""
 REAP_S: Final = 0.5
 """Seconds that a launcher gets to end after its channel was closed."""
+_TIME: Final = struct.Struct("d")
 PACKET: Final = 1 << 20
 """Bytes of a packet: what an app has registered is the largest."""
 FDS: Final = 4
@@ -83,16 +84,38 @@ def unsafe() -> str | None:
     return None
 
 
+class _Deadline:
+    """The kernel's deadline for a launcher, which its worker reads once it has ended.
+
+    The worker cannot know it otherwise: what it has sent is perhaps not received yet.
+    """
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, _TIME.size)
+        _TIME.pack_into(self._shared, 0, math.inf)
+        self._timer: kernel.DeathTimer | None = None
+
+    def arm(self, until: float | None) -> None:
+        """Let the kernel kill this process, the launcher, `GRACE_S` after this time."""
+        self._timer = self._timer or kernel.DeathTimer()
+        at = None if until is None else until + GRACE_S
+        _TIME.pack_into(self._shared, 0, math.inf if at is None else at)
+        self._timer.set(at)
+
+    def armed(self) -> float:
+        """Return when the kernel kills the launcher, or has killed it; infinite: never."""
+        (at,) = _TIME.unpack_from(self._shared)
+        return at
+
+
 class Launcher:
     """The launcher of this worker: packets to it, and from it."""
 
-    def __init__(self, pid: int, end: socket.socket) -> None:
+    def __init__(self, pid: int, end: socket.socket, deadline: _Deadline) -> None:
         self.pid = pid
         self._end = end
         self._number = 0
-        self._until: float | None = None
-        self._late_at = -math.inf
-        """When a deadline had passed that was moved only then."""
+        self._deadline = deadline
 
     @classmethod
     def load(cls, app: executor.App) -> tuple[Launcher, loaded_app.Registered]:
@@ -126,12 +149,13 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for each in (ours, theirs):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET)
+        deadline = _Deadline()
         parent, pid = os.getpid(), os.fork()
         if not pid:
             ours.close()
-            main(theirs, app, parent, late=late)
+            main(theirs, app, parent, deadline, late=late)
         theirs.close()
-        return cls(pid, ours)
+        return cls(pid, ours, deadline)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `receive` has something."""
@@ -185,10 +209,6 @@ class Launcher:
 
     def hold(self, until: float | None) -> None:
         """Let it kill all executors at this time (`clock.boot_s`), unless this is called again."""
-        now = clock.boot_s()
-        if self._until is not None and now >= self._until:
-            self._late_at = now
-        self._until = until
         self._say({"hold": until})
 
     def kill(self, pid: int, signum: int, *, alone: bool = False) -> None:
@@ -211,8 +231,7 @@ class Launcher:
         code = os.waitstatus_to_exitcode(status)
         if code >= 0:
             return LauncherLost(f"ended with exit code {code}")
-        now = clock.boot_s()
-        late = now < self._late_at + LATE_S or (self._until is not None and now >= self._until)
+        late = clock.boot_s() >= self._deadline.armed()
         return LauncherLost(f"killed by {signal_name(-code)}", signum=-code, by_deadline=late)
 
     def close(self) -> None:
@@ -226,7 +245,9 @@ class Launcher:
             os.waitpid(self.pid, 0)
 
 
-def main(end: socket.socket, app: executor.App, parent: int, *, late: bool) -> NoReturn:
+def main(
+    end: socket.socket, app: executor.App, parent: int, deadline: _Deadline, *, late: bool
+) -> NoReturn:
     """Serve the worker `parent` on `end` in this forked process, and never return.
 
     `late`: each executor loads the app itself.
@@ -244,7 +265,7 @@ def main(end: socket.socket, app: executor.App, parent: int, *, late: bool) -> N
         atexit._clear()  # pyright: ignore[reportPrivateUsage]
         print_by_lines()
         executor.prepare()
-        _Launcher(end, app, late=late).serve()
+        _Launcher(end, app, deadline, late=late).serve()
     except ConnectionError:
         os._exit(0)
     except BaseException:  # noqa: BLE001  the main function of a process
@@ -254,7 +275,9 @@ def main(end: socket.socket, app: executor.App, parent: int, *, late: bool) -> N
 
 
 class _Launcher:
-    def __init__(self, worker: socket.socket, app: executor.App, *, late: bool) -> None:
+    def __init__(
+        self, worker: socket.socket, app: executor.App, deadline: _Deadline, *, late: bool
+    ) -> None:
         self._worker = worker
         self._app = app
         self._late = late
@@ -268,7 +291,7 @@ class _Launcher:
         self._cgroup_of: dict[int, memory_cgroups.Cgroup] = {}
         self._poll = select.poll()
         self._poll.register(worker.fileno(), select.POLLIN)
-        self._timer = kernel.DeathTimer()
+        self._deadline = deadline
         self._until: float | None = None
         self._killed: set[int] = set()
         self._on_child: Any = signal.SIG_DFL
@@ -311,7 +334,7 @@ class _Launcher:
     def _act(self, packet: dict[str, Any], fds: list[int]) -> None:
         if "hold" in packet:
             self._until = packet["hold"]
-            self._timer.set(None if self._until is None else self._until + GRACE_S)
+            self._deadline.arm(self._until)
         elif "kill" in packet:
             if packet["kill"] in self._executors:
                 signal_group(packet["kill"], packet["signal"], alone=packet["alone"])
@@ -421,7 +444,7 @@ class _Launcher:
 
     def _kill_all(self) -> None:
         self._until = None
-        self._timer.set(None)
+        self._deadline.arm(None)
         for pid in self._executors:
             self._killed.add(pid)
             signal_group(pid, signal.SIGKILL)

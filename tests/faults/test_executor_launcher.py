@@ -294,9 +294,21 @@ def test_a_launcher_that_is_killed_takes_its_executors_along() -> None:
         os.kill(launcher.launcher.pid, signal.SIGKILL)
         worker.until(lambda: launcher.lost)
         assert launcher.lost is not None
-        assert launcher.lost.signum == signal.SIGKILL
+        assert (launcher.lost.signum, launcher.lost.by_deadline) == (signal.SIGKILL, False)
         assert "killed by SIGKILL" in str(launcher.lost)
         until(lambda: has_ended(worker.pid))
+
+
+def test_a_launcher_that_was_stopped_until_its_deadline_was_killed_by_no_handler() -> None:
+    """The kernel does it, although the worker has moved the deadline in time."""
+    with executors.launched(executor_app.load) as launcher:
+        launcher.launcher.hold(clock.boot_s() + 5.0)
+        with executors.forked(launcher) as worker:  # so that it has received the deadline
+            os.kill(launcher.launcher.pid, signal.SIGSTOP)
+            launcher.launcher.hold(clock.boot_s() + 3600)
+            worker.until(lambda: launcher.lost)
+            assert launcher.lost is not None
+            assert (launcher.lost.signum, launcher.lost.by_deadline) == (signal.SIGKILL, True)
 
 
 def test_a_deadline_kills_the_executors_and_not_the_launcher() -> None:

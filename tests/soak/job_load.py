@@ -50,7 +50,7 @@ class JobLoad:
         slow: bool,
     ) -> None:
         self._rng = random.Random(seed * 7919 + 1)
-        self._is_open, self._slow = is_open, slow
+        self._is_open, self.slow = is_open, slow
         self._books = known
         self._plan = plan
         self._number = 0
@@ -84,7 +84,7 @@ class JobLoad:
         rng = self._rng
         for _ in range(rng.randint(1, 4)):
             task = rng.choice(["fetch", "fetch", "crawl", "parse", "note"])
-            args = {"kind": workflows.poison(rng, slow=self._slow)}
+            args = {"kind": workflows.poison(rng, slow=self.slow)}
             drawn = rng.random()
             if drawn < POISON:
                 task = "spoiled"
@@ -141,7 +141,7 @@ class JobLoad:
         """Queue a job that kills a process, among others that are claimed with it."""
         queue = self._rng.choice([tasks.NOTES, tasks.NOTES, tasks.FEEDS])
         sent = [self._order("note", queue, args={"lasts_s": 0.5}) for _ in range(BURST)]
-        kind = self._rng.choice(workflows.KILLERS if self._slow else workflows.KILLERS[:1])
+        kind = self._rng.choice(workflows.KILLERS if self.slow else workflows.KILLERS[:1])
         sent[2] = self._order("spoiled", queue, args={"kind": kind})
         for order, job_id in zip(sent, _enqueue_all(sent), strict=True):
             self._enter(order, job_id)

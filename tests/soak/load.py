@@ -102,6 +102,10 @@ class Load(background.BackgroundThread):
             except Exception as error:
                 self.problems.append(f"{type(error).__name__}: {error}")
 
+    def calm(self) -> None:
+        """Submit no handler any more that is poison late: all is over soon after `close`."""
+        self._slow = self._orders.slow = False
+
     def close(self) -> None:
         """Submit and cancel nothing more."""
         self._open = False

@@ -13,6 +13,7 @@ JOBS = {"streams": 36}
 def _forget_the_rest() -> None:
     """End an attempt without storing the parts that are not sent yet."""
     replace(attempt_parts.AttemptParts, "rest", lambda *_: None)
+    replace(attempt_parts.AttemptParts, "take_later", lambda *_: None)
 
 
 def _skip_a_number() -> None:

@@ -48,6 +48,8 @@ QUIET_S = check_recovery.PROMISED_S[fleet.DEFAULT] + fleet.LONG_S + 10.0
 """Nothing moves for so long: it is stuck. The slowest recovery, and the longest handler."""
 SETTLE_S = 480.0
 """Most of it for handlers that kill their worker: only a parent sees that, and it takes three."""
+CALM = 0.3
+"""The last share of the load has no new ones of these."""
 MUTANT_SETTLE_S = 60.0
 KEPT = (
     "ingest_jobs", "ingest_job_events", "workflow_node_jobs", "workflow_node_events",
@@ -171,7 +173,9 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         reading = stack.enter_context(stream_readers.Readers(busy.books))
         watching = stack.enter_context(observer.Observer(struck.done))
         with struck:
-            _pause(options.seconds)
+            _pause(options.seconds * (1 - CALM))
+            busy.calm()
+            _pause(options.seconds * CALM)
             busy.close()
             attacking.close()
             strange.close()
