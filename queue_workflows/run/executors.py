@@ -32,6 +32,7 @@ GROWN_MB: Final = 32.0
 """Memory in MB that an executor keeps of its jobs, from which its end helps when memory is full.
 
 Less than that is what imports and caches take."""
+UNREAD: Final = "what an earlier job has left: it ended before it read this one"
 UNSTARTED: Final = "a start that failed"
 FORK_FIRST_S: Final = 0.1
 FORK_AGAIN_S: Final = 5.0
@@ -166,6 +167,10 @@ class Executor:
         self.let_go_at = math.inf
         """When it was told to end by itself; inf: it was not."""
         self.idle_since = clock.boot_s()
+        self.newest: Any = None
+        """The job that was sent to it last, if nothing was sent since."""
+        self.unread = False
+        """Whether it has ended before it read what was sent last, as the kernel says."""
         self.lost = ""
         """Why its channel cannot be used any more."""
         self.lost_at = math.inf
@@ -339,7 +344,7 @@ class Executors:
         place.jobs[job.key] = job
         kind = wire.RUN_NODE if job.in_run else wire.RUN_TASK
         self._send(place, wire.frame(kind, job.key, job.body))
-        job.body = b""
+        place.newest, job.body = job, b""
 
     def _make_room(self) -> None:
         """Let an executor go that has had jobs, for a job that needs a fresh one."""
@@ -507,13 +512,14 @@ class Executors:
     def _send(self, place: Executor, data: bytes) -> None:
         if place.lost:
             return
+        place.newest = None
         if not place.unsent:
             try:
                 sent = place.channel.send(data)
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                self._lose(place, str(error))
+                self._lose(place, error)
                 return
             if sent == len(data):
                 return
@@ -527,14 +533,15 @@ class Executors:
         except BlockingIOError:
             return
         except OSError as error:
-            self._lose(place, str(error))
+            self._lose(place, error)
             return
         if not place.unsent:
             self._loop.write(place.channel.fileno(), None)
 
-    def _lose(self, place: Executor, why: str) -> None:
+    def _lose(self, place: Executor, why: object) -> None:
         if not place.lost:
-            place.lost, place.lost_at = why, clock.boot_s()
+            place.lost, place.lost_at = str(why), clock.boot_s()
+            place.unread = isinstance(why, ConnectionError)
             self._loop.forget(place.channel.fileno())
             self._loop.wake_at(place.lost_at + LOST_S)
 
@@ -545,7 +552,7 @@ class Executors:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._lose(place, str(error))
+            self._lose(place, error)
             return False
         if not data:
             self._lose(place, "it has closed its channel, or has ended")
@@ -554,7 +561,7 @@ class Executors:
             for kind, key, body in place.frames.add(data):
                 self._take(place, kind, key, body)
         except (wire.ProtocolError, ValueError, LookupError, TypeError) as error:
-            self._lose(place, str(error))
+            self._lose(place, error)
             return False
         return True
 
@@ -689,6 +696,7 @@ class Executors:
         """End the jobs of an executor that has ended, if it is one of these."""
         place = self._by_pid.pop(packet["died"], None)
         if place is not None:
+            place.packet = packet  # it gets no other job
             # An outcome may have been sent before the death.
             while not place.lost and self._receive(place):
                 continue
@@ -704,7 +712,9 @@ class Executors:
             self._loop.forget(fd)
         jobs, place.jobs = [*place.jobs.values()], {}
         del self._by_number[place.number]
-        is_early = not (jobs or place.full or place.signals)
+        unread = place.newest if place.unread else None
+        begun = [job for job in jobs if job is not unread]
+        is_early = not (begun or place.full or place.signals)
         failed = refused or place.killed_for.startswith(UNSTARTED)
         if failed or is_early:
             self._pause()
@@ -712,7 +722,7 @@ class Executors:
             self._fork_at = 0.0
         if is_early and not refused:
             _log.warning("an idle executor %s", _death(place, packet, 0).evidence)
-        if jobs and not failed:
+        if begun and not failed:
             self._fork_s = FORK_FIRST_S
         if place.changing:
             self._owner.changed(
@@ -724,8 +734,9 @@ class Executors:
                            "vram_gb": 0.0})  # fmt: skip
         for job in jobs:
             job.place = None
-            death = _death(place, packet, packet.get("others", len(jobs) - 1))
-            self._owner.died(job, death._replace(killed_for=place.killed_for or refused))
+            death = _death(place, packet, packet.get("others", len(begun) - 1))
+            why = place.killed_for or refused or (UNREAD if job is unread else "")
+            self._owner.died(job, death._replace(killed_for=why))
         place.close()
         if not self.closing:
             self._owner.room()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import time
 from collections.abc import Generator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from queue_workflows.run import executors as run_executors
 from queue_workflows.run import wire
 from tests.support import executors
 from tests.support.wait import until
@@ -219,6 +221,41 @@ def test_a_worker_does_not_wait_for_an_executor_that_does_not_read(
     assert beside.task("add", {"a": 1, "b": 1}).kind == "completed"
     os.kill(worker.pid, signal.SIGCONT)
     assert worker.outcome(job).kind == "completed"
+
+
+def test_a_job_that_its_executor_has_not_read_is_not_charged(worker: executors.Worker) -> None:
+    """A crash takes seconds while the kernel writes a core, and the channel is open meanwhile."""
+    worker.task("add", {"a": 1, "b": 1})
+    os.kill(worker.pid, signal.SIGSTOP)
+    job = worker.send_task("add", {"a": 2, "b": 2})
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.until(lambda: job.death)
+    assert job.death is not None
+    assert job.death.killed_for.endswith("it ended before it read this one")
+
+
+def test_a_job_that_its_executor_has_read_is_charged_even_if_no_more_came(
+    worker: executors.Worker,
+) -> None:
+    job = worker.send_task("until_cancelled")
+    worker.until(lambda: len(job.reports) == 2)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.until(lambda: job.death)
+    assert job.death is not None
+    assert (job.death.killed_for, job.death.evidence[:17]) == ("", "killed by SIGKILL")
+
+
+def test_a_dead_executor_gets_no_job_while_its_last_outcome_is_read(
+    worker: executors.Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usable: list[bool] = []
+    monkeypatch.setattr(worker, "room", lambda: usable.append(worker.place.usable))
+    job = worker.send_task("add", {"a": 1, "b": 1})
+    until(lambda: select.select([worker.place.channel], [], [], 0)[0])
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.executors.died({"died": worker.pid} | run_executors.UNKNOWN)
+    assert job.outcome is not None
+    assert not any(usable)
 
 
 def sleeping(pid: int) -> bool:
