@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,7 +20,10 @@ from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 _log = logging.getLogger(__name__)
 TICK_S = 0.5
 LAST_S = 0.15
-"""Seconds after a job's end by which its worker has stored the log."""
+LAST_READS = 20
+LAST_MAX_S = 2.0
+"""Seconds after a job's end by which its worker has stored the log. On a slow machine it takes as
+long as so many reads do here, and at most the last."""
 _MARGIN = timedelta(seconds=10)
 """A transaction may commit this long after the time that it wrote."""
 
@@ -127,12 +131,14 @@ def run(
     printed = RunOutput(run_id, view.print_message, nodes)
     try:
         while not stop.requested.is_set():
+            begun = time.monotonic()
             seen = reader.read()
+            read_s = time.monotonic() - begun
             if seen is not None:
                 view.show(seen)
                 printed.show()
                 if seen.over:
-                    stop.requested.wait(LAST_S)
+                    await_logs(stop, read_s)
                     printed.show(last=True)
                     return seen
             stop.requested.wait(TICK_S)
@@ -141,6 +147,11 @@ def run(
     finally:
         reader.close()
     return None
+
+
+def await_logs(stop: signals.StopRequest, read_s: float) -> None:
+    """Wait until workers have stored the logs of what has ended; a read took `read_s` seconds."""
+    stop.requested.wait(min(max(LAST_S, LAST_READS * read_s), LAST_MAX_S))
 
 
 def _before(instant: datetime) -> datetime:
@@ -207,10 +218,11 @@ def job(
     progress, away = _Progress(print_line), False
     try:
         while not stop.requested.is_set():
+            begun = time.monotonic()
             try:
                 shown = progress.tell(kind, job_id)
                 if shown["status"] in TERMINAL_JOB_STATUSES:
-                    stop.requested.wait(LAST_S)
+                    await_logs(stop, time.monotonic() - begun)
                     return progress.tell(kind, job_id, last=True)
                 away = False
             except db.OperationalError as error:

@@ -46,12 +46,14 @@ class Follower(NamedTuple):
         printed, printed_at = follow.RunOutput(run_id, self.view.print_message), -math.inf
         try:
             while not self.stop.requested.is_set():
+                begun = time.monotonic()
                 seen = reader.read()
+                read_s = time.monotonic() - begun
                 pause_s = TICK_LARGE_S
                 if seen is not None:
                     self.view.show(seen)
                     if self.printing_queues is not None and seen.over:
-                        self._show_last(printed, self.printing_queues())
+                        self._show_last(printed, self.printing_queues(), read_s)
                     elif (
                         self.printing_queues is not None
                         and time.monotonic() - printed_at >= OUTPUT_S
@@ -75,10 +77,12 @@ class Follower(NamedTuple):
             reader.close()
         return None
 
-    def _show_last(self, printed: follow.RunOutput, printing_queues: Collection[str]) -> None:
+    def _show_last(
+        self, printed: follow.RunOutput, printing_queues: Collection[str], read_s: float
+    ) -> None:
         """Print the rest of the output, once the workers have had time to store the logs."""
         if not printing_queues:
-            self.stop.requested.wait(follow.LAST_S)
+            follow.await_logs(self.stop, read_s)
         printed.show(last=True, without=printing_queues)
 
     def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:

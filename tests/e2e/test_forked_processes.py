@@ -17,15 +17,21 @@ from tests.support.wait import until
 
 APP = "tests.support.loading_app:setup"
 RUN = ("queue-workflows", "run", "hold", "--app", APP)
-ONE = {"QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS": "1"}
 PARENT = "queue_workflows parent of"
 ROLES = ("queue_workflows.orchestrator", "queue_workflows.claim_worker")
 
 
-def started(cli: Commands, folder: Path, *more: str, **env: str) -> Command:
+@pytest.fixture(autouse=True)
+def noting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the app note in the folder of the test what loads it."""
+    monkeypatch.setenv(loading_app.FOLDER, str(tmp_path))
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS", "1")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S", "0.5")
+
+
+def started(cli: Commands, folder: Path, *more: str) -> Command:
     """Return a run whose node waits for the file `go`."""
-    env = {loading_app.FOLDER: str(folder), **ONE, **env}
-    run = cli.start(*RUN, "--input", f"folder={folder}", *more, **env)
+    run = cli.start(*RUN, "--input", f"folder={folder}", *more)
     until(lambda: toy_app.pids(folder, "hold") or run.process.poll() is not None, timeout_s=30)
     assert toy_app.pids(folder, "hold"), run.err
     return run
@@ -43,9 +49,10 @@ def opened(pid: int) -> set[str]:
 
 @pytest.mark.parametrize("thread", ["", "1"])
 def test_they_have_nothing_that_the_app_opened_in_the_command(
-    cli: Commands, tmp_path: Path, thread: str
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread: str
 ) -> None:
-    run = started(cli, tmp_path, **{loading_app.THREAD: thread})
+    monkeypatch.setenv(loading_app.THREAD, thread)
+    run = started(cli, tmp_path)
     command, parent = run.process.pid, process(run, PARENT)
     orchestrator, worker = (process(run, role) for role in ROLES)
     loaded = loading_app.noted(tmp_path, "loaded")
@@ -70,7 +77,7 @@ def test_they_keep_no_pipe_of_the_command(cli: Commands, tmp_path: Path) -> None
 
 
 def test_ctrl_c_hands_back_and_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
-    run = started(cli, tmp_path, QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S="0.5")
+    run = started(cli, tmp_path)
     run.send(signal.SIGINT)
     assert run.wait() == 130, run.err
     assert run.family() == {}
@@ -81,7 +88,7 @@ def test_ctrl_c_hands_back_and_leaves_no_process(cli: Commands, tmp_path: Path) 
 
 
 def test_a_killed_command_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
-    run = started(cli, tmp_path, QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S="0.5")
+    run = started(cli, tmp_path)
     run.send(signal.SIGKILL)
     until(lambda: not run.family())
     (job,) = node_queue.list_jobs_for_run(runs.list()[0]["id"])
@@ -89,7 +96,7 @@ def test_a_killed_command_leaves_no_process(cli: Commands, tmp_path: Path) -> No
 
 
 def test_a_killed_parent_is_replaced(cli: Commands, tmp_path: Path) -> None:
-    run = started(cli, tmp_path, QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S="0.5")
+    run = started(cli, tmp_path)
     before = process(run, PARENT)
     os.kill(before, signal.SIGKILL)
     until(lambda: "the parent of our processes ended with signal 9: starting" in run.err)
@@ -99,15 +106,16 @@ def test_a_killed_parent_is_replaced(cli: Commands, tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_refused_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
-    env = {loading_app.FOLDER: str(tmp_path)}
-    done = cli.run(*RUN, "--input", "unknown=1", "--db", "x", **env)
+    done = cli.run(*RUN, "--input", f"folder={tmp_path}", "--db", "x")
     assert done.process.returncode == 2, done.err
     assert done.family() == {}
 
 
-def test_processes_that_refuse_to_start_end_the_run_with_2(cli: Commands, tmp_path: Path) -> None:
-    env = {loading_app.FOLDER: str(tmp_path), loading_app.REFUSE: "1", **ONE}
-    done = cli.run(*RUN, "--input", f"folder={tmp_path}", timeout_s=60, **env)
+def test_processes_that_refuse_to_start_end_the_run_with_2(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(loading_app.REFUSE, "1")
+    done = cli.run(*RUN, "--input", f"folder={tmp_path}", timeout_s=60)
     assert done.process.returncode == 2, done.err
     assert "a process refused to start 3 times" in done.err.splitlines()[-1]
     assert "the second one is refused" in done.err
@@ -122,9 +130,8 @@ def test_what_they_print_goes_to_stderr(cli: Commands, tmp_path: Path) -> None:
     assert run.err.count("printed while loading") >= 2
 
 
-def test_a_program_that_calls_the_command_forks_none_of_them(
-    cli: Commands, tmp_path: Path, dsn: str
-) -> None:
+@pytest.mark.usefixtures("db")
+def test_a_program_that_calls_the_command_forks_none_of_them(tmp_path: Path, dsn: str) -> None:
     """It may have an app of its own, which they must not share."""
     (tmp_path / "go").touch()
     arguments = [*RUN[1:], "--input", f"folder={tmp_path}"]
@@ -133,7 +140,7 @@ def test_a_program_that_calls_the_command_forks_none_of_them(
         "os.register_at_fork(before=lambda: print('forks', flush=True));"
         f"sys.exit(__main__.main({arguments!r}))"
     )
-    env = {**os.environ, **ONE, loading_app.FOLDER: str(tmp_path), "QUEUE_WORKFLOWS_DB_URL": dsn}
+    env = {**os.environ, "QUEUE_WORKFLOWS_DB_URL": dsn}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True
     )

@@ -1,8 +1,8 @@
 """Define an app that notes in a folder what each process that loads it does.
 
 It opens a pipe at its import, as others do a connection to a server, and registers functions that
-are called at a fork and at the end of a process. `HOOKS_REFUSE`: all but the first process that
-loads it are refused. `HOOKS_THREAD`: it starts a thread.
+are called at a fork and at the end of a process. `REFUSE`: all but the first process that
+loads it are refused. `THREAD`: it starts a thread.
 """
 
 from __future__ import annotations
