@@ -286,7 +286,8 @@ def test_a_result_that_the_server_refuses_holds_up_no_other(
     """While job 1 is recorded, jobs 2 and 3 end: one statement is to record both."""
     conn.execute(
         "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " IF NEW.status = 'completed' AND NEW.args = '{\"i\": 1}' THEN PERFORM pg_sleep(0.3); END IF;"
+        " IF NEW.status = 'completed' AND NEW.args = '{\"i\": 1}' THEN"
+        " PERFORM pg_sleep(0.3); END IF;"
         " IF NEW.status = 'completed' AND NEW.args = '{\"i\": 2}' THEN"
         " RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$"
     )
