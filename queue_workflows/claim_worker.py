@@ -17,12 +17,12 @@ from queue_workflows.engine import workers
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import app_loading, entry_point, log_context, printed_lines, signals
 from queue_workflows.types import ExitFn
-from queue_workflows.worker import command_line, job_guards, settings, shapes
+from queue_workflows.worker import command_line, guards, shapes
 
 if TYPE_CHECKING:  # `start`, which has all that executors need, is late.
     from queue_workflows.worker import process
 
-budget_for = job_guards.budget_for
+budget_for = guards.budget_for
 
 
 class ClaimWorker:
@@ -53,7 +53,7 @@ class ClaimWorker:
     ) -> None:
         """Wire the parts. Its length: an argument is a line, and so is each part."""
         config.check_queue(queue)
-        settings.check_times(lease_s, shutdown_timeout_s)
+        shapes.check_times(lease_s, shutdown_timeout_s)
         self._shape = _shape(queue, batch, slots, async_jobs=async_jobs, inline=inline)
         self._ends_with_job, self._on_exit, self._batch = slots is None, on_exit, batch
         if slots is None and on_exit is not os._exit:
@@ -214,7 +214,7 @@ class WorkerPool:
     ) -> None:
         from queue_workflows.worker import start
 
-        settings.check_times(lease_s, shutdown_timeout_s)
+        shapes.check_times(lease_s, shutdown_timeout_s)
         self._entries = start.pool_entries(workers)
         self._host = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
@@ -259,7 +259,7 @@ class WorkerPool:
 
 
 def _inline_worker(options: argparse.Namespace) -> ClaimWorker:
-    settings.check_nodes(options.queue, config.get_config().knows_nodes())
+    shapes.check_nodes(options.queue, config.get_config().knows_nodes())
     if options.queue == "gpu":
         config.get_config().builtin_model_registrar()
     return ClaimWorker(

@@ -13,8 +13,7 @@ import typer
 from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
 from queue_workflows.runtime import app_loading, child, entry_point
-from queue_workflows.worker import cards as gpu_cards
-from queue_workflows.worker import parent, pool_config
+from queue_workflows.worker import gpus, parent, pool_config
 
 _TRIAL = """
 import sys
@@ -149,8 +148,8 @@ def _cards(text: str | None) -> list[int]:
     """Return the GPUs of the option; they are checked before anything starts."""
     if text is None:
         return []
-    found = gpu_cards.parse(text)
-    gpu_cards.check(found)
+    found = gpus.parse(text)
+    gpus.check(found)
     return found
 
 

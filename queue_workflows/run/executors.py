@@ -1,6 +1,7 @@
 """Fork the executors of one queue, give them jobs, and read what they send and print.
 
 For the thread of the worker's loop; no call waits. The owner hears what happens to its jobs.
+Its length: forks, traffic and ends of an executor change the same state.
 """
 
 from __future__ import annotations
@@ -810,19 +811,14 @@ def _death(place: Executor, packet: dict[str, Any], others: int) -> Death:
     return Death(how, detail, packet["by_deadline"], place.killed_for)
 
 
-def _name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return str(signum)
-
-
 def _how(packet: dict[str, Any]) -> str:
     code, signum = packet["code"], packet["signal"]
     if packet.get("launcher"):
-        return f"ended with its launcher, which was killed by {_name(packet['launcher'])}"
+        name = launcher.signal_name(packet["launcher"])
+        return f"ended with its launcher, which was killed by {name}"
     if signum is not None:
-        return f"killed by {_name(signum)}{' (core dumped)' if packet['core'] else ''}"
+        core = " (core dumped)" if packet["core"] else ""
+        return f"killed by {launcher.signal_name(signum)}{core}"
     if code is None:
         return "ended for an unknown reason"
     if code == wire.LOST:

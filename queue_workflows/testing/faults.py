@@ -12,7 +12,7 @@ from queue_workflows import config, db, errors, ingest_executor, jobs, runs
 from queue_workflows.engine import attempts, finish, job_tables, outcomes, recovery
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import Row
-from queue_workflows.worker import job_guards
+from queue_workflows.worker import guards
 
 UNTIL = ("cancelled", "budget")
 
@@ -47,7 +47,7 @@ def met(table: job_tables.JobTable, job: Row, fault: Fault | None) -> Generator[
         _crash(table, job)
         yield False
     elif fault.kind == "budget":
-        _end_by_watchdog(table, job, job_guards.budget_for(job))
+        _end_by_watchdog(table, job, guards.budget_for(job))
         yield False
     elif not table.in_run and fault.kind == "cancelled":
         _stop_task(table, job)

@@ -12,7 +12,7 @@ from queue_workflows.dag import payload
 from queue_workflows.engine import job_tables, outcomes, recovery
 from queue_workflows.tasks import interruptible
 from queue_workflows.types import Row
-from queue_workflows.worker import guards, job_guards
+from queue_workflows.worker import guards
 
 if TYPE_CHECKING:
     from queue_workflows.run import executors
@@ -133,7 +133,7 @@ class ClaimedJob:
     def start(self, now: float) -> None:
         """Count the time of the guards from now on, as the handler starts."""
         self.started, self.has_started = now, True
-        self.guards = job_guards.guards_for(self.row, now)
+        self.guards = guards.guards_for(self.row, now)
 
     def beat(self, now: float, progress: str | None = None) -> None:
         """Note that the handler is active, with its progress as JSON text if it reported any."""

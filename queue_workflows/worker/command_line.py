@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from queue_workflows import errors
 from queue_workflows.runtime import entry_point
-from queue_workflows.worker import cards, shapes
+from queue_workflows.worker import gpus, shapes
 
 
 def parser() -> argparse.ArgumentParser:
@@ -168,19 +168,19 @@ def _check_cards(options: argparse.Namespace, chosen: shapes.Limits) -> None:
         raise errors.InvalidConfig(
             "--cards excludes --slots, --async and --batch: each GPU runs one job at a time"
         )
-    numbers = cards.parse(options.cards)
+    numbers = gpus.parse(options.cards)
     if len(numbers) > 1 and (chosen.burst or chosen.idle_exit_s is not None):
         raise errors.InvalidConfig(
             "--burst and --idle-exit need a single GPU: a parent would start the workers again"
         )
     shapes.check("gpu", shapes.Shape(1, gpu=True, card=numbers[0]))
-    cards.check(numbers)
+    gpus.check(numbers)
 
 
 def shape(options: argparse.Namespace) -> shapes.Shape:
     """Return how many jobs run at once in how many processes."""
     if options.cards is not None:
-        return shapes.Shape(1, gpu=True, card=cards.parse(options.cards)[0])
+        return shapes.Shape(1, gpu=True, card=gpus.parse(options.cards)[0])
     return shapes.Shape(
         1 if options.slots is None else options.slots,
         options.batch,

@@ -18,14 +18,14 @@ from queue_workflows.model_cache import gpu_should_unload
 from queue_workflows.runtime import clock, service
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import JsonDict, NowFn, Row
-from queue_workflows.worker import claimed_job, gpu_memory, guards, job_guards, lane
+from queue_workflows.worker import claimed_job, gpus, guards, lane
 
 _log = logging.getLogger(__name__)
 REAP_S: Final = 5.0
 SAMPLE_CHECK_S: Final = 1.0
 PUBLISH_WAIT_S: Final = 5.0
 """Seconds for which the first claim waits for the GPU's size and a heartbeat: a little more than
-`gpu_memory.TIMEOUT_S`."""
+`gpus.TIMEOUT_S`."""
 NAME_CHARS: Final = 400
 FAULT_FIRST_S, FAULT_MAX_S = 5.0, 300.0
 """Pauses in seconds after a job that could not use the GPU; each one in a row doubles it."""
@@ -66,9 +66,9 @@ class GpuModels:
         self._request_no = 0
         self._latest: JsonDict | None = None
         self._reaps = False
-        self._poll_at = self._reap_at = self._sample_at = 0.0
+        self._poll_at = self._reap_at = 0.0
         self._probe = worker_usage.Sampler(card=card)
-        self._memory = gpu_memory.GpuMemory()
+        self._memory = gpus.GpuMemory()
         self._sampled: tuple[float, worker_usage.Sample] | None = None
         self._shown: worker_usage.Sample | None = None
         self._wanted = False
@@ -148,7 +148,7 @@ class GpuModels:
     @property
     def change_ends(self) -> float:
         """Return when the request under way has taken too long: it has the time of a gpu job."""
-        return self._began + job_guards.GPU_S
+        return self._began + guards.GPU_S
 
     def columns(self) -> JsonDict:
         """Return the columns of the worker's row about models and GPU memory."""

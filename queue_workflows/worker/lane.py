@@ -83,11 +83,6 @@ class Lane:
         """The loaded model of a gpu queue."""
         self.models: list[str] | None = None
 
-    @property
-    def is_held(self) -> bool:
-        """Return whether jobs are held, or anything is to be recorded."""
-        return bool(self.jobs)
-
     def is_isolated(self, job: claimed_job.ClaimedJob) -> bool:
         """Return whether a job runs in an executor of its own, also where others share one."""
         if self.shape.gpu:

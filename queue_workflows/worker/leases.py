@@ -19,7 +19,7 @@ from queue_workflows.engine import claim_isolation, claims, controls, job_steps,
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock
 from queue_workflows.types import JsonDict, NowFn
-from queue_workflows.worker import claimed_job, desk, job_logs, lane, settings
+from queue_workflows.worker import claimed_job, desk, job_logs, lane
 
 if TYPE_CHECKING:
     from queue_workflows.worker import gpu_models
@@ -190,7 +190,7 @@ class Leases:
     def _renew(self, now: float) -> link.Request | None:
         held = [(own, [*own.jobs.values()]) for own in self._desk.lanes if own.jobs]
         lease_s = self._desk.lanes[0].who.lease_s
-        self._renew_at = now + settings.renew_every_s(lease_s)
+        self._renew_at = now + min(config.DL_HEARTBEAT_SEC.read(), lease_s / 3)
         if not held:
             self._keep_hold(now)
             return None

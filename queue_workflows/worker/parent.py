@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from queue_workflows import config, db
 from queue_workflows.runtime import app_loading, child, signals, supervisor
-from queue_workflows.worker import cards, command_line, crash_recovery
+from queue_workflows.worker import command_line, crash_recovery, gpus
 
 ORCHESTRATOR = "queue_workflows.orchestrator"
 WORKER = "queue_workflows.claim_worker"
@@ -90,8 +90,7 @@ def supervise_options(options: argparse.Namespace, arguments: Sequence[str]) -> 
     db.db_url()
     if options.cards is not None:
         workers = {
-            f"gpu {card} worker": [*own, "--cards", str(card)]
-            for card in cards.parse(options.cards)
+            f"gpu {card} worker": [*own, "--cards", str(card)] for card in gpus.parse(options.cards)
         }
         return supervise(workers, options.shutdown_timeout)
     name = f"{options.queue} worker" if options.queue else "worker pool"

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from queue_workflows import config, db
+from queue_workflows import config, db, hw_metrics
 from queue_workflows.db import link, statements
 from queue_workflows.engine import claims, recovery
 from queue_workflows.model_cache import ModelCache
@@ -29,7 +29,6 @@ from queue_workflows.worker import (
     lane,
     leases,
     memory_watch,
-    settings,
     shapes,
 )
 from queue_workflows.worker import inline as inline_jobs
@@ -119,7 +118,8 @@ class Worker:
         self._launcher, registered = launched or (None, None)
         self._limits = limits
         self._inline = inline
-        self._shutdown_s = settings.shutdown_s(shutdown_timeout_s)
+        default_s = config.SHUTDOWN_TIMEOUT_S.read()
+        self._shutdown_s = default_s if shutdown_timeout_s is None else shutdown_timeout_s
         self._loop = loop = io_loop.IoLoop()
         self._printer = _Printer(loop.wake_at)
         self._bell, self._rope = socket.socketpair()
@@ -165,7 +165,8 @@ class Worker:
             is_own_policy=lambda policy: self._is_own_policy(registered, policy),
             run_policy=self._run_policy,
         )
-        self._metrics = None if inline and inline.once else settings.sampler(host, self._wake)
+        sampled = not (config.DISABLE_HW_METRICS.read() or (inline and inline.once))
+        self._metrics = hw_metrics.Sampler(host, ready=self._wake) if sampled else None
         self._claims: link.Link
         self._renewals: link.Link
         self._posted: deque[Callable[[], object]] = deque()

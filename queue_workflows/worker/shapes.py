@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from queue_workflows import errors
+from queue_workflows import config, errors
+
+MAX_LEASE_S = 30 * 86400.0
+"""A longer lease would keep a dead worker's job for a month."""
 
 
 class Limits(NamedTuple):
@@ -59,4 +62,26 @@ def check(queue: str, shape: Shape) -> None:
     if shape.concurrent and shape.batch > 1:
         raise errors.InvalidConfig(
             "--async and --batch exclude each other: --async runs jobs at once, --batch one by one"
+        )
+
+
+def check_times(lease_s: float, shutdown_timeout_s: float | None) -> None:
+    """Raise `InvalidConfig` for a lease or a shutdown timeout that cannot work."""
+    if not 0 < lease_s <= MAX_LEASE_S:
+        raise errors.InvalidConfig(
+            f"lease of {lease_s} s: it must be positive and at most {MAX_LEASE_S:g}"
+        )
+    if shutdown_timeout_s is not None and not 0 <= shutdown_timeout_s <= MAX_LEASE_S:
+        raise errors.InvalidConfig(
+            f"shutdown timeout of {shutdown_timeout_s} s: it must not be negative"
+        )
+
+
+def check_nodes(queue: str, knows_nodes: bool) -> None:
+    """Raise for a queue that does not exist, and for one of nodes if the app has none."""
+    config.check_queue(queue)
+    if queue in config.DAG_QUEUES and not knows_nodes:
+        raise errors.InvalidConfig(
+            f"a {queue} worker that knows no node would fail every job: name the app with "
+            "--app or QUEUE_WORKFLOWS_APP; it sets a node package or resolver, or registers nodes"
         )

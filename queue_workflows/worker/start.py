@@ -15,7 +15,7 @@ from queue_workflows import config, errors, gpu_model_cache, model_cache
 from queue_workflows.operations import stop_policies
 from queue_workflows.run import executor, launcher, loaded_app
 from queue_workflows.runtime import app_loading
-from queue_workflows.worker import cards, command_line, pool_config, process, settings, shapes
+from queue_workflows.worker import command_line, gpus, pool_config, process, shapes
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 Launched: TypeAlias = "tuple[launcher.Launcher, loaded_app.Registered]"
@@ -138,7 +138,7 @@ def serve(options: argparse.Namespace, serve_: Callable[[process.Worker], int]) 
 
 
 def _of_options(options: argparse.Namespace, limits: shapes.Limits) -> process.Worker | None:
-    settings.check_times(options.lease_seconds, options.shutdown_timeout)
+    shapes.check_times(options.lease_seconds, options.shutdown_timeout)
     served: dict[str, shapes.Shape] = {}
     if options.queue is not None:
         served[options.queue] = command_line.shape(options)
@@ -152,7 +152,7 @@ def _of_options(options: argparse.Namespace, limits: shapes.Limits) -> process.W
             return None
     if options.queue is not None:
         try:
-            settings.check_nodes(options.queue, launched[1].knows_nodes)
+            shapes.check_nodes(options.queue, launched[1].knows_nodes)
         except BaseException:
             launched[0].close()
             raise
@@ -173,7 +173,7 @@ def _launch(app: str | None, shape: shapes.Shape) -> Launched | None:
         return launch(lambda: app_loading.load_app(app))
     if shape.card is not None:
         # Before the app is loaded: a library may read them only once.
-        os.environ.update(cards.environment(shape.card))
+        os.environ.update(gpus.environment(shape.card))
     return launch(lambda: _load_with_models(app), gpu_model_cache.gpu_model_cache)
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from queue_workflows import claim_worker, model_cache, model_registry, models
-from queue_workflows.worker import job_guards
+from queue_workflows.worker import guards
 from tests.support import wait
 
 pytestmark = pytest.mark.usefixtures("db")
@@ -17,7 +17,7 @@ def test_a_load_on_request_that_never_ends_ends_its_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has the time limit of a gpu job, which no configuration changes."""
-    monkeypatch.setattr(job_guards, "GPU_S", 0.2)
+    monkeypatch.setattr(guards, "GPU_S", 0.2)
     release = threading.Event()
     codes: list[int] = []
 

@@ -30,7 +30,6 @@ TARGETS = {
     "dag/typed_values.py": _TYPES,
     "refs/__init__.py": _REFS,
     "worker/guards.py": _GUARDS,
-    "worker/job_guards.py": _GUARDS,
     "worker/claim_times.py": ("unit/test_claim_times_edges.py", "unit/test_claim_times.py"),
     "schedule/definition.py": ("unit/test_schedule_edges.py",),
     "schedule/entry.py": _SCHEDULE,

@@ -8,7 +8,7 @@ from queue_workflows import config
 from queue_workflows.db import migration_lock, pool
 from queue_workflows.engine import schedule_rows
 from queue_workflows.runtime import supervisor
-from queue_workflows.worker import desk, gpu_memory, gpu_models, job_logs, window
+from queue_workflows.worker import desk, gpu_models, gpus, job_logs, window
 
 if TYPE_CHECKING:
     import pytest
@@ -66,4 +66,4 @@ def pause_streams(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def wait_for_gpu_sizes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a gpu worker's first claim, and the tool that it asks, take so long at most."""
     monkeypatch.setattr(gpu_models, "PUBLISH_WAIT_S", seconds)
-    monkeypatch.setattr(gpu_memory, "TIMEOUT_S", seconds)
+    monkeypatch.setattr(gpus, "TIMEOUT_S", seconds)

@@ -14,7 +14,7 @@ import pytest
 
 from queue_workflows.engine import job_tables
 from queue_workflows.run import captured_streams
-from queue_workflows.worker import job_logs, recordings
+from queue_workflows.worker import job_logs
 
 
 class Bodies:
@@ -56,7 +56,7 @@ def bodies() -> Bodies:
 
 
 def recorded(*parts: bytes, cap_kb: int = 1) -> tuple[str | None, str, int]:
-    recording = recordings.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), cap_kb)
+    recording = job_logs.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), cap_kb)
     for part in parts:
         recording.add(part)
     written = recording.written()
@@ -78,7 +78,7 @@ def test_of_a_longer_log_the_head_and_the_tail_are_stored(piece: int) -> None:
 
 
 def test_memory_stays_within_the_cap() -> None:
-    recording = recordings.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), 1)
+    recording = job_logs.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), 1)
     for _ in range(1000):
         recording.add(b"x" * 1000)
         assert len(recording._head) + len(recording._tail) <= 3 * 1024
@@ -96,7 +96,7 @@ def test_passwords_of_dsns_are_masked() -> None:
 
 
 def test_a_head_that_is_stored_is_not_sent_again() -> None:
-    recording = recordings.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), 1)
+    recording = job_logs.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), 1)
     recording.add(b"a" * 600)
     assert recording.written().head == "a" * 512
     recording.add(b"b")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from queue_workflows import config
 from queue_workflows.telemetry.worker_usage import Sample
 from queue_workflows.types import Row
-from queue_workflows.worker import guards, job_guards
+from queue_workflows.worker import guards
 from tests.support.examples import examples
 
 T0 = 1000.0
@@ -544,7 +544,7 @@ def job(queue: str = "gpu", **values: object) -> Row:
 )
 def test_guards_of_a_job(claimed: Row, kinds: list[type]) -> None:
     config.configure(video_model_ids={"film-1"})
-    assert [type(guard) for guard in job_guards.guards_for(claimed, T0)] == kinds
+    assert [type(guard) for guard in guards.guards_for(claimed, T0)] == kinds
 
 
 @pytest.mark.parametrize(
@@ -571,8 +571,8 @@ def test_guards_of_a_job(claimed: Row, kinds: list[type]) -> None:
 )
 def test_without_a_probe_every_job_ends_by_the_clock(claimed: Row, budget_s: float) -> None:
     config.configure(video_model_ids={"film-1"}, ingest_default_budget_s=500)
-    assert job_guards.budget_for(claimed) == budget_s
-    found = job_guards.guards_for(claimed, T0)
+    assert guards.budget_for(claimed) == budget_s
+    found = guards.guards_for(claimed, T0)
 
     def codes(now: float) -> set[int]:
         return {trip.code for guard in found if (trip := guard.check(now))}

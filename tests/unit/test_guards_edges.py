@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from queue_workflows.telemetry.worker_usage import Sample
-from queue_workflows.worker import guards, job_guards
+from queue_workflows.worker import guards
 from tests.unit.test_guards import (
     BUDGET_S,
     BUSY,
@@ -146,4 +146,4 @@ def test_the_reason_counts_from_the_beat_also_after_a_denial() -> None:
 @pytest.mark.parametrize("timeout_s", [0.5, 1, "2"])
 def test_the_shortest_timeout_of_a_row_is_its_budget(timeout_s: float | str) -> None:
     job = {"queue": "cpu", "node_module": "n", "timeout_s": timeout_s}
-    assert job_guards.budget_for(job) == float(timeout_s)
+    assert guards.budget_for(job) == float(timeout_s)

@@ -1,15 +1,18 @@
-"""Measure the GPU memory that the models of this worker must fit."""
+"""Check which GPUs `--cards` names, and measure the memory that the models of a worker must fit."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 
-from queue_workflows import config
+from queue_workflows import config, errors
 from queue_workflows.runtime import external_tool
 
 TIMEOUT_S = 3.0
 KNOWN_S, UNKNOWN_S = 3600.0, 60.0
 """Seconds between two measurements: a driver may start after the worker."""
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""The variables by which a process sees some GPUs alone: NVIDIA's and AMD's."""
 
 
 class GpuMemory:
@@ -49,11 +52,6 @@ def vram_total_mb(tool: external_tool.Tool) -> int | None:
     )
 
 
-def indexes(tool: external_tool.Tool) -> list[str]:
-    """Return the numbers of this machine's GPUs; empty if unknown. Blocks for up to TIMEOUT_S."""
-    return [index for index, _, _ in _rows(_listed(tool))]
-
-
 def _listed(tool: external_tool.Tool) -> str:
     query = ("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
     return tool.ask(*query, timeout_s=TIMEOUT_S).text or ""
@@ -86,3 +84,52 @@ def largest_mb(text: str, visible: str | None, *, by_bus: bool = False) -> int |
 
 def _is_one_of(index: str, uuid: str, wanted: list[str]) -> bool:
     return any(part == index or (part and uuid.startswith(part)) for part in wanted)
+
+
+def parse(text: str) -> list[int]:
+    """Return the GPUs of a list such as `0,1`. Raises `InvalidConfig` for any other text."""
+    found: list[int] = []
+    for part in text.split(","):
+        word = part.strip()
+        if not (word.isascii() and word.isdigit()) or len(word) > 4:
+            raise errors.InvalidConfig(
+                f"--cards {text!r:.80} should be the numbers of GPUs, as nvidia-smi shows them, "
+                "joined by commas, as in 0,1"
+            )
+        if int(word) in found:
+            raise errors.InvalidConfig(f"--cards {text!r:.80} names GPU {int(word)} twice")
+        found.append(int(word))
+    return found
+
+
+def check(cards: Sequence[int]) -> None:
+    """Raise `InvalidConfig` for a GPU that this process does not see, or that is not there.
+
+    Without nvidia-smi nobody knows which are there. Blocks for TIMEOUT_S at most.
+    """
+    for name in VISIBLE:
+        visible = os.environ.get(name)
+        if visible is not None and (hidden := _missing(cards, visible.split(","))):
+            raise errors.InvalidConfig(
+                f"--cards names GPU {hidden[0]}, and {name} is {visible!r:.80}, so this GPU is "
+                "not for this process; name those in it, or unset it"
+            )
+    known = [index for index, _, _ in _rows(_listed(external_tool.Tool("nvidia-smi")))]
+    if known and (absent := _missing(cards, known)):
+        raise errors.InvalidConfig(
+            f"--cards names GPU {absent[0]}, and this machine has none; nvidia-smi lists "
+            f"{', '.join(known)}"
+        )
+
+
+def _missing(cards: Sequence[int], among: Sequence[str]) -> list[int]:
+    """Return the cards that are not in a list of numbers; none if it has anything else."""
+    words = [word.strip() for word in among if word.strip()]
+    if not all(word.isdigit() for word in words):
+        return []  # UUIDs
+    return [card for card in cards if str(card) not in words]
+
+
+def environment(card: int) -> Mapping[str, str]:
+    """Return the variables by which a process sees this GPU alone, as nvidia-smi numbers it."""
+    return {**dict.fromkeys(VISIBLE, str(card)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
