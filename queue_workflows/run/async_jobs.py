@@ -10,8 +10,12 @@ import itertools
 import logging
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from queue_workflows import config, errors
@@ -23,12 +27,10 @@ from queue_workflows.run import (
     job_output,
     job_rows,
     log_sender,
-    loop_watch,
     node_hook,
     nodes,
     restored_state,
     running,
-    sync_thread,
     wire,
 )
 from queue_workflows.runtime import forking, service
@@ -40,6 +42,11 @@ _key: contextvars.ContextVar[int] = contextvars.ContextVar("executor_job", defau
 """The job whose handler runs in this context."""
 AGAIN_S: Final = 1.0
 """Seconds after which a job is tried again for which no thread could be started."""
+BLOCKED_S: Final = 1.0
+"""Seconds without a turn of the loop after which its handler is named."""
+CHECK_S: Final = 0.25
+STOP_S: Final = 1.0
+Call = Callable[[handlers.Runner], object]
 
 
 class _Job(NamedTuple):
@@ -75,7 +82,7 @@ class AsyncJobs:
     def __init__(self, end: channel.Channel) -> None:
         self._channel = end
         self._loop = async_handlers.Loop(alone=True)
-        self._sync = sync_thread.SyncThread()
+        self._sync = SyncThread()
         self._jobs: dict[int, _Job] = {}
         self._values: dict[int, Any] = {}
         """The values of completed nodes until ANNOUNCE or FORGET."""
@@ -86,9 +93,7 @@ class AsyncJobs:
         self._output = job_output.JobOutput(_key.get, self._send_log)
         self._output.install()
         log_sender.install(self._send_log, _key.get, by_job=True)
-        self._watch = loop_watch.LoopWatch(
-            self._loop.inner, _key, self._warn, lambda: bool(self._jobs)
-        )
+        self._watch = LoopWatch(self._loop.inner, _key, self._warn, lambda: bool(self._jobs))
         self._loop.keep()
         self._flushes = False
         """Whether the event loop is about to send what was too early to be sent."""
@@ -324,3 +329,145 @@ def _pass_on(answer: Any, value: concurrent.futures.Future[JsonDict]) -> None:
 def _failed(job: _Job, error: BaseException) -> outcomes.Outcome:
     call = node_call if job.in_run else task_call
     return call.failed(job.row, error, 0.0)
+
+
+class SyncThread:
+    """Run calls one after the other, in the order in which they came; started by the first one."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Call]] = deque()
+        self._changed = threading.Condition()
+        self._pool: service.Pool | None = None
+        self._over = False
+
+    def put(self, key: int, call: Call) -> None:
+        """Let a call of the job `key` wait for its turn. It must raise nothing.
+
+        Raises RuntimeError if the thread cannot be started.
+        """
+        with self._changed:
+            if self._pool is None:
+                pool = service.Pool("executor-sync", 1, lambda _: self._serve())
+                pool.start()
+                self._pool = pool
+            self._waiting.append((key, call))
+            self._changed.notify()
+
+    def take_back(self, is_meant: Callable[[int], bool]) -> list[int]:
+        """Remove the calls of these jobs that have not begun; return their keys."""
+        with self._changed:
+            taken = [each for each in self._waiting if is_meant(each[0])]
+            for each in taken:
+                self._waiting.remove(each)
+        return [key for key, _ in taken]
+
+    def _serve(self) -> None:
+        # A thread that blocks all signals starts this one. Programs that a handler executes would
+        # inherit that, and SIGTERM would not end them.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        # Threads that a handler starts take this over; they are to end before the process does.
+        threading.current_thread()._daemonic = False  # pyright: ignore
+        runner = handlers.Runner()
+        try:
+            while (call := self._next()) is not None:
+                # Context variables that a handler sets must not reach the next one.
+                contextvars.copy_context().run(call, runner)
+        finally:
+            runner.close()
+
+    def _next(self) -> Call | None:
+        with self._changed:
+            while not self._waiting and not self._over:
+                self._changed.wait()
+            return None if self._over else self._waiting.popleft()[1]
+
+    def stop(self) -> None:
+        """Let the thread end after the call that runs."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+        if self._pool is not None:
+            self._pool.stop(STOP_S)
+
+
+class LoopWatch:
+    """Ask the event loop for a turn again and again while jobs run, on a thread of its own.
+
+    `warn` is called on that thread with the job whose task runs, or None if it is unknown, the
+    seconds, and the place in the code; once for each time that the loop is blocked.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        job: contextvars.ContextVar[int],
+        warn: Callable[[int | None, float, str], object],
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self._loop = loop
+        self._job = job
+        self._warn = warn
+        self._is_busy = is_busy
+        self._asked_at: float | None = None
+        self._warned = False
+        self._thread = threading.get_ident()
+        self._jobs = weakref.WeakKeyDictionary[Any, int]()
+        """The jobs of tasks: no version of Python below 3.12 shows the context of a task."""
+        self._watch = service.Loop(
+            "executor-watch", [service.Task("watch", self._pause, self._check)]
+        )
+        self._make: Any = loop.get_task_factory()
+        loop.set_task_factory(self._create)
+
+    def start(self) -> None:
+        """Watch from now on; the calling thread runs the loop."""
+        self._thread = threading.get_ident()
+        self._watch.start()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._watch.stop()
+
+    def wake(self) -> None:
+        """Note that a job runs."""
+        self._watch.wake("watch")
+
+    def note(self, key: int) -> None:
+        """Note that the running task is one of this job."""
+        self._jobs[asyncio.current_task()] = key
+
+    def _create(
+        self, loop: asyncio.AbstractEventLoop, handler: Any, **more: Any
+    ) -> asyncio.Task[Any]:
+        task = self._make(loop, handler, **more)
+        context: contextvars.Context | None = more.get("context")
+        key = self._job.get() if context is None else context.get(self._job, 0)
+        if key:
+            self._jobs[task] = key
+        return task
+
+    def _pause(self) -> float:
+        return CHECK_S if self._is_busy() else 3600.0
+
+    def _check(self) -> None:
+        asked_at = self._asked_at
+        if asked_at is None:
+            if self._is_busy():
+                self._asked_at, self._warned = time.monotonic(), False
+                self._loop.call_soon_threadsafe(self._answer)
+            return
+        blocked_s = time.monotonic() - asked_at
+        if blocked_s >= BLOCKED_S and not self._warned:
+            self._warned = True
+            task = asyncio.current_task(self._loop)
+            key = None if task is None else self._jobs.get(task)
+            self._warn(key, blocked_s, self._place())
+
+    def _place(self) -> str:
+        frame = sys._current_frames().get(self._thread)  # pyright: ignore[reportPrivateUsage]
+        if frame is None:
+            return "an unknown place"
+        return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+    def _answer(self) -> None:
+        self._asked_at = None
