@@ -74,11 +74,14 @@ def prepare() -> type[async_jobs.AsyncJobs]:
 
 def load(app: App) -> dict[str, Any]:
     """Load the app in this process; return what it registered as JSON, or its error."""
-    before = dict(os.environ)
+    before, own = dict(os.environ), os.getpid()
     try:
         app.load()
     except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
         return {"error": loaded_app.describe_error(error)}
+    finally:
+        if os.getpid() != own:
+            os._exit(0)  # a child that the app has forked and let return
     found = loaded_app.collect(before, app.stop_policies())._asdict()
     return {"error": None, "registered": found}
 

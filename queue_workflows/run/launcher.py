@@ -299,10 +299,7 @@ class _Launcher:
 
     def serve(self) -> NoReturn:
         if not self._late:
-            own = os.getpid()
             loaded = executor.load(self._app)
-            if os.getpid() != own:
-                os._exit(0)  # a child that the app has forked and let return
             forking.prepare()  # loading may have used the database, whose pool has threads
             self._say({"loaded": {"app": loaded, "late": unsafe()}})
         # A handler of the app could reap executors, and SIG_IGN lets the kernel do it.

@@ -92,20 +92,30 @@ AT_IMPORT = {
     ),
     "a forked child that returns": "import os; os.fork()",
     "a child of libc that returns": "import ctypes; ctypes.CDLL(None).fork()",
+    "a child of libc that raises": "import ctypes; 1 / ctypes.CDLL(None).fork()",
+    "a thread, and a child of libc": (
+        "import ctypes, threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "ctypes.CDLL(None).fork()"
+    ),
 }
+"""Each executor loads an app itself that starts a thread."""
 
 
+@pytest.mark.parametrize("more", [(), ("--async",)], ids=["slots", "async"])
 @pytest.mark.parametrize("what", AT_IMPORT)
-def test_a_worker_sees_deaths_whatever_its_app_does_at_import(cli: Commands, what: str) -> None:
+def test_a_worker_sees_deaths_whatever_its_app_does_at_import(
+    cli: Commands, what: str, more: tuple[str, ...]
+) -> None:
     cli.env |= {"QUEUE_WORKFLOWS_MAX_CRASHES": "1", code_app.AT_IMPORT: AT_IMPORT[what]}
-    running = cli.start(*WORKER, "--slots", "2")
-    done = [code_app.enqueued("found = 1") for _ in range(10)]
+    running = cli.start(*WORKER, "--slots", "2", *more)
+    done = [code_app.enqueued("found = 1", in_loop=bool(each % 2)) for each in range(10)]
+    for each in done:
+        until(lambda each=each: status(each, "completed"))
+        assert charges(each) == (1, 0, 0)
     dead = code_app.enqueued(DIES)
     until(lambda: status(dead, "failed"))
     assert charges(dead) == (1, 0, 1)
-    for each in done:
-        until(lambda each=each: status(each, "completed"))
-        assert charges(each)[1:] == (0, 0)
     stopped(running)
 
 
