@@ -327,7 +327,8 @@ class Desk:
                 # Its lease has lapsed unnoticed, and the earlier handler may run here.
                 if self.runs(before) and before.end is None:
                     self.lose(before)
-                self._hand_back(job, "an earlier claim of it has not ended in this worker")
+                why_not = "an earlier claim of it has not ended in this worker"
+                self._hand_back(job, why_not, after_s=TERM_S)  # else it is claimed again at once
             elif why:
                 self._hand_back(job, why)
             elif job.is_last and self._lone is not None:
@@ -639,9 +640,9 @@ class Desk:
             detail = death.detail | {"seconds": round(self.now() - job.started, 3)}
             self.write(job, functools.partial(_charge, job, death.evidence, detail))
 
-    def _hand_back(self, job: claimed_job.ClaimedJob, reason: str, *, front: bool = False) -> None:
+    def _hand_back(self, job: claimed_job.ClaimedJob, reason: str, *, after_s: float = 0.0) -> None:
         self.write(
-            job, functools.partial(handback.hand_back, job.lease, reason=reason, front=front)
+            job, functools.partial(handback.hand_back, job.lease, reason=reason, after_s=after_s)
         )
 
     def beat(self, job: claimed_job.ClaimedJob, progress: str | None) -> None:

@@ -29,10 +29,10 @@ CRASHES, LAPSES = 3, 10
 """With so many crashes, or lapses in a row, a job is poison."""
 OPEN = ("queued", "running")
 EVENTS = [
-    *6 * ["go_on"], *4 * ["enqueue"], *3 * ["handler_ends", "handler_is_done"],
-    *2 * ["talk", "send", "execute", "answer", "time_passes", "executor_dies", "lose", "lapse"],
-    "read", "lock", "unlock", "cancel", "switch", "refuse", "reopen", "server_goes_on", "turn",
-    "signals_arrive", "prints", "freezes", "sweep", "throttle", "requeue", "stop",
+    *6 * ["go_on"], *4 * ["enqueue"], *3 * ["handler_ends", "handler_is_done", "lose"],
+    *2 * ["talk", "send", "execute", "answer", "time_passes", "executor_dies", "lapse", "reopen"],
+    "read", "lock", "unlock", "cancel", "switch", "refuse", "server_goes_on", "turn", "ask",
+    "signals_arrive", "prints", "freezes", "sweep", "throttle", "requeue", "stop", "launcher_dies",
 ]  # fmt: skip
 
 
@@ -79,6 +79,7 @@ class FakeDatabase:
             "claim": 0,
             "worker": None,
             "expires": 0.0,
+            "due": 0.0,
             "cancel": False,
             "ends": [],
             "crashes": crashes,
@@ -148,6 +149,7 @@ class FakeDatabase:
             known.claims.ingest_rows: self._step,
             known.claims.renew[TABLE]: self._renew,
             known.claims.has_recorded_ingest: self._recorded,
+            known.job_steps.begin[TABLE]: self._begin_step,
             known.claim_isolation.claim_apart: self._claim_apart,
             known.claim_isolation.set_aside: lambda given: [{"became": self._fail(given) or None}],
             known.claimed_jobs.ingest_rows: lambda given: [self._row(given["job"])],
@@ -175,7 +177,10 @@ class FakeDatabase:
     def _hand_back(self, given: Any) -> list[Any]:
         pairs = [*zip(given["jobs"], given["claims"], strict=True)]
         self.demand(*(job for job, claim in pairs if self.held(job, claim)))
-        return [{"id": job} for job, claim in pairs if self.end(job, claim, "queued")]
+        ended = [job for job, claim in pairs if self.end(job, claim, "queued")]
+        for job in ended:
+            self.rows[job]["due"] = self.now + given["after_s"]
+        return [{"id": job} for job in ended]
 
     def _strays(self, given: Any) -> list[Any]:
         return [
@@ -187,6 +192,10 @@ class FakeDatabase:
     def _recorded(self, given: Any) -> list[Any]:
         ends = self.rows[given["job"]]["ends"]
         return [{}] if given["claim"] in [claim for claim, _ in ends] else []
+
+    def _begin_step(self, given: Any) -> list[Any]:
+        held = self.held(given["job"], given["claim"])
+        return [{"state": None, "held": held, "attempts": 1, "position": 0}]
 
     def _of_claim(self, given: Any) -> list[Any]:
         self.demand(given["job"])
@@ -227,7 +236,8 @@ class FakeDatabase:
     def _claim(self, given: Any, most: int) -> list[str]:
         found: list[str] = []
         for job_id, row in self.rows.items():
-            free = row["status"] == "queued" and job_id not in self.locked
+            is_due = row["status"] == "queued" and row["due"] <= self.now
+            free = is_due and job_id not in self.locked
             is_on = row["queue"] == given["queue"] and given["queue"] not in self.off
             if free and is_on and len(found) < most:
                 claim, expires = row["claim"] + 1, self.now + given["lease_s"]
@@ -325,7 +335,8 @@ class FakeRunner:
         self.places: list[FakePlace] = []
         self.others: list[FakeRunner] = [self]
         """The executors of all queues of the worker."""
-        self.started = 0
+        self.started = self.asked = 0
+        self.open_questions: set[int] = set()
 
     @property
     def room(self) -> int:
@@ -356,6 +367,12 @@ class FakeRunner:
 
     def recorded(self, job: Any, found: object) -> None:
         del job, found
+
+    def answer(
+        self, job: Any, number: int, value: Any, error: str | None, *, is_final: bool = False
+    ) -> None:
+        del job, value, error, is_final
+        self.open_questions.remove(number)  # once each
 
     def kill_idle(self, why: str) -> None:
         del why
@@ -567,6 +584,16 @@ class Worker(RuleBasedStateMachine):
             self.desk.died(job, executors.Death("killed", {}, by_deadline, place.killed_for))
         self.desk.room()
 
+    def ask(self, n: int) -> None:
+        """Let a handler begin a step."""
+        running = [(runner, job) for runner, place in self.places for job in place.running.values()]
+        if running:
+            runner, job = running[n % len(running)]
+            runner.asked += 1
+            runner.open_questions.add(runner.asked)
+            request = {"op": "begin", "kind": "step", "name": "s", "key": ""}
+            self.desk.asked(job, {"no": runner.asked, "what": "step", "request": request})
+
     def prints(self, _: int) -> None:
         for each in self.places:
             for job in each[1].running.values():
@@ -593,6 +620,9 @@ class Worker(RuleBasedStateMachine):
     def turn(self, _: int) -> None:
         self.desk.tick(self.data.now)
         self.leases.tick(self.data.now)
+        if self.desk.stopping and not self.desk.busy:
+            assert not any(place.jobs for _, place in self.places)
+            self.leases.leave()
 
     def sweep(self, _: int) -> None:
         self.data.sweep()
@@ -611,6 +641,14 @@ class Worker(RuleBasedStateMachine):
 
     def stop(self, n: int) -> None:
         self.desk.stop((0.0, 5.0, 60.0)[n % 3])
+
+    def launcher_dies(self, n: int) -> None:
+        """Lose all executors: none follows."""
+        if n % 4:
+            return  # rare, as little comes after it
+        self.desk.stop(0.0)
+        for runner, place in self.places:
+            self.die(runner, place, by_deadline=bool(n % 8))
 
     # --- What must hold.
 
@@ -667,6 +705,8 @@ class Worker(RuleBasedStateMachine):
                     break
             assert not self.unfinished()
         assert self.requeued == self.requeues
+        self.talk_until_idle(0)
+        assert not any(each.open_questions for each in self.runners)
         for job, claim in self.data.promised:
             assert (claim, "completed") in self.data.rows[job]["ends"], job
 
@@ -677,13 +717,25 @@ class Worker(RuleBasedStateMachine):
         held = [job.id for job in self.jobs]
         return [job for job in {*open_, *held} if job not in self.data.locked]
 
+    def talk_until_idle(self, at: int) -> None:
+        for _ in range(100 + 10 * len(self.data.rows)):
+            self.send(at)
+            if self.links[at].request is None:
+                return
+            self.execute(at)
+            self.answer(at)
+        raise AssertionError("it sends one statement after the other")
+
     def turns(self) -> Generator[None]:
         for _ in range(300 + 30 * len(self.data.rows)):
             self.pass_time(0.7)
             self.turn(0)
             self.data.sweep()
             for at in (0, 1):
-                self.talk(at)
+                self.talk_until_idle(at)
+            # Without an event nothing is due at once again: the loop would spin.
+            due = min(self.desk.tick(self.data.now), self.leases.tick(self.data.now))
+            assert due > self.data.now or self.data.now >= self.desk.exit_by
             for runner, place in self.places:
                 if place.signals:
                     self.die(runner, place, by_deadline=False)
