@@ -279,6 +279,10 @@ class JobLoop:
             self._earlier = [each for each in threading.enumerate() if each is not own]
         self.current = job
         try:
+            if key == 1:
+                self._channel.send(
+                    wire.STARTED, key
+                )  # so that its limit counts no time of the fork
             try:
                 # The request may have come on its thread just before the job.
                 if (reason := self._ends.get(key)) is not None:

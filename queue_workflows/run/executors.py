@@ -61,6 +61,8 @@ class Job(Protocol):
     key: int
     place: Executor | None
     """The executor that has it."""
+    has_started: bool
+    """Whether its handler runs; it may wait for others in its executor."""
 
     @property
     def ids(self) -> dict[str, str | int]:
@@ -104,7 +106,7 @@ class Owner(Protocol):
         ...
 
     def started(self, job: Any) -> object:
-        """Note that a handler starts only now, which had to wait for another one."""
+        """Note that a handler starts only now: it had to wait for a fork, or for another one."""
         ...
 
     def model(self, model: JsonDict) -> object:
@@ -733,9 +735,10 @@ class Executors:
             )
         self._owner.model({"current": None, "loading": None, "load_s": 0.0, "held_s": 0.0,
                            "vram_gb": 0.0})  # fmt: skip
+        ran = sum(job.has_started for job in begun)
         for job in jobs:
             job.place = None
-            death = _death(place, packet, packet.get("others", len(begun) - 1))
+            death = _death(place, packet, max(0, packet.get("ran", ran) - 1))
             why = place.killed_for or refused or (UNREAD if job is unread else "")
             self._owner.died(job, death._replace(killed_for=why))
         place.close()
@@ -745,13 +748,13 @@ class Executors:
     def lose(self, error: launcher.LauncherLost) -> None:
         """End the jobs of all executors, which have ended with their launcher."""
         self.closing = True
-        others = sum(len(each.jobs) for each in self) - 1
+        ran = sum(job.has_started for each in self for job in each.jobs.values())
         for place in self:
             self._by_pid.pop(place.pid, None)
             while not place.lost and self._receive(place):
                 continue
             packet = UNKNOWN | {"by_deadline": error.by_deadline, "launcher": error.signum}
-            self._end(place, packet | {"others": others}, "" if error.signum else "the launcher")
+            self._end(place, packet | {"ran": ran}, "" if error.signum else "the launcher")
 
     def close(self) -> None:
         """Close the descriptors of all."""

@@ -308,8 +308,8 @@ class _Launcher:
         gc.freeze()  # a collection in an executor must not touch, and so copy, these pages
         while True:
             ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
-            if self._executors or self._policies:
-                self._reap(ready)
+            self._reap_policies()
+            self._reap(ready)
             self._reap_orphans()
             if self._worker.fileno() in ready:
                 data, fds, _, _ = socket.recv_fds(self._worker, PACKET, FDS)
@@ -383,15 +383,20 @@ class _Launcher:
         for fd in fds:
             os.close(fd)
 
-    def _reap(self, ready: set[int]) -> None:
+    def _reap_policies(self) -> None:
         for pid in [*self._policies]:
             with contextlib.suppress(ChildProcessError):
                 if not os.waitpid(pid, os.WNOHANG)[0]:
                     continue
             self._policies.discard(pid)
+
+    def _reap(self, ready: set[int]) -> None:
         for pid, pidfd in [*self._executors.items()]:
             if pidfd >= 0 and pidfd not in ready:
                 continue
+            if pidfd >= 0:
+                # What its handlers have left. Its group has no other owner before it is reaped.
+                signal_group(pid, signal.SIGKILL)
             try:
                 found, status, usage = os.wait4(pid, os.WNOHANG)
             except ChildProcessError:  # reaped by whatever the app has installed

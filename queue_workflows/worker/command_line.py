@@ -129,25 +129,30 @@ def limits(options: argparse.Namespace) -> shapes.Limits:
             "--burst and --idle-exit exclude --supervise: a parent would start the worker again"
         )
     shapes.check_limits(chosen)
-    if options.inline and not (is_plain(options) and not options.async_jobs):
+    if options.inline:
+        _check_inline(options, chosen)
+    if options.cards is not None:
+        _check_cards(options, chosen)
+    elif options.slots is None and options.async_jobs:
+        raise errors.InvalidConfig("--async needs --slots N (how many jobs run at once)")
+    elif options.slots is not None and options.queue is None:
+        raise errors.InvalidConfig("--slots needs --queue; --workers has `concurrency` instead")
+    elif options.queue is not None:
+        shapes.check(options.queue, shape(options))
+    return chosen
+
+
+def _check_inline(options: argparse.Namespace, chosen: shapes.Limits) -> None:
+    """Raise `InvalidConfig` for what cannot be where handlers run in the worker's process."""
+    if not is_plain(options) or options.async_jobs:
         raise errors.InvalidConfig(
             "--inline is for one queue, without --slots, --cards and --async"
         )
-    if options.cards is not None:
-        _check_cards(options, chosen)
-    elif options.slots is None:
-        if options.async_jobs:
-            raise errors.InvalidConfig("--async needs --slots N (how many jobs run at once)")
-        if is_inline(options) and chosen != shapes.NO_LIMITS:
-            raise errors.InvalidConfig(
-                "--max-jobs, --max-rss-mb, --idle-exit and --burst exclude --inline: it runs jobs "
-                "in the worker's process"
-            )
-    elif options.queue is None:
-        raise errors.InvalidConfig("--slots needs --queue; --workers has `concurrency` instead")
-    else:
-        shapes.check(options.queue, shape(options))
-    return chosen
+    if chosen != shapes.NO_LIMITS:
+        raise errors.InvalidConfig(
+            "--max-jobs, --max-rss-mb, --idle-exit and --burst exclude --inline: it runs jobs "
+            "in the worker's process"
+        )
 
 
 def _check_beside(options: argparse.Namespace) -> None:

@@ -184,9 +184,7 @@ def test_nothing_is_claimed_ahead_beside_a_job_that_may_have_killed_a_worker(
     stopped(running)
 
 
-def test_a_pool_has_two_connections_however_much_it_runs(
-    cli: Commands, tmp_path: Path
-) -> None:
+def test_a_pool_has_two_connections_however_much_it_runs(cli: Commands, tmp_path: Path) -> None:
     db.close_pool()
     before = sessions()
     made = in_folders(tmp_path, "waits", 3) + in_folders(tmp_path, "async_waits", 2, queue=OTHER)

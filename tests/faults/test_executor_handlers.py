@@ -40,6 +40,15 @@ def test_a_handler_learns_of_its_job(worker: executors.Worker) -> None:
     assert worker.pid != os.getpid()
 
 
+def test_the_time_limit_of_an_executors_first_job_counts_from_its_start(
+    worker: executors.Worker,
+) -> None:
+    for starts in (1, 0):
+        job = worker.send_task("add", {"a": 1, "b": 2})
+        worker.outcome(job)
+        assert job.starts == starts
+
+
 def test_an_error_is_an_outcome_with_its_traceback(worker: executors.Worker) -> None:
     outcome = worker.task("fails")
     assert outcome.kind == "failed"

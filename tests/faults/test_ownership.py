@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, run_store
-from queue_workflows.worker import renewal_failures
 from tests.support import dangerous_app, factories, flow, proxy, toy_app
 from tests.support.commands import Command, Commands
 from tests.support.dangerous_app import enqueue, job
@@ -82,7 +81,6 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
     worker(cli, *short, **label)
     lost = job(held)
     stopped.send(signal.SIGSTOP)
-    since = time.monotonic()
     try:
         # The sibling beats under the same label all the while, and that keeps no lease alive.
         until(lambda: len(toy_app.pids(tmp_path, "note")) == 2, timeout_s=30)
@@ -90,15 +88,13 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
         assert (taken["status"], taken["claim_no"]) == ("running", lost["claim_no"] + 1)
         assert taken["claimed_by"] == lost["claimed_by"] == "box"
         assert taken["worker_id"] != lost["worker_id"]
-        # A shorter stall is no reason to charge the job.
-        until(lambda: time.monotonic() - since > renewal_failures.STARVED_S + 0.5)
     finally:
         stopped.send(signal.SIGCONT)
     assert stopped.wait(30) == 77, stopped.err
     assert job(held)["worker_id"] == taken["worker_id"], "the one that came back touched nothing"
     (tmp_path / "go").touch()
     until(lambda: is_(held, "completed"), timeout_s=30)
-    assert counters(job(held)) == (2, 0, 1)
+    assert counters(job(held)) == (2, 0, 0)
     finished = factories.column(
         conn, "SELECT worker_id FROM ingest_job_events WHERE event_type = 'completed'"
     )
@@ -246,7 +242,7 @@ def test_a_killed_worker_without_parent_is_replaced_within_one_and_a_half_window
     killed.send(signal.SIGKILL)
     until(lambda: len(toy_app.pids(tmp_path, "note")) == 2, timeout_s=30)
     assert time.monotonic() - begun <= patience(1.5 * SILENT_S + BUSY_S)
-    assert counters(job(held)) == (2, 0, 1)
+    assert counters(job(held)) == (2, 0, 0)
     assert job(held)["lease_expires_at"] is not None
     (tmp_path / "go").touch()
     until(lambda: is_(held, "completed"), timeout_s=30)

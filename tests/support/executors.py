@@ -132,6 +132,7 @@ class Job:
         self.in_run = in_run
         self.key = 0
         self.place: executors.Executor | None = None
+        self.has_started = True
         self.ids: dict[str, str | int] = {"job_id": self.id}
         self.outcome: outcomes.Outcome | None = None
         self.death: executors.Death | None = None
