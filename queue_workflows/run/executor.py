@@ -279,10 +279,8 @@ class JobLoop:
             self._earlier = [each for each in threading.enumerate() if each is not own]
         self.current = job
         try:
-            if key == 1:
-                self._channel.send(
-                    wire.STARTED, key
-                )  # so that its limit counts no time of the fork
+            if key == 1:  # so that its time limit counts no time of the fork
+                self._channel.send(wire.STARTED, key)
             try:
                 # The request may have come on its thread just before the job.
                 if (reason := self._ends.get(key)) is not None:
