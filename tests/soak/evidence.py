@@ -145,9 +145,14 @@ class Evidence:
         return [line for line in starts if line.what in workflows.KILLERS]
 
     def died_in_executor(self, job: str, claim: int | None) -> bool:
-        """Return whether a fault killed the executor in which this claim's handler ran."""
-        killed = (f for f in self.faults if f.kind == fault_plan.KILL_EXECUTOR)
-        return any((held.id, held.claim_no) == (job, claim) for f in killed for held in f.held)
+        """Return whether a fault killed the executor in which this claim's handler ran.
+
+        It may have written its last line just before, and so not be among the jobs of the fault.
+        """
+        places = {line.runs_in for line in self.by_job.get(job, []) if line.claim == claim}
+        killed = [f for f in self.faults if f.kind == fault_plan.KILL_EXECUTOR]
+        held = {(each.id, each.claim_no) for f in killed for each in f.held}
+        return (job, claim) in held or any(pid in places for f in killed for pid in f.pids)
 
     def hit_seat(self, kind: str, seat: fleet.Seat, since: float, until: float) -> bool:
         """Return whether a fault of this kind hit a seat between two instants."""

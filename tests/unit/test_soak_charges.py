@@ -116,6 +116,16 @@ def test_a_killed_executor_charges_the_job_that_it_ran_and_no_other(held: str, f
     assert story.taken() == found
 
 
+@pytest.mark.parametrize(("runs_in", "found"), [(EXECUTOR, 0), (EXECUTOR + 1, 1)])
+def test_a_killed_executor_charges_a_job_that_has_just_written_its_last_line(
+    runs_in: int, found: int
+) -> None:
+    story = Story(UNSEEN)
+    story.started("j", "note", runs_in)
+    story.hit(fault_plan.KILL_EXECUTOR, EXECUTOR, held="its neighbour")
+    assert story.charged() == found
+
+
 @pytest.mark.parametrize(("seat", "found"), [(UNSEEN, 0), ("notes-3", 1)])
 def test_a_killed_launcher_charges_the_jobs_of_its_worker(seat: str, found: int) -> None:
     story = Story(UNSEEN)
