@@ -285,7 +285,7 @@ def main(argv: list[str] | None = None) -> int:
             from queue_workflows.worker import parent
 
             return parent.supervise_options(options, arguments)
-        if command_line.is_inline(options):
+        if options.inline:
             command_line.limits(options)
         else:
             from queue_workflows.worker import start

@@ -75,51 +75,39 @@ class Owner(Protocol):
 
     def ended(self, job: Any, outcome: outcomes.Outcome) -> object:
         """Take the outcome of a handler; its executor may get another job from here."""
-        ...
 
     def died(self, job: Any, death: Death) -> object:
         """Note that an executor has ended while it ran this job."""
-        ...
 
     def beat(self, job: Any, progress: str | None) -> object:
         """Note that a handler is active, with its progress as a JSON text."""
-        ...
 
     def cursor(self, job: Any, name: str, key: str, position: int) -> object:
         """Note how many items of a cursor are done."""
-        ...
 
     def asked(self, job: Any, question: JsonDict) -> object:
         """Answer a question of a handler by `answer`."""
-        ...
 
     def printed(self, job: Any, data: bytes) -> object:
         """Keep what a handler has printed."""
-        ...
 
     def event(self, job: Any, event_type: str, elapsed_s: float | None) -> object:
         """Take an event for the history of a node."""
-        ...
 
     def waits(self, job: Any) -> object:
         """Note that a handler does not start yet, as it has to wait for another one."""
-        ...
 
     def started(self, job: Any) -> object:
         """Note that a handler starts only now: it had to wait for a fork, or for another one."""
-        ...
 
     def model(self, model: JsonDict) -> object:
         """Take what the executor of a GPU says of its model."""
-        ...
 
     def changed(self, error: str | None) -> object:
         """Note that a model was loaded or unloaded on request, or why not."""
-        ...
 
     def room(self) -> object:
         """Note that an executor can take a job."""
-        ...
 
 
 class Death(NamedTuple):
@@ -777,11 +765,9 @@ class Printer(Protocol):
 
     def write(self, number: int, data: bytes) -> object:
         """Print on stdout (1) or stderr (2)."""
-        ...
 
     def record(self, pid: int, record: JsonDict) -> object:
         """Print a record of the log of an executor, or lines as JSON."""
-        ...
 
 
 def _is_engines(name: str) -> bool:

@@ -109,11 +109,6 @@ def is_plain(options: argparse.Namespace) -> bool:
     return options.queue is not None and options.slots is None and options.cards is None
 
 
-def is_inline(options: argparse.Namespace) -> bool:
-    """Return whether handlers run in the worker's process."""
-    return options.inline
-
-
 def limits(options: argparse.Namespace) -> shapes.Limits:
     """Return when the processes of slots end; raise `InvalidConfig` for options that clash."""
     chosen = shapes.Limits(

@@ -26,7 +26,7 @@ from queue_workflows.engine import (
     outcomes,
     recovery,
 )
-from queue_workflows.run import job_rows
+from queue_workflows.run import job_rows, wire
 from queue_workflows.runtime import clock, log_context
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import (
@@ -547,7 +547,7 @@ class Desk:
             return
 
         def announced(rows: JsonDict) -> None:
-            job.lane.runner.announce(place, job.key, answers.encoded(rows))
+            job.lane.runner.announce(place, job.key, wire.encoded(rows))
 
         def refused(_: db.Error) -> None:
             job.lane.runner.announce(place, job.key, None)
