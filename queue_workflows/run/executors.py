@@ -790,7 +790,7 @@ def _death(place: Executor, packet: dict[str, Any], others: int) -> Death:
         how = f"out of memory: {how}"
     if packet["max_rss_mb"]:
         how = f"{how}, peak memory {packet['max_rss_mb']} MB"
-    if place.lost and place.signals:
+    if place.lost and packet["signal"] in place.signals:
         how = f"the channel to its executor was lost: {place.lost}"
     if others:
         how = f"{how}; it ran {others} other jobs at the same time"

@@ -272,18 +272,19 @@ def test_a_crash_of_a_shared_process_is_charged_to_the_async_jobs_of_its_queue(
     assert {charges(job_id) for job_id, _ in beside} == {UNTOUCHED}
 
 
-def test_an_async_job_whose_next_crash_is_its_last_has_a_process_of_its_own(
+def test_an_async_job_whose_next_crash_is_its_last_runs_alone_in_a_process_of_its_own(
     cli: Commands, tmp_path: Path
 ) -> None:
-    made = in_folders(tmp_path, "async_waits", 2)
+    last, other = made = in_folders(tmp_path, "async_waits", 2)
     with db.connect() as conn:
-        conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", [made[0][0]])
+        conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", [last[0]])
     running = pool(cli)
-    until(lambda: begun(*made))
-    assert len(pids(*made)) == 2
+    until(lambda: begun(last))
     let_go(*made)
     until(lambda: ended(*(job_id for job_id, _ in made)))
     stopped(running)
+    assert len(pids(*made)) == 2
+    assert row(other[0])["started_at"] >= row(last[0])["finished_at"]
 
 
 def cancel(job_id: str) -> None:
@@ -385,7 +386,7 @@ def test_at_sigterm_what_ends_in_time_is_recorded_and_the_rest_handed_back(
     assert {charges(job_id) for job_id, _ in stays} == {UNTOUCHED}
 
 
-def test_the_jobs_of_a_killed_worker_run_once_more_and_none_is_charged(
+def test_the_jobs_of_a_killed_worker_are_charged_and_run_once_more(
     cli: Commands, tmp_path: Path
 ) -> None:
     made = in_folders(tmp_path, "waits_once", 2)
@@ -397,7 +398,7 @@ def test_the_jobs_of_a_killed_worker_run_once_more_and_none_is_charged(
     assert len(found) == 1, "one process serves both queues"
     os.kill(found[0]["pid"], signal.SIGKILL)
     until(lambda: ended(*(job_id for job_id, _ in made)))
-    assert {charges(job_id) for job_id, _ in made} == {(2, 0, 0)}
+    assert {charges(job_id) for job_id, _ in made} == {(2, 0, 1)}
     stopped(parent)
 
 

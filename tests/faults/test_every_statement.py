@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import db, errors, node_queue
-from tests.support import flow, invariants, timeouts, worker_notes
+from tests.support import flow, invariants, lost_replies, timeouts
 
 ROUNDS = 30
 QUIET = 3
@@ -29,36 +28,27 @@ class Sabotage:
         self.after = after
         self.hit = ""
 
-    def _is_now(self) -> bool:
+    def around(self, act: Callable[[], Any], conn: Any, what: str) -> Any:
+        """Execute a statement, of the orchestrator's connections or of a worker's links."""
         self.left -= 1
-        return self.left == 0
-
-    def around(self, conn: psycopg.Connection[Any], what: str, act: Callable[[], Any]) -> Any:
-        if not self._is_now():
+        if self.left:
             return act()
-        self.hit = what
+        self.hit = what[:60]
         if self.after:
             act()
-        conn.close()
-        raise psycopg.OperationalError(f"sabotage: {what}")
+        raise lost_replies.broken_error(conn, f"sabotage: {what}")
 
 
 @contextmanager
 def sabotaged(monkeypatch: pytest.MonkeyPatch, plan: Sabotage) -> Iterator[None]:
-    execute, leave = psycopg.Cursor.execute, psycopg.Transaction.__exit__
-
-    def cursor_execute(self: psycopg.Cursor[Any], query: Any, *args: Any, **more: Any) -> Any:
-        return plan.around(
-            self.connection, str(query)[:60], lambda: execute(self, query, *args, **more)
-        )
+    leave = psycopg.Transaction.__exit__
 
     def transaction_exit(self: psycopg.Transaction, kind: Any, *rest: Any) -> Any:
         if kind is not None:
             return leave(self, kind, *rest)
-        return plan.around(self.connection, "COMMIT", lambda: leave(self, kind, *rest))
+        return plan.around(lambda: leave(self, kind, *rest), self.connection, "COMMIT")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(psycopg.Cursor, "execute", cursor_execute)
+    with monkeypatch.context() as patched, lost_replies.around_statements(plan.around):
         patched.setattr(psycopg.Transaction, "__exit__", transaction_exit)
         yield
 
@@ -116,16 +106,13 @@ class World:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_connection_lost_at_any_statement_loses_and_doubles_nothing(
-    db: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     timeouts.shorten_claim_retries(monkeypatch, 0.01)
     nth = quiet = 0
     hit: list[str] = []
     while quiet < QUIET:
         nth += 1
-        # One note of an earlier worker, which each worker reports, instead of those of all worlds.
-        monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / f"state-{nth}"))
-        worker_notes.leave("box:gone")
         world, plan = World(), Sabotage(nth, after=after)
         try:
             with sabotaged(monkeypatch, plan):

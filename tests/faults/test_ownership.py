@@ -88,6 +88,7 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
         assert (taken["status"], taken["claim_no"]) == ("running", lost["claim_no"] + 1)
         assert taken["claimed_by"] == lost["claimed_by"] == "box"
         assert taken["worker_id"] != lost["worker_id"]
+        assert taken["lapse_count"] == 1
     finally:
         stopped.send(signal.SIGCONT)
     assert stopped.wait(30) == 77, stopped.err
@@ -242,7 +243,7 @@ def test_a_killed_worker_without_parent_is_replaced_within_one_and_a_half_window
     killed.send(signal.SIGKILL)
     until(lambda: len(toy_app.pids(tmp_path, "note")) == 2, timeout_s=30)
     assert time.monotonic() - begun <= patience(1.5 * SILENT_S + BUSY_S)
-    assert counters(job(held)) == (2, 0, 0)
+    assert (counters(job(held)), job(held)["lapse_count"]) == ((2, 0, 0), 1)
     assert job(held)["lease_expires_at"] is not None
     (tmp_path / "go").touch()
     until(lambda: is_(held, "completed"), timeout_s=30)

@@ -47,10 +47,10 @@ def at_statement(
         is_meant = nth is None or len(seen) == nth + 1
         found = execute() if executed or not is_meant else None
         if is_meant:
-            raise _broken(conn)
+            raise broken_error(conn)
         return found
 
-    with _patched(breaking):
+    with around_statements(breaking):
         yield seen
     assert len(seen) > (nth or 0), f"{len(seen)} statements have {word!r}, so none was broken"
 
@@ -68,10 +68,10 @@ def of_thread(name: str, texts: Sequence[str]) -> Generator[None]:
         if isinstance(conn, link.Link) and conn not in links[:1]:
             links.append(conn)
         if left and threading.current_thread().name == name and conn not in links[1:]:
-            raise _broken(conn, left.pop(0))
+            raise broken_error(conn, left.pop(0))
         return execute()
 
-    with _patched(breaking):
+    with around_statements(breaking):
         yield
     assert not left, f"no statement of {name} was broken by {left}"
 
@@ -87,10 +87,10 @@ def away() -> Generator[None]:
     def breaking(execute: Callable[[], Any], conn: Any, _: str) -> Any:
         if threading.current_thread() is not own:
             broken.set()
-            raise _broken(conn, "the database is away")
+            raise broken_error(conn, "the database is away")
         return execute()
 
-    with _patched(breaking):
+    with around_statements(breaking):
         yield
     assert broken.is_set(), "no statement of another thread was broken"
 
@@ -111,7 +111,7 @@ def after(
         meant = current is not caller if thread is None else current.name == thread
         if now and meant and not done.is_set():
             done.set()
-            raise _broken(conn)
+            raise broken_error(conn)
 
     with _looking(is_true, look):
         yield done
@@ -141,12 +141,13 @@ def _looking(read: Callable[[db.Connection], T], look: Callable[[Any, T], None])
                 look(conn, read(own))
             return found
 
-        with _patched(breaking):
+        with around_statements(breaking):
             yield
 
 
 @contextmanager
-def _patched(breaking: Breaking) -> Generator[None]:
+def around_statements(breaking: Breaking) -> Generator[None]:
+    """Let each statement of this process be executed by `breaking`, or broken."""
     real, waits = psycopg.Cursor.execute, getattr(link.Link, LINKS)
 
     def execute(cursor: psycopg.Cursor[Any], query: Any, *args: Any, **more: Any) -> Any:
@@ -182,7 +183,8 @@ LINKS = "_execute"
 """What executes a statement on a link."""
 
 
-def _broken(conn: Any, text: str = "the reply was lost") -> psycopg.OperationalError:
+def broken_error(conn: Any, text: str = "the reply was lost") -> psycopg.OperationalError:
+    """Close a connection of psycopg; return the error of one that was lost."""
     if not isinstance(conn, link.Link):
         conn.close()  # a link closes by itself
     return psycopg.OperationalError(text)
