@@ -303,7 +303,7 @@ def test_migrate_plans_applies_and_reverts(invoke: Callable[..., Invoked]) -> No
 
     done = json.loads(invoke("migrate", "--to", "12", "--json").out)
     assert (done["from_version"], done["applied"]) == (0, list(range(1, 13)))
-    applied = ", ".join(map(str, range(13, 24)))
+    applied = ", ".join(map(str, range(13, newest + 1)))
     assert f"applied {applied}; installed the functions and triggers" in invoke("migrate").out
     assert "nothing to do" in invoke("migrate").out
     assert "DROP" in invoke("migrate", "--to", "12", "--sql").out
