@@ -19,17 +19,17 @@ SLACK = 0.15
 """How far a width may be below its bound; some functions run on a busy machine alone."""
 SEEN = {
     "ingest": {
-        ("engine/claims.py", "ingest_step"),  # claims and records, in the worker
-        ("executor/job_loop.py", "_run"),  # in the executor
+        ("worker/desk.py", "_record_and_claim"),  # claims and records, in the worker
+        ("run/executor.py", "_run"),  # in the executor
         ("handlers/task_call.py", "call"),
     },
     "run": {
         ("dispatch/advance.py", "advance"),  # in the orchestrator
-        ("engine/claims.py", "node_step"),
+        ("worker/lane.py", "claim"),
         ("handlers/node_call.py", "call"),
         ("dispatch/fast_path.py", "plan"),  # in the worker
     },
-    "off": {("executor/launcher.py", "_reap"), ("engine/handback.py", "hand_back")},
+    "off": {("run/launcher.py", "_reap"), ("engine/handback.py", "hand_back")},
     "lost-lease": {("engine/recovery.py", "reclaim_lapsed")},
     "show": {("cli/show.py", "show"), ("history.py", "get_run")},
 }
