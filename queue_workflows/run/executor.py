@@ -107,8 +107,10 @@ def main(
         title.set_title(f"queue_workflows executor of launcher {parent}")
         for fd in inherited:
             os.close(fd)
-        end, interrupts = _prepared(fds)
-        _started(end, interrupts, app, late=late, shared=shared).serve()
+        end, interrupts = _prepared(fds[:4])
+        serves = _started(end, interrupts, app, fds[4:], late=late, shared=shared)
+        end.send(wire.READY, 0, wire.encoded({"text": ""}))
+        serves.serve()
         forking.end()
         code = 0
     except ConnectionError:
@@ -121,7 +123,13 @@ def main(
 
 
 def _started(
-    end: channel.Channel, interrupts: socket.socket, app: App, *, late: bool, shared: bool
+    end: channel.Channel,
+    interrupts: socket.socket,
+    app: App,
+    other_output: Sequence[int],
+    *,
+    late: bool,
+    shared: bool,
 ) -> JobLoop | async_jobs.AsyncJobs:
     """Return what serves the worker, with its threads, or tell the worker why it cannot."""
     try:
@@ -129,7 +137,8 @@ def _started(
             raise errors.AppFailed(error["text"])
         if shared:
             return prepare()(end)
-        return JobLoop(end, interrupts, adapted(app.model_cache()))
+        cache = adapted(app.model_cache())
+        return JobLoop(end, interrupts, cache, other_output=other_output)
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"
         end.send(wire.READY, 0, wire.encoded({"text": text}))
@@ -183,13 +192,16 @@ class JobLoop:
         model_cache: ModelCache | None,
         *,
         alone: bool = True,
+        other_output: Sequence[int] = (),
     ) -> None:
+        """`other_output`: what stdout and stderr are for jobs with even keys."""
         self._channel = end
         self._pid = os.getpid()
         self._alone = alone
         self._requests = requests.Requests(interrupts, self._lost)
         self._requests.idle = self._flush
         self._ends: dict[int, str] = {}
+        """By key, why a job is not to begin; empty if it has begun."""
         """Why jobs are to end whose handlers may not have started when the request came."""
         self._ended = 0
         """The key of the last job whose handler has ended."""
@@ -216,7 +228,7 @@ class JobLoop:
         self._state: restored_state.RestoredState | None = None
         if alone:
             log_sender.install(self._send_log, self.key)
-            self._state = restored_state.RestoredState()
+            self._state = restored_state.RestoredState(other_output)
 
     def serve(self) -> None:
         """Run jobs until QUIT."""
@@ -246,7 +258,7 @@ class JobLoop:
                 self._change_model(wire.decoded(body))
 
     def _restore(self, key: int) -> None:
-        left = "" if self._state is None else self._left or self._state.restore()
+        left = "" if self._state is None else self._left or self._state.restore(key + 1)
         if not left and async_handlers.has_stuck():
             left = "an async task that does not end"
         if left and self._state is not None:
@@ -269,6 +281,8 @@ class JobLoop:
 
     def _run(self, kind: int, key: int, body: bytes) -> None:
         """Run a job; the signals of the app are blocked afterwards."""
+        if self._state is not None:
+            self._state.print_for(key)
         self._value = None
         job = running.Running(key, self._channel.send, self._requests.wake)
         in_run = kind == wire.RUN_NODE
@@ -279,14 +293,10 @@ class JobLoop:
             self._earlier = [each for each in threading.enumerate() if each is not own]
         self.current = job
         try:
-            if key == 1:  # so that its time limit counts no time of the fork
-                self._channel.send(wire.STARTED, key)
+            if self._ends.setdefault(key, ""):
+                return  # the thread of requests has answered
             try:
-                # The request may have come on its thread just before the job.
-                if (reason := self._ends.get(key)) is not None:
-                    outcome = outcomes.Outcome("cancelled", 0.0, error=reason)
-                else:
-                    outcome = self._outcome(row, job, in_run=in_run)
+                outcome = self._outcome(row, job, in_run=in_run)
                 # An alarm that the handler left behind must not prevent the send.
                 _block(channel.handled_signals())
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers
@@ -339,11 +349,16 @@ class JobLoop:
 
     def _hear(self, request: tuple[int, str]) -> None:
         key, reason = request
-        if key > self._ended:
-            self._ends.setdefault(key, reason)
-            job = self.current
-            if job is not None and job.key == key:
-                job.request(reason)
+        if key <= self._ended:
+            return
+        found = self._ends.setdefault(key, reason)
+        job = self.current
+        if found is reason:
+            # It has not begun, and will not. It may be behind a job that runs for long.
+            outcome = outcomes.Outcome("cancelled", 0.0, error=reason)
+            self._channel.send(wire.ENDED, key, wire.ended_body(outcome))
+        elif not found and job is not None and job.key == key:
+            job.request(reason)
 
     def _flush(self) -> bool:
         """Send a report that was too early to be sent; return whether there was one."""

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -128,7 +128,7 @@ class Executor:
         self,
         number: int,
         ends: tuple[socket.socket, socket.socket],
-        pipes: tuple[int, int],
+        pipes: Sequence[int],
         *,
         shared: bool,
     ) -> None:
@@ -170,15 +170,25 @@ class Executor:
         self.signals: set[int] = set()
         """The signals that it was sent to end."""
         self.killed_for = ""
-        self.tail = b""
+        self.tails = [b"", b""]
+        """The last output of the jobs with an even and with an odd key."""
+        self.ready = False
+        """Whether it runs jobs; before that it loads the app, for instance."""
+        self.queues = False
+        """Whether a job may wait in it, behind the one that runs."""
         self.mb_before = 0.0
         """Its memory when it was forked."""
-        self.lines: printed_lines.Pipes | None = None
+        self.lines: tuple[printed_lines.Pipes, ...] = ()
+        """The lines of jobs with an even and with an odd key, if they are to be printed as JSON."""
 
     @property
     def job(self) -> Any:
         """Return the job that runs in it, or None."""
         return next(iter(self.jobs.values()), None)
+
+    def job_of(self, odd: int) -> Any:
+        """Return the job that prints to the pipes of these keys, or the one that runs."""
+        return next((job for key, job in self.jobs.items() if key & 1 == odd), self.job)
 
     @property
     def usable(self) -> bool:
@@ -254,6 +264,8 @@ class Executors:
         """When to fork, or when a fork may be tried again; inf: whenever a job needs one."""
         self._fork_s = FORK_FIRST_S
         self.closing = False
+        self.queues = False
+        """Whether the next job may wait in an executor, behind another one that is short, too."""
 
     def __iter__(self) -> Iterator[Executor]:
         return iter([*self._by_number.values()])
@@ -278,9 +290,16 @@ class Executors:
             has_place = any(each.usable for each in self) or (may_fork and all(ends))
             return max(0, self._slots - running) if has_place else 0
         forks = may_fork and not (self._lone and self._by_number)
-        return sum(each.usable and not each.jobs for each in self._by_number.values()) + (
-            max(0, self._slots - len(self._lasting())) if forks else 0
-        )
+        free = max(0, self._slots - len(self._lasting())) if forks else 0
+        for each in self._by_number.values():
+            if each.usable:
+                free += not each.jobs or (self.queues and self._may_wait_in(each))
+        return free
+
+    def _may_wait_in(self, place: Executor) -> bool:
+        """Return whether a job may wait in an executor for the end of the one that runs."""
+        most = self._limits.max_jobs
+        return place.queues and len(place.jobs) == 1 and (most is None or place.count < most)
 
     def _lasting(self) -> list[Executor]:
         """Return the executors that count as slots: those that are not about to end."""
@@ -318,6 +337,9 @@ class Executors:
             ),
             None,
         )
+        if place is None and self.queues and len(self._lasting()) >= self._slots:
+            every = self._by_number.values()
+            place = next((each for each in every if each.usable and self._may_wait_in(each)), None)
         if place is None:
             if isolated and not (self._shared or self._mixed):
                 self._make_room()
@@ -326,13 +348,17 @@ class Executors:
             self._owner.died(job, Death("", {}, False, "want of descriptors"))
             return
         place.isolated = place.full = place.full or isolated
-        if not place.jobs:
-            place.tail = b""
+        waits = not place.ready or (place.jobs and not place.shared)
+        place.queues = self.queues
         place.count += 1
         if self._limits.max_jobs is not None and place.count >= self._limits.max_jobs:
             place.full = True
         job.key, job.place = place.count, place
         place.jobs[job.key] = job
+        if not place.shared:
+            place.tails[job.key & 1] = b""
+        if waits:
+            self._owner.waits(job)
         kind = wire.RUN_NODE if job.in_run else wire.RUN_TASK
         self._send(place, wire.frame(kind, job.key, job.body))
         place.newest, job.body = job, b""
@@ -454,7 +480,7 @@ class Executors:
         try:
             for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
                 opened += (each.detach() for each in socket.socketpair(socket.AF_UNIX, kind))
-            for _ in range(2):
+            for _ in range(4):
                 opened += os.pipe()
         except OSError as error:
             _log.warning("no executor can be forked for now: %s", error)
@@ -462,12 +488,12 @@ class Executors:
                 os.close(fd)
             self._pause()
             return None
-        channel, theirs, requests, hears, out, stdout, err, stderr = opened
-        number = self._launcher.fork([theirs, hears, stdout, stderr], shared=shared)
-        for fd in (theirs, hears, stdout, stderr):
+        ours, theirs = opened[::2], opened[1::2]
+        number = self._launcher.fork(theirs, shared=shared)
+        for fd in theirs:
             os.close(fd)
-        ends = socket.socket(fileno=channel), socket.socket(fileno=requests)
-        place = Executor(number, ends, (out, err), shared=shared)
+        channel, requests = (socket.socket(fileno=fd) for fd in ours[:2])
+        place = Executor(number, (channel, requests), ours[2:], shared=shared)
         self._by_number[place.number] = place
         self._loop.read(place.channel.fileno(), lambda: self._receive(place))
         for fd in place.out.fds:
@@ -493,7 +519,7 @@ class Executors:
         place.mb_before = place.memory_mb()
         self._by_pid[place.pid] = place
         if printed_lines.is_wanted():
-            place.lines = printed_lines.Pipes(place.pid)
+            place.lines = printed_lines.Pipes(place.pid), printed_lines.Pipes(place.pid)
         for signum in place.signals:
             self._launcher.kill(place.pid, signum)
         return place.pid
@@ -571,8 +597,7 @@ class Executors:
             self._owner.changed(None if error is None else str(error))
             self._freed(place)
         elif kind == wire.READY:
-            place.killed_for = f"{UNSTARTED}: {wire.checked(kind, body)['text']}"
-            _log.error("an executor ends for %s", place.killed_for)
+            self._on_ready(place, wire.checked(kind, body)["text"])
         elif kind == wire.LEAVES:
             self._on_leave(place, body.decode())
         elif kind == wire.LOG:
@@ -596,18 +621,29 @@ class Executors:
         else:
             raise wire.ProtocolError(f"an unknown kind of message: {kind}")
 
+    def _on_ready(self, place: Executor, error: str) -> None:
+        if error:
+            place.killed_for = f"{UNSTARTED}: {error}"
+            _log.error("an executor ends for %s", place.killed_for)
+            return
+        place.ready = True
+        for job in [*place.jobs.values()][: None if place.shared else 1]:
+            self._owner.started(job)
+
     def _on_outcome(self, place: Executor, key: int, outcome: outcomes.Outcome) -> None:
         if not place.shared:
             # Its output belongs to this job: read it before the next one gets the executor.
             while self._drain(place):
                 continue
-            self._print(place, 0, None)
+            self._print(place, (key & 1, 0), None)
         job = place.jobs.pop(key, None)
         if job is None:
             return
         if not place.jobs:
             place.idle_since = clock.boot_s()
         self._owner.ended(job, outcome)
+        if place.jobs and not place.shared:
+            self._owner.started(place.job)
         self._freed(place)
 
     def _on_leave(self, place: Executor, why: str) -> None:
@@ -646,7 +682,7 @@ class Executors:
         if job is not None and not _is_engines(record["name"]):
             ending = "" if record.get("as_is") else "\n"
             text = f"{record['text']}{ending}".encode("utf-8", "backslashreplace")
-            place.tail = (place.tail + text)[-TAIL:]
+            place.tails[key & 1] = (place.tails[key & 1] + text)[-TAIL:]
             self._owner.printed(job, text)
         with log_context.bound(ids):
             self._printer.record(place.pid, record)
@@ -659,27 +695,29 @@ class Executors:
             return False
         before = set(place.out.fds)
         found = place.out.drain(closing=self._loop.forget)
-        job = None if place.shared else place.job
-        for number, data in found:
+        for source, data in found:
+            job = None if place.shared else place.job_of(source[0])
             if job is not None:
-                place.tail = (place.tail + data)[-TAIL:]
+                odd = job.key & 1
+                place.tails[odd] = (place.tails[odd] + data)[-TAIL:]
                 self._owner.printed(job, data)
-            self._print(place, number, data)
+            self._print(place, source, data)
         return bool(found) or before != set(place.out.fds)
 
-    def _print(self, place: Executor, number: int, data: bytes | None) -> None:
-        """Print what an executor has printed; None: end its last lines."""
-        if place.lines is None:
+    def _print(self, place: Executor, source: tuple[int, int], data: bytes | None) -> None:
+        """Print what an executor has printed; None: end the last lines of a job."""
+        odd, number = source
+        if not place.lines:
             if data:
                 self._printer.write(number, data)
             return
-        job = None if place.shared else place.job
+        job = None if place.shared else place.job_of(odd)
         with log_context.bound({} if job is None else job.ids):
             if data is not None:
-                self._printer.write(number, place.lines.add(number, data))
+                self._printer.write(number, place.lines[odd].add(number, data))
             else:
                 for each in (1, 2):
-                    self._printer.write(each, place.lines.end(each))
+                    self._printer.write(each, place.lines[odd].end(each))
 
     # --- Ends.
 
@@ -697,22 +735,21 @@ class Executors:
         place.packet = packet
         while self._drain(place):
             continue
-        self._print(place, 0, None)
-        self._loop.forget(place.channel.fileno())
-        for fd in place.out.fds:
-            self._loop.forget(fd)
+        self._print(place, (0, 0), None)
+        self._print(place, (1, 0), None)
+        self._forget(place)
         jobs, place.jobs = [*place.jobs.values()], {}
         del self._by_number[place.number]
         unread = place.newest if place.unread else None
         begun = [job for job in jobs if job is not unread]
         is_early = not (begun or place.full or place.signals)
-        failed = refused or place.killed_for.startswith(UNSTARTED)
+        failed = refused or not (place.ready or place.signals)
         if failed or is_early:
             self._pause()
         elif self._lone:
             self._fork_at = 0.0
         if is_early and not refused:
-            _log.warning("an idle executor %s", _death(place, packet, 0).evidence)
+            _log.warning("an idle executor %s", _death(place, packet, 0, 0).evidence)
         if begun and not failed:
             self._fork_s = FORK_FIRST_S
         if place.changing:
@@ -726,12 +763,17 @@ class Executors:
         ran = sum(job.has_started for job in begun)
         for job in jobs:
             job.place = None
-            death = _death(place, packet, max(0, packet.get("ran", ran) - 1))
+            death = _death(place, packet, job.key, max(0, packet.get("ran", ran) - 1))
             why = place.killed_for or refused or (UNREAD if job is unread else "")
             self._owner.died(job, death._replace(killed_for=why))
         place.close()
         if not self.closing:
             self._owner.room()
+
+    def _forget(self, place: Executor) -> None:
+        self._loop.forget(place.channel.fileno())
+        for fd in place.out.fds:
+            self._loop.forget(fd)
 
     def lose(self, error: launcher.LauncherLost) -> None:
         """End the jobs of all executors, which have ended with their launcher."""
@@ -747,9 +789,7 @@ class Executors:
     def close(self) -> None:
         """Close the descriptors of all."""
         for place in self:
-            self._loop.forget(place.channel.fileno())
-            for fd in place.out.fds:
-                self._loop.forget(fd)
+            self._forget(place)
             place.close()
         self._by_number.clear()
 
@@ -775,8 +815,8 @@ def _is_engines(name: str) -> bool:
     return name.partition(".")[0] == "queue_workflows"
 
 
-def _death(place: Executor, packet: dict[str, Any], others: int) -> Death:
-    """Return how an executor ended, which ran `others` as well."""
+def _death(place: Executor, packet: dict[str, Any], key: int, others: int) -> Death:
+    """Return how an executor ended, which ran the job with this key and `others` as well."""
     how = _how(packet)
     detail: JsonDict = {
         "exit_code": packet["code"],
@@ -795,7 +835,9 @@ def _death(place: Executor, packet: dict[str, Any], others: int) -> Death:
     if others:
         how = f"{how}; it ran {others} other jobs at the same time"
         detail["other_jobs"] = others
-    tail = place.tail.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+    tail = (
+        place.tails[key & 1].decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+    )
     detail["last_lines"] = tail.splitlines()[-5:]
     return Death(how, detail, packet["by_deadline"], place.killed_for)
 

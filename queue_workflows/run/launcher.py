@@ -49,7 +49,7 @@ REAP_S: Final = 0.5
 _TIME: Final = struct.Struct("d")
 PACKET: Final = 1 << 20
 """Bytes of a packet: what an app has registered is the largest."""
-FDS: Final = 4
+FDS: Final = 6
 """Descriptors of an executor: jobs, interrupts, stdout, stderr."""
 
 

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from queue_workflows.run import wire
@@ -52,10 +52,13 @@ class RestoredState:
     sockets, the event loop of the thread, and hooks for traces and errors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, other_output: Sequence[int] = ()) -> None:
+        """`other_output`: what stdout and stderr are for jobs with even keys."""
         self._streams = sys.stdin, sys.stdout, sys.stderr
-        self._files = [wire.high(os.dup(number)) for number in range(3)]
-        """Descriptors of the same files as 0, 1 and 2."""
+        own = [wire.high(os.dup(number)) for number in range(3)]
+        self._files = [[own[0], *(map(wire.high, other_output))] if other_output else own, own]
+        """Descriptors of the same files as 0, 1 and 2, for jobs with even and with odd keys."""
+        self._odd = 1
         self._folder = wire.high(os.open(".", getattr(os, "O_PATH", os.O_RDONLY)))
         self._umask = os.umask(0)
         os.umask(self._umask)
@@ -70,26 +73,37 @@ class RestoredState:
         self._decimals = decimal.getcontext().copy()
         self._hooks = _hooks()
 
-    def restore(self) -> str:
+    def print_for(self, key: int) -> None:
+        """Let stdout and stderr be those of a job with this key."""
+        if self._odd != key & 1:
+            self._restore_files(key)
+
+    def _restore_files(self, key: int) -> None:
+        self._odd = key & 1
+        for number, fd in enumerate(self._files[self._odd]):
+            os.dup2(fd, number)
+
+    def restore(self, next_key: int = 1) -> str:
         """Undo what a job has left; return what cannot be undone, or an empty text.
+
+        Its stdout and stderr become those of the next job.
 
         The signals that have handlers are blocked meanwhile: an alarm that the job left behind may
         come at any moment.
         """
         try:
-            self._restore()
+            self._restore(next_key)
         except Exception as error:  # noqa: BLE001  what a job has left may be anything
             _log.warning("this executor ends, as its job has left a state behind: %s", error)
             return str(error) or type(error).__name__
         return ""
 
-    def _restore(self) -> None:
+    def _restore(self, next_key: int) -> None:
         for stream in self._streams:
             if stream is not None and stream.closed:
                 raise ValueError("it has closed stdin, stdout or stderr")
         sys.stdin, sys.stdout, sys.stderr = self._streams
-        for number, fd in enumerate(self._files):
-            os.dup2(fd, number)
+        self._restore_files(next_key)
         os.fchdir(self._folder)
         os.umask(self._umask)
         self._restore_kernel()

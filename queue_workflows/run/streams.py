@@ -1,7 +1,10 @@
-"""Redirect the stdout and stderr of an executor to two pipes that the worker reads.
+"""Redirect the stdout and stderr of an executor to pipes that the worker reads.
 
 So all that a handler printed before it was killed is kept, whichever code printed it. A handler
 that prints faster than the worker reads waits, as it would for a slow terminal.
+
+There are two pairs of pipes, for jobs with odd and with even keys: the next job may begin before
+the worker has read the outcome of the one before, and so it knows whose output is whose.
 """
 
 from __future__ import annotations
@@ -47,9 +50,10 @@ def fileno(stream: Any) -> int:
 class Output:
     """The worker's ends of the stdout and stderr of one executor."""
 
-    def __init__(self, stdout: int, stderr: int) -> None:
-        self.fds = {stdout: 1, stderr: 2}
-        """What each open descriptor reads: 1 is stdout, 2 is stderr."""
+    def __init__(self, *pipes: int) -> None:
+        """`pipes`: stdout and stderr for odd keys, then for even ones."""
+        self.fds = {fd: (1 - at // 2, at % 2 + 1) for at, fd in enumerate(pipes)}
+        """What each open descriptor reads: of which keys (1: odd), and 1 for stdout or 2."""
         self._poll = select.poll()
         for fd in self.fds:
             os.set_blocking(fd, False)
@@ -61,13 +65,13 @@ class Output:
 
     def drain(
         self, limit: int = DRAIN_BYTES, *, closing: Callable[[int], object] = lambda _: None
-    ) -> list[tuple[int, bytes]]:
-        """Return what waits, about `limit` bytes at most: pairs of 1 or 2 and the bytes.
+    ) -> list[tuple[tuple[int, int], bytes]]:
+        """Return what waits, about `limit` bytes at most: a value of `fds` and the bytes.
 
         A descriptor at the end of its file is closed, after a call of `closing`, and leaves `fds`.
         """
-        found: list[tuple[int, bytes]] = []
-        for fd, number in [*self.fds.items()]:
+        found: list[tuple[tuple[int, int], bytes]] = []
+        for fd, source in [*self.fds.items()]:
             while limit > 0:
                 try:
                     data = os.read(fd, READ_BYTES)
@@ -79,7 +83,7 @@ class Output:
                     closing(fd)
                     os.close(fd)
                     break
-                found.append((number, data))
+                found.append((source, data))
                 limit -= len(data)
         return found
 

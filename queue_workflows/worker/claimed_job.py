@@ -12,7 +12,7 @@ from queue_workflows.dag import payload
 from queue_workflows.engine import job_tables, outcomes, recovery
 from queue_workflows.tasks import interruptible
 from queue_workflows.types import Row
-from queue_workflows.worker import guards
+from queue_workflows.worker import guards, window
 
 if TYPE_CHECKING:
     from queue_workflows.run import executors
@@ -130,6 +130,14 @@ class ClaimedJob:
         }
         return {name: value for name, value in found.items() if value is not None}
 
+    @property
+    def starts_by(self) -> float:
+        """Return when it has waited too long in an executor, behind another job."""
+        place = self.place
+        if self.has_started or self.unwound or place is None or place.shared or place.job is self:
+            return math.inf
+        return self.asked + window.WAIT_S
+
     def start(self, now: float) -> None:
         """Count the time of the guards from now on, as the handler starts."""
         self.started, self.has_started = now, True
@@ -161,7 +169,7 @@ class ClaimedJob:
     def check_at(self, now: float) -> float:
         """Return when a guard may fail at the earliest."""
         margin_s = min(self.lease_end.MARGIN_S, self.lane.who.lease_s / 4)
-        due = min(self.lease_end.ends - margin_s, self.cancel_at)
+        due = min(self.lease_end.ends - margin_s, self.cancel_at, self.starts_by)
         for guard in self.guards:
             due = min(due, guard.ends if isinstance(guard, guards.Budget) else now + 1.0)
         return due

@@ -61,6 +61,7 @@ RETRY_FIRST_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 UNSURE_S: Final = 1.0
 """Seconds after a lost reply at which a worker looks again for claims that it does not know."""
+WAITED: Final = "waited too long for an executor"
 LOST_WITHIN_S: Final = 0.5
 """Seconds that a worker whose claim is lost has for its records before it exits."""
 EXIT_WITHIN_S: Final = 4.0
@@ -568,8 +569,16 @@ class Desk:
     def start(self, own: lane.Lane) -> None:
         """Give waiting jobs to what has room for them; one that runs alone comes last."""
         now = self.now()
-        while own.waiting and own.runner.room > 0 and not own.changing:
-            if own.waiting[0] is self._lone and any(
+        while own.waiting and not own.changing:
+            first = own.waiting[0]
+            own.runner.queues = (
+                own.window.is_tiny
+                and not (own.announces or first.crash_count or first.lapse_count)
+                and not own.is_isolated(first)
+            )
+            if own.runner.room < 1:
+                break
+            if first is self._lone and any(
                 self.runs(each) for each in self.jobs if each is not self._lone
             ):
                 if len(own.waiting) == 1:
@@ -592,7 +601,8 @@ class Desk:
     def ended(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
         """Record the outcome of a handler, unless something else was decided about its job."""
         own, decided = job.lane, job.end
-        own.window.ended(outcome.seconds)
+        if job.has_started:
+            own.window.ended(outcome.seconds)
         self._logs.end(job)
         if own.left < math.inf:
             # `run_once`: its process does not wait for others that may know the node.
@@ -664,6 +674,7 @@ class Desk:
         """Count the time of a job that had to wait for others in its executor."""
         now = self.now()
         job.start(now)
+        job.unwound = False
         self._seams.wake_at(job.check_at(now))
 
     def printed(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
@@ -742,7 +753,7 @@ class Desk:
         if job.end is None:
             _log.warning("job %s: %s; ending its handler", job.id, why, extra=job.ids)
             job.end = claimed_job.Ending(why, make, code, self.now())
-        if job.place.shared and not now:
+        if not now and (job.place.shared or not job.has_started):
             job.lane.runner.interrupt(job, "it must end")
         else:
             self._seams.kill(job.place, now or self.ends_with_job, f"job {job.id}")
@@ -874,7 +885,7 @@ class Desk:
                 self._seams.ring()
             due = min(due, own.unsure_at)
             if now >= own.check_at():
-                self._return_waiting(own, "waited too long for an executor")
+                self._return_waiting(own, WAITED)
             for job in [*own.jobs.values()]:
                 due = min(due, self._check(job, now, stopped=stopped))
         return min(due, self.exit_by)
@@ -903,6 +914,9 @@ class Desk:
         elif now >= self.stop_at - UNWIND_S and job.place is not None and not job.unwound:
             job.unwound = True
             job.lane.runner.interrupt(job, "shutdown")
+        elif now >= job.starts_by and not job.unwound:
+            job.unwound = True
+            job.lane.runner.interrupt(job, WAITED)
         if job.end is not None:
             return job.end.at + TERM_S
         unwind_at = math.inf if job.unwound else self.stop_at - UNWIND_S

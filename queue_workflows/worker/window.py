@@ -12,6 +12,9 @@ EACH: Final = 32
 """How many jobs may wait for each slot, if no `batch` says otherwise."""
 WAIT_S: Final = 0.5
 """Seconds for which a job that was claimed ahead waits for an executor; then it is handed back."""
+TINY_S: Final = 0.002
+"""Seconds that handlers take on the average if a job may wait in an executor behind the one that
+runs: a longer one hides what it takes to send the next job."""
 LONGEST_PAUSE: Final = 8
 """How many claims in a row, at most, must find all they look for until jobs are claimed ahead again
 after the queue was empty. So in a chain, where one node can be claimed, one claim in nine looks for
@@ -67,6 +70,12 @@ class Window:
             self._full += 1
             if ahead:
                 self._pause = 0
+
+    @property
+    def is_tiny(self) -> bool:
+        """Return whether handlers take less than it takes to send a job to an executor."""
+        own = self._handler_s
+        return own is not None and own < TINY_S and self._short >= ROUNDS * self._slots
 
     @property
     def ahead(self) -> int:
