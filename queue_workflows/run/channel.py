@@ -25,13 +25,20 @@ _CATCHABLE: Final = sorted({*map(int, signal.valid_signals())} - {signal.SIGKILL
 _handler_of: Final[Callable[[int], object]] = importlib.import_module("_signal").getsignal
 
 
+_seen: list[Any] = [[], []]
+"""The handlers that there were the last time, and the result for them."""
+
+
 def handled_signals() -> list[int]:
     """Return the signals that have a handler in Python, which may raise.
 
     To block all signals takes longer, since each number is converted.
     """
-    handlers_ = map(_handler_of, _CATCHABLE)
-    return [each for each, found in zip(_CATCHABLE, handlers_, strict=True) if callable(found)]
+    handlers = [*map(_handler_of, _CATCHABLE)]
+    if handlers != _seen[0]:
+        pairs = zip(_CATCHABLE, handlers, strict=True)
+        _seen[:] = handlers, [each for each, found in pairs if callable(found)]
+    return _seen[1]
 
 
 class Channel:
@@ -91,20 +98,28 @@ class Channel:
         An exception of the app's signal handlers is raised from here with nothing lost.
         """
         while True:
-            self._poll.poll()
             self._check()
             try:
                 sigmask(signal.SIG_SETMASK, handled_signals())
-                found = self.receive_now()
+                found = self.receive_now(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                found = None
             finally:
                 sigmask(signal.SIG_SETMASK, ())
             if found:
                 return found
+            if found is None:
+                self._poll.poll()
 
-    def receive_now(self) -> list[Frame]:
-        """Receive once, and return what is complete. Raises ConnectionError at the end."""
+    def receive_now(self, flags: int = 0) -> list[Frame]:
+        """Receive once, and return what is complete. Raises ConnectionError at the end.
+
+        Raises BlockingIOError with the flag MSG_DONTWAIT if there is nothing.
+        """
         try:
-            data = self._end.recv(wire.SIZE)
+            data = self._end.recv(wire.SIZE, flags)
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise ConnectionError(f"the channel is lost: {error.strerror}") from None
         if not data:

@@ -1,0 +1,135 @@
+"""A short job may wait in an executor for the end of the one before it, as if it had waited apart."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from queue_workflows import history, jobs
+from tests.support import code_app
+from tests.support.commands import Command, Commands
+from tests.support.wait import until
+from tests.support.worker_views import charges, ended, row, stopped
+
+TINY = "found = 1"
+MANY = 60
+"""Handlers that prove to be short, after which jobs are sent ahead of the end of others."""
+
+
+@pytest.fixture(autouse=True)
+def code_tasks(invariants_hold: None) -> None:
+    """Tasks of `code_app` may be queued from here."""
+    code_app.setup()
+
+
+def worker(cli: Commands, *more: str) -> Command:
+    options = ("--queue", code_app.QUEUE, "--app", "tests.support.code_app:setup", "--batch", "50")
+    return cli.start("queue-claim-worker", *options, *more)
+
+
+def log_of(job_id: str) -> str:
+    """Return what the last attempt of a job has printed."""
+    found = history.get_job(job_id)
+    assert found is not None
+    log = found["attempts"][-1]["log"]
+    return "" if log is None else log["text"]
+
+
+def test_two_jobs_are_in_an_executor_before_the_worker_knows_of_the_end_of_the_first(
+    cli: Commands, tmp_path: Path
+) -> None:
+    """The worker is stopped during the first one; the second begins even so."""
+    for _ in range(MANY):
+        code_app.enqueued(TINY)
+    waits = (
+        "import pathlib, time\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'first').touch()\n"
+        f"while not pathlib.Path({str(tmp_path)!r}, 'go').exists(): time.sleep(0.001)"
+    )
+    first = code_app.enqueued(waits)
+    second = code_app.enqueued(f"import pathlib; pathlib.Path({str(tmp_path)!r}, 'second').touch()")
+    running = worker(cli)
+    until((tmp_path / "first").exists)
+    running.send(signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    until((tmp_path / "second").exists)
+    running.send(signal.SIGCONT)
+    until(lambda: ended(first, second))
+    assert charges(first)[1:] == charges(second)[1:] == (0, 0)
+    stopped(running)
+
+
+PRINTS = {
+    "print": "print('job {number}')",
+    "no line end": "print('job {number}', end='')",
+    "descriptor": "import os; os.write(1, b'job {number}')",
+    "another process": "import subprocess; subprocess.run(['echo', 'job {number}'])",
+    "stderr": "import sys; sys.stderr.write('job {number}')",
+    "nothing": "found = {number}",
+}
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_each_job_keeps_what_it_has_printed_and_nothing_else(
+    cli: Commands, log_format: str
+) -> None:
+    codes = [*PRINTS.values()]
+    texts = [codes[number % len(codes)].format(number=number) for number in range(150)]
+    for _ in range(MANY):
+        code_app.enqueued(TINY)
+    ids = [code_app.enqueued(each) for each in texts]
+    running = worker(cli, "--log-format", log_format)
+    until(lambda: ended(*ids))
+    stopped(running)  # what its last jobs have printed is stored by then
+    for number, (job_id, text) in enumerate(zip(ids, texts, strict=True)):
+        said = f"job {number}" if "job" in text else ""
+        assert log_of(job_id).rstrip("\n") == said, text
+
+
+def test_a_job_behind_one_that_dies_is_not_charged(cli: Commands) -> None:
+    for _ in range(MANY):
+        code_app.enqueued(TINY)
+    dies = "print('the last words'); import sys; sys.stdout.flush(); import os; os._exit(3)"
+    ids = [code_app.enqueued(dies if at % 4 == 1 else TINY, max_attempts=1) for at in range(12)]
+    running = worker(cli)
+    killers = ids[1::4]
+    until(lambda: all(row(each)["status"] in ("completed", "failed") for each in ids))
+    for each in ids:
+        crashes = charges(each)[2]
+        assert crashes == (3 if each in killers else 0), row(each)
+    for each in killers:
+        assert "the last words" in log_of(each)
+    stopped(running)
+
+
+def test_a_job_that_is_cancelled_behind_a_long_one_never_begins(
+    cli: Commands, tmp_path: Path
+) -> None:
+    for _ in range(MANY):
+        code_app.enqueued(TINY)
+    waits = (
+        "import pathlib, time\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'first').touch()\n"
+        f"while not pathlib.Path({str(tmp_path)!r}, 'go').exists(): time.sleep(0.001)"
+    )
+    first = code_app.enqueued(waits)
+    behind = code_app.enqueued(f"open({str(tmp_path / 'begun')!r}, 'a').close()")
+    running = worker(cli)
+    until((tmp_path / "first").exists)
+    assert jobs.cancel(behind)
+    until(lambda: ended(behind, status="cancelled"))
+    (tmp_path / "go").touch()
+    until(lambda: ended(first))
+    assert not (tmp_path / "begun").exists()
+    stopped(running)
+
+
+def test_an_executor_gets_no_more_jobs_than_it_may_run(cli: Commands) -> None:
+    ids = [code_app.enqueued(TINY) for _ in range(MANY)]
+    running = worker(cli, "--max-jobs", "7")
+    until(lambda: ended(*ids))
+    pids = [row(each)["result"]["pid"] for each in ids]
+    assert max(map(pids.count, pids)) == 7
+    stopped(running)
