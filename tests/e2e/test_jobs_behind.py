@@ -1,4 +1,4 @@
-"""A short job may wait in an executor for the end of the one before it, as if it had waited apart."""
+"""A short job may wait in an executor behind another one, as if it waited in its worker."""
 
 from __future__ import annotations
 
