@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio.events
 import decimal
+import functools
 import gc
 import importlib
 import locale
@@ -19,42 +20,75 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 from queue_workflows.run import wire
 
 _log = logging.getLogger(__name__)
-_LIMITS: Final = tuple(
-    getattr(resource, name)
-    for name in ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_CORE", "RLIMIT_DATA", "RLIMIT_FSIZE",
-                 "RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_STACK")
-    if hasattr(resource, name)
-)  # fmt: skip
+_LIMITS: Final = ("AS", "CPU", "CORE", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
 _SIGNALS: Final = sorted(
     int(each)
     for each in signal.valid_signals()
     if each < getattr(signal, "SIGRTMIN", 32) and each not in (signal.SIGKILL, signal.SIGSTOP)
 )
 _SIGNAL_MODULE: Final[Any] = importlib.import_module("_signal")
-_getsignal: Final[Callable[[int], Any]] = _SIGNAL_MODULE.getsignal
-"""The function behind `signal.getsignal`, which makes an enum member of each number."""
-_getitimer: Final[Callable[[int], tuple[float, float]]] = _SIGNAL_MODULE.getitimer
+"""Its functions make no enum members of numbers, as those of `signal` do."""
 _TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-_STOPPED: Final = [(0.0, 0.0)] * len(_TIMERS)
 _EVENTS: Final[Any] = asyncio.events
+_State: TypeAlias = "tuple[Callable[[], Any], Callable[[Any], object]]"
+
+
+def _states() -> Iterator[_State]:
+    """Yield what reads a part of the state, and what puts it back if it has changed."""
+    for name in _LIMITS:
+        if (limit := getattr(resource, f"RLIMIT_{name}", None)) is not None:
+            yield (
+                functools.partial(resource.getrlimit, limit),
+                functools.partial(resource.setrlimit, limit),
+            )
+    for timer in _TIMERS:
+        stop = functools.partial(signal.setitimer, timer, 0.0)
+        yield functools.partial(_SIGNAL_MODULE.getitimer, timer), lambda _, stop=stop: stop()
+    for signum in _SIGNALS:
+        yield (
+            functools.partial(_SIGNAL_MODULE.getsignal, signum),
+            functools.partial(_set_handler, signum),
+        )
+    yield os.geteuid, _refuse_user
+    yield os.getegid, _refuse_user
+    own = os.PRIO_PROCESS, 0
+    yield functools.partial(os.getpriority, *own), functools.partial(os.setpriority, *own)
+    if hasattr(os, "sched_getaffinity"):
+        yield (
+            functools.partial(os.sched_getaffinity, 0),
+            functools.partial(os.sched_setaffinity, 0),
+        )
+    everything = functools.partial(locale.setlocale, locale.LC_ALL)
+    yield everything, everything
+    yield gc.isenabled, lambda was: gc.enable() if was else gc.disable()
+    yield sys.getrecursionlimit, sys.setrecursionlimit
+    yield socket.getdefaulttimeout, socket.setdefaulttimeout
+    yield sys.gettrace, sys.settrace
+    yield sys.getprofile, sys.setprofile
+    yield _event_loop, _set_event_loop
+    for owner, name in (
+        (sys, "stdin"), (sys, "stdout"), (sys, "stderr"), (sys, "excepthook"),
+        (sys, "unraisablehook"), (threading, "excepthook"),
+    ):  # fmt: skip
+        yield functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
 
 
 class RestoredState:
-    """Standard streams, folder, umask, limits, signals, timers, environment and import path.
+    """The state of this process when it was made.
 
-    Also the locale, priority, CPUs, garbage collection, recursion limit, the default time limit of
-    sockets, the event loop of the thread, and hooks for traces and errors.
+    Standard streams, folder, umask, limits, signals, timers, environment and import path. Also the
+    locale, priority, CPUs, garbage collection, recursion limit, the default time limit of sockets,
+    the event loop of the thread, and hooks for traces and errors.
     """
 
     def __init__(self, other_output: Sequence[int] = ()) -> None:
         """`other_output`: what stdout and stderr are for jobs with even keys."""
-        self._streams = sys.stdin, sys.stdout, sys.stderr
         own = [wire.high(os.dup(number)) for number in range(3)]
         self._files = [[own[0], *(map(wire.high, other_output))] if other_output else own, own]
         """Descriptors of the same files as 0, 1 and 2, for jobs with even and with odd keys."""
@@ -62,16 +96,13 @@ class RestoredState:
         self._folder = wire.high(os.open(".", getattr(os, "O_PATH", os.O_RDONLY)))
         self._umask = os.umask(0)
         os.umask(self._umask)
-        self._limits = [*map(resource.getrlimit, _LIMITS)]
-        self._handlers = [*map(_getsignal, _SIGNALS)]
+        states = [*_states()]
+        self._reads, self._writes = [each[0] for each in states], [each[1] for each in states]
+        self._were = [read() for read in self._reads]
         self._environ: Any = os.environ
         self._variables: dict[Any, Any] = dict(self._environ._data)
         self._path = [*sys.path]
-        self._locale = locale.setlocale(locale.LC_ALL)
-        self._process = _process()
-        self._event_loop = _event_loop()
         self._decimals = decimal.getcontext().copy()
-        self._hooks = _hooks()
 
     def print_for(self, key: int) -> None:
         """Let stdout and stderr be those of a job with this key."""
@@ -99,48 +130,24 @@ class RestoredState:
         return ""
 
     def _restore(self, next_key: int) -> None:
-        for stream in self._streams:
-            if stream is not None and stream.closed:
-                raise ValueError("it has closed stdin, stdout or stderr")
-        sys.stdin, sys.stdout, sys.stderr = self._streams
         self._restore_files(next_key)
         os.fchdir(self._folder)
         os.umask(self._umask)
-        self._restore_kernel()
-        self._restore_python()
-
-    def _restore_kernel(self) -> None:
-        if [*map(resource.getrlimit, _LIMITS)] != self._limits:
-            for limit, was in zip(_LIMITS, self._limits, strict=True):
-                resource.setrlimit(limit, was)
-        if [*map(_getitimer, _TIMERS)] != _STOPPED:
-            for timer in _TIMERS:
-                signal.setitimer(timer, 0.0)
-        if [*map(_getsignal, _SIGNALS)] != self._handlers:
-            for signum, handler in zip(_SIGNALS, self._handlers, strict=True):
-                if handler is not None and _getsignal(signum) is not handler:
-                    signal.signal(signum, signal.SIG_IGN)  # drops one that is pending
-                    signal.signal(signum, handler)
         signal.set_wakeup_fd(-1)
-        if _process() != self._process:
-            self._restore_process()
-
-    def _restore_python(self) -> None:
+        if [read() for read in self._reads] != self._were:
+            for read, write, was in zip(self._reads, self._writes, self._were, strict=True):
+                if read() != was:
+                    write(was)
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            if stream is not None and stream.closed:
+                raise ValueError("it has closed stdin, stdout or stderr")
         os.environ = self._environ  # noqa: B003  the object that it was
         if self._environ._data != self._variables:
             self._restore_environment()
         if sys.path != self._path:
             sys.path[:] = self._path
-        if locale.setlocale(locale.LC_ALL) != self._locale:
-            locale.setlocale(locale.LC_ALL, self._locale)
         # Copies of a context share the object, which jobs change.
         decimal.setcontext(self._decimals.copy())
-        if _event_loop() != self._event_loop:
-            self._restore_event_loop()
-        if _hooks() != self._hooks:
-            trace, profile, sys.excepthook, sys.unraisablehook, threading.excepthook = self._hooks
-            sys.settrace(trace)
-            sys.setprofile(profile)
 
     def _restore_environment(self) -> None:
         for name in self._environ._data.keys() - self._variables.keys():
@@ -150,52 +157,15 @@ class RestoredState:
                 self._environ[self._environ.decodekey(name)] = self._environ.decodevalue(value)
         time.tzset()  # TZ may be one of them
 
-    def _restore_process(self) -> None:
-        was = self._process
-        if (os.geteuid(), os.getegid()) != (was.uid, was.gid):
-            raise ValueError("it runs as another user or group")
-        os.setpriority(os.PRIO_PROCESS, 0, was.priority)
-        if was.cpus is not None:
-            os.sched_setaffinity(0, was.cpus)
-        (gc.enable if was.collects else gc.disable)()
-        sys.setrecursionlimit(was.recursion)
-        socket.setdefaulttimeout(was.timeout)
 
-    def _restore_event_loop(self) -> None:
-        policy, loop, was_set = self._event_loop
-        _EVENTS._event_loop_policy = policy
-        if (local := getattr(policy, "_local", None)) is not None:
-            local._loop, local._set_called = loop, was_set
+def _set_handler(signum: int, handler: Any) -> None:
+    if handler is not None:
+        signal.signal(signum, signal.SIG_IGN)  # drops one that is pending
+        signal.signal(signum, handler)
 
 
-class _Process(NamedTuple):
-    """What is read of a process at once."""
-
-    uid: int
-    gid: int
-    priority: int
-    cpus: set[int] | None
-    collects: bool
-    recursion: int
-    timeout: float | None
-
-
-def _process() -> _Process:
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return _Process(
-        os.geteuid(),
-        os.getegid(),
-        os.getpriority(os.PRIO_PROCESS, 0),
-        affinity and affinity(0),
-        gc.isenabled(),
-        sys.getrecursionlimit(),
-        socket.getdefaulttimeout(),
-    )
-
-
-def _hooks() -> tuple[Any, ...]:
-    raised = sys.excepthook, sys.unraisablehook, threading.excepthook
-    return sys.gettrace(), sys.getprofile(), *raised
+def _refuse_user(_: int) -> None:
+    raise ValueError("it runs as another user or group")
 
 
 def _event_loop() -> tuple[Any, Any, bool]:
@@ -206,3 +176,10 @@ def _event_loop() -> tuple[Any, Any, bool]:
     policy = getattr(_EVENTS, "_event_loop_policy", None)
     local = getattr(policy, "_local", None)
     return policy, getattr(local, "_loop", None), getattr(local, "_set_called", False)
+
+
+def _set_event_loop(was: tuple[Any, Any, bool]) -> None:
+    policy, loop, was_set = was
+    _EVENTS._event_loop_policy = policy
+    if (local := getattr(policy, "_local", None)) is not None:
+        local._loop, local._set_called = loop, was_set

@@ -248,6 +248,7 @@ def test_a_job_that_its_executor_has_read_is_charged_even_if_no_more_came(
 def test_a_dead_executor_gets_no_job_while_its_last_outcome_is_read(
     worker: executors.Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    worker.task("add", {"a": 1, "b": 1})  # the first one also says that it starts
     usable: list[bool] = []
     monkeypatch.setattr(worker, "room", lambda: usable.append(worker.place.usable))
     job = worker.send_task("add", {"a": 1, "b": 1})
