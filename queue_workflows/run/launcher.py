@@ -394,10 +394,10 @@ class _Launcher:
         for pid, pidfd in [*self._executors.items()]:
             if pidfd >= 0 and pidfd not in ready:
                 continue
-            if pidfd >= 0:
-                # What its handlers have left. Its group has no other owner before it is reaped.
-                signal_group(pid, signal.SIGKILL)
             try:
+                if pidfd >= 0 and not _ended_well(pid):
+                    # What its handlers run. Its group has no other owner before it is reaped.
+                    signal_group(pid, signal.SIGKILL)
                 found, status, usage = os.wait4(pid, os.WNOHANG)
             except ChildProcessError:  # reaped by whatever the app has installed
                 found, status, usage = pid, None, None
@@ -450,6 +450,12 @@ class _Launcher:
         for pid in self._executors:
             self._killed.add(pid)
             signal_group(pid, signal.SIGKILL)
+
+
+def _ended_well(pid: int) -> bool:
+    """Return whether a process that ended has done so by itself: what it left behind may go on."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return found is not None and found.si_status == 0
 
 
 def _check(fds: Sequence[int]) -> None:
