@@ -129,7 +129,9 @@ class Desk:
         """Ends of jobs but completed ones, to be written one by one."""
         self._calls: deque[Callable[[], link.Request]] = deque()
         """What else the claiming connection is to do: answers to handlers, claims row by row."""
-        self._locked: deque[tuple[float, Callable[[], link.Request | None]]] = deque()
+        self._locked: deque[
+            tuple[float, Callable[[], link.Request | None], claimed_job.ClaimedJob | None]
+        ] = deque()
         """What waits for a lock of somebody else, and when it is tried again."""
         self._waited = False
         """Whether the last statement was one of these. Others come between, as each may take the
@@ -210,7 +212,7 @@ class Desk:
         """
         if job is not None and job is self._lone:
             self._lone = None
-        self._locked.append((self.now() + ASIDE_S, again))
+        self._locked.append((self.now() + ASIDE_S, again, job))
         self._seams.wake_at(self._locked[-1][0])
         if self._lone is not None:
             self.start(self._lone.lane)
@@ -567,8 +569,13 @@ class Desk:
     # --- Handlers: a `run.executors.Owner`.
 
     def start(self, own: lane.Lane) -> None:
-        """Give waiting jobs to what has room for them; one that runs alone comes last."""
+        """Give waiting jobs to what has room for them; one that runs alone comes last.
+
+        It waits until the others are recorded: if the worker dies with several jobs, its parent
+        knows that this one had not begun. It does not wait for a row that somebody has locked.
+        """
         now = self.now()
+        apart = {self._lone, *(job for _, _, job in self._locked)}
         while own.waiting and not own.changing:
             first = own.waiting[0]
             own.runner.queues = (
@@ -578,9 +585,7 @@ class Desk:
             )
             if own.runner.room < 1:
                 break
-            if first is self._lone and any(
-                self.runs(each) for each in self.jobs if each is not self._lone
-            ):
+            if first is self._lone and not apart.issuperset(self.jobs):
                 if len(own.waiting) == 1:
                     break
                 own.waiting.rotate(-1)

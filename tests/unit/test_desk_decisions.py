@@ -57,6 +57,9 @@ class Runner:
     def interrupt(self, job: Any, reason: str) -> None:
         self.interrupted.append((job.id, reason))
 
+    def recorded(self, job: Any, found: Any) -> None:
+        """Do nothing about the end of a job."""
+
 
 class World:
     """A worker of one ingest queue without a database, at a time that the test sets."""
@@ -232,7 +235,21 @@ def test_a_job_that_ran_alone_holds_up_no_other_while_its_row_is_locked() -> Non
     assert world.claimed() == 1
 
 
-def test_a_job_that_is_to_run_alone_waits_for_no_handler_that_has_ended() -> None:
+@pytest.mark.parametrize("outcome", [DONE, outcomes.Outcome("failed", 0.001)])
+def test_a_job_that_is_to_run_alone_waits_for_the_records_of_the_others(
+    outcome: outcomes.Outcome,
+) -> None:
+    """Its parent charges it if it is all that the dead worker held."""
+    world = World(slots=2)
+    world.claim("a")
+    world.claim("b", crashes=2)
+    world.ended("a", outcome)
+    assert world.job("b").place is None
+    world.request().done([] if outcome is DONE else True)
+    assert world.job("b").place is not None
+
+
+def test_a_job_that_is_to_run_alone_waits_for_no_row_that_is_locked() -> None:
     """The row of the other job is locked by somebody else."""
     world = World(slots=2)
     world.claim("a")
