@@ -65,6 +65,8 @@ class FakeDatabase:
         self.rows: dict[str, dict[str, Any]] = {}
         self.locked: set[str] = set()
         """Jobs whose rows a stranger has locked."""
+        self.left_to_leases: set[str] = set()
+        """Jobs of which a worker need not know: locked once, or claimed after a reply was lost."""
         self.off: dict[str, str] = {}
         """The stop policies of the queues that are OFF."""
         self.promised: set[tuple[str, int]] = set()
@@ -86,6 +88,11 @@ class FakeDatabase:
             "lapses": lapses,
             "deaths": crashes,
         }
+
+    @property
+    def claims(self) -> set[tuple[str, int]]:
+        """Return the claims that a worker holds."""
+        return {(job, row["claim"]) for job, row in self.rows.items() if row["worker"]}
 
     def lapse(self, job_id: str) -> None:
         """Take a claim back, of which nobody knows what became."""
@@ -390,7 +397,7 @@ class Worker(RuleBasedStateMachine):
         """What a server goes on with whose client is gone."""
         self.hold = math.inf
         """When the launcher ends all executors."""
-        self.requeues = self.requeued = 0
+        self.requeues = self.requeued = self.refused = 0
         seams = desk.Seams(lambda: None, lambda _: None, self.kill)
         logs = job_logs.JobLogs(lambda _: None, self.clock)
         self.desk = desk.Desk(
@@ -464,6 +471,7 @@ class Worker(RuleBasedStateMachine):
     def lock(self, n: int) -> None:
         if wanted := [job for job, row in self.data.rows.items() if row["status"] in OPEN]:
             self.data.locked.add(wanted[n % len(wanted)])
+            self.data.left_to_leases |= self.data.locked
 
     def unlock(self, _: int) -> None:
         self.data.locked.clear()
@@ -507,6 +515,7 @@ class Worker(RuleBasedStateMachine):
 
     def refuse(self, n: int) -> None:
         if self.links[n % 2].executing:
+            self.refused += 1
             self.links[n % 2].execute(REFUSALS[n // 2 % len(REFUSALS)])
 
     def lose(self, n: int) -> None:
@@ -525,9 +534,11 @@ class Worker(RuleBasedStateMachine):
 
     def server_goes_on(self, _: int) -> None:
         if self.late:
+            before = self.data.claims
             with contextlib.suppress(psycopg.Error):
                 # What would follow this statement of a script was never sent.
                 self.data.answer(next(self.late.pop(0)))
+            self.data.left_to_leases |= {job for job, _ in self.data.claims - before}
 
     # --- Executors.
 
@@ -674,6 +685,21 @@ class Worker(RuleBasedStateMachine):
             if self.data.held(job.id, job.lease.claim_no):
                 assert job.lease_end.ends <= row["expires"], job.id
                 assert job.place is None or self.hold <= row["expires"], job.id
+
+    @invariant()
+    def no_claim_is_forgotten(self) -> None:
+        """What is claimed and held is known, or is looked for after a lost reply."""
+        if not hasattr(self, "links") or self.refused > desk.REFUSALS:
+            return
+        known = {job.id for job in self.jobs} | {job.id for job, _ in self.desk._endings}
+        looked_for = {
+            own.who.queue
+            for own in self.desk.lanes
+            if own.claiming or own.unsure or own.unsure_at < math.inf
+        }
+        for job, _ in self.data.claims:
+            is_looked_for = self.data.rows[job]["queue"] in looked_for
+            assert job in known or is_looked_for or job in self.data.left_to_leases, job
 
     @invariant()
     def crashes_have_evidence(self) -> None:
