@@ -199,9 +199,10 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         if self._orders >= 0:
-            os.close(self._orders)  # its end ends a parent that still waits for an order
+            os.close(self._orders)
             self._orders = -1
             if self._parent is not None:
+                self._parent.send(signal.SIGTERM)  # it waits for an order
                 self._parent.wait(_STOP_S)
         self._print_said(last=True)
 
@@ -212,9 +213,13 @@ class Fleet:
         if self._orders < 0:
             self._execute()
             return
-        with open(self._orders, "w", encoding="utf-8") as orders:  # noqa: PTH123
+        line = json.dumps([dict(os.environ), str(Path.cwd()), self._order]) + "\n"
+        with (
+            contextlib.suppress(BrokenPipeError),  # it has died, and `check` replaces it
+            open(self._orders, "w", encoding="utf-8") as orders,  # noqa: PTH123
+        ):
             self._orders = -1
-            json.dump([dict(os.environ), str(Path.cwd()), self._order], orders)
+            orders.write(line)
 
     def _execute(self) -> None:
         self._print_said(last=True)
@@ -269,13 +274,13 @@ class Fleet:
 
 
 def _await_order(orders: int, said: int, ours: int, theirs: Iterable[int]) -> int:
-    """Be the parent in a forked process, unless the one that forked it closes the pipe."""
+    """Be the parent in a forked process, unless the one that forked it ends before."""
     for each in theirs:
         os.close(each)
     title.set_title(f"queue_workflows parent of {ours}")
     with open(orders, encoding="utf-8") as pipe:
-        text = pipe.read()
-    if not text:
+        text = pipe.readline()  # not to its end: what the app has forked may have the pipe, too
+    if not text.endswith("\n"):
         os._exit(0)
     environment, folder, order = json.loads(text)
     os.environ.clear()

@@ -76,6 +76,20 @@ def test_they_keep_no_pipe_of_the_command(cli: Commands, tmp_path: Path) -> None
         assert not pipes & opened(process(run, role))
 
 
+def test_an_app_may_leave_a_child_that_has_all_descriptors(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the pipe on which the parent waits for its order, so that this has no end."""
+    monkeypatch.setenv(loading_app.FORK, "1")
+    run = started(cli, tmp_path)
+    (tmp_path / "go").touch()
+    assert run.wait() == 0, run.err
+    until(lambda: not run.family())
+    alone = cli.run(*RUN, "--input", f"folder={tmp_path}", "--db", "x")
+    assert alone.process.returncode == 2, alone.err
+    until(lambda: not alone.family())
+
+
 def test_ctrl_c_hands_back_and_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
     run = started(cli, tmp_path)
     run.send(signal.SIGINT)

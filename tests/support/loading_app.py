@@ -2,7 +2,7 @@
 
 It opens a pipe at its import, as others do a connection to a server, and registers functions that
 are called at a fork and at the end of a process. `REFUSE`: all but the first process that
-loads it are refused. `THREAD`: it starts a thread.
+loads it are refused. `THREAD`: it starts a thread. `FORK`: a process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 from queue_workflows import errors
@@ -19,6 +20,7 @@ from tests.support import toy_app
 FOLDER = "LOADING_APP_FOLDER"
 REFUSE = "LOADING_APP_REFUSES"
 THREAD = "LOADING_APP_THREAD"
+FORK = "LOADING_APP_FORK"
 _ends: list[int] = []
 
 
@@ -37,6 +39,15 @@ def _note(word: str, more: str = "-") -> None:
         os.close(fd)
 
 
+def _fork() -> None:
+    """Leave a child that has all descriptors, and lives as long as this process."""
+    parent = os.getpid()
+    if not os.fork():
+        while os.getppid() == parent:
+            time.sleep(0.05)
+        os._exit(0)
+
+
 def setup() -> None:
     """Register what `toy_app` has."""
     if os.environ.get(REFUSE) and noted(Path(os.environ[FOLDER]), "loaded"):
@@ -45,6 +56,8 @@ def setup() -> None:
     _note("loaded", os.readlink(f"/proc/self/fd/{_ends[0]}"))  # noqa: PTH115
     atexit.register(_note, "ended")
     os.register_at_fork(before=lambda: _note("forks"))
+    if os.environ.get(FORK):
+        _fork()
     if os.environ.get(THREAD):
         threading.Thread(target=threading.Event().wait, name="of the app", daemon=True).start()
     sys.stdout.write("printed while loading\n")
