@@ -119,6 +119,16 @@ def test_a_killed_parent_is_replaced(cli: Commands, tmp_path: Path) -> None:
     assert run.family() == {}
 
 
+def test_a_parent_that_dies_before_it_has_an_order_is_replaced(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(loading_app.KILL, "1")
+    (tmp_path / "go").touch()
+    done = cli.run(*RUN, "--input", f"folder={tmp_path}", timeout_s=60)
+    assert done.process.returncode == 0, done.err
+    assert "the parent of our processes ended with signal 9: starting" in done.err
+
+
 def test_a_command_that_is_refused_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
     done = cli.run(*RUN, "--input", f"folder={tmp_path}", "--db", "x")
     assert done.process.returncode == 2, done.err

@@ -2,13 +2,15 @@
 
 It opens a pipe at its import, as others do a connection to a server, and registers functions that
 are called at a fork and at the end of a process. `REFUSE`: all but the first process that
-loads it are refused. `THREAD`: it starts a thread. `FORK`: a process.
+loads it are refused. `THREAD`: it starts a thread. `FORK`: a process. `KILL`: it kills
+the children of the first process that loads it.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +23,7 @@ FOLDER = "LOADING_APP_FOLDER"
 REFUSE = "LOADING_APP_REFUSES"
 THREAD = "LOADING_APP_THREAD"
 FORK = "LOADING_APP_FORK"
+KILL = "LOADING_APP_KILLS"
 _ends: list[int] = []
 
 
@@ -56,6 +59,9 @@ def setup() -> None:
     _note("loaded", os.readlink(f"/proc/self/fd/{_ends[0]}"))  # noqa: PTH115
     atexit.register(_note, "ended")
     os.register_at_fork(before=lambda: _note("forks"))
+    if os.environ.get(KILL) and len(noted(Path(os.environ[FOLDER]), "loaded")) == 1:
+        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
     if os.environ.get(FORK):
         _fork()
     if os.environ.get(THREAD):
