@@ -535,9 +535,11 @@ class Worker(RuleBasedStateMachine):
     def server_goes_on(self, _: int) -> None:
         if self.late:
             before = self.data.claims
+            # What would follow this statement of a script was never sent.
+            statement = next(self.late.pop(0), None)
             with contextlib.suppress(psycopg.Error):
-                # What would follow this statement of a script was never sent.
-                self.data.answer(next(self.late.pop(0)))
+                if statement is not None:
+                    self.data.answer(statement)
             self.data.left_to_leases |= {job for job, _ in self.data.claims - before}
 
     # --- Executors.
