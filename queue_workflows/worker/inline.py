@@ -45,7 +45,7 @@ class InlineExecutors(executors.Executors):
         nothing = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
         self._theirs = [theirs, hears]
         self.place = executors.Executor(1, (ours, asks), nothing, shared=False)
-        self.place.pid = os.getpid()
+        self.place.pid, self.place.ready = os.getpid(), True
 
     @property
     def room(self) -> int:
