@@ -348,7 +348,7 @@ class Executors:
             self._owner.died(job, Death("", {}, False, "want of descriptors"))
             return
         place.isolated = place.full = place.full or isolated
-        waits = not place.ready or (place.jobs and not place.shared)
+        waits = not place.ready or bool(place.jobs and not place.shared)
         place.queues = self.queues
         place.count += 1
         if self._limits.max_jobs is not None and place.count >= self._limits.max_jobs:
