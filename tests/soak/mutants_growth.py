@@ -80,7 +80,9 @@ MUTANTS = {
     "item-rounds": Mutant(
         "the loop of an item ends after its first round", GROWN, _one_round, load=MAPS
     ),
-    "loops": Mutant("a loop ignores its condition", GROWN, _never_until, load=GROWS),
+    "loops": Mutant(
+        "a loop ignores its condition", "wrong outcomes", _never_until, load=GROWS
+    ),
     "children": Mutant(
         "a child run's output does not reach its parent", "wrong outcomes", None, _lose_outputs,
         load=GROWS,
