@@ -506,6 +506,16 @@ def test_lease_and_time_limit_of_an_inline_job_are_armed_and_disarmed_with_its_e
     assert timers[guards.EXIT_LOST].left is None, "an idle worker outlives any database"
 
 
+def test_a_job_of_the_calling_thread_waits_for_no_fork(
+    threads: inline.InlineExecutors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that waits has no time limit, and the thread never says that it is ready."""
+    waited = list[Any]()
+    monkeypatch.setattr(Loop, "waits", lambda _, job: waited.append(job), raising=False)
+    _started(threads, 10.0)
+    assert not waited
+
+
 @pytest.mark.parametrize("limits_s", [(), (2000.0,), (1.0, 2000.0)])
 def test_a_job_does_not_inherit_the_shorter_time_limit_of_the_one_before(
     timers: dict[int, Timer], threads: inline.InlineExecutors, limits_s: tuple[float, ...]
