@@ -19,8 +19,8 @@ from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.5
-LAST_S = 0.15
-LAST_READS = 20
+LAST_S = 0.1
+LAST_READS = 40
 LAST_MAX_S = 2.0
 """Seconds after a job's end by which its worker has stored the log. On a slow machine it takes as
 long as so many reads do here, and at most the last."""
