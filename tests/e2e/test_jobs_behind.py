@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -37,27 +36,37 @@ def log_of(job_id: str) -> str:
     return "" if log is None else log["text"]
 
 
-def test_two_jobs_are_in_an_executor_before_the_worker_knows_of_the_end_of_the_first(
-    cli: Commands, tmp_path: Path
-) -> None:
-    """The worker is stopped during the first one; the second begins even so."""
-    for _ in range(MANY):
-        code_app.enqueued(TINY)
-    waits = (
-        "import pathlib, time\n"
-        f"pathlib.Path({str(tmp_path)!r}, 'first').touch()\n"
-        f"while not pathlib.Path({str(tmp_path)!r}, 'go').exists(): time.sleep(0.001)"
-    )
-    first = code_app.enqueued(waits)
-    second = code_app.enqueued(f"import pathlib; pathlib.Path({str(tmp_path)!r}, 'second').touch()")
+WAITS = """
+import pathlib, time
+pathlib.Path({folder!r}, 'first').touch()
+while not pathlib.Path({folder!r}, 'go').exists(): time.sleep(0.001)
+"""
+SEES_NEXT = """
+import fcntl, os, struct, termios, time
+def unread():
+    for name in os.listdir('/proc/self/fd'):
+        try:
+            yield struct.unpack('i', fcntl.ioctl(int(name), termios.FIONREAD, bytes(4)))[0]
+        except OSError:
+            pass
+ends = time.monotonic() + 0.3
+while not (found := any(unread())) and time.monotonic() < ends:
+    time.sleep(0.001)
+"""
+"""Finds whether the next job comes into a socket of the executor while this one runs."""
+
+
+def test_the_next_job_is_sent_while_a_short_one_runs(cli: Commands) -> None:
+    """On a busy machine a short handler may take long, so it is tried until it is seen."""
     running = worker(cli)
-    until((tmp_path / "first").exists)
-    running.send(signal.SIGSTOP)
-    (tmp_path / "go").touch()
-    until((tmp_path / "second").exists)
-    running.send(signal.SIGCONT)
-    until(lambda: ended(first, second))
-    assert charges(first)[1:] == charges(second)[1:] == (0, 0)
+
+    def is_seen() -> bool:
+        ids = [code_app.enqueued(TINY) for _ in range(MANY)]
+        looks = [code_app.enqueued(SEES_NEXT), code_app.enqueued(TINY)]
+        until(lambda: ended(*ids, *looks))
+        return bool(code_app.found(row(looks[0])))
+
+    until(is_seen)
     stopped(running)
 
 
@@ -109,12 +118,7 @@ def test_a_job_that_is_cancelled_behind_a_long_one_never_begins(
 ) -> None:
     for _ in range(MANY):
         code_app.enqueued(TINY)
-    waits = (
-        "import pathlib, time\n"
-        f"pathlib.Path({str(tmp_path)!r}, 'first').touch()\n"
-        f"while not pathlib.Path({str(tmp_path)!r}, 'go').exists(): time.sleep(0.001)"
-    )
-    first = code_app.enqueued(waits)
+    first = code_app.enqueued(WAITS.format(folder=str(tmp_path)))
     behind = code_app.enqueued(f"open({str(tmp_path / 'begun')!r}, 'a').close()")
     running = worker(cli)
     until((tmp_path / "first").exists)
