@@ -12,7 +12,7 @@ EACH: Final = 32
 """How many jobs may wait for each slot, if no `batch` says otherwise."""
 WAIT_S: Final = 0.5
 """Seconds for which a job that was claimed ahead waits for an executor; then it is handed back."""
-TINY_S: Final = 0.002
+TINY_S: Final = 0.005
 """Seconds that handlers take on the average if a job may wait in an executor behind the one that
 runs: a longer one hides what it takes to send the next job."""
 LONGEST_PAUSE: Final = 8
