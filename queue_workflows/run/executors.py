@@ -536,7 +536,8 @@ class Executors:
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                self._lose(place, error)
+                # It has ended. What it sent before that, such as an outcome, is still to be read.
+                place.unread = isinstance(error, ConnectionError)
                 return
             if sent == len(data):
                 return
@@ -549,16 +550,16 @@ class Executors:
             del place.unsent[: place.channel.send(place.unsent)]
         except BlockingIOError:
             return
-        except OSError as error:
-            self._lose(place, error)
-            return
+        except OSError as error:  # as in `_send`
+            place.unread = isinstance(error, ConnectionError)
+            place.unsent.clear()
         if not place.unsent:
             self._loop.write(place.channel.fileno(), None)
 
     def _lose(self, place: Executor, why: object) -> None:
         if not place.lost:
             place.lost, place.lost_at = str(why), clock.boot_s()
-            place.unread = isinstance(why, ConnectionError)
+            place.unread = place.unread or isinstance(why, ConnectionError)
             self._loop.forget(place.channel.fileno())
             self._loop.wake_at(place.lost_at + LOST_S)
 
