@@ -43,8 +43,7 @@ def broken_run(toy: Flow) -> str:
         s=[*flow.nodes(a="", c="b"), bad],
     )
     run_id = toy.started(context={"word": "luck"})
-    toy.work()
-    toy.look()
+    toy.go()
     return run_id
 
 
