@@ -22,7 +22,7 @@ from queue_workflows.admin import overview
 from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.cli import output
 from queue_workflows.dispatch import hooks
-from queue_workflows.run import launcher, title
+from queue_workflows.run import title
 from queue_workflows.runtime import (
     child,
     entry_point,
@@ -188,7 +188,7 @@ class Fleet:
         self._order = ""
 
     def __enter__(self) -> Fleet:
-        if forking.is_clean() and launcher.unsafe() is None:
+        if forking.is_clean() and forking.unsafe() is None:
             orders, self._orders = os.pipe()
             self._said, said = os.pipe()
             ours = os.getpid(), (self._orders, self._said)
@@ -318,7 +318,7 @@ def serve(order: str, said: int) -> int:
 
 def _spawn(said: int, argv: Sequence[str], env: Mapping[str, str] | None) -> child.Child:
     """Start `python -m MODULE ...`: fork it if that is safe."""
-    if launcher.unsafe() is not None:
+    if forking.unsafe() is not None:
         return child.Child(argv, env)
     return child.Forked(functools.partial(_be, said, *argv[2:]), env)
 

@@ -10,7 +10,6 @@ import functools
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
@@ -90,19 +89,3 @@ class DeathTimer:
         at = 0 if until is None else max(1, int(until * NS_PER_S))
         spec = _TimerSpec(0, 0, *divmod(at, NS_PER_S))
         self._libc.timer_settime(self._timer, TIMER_ABSTIME, spec, None)
-
-
-def has_cuda_context() -> bool:
-    """Return whether this process has opened a GPU, which no forked child can use."""
-    try:
-        names = [*Path("/proc/self/fd").iterdir()]
-    except OSError:
-        return False
-    return any(map(_is_gpu, names))
-
-
-def _is_gpu(descriptor: Path) -> bool:
-    try:
-        return str(descriptor.readlink()).startswith(("/dev/nvidia-uvm", "/dev/kfd"))
-    except OSError:  # the descriptor of the listing itself
-        return False

@@ -19,7 +19,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
@@ -68,20 +67,6 @@ class LauncherLost(errors.QueueWorkflowsError, RuntimeError):
 
 class ForkRefused(errors.QueueWorkflowsError, RuntimeError):
     """This process must not fork a launcher, as it has threads or a GPU open."""
-
-
-def unsafe() -> str | None:
-    """Return why this process must not fork, or None if it may.
-
-    A forked child would wait forever for a lock that another thread held, and cannot use a GPU
-    that its parent has opened.
-    """
-    others = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
-    if others or threading.current_thread() is not threading.main_thread():
-        return f"threads run in it: {', '.join(others)}"
-    if kernel.has_cuda_context():
-        return "it has opened a GPU"
-    return None
 
 
 class _Deadline:
@@ -142,7 +127,7 @@ class Launcher:
 
     @classmethod
     def _start(cls, app: executor.App, *, late: bool) -> Launcher:
-        if (reason := unsafe()) is not None:
+        if (reason := forking.unsafe()) is not None:
             raise ForkRefused(reason)
         kernel.prepare()
         forking.flush()
@@ -301,7 +286,7 @@ class _Launcher:
         if not self._late:
             loaded = executor.load(self._app)
             forking.prepare()  # loading may have used the database, whose pool has threads
-            self._say({"loaded": {"app": loaded, "late": unsafe()}})
+            self._say({"loaded": {"app": loaded, "late": forking.unsafe()}})
         # A handler of the app could reap executors, and SIG_IGN lets the kernel do it.
         self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         gc.collect()

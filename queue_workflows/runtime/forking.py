@@ -7,6 +7,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from queue_workflows import config
@@ -37,6 +38,35 @@ def is_clean() -> bool:
     What an app has opened, such as a connection, would be shared by both.
     """
     return bool(_commands) and config.get_config().app is None
+
+
+def unsafe() -> str | None:
+    """Return why this process must not fork, or None if it may.
+
+    A forked child would wait forever for a lock that another thread held, and cannot use a GPU
+    that its parent has opened.
+    """
+    others = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+    if others or threading.current_thread() is not threading.main_thread():
+        return f"threads run in it: {', '.join(others)}"
+    if _has_gpu():
+        return "it has opened a GPU"
+    return None
+
+
+def _has_gpu() -> bool:
+    try:
+        names = [*Path("/proc/self/fd").iterdir()]
+    except OSError:
+        return False
+    return any(map(_is_gpu, names))
+
+
+def _is_gpu(descriptor: Path) -> bool:
+    try:
+        return str(descriptor.readlink()).startswith(("/dev/nvidia-uvm", "/dev/kfd"))
+    except OSError:  # the descriptor of the listing itself
+        return False
 
 
 def flush() -> None:

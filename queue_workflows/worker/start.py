@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from queue_workflows import config, errors, gpu_model_cache, model_cache
 from queue_workflows.operations import stop_policies
 from queue_workflows.run import executor, launcher, loaded_app
-from queue_workflows.runtime import app_loading
+from queue_workflows.runtime import app_loading, forking
 from queue_workflows.worker import command_line, gpus, pool_config, process, shapes
 
 _log = logging.getLogger("queue_workflows.claim_worker")
@@ -48,7 +48,7 @@ def launch(
 
 def _launch_or_refuse(load: Callable[[], object]) -> Launched:
     """Do as `launch` does; raise `InvalidConfig` where this process must not fork."""
-    reason = launcher.unsafe()
+    reason = forking.unsafe()
     launched = launch(load) if reason is None else None
     if launched is None:
         raise errors.InvalidConfig(

@@ -21,7 +21,7 @@ import queue_workflows
 from queue_workflows import config, errors, model_cache, model_registry
 from queue_workflows.run import launcher as launcher_process
 from queue_workflows.run import loaded_app, wire
-from queue_workflows.runtime import clock
+from queue_workflows.runtime import clock, forking
 from tests.support import executor_app, executors
 from tests.support.wait import patience, until
 
@@ -124,7 +124,7 @@ def test_a_worker_with_threads_must_not_fork() -> None:
     other = threading.Thread(target=stop.wait, name="another")
     other.start()
     try:
-        assert "another" in str(launcher_process.unsafe())
+        assert "another" in str(forking.unsafe())
     finally:
         stop.set()
         other.join()

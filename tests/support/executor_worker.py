@@ -10,14 +10,13 @@ import contextlib
 import json
 import sys
 
-from queue_workflows.run import launcher
-from queue_workflows.runtime import clock
+from queue_workflows.runtime import clock, forking
 from tests.support import executor_app, executors
 
 
 def main(count: int, task: str, lease_s: float) -> None:
     """Start, print the pids, and hold the executors for `lease_s` again and again."""
-    assert launcher.unsafe() is None
+    assert forking.unsafe() is None
     with executors.launched(executor_app.load, alone=False) as found, contextlib.ExitStack() as own:
         if lease_s:
             # The reply to a fork shows that it is set.

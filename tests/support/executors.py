@@ -14,7 +14,7 @@ from unittest import mock
 
 from queue_workflows.engine import outcomes
 from queue_workflows.run import executor, executors, launcher, loaded_app
-from queue_workflows.runtime import clock, io_loop
+from queue_workflows.runtime import clock, forking, io_loop
 from queue_workflows.worker import shapes
 from tests.support.wait import until
 
@@ -79,12 +79,12 @@ def launched(
         load()
 
     # pytest's own threads run here, which is harmless.
-    tests_pid, unsafe = os.getpid(), launcher.unsafe
+    tests_pid, unsafe = os.getpid(), forking.unsafe
 
     def ours() -> str | None:
         return None if os.getpid() == tests_pid else unsafe()
 
-    with warnings.catch_warnings(), mock.patch.object(launcher, "unsafe", ours):
+    with warnings.catch_warnings(), mock.patch.object(forking, "unsafe", ours):
         warnings.simplefilter("ignore", DeprecationWarning)
         loaded, registered = launcher.Launcher.load(executor.App(load_alone, model_cache))
     found = Launched(loaded, registered)

@@ -22,21 +22,21 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 7075, "admin": 1940, "alerts": 370, "check": 960, "cli": 8375, "client": 1700,
-    "dag": 5270, "db": 3390, "declare": 1910, "demo": 440, "dispatch": 1900, "embedded": 940,
-    "engine": 5530, "event_export": 750, "executor": 3140, "handlers": 570,
-    "local_queue": 2770, "maintenance": 600, "migrations": 10, "model_cache": 670,
-    "operations": 870, "refs": 451, "runtime": 3210, "schedule": 810, "service": 3600,
-    "sql": 20, "tasks": 1900, "telemetry": 1510, "testing": 820, "worker": 8790,
+    ".": 7100, "admin": 1950, "alerts": 364, "check": 960, "cli": 8540, "client": 1700,
+    "dag": 5270, "db": 3800, "declare": 1910, "demo": 431, "dispatch": 1900, "embedded": 960,
+    "engine": 5460, "event_export": 750, "handlers": 640, "local_queue": 2500,
+    "maintenance": 600, "migrations": 10, "model_cache": 700, "operations": 880, "refs": 451,
+    "run": 4420, "runtime": 3590, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1940,
+    "telemetry": 1510, "testing": 810, "worker": 4930,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 70150, "files of Python": 494, "functions": 5000, "lines of SQL": 11700,
+    "lines of Python": 68400, "files of Python": 459, "functions": 4900, "lines of SQL": 11800,
 }  # fmt: skip
-CLOSURE = {"modules": 107, "lines": 16601}
+CLOSURE = {"modules": 109, "lines": 16630}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 59, "lines": 16550}
+SPINE = {"files": 59, "lines": 16800}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (237, 66),  # the goal is 110 functions in 25 files
