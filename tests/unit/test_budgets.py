@@ -26,24 +26,24 @@ BUDGETS = {
     "dag": 5270, "db": 3800, "declare": 1910, "demo": 431, "dispatch": 1900, "embedded": 960,
     "engine": 5460, "event_export": 750, "handlers": 640, "local_queue": 2500,
     "maintenance": 600, "migrations": 10, "model_cache": 700, "operations": 880, "refs": 451,
-    "run": 4420, "runtime": 3590, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1940,
+    "run": 4380, "runtime": 3620, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1940,
     "telemetry": 1510, "testing": 810, "worker": 4930,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 68400, "files of Python": 459, "functions": 4900, "lines of SQL": 11800,
+    "lines of Python": 68350, "files of Python": 462, "functions": 4900, "lines of SQL": 11800,
 }  # fmt: skip
-CLOSURE = {"modules": 109, "lines": 16630}
+CLOSURE = {"modules": 109, "lines": 16660}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
 SPINE = {"files": 59, "lines": 16800}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
-    "ingest": (237, 66),  # the goal is 110 functions in 25 files
-    "run": (478, 97),  # 320 in 50
-    "off": (345, 70),  # 150 in 30; on a busy machine a check of the guards is a part of it
+    "ingest": (155, 38),  # the goal is 110 functions in 25 files
+    "run": (425, 80),  # 320 in 50
+    "off": (235, 43),  # 150 in 30; on a busy machine a check of the guards is a part of it
     "lost-lease": (67, 19),  # 60 in 15; a random id in a log line may need four functions more
-    "show": (437, 130),  # 200 in 45
+    "show": (440, 130),  # 200 in 45
 }
 """The functions and files that run on each way of `tests/support/tracer.py`, and 3 to 10 % more."""
 
