@@ -687,9 +687,19 @@ class Desk:
         self._logs.add(job, data)
 
     def event(self, job: claimed_job.ClaimedJob, event_type: str, elapsed_s: float | None) -> None:
-        """Record an event about the model of a node."""
-        if self._models is not None:
-            self._models.event(job, event_type, elapsed_s)
+        """Record an event about the model of a node, before its end is recorded."""
+        if self._models is None:
+            return
+        note = self._models.event(job, event_type, elapsed_s)
+
+        def refused(error: db.Error) -> None:
+            _log.warning("job %s: %s is not recorded: %s", job.id, event_type, error)
+
+        def noted(_: Any) -> None:
+            return
+
+        self._calls.append(lambda: link.Request(note, noted, refused, lambda: None))
+        self._seams.ring()
 
     def model(self, model: JsonDict) -> None:
         """Note what the executor of a GPU says of its model."""

@@ -221,11 +221,8 @@ class GpuModels:
             if isinstance(guard, guards.Stall) and (reason := guard.suspicion(now)):
                 _log.warning("job %s: %s", job.id, reason, extra=job.ids)
                 detail = payload.encode({"reason": reason}, "detail")
-                self._note(job, "stall_suspected", detail=detail)
-
-    def _note(self, job: claimed_job.ClaimedJob, event_type: str, **more: Any) -> None:
-        note = job_events.note(job.lease.table, job.row | {"attempts": 0}, event_type, **more)
-        self._later(note, f"the event {event_type} of job {job.id}")
+                note = _note(job, "stall_suspected", detail=detail)
+                self._later(note, f"the suspicion of job {job.id}")
 
     # --- What the executor reports.
 
@@ -270,11 +267,13 @@ class GpuModels:
             self._changed()
         return outcome._replace(raised=raised)
 
-    def event(self, job: claimed_job.ClaimedJob, event_type: str, elapsed_s: float | None) -> None:
-        """Record that the model of a node is loaded, or is about to be."""
-        self._note(job, event_type, detail="{}", elapsed_s=elapsed_s)
+    def event(
+        self, job: claimed_job.ClaimedJob, event_type: str, elapsed_s: float | None
+    ) -> db.Script[Any]:
+        """Return what records that the model of a node is loaded, or is about to be."""
         if event_type == "model_load_done" and elapsed_s is not None:
             self._learn(job.model, elapsed_s)
+        return _note(job, event_type, detail="{}", elapsed_s=elapsed_s)
 
     def _learn(self, model: str | None, seconds: float) -> None:
         given = {"host": self._lane.who.host, "model": model, "seconds": seconds}
@@ -369,3 +368,7 @@ class GpuModels:
             **more,
         }
         self._changed()
+
+
+def _note(job: claimed_job.ClaimedJob, event_type: str, **more: Any) -> db.Script[Any]:
+    return job_events.note(job.lease.table, job.row | {"attempts": 0}, event_type, **more)
