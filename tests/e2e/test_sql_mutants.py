@@ -14,7 +14,7 @@ from tests.mutation import sql
 CHOSEN = (
     "claim-node-priority",
     "claim-ingest-off",
-    "renew-run-over",
+    "renew-worker",
     "record-node-claim",
     "record-fail-attempts",
     "recover-cap",
