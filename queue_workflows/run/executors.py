@@ -297,9 +297,13 @@ class Executors:
         return free
 
     def _may_wait_in(self, place: Executor) -> bool:
-        """Return whether a job may wait in an executor for the end of the one that runs."""
+        """Return whether a job may wait in an executor for the end of the one that runs.
+
+        With several slots it could wait for a long one while another executor is free.
+        """
         most = self._limits.max_jobs
-        return place.queues and len(place.jobs) == 1 and (most is None or place.count < most)
+        is_full = most is not None and place.count >= most
+        return self._slots == 1 and place.queues and len(place.jobs) == 1 and not is_full
 
     def _lasting(self) -> list[Executor]:
         """Return the executors that count as slots: those that are not about to end."""
@@ -643,7 +647,7 @@ class Executors:
         if not place.jobs:
             place.idle_since = clock.boot_s()
         self._owner.ended(job, outcome)
-        if place.jobs and not place.shared:
+        if place.ready and place.jobs and not (place.shared or place.job.has_started):
             self._owner.started(place.job)
         self._freed(place)
 

@@ -67,6 +67,7 @@ class Leases:
     ) -> None:
         self._desk = desk_
         self._hold = hold
+        self._held_until = -math.inf
         self._ring = ring
         self._report = report
         self._models = models
@@ -106,7 +107,11 @@ class Leases:
             self.renew_now()
         if now >= self.due_at():
             self._ring()
-        return max(now + 0.05, self.due_at())
+        # While the connection is stuck no renewal moves the deadline, which idle executors share.
+        moves_at = self._held_until - own.lanes[0].who.lease_s / 3
+        if now >= moves_at and self._safe_until(now) > self._held_until:
+            self._keep_hold(now)
+        return max(now + 0.05, min(self.due_at(), moves_at))
 
     def renew_now(self) -> None:
         """Renew, and look for cancels and switches, at once."""
@@ -211,7 +216,7 @@ class Leases:
 
         def renewed(found: list[claims.Renewal]) -> None:
             self._renewed(every, found, now)
-            self._keep_hold(now)
+            self._keep_hold(self._now())
             self._store_cursors(every)
 
         apart, self._apart = self._apart, False
@@ -244,11 +249,17 @@ class Leases:
 
     def _keep_hold(self, now: float) -> None:
         """Let the launcher end all executors before the first lease ends, if this is silent."""
+        self._held_until = self._safe_until(now)
+        self._hold(self._held_until)
+
+    def _safe_until(self, now: float) -> float:
+        """Return until when no executor runs a job whose lease has ended, whatever comes now."""
         own, lease_s = self._desk, self._desk.lanes[0].who.lease_s
         ends = [job.lease_end.ends for job in own.jobs if own.runs(job)]
         # What a claim finds that has no reply yet may start before the next renewal.
-        ends += [each.asked + lease_s for each in own.lanes if each.claiming]
-        self._hold(min([*ends, now + lease_s]) - EARLY_S)
+        starts_by = now - desk.LATE * lease_s
+        asked = [each.asked for each in own.lanes if each.claiming and each.asked >= starts_by]
+        return min([*ends, *(each + lease_s for each in asked), now + lease_s]) - EARLY_S
 
     def _store_cursors(self, jobs: Sequence[claimed_job.ClaimedJob]) -> None:
         moved = {

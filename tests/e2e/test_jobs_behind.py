@@ -23,9 +23,9 @@ def code_tasks(invariants_hold: None) -> None:
     code_app.setup()
 
 
-def worker(cli: Commands, *more: str) -> Command:
+def worker(cli: Commands, *more: str, **env: str) -> Command:
     options = ("--queue", code_app.QUEUE, "--app", "tests.support.code_app:setup", "--batch", "50")
-    return cli.start("queue-claim-worker", *options, *more)
+    return cli.start("queue-claim-worker", *options, *more, **env)
 
 
 def log_of(job_id: str) -> str:
@@ -102,15 +102,15 @@ def test_a_job_behind_one_that_dies_is_not_charged(cli: Commands) -> None:
         code_app.enqueued(TINY)
     dies = "print('the last words'); import sys; sys.stdout.flush(); import os; os._exit(3)"
     ids = [code_app.enqueued(dies if at % 4 == 1 else TINY, max_attempts=1) for at in range(12)]
-    running = worker(cli)
+    running = worker(cli, QUEUE_WORKFLOWS_CRASH_BACKOFF_S="0.1")
     killers = ids[1::4]
     until(lambda: all(row(each)["status"] in ("completed", "failed") for each in ids))
     for each in ids:
         crashes = charges(each)[2]
         assert crashes == (3 if each in killers else 0), row(each)
+    stopped(running)  # what its last jobs have printed is stored by then
     for each in killers:
         assert "the last words" in log_of(each)
-    stopped(running)
 
 
 def test_a_job_that_is_cancelled_behind_a_long_one_never_begins(
