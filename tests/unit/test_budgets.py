@@ -26,12 +26,12 @@ BUDGETS = {
     "dag": 5270, "db": 3800, "declare": 1910, "demo": 431, "dispatch": 1900, "embedded": 960,
     "engine": 5460, "event_export": 750, "handlers": 640, "local_queue": 2500,
     "maintenance": 600, "migrations": 10, "model_cache": 700, "operations": 880, "refs": 451,
-    "run": 4380, "runtime": 3620, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1940,
-    "telemetry": 1510, "testing": 810, "worker": 4930,
+    "run": 4390, "runtime": 3620, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1940,
+    "telemetry": 1510, "testing": 810, "worker": 4950,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 68350, "files of Python": 462, "functions": 4900, "lines of SQL": 11800,
+    "lines of Python": 68400, "files of Python": 462, "functions": 4900, "lines of SQL": 11800,
 }  # fmt: skip
 CLOSURE = {"modules": 109, "lines": 16660}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
