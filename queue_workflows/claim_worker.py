@@ -20,7 +20,7 @@ from queue_workflows.types import ExitFn
 from queue_workflows.worker import command_line, guards, shapes
 
 if TYPE_CHECKING:  # `start`, which has all that executors need, is late.
-    from queue_workflows.worker import process
+    from queue_workflows.worker import process, start
 
 budget_for = guards.budget_for
 
@@ -59,8 +59,7 @@ class ClaimWorker:
         if slots is None and on_exit is not os._exit:
             self._shape = None
         self._worker: process.Worker | None = None
-        self._stopped: float | None = None
-        """Within how many seconds it was stopped before it ran; None: it was not."""
+        self._stopped = False
         self._shutdown_timeout_s = shutdown_timeout_s
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
@@ -86,18 +85,11 @@ class ClaimWorker:
         if self._shape is not None:
             from queue_workflows.worker import start
 
-            worker = start.of_queue(
-                self.queue,
-                self._shape,
-                self._shutdown_timeout_s,
-                host=self.host,
-                newest=self.host_priority < 0,
-                lease_s=self.lease_s,
-                models=self._models,
-                ends_with_job=self._ends_with_job,
-            )
-            if worker is not None:
-                with self._running(worker):
+            launched = start.launch(lambda: None, self._models)
+            if launched is not None:
+                with self._running(
+                    launched, self._shape, ends_with_job=self._ends_with_job
+                ) as worker:
                     worker.run_forever()
                 if worker.exit_code:
                     self._on_exit(worker.exit_code)
@@ -105,28 +97,34 @@ class ClaimWorker:
         self._run_inline(once=False)
 
     def _run_inline(self, *, once: bool) -> bool:
-        from queue_workflows.worker import process, shapes
+        from queue_workflows.worker import process
 
         known = list(model_registry.known_ids()) or None if self._cache is not None else None
-        worker = process.Worker(
-            None,
-            {self.queue: shapes.Shape(1, self._batch, gpu=self._cache is not None)},
+        shape = shapes.Shape(1, self._batch, gpu=self._cache is not None)
+        inline = process.Inline(self._on_exit, once, known)
+        with self._running(None, shape, inline=inline) as worker:
+            return worker.run_inline(self._cache)
+
+    @contextmanager
+    def _running(
+        self, launched: start.Launched | None, shape: shapes.Shape, **more: Any
+    ) -> Generator[process.Worker]:
+        """Make the worker, and stop it at once if `stop` was called before."""
+        from queue_workflows.worker import process
+
+        self._worker = worker = process.Worker(
+            launched,
+            {self.queue: shape},
             host=self.host,
             newest=self.host_priority < 0,
             lease_s=self.lease_s,
             shutdown_timeout_s=self._shutdown_timeout_s,
-            inline=process.Inline(self._on_exit, once, known),
+            **more,
         )
-        with self._running(worker):
-            return worker.run_inline(self._cache)
-
-    @contextmanager
-    def _running(self, worker: process.Worker) -> Generator[None]:
-        self._worker = worker
-        if self._stopped is not None:
+        if self._stopped:
             worker.stop()
         try:
-            yield
+            yield worker
         finally:
             self._worker = None
 
@@ -154,13 +152,13 @@ class ClaimWorker:
 
         Safe in a signal handler.
         """
-        self._stopped = 0.0
+        self._stopped = True
         if self._worker is not None:
             self._worker.stop()
 
     def stop_now(self) -> None:
         """Return the running job to the queue at once and exit."""
-        self._stopped = 0.0
+        self._stopped = True
         if self._worker is not None:
             self._worker.stop_now()
 
@@ -212,10 +210,17 @@ class WorkerPool:
         lease_s: float = 600,
         shutdown_timeout_s: float | None = None,
     ) -> None:
-        from queue_workflows.worker import start
+        from queue_workflows.worker import pool_config
 
         shapes.check_times(lease_s, shutdown_timeout_s)
-        self._entries = start.pool_entries(workers)
+        if workers is None:
+            entries = pool_config.option(None)
+        elif isinstance(workers, str):
+            entries = pool_config.parse(workers, "workers")
+        else:
+            entries = pool_config.check([*workers], "workers")
+        pool_config.add_queues(entries)
+        self._served = pool_config.shapes_of(entries)
         self._host = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
         self._newest = priority < 0
@@ -229,10 +234,11 @@ class WorkerPool:
 
         Raises `InvalidConfig` where this process must not fork, as it has threads.
         """
-        from queue_workflows.worker import start
+        from queue_workflows.worker import process, start
 
-        self._worker = worker = start.of_pool(
-            self._entries,
+        self._worker = worker = process.Worker(
+            start.launch_or_refuse(lambda: None),
+            self._served,
             host=self._host,
             newest=self._newest,
             lease_s=self._lease_s,
@@ -303,20 +309,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(worker: ClaimWorker | process.Worker) -> int:
+    # Only a handler in this process may keep the main thread in C code.
+    inline = isinstance(worker, ClaimWorker)
     request = signals.StopRequest(
-        on_first=worker.stop, on_second=worker.stop_now, signal_thread=True
+        on_first=worker.stop, on_second=worker.stop_now, signal_thread=inline
     )
     with request as stop:
         if db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):
             if not isinstance(worker, ClaimWorker):
                 log_context.set_for_process(worker=",".join(worker.worker_ids.values()))
             worker.run_forever()
-    code = 0
-    if not isinstance(worker, ClaimWorker):
-        worker.close()
-        code = worker.exit_code
     db.close_pool()
-    return code
+    return 0 if isinstance(worker, ClaimWorker) else worker.exit_code
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from queue_workflows import db, errors
+from queue_workflows import db
 from queue_workflows.engine import finish, job_tables, outcomes
-from queue_workflows.handlers import claimed_rows, task_call
+from queue_workflows.handlers import task_call
 from queue_workflows.operations import inline_steps
 from queue_workflows.tasks import attempt_steps, control, handlers
 from queue_workflows.types import Row
@@ -27,15 +27,6 @@ def execute_ingest_job(job: Row) -> str:
         return finish.record(conn, lease, outcome)
 
 
-def refused(job: Row) -> outcomes.Outcome | None:
-    """Return the failure of a job whose row no task can get, or None if its task can run."""
-    try:
-        claimed_rows.check_ingest(job)
-    except errors.UnreadableRow as error:
-        return task_call.failed(job, error, 0.0)
-    return None
-
-
 def run_task(
     job: Row, control_: control.Control | None = None, runner: handlers.Runner | None = None
 ) -> outcomes.Outcome:
@@ -45,7 +36,7 @@ def run_task(
     event loop for the next async task. A job that was cancelled meanwhile has no result. A job that
     its worker interrupted is `cancelled`, with the reason as its error.
     """
-    outcome = refused(job)
+    outcome = task_call.refused(job)
     if outcome is not None:
         return outcome
     own = runner or handlers.Runner()

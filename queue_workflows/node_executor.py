@@ -19,7 +19,7 @@ from queue_workflows.engine import (
     outcomes,
     runs,
 )
-from queue_workflows.handlers import claimed_rows, node_call
+from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.operations import inline_steps
 from queue_workflows.runtime import log_context
@@ -148,7 +148,7 @@ def inputs_of(job: Row, cancel: threading.Event) -> Inputs | outcomes.Outcome:
     """
     started = time.monotonic()
     try:
-        claimed_rows.check_node(job)
+        node_call.check(job)
         if job["node_module"].startswith(INPUT_PREFIX):
             return outcomes.Outcome("parked", 0.0)
         inputs = _read_despite_outages(

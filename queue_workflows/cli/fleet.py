@@ -22,12 +22,11 @@ from queue_workflows.admin import overview
 from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.cli import output
 from queue_workflows.dispatch import hooks
-from queue_workflows.run import title
+from queue_workflows.run import kernel
 from queue_workflows.runtime import (
     child,
     entry_point,
     forking,
-    restart_rule,
     signals,
     supervisor,
 )
@@ -39,8 +38,8 @@ _HURRY_S = 0.2
 _EXECUTED = """
 import sys
 from queue_workflows.cli import fleet
-from queue_workflows.run import title
-title.set_title(f"queue_workflows parent of {sys.argv[1]}")
+from queue_workflows.run import kernel
+kernel.set_title(f"queue_workflows parent of {sys.argv[1]}")
 sys.exit(fleet.serve(sys.argv[2], int(sys.argv[3])))
 """
 _SETTINGS = ("db_url_env", "db_url_env_named", "host_label_env", "embedded")
@@ -250,7 +249,7 @@ class Fleet:
         self._parent = None
         if death.code == entry_point.USAGE_ERROR:
             raise errors.InvalidConfig(
-                f"a process refused to start {restart_rule.GIVE_UP_AFTER} times; its output has "
+                f"a process refused to start {supervisor.GIVE_UP_AFTER} times; its output has "
                 "the reason"
             )
         how = f"signal {death.signal}" if death.signal else f"exit code {death.code}"
@@ -277,7 +276,7 @@ def _await_order(orders: int, said: int, ours: int, theirs: Iterable[int]) -> in
     """Be the parent in a forked process, unless the one that forked it ends before."""
     for each in theirs:
         os.close(each)
-    title.set_title(f"queue_workflows parent of {ours}")
+    kernel.set_title(f"queue_workflows parent of {ours}")
     with open(orders, encoding="utf-8") as pipe:
         text = pipe.readline()  # not to its end: what the app has forked may have the pipe, too
     if not text.endswith("\n"):
@@ -325,7 +324,7 @@ def _spawn(said: int, argv: Sequence[str], env: Mapping[str, str] | None) -> chi
 
 def _be(said: int, module: str, *arguments: str) -> int:
     os.close(said)
-    title.set_title(" ".join([module, *arguments]))
+    kernel.set_title(" ".join([module, *arguments]))
     sys.argv = [module, *arguments]
     return importlib.import_module(module).main([*arguments])
 

@@ -106,7 +106,7 @@ def _is_engine(frame: traceback.FrameSummary) -> bool:
 
 def _leave_out_engine(first: traceback.TracebackException) -> None:
     """Drop the frames of the engine above a handler and of its captured streams, unless all are."""
-    streams = str(_PACKAGE / "run" / "captured_streams.py")
+    streams = str(_PACKAGE / "run" / "job_output.py")
     todo: list[traceback.TracebackException | None] = [first]
     while todo:
         if (shown := todo.pop()) is None:
@@ -130,10 +130,3 @@ def without_others(outcome: Outcome) -> Outcome:
     if outcome.raised.wish not in ("elsewhere", "no_gpu"):
         return outcome
     return outcome._replace(raised=outcome.raised._replace(wish=""))
-
-
-def unless_signal(value: Any) -> Any:
-    """Return what a handler returned; raise it if it is a `JobSignal`."""
-    if isinstance(value, errors.JobSignal):
-        raise value
-    return value

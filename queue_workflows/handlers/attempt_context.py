@@ -1,13 +1,15 @@
-"""Make a claimed job the current one for the code of its handler."""
+"""Make a claimed job the current one for the code of its handler, or refuse its row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Final
 
+from queue_workflows import errors
 from queue_workflows.model_cache import loading
 from queue_workflows.runtime import log_context, trace_context
 from queue_workflows.tasks import job as jobs
-from queue_workflows.types import Row
+from queue_workflows.types import Row, Unreadable
 
 
 class running:  # noqa: N801  used as a function, as `contextlib.suppress` is
@@ -35,3 +37,21 @@ class running:  # noqa: N801  used as a function, as `contextlib.suppress` is
             self._detach()
         log_context.unbind(self._ids)
         jobs.current.reset(self._token)
+
+
+_KINDS: Final = {
+    "NoneType": "null",
+    "bool": "a boolean",
+    "int": "a number",
+    "float": "a number",
+    "str": "a text",
+    "list": "an array",
+}
+
+
+def refused(column: str, value: Any, wanted: str = "an object") -> errors.UnreadableRow:
+    """Return the error of a claimed job with which no handler can run, as a column has this."""
+    if isinstance(value, Unreadable):
+        return errors.UnreadableRow(f"{column} cannot be loaded: {value.reason}")
+    name = type(value).__name__
+    return errors.UnreadableRow(f"{column} is {_KINDS.get(name, f'a {name}')}, not {wanted}")

@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import queue_workflows
 from queue_workflows import config, errors, tasks
-from queue_workflows.dag import arguments, payload
+from queue_workflows.dag import arguments, confinement, document_values, payload
 from queue_workflows.engine import outcomes
-from queue_workflows.handlers import attempt_context, node_folders
+from queue_workflows.handlers import attempt_context
 from queue_workflows.model_cache import ModelCache, loading
 from queue_workflows.runtime import app_loading
 from queue_workflows.tasks import attempt_steps, control, handlers
@@ -64,8 +65,13 @@ def call(node: NodeCall, runner: handlers.Runner) -> outcomes.Outcome:
     attempt = _Attempt(node)
     try:
         with attempt_context.running(attempt.job, node.job), attempt.prepared() as handler:
-            with attempt.job.streams():
+            try:
                 value = runner.run(attempt.begin(handler), attempt.control)
+            except BaseException:
+                with contextlib.suppress(Exception):  # the handler's own error counts
+                    attempt.job.store_rest()
+                raise
+            attempt.job.store_rest()
             delta = handler.delta(attempt.result(value))
         return attempt.completed(delta)
     except KeyboardInterrupt:
@@ -81,9 +87,14 @@ async def call_async(node: NodeCall) -> outcomes.Outcome:
     attempt = _Attempt(node)
     try:
         with attempt_context.running(attempt.job, node.job), attempt.prepared() as handler:
-            async with attempt.job.streams_async():
+            try:
                 begun = attempt.begin(handler)
                 value = await async_handlers.run_async(begun, attempt.control)
+            except BaseException:
+                with contextlib.suppress(Exception):  # the handler's own error counts
+                    await attempt.job.store_rest_async()
+                raise
+            await attempt.job.store_rest_async()
             delta = handler.delta(attempt.result(value))
         return attempt.completed(delta)
     except KeyboardInterrupt:
@@ -170,6 +181,26 @@ class _Attempt:
         return "no_memory" if loads and loading.lacks_memory(error) else ""
 
 
+def check(job: Row) -> None:
+    """Raise `UnreadableRow` if a node cannot run with what its row holds."""
+    if not isinstance(job["node_module"], str):
+        raise attempt_context.refused("node_module", job["node_module"], "a text")
+    for column in ("inputs", "input_template", "context"):
+        if (value := job.get(column)) is not None and not isinstance(value, dict):
+            raise attempt_context.refused(column, value)
+    if "run" in job and not isinstance(job["run"], dict):
+        raise attempt_context.refused("run", job["run"])
+
+
+def refused(job: Row) -> outcomes.Outcome | None:
+    """Return the failure of a node whose row no handler can get, or None if it can run."""
+    try:
+        check(job)
+    except errors.UnreadableRow as error:
+        return failed(job, error, 0.0)
+    return None
+
+
 def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:
     """Return the outcome of a node that failed with `error`."""
     return outcomes.of_error(error, seconds, f"node {job['node_id']}")
@@ -217,10 +248,46 @@ class _Handler:
 
     def delta(self, value: Any) -> JsonDict:
         """Return what is stored for a result. Raises a signal that the handler returned."""
-        value = outcomes.unless_signal(value)
+        value = handlers.unless_signal(value)
         if (declared := _declared(self._module)) is not None:
             value = declared.stored(value)
         return self._finalize(_delta(value))
+
+
+class _Folders:
+    """A node's folders, made when it asks for them; `close` removes what is of this attempt.
+
+    `out_dir` returns the folder of the run.
+    """
+
+    def __init__(self, job: Row, out_dir: Callable[[], str]) -> None:
+        self._job = job
+        self._out_dir = out_dir
+        self._scratch: confinement.Scratch | None = None
+
+    def check(self) -> None:
+        """Raise `FolderRefused` for a run whose `out_dir` OUT_ROOTS does not allow."""
+        if confinement.roots():
+            confinement.check(self._out_dir())
+
+    def out(self) -> Path:
+        """Return `<out_dir>/<node_id>`, created."""
+        node_id = self._job["node_id"]
+        folder = document_values.folder(node_id)
+        return confinement.make(self._out_dir(), folder, f"node id {node_id!r:.120}")
+
+    def scratch(self) -> Path:
+        """Return a folder of this attempt alone, under `<out_dir>/.scratch`."""
+        root, prefix = self._out_dir(), f"{self._job['claim_no']}-"
+        parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
+        with confinement.opened(root, confinement.SCRATCH, create=True) as fd:
+            self._scratch = confinement.Scratch(parent, fd, prefix)
+        return self._scratch.path
+
+    def close(self) -> None:
+        """Remove the scratch folder and its content."""
+        if self._scratch is not None:
+            self._scratch.remove()
 
 
 @contextlib.contextmanager
@@ -228,7 +295,7 @@ def _prepared(node: NodeCall, module: Any, run: Callable[..., Any]) -> Generator
     """Prepare model, folders and arguments of a handler, to be called while the block runs."""
     job = node.job
     handle, load_seconds = _model(node)
-    folders = node_folders.NodeFolders(job, node.lookups.out_dir)
+    folders = _Folders(job, node.lookups.out_dir)
     folders.check()
     try:
         offers: dict[str, Callable[[], Any]] = {

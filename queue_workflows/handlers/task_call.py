@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import Any
@@ -12,7 +13,7 @@ from queue_workflows.engine import outcomes
 from queue_workflows.handlers import attempt_context
 from queue_workflows.tasks import args, attempt_steps, control, handlers
 from queue_workflows.tasks import job as jobs
-from queue_workflows.types import Row
+from queue_workflows.types import Row, Unreadable
 
 
 def call(
@@ -30,8 +31,13 @@ def call(
     attempt = _Attempt(job, control_, ask)
     try:
         with attempt_context.running(attempt.job, job):
-            with attempt.job.streams():
+            try:
                 value = runner.run(attempt.call(), control_)
+            except BaseException:
+                with contextlib.suppress(Exception):  # the handler's own error counts
+                    attempt.job.store_rest()
+                raise
+            attempt.job.store_rest()
             return attempt.completed(value)
     except KeyboardInterrupt:
         raise
@@ -48,13 +54,28 @@ async def call_async(
     attempt = _Attempt(job, control_, ask)
     try:
         with attempt_context.running(attempt.job, job):
-            async with attempt.job.streams_async():
+            try:
                 value = await async_handlers.run_async(attempt.call(), control_)
+            except BaseException:
+                with contextlib.suppress(Exception):  # the handler's own error counts
+                    await attempt.job.store_rest_async()
+                raise
+            await attempt.job.store_rest_async()
             return attempt.completed(value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
         return attempt.failed(error)
+
+
+def refused(job: Row) -> outcomes.Outcome | None:
+    """Return the failure of a job whose row no task can get, or None if its task can run."""
+    error, headers = None, job.get("headers")
+    if isinstance(job["args"], Unreadable):
+        error = attempt_context.refused("args", job["args"])
+    elif headers is not None and not isinstance(headers, dict):
+        error = attempt_context.refused("headers", headers)
+    return None if error is None else failed(job, error, 0.0)
 
 
 def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:
@@ -90,13 +111,14 @@ class _Attempt:
         """Return the outcome of a handler that returned; raises a signal that it returned."""
         if self.control.cancel_requested:
             return self._interrupted("cancelled")
-        found = outcomes.unless_signal(self.job.result_set if value is None else value)
+        found = handlers.unless_signal(self.job.result_set if value is None else value)
         text = payload.encode(
             found if isinstance(found, dict) else {"result": found},
             f"result of task {self._name!r}",
         )
         logged = self.job.logged_error
-        return outcomes.Outcome("completed", self._seconds, text, error=logged, value=found)
+        seconds = time.monotonic() - self._started
+        return outcomes.Outcome("completed", seconds, text, error=logged, value=found)
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
         """Return the outcome of a handler that raised, or that was requested to end."""
@@ -107,14 +129,10 @@ class _Attempt:
             return self._interrupted("cancelled")
         if isinstance(error, control.Interrupted):
             return self._interrupted(error.reason)
-        return failed(self._row, error, self._seconds)
-
-    @property
-    def _seconds(self) -> float:
-        return time.monotonic() - self._started
+        return failed(self._row, error, time.monotonic() - self._started)
 
     def _interrupted(self, reason: str) -> outcomes.Outcome:
-        return outcomes.Outcome("cancelled", self._seconds, error=reason)
+        return outcomes.Outcome("cancelled", time.monotonic() - self._started, error=reason)
 
 
 class _Collector(logging.Handler):

@@ -13,7 +13,6 @@ from queue_workflows.dag import payload
 from queue_workflows.engine import claims, outcomes
 from queue_workflows.handlers import task_call
 from queue_workflows.local_queue import job_queue, plan, thread_worker
-from queue_workflows.run import job_rows
 from queue_workflows.runtime import clock, identity, service
 from queue_workflows.tasks import handlers
 from queue_workflows.tasks import job as current
@@ -116,7 +115,7 @@ class IngestPlan(plan.ClaimingPlan):
         """Run a job; return its result, or raise `NotCompleted` with its error."""
         held = _held(job)
         assert held is not None  # `mark_running` has found it
-        outcome = job_rows.refused(held.row, in_run=False)
+        outcome = task_call.refused(held.row)
         if outcome is None and execute is None:
             runner = handlers.Runner()
             try:
@@ -175,7 +174,7 @@ def _execute(
     row, control, started = held.row, held.control, time.monotonic()
     try:
         with current.running(current.Job(row, control)):
-            value = outcomes.unless_signal(execute(job))
+            value = handlers.unless_signal(execute(job))
         found = cast("dict[str, Any]", value) if isinstance(value, dict) else {"result": value}
         text = payload.encode(found, f"result of job {held.job.id}")
         outcome = outcomes.Outcome("completed", time.monotonic() - started, text, value=value)

@@ -19,6 +19,7 @@ from queue_workflows.local_queue import (
     statistics,
     tasks,
 )
+from queue_workflows.tasks import handlers
 from queue_workflows.types import NowFn
 
 _log = logging.getLogger("queue_workflows.local_queue")
@@ -157,10 +158,7 @@ class JobRunner:
         if self._claims is not None:
             return self._claims.call(attempt.job, execute)
         if execute is not None:
-            result = execute(attempt.job)
-            if isinstance(result, errors.JobSignal):
-                raise result
-            return result
+            return handlers.unless_signal(execute(attempt.job))
         attempt.control = control = tasks.Control()
         return tasks.run(attempt.job, control, attempt=attempt.number, worker=slot.name)
 

@@ -65,6 +65,5 @@ def run(job: job_queue.Job, control: Control, *, attempt: int, worker: str) -> A
             value = runner.run(begun, control)
     finally:
         runner.close()
-    if isinstance(value, errors.JobSignal):
-        raise value
+    value = handlers.unless_signal(value)
     return running.result_set if value is None else value

@@ -265,9 +265,6 @@ class _Memory(memory_watch.MemoryWatch):
     def __exit__(self, *_: object) -> None:
         return
 
-    def tick(self) -> None:
-        self._desk.throttled = self._manager.throttled_by is not None
-
     def detail(self) -> JsonDict:
         if full := pressure.nearly_full(self._memory.read()):
             fills = self._fills(pressure.ids(full))
@@ -306,7 +303,7 @@ class ThreadWorker(process.Worker):
         )
         self._metrics = None
         self._memory: _Memory = _Memory(
-            manager, self._desk, wake=self._wake, later=self._leases.later, changed=lambda: None
+            manager, self._desk, post=self.post, later=self._leases.later, changed=lambda: None
         )
 
     @property
@@ -321,9 +318,13 @@ class ThreadWorker(process.Worker):
         registered: loaded_app.Registered | None,
     ) -> lane.Lane:
         del who, registered
-        parts = self._loop, None, self._printer, self._desk, self._limits
+        parts = self._loop, None, self._printer, self._desk
         self.threads = Threads(*parts, manager=self._manager, limit=shape.slots, post=self.post)
         return lane.Lane(self._who, shape, self.threads, now_fn=clock.boot_s)
+
+    def _tick(self, now: float) -> float:
+        self._desk.throttled = self._manager.throttled_by is not None
+        return super()._tick(now)
 
     def serve(self) -> None:
         """Run the loop until `close_now`; then leave the process if that was decided."""
@@ -346,8 +347,7 @@ class ThreadWorker(process.Worker):
 
     # --- Stop policies, which run in this process, on a thread of their own.
 
-    def _is_own_policy(self, registered: loaded_app.Registered | None, policy: str) -> bool:
-        del registered
+    def _is_own_policy(self, policy: str) -> bool:
         found = stop_policies.handler(policy)
         return found not in _STAYS and (found is not stop_policies.HARD or bool(self._on_exit))
 

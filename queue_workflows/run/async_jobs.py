@@ -26,8 +26,6 @@ from queue_workflows.run import (
     channel,
     job_output,
     job_rows,
-    log_sender,
-    node_hook,
     nodes,
     restored_state,
     running,
@@ -92,7 +90,7 @@ class AsyncJobs:
         self._ending = threading.Lock()
         self._output = job_output.JobOutput(_key.get, self._send_log)
         self._output.install()
-        log_sender.install(self._send_log, _key.get, by_job=True)
+        job_output.send_records(self._send_log, _key.get, by_job=True)
         self._watch = LoopWatch(self._loop.inner, _key, self._warn, lambda: bool(self._jobs))
         self._loop.keep()
         self._flushes = False
@@ -139,7 +137,8 @@ class AsyncJobs:
             self._jobs[key] = job
         if len(self._jobs) == 1:
             self._watch.wake()
-        if (refused := job_rows.refused(row, in_run=in_run)) is not None:
+        call = node_call if in_run else task_call
+        if (refused := call.refused(row)) is not None:
             self._ended(job, refused)
         elif _is_async(job):
             self._loop.spawn(lambda: self._run(job))
@@ -214,7 +213,7 @@ class AsyncJobs:
 
     def _announce(self, key: int, body: bytes) -> None:
         if key in self._values:
-            node_hook.call(wire.decoded(body), self._values[key])
+            nodes.announce(wire.decoded(body), self._values[key])
         self._values.pop(key, None)
         self._channel.send(wire.ANNOUNCED, key)
         self._end_if_done()
@@ -260,7 +259,8 @@ class AsyncJobs:
             left = "" if self._jobs or self._leaves else self._state.restore()
             if not self._jobs:
                 self._loop.reset()
-        if not left and not self._leaves and async_handlers.has_stuck():
+        stuck = [task for task in async_handlers.stuck if not task.done()]
+        if stuck and not (left or self._leaves):
             left = "an async task that does not end"
         if left:
             self._leaves = True

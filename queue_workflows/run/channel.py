@@ -1,14 +1,15 @@
-"""Send and receive frames in an executor, at its end of the socket to its worker."""
+"""Send and receive in an executor, at its ends of the two sockets to its worker."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import select
 import signal
 import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, TypeAlias
 
 from queue_workflows import errors
@@ -23,6 +24,7 @@ sigmask: Final[Callable[[int, Collection[int]], set[int]]] = importlib.import_mo
 old mask: that took longer than all else for a job that does nothing."""
 _CATCHABLE: Final = sorted({*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP})
 _handler_of: Final[Callable[[int], object]] = importlib.import_module("_signal").getsignal
+FLUSH_MS: Final = 250.0
 
 
 _seen: list[Any] = [[], []]
@@ -98,7 +100,8 @@ class Channel:
         An exception of the app's signal handlers is raised from here with nothing lost.
         """
         while True:
-            self._check()
+            if os.getpid() != self._pid:
+                os._exit(0)  # a handler has forked it and let return: its parent has the channel
             try:
                 sigmask(signal.SIG_SETMASK, handled_signals())
                 found = self.receive_now(socket.MSG_DONTWAIT)
@@ -126,10 +129,71 @@ class Channel:
             raise ConnectionError("the worker has closed the channel, or has ended")
         return [*self._frames.add(data)]
 
-    def _check(self) -> None:
-        """End a process that a handler has forked and let return: its parent has the channel."""
-        if os.getpid() != self._pid:
-            os._exit(0)
+
+class Requests:
+    """The requests of a worker, for one thread: key and reason of a job whose handler is to end.
+
+    A signal would need no thread. But its handler would run on the main thread between any two
+    operations of the app, such as inside `threading.Event.wait()`: to set that event there waits
+    for ever for the event's own lock.
+
+    `lost` is called at the end of file, or after an error: no request can be received any more.
+    `idle` is called every FLUSH_MS after `wake` until it returns False.
+    """
+
+    def __init__(
+        self, end: socket.socket, lost: Callable[[], object], idle: Callable[[], bool]
+    ) -> None:
+        self._end = end
+        self._lost = lost
+        self._idle = idle
+        self._closed = False
+        self._woken, self._waker = (
+            socket.socket(fileno=wire.high(each.detach())) for each in socket.socketpair()
+        )
+        self._waker.setblocking(False)
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+
+    def wake(self) -> None:
+        """Let `idle` be called soon."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    def discard(self) -> None:
+        """Close what `wake` uses, once no thread iterates any more."""
+        self._woken.close()
+        self._waker.close()
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            yield from self._requests()
+        except BaseException:  # noqa: BLE001  without this thread no request is received
+            self._lost()
+
+    def _requests(self) -> Iterator[tuple[int, str]]:
+        poll, timeout = select.poll(), None
+        for each in (self._end, self._woken):
+            poll.register(each, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(timeout)}
+            if self._end.fileno() in ready:
+                if not (data := self._end.recv(4096)):
+                    if self._closed:
+                        return
+                    raise ConnectionError("the worker has ended")
+                key, _, reason = data.decode().partition(" ")
+                yield int(key), reason
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
+                timeout = FLUSH_MS
+            elif not ready:
+                timeout = FLUSH_MS if self._idle() else None
 
 
 def answer_of(answer: JsonDict) -> Any:

@@ -11,6 +11,7 @@ import contextvars
 import functools
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -18,26 +19,22 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from queue_workflows import config, errors
 from queue_workflows.engine import outcomes
-from queue_workflows.handlers import model_changes, node_call, task_call
+from queue_workflows.handlers import node_call, task_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.run import (
     channel,
+    job_output,
     job_rows,
     kernel,
     loaded_app,
-    log_sender,
-    node_hook,
     nodes,
-    peak_memory,
-    requests,
     restored_state,
     running,
     streams,
-    title,
     wire,
 )
 from queue_workflows.runtime import forking, service
@@ -48,6 +45,7 @@ if TYPE_CHECKING:
     from queue_workflows.run import async_jobs
 
 _log = logging.getLogger(__name__)
+ERROR_CHARS: Final = 1000
 
 
 class App(NamedTuple):
@@ -104,7 +102,7 @@ def main(
     try:
         os.setpgid(0, 0)
         kernel.die_with(parent)
-        title.set_title(f"queue_workflows executor of launcher {parent}")
+        kernel.set_title(f"queue_workflows executor of launcher {parent}")
         for fd in inherited:
             os.close(fd)
         end, interrupts = _prepared(fds[:4])
@@ -178,6 +176,31 @@ def _watch_forks(ends: Sequence[socket.socket]) -> None:
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
+class _PeakMemory:
+    """Reset the peak RSS of this process (VmHWM), so that each job has its own."""
+
+    def __init__(self) -> None:
+        self._reset_kb = 0
+        self._fd: int | None = None
+        with contextlib.suppress(OSError):
+            self._fd = wire.high(os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC))
+
+    def reset(self) -> None:
+        """Make the present RSS the peak, if the peak has grown by a megabyte since the last time.
+
+        To ask for the peak takes a tenth of the time of a reset.
+        """
+        if self._fd is None:
+            return
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < self._reset_kb + 1024:
+            return
+        try:
+            os.write(self._fd, b"5")
+        except OSError:  # the handler closed it
+            self._fd = None
+        self._reset_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 class JobLoop:
     """The state of an executor that runs one job at a time.
 
@@ -198,11 +221,9 @@ class JobLoop:
         self._channel = end
         self._pid = os.getpid()
         self._alone = alone
-        self._requests = requests.Requests(interrupts, self._lost)
-        self._requests.idle = self._flush
+        self._requests = channel.Requests(interrupts, self._lost, self._flush)
         self._ends: dict[int, str] = {}
         """By key, why a job is not to begin; empty if it has begun."""
-        """Why jobs are to end whose handlers may not have started when the request came."""
         self._ended = 0
         """The key of the last job whose handler has ended."""
         self._cache = model_cache
@@ -216,7 +237,7 @@ class JobLoop:
         """Threads that earlier handlers have left, where the process is not for this alone."""
         self._value: tuple[int, Any] | None = None
         """The value of the last completed job, for `on_node_completed`."""
-        self._peak = peak_memory.PeakMemory()
+        self._peak = _PeakMemory()
         self._leaves = False
         """Whether it runs no further job."""
         self._left = ""
@@ -227,7 +248,7 @@ class JobLoop:
         self._hearing.start()
         self._state: restored_state.RestoredState | None = None
         if alone:
-            log_sender.install(self._send_log, self.key)
+            job_output.send_records(self._send_log, self.key)
             self._state = restored_state.RestoredState(other_output)
 
     def serve(self) -> None:
@@ -259,7 +280,7 @@ class JobLoop:
 
     def _restore(self, key: int) -> None:
         left = "" if self._state is None else self._left or self._state.restore(key + 1)
-        if not left and async_handlers.has_stuck():
+        if async_handlers.stuck and not (left or all(t.done() for t in async_handlers.stuck)):
             left = "an async task that does not end"
         if left and self._state is not None:
             self._leaves = True
@@ -312,7 +333,8 @@ class JobLoop:
 
     def _outcome(self, row: Row, job: running.Running, *, in_run: bool) -> outcomes.Outcome:
         ask_step = functools.partial(self._ask_step, job.key)
-        if (refused := job_rows.refused(row, in_run=in_run)) is not None:
+        call = node_call if in_run else task_call
+        if (refused := call.refused(row)) is not None:
             return refused
         if not in_run:
             return task_call.call(row, job, self._runner, ask_step)
@@ -402,7 +424,7 @@ class JobLoop:
 
     def _announce(self, key: int, body: bytes) -> None:
         if self._value is not None and self._value[0] == key:
-            node_hook.call(wire.decoded(body), self._value[1])
+            nodes.announce(wire.decoded(body), self._value[1])
         self._value = None
         forking.flush()
         self._channel.send(wire.ANNOUNCED, key)
@@ -412,11 +434,11 @@ class JobLoop:
         if cache is None:
             error = "this executor has no models"
         elif change.get("model") is not None:
-            error = model_changes.load(cache, change["model"])
+            error = _change(cache, functools.partial(cache.require_model, change["model"]))
         elif change["idle_only"]:
             cache.reap_idle_once()
         else:
-            error = model_changes.unload(cache)
+            error = _change(cache, cache.drop_cache)
         forking.flush()
         self._send_model()
         self._channel.send(wire.CHANGED, 0, wire.encoded(error))
@@ -448,6 +470,20 @@ class JobLoop:
         self._hearing.stop()
         self._requests.discard()
         self._runner.close()
+
+
+def _change(cache: ModelCache, change: Callable[[], object]) -> str | None:
+    """Load or unload a model; return why that failed, or None. Raises KeyboardInterrupt only."""
+    cache.mark_busy()
+    try:
+        change()
+    except errors.QueueWorkflowsError as error:
+        return str(error)[:ERROR_CHARS]
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the boundary around app code
+        return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+    finally:
+        cache.mark_idle()
+    return None
 
 
 def _block(signals: Collection[int]) -> None:

@@ -42,16 +42,6 @@ LET_GO_S: Final = 60.0
 """Seconds after which an executor that has nothing to do is let go, unless it has a GPU."""
 
 
-class Limits(Protocol):
-    """When executors are replaced; None: never."""
-
-    @property
-    def max_jobs(self) -> int | None: ...
-
-    @property
-    def max_rss_mb(self) -> float | None: ...
-
-
 class Job(Protocol):
     """A claimed job, as far as executors know it."""
 
@@ -234,28 +224,30 @@ class Executors:
     `slots`: how many jobs run at once, each in an executor of its own, or all in one (`shared`), or
     async ones in one and the others in their own (`mixed`). `lone`: another one is forked only once
     the last has ended, as two may not fit into the memory of a GPU. `end_s`: seconds for the
-    threads and exit functions of one that was let go.
+    threads and exit functions of one that was let go. `max_jobs`, `max_rss_mb`: after so many jobs,
+    and if it is larger after a job, an executor is replaced; None: never.
     """
 
     def __init__(
         self,
         loop: io_loop.IoLoop,
         launcher_: launcher.Launcher | None,
-        printer: Printer,
+        printer: streams.Printer,
         owner: Owner,
-        limits: Limits,
         *,
         slots: int,
         shared: bool = False,
         mixed: bool = False,
         lone: bool = False,
         end_s: float = 0.0,
+        max_jobs: int | None = None,
+        max_rss_mb: float | None = None,
     ) -> None:
         self._loop = loop
         self._of_launcher = launcher_
         self._printer = printer
         self._owner = owner
-        self._limits = limits
+        self._max_jobs, self._max_rss_mb = max_jobs, max_rss_mb
         self._slots, self._shared, self._mixed, self._lone = slots, shared, mixed, lone
         self._by_number: dict[int, Executor] = {}
         self._by_pid: dict[int, Executor] = {}
@@ -301,8 +293,7 @@ class Executors:
 
         With several slots it could wait for a long one while another executor is free.
         """
-        most = self._limits.max_jobs
-        is_full = most is not None and place.count >= most
+        is_full = self._max_jobs is not None and place.count >= self._max_jobs
         return self._slots == 1 and place.queues and len(place.jobs) == 1 and not is_full
 
     def _lasting(self) -> list[Executor]:
@@ -312,9 +303,6 @@ class Executors:
             for each in self._by_number.values()
             if each.jobs or not (each.full or each.signals or each.lost)
         ]
-
-    def ready(self) -> None:
-        """Begin to serve. An executor is forked only when a job needs it."""
 
     @property
     def accepts(self) -> bool:
@@ -355,7 +343,7 @@ class Executors:
         waits = not place.ready or bool(place.jobs and not place.shared)
         place.queues = self.queues
         place.count += 1
-        if self._limits.max_jobs is not None and place.count >= self._limits.max_jobs:
+        if self._max_jobs is not None and place.count >= self._max_jobs:
             place.full = True
         job.key, job.place = place.count, place
         place.jobs[job.key] = job
@@ -457,7 +445,7 @@ class Executors:
     def tick(self, now: float) -> float:
         """Kill what should have ended, fork what is missing; return when to be called again."""
         due = math.inf
-        for place in self:
+        for place in [*self._by_number.values()]:
             at = min(place.lost_at + LOST_S, place.let_go_at + self._end_s)
             if place.jobs and not place.lost:
                 at = math.inf
@@ -640,7 +628,8 @@ class Executors:
             # Its output belongs to this job: read it before the next one gets the executor.
             while self._drain(place):
                 continue
-            self._print(place, (key & 1, 0), None)
+            if place.lines:
+                self._print(place, (key & 1, 0), None)
         job = place.jobs.pop(key, None)
         if job is None:
             return
@@ -674,8 +663,7 @@ class Executors:
             # Its handler has ended at SIGTERM, and the process lives on.
             self.kill(place, signal.SIGKILL, place.killed_for)
             return
-        most_mb = self._limits.max_rss_mb
-        if most_mb is not None and place.rss_mb() > most_mb:
+        if self._max_rss_mb is not None and place.rss_mb() > self._max_rss_mb:
             place.full = True
         if place.full and not place.announcing and (place.shared or not place.jobs):
             self.let_go(place)
@@ -740,8 +728,9 @@ class Executors:
         place.packet = packet
         while self._drain(place):
             continue
-        self._print(place, (0, 0), None)
-        self._print(place, (1, 0), None)
+        if place.lines:
+            self._print(place, (0, 0), None)
+            self._print(place, (1, 0), None)
         self._forget(place)
         jobs, place.jobs = [*place.jobs.values()], {}
         del self._by_number[place.number]
@@ -803,16 +792,6 @@ UNKNOWN: Final[dict[str, Any]] = {
     "code": None, "signal": None, "core": False, "max_rss_mb": 0, "by_deadline": False,
     "oom_kills": None,
 }  # fmt: skip
-
-
-class Printer(Protocol):
-    """Prints on the worker's own stdout and stderr, without ever waiting."""
-
-    def write(self, number: int, data: bytes) -> object:
-        """Print on stdout (1) or stderr (2)."""
-
-    def record(self, pid: int, record: JsonDict) -> object:
-        """Print a record of the log of an executor, or lines as JSON."""
 
 
 def _is_engines(name: str) -> bool:

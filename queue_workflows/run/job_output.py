@@ -1,35 +1,200 @@
-"""Send what handlers print as messages, where several jobs share one executor.
+"""Pass what handlers print and log to their worker, where its pipes do not bring it.
 
-Only what Python code writes to `sys.stdout` and `sys.stderr` is known to be of a job. The output of
-child processes and of C code reaches the worker's own output alone.
+An executor with one job at a time prints to pipes of its worker, and sends the log records that
+nothing prints. One with many jobs also sends what Python code prints, for the job of the context in
+which it was printed; the output of child processes and of C code reaches the worker's own output
+alone. A thread of the worker's own process keeps both.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextvars import ContextVar
+from typing import Any, Final, TypeAlias
 
-from queue_workflows.runtime import printed_lines
+from queue_workflows.run import streams
+from queue_workflows.runtime import entry_point, log_format, printed_lines
 from queue_workflows.types import JsonDict
 
 LINE: Final = 8000
 """Characters after which a line is sent without its end."""
 PIECE: Final = 1 << 20
 """Characters of one message: a message has a limit, and what a handler prints has none."""
+ENGINE: Final = "queue_workflows"
+NAMES: Final = ("stdout", "stderr")
+Keep: TypeAlias = Callable[[bytes], object]
+"""Keeps what the handler of a worker prints, if one runs."""
+Send: TypeAlias = Callable[[int, JsonDict], object]
+"""Sends the record of a job (0: of none): level, name, text, whether the worker prints it."""
+_TEXT: Final = logging.Formatter()
+_STAMPED: Final = logging.Formatter(
+    "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
+)
+_STAMPED.converter = time.gmtime
+
+
+class Stream:
+    """A text stream that shows `add` what is written to it; all else is of the stream below it.
+
+    `add` returns whether the worker prints it, so that it is not printed here.
+    """
+
+    def __init__(self, stream: Any, add: Callable[[str | bytes], bool]) -> None:
+        self.stream = stream
+        self._add = add
+
+    def write(self, text: Any) -> int:
+        """Write a text; return its length."""
+        if isinstance(text, str) and self._add(text):
+            return len(text)
+        return self.stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for each in lines:
+            self.write(each)
+
+    @property
+    def buffer(self) -> _Bytes:
+        """Return what takes bytes."""
+        return _Bytes(self.stream.buffer, self._add)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.stream)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.flush()
+
+
+class _Bytes:
+    """The bytes under a `Stream`."""
+
+    def __init__(self, buffer: Any, add: Callable[[str | bytes], bool]) -> None:
+        self._buffer = buffer
+        self._add = add
+
+    def write(self, data: Any) -> int:
+        """Write bytes; return their number."""
+        return len(data) if self._add(bytes(memoryview(data))) else self._buffer.write(data)
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write several pieces."""
+        for each in lines:
+            self.write(each)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffer, name)
+
+
+# --- Log records. A handler on the root logger would disable `logging.basicConfig` and the handler
+# of last resort, so those that nothing prints are taken where they are created.
+
+
+class LogSender(logging.Handler):
+    """Take the place of the handler of `entry_point.setup_logging`: the worker prints instead."""
+
+    def __init__(self, send: Callable[[logging.LogRecord], object], level: int) -> None:
+        super().__init__(level)
+        self._send = send
+        self._busy = threading.local()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record, best effort. What sending it logs is dropped."""
+        if getattr(self._busy, "now", False):
+            return
+        self._busy.now = True
+        try:
+            self._send(record)
+        except Exception:  # noqa: BLE001  logging never raises into an app
+            self.handleError(record)
+        finally:
+            self._busy.now = False
+
+
+def send_records(send: Send, key: Callable[[], int], *, by_job: bool = False) -> None:
+    """Send the log records of this process from now on; call it once in an executor.
+
+    `key` returns that of the job whose handler logs. What the app gave as `extra` is sent along.
+    Records that the app's own logging prints reach the worker as output. `by_job`: it learns only
+    from messages whose output that is, so records are sent too that the app prints past a `Stream`.
+    """
+
+    def send_record(record: logging.LogRecord, *, printed: bool) -> None:
+        fields = (log_format.fields(record) or None) if printed else None
+        text = _TEXT.format(copy.copy(record))  # a formatter changes it, and others use it later
+        found: JsonDict = {"level": record.levelno, "name": record.name, "text": text}
+        send(key(), found | {"printed": printed, "fields": fields})
+
+    def prints(handler: logging.Handler) -> bool:
+        stream = getattr(handler, "stream", None)
+        if by_job and not isinstance(stream, Stream):
+            return isinstance(handler, LogSender)
+        return isinstance(handler, LogSender) or streams.fileno(stream) in (1, 2)
+
+    def created(record: logging.LogRecord) -> None:
+        if not _is_printed(record, prints):
+            send_record(record, printed=False)
+
+    root = logging.getLogger()
+    own = [
+        handler
+        for handler in root.handlers
+        if any(isinstance(each, entry_point.MaskSecrets) for each in handler.filters)
+    ]
+    for handler in own:
+        root.removeHandler(handler)
+    if own:
+        level = min(handler.level for handler in own)
+        root.addHandler(LogSender(functools.partial(send_record, printed=True), level))
+    logging.setLogRecordFactory(_factory(created))
+
+
+def _factory(created: Callable[[logging.LogRecord], object]) -> Callable[..., logging.LogRecord]:
+    """Return a record factory that calls this, best effort, for each record."""
+    make = logging.getLogRecordFactory()
+
+    def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        with contextlib.suppress(Exception):
+            created(record)
+        return record
+
+    return made
+
+
+def _is_printed(record: logging.LogRecord, prints: Callable[[logging.Handler], bool]) -> bool:
+    """Return whether one of the handlers that get this record `prints` it."""
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    found: list[logging.Handler] = []
+    while logger is not None:
+        found += logger.handlers
+        logger = logger.parent if logger.propagate else None
+    if not found and logging.lastResort is not None:
+        found = [logging.lastResort]
+    return any(record.levelno >= each.level and prints(each) for each in found)
 
 
 class JobOutput:
     """The lines that handlers print, each for the job of the context in which it was printed.
 
-    `send` gets the key of a job and records as of `log_sender`, with the stream on which the worker
-    is to print the lines as JSON: empty if they were printed here.
+    `send` gets the stream, too, on which the worker is to print the lines as JSON: empty if they
+    were printed here.
     """
 
-    def __init__(self, key: Callable[[], int], send: Callable[[int, JsonDict], object]) -> None:
+    def __init__(self, key: Callable[[], int], send: Send) -> None:
         self._key = key
         self._send = send
         self._lock = threading.Lock()
@@ -38,20 +203,21 @@ class JobOutput:
         self._as_json = False
 
     def install(self) -> None:
-        """Take the place of `sys.stdout` and `sys.stderr`, before `log_sender.install`.
+        """Take the place of `sys.stdout` and `sys.stderr`, before `send_records`.
 
         They go on printing what is of no job, and all if the logs are no JSON.
         """
         self._as_json = printed_lines.is_wanted()
-        for name in ("stdout", "stderr"):
-            add = functools.partial(self.add, name)
-            setattr(sys, name, JobStream(getattr(sys, name), add))
+        for name in NAMES:
+            setattr(sys, name, Stream(getattr(sys, name), functools.partial(self.add, name)))
 
-    def add(self, stream: str, text: str) -> bool:
+    def add(self, stream: str, text: str | bytes) -> bool:
         """Send the lines that are complete now; return whether the worker prints them."""
         key = self._key()
         if not key:
             return False
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "backslashreplace")
         place = key, stream
         with self._lock:
             whole = self._rest.pop(place, "") + text
@@ -66,7 +232,7 @@ class JobOutput:
 
     def end(self, key: int) -> None:
         """Send the last lines of a job, which has ended."""
-        for stream in ("stdout", "stderr"):
+        for stream in NAMES:
             with self._lock:
                 rest = self._rest.pop((key, stream), "")
             if rest:
@@ -78,21 +244,84 @@ class JobOutput:
         self._send(key, record | {"printed": False, "fields": None, "stream": on})
 
 
-class JobStream:
-    """A text stream that shows a `JobOutput` what is written to it."""
+# --- In the worker's own process.
 
-    def __init__(self, stream: Any, add: Callable[[str], bool]) -> None:
-        self._stream = stream
-        self._add = add
+_keeps: ContextVar[Keep | None] = ContextVar("queue_workflows_log", default=None)
 
-    def write(self, text: str) -> int:
-        """Write a text; return its length."""
-        return len(text) if self._add(text) else self._stream.write(text)
 
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
-        for each in lines:
-            self.write(each)
+class _Captures:
+    """The process's stdout, stderr and log records while any of its workers captures."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sources: list[Keep] = []
+        self._streams: dict[str, Stream] = {}
+        self._made: Callable[..., logging.LogRecord] | None = None
+        self._make: Callable[..., logging.LogRecord] = logging.LogRecord
+
+    def begin(self, source: Keep) -> None:
+        with self._lock:
+            self._sources = [*self._sources, source]
+            for name in NAMES:
+                stream: Any = getattr(sys, name)
+                if stream is not None and not isinstance(stream, Stream):
+                    self._streams[name] = found = Stream(stream, self._add)
+                    setattr(sys, name, found)
+            if logging.getLogRecordFactory() is not self._made:
+                self._make = logging.getLogRecordFactory()
+                self._made = _factory(self._record)
+                logging.setLogRecordFactory(self._made)
+
+    def end(self, source: Keep) -> None:
+        with self._lock:
+            self._sources = [each for each in self._sources if each is not source]
+            if self._sources:
+                return
+            if logging.getLogRecordFactory() is self._made:
+                logging.setLogRecordFactory(self._make)
+            for name, stream in self._streams.items():
+                if getattr(sys, name) is stream:
+                    setattr(sys, name, stream.stream)
+            self._streams.clear()
+
+    def _keep(self) -> Keep | None:
+        """Return what keeps the output of this thread; another thread's if one worker captures."""
+        found = _keeps.get()
+        if found is None:
+            sources = self._sources
+            found = sources[0] if len(sources) == 1 else None
+        return found
+
+    def _add(self, data: str | bytes) -> bool:
+        """Capture output, best effort: printing never fails because of it."""
+        with contextlib.suppress(Exception):
+            if (keep := self._keep()) is not None:
+                keep(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
+        return False
+
+    def _record(self, record: logging.LogRecord) -> None:
+        """Capture a record; the engine's own are in the job's history already."""
+        name: Any = record.name
+        if not name or name.partition(".")[0] == ENGINE or self._keep() is None:
+            return
+        if not _is_printed(record, _is_captured):
+            self._add(_STAMPED.format(copy.copy(record)) + "\n")
+
+
+def _is_captured(handler: logging.Handler) -> bool:
+    return isinstance(getattr(handler, "stream", None), Stream)
+
+
+_captures: Final = _Captures()
+
+
+@contextlib.contextmanager
+def captured(keep: Keep) -> Generator[None]:
+    """Capture the output of this thread and of those that it starts while the block runs."""
+    token = _keeps.set(keep)
+    _captures.begin(keep)
+    try:
+        yield
+    finally:
+        _keeps.reset(token)
+        _captures.end(keep)

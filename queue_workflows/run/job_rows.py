@@ -1,4 +1,4 @@
-"""Load the rows of jobs, which an executor gets as JSON, and refuse those no handler can get."""
+"""Load the rows of jobs, which an executor gets as JSON, and pass those of answers as JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import datetime
 import re
 from typing import Any, Final, cast
 
-from queue_workflows import errors
-from queue_workflows.engine import outcomes
-from queue_workflows.handlers import claimed_rows, node_call, task_call
 from queue_workflows.runtime import json_loading
 from queue_workflows.types import JsonDict, Row, Unreadable
 
@@ -63,18 +60,6 @@ def _members(body: bytes) -> list[tuple[str, bytes]]:
             break
         at += 1
     return found
-
-
-def refused(row: Row, *, in_run: bool) -> outcomes.Outcome | None:
-    """Return the failure of a job whose row no handler can get, or None if it can run."""
-    try:
-        if in_run:
-            claimed_rows.check_node(row)
-        else:
-            claimed_rows.check_ingest(row)
-    except errors.UnreadableRow as error:
-        return (node_call if in_run else task_call).failed(row, error, 0.0)
-    return None
 
 
 def tagged(row: Row) -> JsonDict:

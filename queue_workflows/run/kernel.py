@@ -1,6 +1,6 @@
-"""Make system calls that Python does not have: die with the parent, and a timer that kills.
+"""Do what Python has no call for: die with the parent, a timer that kills, and a title for `ps`.
 
-Elsewhere than on Linux they do nothing; there the end of file on its socket ends a process.
+Elsewhere than on Linux this does nothing; there the end of file on its socket ends a process.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
@@ -17,6 +18,8 @@ CLOCK_BOOTTIME: Final = 7
 SIGEV_SIGNAL: Final = 0
 TIMER_ABSTIME: Final = 1
 NS_PER_S: Final = 1_000_000_000
+_START: Final = 45
+"""Index of the address of the command line in `/proc/self/stat`, after the name of the process."""
 _TimerSpec = ctypes.c_long * 4
 """`struct itimerspec`: seconds and nanoseconds of the interval, then of the first firing."""
 
@@ -89,3 +92,20 @@ class DeathTimer:
         at = 0 if until is None else max(1, int(until * NS_PER_S))
         spec = _TimerSpec(0, 0, *divmod(at, NS_PER_S))
         self._libc.timer_settime(self._timer, TIMER_ABSTIME, spec, None)
+
+
+def set_title(text: str) -> None:
+    """Overwrite the command line of this process, which `ps` shows, with as much as fits.
+
+    The kernel reads it from the memory of the process. Does nothing elsewhere than on Linux.
+    """
+    try:
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        start, end = (int(field) for field in fields[_START : _START + 2])
+    except (OSError, ValueError):
+        return
+    if 0 < start < end:
+        # A zero as the last byte keeps the kernel from reading on into the environment.
+        room = end - start - 1
+        shown = text.encode()[:room]
+        ctypes.memmove(start, shown + bytes(room + 1 - len(shown)), room + 1)

@@ -30,7 +30,6 @@ from queue_workflows.run import (
     loaded_app,
     memory_cgroups,
     stop_policy,
-    title,
 )
 from queue_workflows.runtime import clock, forking
 from queue_workflows.runtime.entry_point import print_by_lines
@@ -240,7 +239,7 @@ def main(
     try:
         os.setpgid(0, 0)  # Ctrl-C is for the worker
         kernel.die_with(parent)
-        title.set_title(f"queue_workflows launcher of worker {parent}")
+        kernel.set_title(f"queue_workflows launcher of worker {parent}")
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, executor.ignore)  # systemd sends SIGTERM to every process
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -293,7 +292,8 @@ class _Launcher:
         gc.freeze()  # a collection in an executor must not touch, and so copy, these pages
         while True:
             ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
-            self._reap_policies()
+            if self._policies:
+                self._reap_policies()
             self._reap(ready)
             self._reap_orphans()
             if self._worker.fileno() in ready:

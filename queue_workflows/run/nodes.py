@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -12,9 +13,11 @@ from queue_workflows.engine import outcomes
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.run import job_rows, running, wire
+from queue_workflows.runtime import log_context
 from queue_workflows.tasks import attempt_steps, handlers
 from queue_workflows.types import JsonDict, Row
 
+_log = logging.getLogger(__name__)
 AskFn = Callable[[int, str, Any], Any]
 """Asks the worker about a job, with a request, and returns the value of its answer."""
 AsyncAskFn = Callable[[int, str, Any], Awaitable[Any]]
@@ -167,3 +170,18 @@ class _Lookups:
     def note_model(self, event_type: str, elapsed_s: float | None) -> None:
         """Let the worker record an event about the model that the node needs."""
         self._send(wire.EVENT, self._key, wire.encoded([event_type, elapsed_s]))
+
+
+def announce(rows: JsonDict, value: Any) -> None:
+    """Call `on_node_completed` with `job` and `run`, if the app has set it; log what it raises."""
+    hook = config.get_config().on_node_completed
+    if hook is None:
+        return
+    try:
+        hook(job_rows.timed(rows["job"]), job_rows.timed(rows["run"]), value)
+    except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001  app code
+        _log.exception(
+            "on_node_completed for node %s failed",
+            rows["job"].get("node_id"),
+            extra=log_context.ids_of_job(rows["job"]),
+        )

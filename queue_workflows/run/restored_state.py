@@ -123,31 +123,28 @@ class RestoredState:
         come at any moment.
         """
         try:
-            self._restore(next_key)
+            self._restore_files(next_key)
+            os.fchdir(self._folder)
+            os.umask(self._umask)
+            signal.set_wakeup_fd(-1)
+            if [read() for read in self._reads] != self._were:
+                for read, write, was in zip(self._reads, self._writes, self._were, strict=True):
+                    if read() != was:
+                        write(was)
+            for stream in (sys.stdin, sys.stdout, sys.stderr):
+                if stream is not None and stream.closed:
+                    raise ValueError("it has closed stdin, stdout or stderr")
+            os.environ = self._environ  # noqa: B003  the object that it was
+            if self._environ._data != self._variables:
+                self._restore_environment()
+            if sys.path != self._path:
+                sys.path[:] = self._path
+            # Copies of a context share the object, which jobs change.
+            decimal.setcontext(self._decimals.copy())
         except Exception as error:  # noqa: BLE001  what a job has left may be anything
             _log.warning("this executor ends, as its job has left a state behind: %s", error)
             return str(error) or type(error).__name__
         return ""
-
-    def _restore(self, next_key: int) -> None:
-        self._restore_files(next_key)
-        os.fchdir(self._folder)
-        os.umask(self._umask)
-        signal.set_wakeup_fd(-1)
-        if [read() for read in self._reads] != self._were:
-            for read, write, was in zip(self._reads, self._writes, self._were, strict=True):
-                if read() != was:
-                    write(was)
-        for stream in (sys.stdin, sys.stdout, sys.stderr):
-            if stream is not None and stream.closed:
-                raise ValueError("it has closed stdin, stdout or stderr")
-        os.environ = self._environ  # noqa: B003  the object that it was
-        if self._environ._data != self._variables:
-            self._restore_environment()
-        if sys.path != self._path:
-            sys.path[:] = self._path
-        # Copies of a context share the object, which jobs change.
-        decimal.setcontext(self._decimals.copy())
 
     def _restore_environment(self) -> None:
         for name in self._environ._data.keys() - self._variables.keys():

@@ -9,6 +9,8 @@ the worker has read the outcome of the one before, and so it knows whose output 
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import select
 import sys
@@ -16,10 +18,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from queue_workflows.runtime import entry_point
+from queue_workflows.runtime import clock, entry_point, log_format, printed_lines
+from queue_workflows.types import JsonDict
 
 READ_BYTES: Final = 64 * 1024
 DRAIN_BYTES: Final = 256 * 1024
+AGAIN_S: Final = 0.05
+"""Seconds until a reader of our own output that is too slow is tried again."""
 BACKLOG_BYTES: Final = 64 * 1024
 """Bytes that wait for a reader of the worker's own stdout or stderr; more are dropped."""
 
@@ -135,3 +140,42 @@ class Forward:
                 self._backlog.popleft()
             else:
                 self._backlog[0] = data[sent:]
+
+
+class Printer:
+    """Prints on this process's own stdout and stderr, and waits for no reader."""
+
+    def __init__(self, wake_at: Callable[[float], object]) -> None:
+        self._wake_at = wake_at
+        self._to = {number: Forward(number) for number in (1, 2)}
+        self.again_at = math.inf
+        """When to `flush`; inf: nothing waits for a reader."""
+
+    def write(self, number: int, data: bytes) -> None:
+        """Print on stdout (1) or stderr (2)."""
+        if data:
+            self._to[number].add(data)
+            if self._to[number].pending:
+                self.again_at = clock.boot_s() + AGAIN_S
+                self._wake_at(self.again_at)
+
+    def record(self, pid: int, record: JsonDict) -> None:
+        """Print a record of the log of an executor, or lines as JSON."""
+        stream = record.get("stream")
+        if stream:
+            number = 1 if stream == printed_lines.STREAMS[1] else 2
+            for line in record["text"].split("\n"):
+                if line.strip():
+                    self.write(number, printed_lines.as_json(line, stream, pid).encode())
+        elif record["printed"]:
+            extra = log_format.allowed(record["fields"])
+            logging.getLogger(record["name"]).log(
+                record["level"], "%s", record["text"], extra=extra
+            )
+
+    def flush(self, now: float) -> None:
+        """Print what has waited."""
+        for each in self._to.values():
+            each.flush()
+        pending = any(each.pending for each in self._to.values())
+        self.again_at = now + AGAIN_S if pending else math.inf

@@ -59,7 +59,7 @@ CURSOR: Final = 17
 ASK: Final = 18
 """The handler asks: number, what (`rows`, `out_dir`, `context`, a request about a step)."""
 LOG: Final = 19
-"""A record of the app's log, or lines that it printed; see `log_sender` and `job_output`."""
+"""A record of the app's log, or lines that it printed; see `job_output`."""
 WAITS: Final = 20
 """The handler of a job waits for others in the executor; STARTED tells when it starts."""
 STARTED: Final = 21

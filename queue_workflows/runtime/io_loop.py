@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import selectors
 from collections.abc import Callable, Generator
@@ -31,7 +32,8 @@ class IoLoop:
         self._selector = selectors.DefaultSelector()
         self._calls: dict[int, dict[int, Call]] = {}
         self._at = math.inf
-        self._rung: dict[Flow, None] = {}
+        self.rung: dict[Flow, None] = {}
+        """The flows whose bells have rung."""
         self.flows: list[Flow] = []
 
     def read(self, fd: int, call: Call | None) -> None:
@@ -70,14 +72,10 @@ class IoLoop:
         """Let the timer fire at this time (`clock.boot_s`) at the latest."""
         self._at = min(self._at, at)
 
-    def ring(self, flow: Flow) -> None:
-        """Resume a flow that waits for its bell, in this turn or the next one."""
-        self._rung[flow] = None
-
     def run(self, tick: Callable[[float], float], over: Callable[[], bool]) -> None:
         """Turn until `over`; `tick` does what is due and returns when it is to be called again."""
         while not over():
-            left_s = 0.0 if self._rung else max(0.0, self._at - self._now())
+            left_s = 0.0 if self.rung else max(0.0, self._at - self._now())
             # A timer of epoll has a millisecond; it must not wake too early and turn in vain.
             for key, events in self._selector.select(None if left_s == math.inf else left_s):
                 calls: dict[int, Call] = key.data
@@ -87,9 +85,9 @@ class IoLoop:
             if (now := self._now()) >= self._at:
                 self._at = math.inf
                 self.wake_at(tick(now))
-            rung, self._rung = self._rung, {}
+            rung, self.rung = self.rung, {}
             for flow in rung:
-                flow.rung()
+                flow.heard()
 
     def close(self) -> None:
         """Close the selector, not the descriptors."""
@@ -104,17 +102,20 @@ class Flow:
         self._loop = loop
         self._waiting = waiting
         self._fd = -1
+        self._writes = False
+        """Whether it waits for the descriptor to be writable, too."""
         self._for_bell = True
         self._begun = self._rang = False
         self.over = False
+        self._readable = functools.partial(self._resume, ready=True)
         loop.flows.append(self)
-        loop.ring(self)
+        self.ring()
 
     def ring(self) -> None:
         """Resume it soon, if it waits for its bell; else as soon as it does."""
-        self._loop.ring(self)
+        self._loop.rung[self] = None
 
-    def rung(self) -> None:
+    def heard(self) -> None:
         """Resume it if it waits for its bell; called by the loop."""
         if self.over:
             return
@@ -122,9 +123,6 @@ class Flow:
             self._resume(ready=False)
         else:
             self._rang = True
-
-    def _readable(self) -> None:
-        self._resume(ready=True)
 
     def _resume(self, *, ready: bool) -> None:
         try:
@@ -135,21 +133,24 @@ class Flow:
             return
         self._begun, self._for_bell = True, wait is None
         if wait is None:
-            if self._fd != -1:
+            if self._writes:
+                self._writes = False
                 self._loop.write(self._fd, None)
             if self._rang:
                 self._rang = False
-                self._loop.ring(self)
+                self.ring()
             return
         fd, events = wait
         if fd != self._fd:
             self.let_go()
             self._fd = fd
             self._loop.read(fd, self._readable)
-        self._loop.write(fd, self._readable if events & WRITE else None)
+        if self._writes != bool(events & WRITE):
+            self._writes = not self._writes
+            self._loop.write(fd, self._readable if self._writes else None)
 
     def let_go(self) -> None:
         """Forget the descriptor; to be called before it is closed."""
         if self._fd != -1:
             self._loop.forget(self._fd)
-            self._fd = -1
+            self._fd, self._writes = -1, False

@@ -10,13 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import child, entry_point, restart_rule, signals
+from queue_workflows.runtime import child, entry_point, signals
 from queue_workflows.types import NowFn
 
 STOP_MARGIN_S = 4.0
 """Seconds beyond SHUTDOWN_TIMEOUT_S for a child to hand its job back and exit."""
 KILL_WAIT_S = 5.0
 POLL_S = 0.1
+GIVE_UP_AFTER = 3
+FIRST_DELAY_S = 0.2
+HEALTHY_AFTER_S = 30.0
+STARTED_AFTER_S = 5.0
+"""A child that lived so long has started. What ended it may have been a job, not its own fault."""
+DOWN_SHARE = 0.25
+"""Share of its life for which a child that has started waits at most."""
 
 SpawnFn: TypeAlias = Callable[..., child.Child]
 """Called as `child.Child`."""
@@ -46,6 +53,33 @@ class Exit(NamedTuple):
     max_rss_mb: int
     seconds: float
     overdue: str | None = None
+
+
+class RestartRule:
+    """The delay before a restart: 0.2 s, doubled by each quick exit in a row, with a maximum.
+
+    A child that lived `HEALTHY_AFTER_S` resets it. One that lived `STARTED_AFTER_S` waits for at
+    most `DOWN_SHARE` of its life: jobs that kill their worker must not take it from the others.
+    """
+
+    def __init__(self, max_delay_s: float) -> None:
+        self._max_delay_s = max_delay_s
+        self._next_s = FIRST_DELAY_S
+        self._refused = 0
+
+    def after_exit(self, code: int | None, seconds: float) -> float | None:
+        """Return the seconds until the restart; None after `GIVE_UP_AFTER` quick usage errors."""
+        if seconds >= HEALTHY_AFTER_S:
+            self._next_s, self._refused = FIRST_DELAY_S, 0
+        else:
+            self._refused = self._refused + 1 if code == entry_point.USAGE_ERROR else 0
+        if self._refused >= GIVE_UP_AFTER:
+            return None
+        delay_s = min(self._next_s, self._max_delay_s)
+        if seconds >= STARTED_AFTER_S:
+            delay_s = min(delay_s, DOWN_SHARE * seconds)
+        self._next_s = 2 * delay_s
+        return delay_s
 
 
 class ChildStatus(NamedTuple):
@@ -82,8 +116,7 @@ class Supervisor:
         if backoff_max_s is None:
             backoff_max_s = config.SUPERVISOR_BACKOFF_MAX_S.read()
         self._managed = [
-            _ManagedChild(spec, restart_rule.RestartRule(backoff_max_s), spawn, now_fn)
-            for spec in specs
+            _ManagedChild(spec, RestartRule(backoff_max_s), spawn, now_fn) for spec in specs
         ]
         self._on_exit = on_exit
         self._fail_fast = fail_fast
@@ -193,9 +226,7 @@ class Supervisor:
 class _ManagedChild:
     """A child spec with its process while it runs, or its start time while it waits."""
 
-    def __init__(
-        self, spec: ChildSpec, rule: restart_rule.RestartRule, spawn: SpawnFn, now_fn: NowFn
-    ) -> None:
+    def __init__(self, spec: ChildSpec, rule: RestartRule, spawn: SpawnFn, now_fn: NowFn) -> None:
         self.spec = spec
         self.state = "waiting"
         self.due = now_fn()
@@ -256,7 +287,7 @@ class _ManagedChild:
             self.state = "gave_up"
             logger.error(
                 "%s: %s; given up after %d refusals to start, its own message says why: %s",
-                self.spec.name, what, restart_rule.GIVE_UP_AFTER, " ".join(self.spec.argv),
+                self.spec.name, what, GIVE_UP_AFTER, " ".join(self.spec.argv),
             )  # fmt: skip
             return
         self.state = "waiting"

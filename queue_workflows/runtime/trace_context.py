@@ -144,7 +144,8 @@ def _span_of(job: Mapping[str, Any]) -> SpanContext | None:
     in_run = "node_id" in job
     carrier: Any = job.get("run") if in_run else job.get("headers")
     given = carrier.get(HEADER) if isinstance(carrier, dict) else None  # pyright: ignore
-    if parse(given) is None and not _all_have_spans():
+    known = given is not None and parse(given) is not None
+    if not known and not _read_spans(time.monotonic() // SPANS_READ_S):
         return None
     job_id, claim_no = str(job.get("id")), int(job.get("claim_no") or 0)
     if in_run:
@@ -152,16 +153,12 @@ def _span_of(job: Mapping[str, Any]) -> SpanContext | None:
     return of_job_attempt(given, job_id, claim_no)
 
 
-def _all_have_spans() -> bool:
+@functools.lru_cache(maxsize=1)
+def _read_spans(period: float) -> bool:  # noqa: ARG001  the key of the cache
     """Return whether SPANS is `all`; a change is noticed within SPANS_READ_S seconds.
 
     To read the environment costs as much as all else that is done for a short job's context.
     """
-    return _read_spans(time.monotonic() // SPANS_READ_S)
-
-
-@functools.lru_cache(maxsize=1)
-def _read_spans(period: float) -> bool:  # noqa: ARG001  the key of the cache
     return config.SPANS.read().lower() == "all"
 
 

@@ -26,12 +26,8 @@ _started: contextvars.ContextVar[set[asyncio.Task[Any]] | None] = contextvars.Co
     "async_tasks", default=None
 )
 """The running tasks that the handler of this context has started."""
-_stuck: Final[weakref.WeakSet[asyncio.Task[Any]]] = weakref.WeakSet()
-
-
-def has_stuck() -> bool:
-    """Return whether a task of a handler that has ended runs on although it was cancelled."""
-    return bool(_stuck) and any(not each.done() for each in _stuck)
+stuck: Final[weakref.WeakSet[asyncio.Task[Any]]] = weakref.WeakSet()
+"""Tasks of handlers that have ended which ran on although they were cancelled."""
 
 
 class Loop:
@@ -160,8 +156,8 @@ async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in left:
         task.cancel()
     if left:
-        _, stuck = await asyncio.wait(left, timeout=TIDY_S)
-        _stuck.update(stuck)
+        _, late = await asyncio.wait(left, timeout=TIDY_S)
+        stuck.update(late)
 
 
 async def _cancel_leftovers() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Final
 
 from queue_workflows import config, errors
 from queue_workflows.dag import payload, step_arguments
@@ -21,14 +20,6 @@ PART_KB_MAX: Final = 1024
 """KiB that the table allows for a part, whatever STREAM_PART_KB says."""
 
 
-class SendsLater(Protocol):
-    """A `control.Control` that sends what is left after a while without a call of the handler."""
-
-    def send_later(self, take: Callable[[], JsonDict | None]) -> None:
-        """Take a request soon, on another thread, and send it; nobody waits for its answer."""
-        ...
-
-
 class AttemptParts:
     """The parts of one attempt that are not sent yet, and how many there were; thread-safe.
 
@@ -37,7 +28,7 @@ class AttemptParts:
     """
 
     def __init__(self, ask: attempt_steps.Ask, control: object) -> None:
-        """`control`: may be one that `SendsLater`."""
+        """`control`: its `send_later`, if it has one, sends what is left without a further call."""
         self._ask = ask
         self._control = control
         self._lock = threading.Lock()
@@ -70,8 +61,8 @@ class AttemptParts:
             if full or self._unanswered or time.monotonic() - self._sent_at >= EVERY_S:
                 return self._send()
             first = len(self._parts) == 1
-        if first and hasattr(self._control, "send_later"):
-            cast("SendsLater", self._control).send_later(self.take_later)
+        if first and (later := getattr(self._control, "send_later", None)) is not None:
+            later(self.take_later)
         return None
 
     def _check(self, name: str, size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent import futures
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from queue_workflows import errors
 from queue_workflows.types import JsonDict
@@ -35,19 +35,11 @@ def answered(call: Callable[[], JsonDict]) -> Answered:
     return found
 
 
-class NotesCursors(Protocol):
-    """A `control.Control` whose worker stores how far cursors are, with its lease renewals."""
-
-    def note_cursor(self, name: str, key: str, position: int) -> None:
-        """Note how many items of a cursor are done; thread-safe."""
-        ...
-
-
 class AttemptSteps:
     """The steps of one attempt: who records them, which names it has used, and its cursors."""
 
     def __init__(self, ask: Ask, control: object) -> None:
-        """`control`: may be one that `NotesCursors`."""
+        """`control`: its `note_cursor`, if it has one, takes how far cursors are for its worker."""
         self.ask = ask
         self._control = control
         self.cursors: dict[tuple[str, str], int] = {}
@@ -65,8 +57,8 @@ class AttemptSteps:
     def note(self, name: str, key: str, position: int) -> None:
         """Note how many items of a cursor are done."""
         self.cursors[name, key] = position
-        if hasattr(self._control, "note_cursor"):
-            cast("NotesCursors", self._control).note_cursor(name, key, position)
+        if (note := getattr(self._control, "note_cursor", None)) is not None:
+            note(name, key, position)
 
 
 def value_of(answer: Any) -> JsonDict:

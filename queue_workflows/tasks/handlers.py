@@ -94,6 +94,13 @@ def _end(handler: Generator[Any, None, Any], control_: control.Control) -> None:
         control_.report_progress(yielded)
 
 
+def unless_signal(value: Any) -> Any:
+    """Return what a handler returned; raise it if it is a `JobSignal`."""
+    if isinstance(value, errors.JobSignal):
+        raise value
+    return value
+
+
 def is_async(task: Callable[..., Any]) -> bool:
     """Return whether calling the task returns a coroutine or an async generator."""
     found = _function(task)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from queue_workflows import errors
@@ -79,28 +79,14 @@ class Job:
             self._parts = attempt_parts.AttemptParts(self._ask, self._notes)
         return self._parts
 
-    def streams(self) -> contextlib.AbstractContextManager[None]:
-        """Store at the end of the block all that the handler has streamed in it."""
-        return _StreamsStored(self)
-
-    @contextlib.asynccontextmanager
-    async def streams_async(self) -> AsyncGenerator[None]:
-        """Do as `streams` does, without blocking the event loop."""
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(Exception):  # the handler's own error counts
-                await self._stored_rest_async()
-            raise
-        await self._stored_rest_async()
-
     def store_rest(self) -> None:
         """Wait until all that the handler has streamed is stored; raises what refused it."""
         rest = None if self._parts is None else self._parts.rest()
         if rest is not None:
             attempt_steps.value_of(rest.result())
 
-    async def _stored_rest_async(self) -> None:
+    async def store_rest_async(self) -> None:
+        """Do as `store_rest` does, without blocking the event loop."""
         rest = None if self._parts is None else self._parts.rest()
         if rest is not None:
             attempt_steps.value_of(await asyncio.wrap_future(rest))
@@ -191,25 +177,6 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<job {self.id} of task {self.task_name!r}, attempt {self.attempt}>"
-
-
-class _StreamsStored(contextlib.AbstractContextManager[None]):
-    """`Job.streams`; a class, since a generator costs a short job more than its own handler."""
-
-    __slots__ = ("_job",)
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __enter__(self) -> None:
-        """Do nothing: the handler may stream from here on."""
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._job.store_rest()
-            return
-        with contextlib.suppress(Exception):  # the handler's own error counts
-            self._job.store_rest()
 
 
 class NodeJob(Job):

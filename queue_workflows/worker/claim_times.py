@@ -39,8 +39,8 @@ class ClaimTimes:
 
     def begin(self) -> None:
         """Note that a claim is sent: the times of the last one no longer count."""
-        self._was_due = self.is_due
-        self.forget()
+        self._was_due = self._now() >= self._due_at
+        self._limit_at = self._due_at = math.inf
 
     def forget(self) -> None:
         """Forget the times that the last claim returned."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from queue_workflows import db
 from queue_workflows.dag import payload
 from queue_workflows.engine import job_tables, outcomes, recovery
-from queue_workflows.tasks import interruptible
+from queue_workflows.run import running
 from queue_workflows.types import Row
 from queue_workflows.worker import guards, window
 
@@ -147,7 +147,7 @@ class ClaimedJob:
         """Note that the handler is active, with its progress as JSON text if it reported any."""
         for guard in self.guards:
             guard.beat(now)
-        if progress is not None and len(progress) <= interruptible.PROGRESS_LIMIT:
+        if progress is not None and len(progress) <= running.PROGRESS_LIMIT:
             self.progress = progress
 
     def verdict(self, now: float, *, stopped: bool = False) -> guards.Failure | None:

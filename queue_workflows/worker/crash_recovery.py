@@ -23,7 +23,7 @@ from queue_workflows.engine import (
 from queue_workflows.run import memory_cgroups
 from queue_workflows.runtime import identity, log_context, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import death_events, guards
+from queue_workflows.worker import guards
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -76,7 +76,7 @@ def recover_claims(
             for row in taken:
                 # A requeued job has no worker any more, but its event must name one.
                 job = row | {"claimed_by": host_label}
-                noted = death_events.note(
+                noted = recovery.note_death(
                     table, job, holders.get(row["id"]), death | {"gpu": gpu}, how
                 )
                 db.run(conn, noted)

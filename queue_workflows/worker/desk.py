@@ -11,9 +11,10 @@ import functools
 import logging
 import math
 import random
+import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
@@ -26,13 +27,13 @@ from queue_workflows.engine import (
     outcomes,
     recovery,
 )
+from queue_workflows.handlers import node_call
 from queue_workflows.run import job_rows, wire
 from queue_workflows.runtime import clock, log_context
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import (
     answers,
     claimed_job,
-    death_events,
     guards,
     job_logs,
     lane,
@@ -87,20 +88,10 @@ def may_pass(error: Exception) -> bool:
     return (passing and not state.startswith(_TOO_LARGE)) or state.startswith(_READ_ONLY)
 
 
-class Seams(NamedTuple):
-    """What a desk wants of the loop."""
-
-    ring: Callable[[], object]
-    """Lets the claiming connection ask for `next`."""
-    wake_at: Callable[[float], object]
-    """Lets `tick` be called by this time."""
-    kill: Callable[[executors.Executor, bool, str], object]
-    """Ends an executor by SIGTERM, or at once."""
-
-
 class Desk:
     """The state of a worker: its lanes, their jobs, and what is to be written.
 
+    `ring` lets the claiming connection ask for `next`, `wake_at` lets `tick` be called by a time.
     `ends_with_job`: the worker ends with a job that it ends before its handler does, as the plain
     command promises. `is_known`: whether a row shows this worker, so that others notice its death;
     it claims nothing before `begin`.
@@ -108,7 +99,8 @@ class Desk:
 
     def __init__(
         self,
-        seams: Seams,
+        ring: Callable[[], object],
+        wake_at: Callable[[float], object],
         logs: job_logs.JobLogs,
         models: gpu_models.GpuModels | None = None,
         *,
@@ -116,7 +108,8 @@ class Desk:
         is_known: bool = True,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
-        self._seams = seams
+        self._ring = ring
+        self._wake_at = wake_at
         self._logs = logs
         self._models = models
         self.ends_with_job = ends_with_job
@@ -188,15 +181,26 @@ class Desk:
         now = self.now()
         if now < self._retry_at:
             return None
-        if (unsure := next((each for each in self.lanes if each.unsure), None)) is not None:
-            return self._resolve(unsure)
+        for own in self.lanes:
+            if own.unsure:
+                return self._resolve(own)
         waited, self._waited = self._waited, False
-        found = None if waited else self._retry_locked(now)
-        return found or self._next(now) or self._retry_locked(now)
+        if self._locked and not waited and (found := self._retry_locked(now)) is not None:
+            return found
+        if self._endings:
+            return self._write_ending()
+        if self._calls:
+            return self._calls.popleft()()
+        for turn in range(len(self.lanes)):
+            at = (self._turn + turn) % len(self.lanes)
+            if (found := self._record_and_claim(self.lanes[at], now)) is not None:
+                self._turn = (at + 1) % len(self.lanes)
+                return found
+        return self._retry_locked(now) if self._locked else None
 
     def _retry_locked(self, now: float) -> link.Request | None:
         """Return the first of the statements that waited for a lock, if it is time for one."""
-        if not self._locked or now < self._locked[0][0]:
+        if now < self._locked[0][0]:
             return None
         self._waited = True
         return self._locked.popleft()[1]()
@@ -213,21 +217,9 @@ class Desk:
         if job is not None and job is self._lone:
             self._lone = None
         self._locked.append((self.now() + ASIDE_S, again, job))
-        self._seams.wake_at(self._locked[-1][0])
+        self._wake_at(self._locked[-1][0])
         if self._lone is not None:
             self.start(self._lone.lane)
-
-    def _next(self, now: float) -> link.Request | None:
-        if self._endings:
-            return self._write_ending()
-        if self._calls:
-            return self._calls.popleft()()
-        for turn in range(len(self.lanes)):
-            at = (self._turn + turn) % len(self.lanes)
-            if (found := self._record_and_claim(self.lanes[at], now)) is not None:
-                self._turn = (at + 1) % len(self.lanes)
-                return found
-        return None
 
     def notified(self, channel: str, text: str) -> None:
         """Look for a job of the queue that was notified."""
@@ -256,7 +248,7 @@ class Desk:
         for own in self.lanes:
             own.may_claim = True
             own.promote |= promote
-        self._seams.ring()
+        self._ring()
 
     # --- Claims and completed jobs.
 
@@ -304,7 +296,12 @@ class Desk:
         self._retry_s, self._logged = RETRY_FIRST_S, ""
         if done:
             own.window.stated(now - asked)
-            self._recorded(own, done)
+            del own.done[: len(done)]
+            own.apart = max(0, own.apart - len(done))
+            for job, _ in done:
+                self._forget(job, completed=True)
+            if own.table.in_run:
+                node_plans.noted(done)
         jobs, wait = own.take(rows, asked)
         if count:
             own.window.claimed(len(jobs), count, ahead=ahead)
@@ -312,7 +309,7 @@ class Desk:
             own.times.end(claimed=bool(jobs))
             own.may_claim |= len(jobs) == count
             self._again_at = min(self._again_at, now + own.times.wait_s)
-            self._seams.wake_at(self._again_at)
+            self._wake_at(self._again_at)
         self._take(own, jobs, asked)
 
     def _take(self, own: lane.Lane, jobs: Sequence[claimed_job.ClaimedJob], asked: float) -> None:
@@ -323,7 +320,7 @@ class Desk:
             why = "its claim took too long"
             _log.warning("a claim took %.1f s: jobs handed back: %d", took_s, len(jobs))
         if self.heard_cancel:
-            self._seams.wake_at(self.now())
+            self._wake_at(self.now())
         for job in jobs:
             before = own.jobs.setdefault(job.id, job)
             if before is not job:
@@ -337,7 +334,7 @@ class Desk:
             elif job.is_last and self._lone is not None:
                 self._hand_back(job, "another job is to run alone in this worker")
             elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
-                refused = job_rows.refused(job_rows.loaded(job.body), in_run=True)
+                refused = node_call.refused(job_rows.loaded(job.body))
                 self._write_outcome(job, refused or outcomes.Outcome("parked", 0.0))
             else:
                 own.waiting.append(job)
@@ -346,14 +343,6 @@ class Desk:
             own.left -= len(jobs)
             self.worked_at = self.now()
         self.start(own)
-
-    def _recorded(self, own: lane.Lane, done: Sequence[node_plans.Done]) -> None:
-        del own.done[: len(done)]
-        own.apart = max(0, own.apart - len(done))
-        for job, _ in done:
-            self._forget(job, completed=True)
-        if own.table.in_run:
-            node_plans.noted(done)
 
     def _not_claimed(
         self, own: lane.Lane, done: Sequence[node_plans.Done], count: int, error: db.Error
@@ -407,7 +396,7 @@ class Desk:
         pause_s = self._retry_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter
         self._retry_at = self.now() + pause_s
         self._retry_s = min(RETRY_MAX_S, self._retry_s * 2)
-        self._seams.wake_at(self._retry_at)
+        self._wake_at(self._retry_at)
 
     def _claim_apart(self, own: lane.Lane) -> link.Request:
         """Claim one job row by row, since a row makes the ordinary claim fail."""
@@ -432,7 +421,7 @@ class Desk:
             job.recording = False
         own.unsure = own.may_claim = True
         own.unsure_at = self.now() + UNSURE_S
-        self._seams.wake_at(own.unsure_at)
+        self._wake_at(own.unsure_at)
         own.claiming = False
 
     def _resolve(self, own: lane.Lane) -> link.Request:
@@ -463,7 +452,7 @@ class Desk:
         """Write the end of a job whose handler runs no more. The script returns None if it lost."""
         self._endings.append((job, make))
         self._lone = None if self._lone is job else self._lone
-        self._seams.ring()
+        self._ring()
 
     def _write_outcome(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
         self.write(job, functools.partial(finish.end, job.lease, outcome))
@@ -534,7 +523,8 @@ class Desk:
         self.worked_at = self.now()
         if own.announces:
             self._announce(job, completed=completed)
-        self._call_returned()
+        if self._returned:
+            self._call_returned()
         if self._lone is job:
             self._lone = None
         elif self._lone is not None:
@@ -564,7 +554,7 @@ class Desk:
             )
 
         self._calls.append(call)
-        self._seams.ring()
+        self._ring()
 
     # --- Handlers: a `run.executors.Owner`.
 
@@ -592,23 +582,24 @@ class Desk:
             job = own.waiting.popleft()
             job.start(now)
             own.runner.start(job, isolated=own.is_isolated(job), shared=own.is_shared(job))
-            self._seams.wake_at(job.check_at(now))
+            self._wake_at(job.check_at(now))
         if own.waiting:
-            self._seams.wake_at(own.check_at())
+            self._wake_at(own.check_at())
 
     def room(self) -> None:
         """Give waiting jobs to an executor that has become free, and claim others."""
         for own in self.lanes:
             if own.waiting:
                 self.start(own)
-        self._seams.ring()
+        self._ring()
 
     def ended(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
         """Record the outcome of a handler, unless something else was decided about its job."""
         own, decided = job.lane, job.end
         if job.has_started:
             own.window.ended(outcome.seconds)
-        self._logs.end(job)
+        if self._logs.open:
+            self._logs.end(job)
         if own.left < math.inf:
             # `run_once`: its process does not wait for others that may know the node.
             outcome = outcomes.without_others(outcome)
@@ -620,13 +611,13 @@ class Desk:
         elif decided is not None and decided.make is not None and outcome.kind == "cancelled":
             # The handler has ended as it was requested to, or never started.
             self.write(job, decided.make)
-        elif (outcome := job.judged(outcome)).kind == "completed":
+        elif (outcome := job.judged(outcome) if decided else outcome).kind == "completed":
             if own.announces and place is not None:
                 job.announced_in = place
                 own.runner.expect_announcement(place)
             self._lone = None if self._lone is job else self._lone
             own.done.append((job, outcome))
-            self._seams.ring()
+            self._ring()
         else:
             self._write_outcome(job, outcome)
         if outcome.kind == "timed_out" and decided is not None:
@@ -664,7 +655,7 @@ class Desk:
         """Note that a handler is active."""
         job.beat(self.now(), progress)
         if progress is not None:
-            self._seams.wake_at(self.now())
+            self._wake_at(self.now())
 
     def cursor(self, job: claimed_job.ClaimedJob, name: str, key: str, position: int) -> None:
         """Note how many items of a cursor are done."""
@@ -680,7 +671,7 @@ class Desk:
         now = self.now()
         job.start(now)
         job.unwound = False
-        self._seams.wake_at(job.check_at(now))
+        self._wake_at(job.check_at(now))
 
     def printed(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
         """Keep what a handler has printed."""
@@ -699,7 +690,7 @@ class Desk:
             return
 
         self._calls.append(lambda: link.Request(note, noted, refused, lambda: None))
-        self._seams.ring()
+        self._ring()
 
     def model(self, model: JsonDict) -> None:
         """Note what the executor of a GPU says of its model."""
@@ -740,7 +731,7 @@ class Desk:
             )
 
         self._calls.append(call)
-        self._seams.ring()
+        self._ring()
 
     # --- Decisions.
 
@@ -771,8 +762,9 @@ class Desk:
         if not now and (job.place.shared or not job.has_started):
             job.lane.runner.interrupt(job, "it must end")
         else:
-            self._seams.kill(job.place, now or self.ends_with_job, f"job {job.id}")
-        self._seams.wake_at(job.end.at + TERM_S)
+            signum = signal.SIGKILL if now or self.ends_with_job else signal.SIGTERM
+            job.lane.runner.kill(job.place, signum, f"job {job.id}")
+        self._wake_at(job.end.at + TERM_S)
 
     def hand_back(
         self,
@@ -802,7 +794,7 @@ class Desk:
             return
         job.cancel_at = self.now() + config.CANCEL_GRACE_S.read()
         job.lane.runner.interrupt(job, "cancelled")
-        self._seams.wake_at(job.cancel_at)
+        self._wake_at(job.cancel_at)
 
     def switch(self, own: lane.Lane, policy: str | None, *, hard: bool) -> None:
         """Obey the switch of a queue: OFF by this policy, or ON (None)."""
@@ -857,7 +849,7 @@ class Desk:
         self.exit_by = min(self.exit_by, self.stop_at + EXIT_WITHIN_S)
         for own in self.lanes:
             self._return_waiting(own, "shutdown")
-        self._seams.wake_at(self.now())
+        self._wake_at(self.now())
 
     def _leave(self, code: int) -> None:
         """End the worker with a job that it has ended, if that was promised."""
@@ -887,17 +879,18 @@ class Desk:
             self.look(promote=True)
         if now >= self._retry_at > 0.0:
             self._retry_at = 0.0
-            self._seams.ring()
-        due = min(self._poll_at, self._again_at, self._retry_at or math.inf)
-        if self._locked and now < self._locked[0][0]:
-            due = min(due, self._locked[0][0])
-        elif self._locked:
-            self._seams.ring()
-        self._check_model(now)
+            self._ring()
+        locked_at = self._locked[0][0] if self._locked else math.inf
+        if now >= locked_at:
+            self._ring()
+            locked_at = math.inf
+        due = min(self._poll_at, self._again_at, self._retry_at or math.inf, locked_at)
+        if self._models is not None:
+            self._check_model(self._models, now)
         for own in self.lanes:
             if now >= own.unsure_at:
                 own.unsure, own.unsure_at = True, math.inf
-                self._seams.ring()
+                self._ring()
             due = min(due, own.unsure_at)
             if now >= own.check_at():
                 self._return_waiting(own, WAITED)
@@ -905,12 +898,11 @@ class Desk:
                 due = min(due, self._check(job, now, stopped=stopped))
         return min(due, self.exit_by)
 
-    def _check_model(self, now: float) -> None:
+    def _check_model(self, models: gpu_models.GpuModels, now: float) -> None:
         """End a change of a model that takes too long."""
-        models = self._models
-        if models is not None and now >= models.change_ends:
+        if now >= models.change_ends:
             self._end_model(self.lanes[0], "a request that took too long", guards.EXIT_BUDGET)
-        elif models is not None and models.is_changing and now >= self.stop_at:
+        elif models.is_changing and now >= self.stop_at:
             self._end_model(self.lanes[0], "shutdown", 0)
 
     def _check(self, job: claimed_job.ClaimedJob, now: float, *, stopped: bool) -> float:
@@ -962,7 +954,7 @@ class Desk:
             return math.inf
         if now < job.end.at + TERM_S:
             return job.end.at + TERM_S
-        self._seams.kill(job.place, True, f"job {job.id}")
+        job.lane.runner.kill(job.place, signal.SIGKILL, f"job {job.id}")
         # The kernel may not let it go: then its lease has to lapse.
         self._leave(job.end.code)
         return now + TERM_S
@@ -986,7 +978,7 @@ def _charge(job: claimed_job.ClaimedJob, evidence: str, detail: JsonDict) -> db.
     row = yield from recovery.charge(lease, evidence=payload.error_text(evidence))
     if row is not None:
         named = row | {"claimed_by": job.lane.who.host}
-        yield from death_events.note(lease.table, named, lease.worker_id, detail, evidence)
+        yield from recovery.note_death(lease.table, named, lease.worker_id, detail, evidence)
     yield db.COMMIT
     if row is not None:
         what = f"node {row['node_id']}" if lease.table.in_run else f"ingest job {row['id']}"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.run import captured_streams, channel, executor, executors, wire
+from queue_workflows.run import channel, executor, executors, job_output, wire
 from queue_workflows.runtime import clock, kill_timer
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, leases
@@ -46,16 +46,13 @@ class InlineExecutors(executors.Executors):
         self._theirs = [theirs, hears]
         self.place = executors.Executor(1, (ours, asks), nothing, shared=False)
         self.place.pid, self.place.ready = os.getpid(), True
+        self._by_number[self.place.number] = self.place
+        self._loop.read(self.place.channel.fileno(), lambda: self._receive(self.place))
 
     @property
     def room(self) -> int:
         """Return how many jobs can start now."""
         return int(self.place.usable and not self.place.jobs)
-
-    def ready(self) -> None:
-        """Begin to read what the thread sends."""
-        self._by_number[self.place.number] = self.place
-        self._loop.read(self.place.channel.fileno(), lambda: self._receive(self.place))
 
     def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
         """Give the thread a job."""
@@ -115,7 +112,7 @@ class InlineExecutors(executors.Executors):
                 contextlib.closing(executor.JobLoop(end, ends[1], model_cache, alone=False))
             )
             printed = functools.partial(_send_printed, end, jobs.key)
-            stack.enter_context(captured_streams.to(printed))
+            stack.enter_context(job_output.captured(printed))
             stack.enter_context(contextlib.suppress(ConnectionError))
             jobs.serve()
 

@@ -92,7 +92,8 @@ class JobLogs:
     def __init__(self, wake_at: Callable[[float], object], now_fn: NowFn = clock.boot_s) -> None:
         self._wake_at = wake_at
         self._now = now_fn
-        self._open: dict[job_tables.Lease, Recording] = {}
+        self.open: dict[job_tables.Lease, Recording] = {}
+        """The logs of handlers that run and have printed."""
         self._ended: list[Recording] = []
         self.store_at = math.inf
         """When there is something to store."""
@@ -100,17 +101,17 @@ class JobLogs:
 
     def add(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
         """Keep what a handler has printed."""
-        own = self._open.get(job.lease)
+        own = self.open.get(job.lease)
         if own is None:
             if (cap_kb := config.LOG_CAPTURE_KB.read()) <= 0:
                 return
-            own = self._open[job.lease] = Recording(job.lease, cap_kb)
+            own = self.open[job.lease] = Recording(job.lease, cap_kb)
         own.add(data)
         self._store_in(STORE_S)
 
     def end(self, job: claimed_job.ClaimedJob) -> None:
         """Store at once what the handler of a job has printed, which has ended."""
-        if self._open and (own := self._open.pop(job.lease, None)) is not None:
+        if (own := self.open.pop(job.lease, None)) is not None:
             self._ended.append(own)
             del self._ended[:-KEPT_MAX]
             self._store_in(max(0.0, self._stored_at + BETWEEN_S - self._now()))
@@ -125,7 +126,7 @@ class JobLogs:
         """Return what is to be stored."""
         ended, self._ended = self._ended, []
         self._stored_at = self._now()
-        every = [*ended, *self._open.values()]
+        every = [*ended, *self.open.values()]
         return Taken(ended, [each for each in every if each.changed])
 
     def put_back(self, taken: Taken, *, keep: bool) -> None:

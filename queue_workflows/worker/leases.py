@@ -96,22 +96,24 @@ class Leases:
 
     def tick(self, now: float) -> float:
         """Ring if something is due; return when to be called again."""
+        own = self._desk
         unsaved = any(
-            job.progress is not None and now - job.renewed >= PROGRESS_S for job in self._desk.jobs
+            job.progress is not None and now - job.renewed >= PROGRESS_S
+            for each in own.lanes
+            for job in each.jobs.values()
         )
         if unsaved:
             self._renew_at = min(self._renew_at, now)
-        own = self._desk
         if own.heard_cancel and not any(each.claiming for each in own.lanes):
             own.heard_cancel = False
             self.renew_now()
-        if now >= self.due_at():
+        if now >= (due := self.due_at()):
             self._ring()
         # While the connection is stuck no renewal moves the deadline, which idle executors share.
         moves_at = self._held_until - own.lanes[0].who.lease_s / 3
         if now >= moves_at and self._safe_until(now) > self._held_until:
             self._keep_hold(now)
-        return max(now + 0.05, min(self.due_at(), moves_at))
+        return max(now + 0.05, min(due, moves_at))
 
     def renew_now(self) -> None:
         """Renew, and look for cancels and switches, at once."""

@@ -18,20 +18,20 @@ class MemoryWatch:
     """Read the memory on a thread of its own, and say whether the desk may claim.
 
     Nothing is held back while no job runs that could free the memory, neither of this worker nor
-    of another one that fills the same memory. `later` runs a script on the second connection;
-    `changed` is called when waiting begins or ends.
+    of another one that fills the same memory. `post` lets the loop of the worker call `tick`,
+    `later` runs a script on the second connection; `changed` is called when waiting begins or ends.
     """
 
     def __init__(
         self,
         desk_: desk.Desk,
         *,
-        wake: Callable[[], object],
+        post: Callable[[Callable[[], object]], object],
         later: Callable[..., object],
         changed: Callable[[], object],
     ) -> None:
         self._desk = desk_
-        self._wake = wake
+        self._post = post
         self._later = later
         self._changed = changed
         self._resources = names = config.worker_memory_throttle()
@@ -54,7 +54,7 @@ class MemoryWatch:
 
     def _read(self) -> None:
         self._reading = self._memory.read()
-        self._wake()
+        self._post(self.tick)
 
     def _latest(self) -> pressure.Reading:
         return self._reading or pressure.Reading()

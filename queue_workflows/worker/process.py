@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Final, NamedTuple
 
 from queue_workflows import config, db, hw_metrics
@@ -19,7 +19,7 @@ from queue_workflows.engine import claims, recovery
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.operations import stop_policies
 from queue_workflows.run import executors, launcher, loaded_app, stop_policy, streams
-from queue_workflows.runtime import clock, identity, io_loop, log_format, printed_lines, service
+from queue_workflows.runtime import clock, identity, io_loop, service
 from queue_workflows.types import ExitFn, JsonDict
 from queue_workflows.worker import (
     desk,
@@ -34,45 +34,10 @@ from queue_workflows.worker import (
 from queue_workflows.worker import inline as inline_jobs
 
 _log = logging.getLogger("queue_workflows.claim_worker")
-PRINT_AGAIN_S: Final = 0.05
-"""Seconds until a reader of our own output that is too slow is tried again."""
 LEFT_S: Final = 0.02
 """Seconds until a worker that leaves looks whether it has left."""
 LEAVE_S: Final = 4.0
 """Seconds in which a worker that has nothing left to do stores its logs."""
-
-
-class _Printer:
-    """Prints on this process's own stdout and stderr, and waits for no reader."""
-
-    def __init__(self, wake_at: Callable[[float], object]) -> None:
-        self._wake_at = wake_at
-        self._to = {number: streams.Forward(number) for number in (1, 2)}
-
-    def write(self, number: int, data: bytes) -> None:
-        if data:
-            self._to[number].add(data)
-            if self._to[number].pending:
-                self._wake_at(clock.boot_s() + PRINT_AGAIN_S)
-
-    def record(self, pid: int, record: JsonDict) -> None:
-        stream = record.get("stream")
-        if stream:
-            number = 1 if stream == printed_lines.STREAMS[1] else 2
-            for line in record["text"].split("\n"):
-                if line.strip():
-                    self.write(number, printed_lines.as_json(line, stream, pid).encode())
-        elif record["printed"]:
-            extra = log_format.allowed(record["fields"])
-            logging.getLogger(record["name"]).log(
-                record["level"], "%s", record["text"], extra=extra
-            )
-
-    def tick(self, now: float) -> float:
-        for each in self._to.values():
-            each.flush()
-        pending = any(each.pending for each in self._to.values())
-        return now + PRINT_AGAIN_S if pending else float("inf")
 
 
 class Inline(NamedTuple):
@@ -116,12 +81,15 @@ class Worker:
     ) -> None:
         """Wire the parts. Its length: an argument is a line, and so is each part."""
         self._launcher, registered = launched or (None, None)
+        self._own_policies = registered.stop_policies if registered else []
+        self._hold: Callable[[float], object] = launched[0].hold if launched else lambda _: None
         self._limits = limits
         self._inline = inline
+        self._ends_by_itself = bool(inline or limits.burst) or limits.idle_exit_s is not None
         default_s = config.SHUTDOWN_TIMEOUT_S.read()
         self._shutdown_s = default_s if shutdown_timeout_s is None else shutdown_timeout_s
         self._loop = loop = io_loop.IoLoop()
-        self._printer = _Printer(loop.wake_at)
+        self._printer = streams.Printer(loop.wake_at)
         self._bell, self._rope = socket.socketpair()
         for each in (self._bell, self._rope):
             each.setblocking(False)
@@ -133,9 +101,9 @@ class Worker:
             if registered is not None:
                 known = sorted(registered.models) or None
             self._models = gpu_models.GpuModels(known, card=gpu.card, wake=self._wake)
-        seams = desk.Seams(lambda: self._claims.flow.ring(), loop.wake_at, self._kill)
         self._desk = desk.Desk(
-            seams,
+            lambda: self._claims.flow.ring(),
+            loop.wake_at,
             logs,
             self._models,
             ends_with_job=ends_with_job or inline is not None,
@@ -151,7 +119,7 @@ class Worker:
             self._desk.lanes.append(self._lane(who, shape, registered))
         self._memory = memory_watch.MemoryWatch(
             self._desk,
-            wake=self._wake,
+            post=self.post,
             later=lambda *given: self._leases.later(*given),
             changed=lambda: self._leases.beat_now(),
         )
@@ -162,7 +130,7 @@ class Worker:
             ring=lambda: self._renewals.flow.ring(),
             report=self._report,
             models=self._models,
-            is_own_policy=lambda policy: self._is_own_policy(registered, policy),
+            is_own_policy=self._is_own_policy,
             run_policy=self._run_policy,
         )
         sampled = not (config.DISABLE_HW_METRICS.read() or (inline and inline.once))
@@ -177,23 +145,17 @@ class Worker:
         self._lost: launcher.LauncherLost | None = None
         self._over_at = self._leave_by = float("inf")
 
-    def _hold(self, until: float) -> None:
-        if self._launcher is not None:
-            self._launcher.hold(until)
-        for own in self._desk.lanes:
-            if isinstance(own.runner, inline_jobs.InlineExecutors):
-                own.runner.hold(until)
-
     def _lane(
         self,
         who: claims.Claimant,
         shape: shapes.Shape,
         registered: loaded_app.Registered | None,
     ) -> lane.Lane:
-        parts = self._loop, self._launcher, self._printer, self._desk, self._limits
+        parts = self._loop, self._launcher, self._printer, self._desk
         if registered is None:
             assert self._inline is not None
             runner = inline_jobs.InlineExecutors(*parts, on_exit=self._inline.on_exit)
+            self._hold = runner.hold
             announces = config.get_config().on_node_completed is not None
             own = lane.Lane(who, shape, runner, announces=announces, now_fn=clock.boot_s)
             own.left = 1 if self._inline.once else math.inf
@@ -207,6 +169,8 @@ class Worker:
             mixed=shape.mixed,
             lone=shape.gpu,
             end_s=self._shutdown_s,
+            max_jobs=self._limits.max_jobs,
+            max_rss_mb=self._limits.max_rss_mb,
         )
         return lane.Lane(
             who,
@@ -282,16 +246,32 @@ class Worker:
             loop.read(self._launcher.fileno(), self._from_launcher)
         if self._models is not None:
             self._models.serve(lanes[0], self._leases.later, self._leases.beat_now)
-        for own in lanes:
-            own.runner.ready()
         try:
-            with self._memory, self._metrics or contextlib.nullcontext():
+            with self._woken_by_signals(), self._memory, self._metrics or contextlib.nullcontext():
                 loop.wake_at(0.0)
                 loop.run(self._tick, self._is_over)
         finally:
             self.close()
         if self._lost is not None and not self.exit_code:
             raise self._lost
+
+    @contextlib.contextmanager
+    def _woken_by_signals(self) -> Generator[None]:
+        """Let a signal wake the loop, also one that comes just before the loop waits.
+
+        Python calls its handler only after the wait, which may be long.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.set_wakeup_fd(self._rope.fileno(), warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)  # an event loop of the app has it
+        try:
+            yield
+        finally:
+            if before == -1:
+                signal.set_wakeup_fd(-1)
 
     def run_inline(self, model_cache: ModelCache | None) -> bool:
         """Run jobs in this thread until `stop`, or one if `once`; return whether there was one."""
@@ -325,10 +305,11 @@ class Worker:
         self._loop.wake_at(0.0)
 
     def _tick(self, now: float) -> float:
-        due = [self._printer.tick(now), self._claims.tick(now), self._renewals.tick(now)]
+        if now >= self._printer.again_at:
+            self._printer.flush(now)
+        due = [self._printer.again_at, self._claims.tick(now), self._renewals.tick(now)]
         models = self._models
         stopped = models is not None and models.is_stopped
-        self._memory.tick()
         due.append(self._desk.tick(now, stopped=stopped))
         due.append(self._leases.tick(now))
         if models is not None:
@@ -339,14 +320,17 @@ class Worker:
                 self._end_policy(own, f"takes more than {stop_policy.WITHIN_S:.0f} s")
             else:
                 due.append(policy.until)
-        self._store_samples()
-        self._end_by_itself(now)
-        self._leave(now)
+        if self._metrics is not None:
+            self._store_samples(self._metrics)
+        if self._ends_by_itself and not self._desk.stopping:
+            self._end_by_itself(now)
+        if self._desk.stopping:
+            self._leave(now)
         due += [self._over_at, self._desk.exit_by]
         return min([*due, self._leave_by] if now < self._leave_by else due)
 
-    def _store_samples(self) -> None:
-        for each in self._metrics.take() if self._metrics else ():
+    def _store_samples(self, metrics: hw_metrics.Sampler) -> None:
+        for each in metrics.take():
             given = {
                 "host": self._desk.lanes[0].who.host,
                 "every_s": each.every_s,
@@ -357,8 +341,6 @@ class Worker:
 
     def _end_by_itself(self, now: float) -> None:
         """Stop a worker that is to end when no job is left, or none came for a while."""
-        if self._desk.stopping:
-            return
         if (cut_at := self._runs_no_more_since) is not None:
             if now >= cut_at + stop_policy.WITHIN_S:
                 self._desk.leave(guards.EXIT_LOST)
@@ -384,8 +366,6 @@ class Worker:
     def _leave(self, now: float) -> None:
         """End step by step: store what is left, end the executors, then the loop."""
         own = self._desk
-        if not own.stopping:
-            return
         if now >= own.exit_by or (self._lost is not None and not own.busy):
             self._over_at = now
         elif not own.busy:
@@ -407,10 +387,9 @@ class Worker:
 
     # --- Stop policies of the app.
 
-    def _is_own_policy(self, registered: loaded_app.Registered | None, policy: str) -> bool:
+    def _is_own_policy(self, policy: str) -> bool:
         """Return whether the app runs this stop policy."""
-        known = registered.stop_policies if registered else ()
-        return policy in known or policy in stop_policies.of_app()
+        return policy in self._own_policies or policy in stop_policies.of_app()
 
     def _begin_policy(
         self, policy: str, about: JsonDict, on_exit: ExitFn | None = None
@@ -523,12 +502,6 @@ class Worker:
         self._desk.stop(0.0)  # first, so that no outcome that is still read lets a job start
         for own in self._desk.lanes:
             own.runner.lose(error)
-
-    def _kill(self, place: executors.Executor, now: bool, why: str) -> None:
-        signum = signal.SIGKILL if now else signal.SIGTERM
-        for own in self._desk.lanes:
-            own.runner.kill(place, signum, why)
-            return
 
     def _report(self) -> JsonDict:
         columns: JsonDict = {"current_model": None, "known_models": [], "vram_total_mb": None}

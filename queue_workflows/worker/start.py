@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from queue_workflows import config, errors, gpu_model_cache, model_cache
 from queue_workflows.operations import stop_policies
@@ -46,7 +46,7 @@ def launch(
     return found, registered
 
 
-def _launch_or_refuse(load: Callable[[], object]) -> Launched:
+def launch_or_refuse(load: Callable[[], object]) -> Launched:
     """Do as `launch` does; raise `InvalidConfig` where this process must not fork."""
     reason = forking.unsafe()
     launched = launch(load) if reason is None else None
@@ -56,63 +56,6 @@ def _launch_or_refuse(load: Callable[[], object]) -> Launched:
             "start it before any thread, or start queue-claim-worker --workers with --app"
         )
     return launched
-
-
-def of_queue(
-    queue: str,
-    shape: shapes.Shape,
-    shutdown_timeout_s: float | None,
-    *,
-    host: str,
-    newest: bool,
-    lease_s: float,
-    models: Callable[[], model_cache.RequiresModels | None],
-    ends_with_job: bool,
-) -> process.Worker | None:
-    """Return a worker of one queue, or None, with a warning, where this process must not fork."""
-    launched = launch(lambda: None, models)
-    if launched is None:
-        return None
-    return process.Worker(
-        launched,
-        {queue: shape},
-        host=host,
-        newest=newest,
-        lease_s=lease_s,
-        shutdown_timeout_s=shutdown_timeout_s,
-        ends_with_job=ends_with_job,
-    )
-
-
-def pool_entries(workers: str | Sequence[Mapping[str, Any]] | None) -> list[pool_config.Entry]:
-    """Return the entries of `WorkerPool`'s argument, after adding their queues to the app's."""
-    if isinstance(workers, str):
-        entries = pool_config.parse(workers, "workers")
-    elif workers is not None:
-        entries = pool_config.check([*workers], "workers")
-    else:
-        entries = pool_config.option(None)
-    pool_config.add_queues(entries)
-    return entries
-
-
-def of_pool(
-    entries: Sequence[pool_config.Entry],
-    *,
-    host: str,
-    newest: bool,
-    lease_s: float,
-    shutdown_timeout_s: float | None,
-) -> process.Worker:
-    """Return the worker of a pool; raise `InvalidConfig` where this process must not fork."""
-    return process.Worker(
-        _launch_or_refuse(lambda: None),
-        pool_config.shapes_of(entries),
-        host=host,
-        newest=newest,
-        lease_s=lease_s,
-        shutdown_timeout_s=shutdown_timeout_s,
-    )
 
 
 def serve(options: argparse.Namespace, serve_: Callable[[process.Worker], int]) -> int | None:
@@ -145,7 +88,7 @@ def _of_options(options: argparse.Namespace, limits: shapes.Limits) -> process.W
     if options.workers is not None:
         entries = pool_config.option(options.workers)
         served |= pool_config.shapes_of(entries)
-        launched = _launch_or_refuse(lambda: _load_for_pool(options.app, entries))
+        launched = launch_or_refuse(lambda: _load_for_pool(options.app, entries))
     else:
         launched = _launch(options.app, command_line.shape(options))
         if launched is None:

@@ -15,7 +15,6 @@ from unittest import mock
 from queue_workflows.engine import outcomes
 from queue_workflows.run import executor, executors, launcher, loaded_app
 from queue_workflows.runtime import clock, forking, io_loop
-from queue_workflows.worker import shapes
 from tests.support.wait import until
 
 LIMIT_S = 30.0
@@ -148,10 +147,15 @@ class Worker:
 
     def __init__(self, launched_: Launched, *, shared: bool = False) -> None:
         self.launched = launched_
+        own: Any = self
         self.executors = executors.Executors(
-            launched_.loop, launched_.launcher, self, self, shapes.NO_LIMITS,
-            slots=1000 if shared else 1, shared=shared,
-        )  # fmt: skip
+            launched_.loop,
+            launched_.launcher,
+            own,
+            own,
+            slots=1000 if shared else 1,
+            shared=shared,
+        )
         self.jobs: list[Job] = []
         self.ended_jobs: list[Job] = []
         self.records: list[dict[str, Any]] = []
@@ -290,7 +294,7 @@ class Worker:
     def room(self) -> None:
         """Ignore it; a test starts its jobs itself."""
 
-    # --- A `run.executors.Printer`.
+    # --- As `run.streams.Printer`.
 
     def write(self, number: int, data: bytes) -> None:
         self.printed_bytes += len(data)

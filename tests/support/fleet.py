@@ -149,8 +149,8 @@ class Core:
         self._killed: list[Any] = []
         self.runner: Any = Runner()
         logs = job_logs.JobLogs(ignore, self.clock)
-        seams = desk.Seams(ignore, ignore, lambda place, *_: self._killed.append(place))
-        self.desk = desk.Desk(seams, logs, ends_with_job=True, now_fn=self.clock)
+        self.runner.kill = lambda place, *_: self._killed.append(place)
+        self.desk = desk.Desk(ignore, ignore, logs, ends_with_job=True, now_fn=self.clock)
         self.lane = lane.Lane(who, shapes.Shape(1), self.runner, now_fn=self.clock)
         self.desk.lanes.append(self.lane)
         columns = {"current_model": None, "known_models": [], "vram_total_mb": None}

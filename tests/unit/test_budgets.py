@@ -24,24 +24,24 @@ SLACK = 0.05
 BUDGETS = {
     ".": 7100, "admin": 1950, "alerts": 364, "check": 960, "cli": 8540, "client": 1700,
     "dag": 5270, "db": 3800, "declare": 1910, "demo": 431, "dispatch": 1900, "embedded": 960,
-    "engine": 5460, "event_export": 750, "handlers": 640, "local_queue": 2500,
+    "engine": 5490, "event_export": 750, "handlers": 615, "local_queue": 2500,
     "maintenance": 600, "migrations": 10, "model_cache": 700, "operations": 880, "refs": 451,
-    "run": 4390, "runtime": 3620, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1940,
-    "telemetry": 1510, "testing": 810, "worker": 4950,
+    "run": 4360, "runtime": 3620, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1810,
+    "telemetry": 1510, "testing": 810, "worker": 4830,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 68400, "files of Python": 462, "functions": 4900, "lines of SQL": 11800,
+    "lines of Python": 68100, "files of Python": 450, "functions": 4820, "lines of SQL": 11800,
 }  # fmt: skip
 CLOSURE = {"modules": 109, "lines": 16660}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 59, "lines": 16800}
+SPINE = {"files": 59, "lines": 16900}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
-    "ingest": (155, 38),  # the goal is 110 functions in 25 files
-    "run": (425, 80),  # 320 in 50
-    "off": (235, 43),  # 150 in 30; on a busy machine a check of the guards is a part of it
+    "ingest": (129, 31),  # the goal is 110 functions in 25 files
+    "run": (400, 71),  # 320 in 50
+    "off": (216, 42),  # 150 in 30; on a busy machine a check of the guards is a part of it
     "lost-lease": (67, 19),  # 60 in 15; a random id in a log line may need four functions more
     "show": (440, 130),  # 200 in 45
 }

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from queue_workflows.engine import job_tables
-from queue_workflows.run import captured_streams
+from queue_workflows.run import job_output
 from queue_workflows.worker import job_logs
 
 
@@ -22,7 +22,7 @@ class Bodies:
 
     def __init__(self) -> None:
         self.said: list[bytes] = []
-        self._block = captured_streams.to(self._keep)
+        self._block = job_output.captured(self._keep)
         self.runs = True
 
     def _keep(self, data: bytes) -> None:

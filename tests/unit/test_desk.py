@@ -326,7 +326,7 @@ class FakePlace:
         """Its jobs whose handlers have not ended."""
         self.sent: list[tuple[int, outcomes.Outcome]] = []
         self.told: set[int] = set()
-        self.signals: set[bool] = set()
+        self.signals: set[int] = set()
         self.killed_for = ""
         self.is_dead = False
 
@@ -381,6 +381,10 @@ class FakeRunner:
         del job, value, error, is_final
         self.open_questions.remove(number)  # once each
 
+    def kill(self, place: FakePlace, signum: int, why: str) -> None:
+        place.signals.add(signum)
+        place.killed_for = place.killed_for or why
+
     def kill_idle(self, why: str) -> None:
         del why
 
@@ -398,10 +402,14 @@ class Worker(RuleBasedStateMachine):
         self.hold = math.inf
         """When the launcher ends all executors."""
         self.requeues = self.requeued = self.refused = 0
-        seams = desk.Seams(lambda: None, lambda _: None, self.kill)
         logs = job_logs.JobLogs(lambda _: None, self.clock)
         self.desk = desk.Desk(
-            seams, logs, ends_with_job=ends_with_job, is_known=False, now_fn=self.clock
+            lambda: None,
+            lambda _: None,
+            logs,
+            ends_with_job=ends_with_job,
+            is_known=False,
+            now_fn=self.clock,
         )
         self.runners = [FakeRunner(shared=shared and queue == "fetch") for queue in QUEUES]
         for number, (queue, runner) in enumerate(zip(QUEUES, self.runners, strict=True)):
@@ -425,10 +433,6 @@ class Worker(RuleBasedStateMachine):
 
     def report(self) -> JsonDict:
         return {"columns": {}}
-
-    def kill(self, place: Any, now: bool, why: str) -> None:
-        place.signals.add(now)
-        place.killed_for = place.killed_for or why
 
     @property
     def places(self) -> list[tuple[FakeRunner, FakePlace]]:

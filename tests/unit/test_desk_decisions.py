@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -46,8 +47,9 @@ class Runner:
     gives_back = False
     accepts = True
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, killed: list[bool]) -> None:
         self.room = slots
+        self.killed = killed
         self.interrupted: list[tuple[str, str]] = []
 
     def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
@@ -56,6 +58,9 @@ class Runner:
 
     def interrupt(self, job: Any, reason: str) -> None:
         self.interrupted.append((job.id, reason))
+
+    def kill(self, place: Any, signum: int, why: str) -> None:
+        self.killed.append(signum == signal.SIGKILL)
 
     def recorded(self, job: Any, found: Any) -> None:
         """Do nothing about the end of a job."""
@@ -67,10 +72,15 @@ class World:
     def __init__(self, *, slots: int = 1, ends_with_job: bool = False) -> None:
         self.now = 1000.0
         self.killed: list[bool] = []
-        seams = desk.Seams(lambda: None, lambda _: None, lambda _, now, __: self.killed.append(now))
         logs = job_logs.JobLogs(lambda _: None, lambda: self.now)
-        self.desk = desk.Desk(seams, logs, ends_with_job=ends_with_job, now_fn=lambda: self.now)
-        self.runner = Runner(slots)
+        self.desk = desk.Desk(
+            lambda: None,
+            lambda _: None,
+            logs,
+            ends_with_job=ends_with_job,
+            now_fn=lambda: self.now,
+        )
+        self.runner = Runner(slots, self.killed)
         who = claims.Claimant("w:1:0:ex-1", "host", "load", 30.0)
         runner: Any = self.runner
         self.lane = lane.Lane(who, shapes.Shape(slots), runner, now_fn=lambda: self.now)
@@ -475,8 +485,7 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Timer]:
 def threads(timers: object) -> Generator[inline.InlineExecutors]:
     """The thread of an inline worker, with the exit that enables the timers."""
     loop: Any = Loop()
-    made = inline.InlineExecutors(loop, None, loop, loop, shapes.NO_LIMITS, on_exit=os._exit)
-    made.ready()
+    made = inline.InlineExecutors(loop, None, loop, loop, on_exit=os._exit)
     yield made
     made.close()
 

@@ -18,7 +18,6 @@ from queue_workflows.dag import policy
 from queue_workflows.engine import outcomes
 from queue_workflows.run import channel, executors, wire
 from queue_workflows.runtime import io_loop
-from queue_workflows.worker import shapes
 from tests.support.examples import examples
 from tests.support.executors import Job, task_row
 
@@ -149,9 +148,8 @@ class Pair:
     def __init__(self) -> None:
         self.loop, self.launcher, self.owner = io_loop.IoLoop(), Launcher(), Owner()
         launcher: Any = self.launcher
-        self.executors = executors.Executors(
-            self.loop, launcher, Printer(), self.owner, shapes.NO_LIMITS, slots=1
-        )
+        printer: Any = Printer()
+        self.executors = executors.Executors(self.loop, launcher, printer, self.owner, slots=1)
         self.executors.closing = True
         self.job = Job(task_row("t"), in_run=False)
         self.executors.start(self.job)

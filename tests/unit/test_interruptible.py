@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from queue_workflows.engine import claims
-from queue_workflows.tasks import interruptible
+from queue_workflows.run import running
 from queue_workflows.worker import claimed_job, guards, lane, shapes
 
 
@@ -30,14 +30,14 @@ from queue_workflows.worker import claimed_job, guards, lane, shapes
     ids=lambda value: str(value)[:20],
 )
 def test_what_a_task_yields_is_progress_or_a_beat(value: Any, stored: str | None) -> None:
-    assert interruptible.progress_text(value) == stored
+    assert running.progress_text(value) == stored
 
 
-class Reporting(interruptible.Interruptible):
+class Reporting(running.Running):
     """Keeps what a handler reports."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(1, lambda *_: None, lambda: None)
         self.reports: list[Any] = []
 
     def report_progress(self, value: Any) -> None:
@@ -56,7 +56,7 @@ def test_a_handler_is_interrupted_once_and_at_each_check() -> None:
     subject, calls = Reporting(), list[str]()
     subject.when_interrupted(lambda: calls.append("told"))
     subject.interrupt("shutdown")
-    subject.set_cancelled()
+    subject.request("cancelled")
     assert (subject.interrupted, subject.cancel_requested, calls) == ("shutdown", True, ["told"])
     assert subject.cancel.is_set()
     subject.when_interrupted(lambda: calls.append("told late"))
@@ -67,7 +67,7 @@ def test_a_handler_that_has_ended_is_not_interrupted() -> None:
     subject, calls = Reporting(), list[str]()
     subject.when_interrupted(lambda: calls.append("told"))
     subject.when_interrupted(None)
-    subject.set_cancelled()
+    subject.request("cancelled")
     assert (subject.interrupted, calls) == ("cancelled", [])
 
 

@@ -34,7 +34,7 @@ class Worker:
         )  # fmt: skip
         self.desk = desk
         self.memory = memory_watch.MemoryWatch(
-            desk, wake=lambda: None, later=self._later,
+            desk, post=lambda _: None, later=self._later,
             changed=lambda: self.calls.append("changed"),
         )  # fmt: skip
         self.memory._memory.read = lambda: self.use  # type: ignore[method-assign]
@@ -188,7 +188,7 @@ def test_memory_is_read_again_and_again_on_a_thread_of_its_own(
 ) -> None:
     monkeypatch.setenv("MEMORY_CHECK_INTERVAL", "0.01")
     worker, woken = Worker(), list[str]()
-    worker.memory._wake = lambda: woken.append(threading.current_thread().name)
+    worker.memory._post = lambda _: woken.append(threading.current_thread().name)
     with worker.memory:
         until(lambda: len(woken) > 3)
     assert set(woken) == {"worker-memory"}

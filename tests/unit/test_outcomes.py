@@ -9,7 +9,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.engine import outcomes
-from queue_workflows.run import captured_streams
+from queue_workflows.run import job_output
 
 DSN = "postgresql://letters:c4nary@db/letters"
 
@@ -32,7 +32,7 @@ def test_the_frames_of_the_engine_are_left_out_of_a_traceback() -> None:
     engine = types.ModuleType("engine")
     code = "def call(body): body()"
     exec(compile(code, str(outcomes._PACKAGE / "node_executor.py"), "exec"), engine.__dict__)
-    stream = captured_streams._Tee(sys.__stdout__ or sys.stdout)
+    stream = job_output.Stream(sys.__stdout__ or sys.stdout, lambda _: False)
 
     def first() -> None:
         raise KeyError("first")
@@ -49,7 +49,7 @@ def test_the_frames_of_the_engine_are_left_out_of_a_traceback() -> None:
     assert trace is not None
     recorded = str(outcomes.of_error(caught.value.with_traceback(trace.tb_next), 0.1, "n").detail)
     assert ("in body" in recorded, "in first" in recorded) == (True, True)
-    assert "captured_streams.py" not in recorded
+    assert "job_output.py" not in recorded
     assert "node_executor.py" not in recorded
 
 
