@@ -72,8 +72,8 @@ class Source(Protocol):
 class Link:
     """One connection of the engine on a loop, opened when it is needed and after it was lost.
 
-    `channels`: where it listens, but for POLL_ONLY. `locks`: names of advisory locks that its
-    session holds, shared.
+    `flow`: its own, whose bell lets it ask the source. `channels`: where it listens, but for
+    POLL_ONLY. `locks`: names of advisory locks that its session holds, shared.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Link:
         loop: io_loop.IoLoop,
         source: Source,
         *,
+        flow: io_loop.Flow | None = None,
         channels: Sequence[str] = (),
         locks: Sequence[str] = (),
     ) -> None:
@@ -101,7 +102,8 @@ class Link:
         self.waits_since = math.inf
         """Since when (`clock.boot_s`) a reply is awaited; inf: none is."""
         self.closing = False
-        self.flow = io_loop.Flow(loop, self._run())
+        self.flow = flow or io_loop.Flow(loop)
+        self.flow.begin(self._run())
 
     @property
     def is_open(self) -> bool:

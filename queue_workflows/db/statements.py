@@ -84,6 +84,7 @@ def comments(noun: str) -> dict[str, str]:
 def __getattr__(noun: str) -> SimpleNamespace:
     """Return the statements of one file; it is read once, when it is first named."""
     try:
-        return _file(noun)
+        found = globals()[noun] = _file(noun)
     except FileNotFoundError:
         raise AttributeError(f"there is no sql/queries/{noun}.sql") from None
+    return found

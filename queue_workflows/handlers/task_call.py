@@ -99,7 +99,11 @@ class _Attempt:
 
     def call(self) -> Any:
         """Call the task; return its result, or a generator or coroutine that must be run."""
-        _collect_errors()
+        # A handler on a root logger that has none would end Python's own output of warnings to
+        # stderr, and make a later `logging.basicConfig()` of the app do nothing.
+        handlers_ = logging.root.handlers
+        if handlers_ and _collector not in handlers_:
+            logging.root.addHandler(_collector)
         task = config.get_config().ingest_task_map.get(self._name)
         if task is None:
             raise errors.UnknownTask(
@@ -153,14 +157,3 @@ class _Collector(logging.Handler):
 
 
 _collector = _Collector(logging.ERROR)
-
-
-def _collect_errors() -> None:
-    """Collect errors from now on, if this process has logging set up.
-
-    A handler on a root logger that has none would end Python's own output of warnings to stderr,
-    and make a later `logging.basicConfig()` of the app do nothing.
-    """
-    root = logging.root
-    if root.handlers and _collector not in root.handlers:
-        root.addHandler(_collector)

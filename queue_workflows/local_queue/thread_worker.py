@@ -19,8 +19,8 @@ from queue_workflows import errors
 from queue_workflows.engine import claims, outcomes
 from queue_workflows.local_queue import job_queue, plan
 from queue_workflows.operations import stop_policies
-from queue_workflows.run import executors, job_rows, loaded_app, running, wire
-from queue_workflows.runtime import clock
+from queue_workflows.run import executors, loaded_app, running, wire
+from queue_workflows.runtime import clock, json_loading
 from queue_workflows.telemetry import pressure
 from queue_workflows.types import ExitFn, JsonDict, Row, Unreadable
 from queue_workflows.worker import claimed_job, lane, memory_watch, process, shapes
@@ -44,7 +44,7 @@ class Held:
     def __init__(self, job: claimed_job.ClaimedJob, threads: Threads) -> None:
         self.job = job
         self.jobs = {job.key: job}
-        self.row = job_rows.loaded(job.body)
+        self.row = json_loading.load_row(job.body)
         job.body = b""
         args = self.row["args"]
         self.queued = QueuedJob(

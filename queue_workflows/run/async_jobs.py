@@ -25,13 +25,12 @@ from queue_workflows.handlers import node_call, task_call
 from queue_workflows.run import (
     channel,
     job_output,
-    job_rows,
     nodes,
     restored_state,
     running,
     wire,
 )
-from queue_workflows.runtime import forking, service
+from queue_workflows.runtime import forking, json_loading, service
 from queue_workflows.tasks import async_handlers, attempt_steps, handlers
 from queue_workflows.types import JsonDict, Row
 
@@ -113,7 +112,7 @@ class AsyncJobs:
     def _receive(self, frame: channel.Frame) -> None:
         kind, key, body = frame
         if kind in (wire.RUN_TASK, wire.RUN_NODE):
-            self._begin(key, job_rows.loaded(body), in_run=kind == wire.RUN_NODE)
+            self._begin(key, json_loading.load_row(body), in_run=kind == wire.RUN_NODE)
         elif kind == wire.ANSWER:
             answer = wire.decoded(body)
             asked = self._asked.pop(answer["no"], None)

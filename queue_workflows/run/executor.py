@@ -28,7 +28,6 @@ from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.run import (
     channel,
     job_output,
-    job_rows,
     kernel,
     loaded_app,
     nodes,
@@ -37,7 +36,7 @@ from queue_workflows.run import (
     streams,
     wire,
 )
-from queue_workflows.runtime import forking, service
+from queue_workflows.runtime import forking, json_loading, service
 from queue_workflows.tasks import async_handlers, attempt_steps, handlers
 from queue_workflows.types import JsonDict, Row
 
@@ -302,13 +301,11 @@ class JobLoop:
 
     def _run(self, kind: int, key: int, body: bytes) -> None:
         """Run a job; the signals of the app are blocked afterwards."""
-        if self._state is not None:
-            self._state.print_for(key)
         self._value = None
         job = running.Running(key, self._channel.send, self._requests.wake)
         in_run = kind == wire.RUN_NODE
         self._peak.reset()
-        row = job_rows.loaded(body)
+        row = json_loading.load_row(body)
         if self._state is None:
             own = threading.current_thread()
             self._earlier = [each for each in threading.enumerate() if each is not own]

@@ -6,6 +6,7 @@ Its length: forks, traffic and ends of an executor change the same state.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -244,7 +245,7 @@ class Executors:
         max_rss_mb: float | None = None,
     ) -> None:
         self._loop = loop
-        self._of_launcher = launcher_
+        self._launcher = launcher_
         self._printer = printer
         self._owner = owner
         self._max_jobs, self._max_rss_mb = max_jobs, max_rss_mb
@@ -261,11 +262,6 @@ class Executors:
 
     def __iter__(self) -> Iterator[Executor]:
         return iter([*self._by_number.values()])
-
-    @property
-    def _launcher(self) -> launcher.Launcher:
-        assert self._of_launcher is not None, "there are no executors to fork"
-        return self._of_launcher
 
     # --- What there is room for.
 
@@ -382,7 +378,7 @@ class Executors:
         if place.packet is None and signum not in place.signals:
             place.signals.add(signum)
             place.killed_for = place.killed_for or why
-            if place.pid:
+            if place.pid and self._launcher is not None:
                 self._launcher.kill(place.pid, signum)
 
     def let_go(self, place: Executor) -> None:
@@ -468,6 +464,7 @@ class Executors:
 
     def _fork(self, *, shared: bool) -> Executor | None:
         """Ask the launcher for an executor; return None if this process has no descriptors left."""
+        assert self._launcher is not None, "there are no executors to fork"
         opened: list[int] = []
         try:
             for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
@@ -487,9 +484,9 @@ class Executors:
         channel, requests = (socket.socket(fileno=fd) for fd in ours[:2])
         place = Executor(number, (channel, requests), ours[2:], shared=shared)
         self._by_number[place.number] = place
-        self._loop.read(place.channel.fileno(), lambda: self._receive(place))
+        self._loop.read(place.channel.fileno(), functools.partial(self._receive, place))
         for fd in place.out.fds:
-            self._loop.read(fd, lambda: self._drain(place))
+            self._loop.read(fd, functools.partial(self._drain, place))
         return place
 
     def _pause(self) -> None:
@@ -507,6 +504,7 @@ class Executors:
             _log.warning("no executor can be forked for now: %s", packet["error"])
             self._end(place, UNKNOWN, f"a fork that failed: {packet['error']}")
             return 0
+        assert self._launcher is not None
         place.pid = packet["pid"]
         place.mb_before = place.memory_mb()
         self._by_pid[place.pid] = place

@@ -399,7 +399,7 @@ class _Launcher:
             del self._executors[pid]
             if pid in self._zombies:
                 self._zombies.discard(pid)
-                self._end_cgroup(pid)
+                self._cgroups.end(self._cgroup_of.pop(pid, None))
             else:
                 self._died(pid, status, usage)
 
@@ -421,13 +421,10 @@ class _Launcher:
             "core": status is not None and os.WCOREDUMP(status),
             "max_rss_mb": rss_mb,
             "by_deadline": pid in self._killed,
-            "oom_kills": self._end_cgroup(pid),
+            "oom_kills": self._cgroups.end(self._cgroup_of.pop(pid, None)),
         }
         self._killed.discard(pid)
         self._say(packet)
-
-    def _end_cgroup(self, pid: int) -> int | None:
-        return self._cgroups.end(self._cgroup_of.pop(pid, None))
 
     def _kill_all(self) -> None:
         self._until = None

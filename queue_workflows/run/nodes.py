@@ -12,7 +12,7 @@ from queue_workflows.dag import arguments, confinement, payload
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.run import job_rows, running, wire
+from queue_workflows.run import running, wire
 from queue_workflows.runtime import log_context
 from queue_workflows.tasks import attempt_steps, handlers
 from queue_workflows.types import JsonDict, Row
@@ -164,7 +164,7 @@ class _Lookups:
         """Return the rows of the job and of its run with all columns."""
         if self._rows is None:
             found = self._ask(self._key, "rows", None)
-            self._rows = job_rows.timed(found["job"]), job_rows.timed(found["run"])
+            self._rows = wire.timed(found["job"]), wire.timed(found["run"])
         return self._rows
 
     def note_model(self, event_type: str, elapsed_s: float | None) -> None:
@@ -178,7 +178,7 @@ def announce(rows: JsonDict, value: Any) -> None:
     if hook is None:
         return
     try:
-        hook(job_rows.timed(rows["job"]), job_rows.timed(rows["run"]), value)
+        hook(wire.timed(rows["job"]), wire.timed(rows["run"]), value)
     except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001  app code
         _log.exception(
             "on_node_completed for node %s failed",

@@ -92,7 +92,6 @@ class RestoredState:
         own = [wire.high(os.dup(number)) for number in range(3)]
         self._files = [[own[0], *(map(wire.high, other_output))] if other_output else own, own]
         """Descriptors of the same files as 0, 1 and 2, for jobs with even and with odd keys."""
-        self._odd = 1
         self._folder = wire.high(os.open(".", getattr(os, "O_PATH", os.O_RDONLY)))
         self._umask = os.umask(0)
         os.umask(self._umask)
@@ -104,16 +103,6 @@ class RestoredState:
         self._path = [*sys.path]
         self._decimals = decimal.getcontext().copy()
 
-    def print_for(self, key: int) -> None:
-        """Let stdout and stderr be those of a job with this key."""
-        if self._odd != key & 1:
-            self._restore_files(key)
-
-    def _restore_files(self, key: int) -> None:
-        self._odd = key & 1
-        for number, fd in enumerate(self._files[self._odd]):
-            os.dup2(fd, number)
-
     def restore(self, next_key: int = 1) -> str:
         """Undo what a job has left; return what cannot be undone, or an empty text.
 
@@ -123,7 +112,8 @@ class RestoredState:
         come at any moment.
         """
         try:
-            self._restore_files(next_key)
+            for number, fd in enumerate(self._files[next_key & 1]):
+                os.dup2(fd, number)
             os.fchdir(self._folder)
             os.umask(self._umask)
             signal.set_wakeup_fd(-1)

@@ -7,17 +7,19 @@ their results stay JSON texts: the worker passes them on without parsing them.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
 import math
 import os
 import struct
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from queue_workflows import errors
 from queue_workflows.dag import payload, policy
 from queue_workflows.engine import outcomes
 from queue_workflows.runtime import json_loading
+from queue_workflows.types import JsonDict, Row, Unreadable
 
 HEADER: Final = struct.Struct("<IBI")
 _COMPLETED: Final = struct.Struct("<diII")
@@ -26,6 +28,8 @@ MAX_BYTES: Final = 256 * 1024 * 1024
 """Bytes of one body. A job has up to three values of 64 MiB each, the loader's limit."""
 SIZE: Final = 256 * 1024
 """Bytes of one read."""
+TIME: Final = "\0time"
+"""Tags a time in an answer: no stored JSON has a NUL."""
 LOST: Final = 70
 """Exit code of an executor whose channel is closed: by its worker's end, or by its own handler."""
 
@@ -233,6 +237,30 @@ def ended_of(body: bytes) -> outcomes.Outcome:
         task=given["task"],
         cursors=tuple((name, key, at) for name, key, at in given["cursors"]),
     )
+
+
+def tagged(row: Row) -> JsonDict:
+    """Return a row of an answer as JSON has it: a time is tagged, and an `Unreadable` is None."""
+    return {name: _tagged(value) for name, value in row.items()}
+
+
+def _tagged(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int, float, list, dict)):
+        return cast("Any", value)
+    if isinstance(value, datetime.datetime):
+        return {TIME: value.isoformat()}
+    return None if isinstance(value, Unreadable) else str(value)
+
+
+def timed(row: Row) -> Row:
+    """Return a row of an answer with its times."""
+    return {name: _untagged(value) for name, value in row.items()}
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict) and isinstance(text := cast("Row", value).get(TIME), str):
+        return datetime.datetime.fromisoformat(text)
+    return cast("Any", value)
 
 
 def high(fd: int) -> int:

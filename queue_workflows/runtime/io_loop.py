@@ -34,7 +34,6 @@ class IoLoop:
         self._at = math.inf
         self.rung: dict[Flow, None] = {}
         """The flows whose bells have rung."""
-        self.flows: list[Flow] = []
 
     def read(self, fd: int, call: Call | None) -> None:
         """Call this whenever the descriptor can be read; None: never again."""
@@ -96,11 +95,11 @@ class IoLoop:
 
 
 class Flow:
-    """A generator on a loop that waits for a descriptor or for its bell."""
+    """A generator on a loop that waits for a descriptor or for its bell; `begin` gives it one."""
 
-    def __init__(self, loop: IoLoop, waiting: Waiting) -> None:
+    def __init__(self, loop: IoLoop) -> None:
         self._loop = loop
-        self._waiting = waiting
+        self._waiting: Waiting | None = None
         self._fd = -1
         self._writes = False
         """Whether it waits for the descriptor to be writable, too."""
@@ -108,7 +107,10 @@ class Flow:
         self._begun = self._rang = False
         self.over = False
         self._readable = functools.partial(self._resume, ready=True)
-        loop.flows.append(self)
+
+    def begin(self, waiting: Waiting) -> None:
+        """Run this generator from the next turn on."""
+        self._waiting = waiting
         self.ring()
 
     def ring(self) -> None:
@@ -117,7 +119,7 @@ class Flow:
 
     def heard(self) -> None:
         """Resume it if it waits for its bell; called by the loop."""
-        if self.over:
+        if self.over or self._waiting is None:
             return
         if self._for_bell:
             self._resume(ready=False)
@@ -125,6 +127,7 @@ class Flow:
             self._rang = True
 
     def _resume(self, *, ready: bool) -> None:
+        assert self._waiting is not None
         try:
             wait = self._waiting.send(ready) if self._begun else next(self._waiting)
         except StopIteration:

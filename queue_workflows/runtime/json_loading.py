@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+import re
+from typing import Any, Final, cast
 
-from queue_workflows.types import Unreadable
+from queue_workflows.types import Row, Unreadable
 
 MAX_DEPTH = 200
 """Levels of nesting, well below the interpreter's recursion limit of 1,000 frames."""
@@ -13,6 +14,7 @@ MAX_BYTES = 64 * 1024 * 1024
 """Bytes of JSON text. A loaded value takes up to ten times as much memory."""
 KEPT_BYTES = 64 * 1024
 """Bytes that an `Unreadable` keeps of a text over MAX_BYTES, so that a person can identify it."""
+_SKIP: Final = re.compile(rb'[^"\[\]{},]+|"(?:[^"\\]|\\.)*"')
 
 
 class Decoder(json.JSONDecoder):
@@ -62,3 +64,51 @@ def _is_deep(value: Any) -> bool:
             return False
         level = deeper
     return True
+
+
+def load_row(body: bytes) -> Row:
+    """Return a claimed job; a column that cannot be loaded is an `Unreadable`."""
+    row = load_json(body)
+    if not isinstance(row, Unreadable):
+        return row
+    found: Row = {}
+    for name, text in _members(body):
+        found[name] = load_json(text)
+    if isinstance(found.get("context"), Unreadable):
+        found["context"] = None  # the handler asks for the members that it needs
+    return found
+
+
+def _members(body: bytes) -> list[tuple[str, bytes]]:
+    """Cut a JSON object into its names and the texts of their values."""
+    found: list[tuple[str, bytes]] = []
+    at = body.index(b"{") + 1
+    while (start := body.find(b'"', at)) != -1:
+        match = _SKIP.match(body, start)
+        assert match is not None
+        name, at, depth = (
+            decode(match[0].decode()),
+            body.index(b":", match.end()) + 1,
+            0,
+        )
+        begin = at
+        while at < len(body):
+            byte = body[at : at + 1]
+            if byte in (b"[", b"{"):
+                depth += 1
+            elif byte in (b"]", b"}"):
+                if not depth:
+                    break
+                depth -= 1
+            elif byte == b"," and not depth:
+                break
+            if byte in b"[]{},":
+                at += 1
+            else:
+                skipped = _SKIP.match(body, at)
+                at = at + 1 if skipped is None else skipped.end()
+        found.append((name, body[begin:at].strip()))
+        if body[at : at + 1] != b",":
+            break
+        at += 1
+    return found

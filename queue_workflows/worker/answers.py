@@ -9,7 +9,7 @@ from queue_workflows import db, errors
 from queue_workflows.dag import run_folder
 from queue_workflows.db import statements
 from queue_workflows.engine import job_steps, nodes
-from queue_workflows.run import job_rows
+from queue_workflows.run import wire
 from queue_workflows.types import JsonDict
 from queue_workflows.worker import claimed_job
 
@@ -41,7 +41,7 @@ def rows(job: claimed_job.ClaimedJob) -> db.Script[JsonDict]:
     """Return the rows of a node and of its run with all columns, as JSON has them."""
     own = yield from db.one(statements.nodes.get, {"job": job.id})
     run = yield from db.one(statements.runs.get, {"run_id": job.run_id})
-    return {"job": job_rows.tagged(own or job.row), "run": job_rows.tagged(run or {})}
+    return {"job": wire.tagged(own or job.row), "run": wire.tagged(run or {})}
 
 
 def _out_dir(job: claimed_job.ClaimedJob) -> db.Script[str]:

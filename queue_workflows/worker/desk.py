@@ -28,8 +28,8 @@ from queue_workflows.engine import (
     recovery,
 )
 from queue_workflows.handlers import node_call
-from queue_workflows.run import job_rows, wire
-from queue_workflows.runtime import clock, log_context
+from queue_workflows.run import wire
+from queue_workflows.runtime import clock, json_loading, log_context
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import (
     answers,
@@ -334,7 +334,7 @@ class Desk:
             elif job.is_last and self._lone is not None:
                 self._hand_back(job, "another job is to run alone in this worker")
             elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
-                refused = node_call.refused(job_rows.loaded(job.body))
+                refused = node_call.refused(json_loading.load_row(job.body))
                 self._write_outcome(job, refused or outcomes.Outcome("parked", 0.0))
             else:
                 own.waiting.append(job)

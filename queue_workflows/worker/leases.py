@@ -36,10 +36,6 @@ EARLY_S: Final = 0.25
 """Seconds before the lease may expire on the server at which the launcher ends the executors."""
 
 
-def _is_hard(policy: str) -> bool:
-    return stop_policies.handler(policy) is stop_policies.HARD
-
-
 def _ignore(*_: object) -> None:
     return
 
@@ -298,8 +294,12 @@ class Leases:
 
     def _switch(self, own: lane.Lane, policy: str | None) -> None:
         """Obey a switch; a policy of the app is run once for each time that it turns OFF."""
-        if policy is None or not self._is_own_policy(policy):
-            self._desk.switch(own, policy, hard=policy is not None and _is_hard(policy))
+        if policy is None:
+            self._desk.switch(own, None, hard=False)
+            return
+        if not self._is_own_policy(policy):
+            is_hard = stop_policies.handler(policy) is stop_policies.HARD
+            self._desk.switch(own, policy, hard=is_hard)
             return
         is_new = own.off != policy
         self._desk.switch(own, policy, hard=False)

@@ -89,6 +89,7 @@ class Worker:
         default_s = config.SHUTDOWN_TIMEOUT_S.read()
         self._shutdown_s = default_s if shutdown_timeout_s is None else shutdown_timeout_s
         self._loop = loop = io_loop.IoLoop()
+        self._claims_flow, self._renewals_flow = io_loop.Flow(loop), io_loop.Flow(loop)
         self._printer = streams.Printer(loop.wake_at)
         self._bell, self._rope = socket.socketpair()
         for each in (self._bell, self._rope):
@@ -102,7 +103,7 @@ class Worker:
                 known = sorted(registered.models) or None
             self._models = gpu_models.GpuModels(known, card=gpu.card, wake=self._wake)
         self._desk = desk.Desk(
-            lambda: self._claims.flow.ring(),
+            self._claims_flow.ring,
             loop.wake_at,
             logs,
             self._models,
@@ -127,7 +128,7 @@ class Worker:
             self._desk,
             logs,
             hold=self._hold,
-            ring=lambda: self._renewals.flow.ring(),
+            ring=self._renewals_flow.ring,
             report=self._report,
             models=self._models,
             is_own_policy=self._is_own_policy,
@@ -237,9 +238,13 @@ class Worker:
         loop, lanes = self._loop, self._desk.lanes
         locks = [recovery.LIFE_LOCK + own.who.worker_id for own in lanes]
         channels = sorted({own.table.ready_channel for own in lanes})
-        self._claims = link.Link(loop, self._desk, channels=channels)
+        self._claims = link.Link(loop, self._desk, flow=self._claims_flow, channels=channels)
         self._renewals = link.Link(
-            loop, self._leases, channels=["worker_control", "job_cancel"], locks=locks
+            loop,
+            self._leases,
+            flow=self._renewals_flow,
+            channels=["worker_control", "job_cancel"],
+            locks=locks,
         )
         loop.read(self._bell.fileno(), self._rang)
         if self._launcher is not None:

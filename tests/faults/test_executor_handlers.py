@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows.run import job_rows
+from queue_workflows.run import wire
 from tests.support import executors
 from tests.support.wait import until
 
@@ -174,7 +174,7 @@ def test_an_answer_that_is_an_error_fails_the_node(worker: executors.Worker) -> 
 
 def test_an_unknown_node_names_the_age_of_its_run(worker: executors.Worker) -> None:
     at = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
-    worker.answers = {"rows": {"job": {}, "run": job_rows.tagged({"created_at": at})}}
+    worker.answers = {"rows": {"job": {}, "run": wire.tagged({"created_at": at})}}
     assert "the run exists since 2026-01-02 00:00:00 UTC" in worker.node("nobody").error
 
 

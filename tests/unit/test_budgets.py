@@ -31,7 +31,7 @@ BUDGETS = {
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 68100, "files of Python": 450, "functions": 4820, "lines of SQL": 11800,
+    "lines of Python": 68100, "files of Python": 449, "functions": 4820, "lines of SQL": 11800,
 }  # fmt: skip
 CLOSURE = {"modules": 109, "lines": 16660}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
@@ -39,9 +39,9 @@ CLOSURE = {"modules": 109, "lines": 16660}
 SPINE = {"files": 59, "lines": 16900}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
-    "ingest": (129, 31),  # the goal is 110 functions in 25 files
+    "ingest": (122, 29),  # the goal is 110 functions in 25 files
     "run": (400, 71),  # 320 in 50
-    "off": (216, 42),  # 150 in 30; on a busy machine a check of the guards is a part of it
+    "off": (205, 41),  # 150 in 30; on a busy machine a check of the guards is a part of it
     "lost-lease": (67, 19),  # 60 in 15; a random id in a log line may need four functions more
     "show": (440, 130),  # 200 in 45
 }

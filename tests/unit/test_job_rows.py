@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from queue_workflows.run import job_rows, wire
+from queue_workflows.run import wire
+from queue_workflows.runtime import json_loading
 from queue_workflows.types import Unreadable
 
 DEEP = "[" * 300 + "]" * 300
@@ -31,13 +32,13 @@ def test_of_a_row_that_cannot_be_loaded_all_other_columns_can(
     members.insert(place, ("bad", None))
     text = json.dumps(dict(members), ensure_ascii=is_ascii, indent=indent)
     assume(text.count('"bad": null') == 1)
-    found = job_rows.loaded(text.replace('"bad": null', f'"bad": {DEEP}').encode())
+    found = json_loading.load_row(text.replace('"bad": null', f'"bad": {DEEP}').encode())
     assert isinstance(found.pop("bad"), Unreadable)
-    assert found == job_rows.loaded(json.dumps(row).encode())
+    assert found == json_loading.load_row(json.dumps(row).encode())
     assert [*found] == [*row]
 
 
 @given(st.dictionaries(names, values | st.datetimes(timezones=st.just(datetime.timezone.utc))))
 def test_a_row_of_an_answer_keeps_its_times_and_its_data(row: dict[str, Any]) -> None:
-    sent = wire.encoded(job_rows.tagged(row))
-    assert job_rows.timed(wire.decoded(sent)) == row
+    sent = wire.encoded(wire.tagged(row))
+    assert wire.timed(wire.decoded(sent)) == row
