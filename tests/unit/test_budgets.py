@@ -26,7 +26,7 @@ BUDGETS = {
     "dag": 5270, "db": 3800, "declare": 1910, "demo": 431, "dispatch": 1900, "embedded": 960,
     "engine": 5490, "event_export": 750, "handlers": 615, "local_queue": 2500,
     "maintenance": 600, "migrations": 10, "model_cache": 700, "operations": 880, "refs": 451,
-    "run": 4360, "runtime": 3620, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1810,
+    "run": 4300, "runtime": 3660, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1810,
     "telemetry": 1510, "testing": 810, "worker": 4830,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
@@ -36,7 +36,7 @@ TOTALS = {
 CLOSURE = {"modules": 109, "lines": 16660}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 59, "lines": 16900}
+SPINE = {"files": 59, "lines": 16920}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (122, 29),  # the goal is 110 functions in 25 files
