@@ -744,14 +744,8 @@ class Executors:
             _log.warning("an idle executor %s", _death(place, packet, 0, 0).evidence)
         if begun and not failed:
             self._fork_s = FORK_FIRST_S
-        if place.changing:
-            self._owner.changed(
-                f"its executor was ended for {place.killed_for}"
-                if place.killed_for
-                else "its executor has ended"
-            )
-        self._owner.model({"current": None, "loading": None, "load_s": 0.0, "held_s": 0.0,
-                           "vram_gb": 0.0})  # fmt: skip
+        if self._lone:
+            self._end_model(place)
         ran = sum(job.has_started for job in begun)
         for job in jobs:
             job.place = None
@@ -761,6 +755,13 @@ class Executors:
         place.close()
         if not self.closing:
             self._owner.room()
+
+    def _end_model(self, place: Executor) -> None:
+        """Note that the executor of a GPU has ended, and its model with it."""
+        if place.changing:
+            how = f"was ended for {place.killed_for}" if place.killed_for else "has ended"
+            self._owner.changed(f"its executor {how}")
+        self._owner.model(NO_MODEL)
 
     def _forget(self, place: Executor) -> None:
         self._loop.forget(place.channel.fileno())
@@ -786,6 +787,9 @@ class Executors:
         self._by_number.clear()
 
 
+NO_MODEL: Final[JsonDict] = {
+    "current": None, "loading": None, "load_s": 0.0, "held_s": 0.0, "vram_gb": 0.0,
+}  # fmt: skip
 UNKNOWN: Final[dict[str, Any]] = {
     "code": None, "signal": None, "core": False, "max_rss_mb": 0, "by_deadline": False,
     "oom_kills": None,

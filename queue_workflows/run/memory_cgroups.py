@@ -32,10 +32,6 @@ class Cgroup(NamedTuple):
         except OSError:
             self.remove()
 
-    def oom_kills(self) -> int | None:
-        """Return how many of its processes the kernel has killed for memory; None if unknown."""
-        return oom_kills(self.folder)
-
     def remove(self) -> bool:
         """Remove it; return False if processes are left in it."""
         try:
@@ -102,7 +98,7 @@ class Cgroups:
         """
         found = self._ours.new()
         if cgroup is not None:
-            own = cgroup.oom_kills()
+            own = oom_kills(cgroup.folder)
             found = found if own is None else own
             if not cgroup.remove():
                 self._left.append(cgroup)

@@ -46,18 +46,15 @@ class ClaimTimes:
         """Forget the times that the last claim returned."""
         self._limit_at = self._due_at = math.inf
 
-    def note(self, wait: claims.Wait) -> None:
-        """Note the times that the claim returned."""
+    def end(self, wait: claims.Wait, *, claimed: bool) -> None:
+        """Note that the claim has ended, with these times, and whether it returned a job."""
         now = self._now()
         if wait.limit_s is not None:
             self._limit_at = now + wait.limit_s
         if wait.due_s is not None:
             self._due_at = now + wait.due_s
-
-    def end(self, *, claimed: bool) -> None:
-        """Note that the claim has ended, and whether it returned a job."""
         if claimed or self._due_at == math.inf:
             self._pause_s = 0.0
         elif self._was_due:
             self._pause_s = min(PAUSE_MAX_S, max(PAUSE_FIRST_S, 2 * self._pause_s))
-        self._due_at = max(self._due_at, self._now() + self._pause_s)
+        self._due_at = max(self._due_at, now + self._pause_s)

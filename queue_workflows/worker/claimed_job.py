@@ -57,8 +57,9 @@ class ClaimedJob:
         self.lease = job_tables.Lease(lane.table, self.id, lane.who.worker_id, int(claim_no))
         self.crash_count, self.lapse_count = int(crashes or 0), int(row[12] or 0)
         self.timeout_s = float(timeout_s) if timeout_s else None
-        self.name = _text(name)
-        self.run_id, self.node_id, self.model = _text(run_id), _text(node_id), _text(model)
+        self.name, self.run_id, self.node_id, self.model = (
+            None if each is None else each.decode() for each in (name, run_id, node_id, model)
+        )
         self.run_text = run
         self.body = body or b""
         self.in_run = lane.table.in_run
@@ -197,7 +198,3 @@ class ClaimedJob:
             detail=payload.encode(detail, "detail"),
             cursors=outcome.cursors,
         )
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode()

@@ -305,8 +305,7 @@ class Desk:
         jobs, wait = own.take(rows, asked)
         if count:
             own.window.claimed(len(jobs), count, ahead=ahead)
-            own.times.note(wait)
-            own.times.end(claimed=bool(jobs))
+            own.times.end(wait, claimed=bool(jobs))
             own.may_claim |= len(jobs) == count
             self._again_at = min(self._again_at, now + own.times.wait_s)
             self._wake_at(self._again_at)

@@ -15,6 +15,7 @@ from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.engine import job_events, outcomes
 from queue_workflows.model_cache import gpu_should_unload
+from queue_workflows.run import executors
 from queue_workflows.runtime import clock, service
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import JsonDict, NowFn, Row
@@ -30,9 +31,6 @@ NAME_CHARS: Final = 400
 FAULT_FIRST_S, FAULT_MAX_S = 5.0, 300.0
 """Pauses in seconds after a job that could not use the GPU; each one in a row doubles it."""
 Later = Callable[..., object]
-NOTHING: Final[JsonDict] = {
-    "current": None, "loading": None, "load_s": 0.0, "held_s": 0.0, "vram_gb": 0.0,
-}  # fmt: skip
 
 
 class GpuModels:
@@ -56,7 +54,7 @@ class GpuModels:
         self._lane: lane.Lane
         self._later: Later
         self._changed: Callable[[], object]
-        self._seen: JsonDict = NOTHING
+        self._seen: JsonDict = executors.NO_MODEL
         self._since = self._used_at = now_fn()
         self._load_s = 0.0
         """Seconds that the change under way has spent loading."""

@@ -172,7 +172,7 @@ class Leases:
             text in (f"{own.who.host}:{own.who.queue}", f"{own.who.host}:{controls.ALL}")
             for own in self._desk.lanes
         ):
-            self.renew_now()
+            self._control_at = 0.0
             self.beat_now()
             if self._models is not None:
                 self._models.poll()
@@ -215,7 +215,8 @@ class Leases:
         def renewed(found: list[claims.Renewal]) -> None:
             self._renewed(every, found, now)
             self._keep_hold(self._now())
-            self._store_cursors(every)
+            if any(job.cursors for job in every):
+                self._store_cursors(every)
 
         apart, self._apart = self._apart, False
         script = _renewals(held, reports, apart=apart)
@@ -267,8 +268,7 @@ class Leases:
         }
         for job in jobs:
             job.cursors = {}
-        if moved:
-            self.later(job_steps.store_cursors(moved), f"cursors of {len(moved)} jobs")
+        self.later(job_steps.store_cursors(moved), f"cursors of {len(moved)} jobs")
 
     # --- Switches and reports.
 

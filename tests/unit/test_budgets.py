@@ -39,9 +39,9 @@ CLOSURE = {"modules": 109, "lines": 16660}
 SPINE = {"files": 59, "lines": 16920}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
-    "ingest": (122, 29),  # the goal is 110 functions in 25 files
+    "ingest": (119, 29),  # the goal is 110 functions in 25 files
     "run": (400, 71),  # 320 in 50
-    "off": (205, 41),  # 150 in 30; on a busy machine a check of the guards is a part of it
+    "off": (190, 39),  # 150 in 30; on a busy machine a check of the guards is a part of it
     "lost-lease": (67, 19),  # 60 in 15; a random id in a log line may need four functions more
     "show": (440, 130),  # 200 in 45
 }

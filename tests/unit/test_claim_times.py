@@ -12,6 +12,7 @@ from queue_workflows.worker import claim_times
 from tests.support.clocks import Clock
 
 POLL_S = 1.0
+NOTHING = claims.Wait()
 
 
 @pytest.fixture
@@ -24,11 +25,11 @@ def times(clock: Clock[float]) -> claim_times.ClaimTimes:
     return claim_times.ClaimTimes(clock)
 
 
-def claim(times: claim_times.ClaimTimes, *waits: claims.Wait, claimed: bool = False) -> None:
+def claim(
+    times: claim_times.ClaimTimes, wait: claims.Wait = NOTHING, *, claimed: bool = False
+) -> None:
     times.begin()
-    for wait in waits:
-        times.note(wait)
-    times.end(claimed=claimed)
+    times.end(wait, claimed=claimed)
 
 
 def test_nothing_is_known_at_first_and_after_a_claim_that_returned_no_times(

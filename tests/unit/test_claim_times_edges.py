@@ -15,8 +15,7 @@ def test_the_pause_doubles_up_to_a_minute() -> None:
     waits: list[float] = []
     for _ in range(17):
         times.begin()
-        times.note(claims.Wait(due_s=0.0))
-        times.end(claimed=False)
+        times.end(claims.Wait(due_s=0.0), claimed=False)
         waits.append(times.wait_s)
         clock.now += times.wait_s
     assert waits[1:] == pytest.approx([*(0.01 * 2**n for n in range(13)), 60.0, 60.0, 60.0])

@@ -106,7 +106,7 @@ def test_version_2_makes_them_only_below_what_was_delegated(own: Path, tmp_path:
 
 def test_an_executor_that_cannot_join_stays_where_it_is(tmp_path: Path) -> None:
     memory_cgroups.Cgroup(tmp_path / "gone").join()
-    assert memory_cgroups.Cgroup(tmp_path / "gone").oom_kills() is None
+    assert memory_cgroups.oom_kills(tmp_path / "gone") is None
     assert memory_cgroups.Cgroup(tmp_path / "gone").remove()
 
 
