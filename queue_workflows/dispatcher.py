@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from queue_workflows.dispatch import callbacks, job_inputs, starts
+from queue_workflows import db, errors, node_executor
+from queue_workflows.dispatch import advance, drain, input_nodes, starts
+from queue_workflows.engine import input_answers, nodes, runs
 from queue_workflows.types import Row
+
+_log = logging.getLogger(__name__)
 
 
 def start_run(run_id: str) -> int:
@@ -14,28 +19,57 @@ def start_run(run_id: str) -> int:
 
 
 def on_node_completed(run_id: str, node_id: str) -> int:
-    """Queue the nodes that a node made ready, or complete the run; return the new rows' number."""
-    return callbacks.on_node_completed(run_id, node_id)
+    """Queue the nodes that a node made ready, or complete the run; return the new rows' number.
+
+    Returns 0 if the node's row is not completed or skipped, or if the run is not running.
+    """
+    with db.transaction() as conn:
+        if not nodes.done_among(conn, run_id, [node_id]):
+            return 0
+    return advance.advance(db.transaction, run_id, [node_id], expected=advance.is_live) or 0
 
 
 def on_node_failed(run_id: str, node_id: str) -> int:
     """Fail the run of a failed node, which cancels its waiting nodes; return 0."""
-    return callbacks.on_node_failed(run_id, node_id)
+    with db.transaction() as conn:
+        runs.lock(conn, run_id)
+        job = nodes.get_by_node(conn, run_id, node_id)
+        if job is not None and job["status"] == "failed":
+            runs.fail(conn, run_id, advance.node_failure(node_id, job["error"]))
+    return 0
 
 
 def on_node_awaiting_input(run_id: str, node_id: str) -> int:
     """Store the question of a parked node as its `input_spec`; return 0."""
-    return callbacks.on_node_awaiting_input(run_id, node_id)
+    input_nodes.store_question(db.transaction, run_id, node_id)
+    return 0
 
 
 def resume_after_input(run_id: str, node_id: str, value: Any = None) -> int:
     """Complete a waiting input node with `{target: value}` and dispatch; return the new rows.
 
-    Raises `UnknownJob` (a KeyError) for no such node; returns 0 if it no longer waits.
+    Returns 0 if the node no longer waits, and if the outbox has to dispatch later. Raises
+    `UnknownJob` (a KeyError) for no such node, and `InvalidPayload` before any write.
     """
-    return callbacks.resume_after_input(run_id, node_id, value)
+    with db.transaction() as conn:
+        job = nodes.get_by_node(conn, run_id, node_id)
+        if job is None:
+            raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}")
+        delta = input_nodes.answer_delta(job, value)
+        if input_answers.complete_node(conn, job["id"], delta) is None:
+            return 0
+    try:
+        return drain.drain_run(run_id)
+    except errors.QueueWorkflowsError as error:
+        _log.warning(
+            "run %s is dispatched later, from the outbox: %s",
+            run_id,
+            error,
+            extra={"run_id": run_id},
+        )
+        return 0
 
 
 def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, Any]:
     """Return a job's inputs, resolved once against the run's context as it is now."""
-    return job_inputs.resolve_inputs_for_job(job_id, job=job)
+    return node_executor.resolve_inputs_for_job(job_id, job=job)

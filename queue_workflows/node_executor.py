@@ -7,11 +7,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from queue_workflows import config, db
-from queue_workflows.dag import arguments, payload, run_folder
-from queue_workflows.dispatch import job_inputs
+from queue_workflows import config, db, errors
+from queue_workflows.dag import answers, arguments, confinement
 from queue_workflows.engine import (
     finish,
     job_tables,
@@ -27,7 +26,6 @@ from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
-INPUT_PREFIX = "__input__"
 READ_AGAIN_FIRST_S = 0.1
 READ_AGAIN_MAX_S = 5.0
 T = TypeVar("T")
@@ -134,14 +132,7 @@ def run_handler(
             own.close()
 
 
-class Inputs(NamedTuple):
-    """The resolved inputs of a node, and their JSON text if the claim has not stored them."""
-
-    inputs: JsonDict
-    resolved: str | None
-
-
-def inputs_of(job: Row, cancel: threading.Event) -> Inputs | outcomes.Outcome:
+def inputs_of(job: Row, cancel: threading.Event) -> node_call.Inputs | outcomes.Outcome:
     """Return the inputs of a claimed node, or the outcome of a node whose handler cannot run.
 
     Reads the database if the claimed row does not have all that the node's refs name.
@@ -149,20 +140,39 @@ def inputs_of(job: Row, cancel: threading.Event) -> Inputs | outcomes.Outcome:
     started = time.monotonic()
     try:
         node_call.check(job)
-        if job["node_module"].startswith(INPUT_PREFIX):
+        if job["node_module"].startswith(answers.MODULE):
             return outcomes.Outcome("parked", 0.0)
-        inputs = _read_despite_outages(
-            lambda: job_inputs.resolve_inputs_for_job(job["id"], job=job), cancel
+        return _read_despite_outages(
+            lambda: node_call.inputs_of(job, lambda heads: _context(job, heads)), cancel
         )
-        resolved = None
-        if inputs != job["inputs"] or job.get("ref_heads") != []:
-            resolved = payload.encode(inputs, f"inputs of node {job['node_id']!r}")
-        return Inputs(inputs, resolved)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around app code: its resolver
         failed = node_call.failed(job, error, time.monotonic() - started)
         return node_call.unless_cancelled(cancel, failed)
+
+
+def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> JsonDict:
+    """Return the inputs of a job, its template resolved once against the context as it is now.
+
+    Raises `UnknownJob` (a KeyError), and `UnreadableRow` (an `InvalidPayload`) for stored inputs
+    that cannot be loaded.
+    """
+    if job is None:
+        with db.transaction() as conn:
+            job = nodes.get(conn, job_id)
+        if job is None:
+            raise errors.UnknownJob(f"no node job {job_id!r}")
+    found = job
+    return node_call.resolve_inputs(found, lambda heads: _context(found, heads))
+
+
+def _context(job: Row, heads: list[str] | None) -> JsonDict:
+    with db.transaction() as conn:
+        try:
+            return db.run(conn, nodes.context(job["run_id"], heads))
+        except errors.UnreadableRow as error:
+            raise errors.UnreadableRow(f"run {job['run_id']}: {error}") from None
 
 
 def _read_despite_outages(read: Callable[[], T], cancel: threading.Event) -> T:
@@ -204,7 +214,7 @@ class _Lookups:
         return _read_despite_outages(self._choose_out_dir, self._cancel) if found is None else found
 
     def _choose_out_dir(self) -> str:
-        default = run_folder.of_run(self._job["run_id"])
+        default = confinement.of_run(self._job["run_id"])
         with db.statement() as conn:
             return runs.set_out_dir(conn, self._job["run_id"], default) or default
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from queue_workflows import history, jobs, queues, runs, workers
-from queue_workflows.dispatch import unprocessed_events
+from queue_workflows import db, history, jobs, queues, runs, workers
+from queue_workflows.engine import outbox
 from queue_workflows.operations import (
     manual_claims,
     manual_node_changes,
@@ -168,12 +168,14 @@ def cancel_queued_jobs_for_run(run_id: str) -> int:
 
 def list_unprocessed_dispatch_events(*, limit: int = 50) -> list[Row]:
     """Return outbox events that no dispatcher has processed, the oldest first."""
-    return unprocessed_events.listed(limit)
+    with db.transaction() as conn:
+        return outbox.unprocessed(conn, limit)
 
 
 def count_unprocessed_dispatch_events() -> int:
     """Return the number of outbox events that no dispatcher has processed."""
-    return unprocessed_events.count()
+    with db.statement() as conn:
+        return outbox.count_unprocessed(conn)
 
 
 def record_node_event(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from queue_workflows import config, db, errors, types
 from queue_workflows.admin import waiting_reasons
-from queue_workflows.dag import answers, payload, pipeline
+from queue_workflows.dag import answers, payload
 from queue_workflows.db import app_connections, check_violations
 from queue_workflows.dispatch import upgrades
 from queue_workflows.engine import input_answers, retry_runs, runs
@@ -346,7 +346,7 @@ async def answer_async(
 def _refuse_unless_open(job: Row | None, where: str) -> Row:
     if job is None:
         raise errors.UnknownJob(f"there is no {where} yet")
-    if not job["node_module"].startswith(pipeline.INPUT_MODULE):
+    if not job["node_module"].startswith(answers.MODULE):
         raise errors.InputRefused(f"{where} asks for no input")
     if job["status"] not in ("queued", "running", "awaiting_input"):
         raise errors.InputRefused(f"{where} is {job['status']}: it takes no answer now")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors
-from queue_workflows.check import child_runs, documents, findings, nodes, references
+from queue_workflows.check import documents, findings, nodes, references
 from queue_workflows.check.findings import Finding
 from queue_workflows.dag import definition as definitions
 from queue_workflows.dag import graph
@@ -83,14 +83,9 @@ def definition(expanded: Any) -> Report:
     """Check an expanded graph, as a run's `definition` holds it."""
     name = _name_of(expanded)
     try:
-        made = graph.Graph(expanded)
-        cycle = graph.find_cycle({node.id: node.deps for node in made.nodes.values()})
-        if cycle:
-            raise errors.InvalidWorkflow(f"a cycle of nodes: {' -> '.join(cycle[:20])}")
+        made = graph.read(expanded, "this is not an expanded definition that can run")
     except errors.InvalidWorkflow as error:
         return _refused(name, error)
-    except (KeyError, TypeError, AttributeError, ValueError):
-        return _refused(name, errors.InvalidWorkflow("this is not an expanded definition"))
     functions = nodes.NodeFunctions()
     # The rounds of a loop are alike; the second one is the first with a state of a round.
     all_nodes = [node for node in _with_bodies(made) if (node.round or 1) <= 2]
@@ -99,7 +94,7 @@ def definition(expanded: Any) -> Report:
     for node in all_nodes:
         found += nodes.places(node, models)
         found += functions.check(node) if node.round != 2 else ()
-    found += child_runs.check(name, all_nodes)
+    found += nodes.child_runs(name, all_nodes)
     seen = references.References(made, functions.outputs)
     if config.get_config().resolve_ref is None:
         for node in (each for each in made.nodes.values() if (each.round or 1) <= 2):

@@ -9,7 +9,7 @@ from typing import Any, cast
 from queue_workflows import config, errors, refs
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import answers, definition, key_names, policy, widgets
+from queue_workflows.dag import answers, definition, policy, widgets
 
 _STEP = {"id", "kind", "depends_on", "skip_if", "inputs", "pipeline"}
 _BRANCH = _STEP | {"on", "arms", "other"}
@@ -240,11 +240,11 @@ def _unread_keys(entry: Mapping[str, Any], known: set[str], at: str) -> Iterator
     for key in entry:
         if key in known or key in policy.KEYS:
             continue
-        meant = key_names.right_name(key, known)
+        meant = policy.right_name(key, known)
         where = ""
         if meant is None and "widget" not in known:
             # Steps and pipelines have no policy; the author meant the pipeline's nodes.
-            meant = key_names.right_name(key, policy.KEYS)
+            meant = policy.right_name(key, policy.KEYS)
             where = " in a node, or in 'defaults'"
         if meant is not None:
             less = " (one less: the first attempt is none)" if key in _ATTEMPTS else ""

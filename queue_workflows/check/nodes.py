@@ -1,17 +1,20 @@
-"""Check a graph's nodes against the functions, models and queues of this process."""
+"""Check a graph's nodes against the functions, models and workflows of this process."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors, model_registry
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import arguments, engine_nodes, graph, map_steps
-from queue_workflows.declare import node_functions
+from queue_workflows.dag import arguments, graph, map_steps
+from queue_workflows.declare import compiling, node_functions
+from queue_workflows.runtime import stored_json
 
+MAX_WORKFLOWS = 1000
+"""Workflows that are read for one check."""
 IN_NO_CODE = "register_node() it, declare it by @node, or check with --app"
 
 
@@ -33,7 +36,7 @@ class NodeFunctions:
         """Return whether the node's module resolves, and takes the node's inputs."""
         at = f"node {node.id!r}"
         own = (node.step, node.choice, node.loop, node.map)
-        if engine_nodes.is_engine(node.module) or any(each is not None for each in own):
+        if graph.is_engine(node.module) or any(each is not None for each in own):
             return
         if node.module not in self._found:
             self._found[node.module] = _resolved(node.module)
@@ -84,18 +87,10 @@ def _resolved(name: str) -> Any:
 
 
 def _describe(error: BaseException) -> str:
-    """Return an error's type, text and innermost place."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = ""
     if isinstance(error, SyntaxError):
         file = (error.filename or "").replace("\\", "/").rpartition("/")[2]
         return f"SyntaxError: {error.msg} ({file}, line {error.lineno})"
-    if trace is not None:
-        file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-        place = f" ({file}, line {trace.tb_lineno})"
-    return f"{type(error).__name__}: {error}{place}"
+    return compiling.described(error)
 
 
 def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
@@ -163,14 +158,10 @@ def _is_none(parameter: inspect.Parameter, inputs: Mapping[str, Any]) -> bool:
 
 
 def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Finding]:
-    """Check whether queue and model exist; a text instead of models: why they are unknown."""
+    """Check whether the model exists; a text instead of models: why they are unknown."""
     at = f"node {node.id!r}"
-    if node.queue not in config.DAG_QUEUES:
-        yield findings.error(at, f"unknown queue {node.queue!r}", "a node runs on cpu or gpu")
     if node.model is None:
         return
-    if node.queue == "cpu":
-        yield findings.error(at, f"model {node.model!r} on queue cpu", "put it on gpu")
     if isinstance(known_models, str):
         yield findings.error(at, f"model {node.model!r}: {known_models}", "fix the registrar")
     elif node.model not in known_models:
@@ -189,3 +180,85 @@ def known_models() -> frozenset[str] | str:
     except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around app code
         return f"the registrar of models raised {_describe(error)}"
     return frozenset(model_registry.known_ids())
+
+
+def child_runs(name: str, nodes: Iterable[graph.Node]) -> Iterator[Finding]:
+    """Yield a finding for each child that is unknown, and for each cycle or too deep a chain."""
+    calls = _Calls()
+    for node in nodes:
+        workflow = graph.workflow_of(node.module)
+        if workflow is None:
+            continue
+        at = f"node {node.id!r}"
+        if calls.of(workflow) is None:
+            yield findings.error(
+                at,
+                f"workflow {workflow!r} is not known here",
+                "declare it by @workflow, let the provider have it, or check with --app",
+            )
+        elif path := calls.cycle([name, workflow]):
+            yield findings.error(
+                at,
+                f"a cycle of child runs: {' -> '.join(path)}",
+                "a run whose child calls its parent never ends: use a loop or a map",
+            )
+        elif (depth := calls.depth(workflow)) > graph.MAX_RUN_DEPTH:
+            yield findings.error(
+                at,
+                f"child runs are nested {depth} deep",
+                f"at most {graph.MAX_RUN_DEPTH}: let one workflow call the nodes of another",
+            )
+
+
+class _Calls:
+    """The workflows that each workflow calls, each read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[str] | None] = {}
+        self._depths: dict[str, int] = {}
+
+    def of(self, name: str) -> list[str] | None:
+        """Return what a workflow calls; None for one that cannot be read."""
+        if name not in self._known:
+            self._known[name] = _called(name) if len(self._known) < MAX_WORKFLOWS else []
+        return self._known[name]
+
+    def cycle(self, path: list[str]) -> list[str] | None:
+        """Return a path of calls that comes back to a workflow of it; None if there is none."""
+        stack, seen = [path], set[str]()
+        while stack:
+            here = stack.pop()
+            if here[-1] in here[:-1]:
+                return here[here.index(here[-1]) :]
+            if here[-1] not in seen:
+                seen.add(here[-1])
+                stack += [[*here, called] for called in self.of(here[-1]) or ()]
+        return None
+
+    def depth(self, name: str) -> int:
+        """Return how many runs are below each other, this one included; there is no cycle."""
+        if name not in self._depths:
+            below = [self.depth(called) for called in self.of(name) or ()]
+            self._depths[name] = 1 + max(below, default=0)
+        return self._depths[name]
+
+
+def _called(name: str) -> list[str] | None:
+    load = config.get_config().workflow_loader
+    if load is None:
+        return None
+    try:
+        document: Any = load(name)
+    except (Exception, SystemExit):  # noqa: BLE001  boundary around app code
+        return None
+    entry = cast("Mapping[str, Any]", document if isinstance(document, Mapping) else {})
+    return [str(step.get("workflow")) for step in _steps(entry, 0) if step.get("kind") == "run"]
+
+
+def _steps(entry: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a document, and those inside its maps."""
+    for raw in stored_json.sequence(entry.get("steps")):
+        step = stored_json.mapping(raw)
+        yield step
+        if step.get("kind") == "map" and depth < map_steps.MAX_DEPTH:
+            yield from _steps(step, depth + 1)

@@ -25,7 +25,7 @@ from queue_workflows.cli import (
     unserved_queues,
 )
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
-from queue_workflows.dag import confinement, run_folder
+from queue_workflows.dag import confinement
 from queue_workflows.db import development_chain, functions, ledger
 from queue_workflows.engine import unserved_jobs
 from queue_workflows.runtime import app_loading, display, entry_point
@@ -205,7 +205,7 @@ def _files(conn: db.Connection) -> Findings:
 def _outputs(machines: list[str]) -> Findings:
     """Check the folders that nodes write to, by writing there."""
     may_run = config.host_label() in machines or config.get_config().knows_nodes()
-    knob, default = config.OUTPUTS_DIR.variables[0], run_folder.folder()
+    knob, default = config.OUTPUTS_DIR.variables[0], confinement.outputs_folder()
     for folder in dict.fromkeys([default, *map(Path, confinement.roots())]):
         if reason := _unwritable(folder):
             remedy = f"let this user (uid {os.geteuid()}) write there, or set {knob} to another one"

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 from queue_workflows.check import findings
 from queue_workflows.cli import output
-from queue_workflows.dag import bindings, engine_nodes
+from queue_workflows.dag import answers, bindings, graph
 
 Nodes = list[dict[str, Any]]
 _BRANCHES = {True: ("├─ ", "│  ", "└─ ", "   "), False: ("|- ", "|  ", "`- ", "   ")}
-_INPUT = "__input__"
 
 
 def tree(definition: Mapping[str, Any], needs: Iterable[str], *, unicode: bool) -> Iterator[str]:
@@ -143,16 +142,16 @@ def _groups(nodes: Nodes) -> dict[str, Nodes]:
 def _node_line(node: Mapping[str, Any], name: str) -> str:
     if "map" in node:
         return f"{output.line(name)}  {_map_words(node['map'])}"
-    asks = str(node["module"]).startswith(_INPUT)
+    asks = str(node["module"]).startswith(answers.MODULE)
     if node.get("choice"):
         return f"{output.line(name)}  has the output of the arm that is chosen"
-    if engine_nodes.is_engine(str(node["module"])):
+    if graph.is_engine(str(node["module"])):
         return f"{output.line(name)}  {_engine_words(str(node['module']))}"
     if loop := node.get("loop"):
         return f"{output.line(name)}  repeats these, at most {len(loop['rounds'])} times"
     words = [output.line(name), "asks a person" if asks else node["queue"]]
     if asks:
-        words.append(f"({output.line(str(node['module']).removeprefix(_INPUT))})")
+        words.append(f"({output.line(str(node['module']).removeprefix(answers.MODULE))})")
     elif node["module"] != node["id"].rpartition("/")[2].partition("#")[0]:
         words.append(f"runs {output.line(node['module'])}")
     if node["model"] is not None:
@@ -161,10 +160,10 @@ def _node_line(node: Mapping[str, Any], name: str) -> str:
 
 
 def _engine_words(module: str) -> str:
-    workflow = engine_nodes.workflow_of(module)
+    workflow = graph.workflow_of(module)
     if workflow is None:
         return "has the run's output"
-    waits = module.startswith(engine_nodes.RUN)
+    waits = module.startswith(graph.RUN)
     return f"{'runs' if waits else 'starts'} workflow {output.line(workflow)}"
 
 
@@ -240,11 +239,11 @@ def _value(value: Any, ids: frozenset[str]) -> str:
 
 
 def _shape(node: Mapping[str, Any], name: str) -> str:
-    if str(node["module"]).startswith(_INPUT):
+    if str(node["module"]).startswith(answers.MODULE):
         return f"[/{_quoted(name)}/]"
     if node.get("choice") or node.get("loop"):
         return "{" + _quoted(name) + "}"
-    if (workflow := engine_nodes.workflow_of(str(node["module"]))) is not None:
+    if (workflow := graph.workflow_of(str(node["module"]))) is not None:
         return f"[[{_quoted(name if name == workflow else f'{name}: {workflow}')}]]"
     if node["queue"] == "gpu":
         words = f"{name} ({node['model']})" if node["model"] else name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from queue_workflows import config, errors, runs
 from queue_workflows.cli import input_option
-from queue_workflows.dag import engine_nodes
+from queue_workflows.dag import graph
 from queue_workflows.dispatch import hooks
 from queue_workflows.types import JsonDict, Run
 
@@ -100,7 +100,7 @@ def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
             found[node["queue"]] += times
             if settings := node.get("map"):
                 graphs.append((settings["body"], times * ITEMS))
-            child = engine_nodes.workflow_of(node["module"])
+            child = graph.workflow_of(node["module"])
             if child is not None and child not in known:
                 known.add(child)
                 # A child that cannot be read fails its node, which says why.

@@ -11,7 +11,7 @@ from queue_workflows import workers as worker_api
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, options, output, unserved_queues
 from queue_workflows.cli import workers as workers_command
-from queue_workflows.dag import run_folder
+from queue_workflows.dag import confinement
 from queue_workflows.db import ledger
 from queue_workflows.engine import handback, queues, unserved_jobs
 from queue_workflows.engine import models as fleet_rows
@@ -53,7 +53,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "database": words,
         "embedded": config.database_url() is None,
-        "outputs": str(run_folder.folder()),
+        "outputs": str(confinement.outputs_folder()),
         "schema_version": version,
         "required_version": db.REQUIRED_VERSION,
         "schema_problem": of_others and f"{of_others}: {ledger.OF_OTHERS_REMEDY}",

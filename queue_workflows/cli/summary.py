@@ -76,11 +76,13 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chain(frozen: Any, seconds: Mapping[str, float]) -> list[str]:
     """Return the longest chain of a stored definition and its items; [] if it is not a graph."""
-    fields = dict.fromkeys(graph.Node._fields)
     deps = item_nodes.dependencies(frozen, seconds)
-    entries = [fields | {"id": name, "deps": before} for name, before in deps.items()]
+    nodes = {
+        name: graph.Node(name, "", "cpu", None, tuple(before), {}, None, None, None)
+        for name, before in deps.items()
+    }
     with contextlib.suppress(errors.InvalidWorkflow):
-        return longest_chain(graph.Graph({"version": 1, "nodes": entries}), seconds)
+        return longest_chain(graph.Graph(nodes), seconds)
     return []
 
 

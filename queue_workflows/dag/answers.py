@@ -11,6 +11,8 @@ from typing import Any, cast
 from queue_workflows import errors
 from queue_workflows.dag import payload
 
+MODULE = "__input__"
+"""Followed by a widget: the module of the node of a question, which waits for its answer."""
 _LABELS = ("label", "name", "rel_path", "id")
 _FILE_NAMES = ("path", "rel_path", "abs_path", "name")
 _SHOWN = 12

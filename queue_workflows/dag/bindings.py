@@ -139,13 +139,15 @@ def bind_paths(template: Mapping[str, Any], out_dir: str | None, *, node_id: str
 
     Raises `InvalidWorkflow` that names the node if it needs a path and the run has no folder.
     """
-    return {name: _bound(value, out_dir, node_id, name) for name, value in template.items()}
+    return {
+        name: _bound(cast("dict[str, Any]", value)[OUT], out_dir, node_id, name)
+        if isinstance(value, dict) and OUT in value
+        else value
+        for name, value in template.items()
+    }
 
 
-def _bound(value: Any, out_dir: str | None, node_id: str, name: str) -> Any:
-    if not (isinstance(value, dict) and OUT in value):
-        return cast("Any", value)
-    marked = cast("dict[str, Any]", value)[OUT]
+def _bound(marked: Any, out_dir: str | None, node_id: str, name: str) -> Any:
     if isinstance(marked, dict):
         return cast("dict[str, Any]", marked)["$value"]
     if out_dir is None:

@@ -1,4 +1,4 @@
-"""Open, create and remove a run's folders without following symbolic links out of them.
+"""Choose, open, create and remove a run's folders; follow no symbolic link out of them.
 
 Another process may replace a checked folder by a link before the engine uses it. Therefore each
 component of a path is opened relative to its parent's descriptor with `O_NOFOLLOW`. A link that was
@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
 import secrets
+import tempfile
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from queue_workflows import config, errors
+from queue_workflows.types import Row
 
 SCRATCH = ".scratch"
 MAX_PATH_CHARS = 4096
@@ -25,12 +29,46 @@ NAME_BYTES = 255
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _LINK = (errno.ELOOP, errno.ENOTDIR)
 """The errors of opening a symbolic link, or a file, with O_DIRECTORY and O_NOFOLLOW."""
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}", re.ASCII)
 
 
 def roots() -> list[str]:
     """Return the resolved folders of OUT_ROOTS; empty: runs may keep their files anywhere."""
     named = config.OUT_ROOTS.read()
     return [os.path.realpath(root) for root in named.split(os.pathsep) if root] if named else []
+
+
+def outputs_folder() -> Path:
+    """Return the parent folder of runs' folders; it may not exist yet.
+
+    It is OUTPUTS_DIR, else `runs` in the first of OUT_ROOTS, else `queue_workflows/outputs` in the
+    user's data folder (root: `/var/lib/queue_workflows/outputs`).
+    """
+    if chosen := config.OUTPUTS_DIR.read():
+        return Path(chosen).expanduser().absolute()
+    if allowed := roots():
+        # In a subfolder, because a run id may equal the name of an unrelated folder in the root.
+        return Path(allowed[0], "runs")
+    try:
+        return config.data_folder() / "outputs"
+    except RuntimeError:  # an account without a home
+        return Path(tempfile.gettempdir(), "queue_workflows-outputs")
+
+
+def of_run(run_id: str) -> str:
+    """Return the folder of a run without an `out_dir`, the same on every call.
+
+    If the id is not a simple file name, its hash is used instead, so that it cannot lead elsewhere.
+    """
+    name = run_id
+    if not _PLAIN_NAME.fullmatch(run_id):
+        name = "run-" + hashlib.sha256(run_id.encode(errors="replace")).hexdigest()[:32]
+    return os.fspath(outputs_folder() / name)
+
+
+def given(run: Row) -> Row:
+    """Return the run; if it has no `out_dir`, a copy with the folder of `of_run`."""
+    return run if run["out_dir"] is not None else run | {"out_dir": of_run(run["id"])}
 
 
 def check(out_dir: str | None) -> None:

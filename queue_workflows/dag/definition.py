@@ -1,23 +1,22 @@
-"""Expand a workflow into the frozen definition of a run."""
+"""Expand a workflow and its pipelines, as the app writes them, into the definition of a run."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from queue_workflows import config, errors, refs
 from queue_workflows.dag import (
+    answers,
+    bindings,
     branches,
     document_values,
-    engine_nodes,
     graph,
     loops,
     map_steps,
-    pipeline,
     policy,
-    step_nodes,
 )
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ KINDS = (
     "a step is of kind 'pipeline', 'map', 'input', 'branch', 'loop' or 'run', and in a map also of "
     "kind 'node'"
 )
-MAX_DEPENDENCIES = 1_000_000
 MAX_DEFINITION_MB = 64
+_KEPT = ("input", "branch", "run", "start", "output", "loop", "map")
 
 
 def expand(
@@ -49,8 +48,10 @@ def expand(
     name = document_values.text(document, "name", "the workflow") or ""
     where = f"workflow {name!r}"
     budget = _Budget(config.MAX_NODES_PER_RUN.read() if max_nodes is None else max_nodes, where)
-    nodes = _nodes(_read_steps(document, load_pipeline, where, budget), budget, where)
+    reading = _Reading(load_pipeline, budget, 0, {})
+    nodes = _nodes(_read_steps(document, reading, where), budget, where)
     if document.get("output") is not None:
+        budget.take_nodes(graph.OUTPUT, 1)
         nodes.append(_output(document["output"], nodes, where))
         budget.take_text(nodes[-1])
     version = GROWING_VERSION if any(map(_grows, nodes)) else VERSION
@@ -59,22 +60,37 @@ def expand(
 
 def _grows(node: JsonDict) -> bool:
     own = ("map", "choice", "loop")
-    return any(key in node for key in own) or engine_nodes.is_engine(node["module"])
+    return any(key in node for key in own) or graph.is_engine(node["module"])
 
 
-def _nodes(steps: Mapping[str, step_nodes.Step], budget: _Budget, where: str) -> list[JsonDict]:
+class _Step(NamedTuple):
+    """A step as nodes of the definition, of which those without `deps` begin it.
+
+    One without nodes is left out: the steps after it wait for those before it.
+    """
+
+    deps: tuple[str, ...]
+    nodes: list[JsonDict] = []  # noqa: RUF012  never changed
+    leaves: list[str] = []  # noqa: RUF012  never changed
+    """The nodes that end it."""
+    inner: Collection[str] = ()
+    """The nodes of its pipeline that a dependency may name; none of a loop's."""
+
+
+def _nodes(steps: Mapping[str, _Step], budget: _Budget, where: str) -> list[JsonDict]:
     """Return the nodes of steps, each step's behind those of the steps before it."""
     # A dependency names a step, or a node of one, as in `cut/encode`.
-    named = {node_id: step.id for step in steps.values() for node_id in step.node_ids}
-    owners = {step.id: {dep: named.get(dep, dep) for dep in step.deps} for step in steps.values()}
-    pipeline.check_order({key: tuple(deps.values()) for key, deps in owners.items()}, where, "step")
+    named = {node_id: step_id for step_id, step in steps.items() for node_id in step.inner}
+    owners = {key: {dep: named.get(dep, dep) for dep in step.deps} for key, step in steps.items()}
+    _check_order({key: tuple(deps.values()) for key, deps in owners.items()}, where, "step")
     nodes: list[JsonDict] = []
-    for step in steps.values():
-        before = _ends(owners[step.id], owners, steps)
-        budget.take_step(step, before)
-        for node in step_nodes.of_step(step, before):
+    for step_id, step in steps.items():
+        before = _ends(owners[step_id], owners, steps)
+        budget.take_deps(step_id, step.nodes, before)
+        for node in step.nodes:
+            node["deps"] = node["deps"] or before
             budget.take_text(node)
-            nodes.append(node)
+        nodes += step.nodes
     if not nodes:
         raise errors.InvalidWorkflow(f"{where}: no step makes nodes; {KINDS}")
     _add_implied_deps(nodes, where)
@@ -84,16 +100,16 @@ def _nodes(steps: Mapping[str, step_nodes.Step], budget: _Budget, where: str) ->
 def _ends(
     deps: Mapping[str, str],
     owners: Mapping[str, Mapping[str, str]],
-    steps: Mapping[str, step_nodes.Step],
+    steps: Mapping[str, _Step],
 ) -> list[str]:
-    """Return the nodes that these dependencies stand for; through ignored steps, those before."""
+    """Return the nodes that these dependencies stand for; through steps without, those before."""
     found: dict[str, None] = {}
     waiting, seen = list(deps)[::-1], set(deps)
     while waiting:
         dep = waiting.pop()
         if dep not in steps:
             found[dep] = None
-        elif steps[dep].ignored:
+        elif not steps[dep].nodes:
             fresh = [each for each in owners[dep] if each not in seen]
             seen.update(fresh)
             waiting += fresh[::-1]
@@ -138,9 +154,10 @@ def _add_implied_deps(nodes: list[JsonDict], where: str) -> None:
                 by_id[node_id]["deps"] = [*by_id[node_id]["deps"], head]
                 reached |= before[head] | bits[head]
         before[node_id] = reached
-    if (count := sum(len(node["deps"]) for node in nodes)) > MAX_DEPENDENCIES:
+    if (count := sum(len(node["deps"]) for node in nodes)) > graph.MAX_DEPENDENCIES:
         raise errors.InvalidWorkflow(
-            f"{where}: {count} dependencies with those that refs imply; at most {MAX_DEPENDENCIES}"
+            f"{where}: {count} dependencies with those that refs imply; at most "
+            f"{graph.MAX_DEPENDENCIES}"
         )
 
 
@@ -180,78 +197,95 @@ def _canonical(document: Any) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _read_steps(
-    document: Mapping[str, Any],
-    load_pipeline: PipelineLoader,
-    where: str,
-    budget: _Budget,
-    depth: int = 0,
-) -> dict[str, step_nodes.Step]:
-    listed = document_values.items(document, "steps", where)
-    if not listed:
-        raise errors.InvalidWorkflow(f"{where}: it has no steps")
-    steps: dict[str, step_nodes.Step] = {}
-    reading = _Reading(load_pipeline, {}, budget, depth)
-    for index, raw in enumerate(listed):
-        entry = document_values.record(raw, f"{where}: step {index + 1}")
-        step_id = document_values.identifier(entry, f"{where}: step {index + 1}")
-        if step_id in steps:
-            raise errors.InvalidWorkflow(f"{where}: two steps have the id {step_id!r}")
-        steps[step_id] = _read_step(entry, step_id, reading, where)
-    return steps
-
-
 class _Reading(NamedTuple):
     """What reading steps needs: pipelines by name, limits, and in how many maps the steps are."""
 
     load_pipeline: PipelineLoader
-    flows: dict[str, pipeline.Pipeline]
     budget: _Budget
     depth: int
+    flows: dict[str, _Pipeline]
 
-    def flow(self, entry: Mapping[str, Any], where: str) -> pipeline.Pipeline:
+    def flow(self, entry: Mapping[str, Any], where: str) -> _Pipeline:
         """Return the pipeline that a step names."""
         name = document_values.needed_text(entry, "pipeline", where)
         if name not in self.flows:
-            self.flows[name] = pipeline.read(name, self.load_pipeline(name), where)
+            self.flows[name] = _read_pipeline(name, self.load_pipeline(name), where)
         return self.flows[name]
 
 
-def _read_step(
-    entry: Mapping[str, Any], step_id: str, reading: _Reading, where: str
-) -> step_nodes.Step:
-    where = f"{where}: step {step_id!r}"
+def _read_steps(document: Mapping[str, Any], reading: _Reading, where: str) -> dict[str, _Step]:
+    entries = _entries(document, "steps", "step", where)
+    return {
+        step_id: _read_step(entry, step_id, reading, f"{where}: step {step_id!r}")
+        for step_id, entry in entries.items()
+    }
+
+
+def _entries(
+    document: Mapping[str, Any], key: str, noun: str, where: str
+) -> dict[str, Mapping[str, Any]]:
+    """Return the listed objects by their ids. Raises `InvalidWorkflow` for none or two alike."""
+    listed = document_values.items(document, key, where)
+    if not listed:
+        raise errors.InvalidWorkflow(f"{where}: it has no {key}")
+    entries: dict[str, Mapping[str, Any]] = {}
+    for index, raw in enumerate(listed):
+        entry = document_values.record(raw, f"{where}: {noun} {index + 1}")
+        own = document_values.identifier(entry, f"{where}: {noun} {index + 1}")
+        if own in entries:
+            raise errors.InvalidWorkflow(f"{where}: two {noun}s have the id {own!r}")
+        entries[own] = entry
+    return entries
+
+
+def _read_step(entry: Mapping[str, Any], step_id: str, reading: _Reading, where: str) -> _Step:
+    """Return the nodes of a step, which share its `skip_if`."""
     deps = document_values.ids(entry, "depends_on", where)
     skip_if = document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'")
-    kind = entry.get("kind")
-    if kind == "input":
-        if reading.depth:
-            raise errors.InvalidWorkflow(f"{where}: a map cannot ask a person")
-        document_values.needed_text(entry, "widget", where, limit=100)
-        document_values.text(entry, "target", where)
-        own = document_values.value(entry, where)
-        return step_nodes.Step(step_id, deps, skip_if, {}, None, own, policy.read_input(own, where))
-    if kind == "map":
-        body = _body(entry, reading, where)
-        found = map_steps.read(entry, body, where)
-        return step_nodes.Step(step_id, deps, skip_if, {}, None, None, map=found, body=tuple(body))
-    if kind not in ("pipeline", "branch", "loop", "run", *(("node",) if reading.depth else ())):
+    kind, budget = entry.get("kind"), reading.budget
+    if kind not in ("pipeline", "map", "input", "branch", "loop", "run") and not (
+        kind == "node" and reading.depth
+    ):
         if reading.depth:
             raise errors.InvalidWorkflow(f"{where}: unknown kind {kind!r:.120}; {KINDS}")
-        return step_nodes.Step(step_id, deps, None, {}, None, None, ignored=True)
+        return _Step(deps)
+    if kind in ("map", "input", "run"):
+        if kind == "map":
+            node = _map_node(step_id, entry, reading, where)
+        elif kind == "input":
+            if reading.depth:
+                raise errors.InvalidWorkflow(f"{where}: a map cannot ask a person")
+            node = _question(step_id, entry, where)
+        else:
+            node = _node(step_id, _child(entry, where), [], _step_inputs(entry, where))
+        budget.take_nodes(step_id, 1)
+        return _Step(deps, [{**node, "skip_if": skip_if}], [step_id])
     inputs = _step_inputs(entry, where)
-    if kind == "run":
-        return step_nodes.Step(
-            step_id, deps, skip_if, inputs, None, None, child=_child(entry, where)
-        )
-    if kind == "node" and reading.depth:
-        flow = pipeline.of_one(step_id, entry, inputs, where)
-        return step_nodes.Step(step_id, deps, skip_if, inputs, flow, None, alone=True)
-    flow = reading.flow(entry, where)
-    known = {node.id: node.deps for node in flow.nodes}
-    choice = branches.read(entry, step_id, known, where) if kind == "branch" else None
-    loop = loops.read(entry, known, where) if kind == "loop" else None
-    return step_nodes.Step(step_id, deps, skip_if, inputs, flow, None, choice=choice, loop=loop)
+    if kind == "node":
+        flow = _pipeline_of_one(step_id, entry, inputs, where)
+        budget.take_nodes(step_id, 1)
+        return _Step(deps, _placed(flow, "", inputs, skip_if), [step_id])
+    flow, prefix = reading.flow(entry, where), f"{step_id}/"
+    leaves, inner = [prefix + each for each in flow.leaves], [prefix + each for each in flow.nodes]
+    known = {node_id: node["deps"] for node_id, node in flow.nodes.items()}
+    if kind == "loop":
+        spec = loops.read(entry, known, where)
+        budget.take_nodes(step_id, len(inner) * spec.at_most + 1)
+        once = _placed(flow, prefix, inputs, skip_if)
+        nodes, loop = loops.expanded(step_id, spec, once, leaves, [], f"step {step_id!r}")
+        last = [f"{each}#{spec.at_most}" for each in [*leaves, f"{prefix}{spec.end}"]]
+        more = {"skip_if": skip_if, "loop": loop.document()}
+        end = _node(step_id, loops.MODULE, list(dict.fromkeys(last)), {})
+        return _Step(deps, [*nodes, end | more], [step_id])
+    if kind == "branch":
+        choice = branches.read(entry, step_id, known, where)
+        budget.take_nodes(step_id, len(inner) + 1)
+        nodes = [{**node, "arm": step_id} for node in _placed(flow, prefix, inputs, skip_if)]
+        more = {"skip_if": skip_if, "choice": choice.document()}
+        end = _node(step_id, branches.MODULE, choice.ends, {})
+        return _Step(deps, [*nodes, end | more], [step_id], inner)
+    budget.take_nodes(step_id, len(inner))
+    return _Step(deps, _placed(flow, prefix, inputs, skip_if), leaves, inner)
 
 
 def _step_inputs(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -262,13 +296,187 @@ def _step_inputs(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
     )
 
 
+def _node(node_id: str, module: str, deps: list[str], inputs: Mapping[str, Any]) -> JsonDict:
+    """Return a node that is no call of a handler."""
+    return {
+        "id": node_id,
+        "module": module,
+        "queue": "cpu",
+        "model": None,
+        "deps": deps,
+        "inputs": {key: bindings.as_input(value) for key, value in inputs.items()},
+        "skip_if": None,
+        "pipeline": None,
+        "step": None,
+    }
+
+
+def _question(step_id: str, entry: Mapping[str, Any], where: str) -> JsonDict:
+    """Return the node of a step of kind `input`."""
+    widget = document_values.needed_text(entry, "widget", where, limit=100)
+    target = document_values.text(entry, "target", where)
+    own = document_values.value(entry, where)
+    found = policy.read_input(own, where)
+    node = _node(step_id, answers.MODULE + widget, [], {"widget": widget, "target": target})
+    return {**node, "step": own, **({} if found is None else {"policy": found})}
+
+
 def _child(entry: Mapping[str, Any], where: str) -> str:
     """Return the module of the node of a step of kind `run`."""
     workflow = document_values.needed_text(entry, "workflow", where)
     waits = entry.get("wait", True)
     if not isinstance(waits, bool):
         raise errors.InvalidWorkflow(f"{where}: 'wait' must be true or false")
-    return (engine_nodes.RUN if waits else engine_nodes.START) + workflow
+    return (graph.RUN if waits else graph.START) + workflow
+
+
+def _map_node(step_id: str, entry: Mapping[str, Any], reading: _Reading, where: str) -> JsonDict:
+    """Return the node of a step of kind `map`, with the nodes of its body relative to the item."""
+    if reading.depth + 1 > map_steps.MAX_DEPTH:
+        raise errors.InvalidWorkflow(
+            f"{where}: maps are nested deeper than {map_steps.MAX_DEPTH} levels"
+        )
+    if ("steps" in entry) == ("pipeline" in entry):
+        raise errors.InvalidWorkflow(f"{where}: a map has either 'pipeline' or 'steps'")
+    if "steps" in entry:
+        inside = reading._replace(depth=reading.depth + 1)
+        body = _nodes(_read_steps(entry, inside, where), reading.budget, where)
+    else:
+        flow = reading.flow(entry, where)
+        reading.budget.take_nodes("", len(flow.nodes))
+        step = _Step((), _placed(flow, "", _step_inputs(entry, where), None))
+        body = _nodes({"": step}, reading.budget, where)
+    over, found = map_steps.read(entry, body, where)
+    node = _node(step_id, map_steps.MODULE, [], {"over": over})
+    return {**node, "map": {**found, "body": body}}
+
+
+class _Pipeline(NamedTuple):
+    """The nodes of a pipeline without a step's prefix, their `inputs` as sources by name."""
+
+    name: str | None
+    nodes: dict[str, JsonDict]
+
+    @property
+    def leaves(self) -> list[str]:
+        """Return the nodes that no other one depends on."""
+        followed = {dep for node in self.nodes.values() for dep in node["deps"]}
+        return [node_id for node_id in self.nodes if node_id not in followed]
+
+
+def _read_pipeline(name: str, schema: Any, where: str) -> _Pipeline:
+    """Return the pipeline of a schema; raise `InvalidWorkflow` with the node and the reason."""
+    where = f"{where}: pipeline {name!r}"
+    document = document_values.record(schema, where)
+    entries = _entries(document, "nodes", "node", where)
+    defaults = policy.defaults(document, where)
+    nodes = {
+        node_id: _pipeline_node(node_id, entry, entries, defaults, f"{where}: node {node_id!r}")
+        for node_id, entry in entries.items()
+    }
+    _check_order({node_id: node["deps"] for node_id, node in nodes.items()}, where, "node")
+    return _Pipeline(name, nodes)
+
+
+def _pipeline_of_one(
+    node_id: str, entry: Mapping[str, Any], inputs: Iterable[str], where: str
+) -> _Pipeline:
+    """Return the pipeline of a step of kind `node`: the step is its node, and has its inputs."""
+    alone = {key: value for key, value in entry.items() if key not in ("depends_on", "inputs")}
+    node = _pipeline_node(node_id, alone, (), {}, where)
+    for name in inputs:
+        _check_input(name, where)
+    sources = {name: bindings.FromStep(name) for name in inputs}
+    return _Pipeline(None, {node_id: {**node, "inputs": sources}})
+
+
+def _pipeline_node(
+    node_id: str,
+    entry: Mapping[str, Any],
+    siblings: Collection[str],
+    defaults: Mapping[str, Any],
+    where: str,
+) -> JsonDict:
+    module = document_values.text(entry, "node", where) or node_id
+    if module.startswith("__") and module.partition("__")[2].partition("__")[0] in _KEPT:
+        raise errors.InvalidWorkflow(f"{where}: {module!r:.120} is kept for the engine")
+    gpu = bool(entry.get("gpu"))
+    node: JsonDict = {
+        "id": node_id,
+        "module": module,
+        "queue": "gpu" if gpu else "cpu",
+        "model": document_values.text(entry, "model", where) if gpu else None,
+        "deps": document_values.ids(entry, "depends_on", where),
+        "inputs": _sources(entry, siblings, where),
+        "skip_if": document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
+        "step": None,
+    }
+    if (own := policy.read(entry, defaults, where)) is not None:
+        node["policy"] = own
+    if (version := config.get_config().node_versions.get(module)) is not None:
+        node["version"] = version  # that of the node's code, if this process knows one
+    return node
+
+
+def _sources(
+    entry: Mapping[str, Any], siblings: Collection[str], where: str
+) -> dict[str, bindings.Source]:
+    """Return the sources by name, the last one of each name; entries without a name are ignored."""
+    sources: dict[str, bindings.Source] = {}
+    for raw in document_values.items(entry, "inputs", where):
+        given = document_values.record(raw, f"{where}: an entry of 'inputs'")
+        if not given.get("name"):
+            continue
+        name = document_values.needed_text(given, "name", f"{where}: an entry of 'inputs'")
+        _check_input(name, where)
+        at = f"{where}: input {name!r}"
+        text = document_values.needed_text(given, "from", at, limit=None)
+        sources[name] = bindings.parse(text, siblings, at)
+    return sources
+
+
+def _check_input(name: str, where: str) -> None:
+    if name.startswith("$"):
+        raise errors.InvalidWorkflow(f"{where}: no input can be named {name!r}: '$' marks refs")
+
+
+def _check_order(deps: Mapping[str, Iterable[str]], where: str, noun: str) -> None:
+    """Refuse a dependency that does not exist, is the owner itself, or closes a cycle."""
+    for owner, needed in deps.items():
+        for dep in needed:
+            if dep not in deps:
+                raise errors.InvalidWorkflow(
+                    f"{where}: {noun} {owner!r} depends on the unknown {noun} {dep!r:.120}"
+                )
+            if dep == owner:
+                raise errors.InvalidWorkflow(f"{where}: {noun} {owner!r} depends on itself")
+    graph.refuse_cycle(deps, where, noun)
+
+
+def _placed(flow: _Pipeline, prefix: str, given: Mapping[str, Any], skip_if: Any) -> list[JsonDict]:
+    """Return the nodes of a pipeline in a step with these inputs; their ids begin with `prefix`.
+
+    An input that the step does not give is None.
+    """
+
+    def template(source: bindings.Source) -> Any:
+        if isinstance(source, bindings.Literal):
+            return source.template
+        if isinstance(source, bindings.FromPaths):
+            return bindings.path_input(prefix, source)
+        return bindings.as_input(given.get(source.key))
+
+    return [
+        {
+            **node,
+            "id": f"{prefix}{node_id}",
+            "deps": [f"{prefix}{dep}" for dep in node["deps"]],
+            "inputs": {name: template(source) for name, source in node["inputs"].items()},
+            "skip_if": node["skip_if"] or skip_if or None,
+            "pipeline": flow.name,
+        }
+        for node_id, node in flow.nodes.items()
+    ]
 
 
 def _output(raw: Any, nodes: list[JsonDict], where: str) -> JsonDict:
@@ -277,30 +485,9 @@ def _output(raw: Any, nodes: list[JsonDict], where: str) -> JsonDict:
     followed = {dep for node in nodes for dep in node["deps"]}
     leaves = [node["id"] for node in nodes if node["id"] not in followed]
     inputs = document_values.value(document_values.record(raw, where), where)
-    if any(node["id"] == engine_nodes.OUTPUT for node in nodes):
-        raise errors.InvalidWorkflow(f"{where}: no step can have the id {engine_nodes.OUTPUT!r}")
-    return step_nodes.engine_node(engine_nodes.OUTPUT, engine_nodes.OUTPUT, leaves, inputs)
-
-
-def _body(entry: Mapping[str, Any], reading: _Reading, where: str) -> list[JsonDict]:
-    """Return the nodes of a map's body, their ids relative to the item."""
-    if reading.depth + 1 > map_steps.MAX_DEPTH:
-        raise errors.InvalidWorkflow(
-            f"{where}: maps are nested deeper than {map_steps.MAX_DEPTH} levels"
-        )
-    if ("steps" in entry) == ("pipeline" in entry):
-        raise errors.InvalidWorkflow(f"{where}: a map has either 'pipeline' or 'steps'")
-    if "steps" in entry:
-        args = (reading.load_pipeline, where, reading.budget, reading.depth + 1)
-        return _nodes(_read_steps(entry, *args), reading.budget, where)
-    flow = reading.flow(entry, where)
-    step = step_nodes.Step("", (), None, _step_inputs(entry, where), flow, None)
-    reading.budget.take_step(step, [])
-    nodes = step_nodes.of_pipeline(step, flow, "", [])
-    for node in nodes:
-        reading.budget.take_text(node)
-    _add_implied_deps(nodes, where)
-    return nodes
+    if any(node["id"] == graph.OUTPUT for node in nodes):
+        raise errors.InvalidWorkflow(f"{where}: no step can have the id {graph.OUTPUT!r}")
+    return _node(graph.OUTPUT, graph.OUTPUT, leaves, inputs)
 
 
 class _Budget:
@@ -311,23 +498,23 @@ class _Budget:
         self.where = where
         self.nodes = self.deps = self.chars = 0
 
-    def take_step(self, step: step_nodes.Step, before: list[str]) -> None:
-        """Count nodes and dependencies before they are built."""
-        flow = step.flow.nodes if step.flow else ()
-        sources = sum(1 for node in flow if not node.deps) or 1
-        times = step.loop.at_most if step.loop else 1
-        self.nodes += (len(flow) or 1) * times + (step.choice is not None or times > 1)
-        self.deps += sources * len(before) + sum(len(node.deps) for node in flow)
-        self.deps += len(step.choice.ends) if step.choice else 0
+    def take_nodes(self, step_id: str, count: int) -> None:
+        """Count the nodes of a step before they are built."""
+        self.nodes += count
         if self.nodes > self.max_nodes:
             raise errors.InvalidWorkflow(
-                f"{self.where}: more than {self.max_nodes} nodes (reached in step {step.id!r}; "
+                f"{self.where}: more than {self.max_nodes} nodes (reached in step {step_id!r}; "
                 "MAX_NODES_PER_RUN sets the limit)"
             )
-        if self.deps > MAX_DEPENDENCIES:
+
+    def take_deps(self, step_id: str, nodes: list[JsonDict], before: list[str]) -> None:
+        """Count the dependencies of a step's nodes, those that begin it waiting for `before`."""
+        self.deps += sum(len(node["deps"] or before) for node in nodes)
+        if self.deps > graph.MAX_DEPENDENCIES:
+            sources = sum(1 for node in nodes if not node["deps"])
             raise errors.InvalidWorkflow(
-                f"{self.where}: step {step.id!r}: {sources} first nodes that wait for "
-                f"{len(before)} nodes each make more than {MAX_DEPENDENCIES} dependencies; "
+                f"{self.where}: step {step_id!r}: {sources} first nodes that wait for "
+                f"{len(before)} nodes each make more than {graph.MAX_DEPENDENCIES} dependencies; "
                 "put one joining node between"
             )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from queue_workflows import config, errors
+from queue_workflows.dag import payload
 
 MAX_DEPTH = 200
 MAX_TEXT_CHARS = 200
@@ -15,7 +16,6 @@ MAX_ID_CHARS = 100
 MAX_ID_BYTES = 200
 _RESERVED = frozenset("/[]#")
 """These join the parts of a node's id, or mark items of maps and rounds of loops."""
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def value(raw: Any, where: str, *, wrapped: int = 0) -> Any:
@@ -58,7 +58,7 @@ def _key(raw: Any, where: str) -> str:
 
 
 def _stored(text: str, where: str) -> str:
-    if _UNSTORABLE.search(text):
+    if not payload.is_storable(text):
         raise errors.InvalidWorkflow(f"{where}: text with a NUL or half a surrogate pair")
     return text
 

@@ -1,16 +1,46 @@
-"""Build the graph of a frozen definition: nodes, edges, longest path and cycles."""
+"""Read a definition into a graph: nodes, edges, branches, loops and maps; find its cycles.
+
+A run's row holds the definition, and a role that may write the row may have stored anything there.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from queue_workflows import errors
-from queue_workflows.dag import branches, loops
+from queue_workflows import config, errors
+from queue_workflows.dag import bindings, branches, document_values, loops, map_steps, policy
+from queue_workflows.types import Unreadable
 
 VERSIONS = (1, 2)
 """The versions of definitions that this code reads; 2 has maps, branches, loops and child runs."""
-_OPTIONAL = ("policy", "map", "arm", "choice", "loop", "round", "version")
+MAX_ID_CHARS = 206
+MAX_DEPENDENCIES = 1_000_000
+RUN = "__run__"
+"""Followed by a workflow's name: the node waits for a run of it, and has its output."""
+START = "__start__"
+"""The same, but the node ends at once, with the id of the run."""
+OUTPUT = "__output__"
+"""Module and id of the node that has the output of its run."""
+MAX_RUN_DEPTH = 8
+"""How many child runs may be nested below a run."""
+_STORED = "the run's stored definition"
+_ROUND = re.compile("#[1-9][0-9]{0,3}$")
+_LISTED = 20
+
+
+def workflow_of(module: str) -> str | None:
+    """Return the workflow of whose run a node of this module consists; None for other nodes."""
+    for prefix in (RUN, START):
+        if module.startswith(prefix):
+            return module.removeprefix(prefix)
+    return None
+
+
+def is_engine(module: str) -> bool:
+    """Return whether the engine itself ends nodes of this module."""
+    return module == OUTPUT or workflow_of(module) is not None
 
 
 class Map(NamedTuple):
@@ -72,7 +102,7 @@ class Node(NamedTuple):
 class Graph:
     """Nodes by id in declaration order, their edges both ways, and each node's position.
 
-    Raises `InvalidWorkflow` for a definition of another version or with an unknown dependency.
+    Raises `InvalidWorkflow` for an unknown dependency, branch or loop.
     """
 
     __slots__ = (
@@ -86,27 +116,14 @@ class Graph:
     once: tuple[str, ...]
     """The nodes that no loop repeats."""
 
-    def __init__(self, definition: Mapping[str, Any]) -> None:
-        if definition.get("version") not in VERSIONS:
-            raise errors.InvalidWorkflow(
-                f"a definition of version {definition.get('version')!r}; this code reads versions "
-                f"{' and '.join(map(str, VERSIONS))}"
-            )
-        self._fill({entry["id"]: _node(entry) for entry in definition["nodes"]})
-
-    @classmethod
-    def of(cls, nodes: dict[str, Node]) -> Graph:
-        """Return the graph of these nodes, which were checked already."""
-        graph = cls.__new__(cls)
-        graph._fill(nodes)
-        return graph
-
-    def _fill(self, nodes: dict[str, Node]) -> None:
+    def __init__(self, nodes: dict[str, Node]) -> None:
         self.nodes = nodes
+        self._downstream = _downstream(nodes)
         self.choices = _choices(nodes)
-        _check_loops(nodes)
+        for node in nodes.values():
+            if node.loop is not None:
+                loops.linked(node.loop, lambda end: nodes[end].arm if end in nodes else None)
         self.position = {node_id: index for index, node_id in enumerate(self.nodes)}
-        self._downstream = _downstream(self.nodes.values())
         self.sources = tuple(node.id for node in self.nodes.values() if not node.deps)
         self.leaves = tuple(node_id for node_id in self.nodes if not self.downstream(node_id))
         self.once = tuple(node.id for node in self.nodes.values() if node.round is None)
@@ -114,31 +131,6 @@ class Graph:
     def downstream(self, node_id: str) -> tuple[str, ...]:
         """Return the nodes that depend on this one, in declaration order; () if it is unknown."""
         return self._downstream.get(node_id, ())
-
-    def longest_chain(self) -> list[str]:
-        """Return the ids of a longest path, first node first.
-
-        Raises `InvalidWorkflow` for a cycle.
-        """
-        length: dict[str, int] = {}
-        before: dict[str, str] = {}
-        open_deps = {node.id: len(node.deps) for node in self.nodes.values()}
-        ready = list(self.sources)
-        for node_id in ready:
-            length.setdefault(node_id, 1)
-            for follower in self.downstream(node_id):
-                if length.get(follower, 0) <= length[node_id]:
-                    length[follower] = length[node_id] + 1
-                    before[follower] = node_id
-                open_deps[follower] -= 1
-                if open_deps[follower] == 0:
-                    ready.append(follower)
-        if len(ready) < len(self.nodes):
-            raise errors.InvalidWorkflow("the definition has a cycle")
-        chain = [max(length, key=length.__getitem__)] if length else []
-        while chain and chain[-1] in before:
-            chain.append(before[chain[-1]])
-        return chain[::-1]
 
 
 def _choices(nodes: Mapping[str, Node]) -> dict[str, branches.Choice]:
@@ -165,61 +157,209 @@ def _choices(nodes: Mapping[str, Node]) -> dict[str, branches.Choice]:
     return found
 
 
-def _check_loops(nodes: Mapping[str, Node]) -> None:
+def _downstream(nodes: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
+    followers: dict[str, list[str]] = {node_id: [] for node_id in nodes}
     for node in nodes.values():
-        if node.loop is not None:
-            loops.linked(node.loop, lambda end: nodes[end].arm if end in nodes else None)
-
-
-_REQUIRED = [field for field in Node._fields if field not in ("id", "deps", *_OPTIONAL)]
-
-
-def _node(entry: Mapping[str, Any]) -> Node:
-    node_id, more = entry["id"], dict[str, Any]()
-    if entry.get("map") is not None:
-        more["map"] = _map(entry["map"])
-    if entry.get("loop") is not None:
-        more["loop"] = loops.stored(entry["loop"], node_id, f"node {node_id!r:.120}")
-    if entry.get("choice") is not None:
-        more["choice"] = branches.stored(entry["choice"], node_id, f"node {node_id!r:.120}")
-    return Node(
-        id=node_id,
-        deps=tuple(entry["deps"]),
-        policy=entry.get("policy"),
-        arm=entry.get("arm"),
-        round=entry.get("round"),
-        version=entry.get("version"),
-        **{field: entry[field] for field in _REQUIRED},
-        **more,
-    )
-
-
-def _map(given: Mapping[str, Any]) -> Map:
-    settings: dict[str, Any] = {
-        **given,
-        "path": tuple(given["path"]),
-        "may_fail": failures_of(given["may_fail"]),
-    }
-    body = Graph.of({entry["id"]: _node(entry) for entry in settings.pop("body")})
-    return Map(body=body, **settings)
-
-
-def failures_of(given: Mapping[str, Any]) -> int | float:
-    """Return `may_fail` as a definition stores it, `{"count": n}` or `{"share": x}`."""
-    return float(given["share"]) if "share" in given else int(given["count"])
-
-
-def _downstream(nodes: Iterable[Node]) -> dict[str, tuple[str, ...]]:
-    followers: dict[str, list[str]] = {}
-    nodes = list(nodes)
-    for node in nodes:
-        followers[node.id] = []
-    for node in nodes:
         for dep in node.deps:
             if dep not in followers:
-                raise errors.InvalidWorkflow(f"node {node.id!r} waits for the unknown {dep!r}")
+                raise errors.InvalidWorkflow(
+                    f"node {node.id!r} depends on {dep!r:.120}, which is not a node of it"
+                )
             followers[dep].append(node.id)
     return {node_id: tuple(waiting) for node_id, waiting in followers.items()}
+
+
+def read(definition: Any, where: str = _STORED) -> Graph:
+    """Return the graph of a definition, which is called `where` in errors.
+
+    Raises `InvalidWorkflow` with the node and the reason: not a definition, no nodes, more than
+    MAX_NODES_PER_RUN nodes, more than MAX_DEPENDENCIES dependencies, a duplicate id, an unknown
+    dependency, a cycle, or a field of the wrong shape.
+    """
+    if isinstance(definition, Unreadable):
+        raise errors.InvalidWorkflow(f"{where} cannot be read: {definition.reason}")
+    document = document_values.record(definition, where)
+    if document.get("version") not in VERSIONS:
+        raise errors.InvalidWorkflow(
+            f"{where} has version {document.get('version')!r:.40}, but this code reads versions "
+            f"{' and '.join(map(str, VERSIONS))} only: upgrade this process, or submit the run "
+            "again"
+        )
+    return _Reading(where).graph(document_values.items(document, "nodes", where), where, depth=0)
+
+
+class _Reading:
+    """The reading of one definition: entries become nodes after each of their fields is checked."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def graph(self, listed: list[Any], where: str, depth: int) -> Graph:
+        """Return the graph of the listed nodes, which are in `depth` maps."""
+        limit = config.MAX_NODES_PER_RUN.read()
+        if not listed:
+            raise errors.InvalidWorkflow(f"{where} has no nodes")
+        if len(listed) > limit:
+            raise errors.InvalidWorkflow(
+                f"{where} has {len(listed)} nodes; at most {limit} (MAX_NODES_PER_RUN)"
+            )
+        nodes: dict[str, Node] = {}
+        for index, raw in enumerate(listed):
+            node = self._node(raw, f"{where}: node {index + 1}", depth)
+            if node.id in nodes:
+                raise errors.InvalidWorkflow(f"{where}: two nodes have the id {node.id!r}")
+            nodes[node.id] = node
+        if sum(len(node.deps) for node in nodes.values()) > MAX_DEPENDENCIES:
+            raise errors.InvalidWorkflow(f"{where} has more than {MAX_DEPENDENCIES} dependencies")
+        try:
+            made = Graph(nodes)
+        except errors.InvalidWorkflow as error:
+            raise errors.InvalidWorkflow(f"{where}: {error}") from None
+        refuse_cycle({node.id: node.deps for node in nodes.values()}, where, "node")
+        for node in nodes.values():
+            at = f"{self._where}: node {node.id!r}"
+            if node.queue not in config.DAG_QUEUES:
+                raise errors.InvalidWorkflow(f"{at}: unknown queue {node.queue!r}: cpu or gpu")
+            if node.model is not None and node.queue != "gpu":
+                raise errors.InvalidWorkflow(f"{at}: it names a model but is not on the gpu queue")
+        return made
+
+    def _node(self, raw: Any, where: str, depth: int) -> Node:
+        entry = document_values.record(raw, where)
+        node_id = _node_id(entry, where)
+        where = f"{self._where}: node {node_id!r}"
+        given = document_values.value(entry.get("step"), where)
+        step = None if given is None else dict(document_values.record(given, f"{where}: 'step'"))
+        return Node(
+            id=node_id,
+            module=document_values.needed_text(
+                entry, "module", where, limit=document_values.MAX_TEXT_CHARS + 20
+            ),
+            queue=document_values.needed_text(entry, "queue", where),
+            model=document_values.text(entry, "model", where),
+            deps=document_values.names(entry, "deps", where),
+            inputs=_inputs(entry.get("inputs"), where),
+            skip_if=document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
+            pipeline=document_values.text(entry, "pipeline", where),
+            step=step,
+            policy=_policy(entry.get("policy"), step is not None, where),
+            map=self._map(entry, where, depth),
+            arm=document_values.text(entry, "arm", where, limit=MAX_ID_CHARS),
+            choice=branches.stored(entry.get("choice"), node_id, where),
+            loop=loops.stored(entry.get("loop"), node_id, where),
+            round=_round(entry.get("round"), where),
+            version=_version(entry.get("version"), where),
+        )
+
+    def _map(self, entry: Mapping[str, Any], where: str, depth: int) -> Map | None:
+        """Return the map of a node; None for a node of another kind."""
+        raw = entry.get("map")
+        if (raw is None) != (entry.get("module") != map_steps.MODULE):
+            raise errors.InvalidWorkflow(f"{where}: 'map' and the module {map_steps.MODULE!r}")
+        if raw is None:
+            return None
+        if depth >= map_steps.MAX_DEPTH:
+            raise errors.InvalidWorkflow(f"{where}: maps are nested too deep")
+        at = f"{where}: 'map'"
+        given = document_values.record(raw, at)
+        listed = document_values.items(given, "body", where)
+        body = self.graph(listed, f"{where}: its body", depth + 1)
+        result, path = given.get("result"), given.get("path")
+        if not isinstance(result, str) or result not in body.nodes:
+            raise errors.InvalidWorkflow(f"{at}: 'result' {result!r:.120} is no node of its body")
+        if not isinstance(path, list) or not all(
+            isinstance(each, str) for each in cast("list[Any]", path)
+        ):
+            raise errors.InvalidWorkflow(f"{at}: 'path': a list of texts is needed")
+        return Map(
+            body=body,
+            result=result,
+            path=tuple(cast("list[str]", path)),
+            key=document_values.text(given, "key", at),
+            item=document_values.identifier({"id": given.get("item")}, f"{at}: 'item'"),
+            at_once=map_steps.at_once(given.get("at_once"), at),
+            may_fail=_may_fail(given.get("may_fail"), at),
+        )
+
+
+def _may_fail(raw: Any, where: str) -> int | float:
+    """Return the count or the share that is stored as `{"count": n}` or `{"share": x}`."""
+    entry = document_values.record(raw, f"{where}: 'may_fail'")
+    given = entry.get("share", entry.get("count", "nothing"))
+    if "share" in entry and isinstance(given, int) and not isinstance(given, bool):
+        given = float(given)
+    (allowed,) = map_steps.may_fail(given, where).values()
+    return allowed
+
+
+def _round(raw: Any, where: str) -> int | None:
+    if raw is None:
+        return None
+    if isinstance(raw, bool) or not isinstance(raw, int) or not 1 <= raw <= loops.MAX_ROUNDS:
+        raise errors.InvalidWorkflow(f"{where}: 'round' must be 1 to {loops.MAX_ROUNDS}")
+    return raw
+
+
+def _version(raw: Any, where: str) -> int | None:
+    try:
+        config.check_version(where, raw)
+    except errors.InvalidConfig as error:
+        raise errors.InvalidWorkflow(str(error)) from None
+    return raw
+
+
+def _node_id(entry: Mapping[str, Any], where: str) -> str:
+    """Return the id: one identifier, or two joined by a slash, and `#` with a loop's round.
+
+    Nothing else is accepted, because the id becomes the path of a folder.
+    """
+    raw = entry.get("id")
+    parts = raw.split("/") if isinstance(raw, str) and len(raw) <= MAX_ID_CHARS else []
+    if not 1 <= len(parts) <= 2:
+        raise errors.InvalidWorkflow(
+            f"{where}: {raw!r:.120} is not a node id: use one identifier, or two joined by '/'"
+        )
+    for part in [*parts[:-1], _ROUND.sub("", parts[-1])]:
+        document_values.identifier({"id": part}, where)
+    assert isinstance(raw, str)
+    return raw
+
+
+def _inputs(raw: Any, where: str) -> dict[str, Any]:
+    """Return the input templates after checking their `$out` paths, which `bind_paths` trusts."""
+    where = f"{where}: 'inputs'"
+    inputs = dict(document_values.record(document_values.value(raw, where, wrapped=3), where))
+    for name, template in inputs.items():
+        if isinstance(template, dict) and bindings.OUT in template:
+            _check_marker(template[bindings.OUT], f"{where}: {name!r:.80}")  # pyright: ignore[reportUnknownArgumentType]
+    return inputs
+
+
+def _check_marker(marked: Any, where: str) -> None:
+    if isinstance(marked, dict):
+        if "$value" not in marked:
+            raise errors.InvalidWorkflow(f"{where}: {bindings.OUT!r} without '$value'")
+        return
+    paths = cast("list[Any]", marked) if isinstance(marked, list) else [marked]
+    for path in paths:
+        if not isinstance(path, str) or not path or ".." in path.split("/") or path[0] == "/":
+            raise errors.InvalidWorkflow(f"{where}: {path!r:.80} is not a path below out_dir")
+
+
+def _policy(raw: Any, is_input: bool, where: str) -> dict[str, Any] | None:
+    if raw is None:
+        return None
+    given = document_values.record(raw, f"{where}: 'policy'")
+    if is_input:
+        return policy.read_input(given, f"{where}: 'policy'")
+    return policy.read(given, {}, f"{where}: 'policy'")
+
+
+def refuse_cycle(deps: Mapping[str, Iterable[str]], where: str, noun: str) -> None:
+    """Raise `InvalidWorkflow` that names a cycle of these dependencies, if there is one."""
+    if cycle := find_cycle(deps):
+        shown = cycle if len(cycle) <= _LISTED else [*cycle[:10], "...", *cycle[-9:]]
+        raise errors.InvalidWorkflow(f"{where}: a cycle of {noun}s: {' -> '.join(shown)}")
 
 
 def find_cycle(deps: Mapping[str, Iterable[str]]) -> list[str] | None:

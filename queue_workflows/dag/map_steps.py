@@ -1,13 +1,15 @@
-"""Read the settings of a step of kind `map`, and of a map in a stored definition."""
+"""Read the settings of a step of kind `map`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import document_values, graph
+from queue_workflows.dag import document_values
 
+MODULE = "__map__"
+"""The module of the node of a map, which waits for its items."""
 MAX_DEPTH = 4
 """How deep maps nest. The id of a node has the keys of all items around it."""
 MOST_AT_ONCE = 100_000
@@ -21,11 +23,13 @@ OUTPUTS = frozenset({RESULTS, "keys", FAILED})
 """All keys of a map's output."""
 
 
-def read(entry: Mapping[str, Any], body: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
-    """Return `over` and the definition's entry of a map, without its body.
+def read(
+    entry: Mapping[str, Any], body: Sequence[Mapping[str, Any]], where: str
+) -> tuple[Any, dict[str, Any]]:
+    """Return the list as a template, and the definition's entry of a map without its body.
 
-    `{"over", "key", "item", "at_once", "may_fail", "result", "path"}`. Raises `InvalidWorkflow`
-    that starts with `where`.
+    `{"key", "item", "at_once", "may_fail", "result", "path"}`. Raises `InvalidWorkflow` that starts
+    with `where`.
     """
     if entry.get("over") is None:
         raise errors.InvalidWorkflow(
@@ -39,8 +43,7 @@ def read(entry: Mapping[str, Any], body: Sequence[Mapping[str, Any]], where: str
             f"{where}: a node of its body has the name {item!r} of the item"
         )
     result, path = _result(entry.get("result"), body, where)
-    return {
-        "over": document_values.value(entry["over"], f"{where}: 'over'"),
+    return document_values.value(entry["over"], f"{where}: 'over'"), {
         "key": document_values.text(entry, "key", where),
         "item": item,
         "at_once": at_once(entry.get("at_once"), where),
@@ -94,33 +97,3 @@ def _result(given: Any, body: Sequence[Mapping[str, Any]], where: str) -> tuple[
     if head not in {node["id"] for node in body}:
         raise errors.InvalidWorkflow(f"{where}: 'result': its body has no node {head!r:.120}")
     return head, rest
-
-
-def stored(raw: Any, body: graph.Graph, where: str) -> graph.Map:
-    """Return the map of a stored definition with its checked body."""
-    entry = document_values.record(raw, where)
-    share = document_values.record(entry.get("may_fail"), f"{where}: 'may_fail'")
-    given = share.get("share", share.get("count", "nothing"))
-    checked = may_fail(float(given) if "share" in share and _is_number(given) else given, where)
-    result = entry.get("result")
-    if not isinstance(result, str) or result not in body.nodes:
-        raise errors.InvalidWorkflow(f"{where}: 'result' {result!r:.120} is no node of its body")
-    return graph.Map(
-        body=body,
-        result=result,
-        path=tuple(_texts(entry.get("path"), f"{where}: 'path'")),
-        key=document_values.text(entry, "key", where),
-        item=document_values.identifier({"id": entry.get("item")}, f"{where}: 'item'"),
-        at_once=at_once(entry.get("at_once"), where),
-        may_fail=graph.failures_of(checked),
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _texts(raw: Any, where: str) -> Collection[str]:
-    if not isinstance(raw, list) or not all(isinstance(x, str) for x in cast("list[Any]", raw)):
-        raise errors.InvalidWorkflow(f"{where}: a list of texts is needed")
-    return cast("list[str]", raw)

@@ -1,14 +1,20 @@
-"""Encode values as JSON that the database stores, and refuse the others before any write."""
+"""Turn values into JSON that the database stores, and refuse the others before any write."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import decimal
+import enum
 import json
+import math
+import pathlib
 import re
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from queue_workflows import config, errors, refs
-from queue_workflows.dag import jsonable, plan, policy
+from queue_workflows import config, errors
 from queue_workflows.runtime import masking
 from queue_workflows.types import Unreadable
 
@@ -17,7 +23,13 @@ ERROR_LIMIT = 8000
 
 KIB = 1024
 PART_BYTES = 8 * KIB * KIB
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""Characters that PostgreSQL does not store in a text or a jsonb value."""
+LARGEST = 17976931348623157 * 10**292
+"""Largest number that the database accepts. Many JSON parsers read every number as a float."""
 _SCALARS = frozenset((str, int, float, bool, type(None)))
+_AS_TEXT = (uuid.UUID, decimal.Decimal, pathlib.PurePath)
+_DATES = (datetime.date, datetime.time)  # a datetime is a date as well
 
 
 class Encoder(json.JSONEncoder):
@@ -31,7 +43,8 @@ class Encoder(json.JSONEncoder):
         raise TypeError(f"Object of type {type(o).__name__} is not JSON serializable")
 
 
-_to_json = Encoder(allow_nan=False).encode
+to_json = Encoder(allow_nan=False).encode
+"""Return a value of JSON's own types as text, without further checks."""
 _DIGITS = 308
 _TENTHS = re.compile("[0-9]{10}")
 _ESCAPED = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})", re.IGNORECASE)
@@ -41,7 +54,7 @@ def encode(value: Any, what: str) -> str:
     """Return the value as JSON text that PostgreSQL's jsonb takes.
 
     Dates, times, UUIDs, Decimals, paths, enum members, dataclasses and pydantic models are encoded
-    as by `jsonable.plain`. Raises `InvalidPayload` (a ValueError), one line that starts with
+    as by `plain`. Raises `InvalidPayload` (a ValueError), one line that starts with
     `what` and names the place of what JSON cannot carry (sets, NaN, other objects, keys that are
     not strings), of NUL characters and lone surrogates; also past MAX_PAYLOAD_DEPTH levels of
     nesting, MAX_PAYLOAD_KB KiB, or a number of 1.7976931348623157e308.
@@ -49,16 +62,16 @@ def encode(value: Any, what: str) -> str:
     if not _is_flat(value):
         _check(value, what, config.MAX_PAYLOAD_DEPTH.read(), config.MAX_PAYLOAD_KB.read())
     try:
-        text = _to_json(value)
+        text = to_json(value)
     except (TypeError, ValueError, RecursionError):
         text = None
     if text is None:  # Outside of the except clause, so that a refusal hides the encoder's error.
-        text = _to_json(jsonable.plain(value, what))
+        text = to_json(plain(value, what))
     if "\\u" in text and _ESCAPED.search(text) and _unstorable(value):
-        jsonable.plain(value, what)  # raises, and names the place of the text
+        plain(value, what)  # raises, and names the place of the text
     # A number that is too large has 309 digits, so every 30th character of it makes ten in a row.
     if len(text) > _DIGITS and _TENTHS.search(text[::30]):
-        jsonable.plain(value, what)  # raises for a number, and names its place
+        plain(value, what)  # raises for a number, and names its place
     if len(text) > KIB and len(text) > (limit_kb := config.MAX_PAYLOAD_KB.read()) * KIB:
         raise _too_large(what, f"{len(text) / KIB:.0f} KiB of JSON", limit_kb)
     return text
@@ -97,25 +110,16 @@ def encode_definition(definition: dict[str, Any]) -> str:
 def encode_items(keys: Iterable[str], items: Iterable[Any]) -> str:
     """Return the items of a map, which were stored before, as a JSON array of `{key, item}`."""
     pairs = zip(keys, items, strict=True)
-    return _to_json([{"key": key, "item": item} for key, item in pairs])
+    return to_json([{"key": key, "item": item} for key, item in pairs])
 
 
 def encode_errors(failed: Mapping[str, str]) -> str:
     """Return the errors of items by their keys as JSON."""
-    return _to_json({key: error_text(error) for key, error in failed.items()})
+    return to_json({key: error_text(error) for key, error in failed.items()})
 
 
-def encode_plan(rows: Iterable[plan.NewNode]) -> Iterator[str]:
-    """Yield the rows of a plan as JSON arrays for `nodes.insert_planned`, of about PART_BYTES each.
-
-    An array with large inputs is small enough for one statement. Raises `InvalidPayload`, which
-    names the node whose resolved inputs cannot be stored.
-    """
-    return encode_rows(map(encode_row, rows))
-
-
-def encode_rows(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts of `encode_row` as JSON arrays, as `encode_plan` does."""
+def arrays(texts: Iterable[str]) -> Iterator[str]:
+    """Yield JSON texts as JSON arrays, of about PART_BYTES each."""
     for part in parts(texts):
         yield f"[{','.join(part)}]"
 
@@ -134,46 +138,6 @@ def parts(texts: Iterable[str]) -> Iterator[list[str]]:
         yield part
 
 
-def encode_row(row: plan.NewNode) -> str:
-    """Return a row of a plan as JSON; raise `InvalidPayload` as `encode_plan` does."""
-    if row.node.map is not None:
-        return _to_json(_map_row(row))
-    inputs = encode(row.inputs or {}, f"inputs of node {row.node.id!r}")
-    columns = {
-        "node_id": row.node.id,
-        "node_module": row.node.module,
-        "queue": row.node.queue,
-        "required_model": row.node.model,
-        "required_version": row.node.version_key,
-        "pipeline_name": row.node.pipeline,
-        "status": row.status,
-        "input_template": row.template,
-        "ref_heads": sorted(refs.heads(row.template)),
-    }
-    if row.child is not None:
-        columns["child"] = row.child
-    if row.result is not None:
-        result = encode(row.result, f"output of node {row.node.id!r}")
-        return f'{_to_json(columns)[:-1]}, "inputs": {inputs}, "context_delta": {result}}}'
-    if row.node.policy:
-        columns |= policy.columns(row.node.policy, is_input=row.node.step is not None)
-    return f'{_to_json(columns)[:-1]}, "inputs": {inputs}}}'
-
-
-def _map_row(row: plan.NewNode) -> dict[str, Any]:
-    """Return the row of a map: it waits for its items, which are stored elsewhere."""
-    return {
-        "node_id": row.node.id,
-        "node_module": row.node.module,
-        "queue": row.node.queue,
-        "status": row.status,
-        "blocked_reason": "items" if row.status == "queued" else None,
-        "inputs": {},
-        "input_template": {},
-        "ref_heads": [],
-    }
-
-
 def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:
     level: list[Any] = [value]
     for _ in range(limit):
@@ -182,7 +146,7 @@ def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:
             if isinstance(item, dict):
                 for key, member in item.items():  # pyright: ignore[reportUnknownVariableType]
                     if not isinstance(key, str):
-                        jsonable.plain(value, what)  # raises, and names the place of the key
+                        plain(value, what)  # raises, and names the place of the key
                     if isinstance(member, (dict, list, tuple)):
                         deeper.append(member)
             else:
@@ -201,7 +165,7 @@ def _unstorable(value: Any) -> bool:
     while todo:
         item = todo.pop()
         if isinstance(item, str):
-            if jsonable.UNSTORABLE.search(item):
+            if UNSTORABLE.search(item):
                 return True
         elif isinstance(item, dict):
             todo.extend(item.keys())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
@@ -211,9 +175,103 @@ def _unstorable(value: Any) -> bool:
     return False
 
 
+def plain(value: Any, what: str) -> Any:
+    """Return a copy that contains only dicts, lists, strings, numbers, booleans and None.
+
+    Dates and times become ISO strings. UUIDs, Decimals and paths become strings. An enum member
+    becomes its value. A dataclass and a pydantic model become dicts.
+
+    Raises `InvalidPayload` for the first value that JSON or PostgreSQL cannot represent. The text
+    begins with `what` and names the place, such as `result['a'][3]`. Also raises it for more than
+    MAX_PAYLOAD_DEPTH levels, and for more values than MAX_PAYLOAD_KB has bytes.
+    """
+    # Each value needs at least one byte of JSON, so more values than bytes can never fit.
+    max_items = config.MAX_PAYLOAD_KB.read() * 1024
+    converter = _Converter(what, config.MAX_PAYLOAD_DEPTH.read(), max_items)
+    try:
+        return converter.converted(value, what.partition(" ")[0], 0)
+    except RecursionError:
+        raise errors.InvalidPayload(f"{what}: nested deeper than Python can follow") from None
+
+
+class _Converter:
+    def __init__(self, what: str, max_depth: int, max_items: int) -> None:
+        self._what = what
+        self._max_depth = max_depth
+        self._items_left = max_items
+
+    def converted(self, value: Any, place: str, depth: int) -> Any:
+        """Return the JSON-compatible form of the value at `place`."""
+        self._items_left -= 1
+        if self._items_left < 0:
+            raise errors.InvalidPayload(
+                f"{self._what}: it has too many values for MAX_PAYLOAD_KB"
+                f" ({config.MAX_PAYLOAD_KB.read()} KiB); put the data in a file and store its path"
+            )
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, enum.Enum):
+            return self.converted(value.value, place, depth)
+        if isinstance(value, str):
+            return self._text(value, place)
+        if isinstance(value, (int, float)):
+            return self._number(value, place)
+        if isinstance(value, _DATES):
+            return value.isoformat()
+        if isinstance(value, _AS_TEXT):
+            return self._text(str(value), place)
+        return self._container(value, place, depth)
+
+    def _container(self, value: Any, place: str, depth: int) -> Any:
+        if depth >= self._max_depth:
+            raise errors.InvalidPayload(
+                f"{self._what}: nested deeper than {self._max_depth} levels"
+            )
+        if isinstance(value, dict):
+            return self._members(cast("dict[Any, Any]", value), place, depth)
+        if isinstance(value, (list, tuple)):
+            listed = cast("list[Any]", value)
+            return [
+                self.converted(item, f"{place}[{n}]", depth + 1) for n, item in enumerate(listed)
+            ]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in dataclasses.fields(value)]
+            return self._members({name: getattr(value, name) for name in names}, place, depth)
+        if not isinstance(value, type) and callable(getattr(value, "model_dump", None)):
+            return self.converted(value.model_dump(mode="json"), place, depth)
+        kind = type(value).__name__
+        article = "an" if kind[:1].lower() in "aeiou" else "a"
+        raise self._refused(place, f"{article} {kind}, which JSON cannot carry")
+
+    def _members(self, members: dict[Any, Any], place: str, depth: int) -> dict[str, Any]:
+        for key in members:
+            if not isinstance(key, str):
+                raise self._refused(place, f"key {key!r:.80} is not a string")
+            self._text(key, f"{place}[{key!r:.80}]")
+        return {
+            key: self.converted(member, f"{place}[{key!r:.80}]", depth + 1)
+            for key, member in members.items()
+        }
+
+    def _text(self, value: str, place: str) -> str:
+        if UNSTORABLE.search(value):
+            raise self._refused(place, "text with a NUL character or a lone surrogate")
+        return value
+
+    def _number(self, value: float, place: str) -> float:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self._refused(place, f"{value!r}, which JSON cannot carry")
+        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+            raise self._refused(place, "a number beyond 1.7976931348623157e308; store it as a text")
+        return value
+
+    def _refused(self, place: str, reason: str) -> errors.InvalidPayload:
+        return errors.InvalidPayload(f"{self._what}: {place}: {reason}")
+
+
 def is_storable(text: str) -> bool:
     """Return whether the database can store a text: it has no NUL and no lone surrogate."""
-    return jsonable.UNSTORABLE.search(text) is None
+    return UNSTORABLE.search(text) is None
 
 
 def error_text(error: object) -> str:
@@ -227,4 +285,4 @@ def error_text(error: object) -> str:
         text = f"{type(error).__name__} that cannot be printed"
     # Masked before it is cut, or a cut could hide that a text is a secret.
     text = masking.mask(text[: 2 * ERROR_LIMIT])
-    return jsonable.UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:ERROR_LIMIT]
+    return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:ERROR_LIMIT]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import dataclasses
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from queue_workflows import refs
-from queue_workflows.dag import candidate, graph, readiness
+from queue_workflows import errors, refs
+from queue_workflows.dag import (
+    bindings,
+    branches,
+    graph,
+    loops,
+    payload,
+    policy,
+    readiness,
+)
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, RefResolver
@@ -34,19 +44,142 @@ class Reader(readiness.Truth, Protocol):
         ...
 
 
-class NewNode(NamedTuple):
-    """A row to create. `inputs` as resolved now, `template` with its refs; both None if skipped.
+@dataclasses.dataclass(slots=True)
+class NewNode:
+    """A node whose dependencies are done, and its row. `reason`: why it cannot run.
 
-    `result`: the output of a node that the plan itself completes. `child`: the run that is made
-    with the node, `{"id", "workflow"}`.
+    `inputs` as resolved now, `template` with its refs; both None if skipped. `result`: the output
+    of a node that the plan itself completes. `child`: the run that is made with the node,
+    `{"id", "workflow"}`. `choice`, `loop`: the branch or loop that it belongs to or ends.
     """
 
     node: graph.Node
-    status: str
-    inputs: JsonDict | None
-    template: JsonDict | None
+    status: str = "queued"
+    inputs: JsonDict | None = None
+    template: JsonDict | None = None
     result: JsonDict | None = None
     child: JsonDict | None = None
+    choice: branches.Choice | None = None
+    loop: loops.Loop | None = None
+    reason: str | None = None
+    after_loop: bool = False
+    """Whether its round of a loop does not take place."""
+
+    def templates(self) -> list[Any]:
+        """Return all templates that the resolver gets."""
+        given = [] if self.node.step is not None else list((self.template or {}).values())
+        if self.choice is not None:
+            given.append(self.choice.on)
+            given += [{"$from": end} for end in self.choice.ends if self.node.choice is not None]
+        if self.loop is not None:
+            at = (self.node.round or 1) - 2
+            rounds = self.loop.rounds
+            if self.node.loop is None:
+                rounds = rounds[at : at + 1] if at >= 0 else ()
+            given += [template for one in rounds for template in (one.until, {"$from": one.end})]
+        return given if self.node.skip_if is None else [self.node.skip_if, *given]
+
+    def is_skipped(self, context: JsonDict, resolver: RefResolver) -> bool:
+        """Return whether `skip_if` holds (not if it cannot be resolved), or its branch skips it.
+
+        Sets `reason` if the branch cannot decide.
+        """
+
+        def holds(template: Any, values: Mapping[str, Any]) -> bool:
+            return bool(resolver(template, values))
+
+        condition = self.node.skip_if
+        if condition is not None and refs.attempt(condition, context, holds)[0] is True:
+            return True
+        if self.loop is not None and self.node.loop is None:
+            self.after_loop = not self._goes_on(self.loop, context, resolver)
+            return self.after_loop
+        if self.choice is None or self.node.choice is not None:
+            return False
+        end = self._decided(lambda choice, value: choice.arm_of(value), context, resolver)
+        return end is not None and self.node.id not in self.choice.members[end]
+
+    def _goes_on(self, loop: loops.Loop, context: JsonDict, resolver: RefResolver) -> bool:
+        """Return whether the node's round takes place; True with `reason` if that is unknown."""
+        try:
+            return loops.goes_on(loop, self.node.round or 1, context, _resolving(context, resolver))
+        except errors.InvalidWorkflow as error:
+            self.reason = str(error)
+            return True
+
+    def _decided(
+        self,
+        decide: Callable[[branches.Choice, Any], T],
+        context: JsonDict,
+        resolver: RefResolver,
+    ) -> T | None:
+        """Return the decision about the value of the branch; None with `reason` set."""
+        assert self.choice is not None
+        value, reason = refs.attempt(self.choice.on, context, resolver)
+        if reason is not None:
+            self.reason = f"branch {self.choice.id!r}: its value: {reason}"
+            return None
+        self.inputs = {"value": value} if self.node.choice is not None else self.inputs
+        try:
+            return decide(self.choice, value)
+        except errors.InvalidWorkflow as error:
+            self.reason = str(error)
+            return None
+
+    def resolve(self, context: JsonDict, resolver: RefResolver) -> None:
+        """Set inputs, result and status, or `reason`, for example if an input does not resolve."""
+        if self.node.step is not None:
+            self.inputs = self.template
+        elif self.node.loop is not None:
+            self._end_loop(self.node.loop, context, resolver)
+        elif self.node.choice is not None:
+            self.result = self._decided(
+                lambda choice, value: branches.output(choice, value, context), context, resolver
+            )
+        else:
+            inputs: JsonDict = {}
+            for name, template in (self.template or {}).items():
+                inputs[name], self.reason = refs.attempt(template, context, resolver)
+                if self.reason is not None:
+                    self.reason = f"node {self.node.id!r}: input {name!r}: {self.reason}"
+                    return
+            self.inputs = inputs
+            if self.node.module.startswith("__"):
+                self._set_result(inputs)
+        if self.result is not None:
+            self.status, self.template = "completed", {}
+        elif self.child is not None:
+            self.status = "awaiting_input"
+
+    def _end_loop(self, loop: loops.Loop, context: JsonDict, resolver: RefResolver) -> None:
+        try:
+            self.result, number = loops.output(loop, context, _resolving(context, resolver))
+        except errors.InvalidWorkflow as error:
+            self.reason = str(error)
+        else:
+            self.inputs = {"rounds": number}
+
+    def _set_result(self, inputs: JsonDict) -> None:
+        """Set what the plan itself knows of a node that no worker runs."""
+        workflow = graph.workflow_of(self.node.module)
+        if workflow is not None:
+            self.child = {"id": str(uuid.uuid4()), "workflow": workflow}
+            if self.node.module.startswith(graph.START):
+                self.result = {"result": self.child["id"]}
+        elif self.node.module == graph.OUTPUT:
+            self.result = inputs
+
+
+def _resolving(context: JsonDict, resolver: RefResolver) -> Callable[[Any], Any]:
+    """Return a function that resolves a template, and raises `InvalidWorkflow` if it cannot."""
+
+    def resolved(template: Any) -> Any:
+        value, reason = refs.attempt(template, context, resolver)
+        if reason is not None:
+            raise errors.InvalidWorkflow(reason)
+        return value
+
+    return resolved
 
 
 class Plan(NamedTuple):
@@ -123,7 +256,17 @@ class _Planner:
         self.progress = progress
         self.reader = reader
         self.round_ = round_
-        self.context = _Context(reader, round_, whole=custom_resolver)
+        self.whole = custom_resolver
+        """Whether the resolver may read any member of the context."""
+        self.values: dict[str, Any] = {}
+        """The members of the context that were read; a missing one may still appear."""
+        self.asked: set[str] | None = set()
+        self.own: dict[str, Any] = {}
+        """Outputs of nodes that the plan itself completes."""
+        self.empty: dict[str, Any] = {}
+        """The empty ones, which do not replace a value of `run.context`."""
+        self.left_out: set[str] = set()
+        """Nodes of rounds that do not take place. A loop skips 1,000 of them without a query."""
         self.queued: list[NewNode] = []
         self.parked: list[NewNode] = []
         """Nodes that wait for their child runs."""
@@ -131,70 +274,94 @@ class _Planner:
         """Skipped nodes, and those that the plan completes."""
 
     def run(self, candidates: list[str], resolver: RefResolver, out_dir: str | None) -> Plan:
-        nodes = self.progress.graph.nodes
         may_exist, may_end = True, False
         while candidates:
             may_end = may_end or candidates[-1] == readiness.END
-            ready = self.round_.ready(filter(self._is_open, candidates))
-            done, failure = self._round(
-                [self._candidate(nodes[node_id], out_dir) for node_id in ready],
-                resolver,
-                may_exist,
+            known = self.progress.known
+            ready = self.round_.ready(
+                [each for each in candidates if each != readiness.END and each not in known]
             )
-            if failure is not None:
-                return Plan([], failure=(failure.node.id, failure.reason or ""))
+            rows = [self._bound(node_id, out_dir) for node_id in ready]
+            done, failed = self._round(rows, resolver, may_exist)
+            if failed is not None:
+                return Plan([], failure=(failed.node.id, failed.reason or ""))
             candidates = _followers(self.progress.graph, done)
             may_exist = False  # a node that waited for a row of this plan has no row yet
         complete = may_end and bool(self.round_.ready([readiness.END]))
         return Plan([*self._by_model(), *self.parked, *self.ended], complete)
 
-    def _candidate(self, node: graph.Node, out_dir: str | None) -> candidate.Candidate:
-        graph_ = self.progress.graph
-        choice = graph_.choices.get(node.arm or node.id)
-        return candidate.Candidate(node, choice, graph_.nodes[node.arm or node.id].loop, out_dir)
-
-    def _is_open(self, node_id: str) -> bool:
-        return node_id != readiness.END and node_id not in self.progress.known
+    def _bound(self, node_id: str, out_dir: str | None) -> NewNode:
+        """Return a ready node with its inputs bound to the run's folder, or why it cannot run."""
+        of, node = self.progress.graph, self.progress.graph.nodes[node_id]
+        owner = node.arm or node_id
+        row = NewNode(node, choice=of.choices.get(owner), loop=of.nodes[owner].loop)
+        try:
+            row.template = bindings.bind_paths(node.inputs, out_dir, node_id=node_id)
+        except errors.InvalidWorkflow as error:
+            row.reason = str(error)
+        return row
 
     def _round(
-        self, candidates: list[candidate.Candidate], resolver: RefResolver, may_exist: bool
-    ) -> tuple[list[str], candidate.Candidate | None]:
+        self, rows: list[NewNode], resolver: RefResolver, may_exist: bool
+    ) -> tuple[list[str], NewNode | None]:
         """Return the ids done in this round, and the node whose failure ends the plan, if any.
 
         A node whose row exists was decided when that was written: it is neither skipped nor failed.
         """
-        context = self.context.covering(candidates)
-        skipped = [each for each in candidates if each.is_skipped(context, resolver)]
-        leaving = {each.node.id for each in skipped}
-        staying = [each for each in candidates if each.node.id not in leaving]
-        for each in staying:
-            if each.reason is None:
-                each.resolve(context, resolver)
-        doubtful = leaving | {
-            each.node.id for each in staying if each.reason is not None or each.result is not None
+        context = self._context(rows)
+        skipped: list[NewNode] = []
+        staying: list[NewNode] = []
+        for row in rows:
+            if row.is_skipped(context, resolver):
+                row.status, row.reason = "skipped", None
+                row.inputs = row.template = None
+                skipped.append(row)
+            else:
+                staying.append(row)
+        for row in staying:
+            if row.reason is None:
+                row.resolve(context, resolver)
+        doubtful = {
+            row.node.id
+            for row in rows
+            if row.reason is not None or row.status in ("skipped", "completed")
         }
         present = self.reader.present(doubtful) if doubtful and may_exist else set[str]()
-        ended = [NewNode(each.node, "skipped", None, None) for each in skipped]
-        for each in staying:
-            if each.result is not None:
-                ended.append(
-                    NewNode(each.node, "completed", each.inputs, {}, each.result, each.child)
-                )
-            elif each.child is not None:
-                self.parked.append(
-                    NewNode(
-                        each.node, "awaiting_input", each.inputs, each.template, None, each.child
-                    )
-                )
-            elif each.reason is None:
-                self.queued.append(NewNode(each.node, "queued", each.inputs, each.template))
-            elif each.node.id not in present:
-                return [], each
-        new = [row for row in ended if row.node.id not in present]
-        self.ended += new
-        self.round_.skipped.update(row.node.id for row in new)
-        self.context.add(new, left_out={each.node.id for each in skipped if each.after_loop})
-        return [row.node.id for row in new], None
+        ended: list[NewNode] = []
+        for row in [*skipped, *staying]:
+            if row.node.id in doubtful:
+                if row.node.id in present:
+                    continue
+                if row.reason is not None:
+                    return [], row
+                ended.append(row)
+                if row.result is not None:
+                    (self.own if row.result else self.empty)[row.node.id] = row.result
+            else:
+                (self.queued if row.child is None else self.parked).append(row)
+        self.ended += ended
+        self.round_.skipped.update(row.node.id for row in ended)
+        self.left_out |= {row.node.id for row in skipped if row.after_loop}
+        return [row.node.id for row in ended], None
+
+    def _context(self, rows: Iterable[NewNode]) -> dict[str, Any]:
+        """Return the context of these rows, after reading every head of a ref at most once."""
+        templates = [template for each in rows for template in each.templates()]
+        if self.round_.learned:
+            self.asked = set()
+            self.round_.learned = False
+        if self.whole:
+            if templates and self.asked is not None:
+                self.values, self.asked = self.reader.context(None), None
+        else:
+            asked = self.asked or set[str]()
+            missing = set[str]().union(*map(refs.heads, templates)) - asked - self.left_out
+            if missing:
+                self.values.update(self.reader.context(missing))
+                self.asked = asked | missing
+        if not (self.own or self.empty):
+            return self.values
+        return self.empty | self.values | self.own
 
     def _by_model(self) -> list[NewNode]:
         """Return queued rows grouped by model in order of appearance, those without last."""
@@ -206,47 +373,42 @@ class _Planner:
         return [row for group in groups.values() for row in group] + bare
 
 
-class _Context:
-    """The context of refs as far as the plan has read it; a missing head may still appear."""
+def encode(rows: Iterable[NewNode]) -> Iterator[str]:
+    """Yield the rows of a plan as JSON arrays for `nodes.insert_planned`, as `payload.arrays` does.
 
-    def __init__(self, reader: Reader, round_: readiness.Round, *, whole: bool) -> None:
-        self.reader = reader
-        self.round_ = round_
-        self.whole = whole
-        self.values: dict[str, Any] = {}
-        self.asked: set[str] | None = set()
-        self._own: dict[str, Any] = {}
-        """Outputs of nodes that the plan itself completes."""
-        self._empty: dict[str, Any] = {}
-        """The empty ones, which do not replace a value of `run.context`."""
-        self._left_out: set[str] = set()
-        """Nodes of rounds that do not take place. A loop skips 1,000 of them without a query."""
+    An array with large inputs is small enough for one statement. Raises `InvalidPayload`, which
+    names the node whose resolved inputs cannot be stored.
+    """
+    return payload.arrays(map(encode_row, rows))
 
-    def add(self, ended: Iterable[NewNode], left_out: set[str]) -> None:
-        """Add nodes that the plan itself skips or completes."""
-        self._left_out |= left_out
-        for row in ended:
-            if row.result is not None:
-                (self._own if row.result else self._empty)[row.node.id] = row.result
 
-    def covering(self, candidates: Iterable[candidate.Candidate]) -> dict[str, Any]:
-        """Return the values, after reading every head of these templates at most once."""
-        templates = [template for each in candidates for template in each.templates()]
-        if self.round_.learned:
-            self.asked = set()
-            self.round_.learned = False
-        if self.whole:
-            if templates and self.asked is not None:
-                self.values, self.asked = self.reader.context(None), None
-            return self._seen()
-        asked = self.asked or set[str]()
-        missing = set[str]().union(*map(refs.heads, templates)) - asked - self._left_out
-        if missing:
-            self.values.update(self.reader.context(missing))
-            self.asked = asked | missing
-        return self._seen()
-
-    def _seen(self) -> dict[str, Any]:
-        if not (self._own or self._empty):
-            return self.values
-        return self._empty | self.values | self._own
+def encode_row(row: NewNode) -> str:
+    """Return a row of a plan as JSON; raise `InvalidPayload` as `encode` does."""
+    node = row.node
+    columns: JsonDict = {
+        "node_id": node.id,
+        "node_module": node.module,
+        "queue": node.queue,
+        "status": row.status,
+    }
+    if node.map is not None:
+        # It waits for its items, which are stored elsewhere.
+        blocked = "items" if row.status == "queued" else None
+        more: JsonDict = {"inputs": {}, "input_template": {}, "ref_heads": []}
+        return payload.to_json({**columns, "blocked_reason": blocked, **more})
+    inputs = payload.encode(row.inputs or {}, f"inputs of node {node.id!r}")
+    columns |= {
+        "required_model": node.model,
+        "required_version": node.version_key,
+        "pipeline_name": node.pipeline,
+        "input_template": row.template,
+        "ref_heads": sorted(refs.heads(row.template)),
+    }
+    if row.child is not None:
+        columns["child"] = row.child
+    if row.result is not None:
+        result = payload.encode(row.result, f"output of node {node.id!r}")
+        return f'{payload.to_json(columns)[:-1]}, "inputs": {inputs}, "context_delta": {result}}}'
+    if node.policy:
+        columns |= policy.columns(node.policy, is_input=node.step is not None)
+    return f'{payload.to_json(columns)[:-1]}, "inputs": {inputs}}}'

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors
-from queue_workflows.dag import document_values, key_names
+from queue_workflows.dag import document_values
 
 BASE_S = 30.0
 """Seconds per attempt made, before an ordinary failure is tried again (the contract's figure)."""
@@ -21,6 +21,17 @@ PRIORITIES = range(-32768, 32768)
 KEYS = ("retries", "backoff", "timeout_s", "retry_on", "discard_on", "priority", "lock_key")
 KINDS = ("constant", "linear", "exponential")
 _BACKOFF_KEYS = ("kind", "base_s", "cap_s", "jitter")
+_RIGHT_NAMES = {
+    "attempts": "retries", "max_attempts": "retries", "max_retries": "retries",
+    "max_tries": "retries", "maximum_attempts": "retries", "retry": "retries", "tries": "retries",
+    "delay_s": "backoff", "retry_backoff": "backoff", "retry_delay": "backoff",
+    "retry_delay_s": "backoff", "default_retry_delay": "backoff",
+    "execution_timeout": "timeout_s", "time_limit": "timeout_s", "timeout_seconds": "timeout_s",
+    "autoretry_for": "retry_on", "retry_for": "retry_on",
+    "abort_on": "discard_on", "dont_retry_on": "discard_on", "no_retry_on": "discard_on",
+    "concurrency_key": "lock_key", "lock": "lock_key", "mutex": "lock_key", "prio": "priority",
+}  # fmt: skip
+"""Names of the same keys in Celery, Airflow, Temporal and others, and common guesses."""
 
 
 class Backoff(NamedTuple):
@@ -78,7 +89,7 @@ def defaults(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in given:
         if key not in KEYS:
             raise errors.InvalidWorkflow(
-                f"{where}: {key!r:.120} is none of {', '.join(KEYS)}{key_names.hint(key, KEYS)}"
+                f"{where}: {key!r:.120} is none of {', '.join(KEYS)}{hint(key, KEYS)}"
             )
     read(given, {}, where)
     return dict(given)
@@ -224,7 +235,7 @@ def _backoff(raw: Any, key: str, where: str) -> Any:
         if name not in _BACKOFF_KEYS:
             raise errors.InvalidWorkflow(
                 f"{where}: {key!r}: {name!r:.120} is none of {', '.join(_BACKOFF_KEYS)}"
-                f"{key_names.hint(name, _BACKOFF_KEYS)}"
+                f"{hint(name, _BACKOFF_KEYS)}"
             )
     checked: dict[str, Any] = {}
     if given.get("kind") is not None:
@@ -296,3 +307,17 @@ _CHECKS = {
     "priority": _priority,
     "lock_key": _lock_key,
 }
+
+
+def right_name(key: str, known: Iterable[str]) -> str | None:
+    """Return the key of `known` that a wrong one stands for; None if none comes close."""
+    names = list(known)
+    if _RIGHT_NAMES.get(key) in names:
+        return _RIGHT_NAMES[key]
+    return errors.closest(key, names)
+
+
+def hint(key: str, known: Iterable[str]) -> str:
+    """Return "; did you mean ...?" for a wrong key, or an empty text."""
+    meant = right_name(key, known)
+    return f"; did you mean {meant!r}?" if meant else ""

@@ -92,7 +92,11 @@ class Round:
                     open_nodes += [node_id] if window else []
                 else:
                     blocked.add(node_id)
-            self._learn(asked)
+            if asked:
+                done = self.truth.done_among(asked) if self.truth else set[str]()
+                self.progress.known |= done
+                self.learned = self.learned or bool(done)
+                self._undone |= asked - done
             waiting, width = open_nodes, width * 2
         return [node_id for node_id in candidates if node_id not in blocked]
 
@@ -110,11 +114,3 @@ class Round:
             self._at[node_id] = at
         window = deps[max(0, at - width + 1) : at + 1]
         return [dep for dep in window if dep not in progress.known and dep not in self.skipped]
-
-    def _learn(self, asked: set[str]) -> None:
-        if not asked:
-            return
-        done = self.truth.done_among(asked) if self.truth else set[str]()
-        self.progress.known |= done
-        self.learned = self.learned or bool(done)
-        self._undone |= asked - done

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any, Final, cast
 
 from queue_workflows import errors
-from queue_workflows.dag import jsonable, payload, policy
+from queue_workflows.dag import payload, policy
 from queue_workflows.runtime import masking
 
 NAME_LENGTH: Final = 100
@@ -69,7 +69,7 @@ def digest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
     text = f"({', '.join([*map(_text, args), *(f'{k}={_text(v)}' for k, v in kwargs.items())])})"
     ordered = [*map(_text, args), *(f"{name}={_text(kwargs[name])}" for name in sorted(kwargs))]
     found = hashlib.sha256("\0".join(ordered).encode("utf-8", "surrogatepass"))
-    shown = masking.mask(jsonable.UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text))
+    shown = masking.mask(payload.UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text))
     return found.hexdigest(), shown[:SHOWN]
 
 
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return f"<{len(value)} bytes {hashlib.sha256(value).hexdigest()[:16]}>"
     try:
-        return jsonable.plain(value, "argument")
+        return payload.plain(value, "argument")
     except errors.InvalidPayload:
         return f"<{_type(value)}>"
 

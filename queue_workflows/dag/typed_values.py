@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors
-from queue_workflows.dag import jsonable
+from queue_workflows.dag import payload
 from queue_workflows.runtime import masking
 
 _PLAIN: dict[type, tuple[type, ...]] = {
@@ -38,7 +38,7 @@ _NAMED = 10
 
 
 _TEXTS = (pathlib.PurePath, enum.Enum, datetime.date, datetime.time, uuid.UUID, decimal.Decimal)
-"""The classes whose values are stored as JSON values of another type, as `jsonable.plain` does."""
+"""The classes whose values are stored as JSON values of another type, as `payload.plain` does."""
 _MAPPINGS = (dict, Mapping, MutableMapping)
 """The annotations of a JSON object with members of one type."""
 _WITHOUT_FRACTION = 10**16
@@ -213,7 +213,7 @@ def check_as_stored(check: Callable[[Any, str], object], given: Any, where: str)
     try:
         check(given, where)
     except errors.ArgsRefused:
-        stored = jsonable.plain(given, where)
+        stored = payload.plain(given, where)
         if stored == given:
             raise
     else:
@@ -306,7 +306,7 @@ def _one_of(value: Any, members: Iterable[Any], kind: Any, where: str) -> Any:
 
 def _is_stored_as(one: Any, value: Any) -> bool:
     try:
-        stored = jsonable.plain(one, "a value")
+        stored = payload.plain(one, "a value")
     except errors.InvalidPayload:
         return False
     return type(stored) is type(value) and stored == value

@@ -1173,7 +1173,7 @@ class _Runs:
     """Return the ids of queued runs that may start now and have no definition yet."""
     head: bytes
     """Return a run without its definition and context. No row: there is no such run. `born` never
-    raises, as the cast of an infinite time would."""
+    raises, as the cast of an infinite time would. Each change of the row gives it another `version`."""
     lock: bytes
     """Lock the row of a run against other dispatchers and return it as `head` does. Inserts of rows
     that reference the run pass this lock. No row: there is no such run."""
@@ -1196,7 +1196,7 @@ class _Runs:
     start_fresh: bytes
     """Start a run that never started: freeze its definition, change it to running, insert its first
     nodes. Return how many nodes it inserted; NULL: the run has changed since the caller read it, or is locked.
-    No row: there is no such run, or its context is no object."""
+    No row: there is no such run, its context is no object, or it has changed since the caller read its `version`."""
     set_out_dir: bytes
     """Store the folder of a run that has none, and return the run's folder."""
     complete: bytes

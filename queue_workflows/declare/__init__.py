@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_or
 
 from queue_workflows import config, errors
 from queue_workflows.dag import answers
-from queue_workflows.declare import building, compiling, handles, node_functions, options
-from queue_workflows.declare.branching import branch
-from queue_workflows.declare.callables import Node, Pipeline
-from queue_workflows.declare.looping import loop
-from queue_workflows.declare.options import Backoff, FailedItem, Policy
-from queue_workflows.declare.workflows import Workflow
+from queue_workflows.declare import building, callables, compiling, handles, node_functions
+from queue_workflows.declare.callables import Backoff, FailedItem, Node, Pipeline, Policy, Workflow
+from queue_workflows.declare.control_flow import branch, loop
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -108,7 +105,7 @@ def node(
         entry: dict[str, Any] = {"gpu": True} if made.queue == "gpu" else {}
         if model is not None:
             entry["model"] = model
-        entry |= options.checked(made.name, policy)
+        entry |= callables.checked(made.name, policy)
         return _add(Node[..., Any](made, entry), "node", made.place)
 
     return declare if function is None else declare(function)
@@ -168,7 +165,7 @@ def ask(
         question["prompt"] = prompt
     if named := _ANSWER_TYPES.get(get_origin(answer) or answer):
         question[answers.TYPE] = named
-    found = building.Options(id, options.of_call(id, id, after, skip_if, {}).after, skip_if)
+    found = building.Options(id, callables.of_call(id, id, after, skip_if, {}).after, skip_if)
     return cast("T", graph.add_question({**question, **keys}, target, found))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from queue_workflows import errors, refs
-from queue_workflows.declare import graph_steps, handles, node_functions
+from queue_workflows.dag import map_steps
+from queue_workflows.declare import handles, node_functions
 
 
 class Options(NamedTuple):
@@ -19,13 +20,66 @@ class Options(NamedTuple):
     extra: Mapping[str, Any] = {}
 
 
+class Step:
+    """A step while it is built: `entry` becomes the document, `nodes` are its pipeline's."""
+
+    def __init__(self, step_id: str, kind: str, around: Step | None = None) -> None:
+        self.entry: dict[str, Any] = {"id": step_id, "kind": kind}
+        self.around = around
+        """The map in whose body the step is."""
+        self.members: dict[str, Step | None] = {}
+        """The branches and loops in a map's body by id, None for each node, in call order."""
+        self.inputs: dict[str, Any] = {}
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.deps: dict[str, None] = {}
+        self.prefix = "" if kind == "map" else f"{step_id}/"
+        """The start of its nodes' ids in refs; those of a map's body are relative to the item."""
+        self.outer: set[str] = set()
+        """Heads of refs from a map's body to what is outside of it."""
+        self.run: dict[str, Any] | None = None
+        """The step in a map that runs a workflow for each item."""
+
+    def wait_for(self, found: Iterable[handles.Handle]) -> None:
+        """Make this step depend on the steps of these handles."""
+        own = self.entry["id"]
+        for handle in found:
+            origin = handles.origin(handle)
+            if origin.body is not None:
+                if self.around is not None and (dep := self.around.member_of(handle)) != own:
+                    self.deps |= {} if dep is None else {dep: None}
+                continue
+            if self.around is not None:
+                self.around.wait_for([handle])
+                continue
+            self.outer.add(handles.head(handle))
+            if origin.step is not None and origin.step != own:
+                self.deps[origin.step] = None
+
+    def member_of(self, handle: handles.Handle) -> str | None:
+        """Return the member of this map's body that has a value; None for the item."""
+        origin = handles.origin(handle)
+        return origin.node if origin.step == self.entry["id"] else origin.step
+
+    def output(self, graph: object, **known: Any) -> handles.Origin:
+        """Return the origin of this step's output, which a node of the step's id has."""
+        own, around = self.entry["id"], self.around
+        step = own if around is None else around.entry["id"]
+        return handles.Origin(graph, step=step, node=own, body=around, **known)
+
+    def node_ids(self) -> list[str]:
+        """Return the ids of its nodes, and of those of its members, as refs name them."""
+        own = [f"{self.prefix}{node_id}" for node_id in self.nodes]
+        inner = [step for step in self.members.values() if step is not None]
+        return [*own, *(each for step in inner for each in (step.entry["id"], *step.node_ids()))]
+
+
 class Graph:
     """The steps of one workflow in the order of their calls."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.steps: dict[str, graph_steps.Step] = {}
-        self.group: graph_steps.Step | None = None
+        self.steps: dict[str, Step] = {}
+        self.group: Step | None = None
         self.defaults: Mapping[str, Any] = {}
         self.run_inputs: dict[str, Any] = {}
         self.above: Graph | None = None
@@ -66,7 +120,7 @@ class Graph:
 
     def _wire(
         self,
-        step: graph_steps.Step,
+        step: Step,
         node: dict[str, Any],
         options: Options,
         given: dict[str, Any],
@@ -91,9 +145,7 @@ class Graph:
         if deps:
             node["depends_on"] = list(deps)
 
-    def _made(
-        self, step: graph_steps.Step, node_id: str, result: node_functions.Result
-    ) -> handles.Handle:
+    def _made(self, step: Step, node_id: str, result: node_functions.Result) -> handles.Handle:
         full = f"{step.prefix}{node_id}"
         origin = handles.Origin(
             self,
@@ -140,9 +192,7 @@ class Graph:
         return handles.Handle(origin, {"$from": step.entry["id"]})
 
     @contextmanager
-    def deciding_step(
-        self, kind: str, value: object, options: Options
-    ) -> Generator[graph_steps.Step]:
+    def deciding_step(self, kind: str, value: object, options: Options) -> Generator[Step]:
         """Open a step of kind `branch` or `loop`; nodes that the block calls are its nodes.
 
         In a mapped pipeline it is a step of the map's body.
@@ -180,6 +230,50 @@ class Graph:
         path = f"{own}.{node_functions.RESULT}" if stores else own
         return handles.Handle(origin, {"$from": path})
 
+    def add_map(
+        self,
+        name: str,
+        items: object,
+        settings: Mapping[str, Any],
+        build: Callable[[handles.Handle], Any],
+        options: Options,
+    ) -> handles.Handle:
+        """Add a map: `build` is called with the placeholder of an item, and calls its nodes."""
+        if self.group is not None:
+            raise refused(self.where, self.group, f"{name!r} is mapped")
+        step, where = self.begin("map", name, items, options)
+        own = step.entry["id"]
+        step.outer.clear()
+        step.entry["over"] = handles.template(items, f"{where}: the list")
+        step.entry |= {key: value for key, value in settings.items() if value is not None}
+        item = handles.Origin(self, what=f"{where}: an item", body=step)
+        self.group, self.defaults = step, options.extra
+        try:
+            made = build(handles.Handle(item, {"$from": map_steps.ITEM}))
+        finally:
+            self.group, self.defaults = None, {}
+        stores = _end_map(step, made, where)
+        return handles.Handle(
+            handles.Origin(self, what=where, step=own, node=own, stores=stores),
+            {"$from": f"{own}.{map_steps.RESULTS}"},
+        )
+
+    def run_each(self, workflow: str, given: Mapping[str, Any], *, stores: bool) -> handles.Handle:
+        """Run a workflow for each item of the map that is being built; return its output."""
+        step = self.group
+        assert step is not None
+        own = step_name(workflow)
+        where = f"{self.where}: step {step.entry['id']!r}"
+        step.wait_for(self.found(dict(given), where))
+        inputs = {key: handles.template(value, f"{where}: {key!r}") for key, value in given.items()}
+        step.run = {"id": own, "kind": "run", "workflow": workflow, "inputs": inputs}
+        step.entry["steps"] = [step.run]
+        origin = handles.Origin(
+            self, body=step, what=where, step=step.entry["id"], node=own, stores=stores
+        )
+        path = f"{own}.{node_functions.RESULT}" if stores else own
+        return handles.Handle(origin, {"$from": path})
+
     def add_question(self, keys: Mapping[str, Any], target: str, options: Options) -> Any:
         """Add a step that asks a person; return a handle on the answer."""
         if self.group is not None:
@@ -207,9 +301,7 @@ class Graph:
         """Return the name of this workflow for messages."""
         return f"workflow {self.name!r}"
 
-    def begin(
-        self, kind: str, name: str, given: object, options: Options
-    ) -> tuple[graph_steps.Step, str]:
+    def begin(self, kind: str, name: str, given: object, options: Options) -> tuple[Step, str]:
         """Return a new step that waits for the handles in `given` and `options`, and its name."""
         step = self._open(options.id, name, kind)
         where = f"{self.where}: step {step.entry['id']!r}"
@@ -219,17 +311,15 @@ class Graph:
             step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
         return step, where
 
-    def _open(self, step_id: str | None, name: str, kind: str) -> graph_steps.Step:
+    def _open(self, step_id: str | None, name: str, kind: str) -> Step:
         if self.group is not None:
             around = self.group
             # The map's own id counts as taken: origins tell its nodes from those of its members.
             taken = {**around.members, around.entry["id"]: None}
-            inner = graph_steps.Step(
-                _free(step_id, name, taken, f"{self.where}: two steps"), kind, around
-            )
+            inner = Step(_free(step_id, name, taken, f"{self.where}: two steps"), kind, around)
             around.members[inner.entry["id"]] = inner
             return inner
-        step = graph_steps.Step(_free(step_id, name, self.steps, f"{self.where}: two steps"), kind)
+        step = Step(_free(step_id, name, self.steps, f"{self.where}: two steps"), kind)
         self.steps[step.entry["id"]] = step
         return step
 
@@ -261,6 +351,28 @@ class Graph:
         return found
 
 
+def _end_map(step: Step, made: Any, where: str) -> bool:
+    """Set the result of a map's items; return whether they have one."""
+    body = {*step.members, *([] if step.run is None else [step.run["id"]])}
+    if not body:
+        raise errors.InvalidWorkflow(f"{where}: its function calls no node")
+    for head in sorted(step.outer & {*body, *step.node_ids(), map_steps.ITEM}):
+        raise errors.InvalidWorkflow(
+            f"{where}: {head!r} is in it and outside of it: give one another name, a node by "
+            "options(id=...)"
+        )
+    if made is None:
+        return False
+    if not isinstance(made, handles.Handle) or handles.head(made) not in body:
+        raise errors.InvalidWorkflow(
+            f"{where}: what is mapped returns the output of one of its nodes"
+        )
+    if not handles.origin(made).stores:
+        return False
+    step.entry["result"] = {"$from": handles.template(made, where)["$from"]}
+    return True
+
+
 def step_name(workflow: str) -> str:
     """Return the name of a step that runs this workflow."""
     return workflow.rpartition(".")[2]
@@ -284,7 +396,7 @@ def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> st
     return f"{name}-{high}"
 
 
-def refused(where: str, group: graph_steps.Step, what: str) -> errors.InvalidWorkflow:
+def refused(where: str, group: Step, what: str) -> errors.InvalidWorkflow:
     """Return the error about a call that a group of nodes cannot contain, with the remedy."""
     step = group.entry["id"]
     if group.entry["kind"] == "map":

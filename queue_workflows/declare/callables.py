@@ -1,22 +1,27 @@
-"""Define the declared functions that a workflow calls, once or per item: nodes and pipelines."""
+"""Define the declared functions that a workflow calls: nodes, pipelines, other workflows."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
+    Literal,
     ParamSpec,
+    TypedDict,
     TypeVar,
     cast,
 )
 
 from queue_workflows import config, errors
-from queue_workflows.declare import building, compiling, mapping, node_functions, options
+from queue_workflows.dag import policy as policies
+from queue_workflows.dag import typed_values
+from queue_workflows.declare import building, compiling, handles, node_functions
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -24,6 +29,67 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+_compiling = threading.RLock()
+"""One for all workflows, since one is compiled while another is, which calls it."""
+
+
+class Backoff(TypedDict, total=False):
+    """The growth of the wait before another attempt; `jitter` is its random share."""
+
+    kind: Literal["constant", "linear", "exponential"]
+    base_s: float
+    cap_s: float
+    jitter: float
+
+
+class Policy(TypedDict, total=False):
+    """The policy of a node's jobs; each key is stored in the definition as it is given.
+
+    `retry_on`, `discard_on`: errors by class or name; a class is stored by its name.
+    """
+
+    retries: int
+    backoff: float | Backoff
+    timeout_s: float
+    retry_on: Iterable[str | type[BaseException]]
+    discard_on: Iterable[str | type[BaseException]]
+    priority: int
+    lock_key: str
+
+
+class FailedItem(TypedDict):
+    """An item that failed in a map which lets some fail: its key and its error."""
+
+    key: str
+    error: str
+
+
+_POLICY = frozenset(Policy.__annotations__)
+
+
+def of_call(
+    name: str,
+    step_id: str | None,
+    after: Iterable[object],
+    skip_if: object,
+    policy: Mapping[str, Any],
+) -> building.Options:
+    """Return the options of the next call of a declared function."""
+    if isinstance(after, (str, Mapping, handles.Handle)):
+        raise errors.InvalidWorkflow(f"{name!r}: after=[...] takes a list of outputs")
+    return building.Options(step_id, tuple(after), skip_if, checked(name, policy))
+
+
+def checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a policy as definitions have it. Raises `InvalidConfig` for an unknown key."""
+    for key in policy:
+        if key not in _POLICY:
+            raise errors.InvalidConfig(
+                f"{name!r}: unknown option {key!r}; known are {', '.join(sorted(_POLICY))}"
+                f"{policies.hint(key, policies.KEYS)}"
+            )
+    named = {"retry_on", "discard_on"} & policy.keys()
+    return {**policy, **{key: policies.error_names(policy[key]) for key in sorted(named)}}
 
 
 class Mapped(Generic[P, R]):
@@ -53,7 +119,7 @@ class Mapped(Generic[P, R]):
         graph = compiling.needed(f"{self._kind}{self.name!r}.map()")
         settings = {"key": key, "at_once": at_once, "may_fail": may_fail or None}
         build = self._each(graph, dict(also or {}))
-        found = mapping.add_map(graph, self._short_name, items, settings, build, self._outer())
+        found = graph.add_map(self._short_name, items, settings, build, self._outer())
         return cast("list[R]", found)
 
     def _each(self, graph: building.Graph, also: dict[str, Any]) -> Callable[[Any], Any]:
@@ -74,7 +140,7 @@ class WithPolicy(Mapped[P, R]):
         *,
         after: Iterable[object] = (),
         skip_if: object = None,
-        **policy: Unpack[options.Policy],
+        **policy: Unpack[Policy],
     ) -> Self:
         """Return it with options for its next call: its step's or node's id, dependencies.
 
@@ -82,7 +148,7 @@ class WithPolicy(Mapped[P, R]):
         own. That of a pipeline, and its `skip_if`, count for its nodes that have none.
         """
         made = copy.copy(self)
-        made._options = options.of_call(self.name, id, after, skip_if, policy)
+        made._options = of_call(self.name, id, after, skip_if, policy)
         return made
 
 
@@ -167,6 +233,132 @@ class Pipeline(WithPolicy[P, R]):
 
     def __repr__(self) -> str:
         return f"<pipeline {self.name!r}>"
+
+
+class Workflow(Mapped[P, R]):
+    """A function that calls nodes, pipelines and `ask`; its parameters are a run's inputs.
+
+    A call in another workflow adds a child run.
+    """
+
+    _kind = "workflow "
+
+    def __init__(self, function: Callable[P, R], name: str) -> None:
+        self.name = name
+        self._short_name = name.rpartition(".")[2]
+        self.needs = compiling.needs_of(function, name)
+        """The keys that a run's inputs must have."""
+        self._inputs = compiling.inputs_of(function)
+        self._function = function
+        self._compiled: compiling.Compiled | None = None
+        self._options = building.Options()
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Add a node that waits for a run of this workflow, and has its output."""
+        return cast("R", self._added(args, kwargs, waits=True))
+
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Add a node that makes a run of this workflow and does not wait; return the run's id."""
+        return cast("str", self._added(args, kwargs, waits=False))
+
+    def options(
+        self,
+        id: str | None = None,  # noqa: A002  the definition's word
+        *,
+        after: Iterable[object] = (),
+        skip_if: object = None,
+    ) -> Workflow[P, R]:
+        """Return the workflow with options for its next call in another workflow."""
+        made = copy.copy(self)
+        made._options = of_call(self.name, id, after, skip_if, {})
+        return made
+
+    def _added(self, args: Any, kwargs: Any, *, waits: bool) -> handles.Handle:
+        graph = compiling.needed(f"workflow {self.name!r} (outside, runs.submit() runs it)")
+        given = self._bound(graph, args, kwargs)
+        stores = not waits or self._built().has_output
+        return graph.add_run(self.name, given, self._options, waits=waits, stores=stores)
+
+    def _each(self, graph: building.Graph, also: dict[str, Any]) -> Callable[[Any], Any]:
+        stores = self._built().has_output
+
+        def build(item: object) -> Any:
+            return graph.run_each(self.name, self._bound(graph, (item,), also), stores=stores)
+
+        return build
+
+    def _bound(self, graph: building.Graph, args: Any, kwargs: Any) -> dict[str, Any]:
+        try:
+            return dict(inspect.signature(self._function).bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise errors.InvalidWorkflow(f"{graph.where}: {self.name!r}: {error}") from None
+
+    def document(self) -> dict[str, Any]:
+        """Return the workflow in JSON: `{"name", "steps"}`. Raises `InvalidWorkflow`."""
+        return self._built().document
+
+    def pipelines(self) -> dict[str, dict[str, Any]]:
+        """Return its pipelines by name, each `{"name", "nodes"}`. Raises `InvalidWorkflow`."""
+        return self._built().pipelines
+
+    def inputs(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """Return the inputs of a run with these arguments, for `runs.submit(inputs=...)`."""
+        bound = inspect.signature(self._function).bind(*args, **kwargs)
+        return handles.constant(dict(bound.arguments), f"workflow {self.name!r}")
+
+    def check_inputs(self, given: Any) -> None:
+        """Raise `ArgsRefused` unless a run of the workflow can have these inputs.
+
+        The error names missing and unknown keys (with the closest known key) and wrong types.
+        Values may be Python values or what JSON makes of them.
+        """
+        where = f"inputs of workflow {self.name!r}"
+        typed_values.check_as_stored(self._check_stored, given, where)
+
+    def _check_stored(self, given: Any, where: str) -> None:
+        names = cast("dict[str, Any]", given).keys() if isinstance(given, dict) else ()
+        optional = self._optional(names)
+        if optional is not None:
+            self._inputs.bound(given, where, optional)
+
+    def _optional(self, names: Iterable[str]) -> Mapping[str, Any] | None:
+        """Return what `run_input` names, if these are more than the parameters.
+
+        Returns None if the graph cannot be built: the run fails with that reason when it starts.
+        """
+        if set(names) <= set(self.needs):
+            return {}
+        try:
+            return self._built().run_inputs
+        except errors.InvalidWorkflow:
+            return None
+
+    def accepts_input(self, key: str, value: Any) -> bool:
+        """Return whether the value fits the parameter of this name; True if there is none."""
+        return self._inputs.accepts(key, value, self._optional([key]) or {})
+
+    def install(self) -> None:
+        """Add it to this process's provider; `InvalidConfig` if another one has that name."""
+        known = config.get_config().workflow_map
+        owner = known.get(self.name)
+        if isinstance(owner, Workflow):
+            refuse_second("workflow", self.name, owner.place, self.place)
+        known[self.name] = self
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Return module and qualified name of the function."""
+        return self._function.__module__, self._function.__qualname__
+
+    def _built(self) -> compiling.Compiled:
+        with _compiling:
+            if self._compiled is None:
+                self._compiled = compiling.build(self._function, self.name)
+            return self._compiled
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name!r}>"
 
 
 def takes_one(function: Callable[..., Any]) -> bool:

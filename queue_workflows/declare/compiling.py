@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from queue_workflows import errors
 from queue_workflows.dag import arguments, typed_values
-from queue_workflows.declare import building, graph_steps, handles, node_functions
+from queue_workflows.declare import building, handles, node_functions
 
 _current: contextvars.ContextVar[building.Graph | None] = contextvars.ContextVar(
     "graph", default=None
@@ -107,7 +107,7 @@ def build(function: Callable[..., Any], name: str) -> Compiled:
         # A function that gets a handle instead of a value meets what the handle does not have.
         misused = isinstance(error, (AttributeError, TypeError))
         hint = _undeclared(error, function) if misused else ""
-        text = f"{graph.where}: {_describe(error)}{hint}"
+        text = f"{graph.where}: its function raised {described(error)}{hint}"
         raise errors.InvalidWorkflow(text) from error
     finally:
         _current.reset(token)
@@ -135,7 +135,8 @@ def _undeclared(error: Exception, function: Callable[..., Any]) -> str:
     return f"; if {shown} is a node, declare it by @node" if found else ""
 
 
-def _describe(error: Exception) -> str:
+def described(error: BaseException) -> str:
+    """Return an error's type, text and innermost place."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -143,7 +144,7 @@ def _describe(error: Exception) -> str:
     if trace is not None:
         file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
         place = f" ({file}, line {trace.tb_lineno})"
-    return f"its function raised {type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _compiled(graph: building.Graph, needs: Iterable[str], returned: object = None) -> Compiled:
@@ -171,7 +172,7 @@ def _compiled(graph: building.Graph, needs: Iterable[str], returned: object = No
     return Compiled(document, pipelines, graph.run_inputs, stores)
 
 
-def _complete(step: graph_steps.Step, name: str, pipelines: dict[str, dict[str, Any]]) -> None:
+def _complete(step: building.Step, name: str, pipelines: dict[str, dict[str, Any]]) -> None:
     """Complete the entry of a step; `name` is that of its pipeline, which is added."""
     decides = any(member is not None for member in step.members.values())
     if decides:
@@ -189,14 +190,14 @@ def _complete(step: graph_steps.Step, name: str, pipelines: dict[str, dict[str, 
 
 
 def _member(
-    member: graph_steps.Step, name: str, pipelines: dict[str, dict[str, Any]]
+    member: building.Step, name: str, pipelines: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the complete entry of a branch or loop in the body of a map."""
     _complete(member, f"{name}/{member.entry['id']}", pipelines)
     return member.entry
 
 
-def _node_step(step: graph_steps.Step, node_id: str) -> dict[str, Any]:
+def _node_step(step: building.Step, node_id: str) -> dict[str, Any]:
     """Return a node of a map's body as a step of kind `node`."""
     entry: dict[str, Any] = {"id": node_id, "kind": "node", **step.nodes[node_id]}
     listed: list[dict[str, str]] = entry.pop("inputs", [])

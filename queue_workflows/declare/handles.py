@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, cast
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import jsonable, map_steps
+from queue_workflows.dag import map_steps, payload
 
 _TO_COME = " of a run to come>"
 
@@ -214,6 +214,6 @@ def constant(value: Any, where: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [constant(member, where) for member in cast("list[Any]", value)]
     try:
-        return jsonable.plain(value, where)
+        return payload.plain(value, where)
     except errors.InvalidPayload:
         return value

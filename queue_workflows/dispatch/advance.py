@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import confinement, definition, payload, plan, readiness, run_folder
+from queue_workflows.dag import confinement, payload, plan, readiness
 from queue_workflows.dispatch import expansion, hooks, run_cache
 from queue_workflows.engine import nodes, runs
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
@@ -55,37 +55,50 @@ def make_plan(
     Raises `UnreadableRow` for values that are nested deeper than Python can follow, and
     `FolderRefused` at the start of a run whose `out_dir` OUT_ROOTS does not allow.
     """
-    try:
-        return _plan(progress, run, reader, finished, committed)
-    except RecursionError:
-        raise errors.UnreadableRow("its definition or context is nested too deep") from None
-
-
-def _plan(
-    progress: readiness.Progress,
-    run: Row,
-    reader: plan.Reader,
-    finished: list[str] | None,
-    committed: bool,
-) -> plan.Plan:
     resolver = config.get_config().get_resolve_ref()
     out_dir, custom = run["out_dir"], hooks.app_resolves()
     if finished is None:
         confinement.check(out_dir)
-    with _planning:
-        if finished is None:
-            return plan.plan_start(
-                progress, reader, resolver, out_dir=out_dir, custom_resolver=custom
+    try:
+        with _planning:
+            if finished is None:
+                return plan.plan_start(
+                    progress, reader, resolver, out_dir=out_dir, custom_resolver=custom
+                )
+            return plan.plan(
+                progress,
+                finished,
+                reader,
+                resolver,
+                out_dir=out_dir,
+                custom_resolver=custom,
+                committed=committed,
             )
-        return plan.plan(
-            progress,
-            finished,
-            reader,
-            resolver,
-            out_dir=out_dir,
-            custom_resolver=custom,
-            committed=committed,
-        )
+    except RecursionError:
+        raise errors.UnreadableRow("its definition or context is nested too deep") from None
+
+
+def plan_as_text(
+    progress: readiness.Progress,
+    run: Row,
+    reader: run_cache.Reader,
+    finished: list[str] | None,
+    *,
+    committed: bool = True,
+) -> tuple[str | None, bool] | None:
+    """Return the rows of a plan as JSON, None for none, and whether it completes the run.
+
+    Returns None if that takes what `reader` does not know or several statements, if it opens a map,
+    which only `write` can do, and if the run fails.
+    """
+    try:
+        made = make_plan(progress, run, reader, finished, committed=committed)
+        if made.failure is not None or any(row.node.map is not None for row in made.rows):
+            return None
+        texts = list(itertools.islice(plan.encode(made.rows), 2))
+    except (run_cache.ReadNeeded, errors.InvalidPayload):
+        return None
+    return None if len(texts) > 1 else (texts[0] if texts else None, made.complete)
 
 
 def must_read(progress: readiness.Progress, *node_ids: str) -> bool:
@@ -125,11 +138,6 @@ def write(
     return expanding.rows
 
 
-def has_maps(made: plan.Plan) -> bool:
-    """Return whether a plan opens a map, which only `write` can do."""
-    return any(row.node.map is not None for row in made.rows)
-
-
 def advance(
     begin: run_cache.Begin,
     run_id: str,
@@ -153,12 +161,14 @@ def advance(
         run = head or runs.head(conn, run_id)
     if run is None or not expected(run):
         return None
-    run = run_folder.given(run)
+    run = confinement.given(run)
     count = None
     try:
         progress, unfrozen = run_cache.prepare(begin, run)
         if finished is None and unfrozen is not None:
-            _check_inputs(begin, run)
+            declared = config.get_config().workflow_map.get(run["workflow_name"])
+            if declared is not None:
+                _check_inputs(begin, run, declared)
             count = _start_fresh(begin, run, progress, unfrozen)
             if count is not None:
                 run_cache.keep(run, progress)
@@ -181,15 +191,12 @@ def advance(
     return count
 
 
-def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
+def _check_inputs(begin: run_cache.Begin, run: Row, declared: config.WorkflowDocuments) -> None:
     """Raise `ArgsRefused` for inputs that a declared workflow does not take.
 
     Nothing has checked a run that a plain SQL INSERT submitted. Raises `UnreadableRow` for a
     context that cannot be loaded or is not an object.
     """
-    declared = config.get_config().workflow_map.get(run["workflow_name"])
-    if declared is None:
-        return  # without declared inputs the query would be in vain
     with run_cache.reading(begin) as conn:
         context = runs.context(conn, run["id"])
         if not isinstance(context, (dict, Unreadable)):
@@ -199,36 +206,20 @@ def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
     declared.check_inputs(context)
 
 
-class _NothingYet(run_cache.NoKnowledge):
-    """The knowledge of a run that has no node yet, without its context."""
-
-    def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
-        return set()
-
-    def present(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
-        return set()
-
-    def done_all(self) -> set[str]:
-        return set()
-
-
 def _start_fresh(
-    begin: run_cache.Begin, run: Row, progress: readiness.Progress, unfrozen: dict[str, Any]
+    begin: run_cache.Begin, run: Row, progress: readiness.Progress, made: run_cache.Definition
 ) -> int | None:
     """Start a run for the first time in one statement; return None if that is not enough."""
     if hooks.app_resolves() or run["generation"]:
         return None
-    try:
-        made = make_plan(progress, run, _NothingYet(), None)
-        texts = list(itertools.islice(payload.encode_plan(made.rows), 2))
-    except (run_cache.ReadNeeded, errors.InvalidPayload):
-        return None
-    if made.failure is not None or made.complete or len(texts) != 1 or has_maps(made):
-        return None
     with run_cache.reading(begin) as conn:
-        return runs.start_fresh(
-            conn, run, payload.encode_definition(unfrozen), definition.digest(unfrozen), texts[0]
-        )
+        reading = run_cache.in_open_transaction(conn)
+        reader = run_cache.Reader(reading, run["id"], done=set(), present=set())
+        rows, complete = plan_as_text(progress, run, reader, None) or (None, False)
+        if rows is None or complete:
+            return None
+        # It starts nothing if the run, with the inputs that the plan has read, has changed.
+        return runs.start_fresh(conn, run, made.text, made.digest, rows)
 
 
 def _plan_locked(
@@ -241,7 +232,7 @@ def _plan_locked(
 ) -> int:
     """Plan if needed, start a queued run, write the plan; return the number of new rows."""
     if locked["out_dir"] is None:
-        locked = run_folder.given(locked)
+        locked = confinement.given(locked)
         runs.set_out_dir(conn, locked["id"], locked["out_dir"])
     if finished is None:
         _check_context(conn, locked["id"])
@@ -263,7 +254,11 @@ def _check_context(conn: db.Connection, run_id: str) -> None:
 
 
 def _unchanged(
-    conn: db.Connection, seen: Row, locked: Row, expected: State, unfrozen: dict[str, Any] | None
+    conn: db.Connection,
+    seen: Row,
+    locked: Row,
+    expected: State,
+    unfrozen: run_cache.Definition | None,
 ) -> bool:
     """Return whether the run is still as planned for; then freeze a new definition."""
     if not expected(locked) or run_cache.identity(locked) != run_cache.identity(seen):

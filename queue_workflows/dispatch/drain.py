@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from typing import NamedTuple
@@ -20,13 +21,6 @@ LIMIT_EXCEEDED = "54000"
 """The SQLSTATE of a read of outputs that are larger together than a jsonb may be, 256 MB."""
 RUNS_A_ROUND = 50
 DISPATCH, EVENT = "dispatch of run", "event"
-
-
-class _LockNotNeeded(Exception):
-    """The definition must be read or expanded, or an app's resolver called, without the lock."""
-
-    def __init__(self, events: list[Row]) -> None:
-        self.events = events
 
 
 class _Done(NamedTuple):
@@ -75,7 +69,7 @@ def drain_run(
         total += done.rows
         if not done.more:
             if most < EVENTS_A_BATCH:
-                run_cache.parts.drop(lambda key: key == run_id)
+                run_cache.parts.drop(run_id)
             return total
         if done.events and most < EVENTS_A_BATCH:
             most = min(EVENTS_A_BATCH, most * 2)  # the next events may have small values
@@ -95,8 +89,6 @@ def _is_too_large(error: Exception) -> bool:
 def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
     try:
         done = _batch(run_id, begin, nowait, only, most)
-    except _LockNotNeeded as request:
-        done = _learn_without_lock(run_id, begin, request.events)
     except BaseException:
         # The progress may hold skips that were rolled back.
         run_cache.forget(run_id)
@@ -122,8 +114,7 @@ def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, 
             outside = hooks.app_resolves() or run_cache.recall(run) is None
         settled = _Done() if outside else _settle(conn, run, events, finished)
     if outside:
-        # Outside the transaction: psycopg discards every prepared statement after a rollback.
-        raise _LockNotNeeded(events)
+        return _learn_without_lock(run_id, begin, events)
     full = len(events) == most and not (nowait and settled.parked)
     return settled._replace(more=full or settled.more, events=len(events))
 
@@ -263,7 +254,7 @@ def drain_outbox(
         done = kept.attempt(
             DISPATCH,
             run_id,
-            lambda run_id=run_id: _drained(run_id, begin),
+            functools.partial(_drained, run_id, begin),
             lambda error, _, run_id=run_id: _dispatch_one_by_one(begin, run_id, error),
         )
         went_on += bool(done)

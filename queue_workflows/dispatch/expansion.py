@@ -11,6 +11,7 @@ from typing import Any
 
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import graph, item_ids, items, map_steps, payload, plan, readiness
+from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import maps, nodes
 from queue_workflows.types import Row
 
@@ -59,12 +60,13 @@ class Expansion:
             if not resumed:
                 raise
             # Of nodes that have a job, which several transactions may have queued, none is written.
-            planned.add_rows(rows, self.present([row.node.id for row in rows]))
+            ids = [row.node.id for row in rows]
+            planned.add_rows(rows, nodes.present_among(self._conn, self._run_id, ids))
         self._insert(planned, resumed=resumed)
 
     def _insert(self, planned: _Planned, *, resumed: bool = False) -> None:
         self._room = planned.room
-        for text in payload.encode_rows(planned.texts):
+        for text in payload.arrays(planned.texts):
             self.rows += nodes.insert_planned(self._conn, self._run_id, text)
         rows, planned.rows, planned.texts = planned.rows, [], []
         for row in rows:
@@ -197,7 +199,7 @@ class Expansion:
             own = done.intersection(items.ids(scope)) if done else done
             around = [*outer, scope]
             try:
-                planned.add(scope.key, self._plan(around, _Reader(self, around, own), None))
+                planned.add(scope.key, self._plan(around, self._reader(around, own), None))
             except nodes.TooLarge:
                 if not number and is_only:
                     raise
@@ -237,7 +239,8 @@ class Expansion:
                 continue
             done = {node_id for node_id, (status, _) in own.items() if status in _DONE}
             around = [*outer, scope]
-            reader = _Reader(self, around, done, None if events is None else {*asked[key]})
+            known = None if events is None else {*asked[key]}
+            reader = self._reader(around, done, known)
             finished = None if events is None else _finished(events[key])
             present = {node_id for node_id, (status, _) in own.items() if status in _OPEN}
             planned.add(key, self._plan(around, reader, finished), present | done)
@@ -258,7 +261,7 @@ class Expansion:
         return {key: error for key, error in failing.items() if key not in waiting}
 
     def _plan(
-        self, scopes: Sequence[items.Scope], reader: _Reader, finished: list[str] | None
+        self, scopes: Sequence[items.Scope], reader: plan.Reader, finished: list[str] | None
     ) -> plan.Plan:
         """Return what follows in the last of these items; None: from all nodes that are done.
 
@@ -287,7 +290,23 @@ class Expansion:
         assert owner.map is not None
         return [*self._outer(parts.map_id), items.Scope(owner.map, *place, self._values[place])]
 
-    def context(self, heads: set[str]) -> dict[str, Any]:
+    def _reader(
+        self, scopes: Sequence[items.Scope], done: set[str], asked: set[str] | None = None
+    ) -> run_cache.Reader:
+        """Return what is known of the last of these items, in which these nodes are done.
+
+        `asked`: the nodes that were queried; None: all of the item.
+        """
+        of_items = items.context(scopes)
+
+        def context(heads: set[str] | None) -> dict[str, Any]:
+            own = {head: of_items[head] for head in heads or () if head in of_items}
+            return self._outside((heads or set()) - own.keys()) | own
+
+        begin = run_cache.in_open_transaction(self._conn)
+        return run_cache.Reader(begin, self._run_id, done=done, asked=asked, context=context)
+
+    def _outside(self, heads: set[str]) -> dict[str, Any]:
         """Return these members of the run's context; those outside of items are read once."""
         missing = {head for head in heads if item_ids.of_item(head) or head not in self._asked}
         if missing:
@@ -295,14 +314,6 @@ class Expansion:
             self._context.update(found)
             self._asked |= missing
         return {head: self._context[head] for head in heads if head in self._context}
-
-    def present(self, ids: Collection[str]) -> set[str]:
-        """Return those of these nodes that have a row which is neither failed nor cancelled."""
-        return nodes.present_among(self._conn, self._run_id, ids)
-
-    def done_among(self, ids: Collection[str]) -> set[str]:
-        """Return those of these nodes that are completed or skipped."""
-        return nodes.done_among(self._conn, self._run_id, ids)
 
 
 class _Planned:
@@ -323,7 +334,7 @@ class _Planned:
         for row in rows:
             if row.node.id in present:
                 continue
-            texts.append(payload.encode_row(row))
+            texts.append(plan.encode_row(row))
             # A child run has a copy of the inputs.
             room -= len(texts[-1]) * (1 if row.child is None else 2)
             if room < 0:
@@ -351,41 +362,6 @@ class _Planned:
             self.failing[key] = made.failure[1]
         elif made.complete:
             self.done.append(key)
-
-
-class _Reader:
-    """The knowledge of an item's nodes for a plan: `done` was read before, of the nodes `asked`."""
-
-    def __init__(
-        self,
-        of: Expansion,
-        scopes: Sequence[items.Scope],
-        done: set[str],
-        asked: set[str] | None = None,
-    ) -> None:
-        self._of = of
-        self._scopes = scopes
-        self._done = done
-        self._asked = asked
-        """None: all nodes of the item."""
-
-    def done_among(self, ids: Collection[str]) -> set[str]:
-        unknown = set[str]() if self._asked is None else set(ids) - self._asked
-        if self._asked is not None and unknown:
-            self._done |= self._of.done_among(unknown)
-            self._asked |= unknown
-        return self._done.intersection(ids)
-
-    def done_all(self) -> set[str]:
-        return self._done
-
-    def present(self, ids: Collection[str]) -> set[str]:
-        return self._of.present(ids)
-
-    def context(self, heads: set[str] | None) -> dict[str, Any]:
-        heads, of_items = heads or set(), items.context(self._scopes)
-        own = {head: of_items[head] for head in heads & of_items.keys()}
-        return self._of.context(heads - own.keys()) | own
 
 
 def _too_much(room: int) -> str:

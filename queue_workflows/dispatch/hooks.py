@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,10 +43,10 @@ def has_provider() -> bool:
     return cfg.workflow_loader is not None and cfg.pipeline_schema_loader is not None
 
 
-def expand(run: Row) -> dict[str, Any]:
-    """Return the definition of a run's workflow as the provider returns it now.
+def load(run: Row) -> tuple[Any, Callable[[str], Any]]:
+    """Return a workflow as the provider returns it now, and a function that returns a pipeline.
 
-    Raises `NoProvider`. Raises `HookFailed` if the provider raised. Raises `UnknownWorkflow` and
+    Raises `NoProvider`. Both raise `HookFailed` if the provider raises, and `UnknownWorkflow` and
     `InvalidWorkflow` for a workflow that can never run.
     """
     cfg = config.get_config()
@@ -56,12 +57,17 @@ def expand(run: Row) -> dict[str, Any]:
             "or call set_workflow_provider()"
         )
     document = _load("workflow", workflows, run["workflow_name"])
-    return definition.expand(document, lambda name: _load("pipeline", pipelines, name))
+    return document, functools.partial(_load, "pipeline", pipelines)
 
 
-def _load(kind: str, load: Callable[[str], Any], name: str) -> Any:
+def expand(run: Row) -> dict[str, Any]:
+    """Return the definition of a run's workflow as the provider returns it now; raise as `load`."""
+    return definition.expand(*load(run))
+
+
+def _load(kind: str, provider: Callable[[str], Any], name: str) -> Any:
     try:
-        return load(name)
+        return provider(name)
     except errors.InvalidWorkflow:
         raise
     except NOT_FOUND as error:

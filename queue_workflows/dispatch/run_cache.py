@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Generic, TypeAlias, TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from queue_workflows import db, errors
-from queue_workflows.dag import definition, frozen_definition, graph, payload, readiness
+from queue_workflows import config, db, errors
+from queue_workflows.dag import definition, graph, payload, readiness
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import nodes, runs
 from queue_workflows.types import Row
@@ -32,18 +34,13 @@ class OnConnection:
     """A `Begin` on one autocommit connection of the caller's."""
 
     def __init__(self, connection: Callable[[], db.Connection]) -> None:
-        self._connection = connection
+        self.connection = connection
 
     @contextmanager
     def __call__(self) -> Generator[db.Connection]:
-        conn = self._connection()
+        conn = self.connection()
         with conn.transaction():
             yield conn
-
-    @contextmanager
-    def read(self) -> Generator[db.Connection]:
-        """Return the connection for a single statement, which needs no transaction around it."""
-        yield self._connection()
 
 
 def on_connection(conn: db.Connection | db.DedicatedConnection) -> OnConnection:
@@ -53,62 +50,77 @@ def on_connection(conn: db.Connection | db.DedicatedConnection) -> OnConnection:
 
 def reading(begin: Begin) -> AbstractContextManager[db.Connection]:
     """Yield a connection for a single statement, without a transaction where none is needed."""
-    return begin.read() if isinstance(begin, OnConnection) else begin()
+    return nullcontext(begin.connection()) if isinstance(begin, OnConnection) else begin()
 
 
 def in_open_transaction(conn: db.Connection) -> Begin:
     """Return a `Begin` that joins the open transaction of `conn`."""
-
-    @contextmanager
-    def begin() -> Generator[db.Connection]:
-        yield conn
-
-    return begin
+    return functools.partial(nullcontext, conn)
 
 
 class ReadNeeded(Exception):
     """A plan needs something that only the database knows."""
 
 
-class NoKnowledge:
-    """A reader that knows nothing about a run's nodes."""
-
-    def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
-        raise ReadNeeded
-
-    def present(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
-        raise ReadNeeded
-
-    def done_all(self) -> set[str]:
-        raise ReadNeeded
-
-    def context(self, heads: set[str] | None) -> dict[str, Any]:  # noqa: ARG002  the protocol's name
-        raise ReadNeeded
-
-
 class Reader:
-    """Read a run's nodes from the database for one plan, in the transactions that `begin` opens."""
+    """What a plan may know of a run's nodes: what its caller knows, and what the database has.
 
-    def __init__(self, begin: Begin, run_id: str) -> None:
+    `done`: which nodes of `asked` are done; `asked` None: of all nodes; `done` None: unknown.
+    `present`: which nodes have a row; None: unknown. `context` returns members of the context
+    instead of the database. `begin` opens the transactions of the reads; None: nothing is read, and
+    a question that needs it raises `ReadNeeded`.
+    """
+
+    def __init__(
+        self,
+        begin: Begin | None,
+        run_id: str,
+        *,
+        done: set[str] | None = None,
+        asked: set[str] | None = None,
+        present: set[str] | None = None,
+        context: Callable[[set[str] | None], dict[str, Any]] | None = None,
+    ) -> None:
         self._begin = begin
         self._run_id = run_id
+        self._done = done
+        self._asked = asked
+        self._present = present
+        self._context = context
         self._room = nodes.Room()
 
     def done_among(self, ids: Collection[str]) -> set[str]:
-        with reading(self._begin) as conn:
-            return nodes.done_among(conn, self._run_id, ids)
-
-    def present(self, ids: Collection[str]) -> set[str]:
-        with reading(self._begin) as conn:
-            return nodes.present_among(conn, self._run_id, ids)
+        if self._done is None:
+            with self._reading() as conn:
+                return nodes.done_among(conn, self._run_id, ids)
+        if self._asked is not None and (unknown := set(ids) - self._asked):
+            with self._reading() as conn:
+                self._done |= nodes.done_among(conn, self._run_id, unknown)
+            self._asked |= unknown
+        return self._done.intersection(ids)
 
     def done_all(self) -> set[str]:
-        with reading(self._begin) as conn:
+        if self._done is not None:
+            return self._done
+        with self._reading() as conn:
             return nodes.all_done(conn, self._run_id)
 
+    def present(self, ids: Collection[str]) -> set[str]:
+        if self._present is not None:
+            return self._present.intersection(ids)
+        with self._reading() as conn:
+            return nodes.present_among(conn, self._run_id, ids)
+
     def context(self, heads: set[str] | None) -> dict[str, Any]:
-        with reading(self._begin) as conn:
+        if self._context is not None:
+            return self._context(heads)
+        with self._reading() as conn:
             return db.run(conn, nodes.context(self._run_id, heads, self._room))
+
+    def _reading(self) -> AbstractContextManager[db.Connection]:
+        if self._begin is None:
+            raise ReadNeeded
+        return reading(self._begin)
 
 
 Identity: TypeAlias = "tuple[str, int, int, int]"
@@ -144,13 +156,13 @@ class _Cache(Generic[K, V]):
             while len(self._items) > self._size:
                 self._items.popitem(last=False)
 
-    def drop(self, concerns: Callable[[K], bool]) -> None:
+    def drop(self, key: K) -> None:
         with self._lock:
-            for key in [key for key in self._items if concerns(key)]:
-                del self._items[key]
+            self._items.pop(key, None)
 
 
-_cache: _Cache[Identity, readiness.Progress] = _Cache(CACHED_RUNS)
+_cache: _Cache[str, tuple[Identity, readiness.Progress]] = _Cache(CACHED_RUNS)
+"""What is known of runs by their ids."""
 _left: _Cache[Identity, bool] = _Cache(CACHED_RUNS)
 """The runs that `read` leaves to the dispatcher."""
 parts: _Cache[str, int] = _Cache(CACHED_RUNS)
@@ -160,21 +172,39 @@ _graphs: _Cache[bytes, graph.Graph] = _Cache(CACHED_GRAPHS)
 """
 
 
+class Definition(NamedTuple):
+    """The definition of a run as JSON text, and its digest."""
+
+    text: str
+    digest: str
+
+
+class _Expansion(NamedTuple):
+    """A definition, and the hashes of the pipelines that it was made of, by name."""
+
+    of: dict[str, bytes | None]
+    made: Definition
+
+
+_expansions: _Cache[bytes, _Expansion] = _Cache(CACHED_GRAPHS)
+"""Definitions by the hash of the workflow's document, and of the settings that expanding reads."""
+
+
 def forget(run_id: str) -> None:
     """Drop what this process knows of a run; the database keeps the truth."""
-    _cache.drop(lambda key: key[0] == run_id)
+    _cache.drop(run_id)
 
 
 def recall(run: Row) -> readiness.Progress | None:
     """Return what is known of a run in its generation, without reading the database."""
-    return _cache.get(identity(run))
+    known = _cache.get(run["id"])
+    return known[1] if known is not None and known[0] == identity(run) else None
 
 
 def learn(begin: Begin, run: Row) -> readiness.Progress:
     """Return what is known of a run; read its definition if needed, or expand and freeze it.
 
-    Opens transactions, and may call the provider outside of them. Raises what `hooks.expand`
-    raises.
+    Opens transactions, and may call the provider outside of them. Raises what `hooks.load` raises.
     """
     progress, made = prepare(begin, run)
     if made is None:
@@ -188,7 +218,7 @@ def learn(begin: Begin, run: Row) -> readiness.Progress:
     return progress
 
 
-def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] | None]:
+def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, Definition | None]:
     """Return what is known of a run, and its new definition for `freeze` if it was just expanded.
 
     Nothing is cached for a definition that is not stored yet: call `keep` after the commit.
@@ -197,15 +227,51 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] 
     if progress is not None:
         return progress, None
     if not run["has_definition"]:
-        made = hooks.expand(run)
-        return readiness.Progress(graph.Graph(made)), made
+        made = _expanded(run)
+        return readiness.Progress(_graph(made.text)), made
     with reading(begin) as conn:
         texts = runs.definition_texts(conn, [run["id"]])
     if not texts:
         raise errors.UnknownJob(f"run {run['id']!r} is gone")
-    progress = readiness.Progress(_frozen_graph(texts[run["id"]]))
+    progress = readiness.Progress(_graph(texts[run["id"]]))
     keep(run, progress)
     return progress, None
+
+
+def _expanded(run: Row) -> Definition:
+    """Return the definition of a run's workflow as the provider returns it now.
+
+    What the provider returned for an earlier run is not expanded again, as that gives the same
+    definition. Raises what `hooks.load` raises.
+    """
+    document, load = hooks.load(run)
+    pipelines: dict[str, Any] = {}
+
+    def pipeline(name: str) -> Any:
+        if name not in pipelines:
+            pipelines[name] = load(name)
+        return pipelines[name]
+
+    limits = config.MAX_NODES_PER_RUN, config.MAX_PAYLOAD_KB, config.MAX_PAYLOAD_DEPTH
+    versions = config.get_config().node_versions
+    key = _hash([document, versions, [limit.read() for limit in limits]])
+    known = None if key is None else _expansions.get(key)
+    if known is not None and all(_hash(pipeline(each)) == known.of[each] for each in known.of):
+        return known.made
+    expanded = definition.expand(document, pipeline)
+    made = Definition(payload.encode_definition(expanded), definition.digest(expanded))
+    hashes = {name: _hash(schema) for name, schema in pipelines.items()}
+    if key is not None and None not in hashes.values() and len(made.text) <= CACHED_GRAPH_CHARS:
+        _expansions.put(key, _Expansion(hashes, made))
+    return made
+
+
+def _hash(document: Any) -> bytes | None:
+    """Return a hash of what the app's provider returned; None if it is no plain JSON."""
+    try:
+        return hashlib.sha256(json.dumps(document, allow_nan=False).encode()).digest()
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def unknown(wanted: Iterable[Row]) -> list[Row]:
@@ -227,7 +293,7 @@ def learned(asked: Iterable[Row], texts: Mapping[str, str]) -> None:
     for run in asked:
         run_id = run["id"]
         try:
-            found = _frozen_graph(texts[run_id]) if run_id in texts else None
+            found = _graph(texts[run_id]) if run_id in texts else None
         except errors.InvalidWorkflow:
             found = None
         if found is None:
@@ -236,7 +302,7 @@ def learned(asked: Iterable[Row], texts: Mapping[str, str]) -> None:
             keep(run, readiness.Progress(found))
 
 
-def _frozen_graph(text: str) -> graph.Graph:
+def _graph(text: str) -> graph.Graph:
     """Return the graph of a stored definition, checked once per process and content.
 
     Raises `InvalidWorkflow` for a definition that cannot run, since its row may be forged.
@@ -244,7 +310,7 @@ def _frozen_graph(text: str) -> graph.Graph:
     key = hashlib.sha256(text.encode()).digest()
     known = _graphs.get(key)
     if known is None:
-        known = frozen_definition.check(db.load_json(text))
+        known = graph.read(db.load_json(text))
         # An app's resolver may change the templates that it receives.
         if len(text) <= CACHED_GRAPH_CHARS and not hooks.app_resolves():
             _graphs.put(key, known)
@@ -253,10 +319,9 @@ def _frozen_graph(text: str) -> graph.Graph:
 
 def keep(run: Row, progress: readiness.Progress) -> None:
     """Cache what is known of a run in its generation."""
-    _cache.put(identity(run), progress)
+    _cache.put(run["id"], (identity(run), progress))
 
 
-def freeze(conn: db.Connection, run: Row, made: dict[str, Any]) -> bool:
+def freeze(conn: db.Connection, run: Row, made: Definition) -> bool:
     """Store a definition under the run's lock; return False if the run has one already."""
-    text = payload.encode_definition(made)
-    return runs.freeze_definition(conn, run["id"], text, definition.digest(made))
+    return runs.freeze_definition(conn, run["id"], made.text, made.digest)

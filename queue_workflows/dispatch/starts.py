@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 from queue_workflows import config, db
@@ -75,7 +76,7 @@ def start_queued(
         left = kept.attempt(
             STARTS,
             head["id"],
-            lambda head=head: _left_queue(begin, head, waiting),
+            functools.partial(_left_queue, begin, head, waiting),
             lambda error, _, run_id=head["id"]: _delay(begin, run_id, error),
         )
         started += bool(left)

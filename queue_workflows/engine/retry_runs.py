@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queue_workflows import db, errors
-from queue_workflows.dag import frozen_definition
+from queue_workflows.dag import graph
 from queue_workflows.engine import job_tables, node_names, nodes, retry_maps, runs
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
@@ -45,7 +45,7 @@ def reopen(conn: db.Connection, run_id: str, *, from_node: str | None) -> Row:
 def _again(conn: db.Connection, run_id: str, node_id: str) -> retry_maps.Again:
     """Return a node and all that depends on it."""
     stored = runs.definition(conn, run_id)
-    walk = None if stored is None else frozen_definition.check(stored)
+    walk = None if stored is None else graph.read(stored)
     found = None if walk is None else retry_maps.find(walk, node_id)
     if found is None:
         meant = node_names.hint(conn, run_id, node_id)

@@ -185,6 +185,7 @@ def start_fresh(
         "digest": digest,
         "nodes": rows_json,
         "out_dir": run["out_dir"],
+        "version": run["version"],
     }
     row = conn.execute(statements.runs.start_fresh, parameters, prepare=True).fetchone()
     return row["n"] if row else None

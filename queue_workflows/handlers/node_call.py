@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import queue_workflows
-from queue_workflows import config, errors, tasks
+from queue_workflows import config, errors, refs, tasks
 from queue_workflows.dag import arguments, confinement, document_values, payload
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import attempt_context
@@ -199,6 +199,60 @@ def refused(job: Row) -> outcomes.Outcome | None:
     except errors.UnreadableRow as error:
         return failed(job, error, 0.0)
     return None
+
+
+class Inputs(NamedTuple):
+    """The resolved inputs of a node, and their JSON text if the claim has not stored them."""
+
+    inputs: JsonDict
+    resolved: str | None
+
+
+def inputs_of(job: Row, context: Callable[[list[str] | None], Any]) -> Inputs:
+    """Return the inputs of a node; `context` is called if `needs_context`, with what it names.
+
+    Raises `UnreadableRow` (an `InvalidPayload`) for stored inputs that cannot be loaded.
+    """
+    where = f"node {job['node_id']!r}"
+    inputs = resolve_inputs(job, context)
+    if inputs == job["inputs"] and job.get("ref_heads") == []:
+        return Inputs(inputs, None)
+    return Inputs(inputs, payload.encode(inputs, f"inputs of {where}"))
+
+
+def resolve_inputs(job: Row, context: Callable[[list[str] | None], Any]) -> JsonDict:
+    """Return the inputs of a node, its template resolved once against the context as it is now.
+
+    A ref that does not resolve keeps the value from `inputs`. An app that queued the job itself
+    left no template: there `inputs` is the template, so that such a ref is passed as it stands.
+    """
+    where = f"node {job['node_id']!r}"
+    inputs = payload.stored_object(job["inputs"], f"inputs of {where}")
+    template = payload.stored_object(_template(job), f"input_template of {where}")
+    custom = config.get_config().resolve_ref is not None
+    if not custom and not refs.has_refs(template):
+        return dict(inputs)
+    values = job.get("context")
+    if values is None or custom:
+        values = context(context_heads(job))
+    values = payload.stored_object(values, f"context of {where}")
+    return refs.resolve_inputs(template, values, inputs, config.get_config().get_resolve_ref())
+
+
+def needs_context(job: Row) -> bool:
+    """Return whether the refs of a node need more than its row has."""
+    custom = config.get_config().resolve_ref is not None
+    return custom or (job.get("context") is None and refs.has_refs(_template(job)))
+
+
+def context_heads(job: Row) -> list[str] | None:
+    """Return which members of the context the refs name; None: an app's resolver may take any."""
+    custom = config.get_config().resolve_ref is not None
+    return None if custom else [*refs.heads(_template(job))]
+
+
+def _template(job: Row) -> Any:
+    return job["inputs"] if job["input_template"] is None else job["input_template"]
 
 
 def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from queue_workflows import config, refs
-from queue_workflows.dag import arguments, confinement, payload
+from queue_workflows import config
+from queue_workflows.dag import arguments, confinement
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache
@@ -37,8 +37,7 @@ def run(
     started = time.monotonic()
     lookups = _Lookups(row, job.key, ask, send)
     try:
-        inputs = _inputs(row, lambda: ask(job.key, "context", _heads(row)))
-        resolved = _resolved(row, inputs)
+        inputs = node_call.inputs_of(row, lambda heads: ask(job.key, "context", heads))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around app code: its resolver
@@ -48,7 +47,7 @@ def run(
     try:
         return node_call.call(
             node_call.NodeCall(
-                row, inputs, resolved, lookups, model_cache, job.cancel, job.status, job, ask_step
+                row, *inputs, lookups, model_cache, job.cancel, job.status, job, ask_step
             ),
             runner,
         )
@@ -72,23 +71,20 @@ async def run_async(
     started = time.monotonic()
     answers = dict[str, Any]()
     try:
-        if _needs_context(row):
-            answers["context"] = await ask(job.key, "context", _heads(row))
+        if node_call.needs_context(row):
+            answers["context"] = await ask(job.key, "context", node_call.context_heads(row))
         if _needs_out_dir(row):
             answers["out_dir"] = await ask(job.key, "out_dir", None)
         if config.get_config().invoke_context is not None:
             answers["rows"] = await ask(job.key, "rows", None)
-        inputs = _inputs(row, lambda: answers["context"])
-        resolved = _resolved(row, inputs)
+        inputs = node_call.inputs_of(row, lambda _: answers["context"])
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around app code: its resolver
         return _failed(job, row, error, time.monotonic() - started)
     lookups = _Lookups(row, job.key, lambda _, what, __: answers[what], send)
     return await node_call.call_async(
-        node_call.NodeCall(
-            row, inputs, resolved, lookups, None, job.cancel, job.status, job, ask_step
-        )
+        node_call.NodeCall(row, *inputs, lookups, None, job.cancel, job.status, job, ask_step)
     )
 
 
@@ -101,46 +97,10 @@ def _needs_out_dir(row: Row) -> bool:
     return bool(confinement.roots()) or not {"out", "scratch"}.isdisjoint(names)
 
 
-def _resolved(row: Row, inputs: JsonDict) -> str | None:
-    if inputs == row["inputs"] and row.get("ref_heads") == []:
-        return None
-    return payload.encode(inputs, f"inputs of node {row['node_id']!r}")
-
-
 def _failed(
     job: running.Running, row: Row, error: BaseException, seconds: float
 ) -> outcomes.Outcome:
     return node_call.unless_cancelled(job.cancel, node_call.failed(row, error, seconds))
-
-
-def _needs_context(row: Row) -> bool:
-    """Return whether the refs of a node need more than its row has."""
-    custom = config.get_config().resolve_ref is not None
-    return custom or (row.get("context") is None and refs.has_refs(_template(row)))
-
-
-def _template(row: Row) -> Any:
-    return (row["inputs"] or {}) if row["input_template"] is None else row["input_template"]
-
-
-def _heads(row: Row) -> list[str] | None:
-    """Return which members of the context the refs name; None: an app's resolver may take any."""
-    custom = config.get_config().resolve_ref is not None
-    return None if custom else [*refs.heads(_template(row))]
-
-
-def _inputs(row: Row, context: Callable[[], Any]) -> JsonDict:
-    """Return the inputs of a node, as `dispatch.job_inputs.resolve_inputs_for_job` does."""
-    inputs = cast("JsonDict", row["inputs"] or {})
-    template = _template(row)
-    custom = config.get_config().resolve_ref is not None
-    if not custom and not refs.has_refs(template):
-        return dict(inputs)
-    values: Any = row.get("context")
-    if values is None or custom:
-        values = context()
-    values = payload.stored_object(values, f"context of node {row['node_id']!r}")
-    return refs.resolve_inputs(template, values, inputs, config.get_config().get_resolve_ref())
 
 
 class _Lookups:

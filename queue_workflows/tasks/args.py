@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from queue_workflows import config, errors
-from queue_workflows.dag import arguments, jsonable, typed_values
+from queue_workflows.dag import arguments, payload, typed_values
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -171,7 +171,7 @@ def _plain(args: Any, where: str) -> dict[str, Any]:
     if (dump := getattr(args, "model_dump", None)) is not None:
         args = dump(mode="json")
     elif typed_values.is_record(type(args)):
-        args = jsonable.plain(args, where)
+        args = payload.plain(args, where)
     if not isinstance(args, Mapping):
         raise errors.ArgsRefused(f"{where}: a dict, not {type(args).__name__}")
     return dict(cast("Mapping[str, Any]", args))

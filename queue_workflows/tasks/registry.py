@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, overload
 
 from queue_workflows import config, errors
-from queue_workflows.dag import key_names
 from queue_workflows.dag import policy as policies
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
         if key not in _OPTIONS:
             raise errors.InvalidConfig(
                 f"{where}: unknown option {key!r}; known are {', '.join(sorted(_OPTIONS))}"
-                f"{key_names.hint(key, _OPTIONS)}"
+                f"{policies.hint(key, _OPTIONS)}"
             )
     entry = {key: value for key, value in options.items() if key in policies.KEYS}
     if (most := options.get("max_attempts")) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
-from queue_workflows.dag import run_folder
+from queue_workflows.dag import confinement
 from queue_workflows.db import statements
 from queue_workflows.engine import job_steps, nodes
 from queue_workflows.run import wire
@@ -45,7 +45,7 @@ def rows(job: claimed_job.ClaimedJob) -> db.Script[JsonDict]:
 
 
 def _out_dir(job: claimed_job.ClaimedJob) -> db.Script[str]:
-    default = run_folder.of_run(job.run_id or "")
+    default = confinement.of_run(job.run_id or "")
     given = {"run_id": job.run_id, "out_dir": default}
     row = yield from db.one(statements.runs.set_out_dir, given)
     return row["out_dir"] if row else default

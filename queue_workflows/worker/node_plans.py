@@ -6,33 +6,33 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from queue_workflows import db, errors
 from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
-from queue_workflows.dispatch import fast_path, hooks, run_cache
+from queue_workflows.dispatch import advance, hooks, run_cache
 from queue_workflows.engine import claims, outcomes
 from queue_workflows.types import Row
 from queue_workflows.worker import claimed_job
 
 T = TypeVar("T")
+EMPTY = "{}"
 _log = logging.getLogger(__name__)
 Done = tuple[claimed_job.ClaimedJob, outcomes.Outcome]
 
 
-def job_row(job: claimed_job.ClaimedJob) -> Row:
-    """Return what the planner reads of a node: its ids and its run."""
-    return {"run_id": job.run_id, "node_id": job.node_id, "run": job.run}
+def run_of(job: claimed_job.ClaimedJob) -> Row:
+    """Return what identifies the run of a claimed node."""
+    unknown = {"generation": None, "revision": None, "born": None}
+    return {"id": job.run_id, **unknown, **(job.run or {})}
 
 
 def learned(done: Sequence[Done]) -> db.Script[None]:
     """Read the graphs of the runs of completed nodes that this process does not know yet."""
     if hooks.app_resolves():
         return
-    runs = [
-        fast_path.run_of(job_row(job)) for job, _ in done if not item_ids.of_item(job.node_id or "")
-    ]
+    runs = [run_of(job) for job, _ in done if not item_ids.of_item(job.node_id or "")]
     wanted = _best_effort(lambda: run_cache.unknown(runs))
     if wanted:
         given = {"ids": [run["id"] for run in wanted], "most": run_cache.SMALL_BYTES}
@@ -51,13 +51,44 @@ def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
     for place, (job, _) in enumerate(done):
         runs.setdefault(job.run_id, []).append(place)
     for places in runs.values():
-        nodes = [(job_row(done[at][0]), done[at][1].result) for at in places]
-        ahead = _best_effort(functools.partial(fast_path.plan, nodes))
+        ahead = _best_effort(functools.partial(plan, [done[at] for at in places]))
         if ahead is not None:
             for at in places[:-1]:
                 found[at] = ahead._replace(rows=None, complete=False)
             found[places[-1]] = ahead
     return found
+
+
+def plan(done: Sequence[Done]) -> claims.Ahead | None:
+    """Return what follows from these nodes of one run, by their results alone.
+
+    None: the dispatcher decides, for example since other nodes matter, the graph is not known, or
+    the run fails. Changes nothing: call `note` after the commit. Raises `UnreadableRow`.
+    """
+    run = run_of(done[0][0])
+    results = {job.node_id or "": outcome.result for job, outcome in done}
+    items = any(map(item_ids.of_item, results))
+    progress = None if items or hooks.app_resolves() else run_cache.recall(run)
+    # The second condition gives the same result as the plan for a fan's nodes, at less cost.
+    if progress is None or advance.must_read(progress, *results):
+        return None
+
+    def context(heads: set[str] | None) -> dict[str, Any]:
+        # An empty result leaves the value that `run.context` may have under the node's id.
+        if not heads or not all(results.get(head, EMPTY) != EMPTY for head in heads):
+            raise run_cache.ReadNeeded
+        return {head: json.loads(results[head]) for head in heads}
+
+    reader = run_cache.Reader(None, run["id"], context=context)
+    planned = advance.plan_as_text(progress, run, reader, [*results], committed=False)
+    return None if planned is None else claims.Ahead(run["generation"], *planned, run["revision"])
+
+
+def note(job: claimed_job.ClaimedJob) -> None:
+    """Remember that a node was recorded as completed."""
+    progress = run_cache.recall(run_of(job))
+    if progress is not None and not item_ids.of_item(job.node_id or ""):
+        progress.known.add(job.node_id or "")
 
 
 def _best_effort(call: Callable[[], T]) -> T | None:
@@ -74,7 +105,7 @@ def _best_effort(call: Callable[[], T]) -> T | None:
 def noted(done: Sequence[Done]) -> None:
     """Remember that these nodes were recorded as completed."""
     for job, _ in done:
-        _best_effort(functools.partial(fast_path.note, job_row(job)))
+        _best_effort(functools.partial(note, job))
 
 
 def rows_planned(ahead: claims.Ahead | None) -> int:

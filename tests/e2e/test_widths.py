@@ -27,7 +27,7 @@ SEEN = {
         ("dispatch/advance.py", "advance"),  # in the orchestrator
         ("worker/lane.py", "claim"),
         ("handlers/node_call.py", "call"),
-        ("dispatch/fast_path.py", "plan"),  # in the worker
+        ("worker/node_plans.py", "plan"),  # in the worker
     },
     "off": {("run/launcher.py", "_reap"), ("engine/handback.py", "hand_back")},
     "lost-lease": {("engine/recovery.py", "reclaim_lapsed")},

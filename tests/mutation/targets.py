@@ -18,7 +18,6 @@ _SCHEDULE = ("unit/test_schedule_edges.py", "unit/test_schedule.py")
 _EXPRESSION = ("unit/test_expression_edges.py", "integration/test_expression.py")
 TARGETS = {
     "dag/plan.py": (*_PLAN, *_BRANCHES, *_LOOPS),
-    "dag/candidate.py": (*_PLAN, *_BRANCHES, *_LOOPS),
     "dag/readiness.py": (*_PLAN, *_BRANCHES, *_LOOPS),
     "dag/graph.py": (*_GRAPH, *_PLAN, *_BRANCHES, *_MAPS, *_DEFINITION),
     "dag/policy.py": _POLICY,

@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, db, dispatcher, node_pool, node_queue, run_store
-from queue_workflows.dispatch import drain, fast_path, job_inputs, run_cache, starts
+from queue_workflows import (
+    claim_worker,
+    db,
+    dispatcher,
+    node_pool,
+    node_queue,
+    run_store,
+)
+from queue_workflows.dispatch import drain, run_cache, starts
 from queue_workflows.engine import maps
+from queue_workflows.handlers import node_call
+from queue_workflows.worker import node_plans
 
 Spec = dict[str, Any]
 ROUNDS = 200
@@ -182,13 +191,13 @@ def start_queued() -> int:
 
 def before_input_reads(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
     """Call this before a worker reads the inputs of a node; what it raises, the read raises."""
-    read = job_inputs.resolve_inputs_for_job
+    read = node_call.inputs_of
 
-    def reading(job_id: str, **more: Any) -> Spec:
+    def reading(job: Spec, context: Callable[[list[str] | None], Any]) -> node_call.Inputs:
         call()
-        return read(job_id, **more)
+        return read(job, context)
 
-    patch.setattr(job_inputs, "resolve_inputs_for_job", reading)
+    patch.setattr(node_call, "inputs_of", reading)
 
 
 def fail_dispatches(patch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -197,7 +206,7 @@ def fail_dispatches(patch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: object, **__: object) -> Any:
         raise error
 
-    for module, names in ((fast_path, ("plan", "note")), (run_cache, ("unknown", "learned"))):
+    for module, names in ((node_plans, ("plan", "note")), (run_cache, ("unknown", "learned"))):
         for name in names:
             patch.setattr(module, name, fail)
 
@@ -205,11 +214,11 @@ def fail_dispatches(patch: pytest.MonkeyPatch, error: Exception) -> None:
 @contextmanager
 def unplanned() -> Generator[None]:
     """Let workers leave what follows from their nodes to a later dispatch."""
-    plan, fast_path.plan = fast_path.plan, lambda done: None
+    plan, node_plans.plan = node_plans.plan, lambda done: None
     try:
         yield
     finally:
-        fast_path.plan = plan
+        node_plans.plan = plan
 
 
 @contextmanager
@@ -229,7 +238,7 @@ def forget(run_id: str) -> None:
 
 def forget_all() -> None:
     """Forget what this process has read of all runs."""
-    run_cache._cache.drop(lambda key: True)
+    run_cache._cache = type(run_cache._cache)(run_cache.CACHED_RUNS)
 
 
 def count_items(

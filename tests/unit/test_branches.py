@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from queue_workflows import check, config, declare, errors
 from queue_workflows.cli import graph_text
-from queue_workflows.dag import branches, definition, frozen_definition, graph
+from queue_workflows.dag import branches, definition, graph
 from queue_workflows.declare import ask, branch, node, pipeline, workflow
 from tests.support.examples import examples
 from tests.unit.test_dag_plan import FakeRun, ids
@@ -40,7 +40,7 @@ def test_a_branch_expands_to_its_arms_and_one_node_with_its_output() -> None:
         "other": None,
     }
     assert (nodes["b"]["deps"], nodes["s/one"]["deps"]) == (["b/one", "b/two"], ["b"])
-    found = frozen_definition.check(made).choices["b"]
+    found = graph.read(made).choices["b"]
     assert found.members == {"b/one": {"b/one"}, "b/two": {"b/first", "b/two"}}
 
 
@@ -83,7 +83,7 @@ def test_a_forged_branch_is_refused(path: tuple[str, ...], value: Any, words: st
         owner = owner[key]
     owner[path[-1]] = value
     with pytest.raises(errors.InvalidWorkflow, match=words):
-        frozen_definition.check(made)
+        graph.read(made)
 
 
 def test_values_have_the_keys_that_json_gives_them() -> None:
@@ -117,7 +117,7 @@ def test_what_runs_is_what_the_slow_reference_says(
     nodes = [{"id": each, "depends_on": deps[each]} for each in sorted(needed)]
     entry = step(arms=arms, **({"other": other} if other else {}))
     made = definition.expand({"name": "w", "steps": [entry]}, lambda _: {"nodes": nodes})
-    run = FakeRun(frozen_definition.check(made), kind=value)
+    run = FakeRun(graph.read(made), kind=value)
     plan = run.start()
     keys = {"True": "true", "None": "null", "1.5": ""}
     end = arms.get(keys.get(str(value), str(value)), other)
@@ -148,7 +148,7 @@ def test_what_follows_a_branch_is_planned_with_it() -> None:
         {"name": "x", "from": "pipeline.x"}]}]}}  # fmt: skip
     after["inputs"] = {"x": {"$from": "b.file"}}
     made = definition.expand({"name": "w", "steps": [step(), after]}, load.__getitem__)
-    run = FakeRun(graph.Graph(made), kind="x")
+    run = FakeRun(graph.read(made), kind="x")
     run.start()
     run.finish("b/one", file="f")
     plan = run.after("b/one")
@@ -160,7 +160,7 @@ def test_what_follows_a_branch_is_planned_with_it() -> None:
 
 
 def test_a_branch_that_is_skipped_skips_all_arms() -> None:
-    run = FakeRun(graph.Graph(expanded(step(skip_if={"$from": "no"}))), no=True)
+    run = FakeRun(graph.read(expanded(step(skip_if={"$from": "no"}))), no=True)
     plan = run.start()
     assert (ids(plan, "skipped"), plan.complete) == (["b/one", "b/first", "b/two", "b"], True)
 

@@ -373,12 +373,12 @@ def test_tracebacks_go_to_stderr_short_or_whole(capsys: pytest.CaptureFixture[st
 
 
 def a_graph(**deps: list[str]) -> graph.Graph:
-    rest = {"module": "m", "queue": "cpu", "model": None, "inputs": {}, "skip_if": None}
-    nodes = [
-        {"id": name, "deps": before, "pipeline": None, "step": None, **rest}
-        for name, before in deps.items()
-    ]
-    return graph.Graph({"version": 1, "workflow": "w", "nodes": nodes})
+    return graph.Graph(
+        {
+            name: graph.Node(name, "m", "cpu", None, tuple(before), {}, None, None, None)
+            for name, before in deps.items()
+        }
+    )
 
 
 def test_the_longest_chain_is_by_time_not_by_number() -> None:

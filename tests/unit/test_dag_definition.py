@@ -437,7 +437,7 @@ def test_a_wrong_type_anywhere_is_refused_or_fine_but_never_another_error(junk: 
             expanded = definition.expand({"name": "w", "steps": [one, step("other")]}, load(nodes))
         except errors.InvalidWorkflow:
             return
-        graph.Graph(json.loads(json.dumps(expanded)))
+        graph.read(json.loads(json.dumps(expanded)))
 
     good = {"id": "n", "inputs": [{"name": "x", "from": "n"}]}
     for key in STEP_KEYS:

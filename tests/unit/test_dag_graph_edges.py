@@ -1,4 +1,4 @@
-"""Graphs at their edges: versions, loops, failures that a map allows, chains of equal lengths."""
+"""Graphs at their edges: versions, loops, failures that a map allows, cycles."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def looped(end: str) -> dict[str, Any]:
 
 
 def test_a_worker_must_have_the_code_of_a_versioned_node_alone() -> None:
-    of = graph.Graph({"version": 1, "nodes": [entry("a", version=2), entry("b")]})
+    of = graph.read({"version": 1, "nodes": [entry("a", version=2), entry("b")]})
     assert (of.nodes["a"].version_key, of.nodes["b"].version_key) == ("a@2", None)
 
 
 def test_the_nodes_that_no_loop_repeats() -> None:
-    assert graph.Graph(looped("l/f#1")).once == ("l",)
+    assert graph.read(looped("l/f#1")).once == ("l",)
 
 
 def test_a_loop_whose_round_ends_elsewhere_is_refused() -> None:
     with pytest.raises(errors.InvalidWorkflow, match="'l' is not a node of this loop"):
-        graph.Graph(looped("l"))
+        graph.read(looped("l"))
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,9 @@ def test_a_loop_whose_round_ends_elsewhere_is_refused() -> None:
 def test_a_map_allows_a_count_of_failures_or_a_share_without_its_rounding_error(
     may_fail: float, total: int, allowed: int
 ) -> None:
-    of = graph.Map(graph.Graph(document({"n": []})), "n", may_fail=may_fail)
+    of = graph.Map(graph.read(document({"n": []})), "n", may_fail=may_fail)
     assert of.allowed_failures(total) == allowed
     assert graph.Map(of.body, "n").allowed_failures(total) == 0
-
-
-def test_a_longer_way_behind_a_direct_edge_is_the_longest_chain() -> None:
-    of = graph.Graph(document({"x": [], "y": ["x"], "end": ["x", "y"]}))
-    assert of.longest_chain() == ["x", "y", "end"]
 
 
 def test_nodes_come_after_their_dependencies_and_those_behind_a_cycle_do_not_come() -> None:

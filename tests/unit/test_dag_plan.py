@@ -27,7 +27,7 @@ def node(node_id: str, *deps: str, **more: Any) -> dict[str, Any]:
 
 
 def built(*nodes: dict[str, Any]) -> graph.Graph:
-    return graph.Graph({"version": 1, "workflow": "w", "nodes": list(nodes)})
+    return graph.read({"version": 1, "workflow": "w", "nodes": list(nodes)})
 
 
 class FakeRun:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows.dag import branches, candidate, engine_nodes, graph, loops, plan, readiness
+from queue_workflows.dag import branches, graph, loops, plan, readiness
 from tests.unit.test_dag_plan import FakeRun, built, ids, node
 
 LOOP = loops.Loop("l", tuple(loops.Round(f"l/f#{n}", {"$from": f"u{n}"}) for n in (1, 2, 3)), True)
@@ -17,7 +17,7 @@ def branched(*more: dict[str, Any], **context: Any) -> FakeRun:
     arms = [node(f"b/{name}", arm="b") for name in ("one", "two")]
     end = node("b", "b/one", "b/two", module=branches.MODULE, choice=BRANCH)
     nodes = [*arms, end, *more]
-    return FakeRun(graph.Graph({"version": 2, "workflow": "w", "nodes": nodes}), **context)
+    return FakeRun(graph.read({"version": 2, "workflow": "w", "nodes": nodes}), **context)
 
 
 def test_the_event_of_a_node_is_known_without_a_query_from_then_on() -> None:
@@ -88,9 +88,9 @@ def unresolved(value: Any, context: Any) -> Any:
     raise RuntimeError("no such value")
 
 
-def candidate_of(number: int | None, **more: Any) -> candidate.Candidate:
+def candidate_of(number: int | None, **more: Any) -> plan.NewNode:
     of = graph.Node("l/f", "f", "cpu", None, (), {}, None, "p", None, arm="l", round=number, **more)
-    return candidate.Candidate(of, None, LOOP, None)
+    return plan.NewNode(of, template={}, loop=LOOP)
 
 
 @pytest.mark.parametrize("number", [None, 1])
@@ -124,8 +124,8 @@ def test_a_round_whose_start_cannot_be_decided_is_not_skipped() -> None:
 def test_a_child_run_that_nobody_waits_for_ends_its_node_at_once() -> None:
     run = FakeRun(
         built(
-            node("wait", module=f"{engine_nodes.RUN}flow"),
-            node("go", module=f"{engine_nodes.START}flow"),
+            node("wait", module=f"{graph.RUN}flow"),
+            node("go", module=f"{graph.START}flow"),
             node("after", "go", inputs={"i": {"$from": "go.result"}}),
         )
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import frozen_definition
+from queue_workflows.dag import graph
 
 ENTRY: dict[str, Any] = {
     "id": "a", "module": "m", "queue": "cpu", "model": None, "deps": [], "inputs": {},
@@ -17,13 +17,13 @@ ENTRY: dict[str, Any] = {
 
 def test_a_definition_of_a_million_nodes_is_refused_at_once() -> None:
     with pytest.raises(errors.InvalidWorkflow, match="1000000 nodes; at most 20000"):
-        frozen_definition.check({"version": 1, "nodes": [ENTRY] * 1_000_000})
+        graph.read({"version": 1, "nodes": [ENTRY] * 1_000_000})
 
 
 def test_a_stored_version_is_checked() -> None:
     made = {"version": 1, "workflow": "w", "nodes": [{**ENTRY, "version": 3}]}
-    assert frozen_definition.check(made).nodes["a"].version_key == "m@3"
-    assert frozen_definition.check({**made, "nodes": [ENTRY]}).nodes["a"].version_key is None
+    assert graph.read(made).nodes["a"].version_key == "m@3"
+    assert graph.read({**made, "nodes": [ENTRY]}).nodes["a"].version_key is None
     for bad in ("3", -1, 2**40, True):
         with pytest.raises(errors.InvalidWorkflow, match="version must be"):
-            frozen_definition.check({**made, "nodes": [{**ENTRY, "version": bad}]})
+            graph.read({**made, "nodes": [{**ENTRY, "version": bad}]})

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import errors
-from queue_workflows.dag import definition, frozen_definition
+from queue_workflows.dag import definition, graph
 from tests.support.cpu import cpu_seconds
 from tests.support.examples import examples
 from tests.support.flow import step
@@ -33,7 +33,7 @@ def expand(*steps: Any, **pipelines: list[Json]) -> list[Json]:
     """The nodes of a workflow of these steps, checked as a stored definition is."""
     known = {name: {"nodes": nodes} for name, nodes in pipelines.items()}
     made = definition.expand({"name": "w", "steps": list(steps)}, known.__getitem__)
-    frozen_definition.check(made)
+    graph.read(made)
     return made["nodes"]
 
 
@@ -380,7 +380,7 @@ def test_the_implied_dependencies_are_those_of_a_slow_reference(
 def test_a_run_goes_the_way_that_refs_imply() -> None:
     known = {"p": {"nodes": [taking("b", "x"), {"id": "a"}]}}
     document = {"name": "w", "steps": [step("s", "p", inputs={"x": read("s/a.v")})]}
-    run = FakeRun(frozen_definition.check(definition.expand(document, known.__getitem__)))
+    run = FakeRun(graph.read(definition.expand(document, known.__getitem__)))
     assert ids(run.start()) == ["s/a"]
     run.finish("s/a", v=5)
     assert [(row.node.id, row.inputs) for row in run.after("s/a").rows] == [("s/b", {"x": 5})]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from queue_workflows import check, config, declare, errors
 from queue_workflows.cli import graph_text
-from queue_workflows.dag import definition, frozen_definition, loops
+from queue_workflows.dag import definition, graph, loops
 from queue_workflows.declare import loop, node, pipeline, workflow
 from tests.support.examples import examples
 from tests.unit.test_dag_plan import FakeRun, ids
@@ -30,7 +30,7 @@ def expanded(entry: dict[str, Any], body: Any = BODY) -> dict[str, Any]:
 
 
 def nodes_of(made: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    frozen_definition.check(made)
+    graph.read(made)
     return {entry["id"]: entry for entry in made["nodes"]}
 
 
@@ -86,7 +86,7 @@ def test_the_rounds_are_those_of_the_slow_reference(
             break
     last = states[(wanted - 1) % len(states)]
     made = expanded(step(at_most=at_most, must=must, start={"n": 9}))
-    run = FakeRun(frozen_definition.check(made))
+    run = FakeRun(graph.read(made))
     planned = run.start()
     ran = 0
     while todo := [each for each, status in run.status.items() if status == "queued"]:
@@ -106,7 +106,7 @@ def test_the_rounds_are_those_of_the_slow_reference(
 
 
 def test_a_long_tail_is_skipped_without_reading_it() -> None:
-    run = FakeRun(frozen_definition.check(expanded(step(at_most=1000))), begin=1)
+    run = FakeRun(graph.read(expanded(step(at_most=1000))), begin=1)
     run.start()
     run.finish("l/f#1", n=0)
     reads = len(run.heads_read)
@@ -116,7 +116,7 @@ def test_a_long_tail_is_skipped_without_reading_it() -> None:
 
 
 def test_an_until_that_is_not_there_fails_the_run() -> None:
-    run = FakeRun(frozen_definition.check(expanded(step())), begin=1)
+    run = FakeRun(graph.read(expanded(step())), begin=1)
     run.start()
     run.finish("l/f#1", other=0)
     failure = run.after("l/f#1").failure
@@ -153,7 +153,7 @@ def test_a_loop_in_a_map_has_its_rounds_in_the_body() -> None:
     made = expanded({"id": "m", "kind": "map", "over": [1], **inner})
     (node,) = made["nodes"]
     assert [each["id"] for each in node["map"]["body"]] == ["l/f#1", "l/f#2", "l"]
-    assert frozen_definition.check(made).nodes["m"].map is not None
+    assert graph.read(made).nodes["m"].map is not None
 
 
 def test_a_wrong_loop_in_a_map_is_refused_with_its_step() -> None:
@@ -177,13 +177,13 @@ def test_a_forged_loop_is_refused(node_id: str, key: str, value: Any, words: str
     made = expanded(step())
     next(entry for entry in made["nodes"] if entry["id"] == node_id)[key] = value
     with pytest.raises(errors.InvalidWorkflow, match=words):
-        frozen_definition.check(made)
+        graph.read(made)
 
 
 def test_a_forged_number_of_a_round_is_no_error_of_the_process() -> None:
     made = expanded(step())
     made["nodes"][1]["round"] = 900
-    run = FakeRun(frozen_definition.check(made), begin=1)
+    run = FakeRun(graph.read(made), begin=1)
     run.start()
     run.finish("l/f#1", n=0)
     assert ids(run.after("l/f#1"), "skipped") == ["l/f#2", "l/f#3"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import bindings, definition, frozen_definition, loops
+from queue_workflows.dag import bindings, definition, graph, loops
 
 LOOP = loops.Loop("l", tuple(loops.Round(f"l/f#{n}", n) for n in (1, 2, 3)), True)
 
@@ -19,7 +19,7 @@ def nodes_of(**more: Any) -> dict[str, dict[str, Any]]:
     step = {"id": "l", "kind": "loop", "pipeline": "p", "inputs": {"x": {"$from": "l"}}, "until": 1,
             "at_most": 3, "result": "f", "start": {"$from": "begin"}, **more}  # fmt: skip
     made = definition.expand({"name": "w", "steps": [step]}, lambda _: BODY)
-    frozen_definition.check(made)
+    graph.read(made)
     return {entry["id"]: entry for entry in made["nodes"]}
 
 

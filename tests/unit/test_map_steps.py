@@ -9,7 +9,7 @@ import pytest
 
 from queue_workflows import branch, check, errors, loop, node, pipeline, refs, workflow
 from queue_workflows.cli import graph_text
-from queue_workflows.dag import definition, frozen_definition, graph, item_ids, items
+from queue_workflows.dag import definition, graph, item_ids, items
 from queue_workflows.declare import failures
 
 PIPELINES: dict[str, Any] = {
@@ -55,16 +55,10 @@ def test_a_definition_with_a_map_has_version_2_and_is_read_back() -> None:
     made = expand(may_fail=0.5, at_once=3)
     assert made["version"] == 2
     stored = json.loads(json.dumps(made))
-    read = [graph.Graph(stored), frozen_definition.check(stored)]
-    for of in read:
-        found = of.nodes["films"].map
-        assert found is not None
-        assert (found.key, found.at_once, found.may_fail) == ("id", 3, 0.5)
-        assert (found.result, found.path, list(found.body.nodes)) == (
-            "encode",
-            (),
-            ["cut", "encode"],
-        )
+    found = graph.read(stored).nodes["films"].map
+    assert found is not None
+    assert (found.key, found.at_once, found.may_fail) == ("id", 3, 0.5)
+    assert (found.result, found.path, list(found.body.nodes)) == ("encode", (), ["cut", "encode"])
     plain = definition.expand(
         {"name": "w", "steps": [{"id": "s", "kind": "pipeline", "pipeline": "scan"}]},
         PIPELINES.__getitem__,
@@ -121,7 +115,7 @@ def test_maps_nest_up_to_four_levels() -> None:
         return {"name": "w", "steps": [{"id": "m", **inner}]}
 
     made = definition.expand(nested(4), PIPELINES.__getitem__)
-    assert item_ids.node(frozen_definition.check(made), "m[a]/m[b]/m[c]/m[d]/cut") is not None
+    assert item_ids.node(graph.read(made), "m[a]/m[b]/m[c]/m[d]/cut") is not None
     with pytest.raises(errors.InvalidWorkflow, match="nested deeper than 4 levels"):
         definition.expand(nested(5), PIPELINES.__getitem__)
 
@@ -134,11 +128,11 @@ def test_a_forged_map_is_refused(broken: str) -> None:
     else:
         made["nodes"][0]["map"][broken] = {"x": 1} if broken != "body" else [{"id": "../x"}]
     with pytest.raises(errors.InvalidWorkflow):
-        frozen_definition.check(made)
+        graph.read(made)
 
 
 def scope(key: str, item: Any) -> items.Scope:
-    found = frozen_definition.check(expand()).nodes["films"].map
+    found = graph.read(expand()).nodes["films"].map
     assert found is not None
     return items.Scope(found, "films", key, item)
 
@@ -332,7 +326,7 @@ def test_branches_and_loops_of_a_mapped_pipeline_compile_to_its_steps() -> None:
         "draw", "branch/draw", "branch/draw-2", "branch",
         "loop/frame#1", "loop/frame#2", "loop/frame#3", "loop",
     ]  # fmt: skip
-    assert frozen_definition.check(report.definition).nodes["both"].map is not None
+    assert graph.read(report.definition).nodes["both"].map is not None
 
 
 LEAKED: list[Any] = []

@@ -13,7 +13,7 @@ from tests.unit.test_dag_graph_edges import entry
 
 def mapped(*nodes: dict[str, Any], item: str = "item") -> graph.Map:
     """Return a map with these nodes as its body."""
-    return graph.Map(graph.Graph({"version": 2, "nodes": nodes}), nodes[-1]["id"], item=item)
+    return graph.Map(graph.read({"version": 2, "nodes": nodes}), nodes[-1]["id"], item=item)
 
 
 def instance(*nodes: dict[str, Any], value: Any = 7) -> items.Instance:

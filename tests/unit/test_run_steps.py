@@ -8,7 +8,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.cli import graph_text
-from queue_workflows.dag import definition, frozen_definition, payload, plan
+from queue_workflows.dag import definition, graph, plan
 from tests.unit.test_dag_plan import FakeRun, ids
 
 NODES = {"nodes": [{"id": "n"}]}
@@ -27,7 +27,7 @@ def flow(step_id: str, *after: str) -> dict[str, Any]:
 
 
 def started(made: dict[str, Any], **context: Any) -> tuple[FakeRun, plan.Plan]:
-    run = FakeRun(frozen_definition.check(made), **context)
+    run = FakeRun(graph.read(made), **context)
     return run, run.start()
 
 
@@ -45,7 +45,7 @@ def test_a_call_waits_and_a_start_ends_with_the_id_of_its_run() -> None:
     assert rows["c"].child is not None and rows["s"].child is not None
     assert rows["c"].child["workflow"] == "inner"
     assert rows["s"].result == {"result": rows["s"].child["id"]}
-    (text,) = payload.encode_plan([rows["c"]])
+    (text,) = plan.encode([rows["c"]])
     assert rows["c"].child["id"] in text
 
 

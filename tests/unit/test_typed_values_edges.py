@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import jsonable, typed_values
+from queue_workflows.dag import payload, typed_values
 from tests.support import typed_app
 
 
@@ -209,7 +209,7 @@ def test_each_documented_type_is_stored_and_comes_back(name: str) -> None:
     kind = typed_values.read(
         inspect.signature(function).parameters["x"].annotation, scope(function)
     )
-    assert jsonable.plain(typed_app.GIVEN[name], "it") == case.stored
+    assert payload.plain(typed_app.GIVEN[name], "it") == case.stored
     found = typed_values.taken(case.stored, kind, "it")
     assert (found, type(found)) == (case.value, type(case.value))
     assert typed_values.unfit(kind) is None

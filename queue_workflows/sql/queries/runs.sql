@@ -84,7 +84,7 @@ RETURNING *;
 -- Return the queued runs that may start now, in the order in which they should, as `head` returns
 -- them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet.
 SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
-       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
+       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born, xmin::text AS version
   FROM workflow_runs
  WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
    AND (%(undefined)s OR definition IS NOT NULL) AND id <> ALL (%(set_aside)s::text[])
@@ -98,9 +98,9 @@ SELECT id FROM workflow_runs
 
 -- name: head
 -- Return a run without its definition and context. No row: there is no such run. `born` never
--- raises, as the cast of an infinite time would.
+-- raises, as the cast of an infinite time would. Each change of the row gives it another `version`.
 SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
-       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
+       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born, xmin::text AS version
   FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: lock
@@ -155,12 +155,12 @@ UPDATE workflow_runs
 -- name: start_fresh
 -- Start a run that never started: freeze its definition, change it to running, insert its first
 -- nodes. Return how many nodes it inserted; NULL: the run has changed since the caller read it, or is locked.
--- No row: there is no such run, or its context is no object.
+-- No row: there is no such run, its context is no object, or it has changed since the caller read its `version`.
 SELECT queue_workflows_start_run(r.id, %(generation)s::integer, %(born)s::bigint,
                                  %(definition)s::jsonb, %(digest)s::text, %(nodes)s::jsonb,
                                  %(out_dir)s::text) AS n
   FROM workflow_runs r
- WHERE r.id = %(run_id)s AND jsonb_typeof(r.context) = 'object';
+ WHERE r.id = %(run_id)s AND jsonb_typeof(r.context) = 'object' AND r.xmin::text = %(version)s::text;
 
 -- name: set_out_dir
 -- Store the folder of a run that has none, and return the run's folder.
