@@ -22,25 +22,25 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 7100, "admin": 1950, "alerts": 364, "check": 960, "cli": 8540, "client": 1700,
-    "dag": 5270, "db": 3800, "declare": 1910, "demo": 431, "dispatch": 1900, "embedded": 960,
-    "engine": 5490, "event_export": 750, "handlers": 615, "local_queue": 2500,
+    ".": 7140, "admin": 1950, "alerts": 364, "check": 930, "cli": 8540, "client": 1700,
+    "dag": 4820, "db": 3800, "declare": 1840, "demo": 431, "dispatch": 1850, "embedded": 960,
+    "engine": 5490, "event_export": 750, "handlers": 665, "local_queue": 2500,
     "maintenance": 600, "migrations": 10, "model_cache": 700, "operations": 880, "refs": 451,
     "run": 4300, "runtime": 3660, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1810,
-    "telemetry": 1510, "testing": 810, "worker": 4830,
+    "telemetry": 1510, "testing": 810, "worker": 4850,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 68100, "files of Python": 449, "functions": 4820, "lines of SQL": 11800,
+    "lines of Python": 67550, "files of Python": 430, "functions": 4780, "lines of SQL": 11800,
 }  # fmt: skip
-CLOSURE = {"modules": 109, "lines": 16660}
+CLOSURE = {"modules": 101, "lines": 15840}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 59, "lines": 16920}
+SPINE = {"files": 55, "lines": 16940}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (119, 29),  # the goal is 110 functions in 25 files
-    "run": (400, 71),  # 320 in 50
+    "run": (320, 61),  # 320 in 50
     "off": (190, 39),  # 150 in 30; on a busy machine a check of the guards is a part of it
     "lost-lease": (67, 19),  # 60 in 15; a random id in a log line may need four functions more
     "show": (440, 130),  # 200 in 45
