@@ -18,7 +18,8 @@ from benchmarks import fleet_sim as sim
 from benchmarks import fleet_trace as traces
 from benchmarks import server
 from queue_workflows import db
-from queue_workflows.engine import claims, job_tables, models, workers
+from queue_workflows.db import statements
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
 
@@ -135,7 +136,9 @@ class Play:
             machine.hold(None)
             load_s = self._trace.load_s[model] / speed / self._scale
             stop.wait(load_s)
-            models.learn_load(machine.conn, machine.host, model, load_s)
+            statements.models.learn_load(
+                machine.conn, host=machine.host, model=model, seconds=load_s
+            )
             machine.hold(model)
             with self._lock:
                 self._loads += 1
@@ -191,16 +194,21 @@ class _Machine:
 
     def _report(self) -> None:
         self._reported = time.monotonic()
-        workers.report(
+        statements.workers.report(
             self.conn,
-            {
-                "worker_id": self._who.worker_id, "host_label": self.host, "queue": "gpu",
-                "pid": 1, "state": "busy" if self._job else "idle",
-                "job_ids": [self._job] if self._job else [], "detail": "{}", "obey": True,
-                "concurrency": 1, "current_model": self.model, "known_models": [],
-                "vram_total_mb": None,
-            },
-        )  # fmt: skip
+            worker_id=self._who.worker_id,
+            host_label=self.host,
+            queue="gpu",
+            pid=1,
+            state="busy" if self._job else "idle",
+            job_ids=[self._job] if self._job else [],
+            detail="{}",
+            obey=True,
+            concurrency=1,
+            current_model=self.model,
+            known_models=[],
+            vram_total_mb=None,
+        )
 
 
 def play(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from queue_workflows import config, db, errors, gpu_model_cache, model_registry
-from queue_workflows.engine import workers
+from queue_workflows.db import statements
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import app_loading, entry_point, log_context, printed_lines, signals
 from queue_workflows.types import ExitFn
@@ -145,7 +145,7 @@ class ClaimWorker:
     def clear_model(self) -> None:
         """Record that this worker's model is unloaded and that its heartbeat has ended."""
         with db.transaction() as conn:
-            workers.clear_model(conn, self.host, self.queue, mark_stale=True)
+            statements.workers.clear_model(conn, host=self.host, queue=self.queue, mark_stale=True)
 
     def stop(self) -> None:
         """Take no further job; one that runs gets the shutdown timeout, then it is given back.

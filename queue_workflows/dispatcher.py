@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from queue_workflows import db, errors, node_executor
+from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, drain, input_nodes, starts
-from queue_workflows.engine import input_answers, nodes, runs
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def on_node_completed(run_id: str, node_id: str) -> int:
     Returns 0 if the node's row is not completed or skipped, or if the run is not running.
     """
     with db.transaction() as conn:
-        if not nodes.done_among(conn, run_id, [node_id]):
+        if not statements.nodes.done_among(conn, run_id=run_id, nodes=[node_id]):
             return 0
     return advance.advance(db.transaction, run_id, [node_id], expected=advance.is_live) or 0
 
@@ -32,10 +32,11 @@ def on_node_completed(run_id: str, node_id: str) -> int:
 def on_node_failed(run_id: str, node_id: str) -> int:
     """Fail the run of a failed node, which cancels its waiting nodes; return 0."""
     with db.transaction() as conn:
-        runs.lock(conn, run_id)
-        job = nodes.get_by_node(conn, run_id, node_id)
+        statements.runs.lock(conn, run_id=run_id)
+        job = statements.nodes.get_by_node(conn, run_id=run_id, node_id=node_id)
         if job is not None and job["status"] == "failed":
-            runs.fail(conn, run_id, advance.node_failure(node_id, job["error"]))
+            reason = advance.node_failure(node_id, job["error"])
+            statements.runs.fail(conn, run_id=run_id, error=reason)
     return 0
 
 
@@ -52,11 +53,12 @@ def resume_after_input(run_id: str, node_id: str, value: Any = None) -> int:
     `UnknownJob` (a KeyError) for no such node, and `InvalidPayload` before any write.
     """
     with db.transaction() as conn:
-        job = nodes.get_by_node(conn, run_id, node_id)
+        job = statements.nodes.get_by_node(conn, run_id=run_id, node_id=node_id)
         if job is None:
             raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}")
         delta = input_nodes.answer_delta(job, value)
-        if input_answers.complete_node(conn, job["id"], delta) is None:
+        complete_node = statements.input_answers.complete_node
+        if complete_node(conn, job=job["id"], result=delta, by="input") is None:
             return 0
     try:
         return drain.drain_run(run_id)

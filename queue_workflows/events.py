@@ -11,7 +11,7 @@ from typing import Any
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload, step_arguments
-from queue_workflows.db import app_connections, check_violations
+from queue_workflows.db import app_connections, check_violations, statements
 from queue_workflows.engine import events as rows
 from queue_workflows.types import Rows
 
@@ -35,7 +35,7 @@ def send(name: str, *, key: str | int | None = None, value: Any = None, conn: An
             f"event {name!r}: its value is larger than 1 MiB; store a path instead"
         )
     with app_connections.transaction(conn) as own:
-        sent = rows.send(own, name, key, text)
+        sent = statements.events.send(own, name=name, key=key, value=text) is not None
     if sent and conn is None:
         try:
             with db.statement() as own:
@@ -62,4 +62,4 @@ def list(  # noqa: A001  the verb that users look for
     if name is not None and not payload.is_storable(name):
         return []
     with db.transaction(conn) as own:
-        return rows.newest(own, name, limit)
+        return statements.events.newest(own, name=name, limit=limit)

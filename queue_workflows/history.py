@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from queue_workflows import db
+from queue_workflows import db, errors
 from queue_workflows.admin import attempt_history, job_history
 from queue_workflows.dag import payload
-from queue_workflows.engine import history_rows, job_events, job_tables, models
-from queue_workflows.engine import logs as attempt_logs
+from queue_workflows.db import statements
+from queue_workflows.engine import job_tables
 from queue_workflows.operations import retention
 from queue_workflows.types import JsonDict, Row
 
@@ -69,7 +69,7 @@ def add_logs(nodes: Iterable[JsonDict], *, conn: db.Connection | None = None) ->
     """Read the logs of nodes that `get_run` returned without them into their attempts."""
     by_id = {node["id"]: node for node in nodes if node["id"]}
     with db.transaction(conn) as own:
-        stored = attempt_logs.of_jobs(own, job_tables.NODE_JOBS, list(by_id))
+        stored = statements.logs.of_jobs(own, jobs=list(by_id), table=job_tables.NODE_JOBS.name)
     for log in stored:
         for attempt in by_id[log["job_id"]]["attempts"]:
             if attempt["claim_no"] == log["claim_no"]:
@@ -85,8 +85,8 @@ def events(job_id: str) -> list[Row] | None:
     if not payload.is_storable(job_id):
         return None
     with db.transaction() as conn:
-        found = history_rows.ingest_events(conn, job_id)
-        if not found and history_rows.ingest_job(conn, job_id) is None:
+        found = statements.history_rows.ingest_events(conn, job=job_id)
+        if not found and statements.history_rows.ingest_job(conn, job=job_id) is None:
             return None
         return found
 
@@ -103,8 +103,16 @@ def changes(
     """
     if since is None:
         return []
+    place = after or {"created_at": None, "kind": None, "id": None}
     with db.statement() as conn:
-        return history_rows.changes(conn, since, after, limit)
+        return statements.history_rows.changes(
+            conn,
+            since=since,
+            at=place["created_at"],
+            kind=place["kind"],
+            id=place["id"],
+            limit=limit,
+        )
 
 
 def run_states(ids: Iterable[str], *, recent_s: float = 0.0, limit: int = 1000) -> list[Row]:
@@ -114,13 +122,13 @@ def run_states(ids: Iterable[str], *, recent_s: float = 0.0, limit: int = 1000) 
     `started_at`, `finished_at`.
     """
     with db.statement() as conn:
-        return history_rows.run_states(conn, [*ids], recent_s=recent_s, limit=limit)
+        return statements.history_rows.run_states(conn, ids=[*ids], recent_s=recent_s, limit=limit)
 
 
 def now() -> datetime:
     """Return the time of the database."""
     with db.statement() as conn:
-        return history_rows.clock(conn)
+        return statements.history_rows.clock(conn)
 
 
 def record_event(
@@ -143,7 +151,7 @@ def record_event(
     column is an argument.
     """
     try:
-        values = {
+        values: dict[str, Any] = {
             "run": run_id,
             "node": node_id,
             "job": job_id,
@@ -159,13 +167,15 @@ def record_event(
             "detail": payload.encode(detail or {}, "detail"),
         }
         with db.transaction() as conn:
-            event_id = job_events.add_node_event(conn, values)
+            added = statements.job_events.add_node(conn, **values)
+            if added is None:
+                raise errors.UnknownJob(f"no run {run_id!r}")
             if event_type == "model_load_done" and elapsed_s is not None:
-                models.learn_load(conn, host_label, model, elapsed_s)
+                statements.models.learn_load(conn, host=host_label, model=model, seconds=elapsed_s)
     except Exception as failure:  # noqa: BLE001  best effort by contract
         _log.warning("event %s of node %s was not recorded: %s", event_type, node_id, failure)
         return None
-    return event_id
+    return added["id"]
 
 
 def prune() -> dict[str, int]:
@@ -189,7 +199,7 @@ def prune_events(older_than_days: float = 30) -> int:
     total = 0
     while True:
         with db.transaction() as conn:
-            count = job_events.prune_nodes(conn, older_than_days=older_than_days, batch=PRUNE_BATCH)
+            count = statements.job_events.prune_nodes(conn, days=older_than_days, batch=PRUNE_BATCH)
         total += count
         if count < PRUNE_BATCH:
             return total

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from queue_workflows import cgroup_attribution, db, errors, types
-from queue_workflows.engine import samples
+from queue_workflows.db import statements
 from queue_workflows.runtime import service, stored_json
 from queue_workflows.telemetry import gpu_overview, sampler_lock
 from queue_workflows.types import JsonDict, NowFn
@@ -268,7 +268,7 @@ def look_back(
     if not types.is_name(host):
         raise errors.InvalidConfig(f"host {host[:40]!r}: a name has 1 to 400 bytes of UTF-8")
     with db.transaction(conn) as own:
-        rows = samples.between(own, host, since=since, until=until, past_s=past_s)
+        rows = statements.samples.between(own, host=host, since=since, until=until, past_s=past_s)
     found: list[JsonDict] = []
     fine = None
     for row in rows:

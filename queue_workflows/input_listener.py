@@ -7,8 +7,9 @@ import threading
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
+from queue_workflows.db import statements
 from queue_workflows.dispatch import drain, input_nodes, run_cache
-from queue_workflows.engine import input_answers, nodes, row_isolation
+from queue_workflows.engine import row_isolation
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
 
@@ -62,7 +63,9 @@ class InputListener:
         """
         after_s = config.SUBMISSION_RECLAIM_S.read()
         with run_cache.reading(self._begin) as conn:
-            submission_id = input_answers.next_due(conn, after_s, self._rows.aside(ANSWER))
+            submission_id = statements.input_answers.next_due(
+                conn, after_s=after_s, set_aside=self._rows.aside(ANSWER)
+            )
         if submission_id is None:
             return False
         row = self._rows.attempt(
@@ -78,7 +81,7 @@ class InputListener:
     def _take(self, submission_id: str, after_s: float) -> Row | None:
         """Take an answer; return its row if it completed the node."""
         with self._begin() as conn:
-            row = input_answers.claim(conn, submission_id, after_s)
+            row = statements.input_answers.claim(conn, id=submission_id, after_s=after_s)
             return row if row is not None and _take(conn, row) else None
 
     def _drain(self, run_id: str) -> None:
@@ -94,34 +97,44 @@ class InputListener:
         text = row_isolation.described(error)
         _log.error("answer %s is not taken: %s", submission_id, text)
         with self._begin() as conn:
-            failed = input_answers.count_failure(
-                conn, submission_id, error=text, after_s=REFUSED_RETRY_S
+            failed = (
+                statements.input_answers.count_failure(
+                    conn, id=submission_id, error=text, after_s=REFUSED_RETRY_S
+                )
+                or 0
             )
             if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
                 message = f"poison: it could not be taken in {failed} tries: {text}"
-                input_answers.refuse(conn, submission_id, payload.error_text(message))
+                statements.input_answers.refuse(
+                    conn, id=submission_id, error=payload.error_text(message)
+                )
         return True
 
 
 def _take(conn: db.Connection, row: Row) -> bool:
     """Return whether this answer completed the node; if not, the answer's row has the reason."""
-    job = nodes.get_by_node(conn, row["run_id"], row["node_id"])
+    job = statements.nodes.get_by_node(conn, run_id=row["run_id"], node_id=row["node_id"])
     where = f"node {row['node_id']!r} of run {row['run_id']!r}"
     if job is None:
-        input_answers.refuse(conn, row["id"], f"there is no {where}")
+        statements.input_answers.refuse(conn, id=row["id"], error=f"there is no {where}")
         return False
     if job["status"] in ("queued", "running"):
-        input_answers.postpone(
-            conn, row["id"], after_s=NOT_PARKED_RETRY_S, error=f"{where} does not wait yet"
+        statements.input_answers.postpone(
+            conn, id=row["id"], after_s=NOT_PARKED_RETRY_S, error=f"{where} does not wait yet"
         )
         return False
     try:
         delta = input_nodes.answer_delta(job, row["value"])
     except errors.InvalidPayload as error:
-        input_answers.refuse(conn, row["id"], payload.error_text(error))
+        statements.input_answers.refuse(conn, id=row["id"], error=payload.error_text(error))
         return False
-    if input_answers.complete_node(conn, job["id"], delta) is None:
-        input_answers.refuse(conn, row["id"], f"{where} is {job['status']}: it takes no answer now")
+    if (
+        statements.input_answers.complete_node(conn, job=job["id"], result=delta, by="input")
+        is None
+    ):
+        statements.input_answers.refuse(
+            conn, id=row["id"], error=f"{where} is {job['status']}: it takes no answer now"
+        )
         return False
-    input_answers.finish(conn, row["id"])
+    statements.input_answers.finish(conn, id=row["id"])
     return True

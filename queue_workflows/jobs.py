@@ -16,17 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 from queue_workflows import db, errors
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import payload
-from queue_workflows.db import app_connections, check_violations
+from queue_workflows.db import app_connections, check_violations, statements
 from queue_workflows.engine import (
     cancellation,
     ingest_jobs,
     job_steps,
     job_tables,
-    nodes,
-    retry_runs,
     runs,
 )
-from queue_workflows.engine import retry_jobs as ingest_retry
 from queue_workflows.operations import many_jobs
 from queue_workflows.runtime import durations
 from queue_workflows.tasks import args as task_args
@@ -92,7 +89,7 @@ def enqueue(
         return _insert(job_validation.batches([job]), conn)[0]
     row = job_validation.plain_row(job)
     with db.statement(conn) as own:
-        return ingest_jobs.insert(own, row)
+        return JobId(statements.ingest_jobs.insert(own, **row))
 
 
 @check_violations.translated()
@@ -222,8 +219,12 @@ def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Any:
     in its transaction.
     """
     with app_connections.statement(conn) as own:
-        row = None if kind == "ingest" else nodes.get(own, job_id)
-        return row if row is not None or kind == "node" else ingest_jobs.get(own, job_id)
+        row = None if kind == "ingest" else statements.nodes.get(own, job=job_id)
+        return (
+            row
+            if row is not None or kind == "node"
+            else statements.ingest_jobs.get(own, job=job_id)
+        )
 
 
 async def get_async(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Row | None:
@@ -241,7 +242,7 @@ def state(job_id: str, *, conn: Any = None) -> Row | None:
     if not payload.is_storable(job_id):
         return None
     with app_connections.statement(conn) as own:
-        return ingest_jobs.state(own, job_id)
+        return statements.ingest_jobs.state(own, job=job_id)
 
 
 def list(  # noqa: A001  the verb that users look for
@@ -320,14 +321,14 @@ def cancel(job_id: str, *, conn: Any = None) -> Row | None:
     with app_connections.transaction(conn) as own:
         # This statement begins the app's transaction, if need be: the block below would otherwise
         # begin and commit one. The block is for connections in autocommit.
-        job = nodes.get(own, job_id)
+        job = statements.nodes.get(own, job=job_id)
         with own.transaction():
             if job is None:
                 return cancellation.cancel_job(own, job_tables.INGEST_JOBS, job_id)
-            runs.lock(own, job["run_id"])
+            statements.runs.lock(own, run_id=job["run_id"])
             row = cancellation.cancel_job(own, job_tables.NODE_JOBS, job_id)
             if row is not None:
-                runs.cancel(own, job["run_id"])
+                statements.runs.cancel(own, run_id=job["run_id"], error=None)
             return row
 
 
@@ -347,7 +348,7 @@ def retry(job_id: str, *, from_step: str | None = None, conn: Any = None) -> Row
     (psycopg, SQLAlchemy, Django): join its transaction.
     """
     with app_connections.transaction(conn) as own:
-        job = nodes.get(own, job_id)  # begins the app's transaction, as in `cancel`
+        job = statements.nodes.get(own, job=job_id)  # begins the app's transaction, as in `cancel`
         with own.transaction():
             row = _retry_ingest(own, job_id) if job is None else _retry_node(own, job)
             if from_step is not None:
@@ -367,12 +368,12 @@ def steps(job_id: str, *, conn: db.Connection | None = None) -> Rows:
     `ended_at`.
     """
     with db.transaction(conn) as own:
-        node = nodes.get(own, job_id) if payload.is_storable(job_id) else None
+        node = statements.nodes.get(own, job=job_id) if payload.is_storable(job_id) else None
         return job_steps.of_job(own, _table_of(node), job_id)
 
 
 def _retry_ingest(conn: db.Connection, job_id: str) -> Row:
-    row = ingest_retry.reopen_ingest(conn, job_id)
+    row = ingest_jobs.reopen(conn, job_id)
     if row is None:
         raise errors.UnknownJob(f"no failed or cancelled job {job_id!r} with a generation to go")
     return row
@@ -383,8 +384,8 @@ def _retry_node(conn: db.Connection, job: Row) -> Row:
         raise errors.InvalidConfig(
             f"job {job['id']!r} is {job['status']}: only a failed or cancelled one is retried"
         )
-    retry_runs.reopen(conn, job["run_id"], from_node=None)
-    return nodes.get(conn, job["id"]) or job
+    runs.reopen(conn, job["run_id"], from_node=None)
+    return statements.nodes.get(conn, job=job["id"]) or job
 
 
 async def retry_async(job_id: str, *, from_step: str | None = None, conn: Any = None) -> Row:

@@ -7,7 +7,7 @@ from typing import Any
 
 from queue_workflows import config, db, errors, types
 from queue_workflows.dag import payload
-from queue_workflows.engine import models
+from queue_workflows.db import statements
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row, Rows
 
@@ -52,7 +52,9 @@ def list(host: str | None = None, *, conn: db.Connection | None = None) -> Rows:
     """
     _check_names(host=host)
     with db.transaction(conn) as own:
-        rows = models.on_workers(own, config.STALE_WORKER_AFTER_S.read(), host)
+        rows = statements.models.on_workers(
+            own, stale_s=config.STALE_WORKER_AFTER_S.read(), host=host
+        )
     return [_row(row) for row in rows]
 
 
@@ -115,7 +117,7 @@ def _request(
     }
     with db.transaction(conn) as own:
         _check(own, host, model, worker_id)
-        return models.request(own, values)
+        return statements.models.request(own, **values)
 
 
 def _check_names(**names: str | None) -> None:
@@ -125,7 +127,7 @@ def _check_names(**names: str | None) -> None:
 
 
 def _check(conn: db.Connection, host: str, model: str | None, worker_id: str | None) -> None:
-    rows = models.on_workers(conn, config.STALE_WORKER_AFTER_S.read())
+    rows = statements.models.on_workers(conn, stale_s=config.STALE_WORKER_AFTER_S.read(), host=None)
     live = [row for row in rows if row["state"] != "dead"]
     ours = [row for row in live if row["host_label"] == host]
     if not ours:

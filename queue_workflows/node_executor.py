@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import answers, arguments, confinement
+from queue_workflows.db import statements
 from queue_workflows.engine import (
     finish,
     job_tables,
     nodes,
     outcomes,
-    runs,
 )
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
@@ -160,7 +160,7 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> JsonDict:
     """
     if job is None:
         with db.transaction() as conn:
-            job = nodes.get(conn, job_id)
+            job = statements.nodes.get(conn, job=job_id)
         if job is None:
             raise errors.UnknownJob(f"no node job {job_id!r}")
     found = job
@@ -194,8 +194,8 @@ def _read_despite_outages(read: Callable[[], T], cancel: threading.Event) -> T:
 
 def _full_rows(job: Row) -> tuple[Row, Row]:
     with db.transaction() as conn:
-        full = nodes.get(conn, job["id"])
-        run = runs.get(conn, job["run_id"])
+        full = statements.nodes.get(conn, job=job["id"])
+        run = statements.runs.get(conn, run_id=job["run_id"])
     return full or job, run or {}
 
 
@@ -216,7 +216,10 @@ class _Lookups:
     def _choose_out_dir(self) -> str:
         default = confinement.of_run(self._job["run_id"])
         with db.statement() as conn:
-            return runs.set_out_dir(conn, self._job["run_id"], default) or default
+            return (
+                statements.runs.set_out_dir(conn, run_id=self._job["run_id"], out_dir=default)
+                or default
+            )
 
     def rows(self) -> tuple[Row, Row]:
         """Return the rows of the job and of its run."""

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from queue_workflows import config, db, input_listener
+from queue_workflows.db import statements
 from queue_workflows.dispatch import drain, run_cache, starts
-from queue_workflows.engine import pending, promotion, row_isolation
+from queue_workflows.engine import promotion, row_isolation
 from queue_workflows.maintenance import periodic, recovery
 from queue_workflows.operations import retention
 from queue_workflows.runtime import service
@@ -166,18 +167,22 @@ class NodePool:
         self._check_at = self._now() + poll_s
         self._drain_at = None
         conn = self._kept.get()
-        seen = pending.work(conn, within_s=poll_s)
-        if seen.due:
+        seen = statements.pending.work(conn, within_s=poll_s)
+        if seen["due"]:
             self._promoted_at = self._now()
-        if seen.run_due_s is not None:
-            due_at = max(self._now() + seen.run_due_s, self._promoted_at + STREAM_PAUSE_S)
+        if seen["run_due_s"] is not None:
+            due_at = max(self._now() + seen["run_due_s"], self._promoted_at + STREAM_PAUSE_S)
             self._check_at = min(self._check_at, due_at)
         more: list[bool] = []
         row_isolation.all_of(
             [
-                lambda: seen.due and promotion.promote_due(conn, self._rows),
+                lambda: seen["due"] and promotion.promote_due(conn, self._rows),
                 lambda: more.append(
-                    self.work(runs=seen.runs or seen.due, events=seen.events, inputs=seen.answers)
+                    self.work(
+                        runs=seen["runs"] or seen["due"],
+                        events=seen["events"],
+                        inputs=seen["answers"],
+                    )
                 ),
             ]
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from queue_workflows import db, history, jobs, queues, runs, workers
-from queue_workflows.engine import outbox
+from queue_workflows.db import statements
 from queue_workflows.operations import (
     manual_claims,
     manual_node_changes,
@@ -169,13 +169,13 @@ def cancel_queued_jobs_for_run(run_id: str) -> int:
 def list_unprocessed_dispatch_events(*, limit: int = 50) -> list[Row]:
     """Return outbox events that no dispatcher has processed, the oldest first."""
     with db.transaction() as conn:
-        return outbox.unprocessed(conn, limit)
+        return statements.outbox.unprocessed(conn, limit=limit)
 
 
 def count_unprocessed_dispatch_events() -> int:
     """Return the number of outbox events that no dispatcher has processed."""
     with db.statement() as conn:
-        return outbox.count_unprocessed(conn)
+        return statements.outbox.count_unprocessed(conn)
 
 
 def record_node_event(

@@ -10,7 +10,7 @@ from typing import Any, Final
 from queue_workflows import config, db, errors
 from queue_workflows.admin import overview
 from queue_workflows.dag import payload
-from queue_workflows.db import check_violations
+from queue_workflows.db import check_violations, statements
 from queue_workflows.engine import controls, ingest_jobs, queues
 from queue_workflows.runtime import durations
 from queue_workflows.tasks import job_options
@@ -50,17 +50,25 @@ def pause(
     at, lasts = durations.check_until(until)
     with db.transaction(conn) as own:
         _check(own, queue, partition)
-        if at is not None and controls.is_over(own, at):
+        if at is not None and statements.controls.is_over(own, instant=at):
             raise errors.InvalidConfig(f"until {at}: that is over by the database's clock")
         by = None if requested_by is None else payload.error_text(requested_by)
-        return queues.pause(own, queue, partition, {"at": at, "lasts": lasts, "by": by})
+        if partition is None:
+            return statements.queues.pause_queue(own, queue=queue, at=at, lasts=lasts, by=by)
+        return statements.queues.pause_partition(
+            own, queue=queue, partition=partition, at=at, lasts=lasts, by=by
+        )
 
 
 def resume(queue: str, *, partition: str | None = None, conn: db.Connection | None = None) -> bool:
     """Resume a paused queue and wake its workers; return False if it was not paused."""
     with db.transaction(conn) as own:
         _check(own, queue, partition)
-        return queues.resume(own, queue, partition)
+        if partition is None:
+            return bool(statements.queues.resume_queue(own, queue=queue))
+        resumed = statements.queues.resume_partition(own, queue=queue, partition=partition)
+        statements.queues.delete_unset_partition(own, queue=queue, partition=partition)
+        return bool(resumed)
 
 
 @check_violations.translated()
@@ -106,10 +114,14 @@ def list(*, used_only: bool = False, conn: db.Connection | None = None) -> Rows:
     `paused_until`, `paused_by`, `max_running`, `rate`.
     """
     with db.transaction(conn) as own:
-        settings = {row["queue"]: row for row in queues.settings(own)}
+        settings = {row["queue"]: row for row in statements.queues.settings(own, queue=None)}
         counts = queues.counts(own)
-        parts = queues.partition_settings(own)
-        served = {*controls.known_queues(own)} - {controls.ALL} if used_only else config.queues()
+        parts = statements.queues.partition_settings(own)
+        served = (
+            {*statements.controls.known_queues(own)} - {controls.ALL}
+            if used_only
+            else config.queues()
+        )
     named = config.used_queues() | served if used_only else served
     names = sorted(named | settings.keys() | counts.keys())
     return [
@@ -222,8 +234,8 @@ def _rate(text: Any, prefix: str) -> tuple[int, float]:
 def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
     if not isinstance(queue, str) or not payload.is_storable(queue):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.UnknownQueue(f"queue {queue!r:.80} is no name")
-    known = (config.queues() | {*controls.known_queues(conn)}) - {controls.ALL}
-    if queue not in known and not queues.is_used(conn, queue):
+    known = (config.queues() | {*statements.controls.known_queues(conn)}) - {controls.ALL}
+    if queue not in known and not bool(statements.queues.is_used(conn, queue=queue)):
         raise errors.UnknownQueue(
             f"queue {queue!r}: not configured, never served, and empty; known are "
             f"{', '.join(sorted(known))}, and --app adds those of an app"

@@ -16,16 +16,25 @@ from typing import TYPE_CHECKING, Any, cast
 from queue_workflows import config, db, errors, types
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import answers, payload
-from queue_workflows.db import app_connections, check_violations
+from queue_workflows.db import app_connections, check_violations, statements
 from queue_workflows.dispatch import upgrades
-from queue_workflows.engine import input_answers, retry_runs, runs
 from queue_workflows.engine import nodes as node_jobs
+from queue_workflows.engine import runs
 from queue_workflows.runtime import trace_context
 from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run, Upgrade
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+WRITABLE = frozenset(
+    {
+        "parcel_id", "workflow_name", "status", "priority", "current_step_id", "progress_pct",
+        "steps_done", "context", "input_spec", "error", "out_dir", "mode", "resume_count",
+        "queued_at", "started_at", "finished_at", "available_at",
+    }
+)  # fmt: skip
+"""The columns that `update` can set."""
+JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 EXPLAINED_NODES = 100
 """Nodes that `explain` takes at most, since each needs several queries."""
 MAX_HEADERS_BYTES = 6000
@@ -150,7 +159,7 @@ def get(run_id: str, *, conn: Any = None) -> Run | None:
     `conn` (psycopg, SQLAlchemy, Django): read in its transaction.
     """
     with app_connections.statement(conn) as own:
-        return cast("Run | None", runs.get(own, run_id))
+        return cast("Run | None", statements.runs.get(own, run_id=run_id))
 
 
 def output(run_id: str, *, conn: Any = None) -> JsonDict | None:
@@ -160,7 +169,7 @@ def output(run_id: str, *, conn: Any = None) -> JsonDict | None:
     `conn` as in `get`.
     """
     with app_connections.statement(conn) as own:
-        return runs.output(own, run_id)
+        return statements.runs.output(own, run_id=run_id)
 
 
 async def get_async(run_id: str, *, conn: Any = None) -> Run | None:
@@ -184,13 +193,16 @@ def list(  # noqa: A001  the usual verb
     if not all(payload.is_storable(text) for text in texts):
         return []
     with db.statement() as conn:
-        return runs.newest(conn, limit=limit, status=status, workflow=workflow_name, before=before)
+        at, run_id = before or (None, None)
+        return statements.runs.newest(
+            conn, limit=limit, status=status, workflow=workflow_name, before=at, before_id=run_id
+        )
 
 
 def nodes(run_id: str) -> builtins.list[NodeJob]:
     """Return the jobs of a run's nodes, the oldest first; nodes not queued yet have none."""
     with db.statement() as conn:
-        return cast("builtins.list[NodeJob]", node_jobs.of_run(conn, run_id))
+        return cast("builtins.list[NodeJob]", statements.nodes.of_run(conn, run_id=run_id))
 
 
 def explain(
@@ -218,21 +230,24 @@ def update(run_id: str, **columns: Any) -> Run | None:
     `failed|cancelled -> queued` reopens one. Raises `UnknownColumn` (a ValueError) and
     `InvalidPayload`, with nothing written.
     """
-    unknown = sorted(columns.keys() - runs.WRITABLE)
+    unknown = sorted(columns.keys() - WRITABLE)
     if unknown:
         raise errors.UnknownColumn(
-            f"update_run: {', '.join(unknown)}: columns are {', '.join(sorted(runs.WRITABLE))}"
+            f"update_run: {', '.join(unknown)}: columns are {', '.join(sorted(WRITABLE))}"
         )
     if not columns:
         return get(run_id)
     values = {
-        name: _encode(value, name) if name in runs.JSON_COLUMNS and value is not None else value
+        name: _encode(value, name) if name in JSON_COLUMNS and value is not None else value
         for name, value in columns.items()
     }
     if isinstance(values.get("error"), str):
         values["error"] = payload.error_text(values["error"])
-    with db.transaction() as conn:
-        return cast("Run | None", runs.update(conn, run_id, values))
+    given: dict[str, Any] = (
+        dict.fromkeys(WRITABLE) | values | {"run_id": run_id, "given": [*values]}
+    )
+    with db.transaction() as conn, check_violations.of_columns("workflow_runs", values):
+        return cast("Run | None", statements.runs.update(conn, **given))
 
 
 def cancel(run_id: str, *, conn: Any = None) -> Row | None:
@@ -242,7 +257,7 @@ def cancel(run_id: str, *, conn: Any = None) -> Row | None:
     the app's transaction.
     """
     with app_connections.transaction(conn) as own:
-        return runs.cancel(own, run_id)
+        return statements.runs.cancel(own, run_id=run_id, error=None)
 
 
 async def cancel_async(run_id: str, *, conn: Any = None) -> Row | None:
@@ -263,10 +278,10 @@ def retry(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row
         # This statement begins the app's transaction, if need be: the block below would otherwise
         # begin and commit one. The block is for connections in autocommit, on which the row's lock
         # would not last from one statement to the next.
-        if runs.head(own, run_id) is None:
+        if statements.runs.head(own, run_id=run_id) is None:
             raise errors.UnknownJob(f"no run {run_id!r}")
         with own.transaction():
-            return retry_runs.reopen(own, run_id, from_node=from_node)
+            return runs.reopen(own, run_id, from_node=from_node)
 
 
 async def retry_async(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
@@ -288,7 +303,7 @@ def upgrade(run_id: str, *, dry_run: bool = False, by: str | None = None) -> Upg
 def delete(run_id: str) -> bool:
     """Delete a run with its jobs, files, events and answers; return False if there is none."""
     with db.transaction() as conn:
-        return runs.delete(conn, run_id)
+        return statements.runs.delete(conn, run_id=run_id) == 1
 
 
 def requeue_running() -> int:
@@ -297,7 +312,7 @@ def requeue_running() -> int:
     For operators: no process of the engine does this.
     """
     with db.transaction() as conn:
-        return runs.requeue_running(conn)
+        return statements.runs.requeue_running(conn)
 
 
 # --- answers -----------------------------------------------------------------------------------
@@ -318,21 +333,25 @@ def answer(run_id: str, node_id: str, value: Any, *, check: bool = False, conn: 
     with app_connections.transaction(conn) as own:
         # Outside of the block below, which would begin and commit its own transaction if none
         # was under way.
-        job = _refuse_unless_open(node_jobs.get_by_node(own, run_id, node_id), where)
+        job = _refuse_unless_open(
+            statements.nodes.get_by_node(own, run_id=run_id, node_id=node_id), where
+        )
         meant = answers.decoded(job["input_spec"], value)
         answers.check_type(job["input_spec"], meant, where)
         if check:
             spec = payload.stored_object(job["input_spec"], f"input_spec of {where}")
             answers.check(spec or None, meant, where)
         with own.transaction():
-            row = input_answers.submit(own, run_id, node_id, text)
+            row = statements.input_answers.submit(own, run_id=run_id, node_id=node_id, value=text)
             if row is None:
                 raise errors.InputRefused(
                     f"{where} has been answered already; the first answer counts"
                 )
             # The insert may have waited for the transaction that took the first answer. The node is
             # held because the end of its wait (`timeout_s`) counts only the answers that it sees.
-            _refuse_unless_open(input_answers.hold_node(own, run_id, node_id), where)
+            statements.input_answers.hold_node(own, run_id=run_id, node_id=node_id)
+            job = statements.nodes.get_by_node(own, run_id=run_id, node_id=node_id)
+            _refuse_unless_open(job, where)
         return row["id"]
 
 
@@ -418,8 +437,8 @@ def add_skipped_node(
         "inputs": {},
     }
     with db.transaction() as conn:
-        node_jobs.insert_planned(conn, run_id, payload.encode([row], "row"))
-        job = node_jobs.get_by_node(conn, run_id, node_id)
+        statements.nodes.insert_planned(conn, run_id=run_id, nodes=payload.encode([row], "row"))
+        job = statements.nodes.get_by_node(conn, run_id=run_id, node_id=node_id)
         if job is None:
             raise errors.UnknownJob(f"no run {run_id!r}")
         if job["status"] != "skipped":

@@ -15,8 +15,8 @@ from queue_workflows import config, db, tasks, types
 from queue_workflows import schedules as api
 from queue_workflows.alerts import sender
 from queue_workflows.alerts import settings as alert_settings
-from queue_workflows.db import check_violations
-from queue_workflows.engine import row_isolation, schedule_rows, schedules
+from queue_workflows.db import check_violations, statements
+from queue_workflows.engine import row_isolation, schedule_rows
 from queue_workflows.operations import code_schedules
 from queue_workflows.runtime import app_loading, entry_point, signals
 from queue_workflows.schedule import definition, old_style_entries
@@ -48,7 +48,7 @@ def enqueue_due(due: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[s
     """
     checked = code_schedules.check_entries(old_style_entries.check(due))
     with db.transaction() as conn:
-        now = schedules.database_now(conn)
+        now = statements.schedules.now(conn)
         return _fire(conn, [(entry, entry.previous_fire_at(now)) for entry in checked], reason)
 
 
@@ -63,7 +63,7 @@ def enqueue_boot_kick(schedule: Iterable[ScheduleEntry] | None = None) -> list[s
     entries = [e for e in _schedule(schedule) if "freshness" not in e.task_name]
     checked = code_schedules.check_entries(entries)
     with db.transaction() as conn:
-        now = schedule_entry.as_utc(schedules.database_now(conn))
+        now = schedule_entry.as_utc(statements.schedules.now(conn))
         hour = now.replace(minute=0, second=0, microsecond=0)
         fires = [(entry, hour) for entry in checked]
         return _fire(conn, fires, BOOT, suffix=schedule_entry.BOOT_SUFFIX)
@@ -75,7 +75,7 @@ def _fire(
     ids: list[str] = []
     for entry, fire_at in sorted(fires, key=old_style_entries.order):
         task = tasks.row_defaults(entry.task_name)
-        job_id = schedules.fire(
+        job_id = statements.schedules.fire(
             conn,
             name=entry.name + suffix,
             fire_at=fire_at,
@@ -170,14 +170,18 @@ class Ticker:
         return queued
 
     def _database_now(self, conn: db.Connection) -> datetime:
-        return schedule_entry.as_utc(self._now() if self._now else schedules.database_now(conn))
+        return schedule_entry.as_utc(self._now() if self._now else statements.schedules.now(conn))
 
     def _check_clock(self, conn: db.Connection, now: datetime) -> None:
         if self._seen is None:
-            schedule_rows.plan_again(conn, now, whole=False)
+            statements.schedule_rows.plan_again(
+                conn, now=now, all=False, poll_s=schedule_rows.OVERLAP_POLL_S
+            )
         elif (behind_s := (self._seen - now).total_seconds()) > CLOCK_STEP_S:
             _log.warning("the clock went back by %.1f s; nothing is fired twice", behind_s)
-            schedule_rows.plan_again(conn, now, whole=True)
+            statements.schedule_rows.plan_again(
+                conn, now=now, all=True, poll_s=schedule_rows.OVERLAP_POLL_S
+            )
 
     def _report(self, missed: list[schedule_rows.Missed], *, is_empty: bool) -> None:
         """Log what a committed batch found: the place for everything that follows from it."""

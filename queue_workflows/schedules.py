@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 from queue_workflows import check as workflow_check
 from queue_workflows import config, db, errors
-from queue_workflows.db import check_violations
+from queue_workflows.db import check_violations, statements
 from queue_workflows.engine import (
     schedule_definitions,
     schedule_fires,
     schedule_rows,
-    schedules,
 )
 from queue_workflows.schedule import definition, entry, expression, old_style_entries
 from queue_workflows.tasks import args as task_args
@@ -160,12 +159,14 @@ def _check_workflow(schedule_name: str, workflow_name: str) -> None:
 
 def pause(name: str, *, conn: db.Connection | None = None) -> None:
     """Stop a schedule until `resume`; raise `UnknownSchedule` (a KeyError) if there is none."""
-    _demand(name, conn, lambda own: schedule_definitions.set_paused(own, name, True))
+    set_paused = statements.schedule_definitions.set_paused
+    _demand(name, conn, lambda own: set_paused(own, name=name, paused=True))
 
 
 def resume(name: str, *, conn: db.Connection | None = None) -> None:
     """Let a paused schedule fire again; instants of the pause never fire. Raise as `pause` does."""
-    _demand(name, conn, lambda own: schedule_definitions.set_paused(own, name, False))
+    set_paused = statements.schedule_definitions.set_paused
+    _demand(name, conn, lambda own: set_paused(own, name=name, paused=False))
 
 
 def remove(name: str, *, conn: db.Connection | None = None) -> None:
@@ -173,13 +174,13 @@ def remove(name: str, *, conn: db.Connection | None = None) -> None:
 
     One that the code of a scheduler still names comes back when that scheduler starts.
     """
-    _demand(name, conn, lambda own: schedule_definitions.remove(own, name))
+    _demand(name, conn, lambda own: statements.schedule_definitions.remove(own, name=name))
 
 
-def _demand(name: str, conn: db.Connection | None, call: Callable[[db.Connection], bool]) -> None:
+def _demand(name: str, conn: db.Connection | None, change: Callable[[db.Connection], int]) -> None:
     _check_name(name)
     with db.transaction(conn) as own:
-        if not call(own):
+        if not change(own):
             raise _unknown(name, own)
 
 
@@ -212,10 +213,10 @@ def fire_now(name: str, *, conn: db.Connection | None = None) -> Fired:
     """
     _check_name(name)
     with db.transaction(conn) as own:
-        row = schedule_definitions.lock(own, name)
+        row = statements.schedule_definitions.lock(own, name=name)
         if row is None:
             raise _unknown(name, own)
-        return schedule_rows.fire_now(own, row, schedules.database_now(own))
+        return schedule_rows.fire_now(own, row, statements.schedules.now(own))
 
 
 def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb that users look for
@@ -230,11 +231,12 @@ def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb 
         old_style_entries.split(config.get_config().ingest_schedule)[0]
     )
     with db.transaction(conn) as own:
-        now = schedules.database_now(own)
+        now = statements.schedules.now(own)
         found = schedule_definitions.find(own)
         rows = [_listed(row, entries.get(row["name"]), now) for row in found]
         missing = entries.keys() - {row["name"] for row in rows}
-        last = schedules.last_fires(own, missing, until=now) if missing else {}
+        fires = statements.schedules.last_fires(own, names=sorted(missing), until=now)
+        last = {row["name"]: row["fire_at"] for row in fires}
     rows += [_entry_row(name, entries[name], now, last.get(name)) for name in missing]
     return sorted(
         rows, key=lambda row: (row["next_fire_at"] is None, row["next_fire_at"] or now, row["name"])
@@ -247,7 +249,7 @@ def troubled(*, limit: int = 50, conn: db.Connection | None = None) -> Rows:
     Schedules that are paused or gone from the code have none.
     """
     with db.transaction(conn) as own:
-        now = schedules.database_now(own)
+        now = statements.schedules.now(own)
         found = schedule_definitions.find(own, troubled=True, limit=limit)
     return [_listed(row, None, now) for row in found]
 
@@ -319,7 +321,7 @@ def preview(
     if not 0 < days <= MAX_DAYS:
         raise errors.InvalidConfig(f"days is a number above 0, up to {MAX_DAYS}, not {days!r:.40}")
     with db.transaction(conn) as own:
-        now = schedules.database_now(own)
+        now = statements.schedules.now(own)
         rows = schedule_definitions.find(own, name)
     if not rows:
         entries = old_style_entries.named(

@@ -14,10 +14,11 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from queue_workflows import db, errors, tasks
-from queue_workflows.dag import step_arguments
-from queue_workflows.engine import job_parts, node_names
+from queue_workflows.dag import payload, step_arguments
+from queue_workflows.db import statements
+from queue_workflows.engine import node_names
 from queue_workflows.tasks import attempt_steps
-from queue_workflows.types import TERMINAL_JOB_STATUSES
+from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 
 PAGE: Final = 200
 """Parts that one statement reads."""
@@ -169,8 +170,18 @@ def read_page(
     if name is not None:
         name = step_arguments.name(name)
     place = _place(after)
-    with db.transaction() as conn:
-        rows = job_parts.behind(conn, job_id, place, name=name, limit=limit, max_bytes=PAGE_BYTES)
+    rows: list[Row] = []
+    if payload.is_storable(job_id):
+        with db.transaction() as conn:
+            rows = statements.job_parts.behind(
+                conn,
+                job=job_id,
+                claim=place[0],
+                seq=place[1],
+                name=name,
+                limit=limit,
+                bytes=PAGE_BYTES,
+            )
     if not rows:
         raise errors.UnknownJob(f"there is no job {job_id!r:.80}")
     found: list[Part] = []
@@ -199,7 +210,9 @@ def job_of_node(run_id: str, node_id: str) -> str:
     Raises `UnknownJob` if the run has no such node, or not yet.
     """
     with db.transaction() as conn:
-        found = job_parts.job_of_node(conn, run_id, node_id)
+        found = None
+        if payload.is_storable(run_id) and payload.is_storable(node_id):
+            found = statements.job_parts.job_of_node(conn, run_id=run_id, node_id=node_id)
         if found is None:
             meant = node_names.hint(conn, run_id, node_id)
             raise errors.UnknownJob(f"run {run_id!r:.80} has no node {node_id!r:.80}{meant}")

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
-from queue_workflows.db import check_violations
-from queue_workflows.engine import controls, queues, workers
+from queue_workflows.db import check_violations, statements
+from queue_workflows.engine import controls, queues
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import durations, stored_json
 from queue_workflows.types import Row, Rows, WorkerControl
@@ -44,14 +44,15 @@ def list(*, absent: bool = True) -> Rows:  # noqa: A001  the verb that users loo
     `until_s`, `switched_at`; `death`: how a dead worker ended; `throttle`: the limit or the full
     memory for which it waits; `card`: the GPU that a worker of `--cards` uses, else None.
     """
-    from queue_workflows.admin import overview
 
     with db.transaction() as conn:
-        rows = workers.listing(conn, config.STALE_WORKER_AFTER_S.read())
+        rows = statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read())
         # Their own reports of what they run are up to a heartbeat old, so the jobs are read.
-        running = overview.claims_in_flight(conn)
+        running = {
+            row["worker_id"]: row["ids"] for row in statements.overview.claims_in_flight(conn)
+        }
         limited = queues.held_back(conn)
-        switches = workers.switched_off(conn)
+        switches = statements.workers.switched_off(conn)
     for row in rows:
         row["job_ids"] = running.get(row["worker_id"], [])
         row["state"] = _state(row)
@@ -141,7 +142,7 @@ def set_control(
         raise errors.InvalidConfig("until: it is the end of OFF, and has no meaning for ON")
     at, lasts = durations.check_until(until)
     _check_names(host, queue)
-    values = {
+    values: dict[str, Any] = {
         "host": host,
         "queue": queue,
         "desired_state": desired_state,
@@ -152,12 +153,12 @@ def set_control(
         "lasts": lasts,
     }
     with db.transaction(conn) as own:
-        if at is not None and controls.is_over(own, at):
+        if at is not None and statements.controls.is_over(own, instant=at):
             raise errors.InvalidConfig(
                 f"until {at}: that is over by the database's clock; name a time to come, or a time "
                 "span from now"
             )
-        return cast("WorkerControl", controls.put(own, values))
+        return cast("WorkerControl", statements.controls.put(own, **values))
 
 
 def _check_states(desired_state: str, stop_policy: str) -> None:
@@ -185,8 +186,8 @@ def refuse_unknown(queue: str, *, host: str | None = None) -> None:
     takes unknown names, too, so that a machine can be switched before its first start.
     """
     with db.transaction() as conn:
-        known = config.queues() | {controls.ALL, *controls.known_queues(conn)}
-        hosts = [] if host is None else controls.known_hosts(conn)
+        known = config.queues() | {controls.ALL, *statements.controls.known_queues(conn)}
+        hosts = [] if host is None else statements.controls.known_hosts(conn)
     if queue not in known:
         raise errors.UnknownQueue(
             f"queue {queue!r:.220}: no worker has ever served it; known are "
@@ -293,7 +294,7 @@ def heartbeat(
 
     `known_models` None: leave them as they are.
     """
-    values = {
+    values: dict[str, Any] = {
         "host_label": host_label,
         "queue": queue,
         "concurrency": concurrency,
@@ -302,7 +303,7 @@ def heartbeat(
         "update_current_model": update_current_model,
     }
     with db.transaction() as conn:
-        workers.beat(conn, values)
+        statements.workers.beat(conn, **values)
 
 
 def clear_model(host_label: str, queue: str, *, mark_stale: bool = True) -> Row | None:
@@ -311,7 +312,9 @@ def clear_model(host_label: str, queue: str, *, mark_stale: bool = True) -> Row 
     `mark_stale` also sets its `last_seen` back by an hour, so that it counts as no capacity.
     """
     with db.transaction() as conn:
-        return workers.clear_model(conn, host_label, queue, mark_stale=mark_stale)
+        return statements.workers.clear_model(
+            conn, host=host_label, queue=queue, mark_stale=mark_stale
+        )
 
 
 def flag_stale(*, stale_after_s: float | None = None, conn: db.Connection | None = None) -> Rows:
@@ -322,7 +325,7 @@ def flag_stale(*, stale_after_s: float | None = None, conn: db.Connection | None
     """
     limit = config.STALE_WORKER_AFTER_S.read() if stale_after_s is None else stale_after_s
     with db.transaction(conn) as own:
-        flagged = workers.flag_stale(own, limit)
+        flagged = statements.workers.flag_stale(own, stale_s=limit)
     for row in flagged:
         _log.error(
             "DEAD WORKER: host %s queue %s was last seen at %s and owns %d running jobs; restart "

@@ -9,6 +9,7 @@ import psycopg
 from queue_workflows import config, db
 from queue_workflows.db import statements
 from queue_workflows.engine import recovery
+from queue_workflows.types import Row
 
 STATEMENT_TIMEOUT_S = 60.0
 """For one invariant: three times what a million jobs took. A longer snapshot would keep vacuum
@@ -33,7 +34,7 @@ class Invariant(NamedTuple):
     number: int
     name: str
     sentence: str
-    statement: bytes | None
+    statement: statements.Named | None
     params: tuple[str, ...] = ()
     """What the statement takes, out of `parameters()`."""
     note: str = ""
@@ -42,7 +43,7 @@ class Invariant(NamedTuple):
 _SENTENCES = statements.comments("audit")
 
 
-def _checked(number: int, name: str, statement: bytes, *params: str) -> Invariant:
+def _checked(number: int, name: str, statement: statements.Named, *params: str) -> Invariant:
     """Return the invariant whose sentence is the comment of the statement `name`."""
     return Invariant(number, name.replace("_", " "), _SENTENCES[name], statement, params)
 
@@ -100,10 +101,7 @@ def parameters(
     `limit`: most offenders per invariant. `since` is text, as it may be `-infinity`.
     """
     days = config.NODE_EVENT_RETENTION_DAYS.read()
-    row = conn.execute(
-        statements.audit.parameters, {"since_s": since_s, "retention_days": days}
-    ).fetchone()
-    assert row is not None
+    row = statements.audit.parameters(conn, since_s=since_s, retention_days=days)
     return row | {
         "whole": since_s is None,
         "commit_s": commit_s,
@@ -118,7 +116,7 @@ def offenders(conn: db.Connection, invariant: Invariant, values: dict[str, Any])
     """Return what breaks an invariant that has a statement, from one snapshot of the database."""
     assert invariant.statement is not None
     given = {name: values[name] for name in (*invariant.params, "limit")}
-    rows = conn.execute(invariant.statement, given).fetchall()
+    rows: list[Row] = invariant.statement(conn, **given)
     return [Offender(row["id"] or "-", row["text"] or "") for row in rows]
 
 
@@ -133,7 +131,7 @@ def check(
     try:
         with conn.transaction():
             timeout_ms = str(int(STATEMENT_TIMEOUT_S * 1000))
-            conn.execute(statements.audit.limit_transaction, {"timeout_ms": timeout_ms})
+            statements.audit.limit_transaction(conn, timeout_ms=timeout_ms)
             return offenders(conn, invariant, values)
     except psycopg.errors.QueryCanceled:
         return f"not finished within {STATEMENT_TIMEOUT_S:g} s"

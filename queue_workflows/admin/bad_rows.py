@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from typing import NamedTuple
 
 from queue_workflows import db
 from queue_workflows.db import statements
+from queue_workflows.types import Row
 
 LATE_S = 60
 """A row that is due for so long was tried several times: sweeps come every few seconds."""
@@ -58,12 +60,11 @@ def out_of_range(conn: db.Connection, limit: int) -> list[BadRow]:
 
 
 def _found(
-    conn: db.Connection, checks: tuple[tuple[str, str, bytes], ...], limit: int
+    conn: db.Connection, checks: tuple[tuple[str, str, Callable[..., list[Row]]], ...], limit: int
 ) -> list[BadRow]:
-    given = {"limit": limit, "late_s": LATE_S, "examined": EXAMINED}
     return [
         # The id is one word of a shell command; its control characters are left to the display.
         BadRow(kind, row["id"], row["text"], f"queue-workflows {command} {shlex.quote(row['id'])}")
-        for kind, command, statement in checks
-        for row in conn.execute(statement, given).fetchall()
+        for kind, command, query in checks
+        for row in query(conn, limit=limit, late_s=LATE_S, examined=EXAMINED)
     ]

@@ -44,85 +44,50 @@ def is_undefined(error: db.Error) -> bool:
     return isinstance(error, undefined)
 
 
-def _one(conn: db.Connection, query: bytes, values: dict[str, Any] | None = None) -> Row:
-    row = conn.execute(query, values).fetchone()
-    assert row is not None
-    return row
-
-
 # --- the server --------------------------------------------------------------------------------
 
 
 def server(conn: db.Connection) -> Row:
     """Return version_num, version, standby (it replays another server's log), read_only, role."""
-    return _one(conn, statements.doctor.server)
+    return statements.doctor.server(conn)
 
 
 def clock(conn: db.Connection) -> Any:
     """Return the server's clock, with a time zone."""
-    return _one(conn, statements.doctor.clock)["now"]
+    return statements.doctor.clock(conn)
 
 
 def is_pooled(conn: db.Connection) -> bool:
     """Return whether a pooler answers: another process than the announced one executes."""
-    return _one(conn, statements.doctor.backend_pid)["pid"] != conn.info.backend_pid
+    return statements.doctor.backend_pid(conn) != conn.info.backend_pid
 
 
 def settings(conn: db.Connection, names: list[str]) -> dict[str, str]:
     """Return settings as they are in force for this role and database."""
-    rows = conn.execute(statements.doctor.settings, {"names": names}).fetchall()
-    return {row["name"]: row["setting"] for row in rows}
+    return {row["name"]: row["setting"] for row in statements.doctor.settings(conn, names=names)}
 
 
 def notify(conn: db.Connection, channel: str) -> float:
     """Notify a channel; return how full the server's queue of notifications is, 0 to 1."""
-    conn.execute(statements.doctor.notify, {"channel": channel})
-    return float(_one(conn, statements.doctor.notification_queue_usage)["used"])
-
-
-def transactions(conn: db.Connection) -> list[Row]:
-    """Return the oldest five transactions of this database except this one: what, age_s, idle_s.
-
-    `what` names the backend or the prepared transaction; `idle_s` is None unless it is idle inside
-    the transaction.
-    """
-    return conn.execute(statements.doctor.transactions).fetchall()
-
-
-def connections(conn: db.Connection) -> Row:
-    """Return how many connections are `used` and `allowed`."""
-    return _one(conn, statements.doctor.connections)
+    statements.doctor.notify(conn, channel=channel)
+    return float(statements.doctor.notification_queue_usage(conn))
 
 
 # --- the schema --------------------------------------------------------------------------------
 
 
-def schema_seen(conn: db.Connection) -> Row:
-    """Return how this role sees the schema: found, readable, elsewhere, role, schema, may_create.
-
-    `found`: its ledger is on the search path. `elsewhere`: schemas with a ledger that the path or
-    a missing USAGE hides. `role` and `schema` are quoted as SQL needs them.
-    """
-    return _one(conn, statements.doctor.schema_seen)
-
-
 def schema_version(conn: db.Connection) -> tuple[int, int]:
     """Return the schema's version, and the oldest version of the code that may work on it."""
-    row = _one(conn, statements.doctor.schema_version)
+    row = statements.doctor.schema_version(conn)
     return row["version"], row["needs"]
 
 
 # --- work that waits ---------------------------------------------------------------------------
 
 
-def machines(conn: db.Connection) -> list[str]:
-    """Return the hosts that had a worker of nodes within the last day."""
-    return [row["host_label"] for row in conn.execute(statements.doctor.machines).fetchall()]
-
-
 def outbox(conn: db.Connection) -> Row:
     """Return lag_s of the oldest event that is due and open, its run_id and error; or all None."""
-    row = conn.execute(statements.doctor.outbox).fetchone()
+    row = statements.doctor.outbox(conn)
     return row or {"lag_s": None, "run_id": None, "error": None}
 
 
@@ -131,18 +96,8 @@ def waiting_runs(conn: db.Connection) -> Row:
 
     `others`: whether a run that runs now was started within the last minute.
     """
-    row = conn.execute(statements.doctor.waiting_runs).fetchone()
+    row = statements.doctor.waiting_runs(conn)
     return row or {"wait_s": None, "run_id": None, "others": False}
-
-
-def stalled_runs(conn: db.Connection, quiet_s: float) -> Row:
-    """Return how many running runs nothing has moved forward for `quiet_s` (n), and one run_id."""
-    return _one(conn, statements.doctor.stalled_runs, {"quiet_s": quiet_s})
-
-
-def lapsed(conn: db.Connection) -> Row:
-    """Return how many running jobs have a lapsed lease (n), and the longest lapse (since_s)."""
-    return _one(conn, statements.doctor.lapsed)
 
 
 def unserved(conn: db.Connection, stale_s: float) -> list[Row]:
@@ -151,44 +106,18 @@ def unserved(conn: db.Connection, stale_s: float) -> list[Row]:
     `n` counts up to 10,000 jobs. `wait_s` is the age of the first in line. `alive` is how many
     workers are there and take no jobs (parked, draining, paused).
     """
-    given = {"stale_s": stale_s, "counted": _COUNTED}
-    return conn.execute(statements.doctor.unserved, given).fetchall()
-
-
-def missing_versions(conn: db.Connection, stale_s: float, *, listed: int) -> list[Row]:
-    """Return versions of nodes that due jobs need and no live worker has.
-
-    Rows: queue, version, up to three of the jobs, wait_s of the first.
-    """
-    given = {"stale_s": stale_s, "listed": listed}
-    return conn.execute(statements.doctor.missing_versions, given).fetchall()
-
-
-def dead_workers(conn: db.Connection, stale_s: float) -> list[str]:
-    """Return `host queue` of heartbeats flagged dead, and of silent workers with running jobs."""
-    rows = conn.execute(statements.doctor.dead_workers, {"stale_s": stale_s}).fetchall()
-    return [row["who"] for row in rows]
-
-
-def alerts(conn: db.Connection) -> Row:
-    """Return how many failures wait to be sent (n), the longest wait_s, and a sender's seen_s.
-
-    Times in seconds; None: nothing waits, and no sender was ever there.
-    """
-    return _one(conn, statements.doctor.alerts)
+    return statements.doctor.unserved(conn, stale_s=stale_s, counted=_COUNTED)
 
 
 # --- tables that get slow ----------------------------------------------------------------------
 
 
-def table_statistics(conn: db.Connection) -> list[Row]:
-    """Return for each of HOT_TABLES: name, dead, live, updates, hot, inserts, vacuum_off."""
-    return conn.execute(statements.doctor.table_statistics, {"tables": HOT_TABLES}).fetchall()
-
-
 def indexes_on_renewed(conn: db.Connection) -> list[str]:
     """Return the indexes over a RENEWED column; they keep renewals from being HOT updates."""
     pairs = [(table, column) for table, columns in RENEWED.items() for column in columns]
-    given = {"tables": [table for table, _ in pairs], "columns": [column for _, column in pairs]}
-    rows = conn.execute(statements.doctor.indexes_on_renewed, given).fetchall()
-    return [row["name"] for row in rows]
+    return [
+        row["name"]
+        for row in statements.doctor.indexes_on_renewed(
+            conn, tables=[table for table, _ in pairs], columns=[column for _, column in pairs]
+        )
+    ]

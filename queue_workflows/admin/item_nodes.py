@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.admin import overview
 from queue_workflows.dag import item_ids
-from queue_workflows.engine import runs
+from queue_workflows.db import statements
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row
 
@@ -18,11 +17,14 @@ def listed(conn: db.Connection, run_id: str, key: str) -> list[str] | None:
 
     Of an item that goes on, the nodes that have no job yet come last. None: there is no such item.
     """
-    items = overview.items(conn, run_id, [key])
+    items = statements.overview.items(conn, run=run_id, keys=[key])
     if not items:
         return None
-    entries = stored_json.all_entries(runs.definition(conn, run_id))
-    states = overview.nodes_of_item(conn, run_id, key)
+    entries = stored_json.all_entries(statements.runs.definition(conn, run_id=run_id))
+    states = {
+        row["node_id"]: row["status"]
+        for row in statements.overview.nodes_of_item(conn, run=run_id, key=key)
+    }
     parts = map(item_ids.split, list(states))
     own = {part.map_id for part in parts if part is not None and part.key == key}
     for item in items:
@@ -49,7 +51,10 @@ def waiting(
     if not split:
         return found
     keys = {parts.key for parts in split.values()}
-    items = {(row["map_id"], row["key"]) for row in overview.items(conn, run_id, keys)}
+    items = {
+        (row["map_id"], row["key"])
+        for row in statements.overview.items(conn, run=run_id, keys=list(keys))
+    }
     entries = stored_json.all_entries(definition)
     for name, parts in split.items():
         entry = stored_json.entry_of(entries, name)

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows import db, errors
-from queue_workflows.admin import attempt_history, item_nodes, overview
+from queue_workflows.admin import attempt_history, item_nodes
 from queue_workflows.dag import payload
-from queue_workflows.engine import history_rows, job_tables, runs, samples
-from queue_workflows.engine import logs as attempt_logs
+from queue_workflows.db import statements
+from queue_workflows.engine import job_tables
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import JsonDict, Row
 
@@ -23,20 +23,26 @@ SAMPLED_MAX = 20
 """Attempts that died which are shown with the last sample of their machine."""
 
 
+def _node_counts(conn: db.Connection, run_id: str) -> dict[str, int]:
+    rows = statements.history_rows.node_counts(conn, run_id=run_id)
+    return {row["status"]: row["n"] for row in rows}
+
+
 def of_run(
     conn: db.Connection, run_id: str, *, nodes: Sequence[str] | None, logs: bool | None
 ) -> JsonDict | None:
     """Return what `history.get_run` documents; None if there is no such run."""
-    row = history_rows.run(conn, run_id)
+    row = statements.history_rows.run(conn, run_id=run_id)
     if row is None:
         return None
-    counts = history_rows.node_counts(conn, run_id)
-    of_items = history_rows.count_item_nodes(conn, run_id)
-    jobs = history_rows.nodes(conn, run_id, nodes)
-    events = history_rows.node_events(conn, run_id, nodes)
+    counts = _node_counts(conn, run_id)
+    of_items = statements.history_rows.count_item_nodes(conn, run_id=run_id)
+    wanted = None if nodes is None else [*nodes]
+    jobs = statements.history_rows.nodes(conn, run_id=run_id, nodes=wanted)
+    events = statements.history_rows.node_events(conn, run_id=run_id, nodes=wanted)
     wanted_logs = len(jobs) <= LOGS_MAX if logs is None else logs
     ids = [job["id"] for job in jobs] if wanted_logs else []
-    stored = attempt_logs.of_jobs(conn, job_tables.NODE_JOBS, ids)
+    stored = statements.logs.of_jobs(conn, jobs=list(ids), table=job_tables.NODE_JOBS.name)
     definition = row.pop("definition")
     graph = _graph(definition)
     read_at = row.pop("read_at")
@@ -52,7 +58,7 @@ def of_run(
     return {
         "kind": "run",
         **row,
-        "output": runs.output(conn, run_id),
+        "output": statements.runs.output(conn, run_id=run_id),
         "read_at": read_at,
         "nodes_total": waiting + sum(counts.values()),
         "counts": counts | ({"waiting": waiting} if waiting else {}),
@@ -71,7 +77,7 @@ def page_of_run(
     conn: db.Connection, run_id: str, *, after: str | None, limit: int
 ) -> JsonDict | None:
     """Return what `history.get_run_page` documents; None if there is no such run."""
-    row = history_rows.run(conn, run_id)
+    row = statements.history_rows.run(conn, run_id=run_id)
     if row is None:
         return None
     graph = [*_graph(row["definition"])]
@@ -79,16 +85,20 @@ def page_of_run(
     if after in graph:
         begin = graph.index(after) + 1
     elif after is not None:
-        if not payload.is_storable(after) or not history_rows.nodes(conn, run_id, [after]):
+        if not payload.is_storable(after) or not statements.history_rows.nodes(
+            conn, run_id=run_id, nodes=[after]
+        ):
             raise errors.InvalidConfig(
                 f"cursor {after!r:.120}: the run has no such node now; begin with the first page"
             )
         begin, behind = len(graph), after
     names = graph[begin : begin + limit + 1]
     left = limit + 1 - len(names)
-    names += history_rows.further_node_ids(conn, run_id, graph, after=behind, limit=left)
+    names += statements.history_rows.further_node_ids(
+        conn, run_id=run_id, but=[*graph], after=behind, limit=left
+    )
     chosen = names[:limit]
-    size = max(len(graph), sum(history_rows.node_counts(conn, run_id).values()))
+    size = max(len(graph), sum(_node_counts(conn, run_id).values()))
     found = of_run(conn, run_id, nodes=chosen, logs=min(size, limit) <= LOGS_MAX)
     if found is not None:
         by_id = {node["node_id"]: node for node in found["nodes"]}
@@ -100,8 +110,10 @@ def page_of_run(
 def maps(conn: db.Connection, run_id: str) -> list[JsonDict]:
     """Return the maps of a run's graph with their items by state; `items_failed`: the first."""
     found: list[JsonDict] = []
-    for row in overview.maps(conn, run_id):
-        failed = overview.failed_items(conn, run_id, row["node_id"], limit=FAILED_ITEMS)
+    for row in statements.overview.maps(conn, run=run_id):
+        failed = statements.overview.failed_items(
+            conn, run=run_id, map=row["node_id"], limit=FAILED_ITEMS
+        )
         found.append({**row, "items_failed": failed})
     return found
 
@@ -146,23 +158,30 @@ def _at_most(entry: Row | None) -> int:
 
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     """Return what `history.get_job` documents; None if there is no such job."""
-    job = history_rows.node(conn, job_id)
+    job = statements.history_rows.node(conn, job=job_id)
     if job is None:
         return _ingest_job(conn, job_id)
-    run = history_rows.run(conn, job["run_id"]) or {"definition": None, "queued_at": None}
+    run = statements.history_rows.run(conn, run_id=job["run_id"]) or {
+        "definition": None,
+        "queued_at": None,
+    }
     names = [job["node_id"]]
-    events = _by(history_rows.node_events(conn, job["run_id"], names), "node_id")
-    logs = _by(attempt_logs.of_jobs(conn, job_tables.NODE_JOBS, [job_id]), "job_id")
+    events = _by(
+        statements.history_rows.node_events(conn, run_id=job["run_id"], nodes=names), "node_id"
+    )
+    logs = _by(
+        statements.logs.of_jobs(conn, jobs=[job_id], table=job_tables.NODE_JOBS.name), "job_id"
+    )
     entry = _graph(run["definition"]).get(job["node_id"])
     return _with_machine_samples(conn, [_node(job, entry, run, (events, logs))])[0]
 
 
 def _ingest_job(conn: db.Connection, job_id: str) -> JsonDict | None:
-    job = history_rows.ingest_job(conn, job_id)
+    job = statements.history_rows.ingest_job(conn, job=job_id)
     if job is None:
         return None
-    events = history_rows.ingest_events(conn, job_id)
-    logs = attempt_logs.of_jobs(conn, job_tables.INGEST_JOBS, [job_id])
+    events = statements.history_rows.ingest_events(conn, job=job_id)
+    logs = statements.logs.of_jobs(conn, jobs=[job_id], table=job_tables.INGEST_JOBS.name)
     shown = _with_attempts({"kind": "ingest job"} | job, events, logs, None)
     acts = [_act(event) for event in events if event["actor"]]
     return _with_machine_samples(conn, [shown | {"acts": acts}])[0]
@@ -185,8 +204,8 @@ def _with_machine_samples(conn: db.Connection, jobs: list[JsonDict]) -> list[Jso
         and attempt_history.DEATHS.intersection(event["event_type"] for event in attempt["events"])
     ]
     for attempt in died[-SAMPLED_MAX:]:
-        found = samples.last(
-            conn, attempt["host_label"], attempt["claimed_at"], attempt["ended_at"]
+        found = statements.samples.last(
+            conn, host=attempt["host_label"], since=attempt["claimed_at"], until=attempt["ended_at"]
         )
         if found is not None:
             times = {"sampled_at": found["sampled_at"], "every_s": found["every_s"]}

@@ -88,34 +88,38 @@ def lacking(conn: db.Connection, purpose: str) -> list[MissingRight]:
         rows += _closed_columns(conn)
     rows += [
         {"right": "USAGE", "kind": "SEQUENCE", "name": name}
-        for name in _closed_sequences(conn, filled)
+        for name in statements.permissions.closed_sequences(conn, tables=filled)
     ]
-    functions = {
-        "internal": list(function_rights.INTERNAL),
-        "works": purpose in {"work", "migrate"},
-        "named": list(function_rights.SUBMIT) if purpose == "submit" else [],
-    }
-    rows += conn.execute(statements.permissions.closed_functions, functions).fetchall()
+    rows += statements.permissions.closed_functions(
+        conn,
+        internal=list(function_rights.INTERNAL),
+        works=purpose in {"work", "migrate"},
+        named=list(function_rights.SUBMIT) if purpose == "submit" else [],
+    )
     if purpose == "migrate":
-        tables = {"tables": list(_READ)}
-        rows += conn.execute(statements.permissions.not_owned, tables).fetchall()
+        rows += statements.permissions.not_owned(conn, tables=list(_READ))
     return [MissingRight(**row) for row in rows]
 
 
 def missing(conn: db.Connection) -> list[str]:
     """Return what a worker's role lacks on what exists, such as `UPDATE on workers`."""
     rows = _closed_tables(conn, {**_WORK, _LEDGER: ("SELECT",)})
-    closed = [f"USAGE on {name}" for name in _closed_sequences(conn, list(TABLES))]
+    closed = [
+        f"USAGE on {name}"
+        for name in statements.permissions.closed_sequences(conn, tables=list(TABLES))
+    ]
     # A role that was granted its rights before an upgrade lacks those on new functions.
-    functions = {"internal": list(function_rights.INTERNAL), "works": True, "named": list[str]()}
-    rows += conn.execute(statements.permissions.closed_functions, functions).fetchall()
+    rows += statements.permissions.closed_functions(
+        conn, internal=list(function_rights.INTERNAL), works=True, named=list[str]()
+    )
     return [f"{row['right']} on {row['name']}" for row in rows] + closed
 
 
 def _closed_tables(conn: db.Connection, wanted: _Rights) -> list[Row]:
     pairs = [(table, right) for table, rights in wanted.items() for right in rights]
-    given = {"tables": [table for table, _ in pairs], "privileges": [right for _, right in pairs]}
-    return conn.execute(statements.permissions.closed_tables, given).fetchall()
+    return statements.permissions.closed_tables(
+        conn, tables=[table for table, _ in pairs], privileges=[right for _, right in pairs]
+    )
 
 
 def _closed_columns(conn: db.Connection) -> list[Row]:
@@ -126,18 +130,11 @@ def _closed_columns(conn: db.Connection) -> list[Row]:
     wide = {one.name for one in excessive(conn, "submit") if one.right == "INSERT"}
     found: list[Row] = []
     for table, columns in SUBMITTED.items():
-        given = {"table": table, "columns": list(columns)}
-        row = conn.execute(statements.permissions.closed_columns, given).fetchone()
+        row = statements.permissions.closed_columns(conn, table=table, columns=list(columns))
         if row and row["name"] and (row["name"] in wide or not row["is_open"]):
             right = f"INSERT ({', '.join(columns)})"
             found.append({"right": right, "kind": "TABLE", "name": row["name"]})
     return found
-
-
-def _closed_sequences(conn: db.Connection, tables: list[str]) -> list[str]:
-    given = {"tables": tables}
-    rows = conn.execute(statements.permissions.closed_sequences, given).fetchall()
-    return [row["name"] for row in rows]
 
 
 # --- excess rights of a role -------------------------------------------------------------------
@@ -153,27 +150,17 @@ def excessive(conn: db.Connection, purpose: str) -> list[ExcessRight]:
     if purpose not in {"submit", "read"}:
         return []
     allowed = SUBMITTED if purpose == "submit" else {}
-    given = {
-        "tables": list(_READ),
-        "allowed": [f"{table}.{name}" for table, names in allowed.items() for name in names],
-        "filled": list(allowed),
-        "callable": list(function_rights.SUBMIT) if purpose == "submit" else [],
-        "internal": list(function_rights.INTERNAL),
-    }
-    rows = conn.execute(statements.permissions.excessive, given).fetchall()
-    return [ExcessRight(**row) for row in rows]
-
-
-def submitters(conn: db.Connection) -> list[str]:
-    """Return at most 10 roles, by name, that may insert runs and do no other work on them."""
-    rows = conn.execute(statements.permissions.submitters).fetchall()
-    return [row["rolname"] for row in rows]
-
-
-def public_may_create(conn: db.Connection) -> str | None:
-    """Return the name of the schema if every role may create functions in it; else None."""
-    row = conn.execute(statements.permissions.public_may_create).fetchone()
-    return row["name"] if row else None
+    return [
+        ExcessRight(**row)
+        for row in statements.permissions.excessive(
+            conn,
+            tables=list(_READ),
+            allowed=[f"{table}.{name}" for table, names in allowed.items() for name in names],
+            filled=list(allowed),
+            callable=list(function_rights.SUBMIT) if purpose == "submit" else [],
+            internal=list(function_rights.INTERNAL),
+        )
+    ]
 
 
 # --- the statements that fix it -----------------------------------------------------------------

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.admin import overview, waiting_facts, worker_reasons
-from queue_workflows.engine import handback, job_tables, unserved_jobs
+from queue_workflows.admin import waiting_facts, worker_reasons
+from queue_workflows.db import statements
+from queue_workflows.engine import job_tables
 from queue_workflows.runtime import display, durations, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
@@ -26,11 +27,15 @@ def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
 
 def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
     """Return what `runs.explain` returns of a run, or None if there is no such run."""
-    row = waiting_facts.run(conn, run_id)
+    row = statements.waiting_facts.run(conn, run=run_id)
     if row is None:
         return None
     over = row["status"] in TERMINAL_RUN_STATUSES
-    jobs = {} if over else {job["node_id"]: job for job in waiting_facts.run_nodes(conn, run_id)}
+    jobs = (
+        {}
+        if over
+        else {job["node_id"]: job for job in statements.waiting_facts.run_nodes(conn, run=run_id)}
+    )
     waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
     later = _not_queued(row, jobs)
     found = [_waiting_node(conn, job) for job in waiting[:limit]]
@@ -72,7 +77,7 @@ def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
 
 
 def _waiting_for_child(conn: db.Connection, job: Row) -> JsonDict:
-    child = waiting_facts.run(conn, job["child_run_id"])
+    child = statements.waiting_facts.run(conn, run=job["child_run_id"])
     state = child["status"] if child else "gone"
     detail = f"it waits for its run {job['child_run_id']} ({state})"
     return _node(job["id"], job["node_id"], job["status"], "child", detail)
@@ -105,11 +110,16 @@ def _node(job_id: str | None, node_id: str, status: str, clause: str, detail: st
 
 def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
     clause, detail = _of_job(conn, table, row)
-    met = db.run(conn, handback.unknown(row["id"])) if table == job_tables.NODE_JOBS.name else None
+    met = None
+    if table == job_tables.NODE_JOBS.name:
+        stale_s = config.STALE_WORKER_AFTER_S.read()
+        met = statements.handback.unknown(conn, job=row["id"], stale_s=stale_s)
     row = row | {"met": met["workers"] if met else []}
     found: list[JsonDict] = []
     if clause not in ("status", "run_over", "items"):
-        for worker in waiting_facts.workers(conn, row["queue"], config.STALE_WORKER_AFTER_S.read()):
+        for worker in statements.waiting_facts.workers(
+            conn, queue=row["queue"], stale_s=config.STALE_WORKER_AFTER_S.read()
+        ):
             own_clause, own_detail = worker_reasons.of_worker(
                 conn, table, row, worker, blocked=bool(clause)
             )
@@ -165,7 +175,9 @@ def _of_time(conn: db.Connection, table: str, row: Row) -> tuple[str, str]:
         host, until = row["resume_host"], _at(row["available_at"])
         return "kept", f"it may run now: it is kept for host {host} until{until}, then for any"
     until = f" until {display.moment(row['due_at'])}" if row["due_at"] else ""
-    event = waiting_facts.awaited_event(conn, table, row)
+    event = statements.waiting_facts.awaited_event(
+        conn, job=row["id"], claim=row["claim_no"], table=table
+    )
     if event is None:
         return "not_due", f"it is not due{until}"
     key = f" with key {event['key']!r}" if event["key"] else ""
@@ -195,7 +207,7 @@ def _of_block(conn: db.Connection, table: str, row: Row, reason: str) -> tuple[s
     if reason == "items":
         return "items", _of_items(conn, row)
     if reason == "locked":
-        owner = waiting_facts.lock_owner(conn, table, row)
+        owner = statements.waiting_facts.lock_owner[table](conn, lock_key=row["lock_key"])
         has = f": job {owner['id']} ({owner['status']}) has it" if owner else ""
         return "locked", f"it waits for lock key {row['lock_key']}{has}"
     if reason == "unserved":
@@ -207,7 +219,7 @@ def _of_block(conn: db.Connection, table: str, row: Row, reason: str) -> tuple[s
 
 def _of_items(conn: db.Connection, row: Row) -> str:
     """Return which items a map waits for."""
-    found = overview.map_state(conn, row["run_id"], row["node_id"])
+    found = statements.overview.map_state(conn, run=row["run_id"], map=row["node_id"])
     if found is None:
         return "it waits for its items"
     words = f"{found['done']}/{found['total']} done"
@@ -224,7 +236,7 @@ def _of_status(conn: db.Connection, row: Row) -> str:
 
 def _skipped_by(conn: db.Connection, row: Row) -> str | None:
     """Return which branch or loop has left a node out; None for a node of neither."""
-    run = waiting_facts.run(conn, row["run_id"])
+    run = statements.waiting_facts.run(conn, run=row["run_id"])
     entries = stored_json.all_entries(run["definition"]) if run else {}
     entry = stored_json.entry_of(entries, row["node_id"])
     arm = stored_json.text(entry.get("arm")) if entry else None
@@ -245,7 +257,7 @@ def unserved_text(queue: str) -> str:
 def _of_unserved(conn: db.Connection, row: Row) -> str:
     """Return why other jobs got its lock key, and whether it may wait for the key again."""
     stale_s = config.STALE_WORKER_AFTER_S.read()
-    if row["queue"] in unserved_jobs.served(conn, stale_s):
+    if row["queue"] in statements.unserved_jobs.served(conn, stale_s=stale_s):
         return "its queue has a worker again: it is about to wait for its lock key again"
     clause, detail = _of_queue(conn, row["queue"])
     if clause == "paused":

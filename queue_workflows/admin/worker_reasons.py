@@ -6,6 +6,7 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.admin import waiting_facts
+from queue_workflows.db import statements
 from queue_workflows.engine import job_tables
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import JsonDict, Row
@@ -29,7 +30,7 @@ def of_worker(
         return lacks
     gpu = row["queue"] == "gpu"
     if gpu:
-        fit = waiting_facts.misfit(conn, worker, row["required_model"])
+        fit = statements.waiting_facts.misfit(conn, **worker, model=row["required_model"])
         if fit["misfit"] == "model":
             if worker["known_models"] is None:
                 return "model", f"it registers no model, and others know {row['required_model']}"
@@ -93,7 +94,7 @@ def _jobs(number: int, word: str = "") -> str:
 
 def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
     """Return what the worker's claim policy takes before this job."""
-    can = waiting_facts.models(conn, worker)
+    can: list[str] = statements.waiting_facts.models(conn, **worker) or []
     choice = waiting_facts.choice(conn, worker, can)
     own, chosen = row["required_model"] or "", choice["model"]
     if chosen == own and _is_it(conn, row, choice):

@@ -8,6 +8,7 @@ import time
 
 from queue_workflows import db
 from queue_workflows.alerts import hook_thread, message, settings
+from queue_workflows.db import statements
 from queue_workflows.engine import failure_alerts
 from queue_workflows.runtime import app_loading, piped_command, service
 from queue_workflows.types import NowFn
@@ -91,7 +92,7 @@ class Sender:
         due = self._announced is None or now - self._announced >= ANNOUNCE_S
         with db.transaction() as conn:
             if due:
-                failure_alerts.announce(conn, keep_s=self._settings.max_age_s)
+                statements.failure_alerts.announce(conn, keep_s=self._settings.max_age_s)
             taken = failure_alerts.take(
                 conn,
                 app=app_loading.app_name(),
@@ -106,7 +107,7 @@ class Sender:
     def _note(self) -> None:
         while self._sent:
             with db.transaction() as conn:
-                failure_alerts.sent(conn, self._sent[0])
+                statements.failure_alerts.sent(conn, token=self._sent[0])
             self._sent.pop(0)
 
     def _send(self, alert: dict[str, object]) -> bool:

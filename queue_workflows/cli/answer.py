@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import db, errors, runs
-from queue_workflows.admin import overview
 from queue_workflows.cli import command, ids, input_option, options, output, prompts
 from queue_workflows.dag import answers as node_answers
 from queue_workflows.dag import payload
-from queue_workflows.engine import node_names, nodes
+from queue_workflows.db import statements
+from queue_workflows.engine import node_names
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import Row
 
@@ -98,7 +98,7 @@ def answered(run_id: str, node_id: str, text: str, *, check: bool = True) -> dic
         try:
             done["submission_id"] = runs.answer(run_id, node_id, meant, check=check, conn=conn)
         except errors.InputRefused as error:
-            later = nodes.get_by_node(conn, run_id, node_id) or job
+            later = statements.nodes.get_by_node(conn, run_id=run_id, node_id=node_id) or job
             return done | _refusal(conn, later, error)
     return done | {"outcome": "answered", "value": meant}
 
@@ -106,7 +106,11 @@ def answered(run_id: str, node_id: str, text: str, *, check: bool = True) -> dic
 def _node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
     """Return the node with this id, or the one whose id is printed so, or None."""
     for one in dict.fromkeys((node_id, display.restored(node_id))):
-        job = nodes.get_by_node(conn, run_id, one) if payload.is_storable(one) else None
+        job = (
+            statements.nodes.get_by_node(conn, run_id=run_id, node_id=one)
+            if payload.is_storable(one)
+            else None
+        )
         if job is not None:
             return job
     return None
@@ -117,14 +121,16 @@ def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> dict[
     asks = job["node_module"].startswith("__input__")
     if asks and job["status"] == "completed":
         target = stored_json.text(stored_json.mapping(job["inputs"]).get("target"))
-        waited = overview.took_default(conn, job["run_id"], job["node_id"])
+        waited = bool(
+            statements.overview.took_default(conn, run=job["run_id"], node=job["node_id"])
+        )
         first = {
             "value": stored_json.mapping(job["context_delta"]).get(target or ""),
             "outcome": "timed out" if waited else "already answered",
         }
         return first | {"reason": str(error), "status": job["status"]}
     if asks and job["status"] in OPEN:
-        if not overview.has_answer(conn, job["run_id"], job["node_id"]):
+        if not bool(statements.overview.has_answer(conn, run=job["run_id"], node=job["node_id"])):
             raise error
         return {"outcome": "already answered", "reason": str(error)}
     return {"outcome": "not waiting", "reason": str(error), "status": job["status"]}
@@ -192,7 +198,7 @@ def listing(run_id: str | None = None, *, limit: int = 100) -> list[dict[str, An
     an answer was submitted and not taken yet.
     """
     with db.transaction() as conn:
-        rows = overview.waiting_inputs(conn, run_id, limit=limit)
+        rows = statements.overview.waiting_inputs(conn, run=run_id, limit=limit)
     for row in rows:
         spec = stored_json.mapping(row["input_spec"])
         row |= {"widget": spec.get("widget"), "prompt": spec.get("prompt")}

@@ -7,6 +7,7 @@ from typing import Any
 from queue_workflows import db, jobs, runs
 from queue_workflows.admin import overview
 from queue_workflows.cli import changed_work, command, ids, options, output
+from queue_workflows.db import statements
 from queue_workflows.types import Row
 
 
@@ -59,7 +60,7 @@ def _done(any_id: str, outcome: str) -> dict[str, Any]:
 
 def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
     done = changed_work.state(conn, any_id)
-    done["stopping"] = overview.running_under(conn, any_id)
+    done["stopping"] = statements.overview.running_under(conn, id=any_id)
     if done["kind"] == "run":
         done["nodes"] = overview.node_counts(conn, any_id)
     return done

@@ -16,7 +16,7 @@ from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
 from queue_workflows.cli import command, findings, network_checks, options, output, server_checks
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
-from queue_workflows.db import connectivity, development_chain, ledger
+from queue_workflows.db import connectivity, development_chain, ledger, statements
 from queue_workflows.runtime import app_loading, entry_point
 
 TIMEOUT_S = 5.0
@@ -93,7 +93,7 @@ def _named(dsn: str | None) -> Generator[str]:
 def _script(purpose: str) -> int:
     """Print what gives this role the rights for a purpose, one statement a line."""
     with db.connect() as conn:
-        seen = facts.schema_seen(conn)
+        seen = statements.doctor.schema_seen(conn)
         if not seen["found"] and seen["elsewhere"]:
             # The catalog shows this role nothing of the tables before it has this right.
             usage = permissions.MissingRight("USAGE", "SCHEMA", seen["elsewhere"][0])
@@ -186,7 +186,7 @@ def _session(conn: db.Connection, purpose: str) -> Findings:
 
 def _schema(purpose: str) -> Callable[[db.Connection], Findings]:
     def check(conn: db.Connection) -> Findings:
-        seen = facts.schema_seen(conn)
+        seen = statements.doctor.schema_seen(conn)
         if not seen["found"] and seen["elsewhere"]:
             name, role = seen["elsewhere"][0], seen["role"]
             remedy = f"GRANT USAGE ON SCHEMA {name} TO {role}, and have it on the search_path"
@@ -251,7 +251,7 @@ def _rights(purpose: str) -> Callable[[db.Connection], Findings]:
         if not lacks and not excess:
             yield Finding("rights", OK, f"all that it takes to {purpose}")
             return
-        role = facts.schema_seen(conn)["role"]
+        role = statements.doctor.schema_seen(conn)["role"]
         parts = [
             f"{verb} {_list_some([f'{one.right} on {one.name}' for one in found])}"
             for verb, found in (("lacks", lacks), ("need not have", excess))

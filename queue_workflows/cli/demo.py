@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from queue_workflows import config, db, errors, runs
-from queue_workflows.admin import overview
 from queue_workflows.cli import (
     command,
     fleet,
@@ -22,6 +21,7 @@ from queue_workflows.cli import (
     run_request,
     unserved_queues,
 )
+from queue_workflows.db import statements
 from queue_workflows.runtime import app_loading, signals
 
 APP = "queue_workflows.demo:setup"
@@ -123,7 +123,9 @@ def _refuse_company() -> None:
     """Refuse a database with other work: these workers would claim it and fail it."""
     cfg = config.get_config()
     with db.transaction() as conn:
-        others = overview.foreign_work(conn, [WORKFLOW], cfg.ingest_task_map)
+        others = statements.overview.foreign_work(
+            conn, workflows=[WORKFLOW], tasks=list(cfg.ingest_task_map)
+        )
     serving = {"cpu", "gpu"} - unserved_queues.unserved({"cpu", "gpu"})
     if others:
         first = others[0]

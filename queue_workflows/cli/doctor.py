@@ -26,7 +26,7 @@ from queue_workflows.cli import (
 )
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
 from queue_workflows.dag import confinement
-from queue_workflows.db import development_chain, functions, ledger
+from queue_workflows.db import development_chain, functions, ledger, statements
 from queue_workflows.engine import unserved_jobs
 from queue_workflows.runtime import app_loading, display, entry_point
 
@@ -189,14 +189,14 @@ def _files(conn: db.Connection) -> Findings:
     knob = config.OUT_ROOTS.variables[0]
     if roots := confinement.roots():
         yield Finding("files", OK, f"runs keep theirs in {os.pathsep.join(roots)}")
-    elif submitters := permissions.submitters(conn):
+    elif submitters := statements.permissions.submitters(conn):
         text = f"{', '.join(submitters)} may submit runs, and their out_dir may be any folder"
         remedy = f"set {knob} here and on every worker and orchestrator"
         yield Finding("files", WARNING, text, remedy)
     else:
         yield Finding("files", OK, "no role may do no more than submit runs")
-    yield from _outputs(facts.machines(conn))
-    if schema := permissions.public_may_create(conn):
+    yield from _outputs(statements.doctor.machines(conn))
+    if schema := statements.permissions.public_may_create(conn):
         text = f"every role may create functions in schema {schema}, which triggers could call"
         remedy = f"as the owner: REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC"
         yield Finding("schema rights", WARNING, text, remedy)
@@ -246,7 +246,7 @@ def _outbox(conn: db.Connection) -> Findings:
 
 
 def _runs(conn: db.Connection) -> Findings:
-    stalled = facts.stalled_runs(conn, LAPSED_WARN_S)
+    stalled = statements.doctor.stalled_runs(conn, quiet_s=LAPSED_WARN_S)
     if stalled["n"]:
         text = f"run {stalled['run_id']} is running, but nothing moves it forward"
         if stalled["n"] > 1:
@@ -275,7 +275,7 @@ def _bad_rows(conn: db.Connection) -> Findings:
 
 
 def _leases(conn: db.Connection) -> Findings:
-    found = facts.lapsed(conn)
+    found = statements.doctor.lapsed(conn)
     if not found["n"] or found["since_s"] <= LAPSED_WARN_S:
         yield Finding("leases", OK, "none is left lapsed")
         return
@@ -302,7 +302,7 @@ def _queues(conn: db.Connection) -> Findings:
 
 def _versions(conn: db.Connection) -> Findings:
     stale_s = config.STALE_WORKER_AFTER_S.read()
-    rows = facts.missing_versions(conn, stale_s, listed=SHOWN_BAD)
+    rows = statements.doctor.missing_versions(conn, stale_s=stale_s, listed=SHOWN_BAD)
     if not rows:
         yield Finding(
             "versions", OK, "every version of a node that due jobs need has a live worker"
@@ -340,7 +340,7 @@ def _schedules(conn: db.Connection) -> Findings:
 
 
 def _alerts(conn: db.Connection) -> Findings:
-    found = facts.alerts(conn)
+    found = statements.doctor.alerts(conn)
     if not found["n"] or found["wait_s"] <= ALERT_WARN_S:
         yield Finding("alerts", OK, f"no failure waits for over {output.seconds(ALERT_WARN_S)}")
         return
@@ -361,7 +361,7 @@ def _alerts(conn: db.Connection) -> Findings:
 
 
 def _workers(conn: db.Connection) -> Findings:
-    if gone := facts.dead_workers(conn, config.STALE_WORKER_AFTER_S.read()):
+    if gone := statements.doctor.dead_workers(conn, stale_s=config.STALE_WORKER_AFTER_S.read()):
         text = f"silent while holding jobs: {', '.join(gone)}"
         yield Finding("workers", WARNING, text, "restart them; their leases give the jobs back")
     else:

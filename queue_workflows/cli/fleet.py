@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors, model_registry
-from queue_workflows.admin import overview
 from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.cli import output
+from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks
 from queue_workflows.run import kernel
 from queue_workflows.runtime import (
@@ -337,7 +337,7 @@ def strangers() -> str:
     if not hooks.has_provider():
         return ""
     with contextlib.closing(db.connect()) as conn:
-        rows = [row for row in overview.unfinished(conn) if not _knows(row["name"])]
+        rows = [row for row in statements.overview.unfinished(conn) if not _knows(row["name"])]
     return ", ".join(
         f"{output.counted(row['n'], 'run')} of {row['name']!r}: {' '.join(row['ids'])}"
         f"{' ...' if row['n'] > len(row['ids']) else ''}"

@@ -12,8 +12,8 @@ from typing import Any
 from queue_workflows import db, errors, history
 from queue_workflows.admin import attempt_history
 from queue_workflows.cli import job_texts, output, parts, report, run_snapshot, run_views
+from queue_workflows.db import statements
 from queue_workflows.engine import job_tables
-from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.runtime import display, entry_point, signals
 from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 
@@ -61,7 +61,7 @@ class Tails:
         """Read and print what is new in the logs of node jobs (`job_id`, `node_id`)."""
         names = {job["job_id"]: job["node_id"] for job in jobs}
         with db.transaction() as conn:
-            logs = attempt_logs.of_jobs(conn, job_tables.NODE_JOBS, list(names))
+            logs = statements.logs.of_jobs(conn, jobs=list(names), table=job_tables.NODE_JOBS.name)
         order = {job_id: at for at, job_id in enumerate(names)}
         for log in sorted(logs, key=lambda log: (order[log["job_id"]], log["claim_no"])):
             self.show(names[log["job_id"]], log, last=last)
@@ -84,7 +84,7 @@ class RunLogs:
         self, run_id: str, print_line: Callable[[str], object], nodes: Sequence[str] | None = None
     ) -> None:
         self._run_id = run_id
-        self._nodes = nodes
+        self._nodes = None if nodes is None else [*nodes]
         self._tails = Tails(print_line)
         self._since: datetime | None = None
 
@@ -96,7 +96,9 @@ class RunLogs:
         since = None if last else self._since
         with contextlib.suppress(db.OperationalError):
             with db.transaction() as conn:
-                jobs = attempt_logs.nodes_that_logged(conn, self._run_id, since, self._nodes)
+                jobs = statements.logs.nodes_that_logged(
+                    conn, run_id=self._run_id, since=since, nodes=self._nodes
+                )
             if jobs:
                 self._since = _before(jobs[-1]["updated_at"])
             shown = [job for job in jobs if job["queue"] not in without]
@@ -177,7 +179,7 @@ class _Progress:
         table = job_tables.NODE_JOBS if kind == "node job" else job_tables.INGEST_JOBS
         with db.transaction() as conn:
             shown = history.get_job(job_id, conn=conn)
-            logs = attempt_logs.of_jobs(conn, table, [job_id])
+            logs = statements.logs.of_jobs(conn, jobs=[job_id], table=table.name)
         if shown is None:
             raise errors.UnknownJob(f"{kind} {job_id!r} is gone")
         if shown["status"] != self._status:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from queue_workflows import db, errors
-from queue_workflows.admin import overview
 from queue_workflows.dag import payload
+from queue_workflows.db import statements
 from queue_workflows.engine import history_rows
 from queue_workflows.runtime import display
 from queue_workflows.types import Row
@@ -36,7 +36,7 @@ def find(conn: db.Connection, any_id: str, *, jobs_first: bool = False) -> tuple
         # The database takes neither NUL nor the surrogates that a shell makes of other bytes.
         row = None
         if payload.is_storable(one):
-            row = overview.find(conn, one, jobs_first=jobs_first)
+            row = statements.overview.find(conn, id=one, jobs_first=jobs_first)
         if row is not None:
             return one, row
     return any_id, None

@@ -130,7 +130,7 @@ def _print(plan: _Plan) -> None:
     parts = dict.fromkeys([*plan.parts, *plan.damaged])
     texts = [(step.down or "") if plan.is_down else step.up for step in plan.steps]
     if parts:
-        settings = f"{statements.installed_objects.settings.decode()};"
+        settings = f"{statements.installed_objects.settings.text.decode()};"
         texts = ["BEGIN;", *texts, settings, *(part.text for part in parts), "COMMIT;"]
     for text in texts:
         typer.echo(text)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from queue_workflows import db, errors, streams
 from queue_workflows.cli import output
-from queue_workflows.engine import job_parts
+from queue_workflows.db import statements
 
 PART_CHARACTERS = 1000
 
@@ -62,7 +62,12 @@ class RunParts:
         live = self._begun and not last
         with contextlib.suppress(db.OperationalError):
             with db.transaction() as conn:
-                found = job_parts.streaming_nodes(conn, self._run_id, self._nodes, live=live)
+                found = statements.job_parts.streaming_nodes(
+                    conn,
+                    run_id=self._run_id,
+                    nodes=None if self._nodes is None else [*self._nodes],
+                    live=live,
+                )
             for row in found:
                 if not self._parts.has(row["job_id"], (row["claim_no"], row["seq"])):
                     self._show(row["job_id"], output.line(row["node_id"]))

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from queue_workflows import config, db
-from queue_workflows.admin import overview
 from queue_workflows.cli import (
     command,
     fleet,
@@ -25,7 +24,7 @@ from queue_workflows.cli import (
     summary,
     unserved_queues,
 )
-from queue_workflows.engine import queues
+from queue_workflows.db import statements
 from queue_workflows.runtime import app_loading, signals
 
 
@@ -189,7 +188,7 @@ def stopped_early() -> int:
 def _ahead(run_id: str) -> str:
     """Return a text about the older runs that come before this one; "" for none."""
     with db.transaction() as conn:
-        found = overview.runs_ahead(conn, run_id)
+        found = statements.overview.runs_ahead(conn, run=run_id)
     if not found["n"]:
         return ""
     what = f"{output.counted(found['n'], 'older run')} of {', '.join(found['names'])}"
@@ -202,7 +201,9 @@ def _paused(used: Collection[str]) -> list[str]:
     """Return a text for each of these queues that is paused, so that the run waits."""
     with db.transaction() as conn:
         return [
-            unserved_queues.pause_text(row) for row in queues.paused(conn) if row["queue"] in used
+            unserved_queues.pause_text(row)
+            for row in statements.queues.paused(conn)
+            if row["queue"] in used
         ]
 
 

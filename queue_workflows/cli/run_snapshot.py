@@ -8,8 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
-from queue_workflows.admin import overview
-from queue_workflows.engine import runs
+from queue_workflows.db import statements
 from queue_workflows.runtime import entry_point, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
@@ -110,17 +109,22 @@ class Reader:
 
     def _read(self, conn: db.Connection) -> RunSnapshot:
         with conn.transaction():
-            head = overview.run_head(conn, self._run_id)
+            head = statements.overview.run_head(conn, run=self._run_id)
             if head is None:
                 raise errors.UnknownJob(f"run {self._run_id!r} is gone")
             if not self._totals:
-                self._totals = _totals(runs.definition(conn, self._run_id))
-            items = {row["node_id"]: row["nodes"] for row in overview.maps(conn, self._run_id)}
+                self._totals = _totals(statements.runs.definition(conn, run_id=self._run_id))
+            items = {
+                row["node_id"]: row["nodes"]
+                for row in statements.overview.maps(conn, run=self._run_id)
+            }
             totals = {name: n + items.get(name, 0) for name, n in self._totals.items()}
-            by_step = {row["step"]: row for row in overview.steps(conn, self._run_id)}
+            by_step = {
+                row["step"]: row for row in statements.overview.steps(conn, run=self._run_id)
+            }
             large = sum(totals.values()) > SMALL
             limit = SHOWN if large else SMALL
-            nodes = overview.nodes(conn, self._run_id, limit=limit, live_only=large)
+            nodes = statements.overview.nodes(conn, run=self._run_id, live_only=large, limit=limit)
         names = [*totals, *(name for name in by_step if name not in totals)]
         steps = [_step(name, totals.get(name, 0), by_step.get(name)) for name in names]
         return RunSnapshot(head, steps, nodes)

@@ -12,7 +12,7 @@ import typer
 
 from queue_workflows import config, db, errors, history, hw_metrics
 from queue_workflows.cli import command, options, output, sample_text, show
-from queue_workflows.engine import samples as rows_of
+from queue_workflows.db import statements
 from queue_workflows.runtime import display
 from queue_workflows.types import JsonDict
 
@@ -82,7 +82,7 @@ def _of_host(host: str, past_s: float) -> list[JsonDict]:
     rows = hw_metrics.look_back(host, past_s=past_s)
     if not rows:
         with db.transaction() as conn:
-            hosts = rows_of.hosts(conn)
+            hosts = statements.samples.hosts(conn)
         known = ", ".join(hosts) or "no host: gpu workers take them"
         raise errors.UnknownWorker(
             f"host {host!r} has no samples from then; there are some of {known}"

@@ -11,6 +11,7 @@ from queue_workflows import config, db
 from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import output
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
+from queue_workflows.db import statements
 
 MIN_SERVER = 140000
 """PostgreSQL 14, the oldest tested version."""
@@ -123,7 +124,7 @@ def listen(conn: db.Connection) -> Findings:
 
 def transactions(conn: db.Connection) -> Findings:
     """Report the oldest open transaction if it is too old, or idle."""
-    rows = facts.transactions(conn)
+    rows = statements.doctor.transactions(conn)
     idle = [row for row in rows if (row["idle_s"] or 0.0) > IDLE_WARN_S]
     if not rows:
         yield Finding("transactions", OK, "none is open")
@@ -140,7 +141,7 @@ def transactions(conn: db.Connection) -> Findings:
 
 def connections(conn: db.Connection) -> Findings:
     """Report how many of the server's connections are in use."""
-    found = facts.connections(conn)
+    found = statements.doctor.connections(conn)
     share = found["used"] / max(1, found["allowed"])
     text = f"{found['used']} of {found['allowed']} in use"
     level = ERROR if share >= CONNECTIONS_ERROR else WARNING if share >= CONNECTIONS_WARN else OK

@@ -24,6 +24,7 @@ from queue_workflows.cli import (
     run_views,
     step_report,
 )
+from queue_workflows.db import statements
 from queue_workflows.engine import node_names
 from queue_workflows.runtime import entry_point, signals
 from queue_workflows.types import Row
@@ -124,7 +125,7 @@ def _chosen(
 
 def _items(run_id: str, key: str) -> list[Row]:
     with db.transaction() as conn:
-        return overview.items(conn, run_id, [key])
+        return statements.overview.items(conn, run=run_id, keys=[key])
 
 
 def found(start: str, name: str, *, jobs_first: bool = False) -> tuple[str | None, str]:

@@ -12,10 +12,8 @@ from queue_workflows.admin import overview
 from queue_workflows.cli import command, options, output, unserved_queues
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import confinement
-from queue_workflows.db import ledger
-from queue_workflows.engine import handback, queues, unserved_jobs
-from queue_workflows.engine import models as fleet_rows
-from queue_workflows.engine import workers as workers_rows
+from queue_workflows.db import ledger, statements
+from queue_workflows.engine import handback, unserved_jobs
 from queue_workflows.runtime import app_loading
 from queue_workflows.types import Row
 
@@ -74,12 +72,14 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         counts = overview.queues(conn)
         found["runs"] = overview.runs_by_status(conn)
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
-        found["switched_off"] = workers_rows.switched_off(conn)
-        found["unassignable"] = fleet_rows.flagged(conn)
+        found["switched_off"] = statements.workers.switched_off(conn)
+        found["unassignable"] = statements.models.flagged(conn)
         stale_s = config.STALE_WORKER_AFTER_S.read()
         found["unserved"] = unserved_jobs.count_by_queue(conn, stale_s)
-        found["unknown_nodes"] = handback.waiting_unknown(conn)
-        found["paused"] = queues.paused(conn)
+        found["unknown_nodes"] = statements.handback.waiting_unknown(
+            conn, within_s=handback.UNKNOWN_MAX_S
+        )
+        found["paused"] = statements.queues.paused(conn)
         troubled = schedules.troubled(conn=conn)
     found["schedules"] = [
         {"name": row["name"], "problem": schedules.problem(row)} for row in troubled

@@ -11,11 +11,11 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import db, errors
-from queue_workflows.admin import item_nodes, job_history, overview
+from queue_workflows.admin import item_nodes, job_history
 from queue_workflows.cli import job_texts, output, run_views
 from queue_workflows.cli.run_snapshot import RunSnapshot
 from queue_workflows.dag import graph, item_ids
-from queue_workflows.engine import runs
+from queue_workflows.db import statements
 from queue_workflows.runtime import display
 
 FAILURES = 20
@@ -34,13 +34,16 @@ def collect(seen: RunSnapshot) -> dict[str, Any]:
     """
     run_id = seen.run["id"]
     with db.transaction() as conn:
-        places = overview.completed_by(conn, run_id)
-        seconds = overview.node_seconds(conn, run_id)
-        frozen = runs.definition(conn, run_id)
-        crashes = overview.crashes(conn, run_id)
-        failed = overview.failures(conn, run_id, limit=FAILURES)
+        places = statements.overview.completed_by(conn, run=run_id)
+        seconds = {
+            row["node_id"]: row["seconds"]
+            for row in statements.overview.node_seconds(conn, run=run_id)
+        }
+        frozen = statements.runs.definition(conn, run_id=run_id)
+        crashes = statements.overview.crashes(conn, run=run_id)
+        failed = statements.overview.failures(conn, run=run_id, limit=FAILURES)
         maps = job_history.maps(conn, run_id)
-        returned = runs.output(conn, run_id)
+        returned = statements.runs.output(conn, run_id=run_id)
     chain = _chain(frozen, seconds) if seconds else []
     return {
         "id": run_id,

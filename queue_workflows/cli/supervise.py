@@ -17,7 +17,7 @@ import typer
 
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, options
-from queue_workflows.engine import workers
+from queue_workflows.db import statements
 from queue_workflows.runtime import app_loading, child, entry_point, service, signals
 from queue_workflows.types import NowFn, Row
 
@@ -226,7 +226,7 @@ class Restarter:
 
     def _next(self) -> Row | None:
         with self._dedicated.using() as conn:
-            rows = workers.flagged(conn, self._host)
+            rows = statements.workers.flagged(conn, host=self._host)
         now = self._now()
         for row in rows:
             state = self._states.get(row["queue"])

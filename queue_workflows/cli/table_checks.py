@@ -5,6 +5,7 @@ from __future__ import annotations
 from queue_workflows import db
 from queue_workflows.admin import doctor as facts
 from queue_workflows.cli.findings import OK, WARNING, Finding, Findings
+from queue_workflows.db import statements
 
 DEAD_ROWS_WARN, DEAD_SHARE_WARN = 10_000, 0.5
 """Autovacuum starts at a fifth. At half of a large table it is too slow, or blocked."""
@@ -18,7 +19,7 @@ COLD_UPDATES_WARN = 10.0
 
 def dead_rows(conn: db.Connection) -> Findings:
     """Report tables that autovacuum leaves bloated, and those for which it is off."""
-    rows = facts.table_statistics(conn)
+    rows = statements.doctor.table_statistics(conn, tables=facts.HOT_TABLES)
     bloated = [
         f"{row['name']} ({row['dead']} dead, {row['live']} live)"
         for row in rows
@@ -37,7 +38,11 @@ def dead_rows(conn: db.Connection) -> Findings:
 
 def renewals(conn: db.Connection) -> Findings:
     """Report renewals that are no HOT updates, and the indexes that make them so."""
-    rows = [row for row in facts.table_statistics(conn) if row["name"] in facts.RENEWED]
+    rows = [
+        row
+        for row in statements.doctor.table_statistics(conn, tables=facts.HOT_TABLES)
+        if row["name"] in facts.RENEWED
+    ]
     shares = ", ".join(
         f"{row['name']} {row['hot'] / row['updates']:.0%}" for row in rows if row["updates"]
     )

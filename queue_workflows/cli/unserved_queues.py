@@ -7,7 +7,7 @@ import shlex
 
 from queue_workflows import config, db
 from queue_workflows.cli import output
-from queue_workflows.engine import workers
+from queue_workflows.db import statements
 from queue_workflows.runtime import display, identity
 from queue_workflows.types import Row
 
@@ -20,7 +20,7 @@ def unserved(queues: set[str]) -> set[str]:
     A worker of this machine whose process has ended counts as dead.
     """
     with contextlib.closing(db.connect()) as conn:
-        rows = workers.listing(conn, config.STALE_WORKER_AFTER_S.read())
+        rows = statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read())
     here = identity.machine()
     return queues - {
         row["queue"]
@@ -36,7 +36,7 @@ def switched_off(queues: set[str]) -> list[Row]:
     if config.DISABLE_WORKER_CONTROL.read():
         return []
     with contextlib.closing(db.connect()) as conn:
-        rows = workers.switched_off(conn)
+        rows = statements.workers.switched_off(conn)
     here = config.host_label()
     return [row for row in rows if row["host_label"] == here and row["queue"] in {*queues, "all"}]
 

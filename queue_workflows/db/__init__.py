@@ -28,7 +28,7 @@ from queue_workflows.db.schema import (
     downgrade,
     pending,
 )
-from queue_workflows.db.scripts import BEGIN, COMMIT, ROLLBACK, Script, Statement, one, run
+from queue_workflows.db.scripts import BEGIN, COMMIT, ROLLBACK, Script, Statement, run
 from queue_workflows.db.subscriptions import Subscriptions
 
 __all__ = [
@@ -59,7 +59,6 @@ __all__ = [
     "get_pool",
     "listen",
     "load_json",
-    "one",
     "pending",
     "run",
     "statement",

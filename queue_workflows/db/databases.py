@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import psycopg
@@ -12,6 +13,7 @@ from psycopg import rows, sql
 from queue_workflows import config, embedded, errors
 from queue_workflows.db import statements
 from queue_workflows.embedded import project
+from queue_workflows.types import Row
 
 EARLIER = "queue_workflows"
 """The single database of versions without databases per project."""
@@ -171,6 +173,8 @@ def _connected(server: embedded.Server, name: str) -> psycopg.Connection[rows.Di
     )
 
 
-def _rows(server: embedded.Server, name: str, statement: bytes) -> list[dict[str, Any]]:
+def _rows(
+    server: embedded.Server, name: str, query: Callable[[psycopg.Connection[Row]], list[Row]]
+) -> list[Row]:
     with _connected(server, name) as conn:
-        return conn.execute(statement).fetchall()
+        return query(conn)

@@ -57,13 +57,13 @@ def convert(conn: pool.Connection, checksum: str) -> None:
             " nothing to do, start from an empty database"
         )
     conn.execute((sql.FOLDER / "development_chain.sql").read_bytes())
-    conn.execute(statements.development_chain.forget)
-    conn.execute(statements.development_chain.record, {"checksum": checksum})
+    statements.development_chain.forget(conn)
+    statements.development_chain.record(conn, checksum=checksum)
 
 
 def _rows(conn: pool.Connection) -> list[dict[str, Any]]:
     """Return the ledger's rows above 12 if a development build wrote them, else none."""
-    row = conn.execute(statements.development_chain.is_possible).fetchone()
+    row = statements.development_chain.is_possible(conn)
     if row is None or not row["is_possible"]:
         return []
-    return conn.execute(statements.development_chain.applied).fetchall()
+    return statements.development_chain.applied(conn)

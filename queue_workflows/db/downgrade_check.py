@@ -39,13 +39,15 @@ def of(conn: pool.Connection, change: Callable[[], None], *, besides: set[str]) 
 
 
 def _columns(conn: pool.Connection) -> _Columns:
-    rows = conn.execute(statements.downgrade_check.columns).fetchall()
-    return {(row["table_name"], row["column_name"]): row["column_default"] for row in rows}
+    return {
+        (row["table_name"], row["column_name"]): row["column_default"]
+        for row in statements.downgrade_check.columns(conn)
+    }
 
 
 def _touched(conn: pool.Connection, tables: set[str]) -> list[str]:
     """Return those of `tables` that are dropped, or locked for writing by this transaction."""
-    rows = conn.execute(statements.downgrade_check.untouched).fetchall()
+    rows = statements.downgrade_check.untouched(conn)
     return sorted(tables - {row["name"] for row in rows})
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
-from psycopg.types import json
 
 import queue_workflows
 from queue_workflows import errors
@@ -112,17 +112,15 @@ def install(conn: pool.Connection, part: Part) -> None:
     function that runs as its owner: a session's temporary table must not come before ours. Raises
     `TablesInUse` for triggers whose tables cannot be locked soon.
     """
-    conn.execute(statements.installed_objects.settings)
+    statements.installed_objects.settings(conn)
     _lock(conn, part)
     conn.execute(part.text.encode())
-    conn.execute(
-        statements.installed_objects.record,
-        {
-            "part": part.name,
-            "checksum": part.checksum,
-            "package_version": queue_workflows.__version__,
-            "objects": json.Jsonb(_described(conn, part)),
-        },
+    statements.installed_objects.record(
+        conn,
+        part=part.name,
+        checksum=part.checksum,
+        package_version=queue_workflows.__version__,
+        objects=json.dumps(_described(conn, part)),
     )
 
 
@@ -130,7 +128,7 @@ def _lock(conn: pool.Connection, part: Part) -> None:
     """Lock the part's tables, or give up before a deadlock with a worker could end the worker."""
     if not part.tables:
         return
-    conn.execute(statements.installed_objects.limit_lock_wait)
+    statements.installed_objects.limit_lock_wait(conn)
     try:
         for tables, lock in (
             (part.tables, sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE")),
@@ -139,7 +137,7 @@ def _lock(conn: pool.Connection, part: Part) -> None:
             conn.execute(lock.format(sql.SQL(", ").join(map(sql.Identifier, tables))))
     except psycopg.errors.QueryCanceled as error:
         raise TablesInUse("the triggers cannot be replaced: their tables are in use") from error
-    conn.execute(statements.installed_objects.lift_limit)
+    statements.installed_objects.lift_limit(conn)
 
 
 def problems(conn: pool.Connection) -> list[Problem]:
@@ -175,19 +173,17 @@ def _damaged(conn: pool.Connection, part: Part, recorded: dict[str, str]) -> Ite
 def forget(conn: pool.Connection) -> None:
     """Delete the record, so that the code of an older release installs its own set."""
     if _exists(conn):
-        conn.execute(statements.installed_objects.forget)
+        statements.installed_objects.forget(conn)
 
 
 def _recorded(conn: pool.Connection) -> dict[str, dict[str, Any]]:
     if not _exists(conn):
         return {}
-    rows = conn.execute(statements.installed_objects.recorded).fetchall()
-    return {row["part"]: row for row in rows}
+    return {row["part"]: row for row in statements.installed_objects.recorded(conn)}
 
 
 def _exists(conn: pool.Connection) -> bool:
-    row = conn.execute(statements.installed_objects.record_exists).fetchone()
-    return row is not None and row["found"]
+    return bool(statements.installed_objects.record_exists(conn))
 
 
 def _described(conn: pool.Connection, part: Part) -> dict[str, str]:
@@ -195,7 +191,7 @@ def _described(conn: pool.Connection, part: Part) -> dict[str, str]:
         "functions": statements.installed_objects.functions,
         "triggers": statements.installed_objects.triggers,
     }
-    rows = conn.execute(described[part.name], {"names": part.objects}).fetchall()
+    rows = described[part.name](conn, names=part.objects)
     return {row["name"]: row["hash"] for row in rows}
 
 

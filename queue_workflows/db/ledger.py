@@ -19,14 +19,12 @@ NAME = "queue_schema_version"
 
 def exists(conn: pool.Connection, name: str) -> bool:
     """Return whether there is a ledger of this name."""
-    row = conn.execute(statements.migrations.ledger_exists, {"ledger": name}).fetchone()
-    return row is not None and row["found"]
+    return bool(statements.migrations.ledger_exists(conn, ledger=name))
 
 
 def is_whole(conn: pool.Connection, name: str) -> bool:
     """Return whether the ledger exists and has every column that this code reads."""
-    row = conn.execute(statements.migrations.ledger_is_whole, {"ledger": name}).fetchone()
-    return row is not None and row["is_whole"]
+    return bool(statements.migrations.ledger_is_whole(conn, ledger=name))
 
 
 def read(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
@@ -58,7 +56,7 @@ def of_others(conn: pool.Connection) -> str | None:
     """
     if not exists(conn, NAME):
         return None
-    found = [row["version"] for row in conn.execute(statements.migrations.of_others)]
+    found = [row["version"] for row in statements.migrations.of_others(conn)]
     if not found:
         return None
     which = f"migrations {found[0]} to {found[-1]}" if found[1:] else f"migration {found[0]}"

@@ -329,14 +329,15 @@ class Link:
         self._depth, self._begin = 0, b""
         if given["is_local"]:
             texts = {name.encode(): b"%d" % value for name, value in given.items()}
-            self._begin = _BEGIN + statements.sessions.set_up % texts
+            self._begin = _BEGIN + statements.sessions.set_up.text % texts
             return
-        yield from self._execute(scripts.Statement(statements.sessions.set_up, given))
+        yield from self._execute(scripts.Statement(statements.sessions.set_up.text, given))
         for channel in self._channels:
             pg.send_query(b"LISTEN " + channel.encode())
             yield from self._reply()
         for lock in self._locks:
-            yield from self._execute(scripts.Statement(statements.sessions.hold, {"lock": lock}))
+            hold = scripts.Statement(statements.sessions.hold.text, {"lock": lock})
+            yield from self._execute(hold)
 
     def _drop(self, error: psycopg.Error | None) -> None:
         """Close the connection, and open the next one after a pause."""

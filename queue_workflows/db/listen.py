@@ -141,7 +141,7 @@ class Listener:
             todo += [hold.format(sql.Literal(name)) for name in self._locks]
             listens = sql.SQL("; ").join(todo).as_bytes(self._conn)
             # A lost session would say that the process which holds its locks is gone.
-            self._ask(self._conn, b"; ".join((listens, statements.sessions.stay_idle)))
+            self._ask(self._conn, b"; ".join((listens, statements.sessions.stay_idle.text)))
         except (psycopg.Error, OSError) as error:
             self._lost(error)
             return False

@@ -33,7 +33,7 @@ def exclusive(
                 if _try_lock(conn, version_table, is_local=is_local):
                     yield conn
                     if not is_local:
-                        conn.execute(statements.migrations.unlock)
+                        statements.migrations.unlock(conn)
                     break
             if stopped():
                 raise errors.MigrationFailed("a stop was requested before the schema's lock came")
@@ -46,11 +46,9 @@ def exclusive(
 
 def _try_lock(conn: pool.Connection, version_table: str, *, is_local: bool) -> bool:
     # A waiting pg_advisory_lock() blocks signals, and any role that may log in can hold it.
-    given = {"ledger": version_table, "is_local": is_local}
-    row = conn.execute(statements.migrations.try_lock, given).fetchone()
-    return row is not None and row["is_ours"]
+    return bool(statements.migrations.try_lock(conn, ledger=version_table, is_local=is_local))
 
 
 def _holders(conn: pool.Connection, version_table: str) -> str:
-    rows = conn.execute(statements.migrations.lock_holders, {"ledger": version_table}).fetchall()
+    rows = statements.migrations.lock_holders(conn, ledger=version_table)
     return ", ".join(f"pid {row['pid']} of role {row['usename']}" for row in rows)

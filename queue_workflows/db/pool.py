@@ -78,13 +78,13 @@ def _set_up(
         return
     autocommit = conn.autocommit
     conn.autocommit = True
-    conn.execute(statements.sessions.set_up, given)
+    statements.sessions.set_up(conn, **given)
     conn.autocommit = autocommit
 
 
 def settings(
     statement_s: float | None = None, lock_s: float | None = None, *, limited: bool = True
-) -> dict[str, int | bool]:
+) -> dict[str, Any]:
     """Return the parameters of `statements.sessions.set_up`: the engine's timeouts.
 
     With POLL_ONLY they are for one transaction, else for the session.
@@ -191,7 +191,7 @@ class _Sessionless(psycopg.Connection[Row]):
         is_outer = self.info.transaction_status == pq.TransactionStatus.IDLE
         with super().transaction(*arguments, **more) as block:
             if is_outer and self.settings is not None:
-                super().execute(statements.sessions.set_up, self.settings)
+                super().execute(statements.sessions.set_up.text, self.settings)
             yield block
 
 
@@ -333,7 +333,7 @@ def give_back(conn: Connection, info: Any, differing: Mapping[str, str]) -> None
 
 
 def _set_all(conn: Connection, settings: Mapping[str, str]) -> None:
-    conn.execute(statements.sessions.set_all, {"settings": json.dumps(settings)})
+    statements.sessions.set_all(conn, settings=json.dumps(settings))
 
 
 class _Joined:

@@ -76,7 +76,7 @@ def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
     text = error.diag.message_primary or str(error)
     try:
         with pool.connect(bare=True) as conn:
-            row = conn.execute(statements.sessions.role).fetchone()
+            row = statements.sessions.role(conn)
     except psycopg.Error:
         row = None
     where = database_url.describe()

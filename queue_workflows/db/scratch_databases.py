@@ -35,7 +35,7 @@ def database(dsn: str) -> Generator[str]:
     url = _url(parts, "postgres")
     with contextlib.closing(pool.connect(url=url, limited=False, direct=True)) as admin:
         # Held while the database is in use, so that a sweep skips the database.
-        admin.execute(statements.databases.try_lock, {"name": name})
+        statements.databases.try_lock(admin, name=name)
         _sweep(admin, stem)
         try:
             admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -65,13 +65,11 @@ def checked(dsn: str) -> dict[str, Any]:
 
 
 def _sweep(admin: pool.Connection, stem: str) -> None:
-    pattern = {"pattern": f"^{stem}_[0-9a-f]{{8}}{SUFFIX}$"}
-    for row in admin.execute(statements.databases.matching, pattern).fetchall():
-        given = {"name": row["name"]}
-        lock = admin.execute(statements.databases.try_lock, given).fetchone()
-        if lock and lock["is_free"]:
+    pattern = f"^{stem}_[0-9a-f]{{8}}{SUFFIX}$"
+    for row in statements.databases.matching(admin, pattern=pattern):
+        if statements.databases.try_lock(admin, name=row["name"]):
             _drop(admin, row["name"])
-            admin.execute(statements.databases.unlock, given)
+            statements.databases.unlock(admin, name=row["name"])
 
 
 def _drop(admin: pool.Connection, name: str) -> None:
@@ -90,7 +88,7 @@ def _url(parts: dict[str, Any], name: str) -> str:
 
 def filled(conn: pool.Connection) -> frozenset[str]:
     """Return the tables of the current schema that have rows."""
-    names = [row["name"] for row in conn.execute(statements.databases.tables).fetchall()]
+    names = [row["name"] for row in statements.databases.tables(conn)]
     if not names:
         return frozenset()
     each = sql.SQL(" UNION ALL ").join(

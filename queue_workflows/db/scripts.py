@@ -13,14 +13,13 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 
-from queue_workflows.db import pool
 from queue_workflows.types import Row
 
 T = TypeVar("T")
 
 
 class Statement(NamedTuple):
-    """A statement of `sql/queries/` and its parameters.
+    """The text of a statement and its parameters; `statements` has a `script` for each named one.
 
     `is_raw`: a link returns its rows as tuples of bytes (None for NULL) instead of dicts.
     """
@@ -39,17 +38,11 @@ ROLLBACK: Final = Statement(b"ROLLBACK")
 Script: TypeAlias = Generator[Statement, list[Any], T]
 
 
-def one(statement: bytes, parameters: Mapping[str, Any]) -> Script[Row | None]:
-    """Run one statement; return its first row, or None."""
-    rows = yield Statement(statement, parameters)
-    return rows[0] if rows else None
-
-
 class _Undone(Exception):
     """Leaves a transaction's block so that it is rolled back."""
 
 
-def run(conn: pool.Connection, script: Script[T]) -> T:
+def run(conn: psycopg.Connection[Row], script: Script[T]) -> T:
     """Run a script on a connection whose transaction, if one is open, it joins; return its result.
 
     What it has begun and not ended is rolled back if it raises.
@@ -86,7 +79,7 @@ class _Left:
 
 
 def _ran(
-    conn: pool.Connection,
+    conn: psycopg.Connection[Row],
     statement: Statement,
     stack: contextlib.ExitStack,
     blocks: list[AbstractContextManager[Any]],

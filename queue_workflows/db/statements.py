@@ -1,48 +1,117 @@
-"""Load the named statements of `sql/queries/`, each as an attribute: `statements.runs.start`.
+"""Load the named statements of `sql/queries/` as callables: `statements.runs.get(conn, run_id=id)`.
 
-A file `sql/queries/<noun>.sql` holds statements. Each stands below a line `-- name: <name>` and a
-comment that describes it. Parameters are psycopg's, `%(name)s`. Every statement is complete
-and names real tables. A statement that both job families need has one more line after its name:
-`-- tables: ingest_jobs workflow_node_jobs`. Its text is the one for `ingest_jobs`, and its
-attribute is a mapping from table name to text. Type checkers read `statements.pyi`, which
-`python -m tests.support.stubgen` makes.
+A file `sql/queries/<noun>.sql` holds complete statements with parameters of psycopg. Each stands
+below a line `-- name: <name> <kind>` (see `KINDS`) and a comment. A further word `prepared` lets
+its first call prepare it; `unprepared` keeps connections from keeping a plan. A second line
+`-- tables: ingest_jobs workflow_node_jobs` makes one statement for each job family, and its
+attribute a mapping by table name. Type checkers read the stub that `tests.support.stubgen` makes.
 """
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
+from typing import Any, Final
+
+import psycopg
 
 from queue_workflows import sql
+from queue_workflows.db import scripts
+from queue_workflows.types import Row
 
 JOB_TABLES = ("ingest_jobs", "workflow_node_jobs")
 _NODE_NAMES = {"ingest_jobs": "workflow_node_jobs", "ingest_job_events": "workflow_node_events"}
 _INGEST_NAME = re.compile(r"\b(?:ingest_jobs|ingest_job_events)\b")
-_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_NAME = re.compile(r"^-- name: ([^\n]*)\n", re.MULTILINE)
 _TABLES = f"-- tables: {' '.join(JOB_TABLES)}\n"
 _COMMENT = re.compile(r"(?:--[^\n]*\n)*")
+_PREPARED: Final[dict[tuple[str, ...], bool | None]] = {
+    (): None,
+    ("prepared",): True,
+    ("unprepared",): False,
+}
 
 
-class Statement(SimpleNamespace):
-    """One statement: its `comment`, and its `text` or, for both job families, its `texts`."""
-
-    comment: str
-    text: bytes | None
-    texts: dict[str, bytes] | None
+def _first(rows: list[Row]) -> Row | None:
+    return rows[0] if rows else None
 
 
-def parse(source: str, file: str) -> dict[str, Statement]:
+def _only(rows: list[Row]) -> Row:
+    (row,) = rows
+    return row
+
+
+def _value(rows: list[Row]) -> Any:
+    return next(iter(rows[0].values())) if rows else None
+
+
+def _column(rows: list[Row]) -> list[Any]:
+    return [next(iter(row.values())) for row in rows]
+
+
+def _nothing(_: object) -> None:
+    return
+
+
+KINDS: Final[dict[str, Callable[[list[Row]], Any]]] = {
+    "one": _first, "row": _only, "value": _value, "many": list, "column": _column,
+    "count": _nothing, "none": _nothing,
+}  # fmt: skip
+"""What a statement returns by its kind: the first row or None (`one`), the row that there always is
+(`row`), the only column of the first row or None (`value`), all rows (`many`), their only column
+(`column`), how many rows it has changed (`count`; unknown to scripts), or None."""
+_OF_CURSOR: Final[dict[str, Callable[[Any], Any]]] = {
+    "one": operator.methodcaller("fetchone"), "many": operator.methodcaller("fetchall"),
+    "count": operator.attrgetter("rowcount"), "none": _nothing,
+}  # fmt: skip
+
+
+class Named:
+    """One named statement: call it on a connection, or `yield from` its `script`.
+
+    `prepare`: as `execute` of psycopg takes it.
+    """
+
+    __slots__ = ("_of_cursor", "_of_rows", "comment", "kind", "prepare", "text")
+
+    def __init__(self, text: bytes, comment: str, kind: str, prepare: bool | None) -> None:
+        self.text, self.comment, self.kind, self.prepare = text, comment, kind, prepare
+        self._of_rows = KINDS[kind]
+        self._of_cursor = _OF_CURSOR.get(kind) or self._of_all
+
+    def __call__(self, conn: psycopg.Connection[Row], /, **given: Any) -> Any:
+        """Execute it in the transaction of the connection; return what its kind says."""
+        if given:
+            return self._of_cursor(conn.execute(self.text, given, prepare=self.prepare))
+        # An app's connection of another driver takes no None instead of parameters.
+        return self._of_cursor(conn.execute(self.text, prepare=self.prepare))
+
+    def _of_all(self, cursor: psycopg.Cursor[Row]) -> Any:
+        return self._of_rows(cursor.fetchall())
+
+    def script(self, **given: Any) -> scripts.Script[Any]:
+        """Do the same in a script, which a connection or a `db.link.Link` runs."""
+        return self._of_rows((yield scripts.Statement(self.text, given)))
+
+
+def parse(source: str, file: str) -> dict[str, Named | dict[str, Named]]:
     """Return the statements of a file by name, in the order of the file.
 
-    Raises ValueError for text before the first name, a name that is taken, and a statement that is
-    empty or has no comment.
+    Raises ValueError for text before the first name, a name that is taken, an unknown kind, and a
+    statement that is empty or has no comment.
     """
     before, *parts = _NAME.split(source)
     if _COMMENT.sub("", before).strip():
         raise ValueError(f"{file}: there is text before the first `-- name:` line")
-    found: dict[str, Statement] = {}
-    for name, rest in zip(parts[::2], parts[1::2], strict=True):
+    found: dict[str, Named | dict[str, Named]] = {}
+    for line, rest in zip(parts[::2], parts[1::2], strict=True):
+        name, kind, *more = [*line.split(), "", ""]
+        prepare = tuple(more[:-2])
+        if kind not in KINDS or prepare not in _PREPARED:
+            raise ValueError(f"{file}: `-- name: {line}` lacks a kind, which is one of {[*KINDS]}")
         shared = rest.startswith(_TABLES)
         commented = rest.removeprefix(_TABLES)
         comment = _COMMENT.match(commented)
@@ -51,10 +120,11 @@ def parse(source: str, file: str) -> dict[str, Statement]:
         lines = [line.removeprefix("--").strip() for line in comment[0].splitlines()]
         if name in found or not text or not any(lines):
             raise ValueError(f"{file}: {name} is there twice, or has no comment, or no text")
-        texts = {table: _named(text, table) for table in JOB_TABLES} if shared else None
-        found[name] = Statement(
-            comment="\n".join(lines), text=None if shared else text.encode(), texts=texts
-        )
+        of_table = {
+            table: Named(_named(text, table), "\n".join(lines), kind, _PREPARED[prepare])
+            for table in (JOB_TABLES if shared else JOB_TABLES[:1])
+        }
+        found[name] = of_table if shared else of_table[JOB_TABLES[0]]
     return found
 
 
@@ -66,19 +136,18 @@ def _named(text: str, table: str) -> bytes:
 
 
 @cache
-def _parsed(noun: str) -> dict[str, Statement]:
-    return parse((sql.QUERIES / f"{noun}.sql").read_text(encoding="utf-8"), f"{noun}.sql")
-
-
-@cache
 def _file(noun: str) -> SimpleNamespace:
-    found = _parsed(noun)
-    return SimpleNamespace(**{name: one.texts or one.text for name, one in found.items()})
+    return SimpleNamespace(
+        **parse((sql.QUERIES / f"{noun}.sql").read_text(encoding="utf-8"), f"{noun}.sql")
+    )
 
 
 def comments(noun: str) -> dict[str, str]:
     """Return the comment of each statement of a file, as one line, by the statement's name."""
-    return {name: " ".join(one.comment.split()) for name, one in _parsed(noun).items()}
+    return {
+        name: " ".join((one if isinstance(one, Named) else one["ingest_jobs"]).comment.split())
+        for name, one in vars(_file(noun)).items()
+    }
 
 
 def __getattr__(noun: str) -> SimpleNamespace:

@@ -1,375 +1,986 @@
 """Made from `sql/queries/` by `python -m tests.support.stubgen`; do not edit."""
 
 from collections.abc import Mapping
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+import psycopg
+
+from queue_workflows.db import scripts
+from queue_workflows.types import Row
 
 JOB_TABLES: Final[tuple[str, str]]
+_Conn: TypeAlias = psycopg.Connection[Row]
+_Times: TypeAlias = list[datetime] | list[datetime | None]
+_Texts: TypeAlias = list[str] | list[str | None]
+_Ints: TypeAlias = list[int] | list[int | None]
+_Floats: TypeAlias = list[float] | list[float | None]
 
 def comments(noun: str) -> dict[str, str]: ...
+def parse(source: str, file: str) -> dict[str, Named | dict[str, Named]]: ...
+
+class Named:
+    text: bytes
+    comment: str
+    kind: str
+    prepare: bool | None
+    def __init__(self, text: bytes, comment: str, kind: str, prepare: bool | None) -> None: ...
+    def __call__(self, *args: Any, **given: Any) -> Any: ...
+
+class _AttemptsPolicy(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _AttemptsFail(Named):
+    def __call__(self, conn: _Conn, /, *, after_s: float | None, backoff_s: float | None, longest_s: float | None, most: int | None, retry: bool | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> Row | None: ...
+    def script(self, *, after_s: float | None, backoff_s: float | None, longest_s: float | None, most: int | None, retry: bool | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> scripts.Script[Row | None]: ...
+
+class _AttemptsStoreReceived(Named):
+    def __call__(self, conn: _Conn, /, *, received: str | None, job: str | None, worker: str | None, claim: int | None) -> None: ...
+    def script(self, *, received: str | None, job: str | None, worker: str | None, claim: int | None) -> scripts.Script[None]: ...
+
+class _AttemptsEndByWatchdog(Named):
+    def __call__(self, conn: _Conn, /, *, cap: int | None, band: int | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> Row | None: ...
+    def script(self, *, cap: int | None, band: int | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> scripts.Script[Row | None]: ...
+
+class _AttemptsPark(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None, claim: int | None) -> Row | None: ...
+    def script(self, *, job: str | None, worker: str | None, claim: int | None) -> scripts.Script[Row | None]: ...
 
 class _Attempts:
-    policy: Mapping[str, bytes]
-    """Return the retry policy of a job, its failed attempts and how many it may make."""
-    fail: Mapping[str, bytes]
+    policy: Mapping[str, _AttemptsPolicy]
+    """Return the retry policy of a job, its failed attempts and how many it may make.
+    Columns: policy, attempts, max_attempts."""
+    fail: Mapping[str, _AttemptsFail]
     """Record a failed attempt: the job is queued again while attempts are left and `retry` is
     true, else it has failed. It is cancelled instead if it must end. `after_s`: how long it
     waits first; NULL: the attempts times `backoff_s`, at most `longest_s`. `most`: what
     `max_attempts` becomes if it is less. Counters that a plain UPDATE wrote are bounded first.
     No row: the claim is lost."""
-    store_received: bytes
+    store_received: _AttemptsStoreReceived
     """Store the inputs that a node has received, so that its history shows them although it
     failed."""
-    end_by_watchdog: Mapping[str, bytes]
+    end_by_watchdog: Mapping[str, _AttemptsEndByWatchdog]
     """Record that a watchdog ended an attempt: the job is queued again, with at least the
     priority `band`, until that has happened more than `cap` times; then it has failed. It is
     cancelled instead if it must end. No row: the claim is lost."""
-    park: bytes
+    park: _AttemptsPark
     """Let an input node wait for its answer, or cancel it if it must end. No row: the claim is
     lost."""
 
 attempts: _Attempts
 
+class _AuditParameters(Named):
+    def __call__(self, conn: _Conn, /, *, since_s: float | None, retention_days: float | None) -> Row: ...
+    def script(self, *, since_s: float | None, retention_days: float | None) -> scripts.Script[Row]: ...
+
+class _AuditLimitTransaction(Named):
+    def __call__(self, conn: _Conn, /, *, timeout_ms: str | None) -> None: ...
+    def script(self, *, timeout_ms: str | None) -> scripts.Script[None]: ...
+
+class _AuditTerminalStays(Named):
+    def __call__(self, conn: _Conn, /, *, since: datetime | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, since: datetime | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditOneFinalisation(Named):
+    def __call__(self, conn: _Conn, /, *, since: datetime | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, since: datetime | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditClaimsCounted(Named):
+    def __call__(self, conn: _Conn, /, *, since: datetime | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, since: datetime | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditOwnClaimOnly(Named):
+    def __call__(self, conn: _Conn, /, *, since: datetime | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, since: datetime | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditRunningIsClaimed(Named):
+    def __call__(self, conn: _Conn, /, *, whole: bool | None, since: datetime | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, whole: bool | None, since: datetime | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditDependenciesFirst(Named):
+    def __call__(self, conn: _Conn, /, *, whole: bool | None, since: datetime | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, whole: bool | None, since: datetime | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditOutboxAgrees(Named):
+    def __call__(self, conn: _Conn, /, *, whole: bool | None, since: datetime | None, kept: datetime | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, whole: bool | None, since: datetime | None, kept: datetime | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditRunAgrees(Named):
+    def __call__(self, conn: _Conn, /, *, whole: bool | None, since: datetime | None, sweep_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, whole: bool | None, since: datetime | None, sweep_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditCancelHolds(Named):
+    def __call__(self, conn: _Conn, /, *, since: datetime | None, commit_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, since: datetime | None, commit_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditOneJobPerKey(Named):
+    def __call__(self, conn: _Conn, /, *, whole: bool | None, since: datetime | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, whole: bool | None, since: datetime | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditOneFire(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditAttemptsBounded(Named):
+    def __call__(self, conn: _Conn, /, *, whole: bool | None, since: datetime | None, max_crashes: int | None, max_lapses: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, whole: bool | None, since: datetime | None, max_crashes: int | None, max_lapses: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditOffHolds(Named):
+    def __call__(self, conn: _Conn, /, *, since: datetime | None, commit_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, since: datetime | None, commit_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditRunsAdvance(Named):
+    def __call__(self, conn: _Conn, /, *, sweep_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, sweep_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditMapsAgree(Named):
+    def __call__(self, conn: _Conn, /, *, whole: bool | None, since: datetime | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, whole: bool | None, since: datetime | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditStreamsNumbered(Named):
+    def __call__(self, conn: _Conn, /, *, whole: bool | None, since: datetime | None, commit_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, whole: bool | None, since: datetime | None, commit_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _AuditStepsAgree(Named):
+    def __call__(self, conn: _Conn, /, *, whole: bool | None, since: datetime | None, sweep_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, whole: bool | None, since: datetime | None, sweep_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _Audit:
-    parameters: bytes
+    parameters: _AuditParameters
     """Return the start of the window, `-infinity` for all that is retained, and the time up to which
-    outbox rows may be pruned."""
-    limit_transaction: bytes
+    outbox rows may be pruned.
+    Columns: since, kept."""
+    limit_transaction: _AuditLimitTransaction
     """Limit the current transaction, which checks one invariant, to reading, a time, and one core."""
-    terminal_stays: bytes
-    """The status of a terminal job never changes within one generation."""
-    one_finalisation: bytes
-    """A job is finalised at most once per generation, by its highest claim."""
-    claims_counted: bytes
-    """Each claim of a job raises its claim_no by exactly one."""
-    own_claim_only: bytes
-    """No accepted write carries the claim of another worker."""
-    running_is_claimed: bytes
-    """A job is running if and only if its claim, lease and worker are all set."""
-    dependencies_first: bytes
-    """A node is queued once per run, and only after all its dependencies are completed or skipped."""
-    outbox_agrees: bytes
-    """A completed or failed node has exactly one outbox event of that kind, from the same commit."""
-    run_agrees: bytes
+    terminal_stays: _AuditTerminalStays
+    """The status of a terminal job never changes within one generation.
+    Columns: id, text."""
+    one_finalisation: _AuditOneFinalisation
+    """A job is finalised at most once per generation, by its highest claim.
+    Columns: id, text."""
+    claims_counted: _AuditClaimsCounted
+    """Each claim of a job raises its claim_no by exactly one.
+    Columns: id, text."""
+    own_claim_only: _AuditOwnClaimOnly
+    """No accepted write carries the claim of another worker.
+    Columns: id, text."""
+    running_is_claimed: _AuditRunningIsClaimed
+    """A job is running if and only if its claim, lease and worker are all set.
+    Columns: id, text."""
+    dependencies_first: _AuditDependenciesFirst
+    """A node is queued once per run, and only after all its dependencies are completed or skipped.
+    Columns: id, text."""
+    outbox_agrees: _AuditOutboxAgrees
+    """A completed or failed node has exactly one outbox event of that kind, from the same commit.
+    Columns: id, text."""
+    run_agrees: _AuditRunAgrees
     """A completed run has only completed or skipped nodes, but for items that may fail, and no node
-    waits under a terminal run after a sweep."""
-    cancel_holds: bytes
-    """After a cancel is acknowledged, no node of the run is claimed."""
-    one_job_per_key: bytes
-    """One idempotency key gives one job."""
-    one_fire: bytes
-    """A schedule entry fires at most once for each instant."""
-    attempts_bounded: bytes
-    """The attempts, crashes and lapses of a job stay within their limits."""
-    off_holds: bytes
-    """A worker that is switched OFF claims nothing."""
-    runs_advance: bytes
-    """A running run has a node, an outbox event or an answer that moves it forward."""
-    maps_agree: bytes
-    """The counters of a map are those of its items, and a map that ended has no open item."""
-    streams_numbered: bytes
+    waits under a terminal run after a sweep.
+    Columns: id, text."""
+    cancel_holds: _AuditCancelHolds
+    """After a cancel is acknowledged, no node of the run is claimed.
+    Columns: id, text."""
+    one_job_per_key: _AuditOneJobPerKey
+    """One idempotency key gives one job.
+    Columns: id, text."""
+    one_fire: _AuditOneFire
+    """A schedule entry fires at most once for each instant.
+    Columns: id, text."""
+    attempts_bounded: _AuditAttemptsBounded
+    """The attempts, crashes and lapses of a job stay within their limits.
+    Columns: id, text."""
+    off_holds: _AuditOffHolds
+    """A worker that is switched OFF claims nothing.
+    Columns: id, text."""
+    runs_advance: _AuditRunsAdvance
+    """A running run has a node, an outbox event or an answer that moves it forward.
+    Columns: id, text."""
+    maps_agree: _AuditMapsAgree
+    """The counters of a map are those of its items, and a map that ended has no open item.
+    Columns: id, text."""
+    streams_numbered: _AuditStreamsNumbered
     """The parts of a stream are numbered without a gap from 1 within a claim of its job, and none is
-    stored after that claim has ended."""
-    steps_agree: bytes
-    """A step belongs to a claim that its job has had, one that is done has its end, and no wait outlasts its event."""
+    stored after that claim has ended.
+    Columns: id, text."""
+    steps_agree: _AuditStepsAgree
+    """A step belongs to a claim that its job has had, one that is done has its end, and no wait outlasts its event.
+    Columns: id, text."""
 
 audit: _Audit
 
+class _BadRowsStuckStarts(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsStuckLateStarts(Named):
+    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsStuckEvents(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsStuckAnswers(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsStuckInputTimeouts(Named):
+    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsStuckDelayedNodes(Named):
+    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsStuckDelayedIngestJobs(Named):
+    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsStuckSetAsideNodes(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsStuckSetAsideIngestJobs(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsStuckLapsedNodes(Named):
+    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsStuckLapsedIngestJobs(Named):
+    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsOutOfRangeRuns(Named):
+    def __call__(self, conn: _Conn, /, *, examined: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, examined: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsOutOfRangeNodes(Named):
+    def __call__(self, conn: _Conn, /, *, examined: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, examined: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsOutOfRangeIngestJobs(Named):
+    def __call__(self, conn: _Conn, /, *, examined: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, examined: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _BadRowsOutOfRangeAnswers(Named):
+    def __call__(self, conn: _Conn, /, *, examined: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, examined: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _BadRows:
-    stuck_starts: bytes
-    """Return runs whose start failed."""
-    stuck_late_starts: bytes
-    """Return runs whose delayed start is due."""
-    stuck_events: bytes
-    """Return runs with an outbox event that could not be dispatched."""
-    stuck_answers: bytes
-    """Return runs with an answer that could not be taken."""
-    stuck_input_timeouts: bytes
-    """Return runs with an input node whose wait is over and was not ended."""
-    stuck_delayed_nodes: bytes
-    """Return runs with a delayed node that is due."""
-    stuck_delayed_ingest_jobs: bytes
-    """Return delayed ingest jobs that are due."""
-    stuck_set_aside_nodes: bytes
-    """Return runs with a node that no claim finds, as it could neither run nor fail."""
-    stuck_set_aside_ingest_jobs: bytes
-    """Return ingest jobs that no claim finds, as they could neither run nor fail."""
-    stuck_lapsed_nodes: bytes
-    """Return runs with a running node whose lease lapsed."""
-    stuck_lapsed_ingest_jobs: bytes
-    """Return running ingest jobs whose lease lapsed."""
-    out_of_range_runs: bytes
+    stuck_starts: _BadRowsStuckStarts
+    """Return runs whose start failed.
+    Columns: id, text."""
+    stuck_late_starts: _BadRowsStuckLateStarts
+    """Return runs whose delayed start is due.
+    Columns: id, text."""
+    stuck_events: _BadRowsStuckEvents
+    """Return runs with an outbox event that could not be dispatched.
+    Columns: id, text."""
+    stuck_answers: _BadRowsStuckAnswers
+    """Return runs with an answer that could not be taken.
+    Columns: id, text."""
+    stuck_input_timeouts: _BadRowsStuckInputTimeouts
+    """Return runs with an input node whose wait is over and was not ended.
+    Columns: id, text."""
+    stuck_delayed_nodes: _BadRowsStuckDelayedNodes
+    """Return runs with a delayed node that is due.
+    Columns: id, text."""
+    stuck_delayed_ingest_jobs: _BadRowsStuckDelayedIngestJobs
+    """Return delayed ingest jobs that are due.
+    Columns: id, text."""
+    stuck_set_aside_nodes: _BadRowsStuckSetAsideNodes
+    """Return runs with a node that no claim finds, as it could neither run nor fail.
+    Columns: id, text."""
+    stuck_set_aside_ingest_jobs: _BadRowsStuckSetAsideIngestJobs
+    """Return ingest jobs that no claim finds, as they could neither run nor fail.
+    Columns: id, text."""
+    stuck_lapsed_nodes: _BadRowsStuckLapsedNodes
+    """Return runs with a running node whose lease lapsed.
+    Columns: id, text."""
+    stuck_lapsed_ingest_jobs: _BadRowsStuckLapsedIngestJobs
+    """Return running ingest jobs whose lease lapsed.
+    Columns: id, text."""
+    out_of_range_runs: _BadRowsOutOfRangeRuns
     """Return unfinished runs that have a time, counter or payload out of range. Reads `examined`
-    of them."""
-    out_of_range_nodes: bytes
-    """As `out_of_range_runs`, for live nodes. Returns the runs that they belong to."""
-    out_of_range_ingest_jobs: bytes
-    """As `out_of_range_runs`, for queued and running ingest jobs."""
-    out_of_range_answers: bytes
+    of them.
+    Columns: id, text."""
+    out_of_range_nodes: _BadRowsOutOfRangeNodes
+    """As `out_of_range_runs`, for live nodes. Returns the runs that they belong to.
+    Columns: id, text."""
+    out_of_range_ingest_jobs: _BadRowsOutOfRangeIngestJobs
+    """As `out_of_range_runs`, for queued and running ingest jobs.
+    Columns: id, text."""
+    out_of_range_answers: _BadRowsOutOfRangeAnswers
     """As `out_of_range_runs`, for answers that are not taken yet. Returns the runs of their
-    nodes."""
+    nodes.
+    Columns: id, text."""
 
 bad_rows: _BadRows
 
+class _CancellationLockJob(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> None: ...
+    def script(self, *, job: str | None) -> scripts.Script[None]: ...
+
+class _CancellationCancelWaitingNode(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _CancellationCancelWaitingIngestJob(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _CancellationRequestEnd(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _CancellationCancelQueuedNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
+
+class _CancellationCancelOrphans(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _CancellationOrphans(Named):
+    def __call__(self, conn: _Conn, /, *, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _CancellationCancelTheseOrphans(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+
 class _Cancellation:
-    lock_job: Mapping[str, bytes]
+    lock_job: Mapping[str, _CancellationLockJob]
     """Lock a job until the transaction ends, so that it neither starts nor is handed back meanwhile."""
-    cancel_waiting_node: bytes
+    cancel_waiting_node: _CancellationCancelWaitingNode
     """Cancel a node that is queued or waits for an answer. No row: it is neither."""
-    cancel_waiting_ingest_job: bytes
+    cancel_waiting_ingest_job: _CancellationCancelWaitingIngestJob
     """Cancel a queued ingest job; a trigger records the event. No row: it is not queued."""
-    request_end: Mapping[str, bytes]
+    request_end: Mapping[str, _CancellationRequestEnd]
     """Ask a running job to end, which its worker sees; an earlier request stays. No row: it does not
     run."""
-    cancel_queued_nodes: bytes
+    cancel_queued_nodes: _CancellationCancelQueuedNodes
     """Cancel the queued nodes of a run."""
-    cancel_orphans: bytes
+    cancel_orphans: _CancellationCancelOrphans
     """Cancel up to 500 nodes that wait although their run is over: they were inserted while the run
     ended. OFFSET 0 keeps the look-up of the run one per job: without it, the plan may compare each
     job with every run."""
-    orphans: bytes
-    """Return the ids of up to 500 nodes that `cancel_orphans` would cancel, without those of `aside`."""
-    cancel_these_orphans: bytes
+    orphans: _CancellationOrphans
+    """Return the ids of up to 500 nodes that `cancel_orphans` would cancel, without those of `aside`.
+    Columns: id."""
+    cancel_these_orphans: _CancellationCancelTheseOrphans
     """Cancel those of these nodes that `cancel_orphans` would cancel."""
 
 cancellation: _Cancellation
 
+class _ClaimIsolationClaimApart(Named):
+    def __call__(self, conn: _Conn, /, *, table: str | None, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, obey: bool | None, promote: bool | None, models: _Texts | None, lane: int | None, versions: _Texts | None) -> Row: ...
+    def script(self, *, table: str | None, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, obey: bool | None, promote: bool | None, models: _Texts | None, lane: int | None, versions: _Texts | None) -> scripts.Script[Row]: ...
+
+class _ClaimIsolationSetAside(Named):
+    def __call__(self, conn: _Conn, /, *, table: str | None, job: str | None, error: str | None, worker: str | None, claim: int | None) -> Any: ...
+    def script(self, *, table: str | None, job: str | None, error: str | None, worker: str | None, claim: int | None) -> scripts.Script[Any]: ...
+
 class _ClaimIsolation:
-    claim_apart: bytes
+    claim_apart: _ClaimIsolationClaimApart
     """Claim one job of `table`, trying the rows one by one, each in a savepoint. `aside`: of each
-    row that raised its id, its run, the error, and its state now."""
-    set_aside: bytes
+    row that raised its id, its run, the error, and its state now.
+    Columns: job_id, aside."""
+    set_aside: _ClaimIsolationSetAside
     """End a claimed job of `table` whose outcome cannot be stored. NULL: nothing about it can be
     written."""
 
 claim_isolation: _ClaimIsolation
 
+class _ClaimedJobsNode(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> Row | None: ...
+    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[Row | None]: ...
+
+class _ClaimedJobsIngest(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> Row | None: ...
+    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[Row | None]: ...
+
+class _ClaimedJobsNodeRows(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> list[Row]: ...
+    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[list[Row]]: ...
+
+class _ClaimedJobsIngestRows(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> list[Row]: ...
+    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[list[Row]]: ...
+
 class _ClaimedJobs:
-    node: bytes
+    node: _ClaimedJobsNode
     """Return what a worker needs of a node job that it holds, without the context of its run. No
     row: the worker does not hold the job."""
-    ingest: bytes
+    ingest: _ClaimedJobsIngest
     """Return what a worker needs of an ingest job that it holds. No row: it does not hold the
     job."""
-    node_rows: bytes
+    node_rows: _ClaimedJobsNodeRows
     """Return a node job as `claims.node_rows` does, without the context of its run. No row: the worker
-    does not hold the job."""
-    ingest_rows: bytes
-    """Return an ingest job as `claims.ingest_rows` does. No row: the worker does not hold the job."""
+    does not hold the job.
+    Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
+    ingest_rows: _ClaimedJobsIngestRows
+    """Return an ingest job as `claims.ingest_rows` does. No row: the worker does not hold the job.
+    Columns: id, claim_no, crash_count, timeout_s, task_name, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
 
 claimed_jobs: _ClaimedJobs
 
+class _ClaimsNodeStep(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None) -> Any: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None) -> scripts.Script[Any]: ...
+
+class _ClaimsNodesStep(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> list[Any]: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> scripts.Script[list[Any]]: ...
+
+class _ClaimsIngestStep(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None) -> list[Row]: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _ClaimsNodeRows(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None) -> list[Row]: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _ClaimsNodesRows(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> list[Row]: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _ClaimsIngestRows(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None) -> list[Row]: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _ClaimsRenew(Named):
+    def __call__(self, conn: _Conn, /, *, jobs: _Texts | None, claims: _Ints | None, progress: _Texts | None, worker: str | None, lease_s: float | None) -> list[Row]: ...
+    def script(self, *, jobs: _Texts | None, claims: _Ints | None, progress: _Texts | None, worker: str | None, lease_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _ClaimsClaimNode(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, lease_s: float | None, job: str | None, versions: _Texts | None, obey: bool | None) -> Any: ...
+    def script(self, *, worker: str | None, host: str | None, lease_s: float | None, job: str | None, versions: _Texts | None, obey: bool | None) -> scripts.Script[Any]: ...
+
+class _ClaimsClaimIngest(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, lease_s: float | None, job: str | None, obey: bool | None) -> Any: ...
+    def script(self, *, worker: str | None, host: str | None, lease_s: float | None, job: str | None, obey: bool | None) -> scripts.Script[Any]: ...
+
+class _ClaimsIsHeld(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None, claim: int | None) -> Row | None: ...
+    def script(self, *, job: str | None, worker: str | None, claim: int | None) -> scripts.Script[Row | None]: ...
+
+class _ClaimsHasRecordedIngest(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None, worker: str | None, events: _Texts | None) -> Row | None: ...
+    def script(self, *, job: str | None, claim: int | None, worker: str | None, events: _Texts | None) -> scripts.Script[Row | None]: ...
+
+class _ClaimsHasRecordedNode(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None, worker: str | None, events: _Texts | None) -> Row | None: ...
+    def script(self, *, job: str | None, claim: int | None, worker: str | None, events: _Texts | None) -> scripts.Script[Row | None]: ...
+
+class _ClaimsHeldLast(Named):
+    def __call__(self, conn: _Conn, /, *, prefix: str | None, crashes: int | None, lapses: int | None) -> list[Row]: ...
+    def script(self, *, prefix: str | None, crashes: int | None, lapses: int | None) -> scripts.Script[list[Row]]: ...
+
+class _ClaimsHeldBy(Named):
+    def __call__(self, conn: _Conn, /, *, prefix: str | None) -> list[Row]: ...
+    def script(self, *, prefix: str | None) -> scripts.Script[list[Row]]: ...
+
 class _Claims:
-    node_step: bytes
+    node_step: _ClaimsNodeStep
     """Record a completed node, if `job` is given, and claim the next node job, if `claim` is
     true. The job is one JSON document; NULL: nothing was claimed. A document with `due_s` alone:
     nothing was claimed, and that many seconds later, at most `look_ahead_s`, a delayed job is due.
     Raises QW001 if the claim to record is lost."""
-    nodes_step: bytes
+    nodes_step: _ClaimsNodesStep
     """Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim`
     more, one JSON document for each. If fewer are claimed, the last may be one with `due_s`, as
     of `node_step`. Raises QW001 if one of the claims to record is lost."""
-    ingest_step: bytes
+    ingest_step: _ClaimsIngestStep
     """Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
     `claim` more. If fewer are claimed, the last row may be one without an id: a limit admits the
     next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most `look_ahead_s`. Raises
     QW001 if one of the claims to record is lost."""
-    node_rows: bytes
+    node_rows: _ClaimsNodeRows
     """Do as `node_step` does, for a worker that passes rows on as texts: the columns that it reads,
-    the row as JSON for the handler, and `wait_s` and `due_s` in a row without an id."""
-    nodes_rows: bytes
-    """Do as `nodes_step` does, and return what `node_rows` returns."""
-    ingest_rows: bytes
-    """Do as `ingest_step` does, and return what `node_rows` returns."""
-    renew: Mapping[str, bytes]
+    the row as JSON for the handler, and `wait_s` and `due_s` in a row without an id.
+    Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
+    nodes_rows: _ClaimsNodesRows
+    """Do as `nodes_step` does, and return what `node_rows` returns.
+    Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
+    ingest_rows: _ClaimsIngestRows
+    """Do as `ingest_step` does, and return what `node_rows` returns.
+    Columns: id, claim_no, crash_count, timeout_s, task_name, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
+    renew: Mapping[str, _ClaimsRenew]
     """Extend the leases of claims, one element of each array a claim, and store their progress (NULL:
     as it was). A claim without a row is lost. `renewed` is false for a row that somebody else has
-    locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over."""
-    claim_node: bytes
+    locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over.
+    Columns: id, claim_no, cancel, renewed."""
+    claim_node: _ClaimsClaimNode
     """Claim this node, wherever it stands in its queue; return its id. No row: it is not queued, it is
     blocked, its run is over, its queue is paused or limited, or the host is OFF."""
-    claim_ingest: bytes
+    claim_ingest: _ClaimsClaimIngest
     """Claim this ingest job, as `claim_node` does."""
-    is_held: Mapping[str, bytes]
-    """Return one row without columns if this claim still holds its job."""
-    has_recorded_ingest: bytes
+    is_held: Mapping[str, _ClaimsIsHeld]
+    """Return one row without columns if this claim still holds its job.
+    Columns: ."""
+    has_recorded_ingest: _ClaimsHasRecordedIngest
     """Return one row if this claim has left one of the events in the history: its write was
-    committed."""
-    has_recorded_node: bytes
-    """Return the same for a node job. Its events are found by run and node, which are indexed."""
-    held_last: Mapping[str, bytes]
-    """Return those of `held_by` whose next crash or lapse is their last."""
-    held_by: Mapping[str, bytes]
+    committed.
+    Columns: recorded."""
+    has_recorded_node: _ClaimsHasRecordedNode
+    """Return the same for a node job. Its events are found by run and node, which are indexed.
+    Columns: recorded."""
+    held_last: Mapping[str, _ClaimsHeldLast]
+    """Return those of `held_by` whose next crash or lapse is their last.
+    Columns: id, worker_id, claim_no."""
+    held_by: Mapping[str, _ClaimsHeldBy]
     """Return the claims of workers whose id starts with `prefix`, in the order in which the jobs
-    were queued."""
+    were queued.
+    Columns: id, worker_id, claim_no."""
 
 claims: _Claims
 
+class _ControlsPut(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None, queue: str | None, desired_state: str | None, stop_policy: str | None, requested_by: str | None, reason: str | None, until: datetime | None, lasts: timedelta | None) -> Row: ...
+    def script(self, *, host: str | None, queue: str | None, desired_state: str | None, stop_policy: str | None, requested_by: str | None, reason: str | None, until: datetime | None, lasts: timedelta | None) -> scripts.Script[Row]: ...
+
+class _ControlsIsOver(Named):
+    def __call__(self, conn: _Conn, /, *, instant: datetime | None) -> Any: ...
+    def script(self, *, instant: datetime | None) -> scripts.Script[Any]: ...
+
+class _ControlsKnownQueues(Named):
+    def __call__(self, conn: _Conn, /) -> list[Any]: ...
+    def script(self) -> scripts.Script[list[Any]]: ...
+
+class _ControlsKnownHosts(Named):
+    def __call__(self, conn: _Conn, /) -> list[Any]: ...
+    def script(self) -> scripts.Script[list[Any]]: ...
+
+class _ControlsGet(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None, queue: str | None) -> Row | None: ...
+    def script(self, *, host: str | None, queue: str | None) -> scripts.Script[Row | None]: ...
+
+class _ControlsOffPolicy(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None, queue: str | None) -> Any: ...
+    def script(self, *, host: str | None, queue: str | None) -> scripts.Script[Any]: ...
+
+class _ControlsHasTable(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
 class _Controls:
-    put: bytes
+    put: _ControlsPut
     """Switch the workers of a host and queue on or off; return the row. A trigger wakes the
-    workers."""
-    is_over: bytes
+    workers.
+    Columns: host_label, queue, desired_state, stop_policy, requested_by, updated_at, reason, until_at."""
+    is_over: _ControlsIsOver
     """Return whether an instant has come, by the database's clock."""
-    known_queues: bytes
+    known_queues: _ControlsKnownQueues
     """Return the queues that a worker of any host has served, or that a control row names."""
-    known_hosts: bytes
+    known_hosts: _ControlsKnownHosts
     """Return the hosts that have had a worker of any queue, or that a control row names."""
-    get: bytes
-    """Return the control row of a host and queue. No row: it was never switched."""
-    off_policy: bytes
+    get: _ControlsGet
+    """Return the control row of a host and queue. No row: it was never switched.
+    Columns: host_label, queue, desired_state, stop_policy, requested_by, updated_at, reason, until_at."""
+    off_policy: _ControlsOffPolicy
     """Return the stop policy of the control row that switches a host and queue off now; NULL: it
     is on."""
-    has_table: bytes
+    has_table: _ControlsHasTable
     """Return whether the schema has control rows at all."""
 
 controls: _Controls
 
+class _DatabasesProjects(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _DatabasesHasSchema(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _DatabasesUnfinished(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _DatabasesMatching(Named):
+    def __call__(self, conn: _Conn, /, *, pattern: str | None) -> list[Row]: ...
+    def script(self, *, pattern: str | None) -> scripts.Script[list[Row]]: ...
+
+class _DatabasesTryLock(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None) -> Any: ...
+    def script(self, *, name: str | None) -> scripts.Script[Any]: ...
+
+class _DatabasesUnlock(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None) -> None: ...
+    def script(self, *, name: str | None) -> scripts.Script[None]: ...
+
+class _DatabasesTables(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
 class _Databases:
-    projects: bytes
-    """Return every database that people use, with the folder that its comment names and its size."""
-    has_schema: bytes
-    """Return whether this database has our tables."""
-    unfinished: bytes
-    """Return how many runs are in no terminal state."""
-    matching: bytes
-    """Return the databases whose names match a regular expression."""
-    try_lock: bytes
+    projects: _DatabasesProjects
+    """Return every database that people use, with the folder that its comment names and its size.
+    Columns: name, folder, size_bytes."""
+    has_schema: _DatabasesHasSchema
+    """Return whether this database has our tables.
+    Columns: found."""
+    unfinished: _DatabasesUnfinished
+    """Return how many runs are in no terminal state.
+    Columns: n."""
+    matching: _DatabasesMatching
+    """Return the databases whose names match a regular expression.
+    Columns: name."""
+    try_lock: _DatabasesTryLock
     """Take the advisory lock of a database's name for this session; return whether it was free."""
-    unlock: bytes
+    unlock: _DatabasesUnlock
     """Release the advisory lock of a database's name."""
-    tables: bytes
-    """Return the tables of the current schema."""
+    tables: _DatabasesTables
+    """Return the tables of the current schema.
+    Columns: name."""
 
 databases: _Databases
 
+class _DevelopmentChainIsPossible(Named):
+    def __call__(self, conn: _Conn, /) -> Row | None: ...
+    def script(self) -> scripts.Script[Row | None]: ...
+
+class _DevelopmentChainApplied(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _DevelopmentChainForget(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _DevelopmentChainRecord(Named):
+    def __call__(self, conn: _Conn, /, *, checksum: str | None) -> None: ...
+    def script(self, *, checksum: str | None) -> scripts.Script[None]: ...
+
 class _DevelopmentChain:
-    is_possible: bytes
+    is_possible: _DevelopmentChainIsPossible
     """Return whether a development build may have made this database: it has our ledger, and lacks the
-    table in which a release records its functions and triggers."""
-    applied: bytes
-    """Return the migrations above 12, lowest first. An older ledger has no column `checksum`."""
-    forget: bytes
+    table in which a release records its functions and triggers.
+    Columns: is_possible."""
+    applied: _DevelopmentChainApplied
+    """Return the migrations above 12, lowest first. An older ledger has no column `checksum`.
+    Columns: version, checksum."""
+    forget: _DevelopmentChainForget
     """Delete the record of the migrations above 12."""
-    record: bytes
+    record: _DevelopmentChainRecord
     """Record the migration of the release that these tables amount to."""
 
 development_chain: _DevelopmentChain
 
+class _DoctorServer(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
+class _DoctorClock(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _DoctorBackendPid(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _DoctorSettings(Named):
+    def __call__(self, conn: _Conn, /, *, names: _Texts | None) -> list[Row]: ...
+    def script(self, *, names: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _DoctorNotify(Named):
+    def __call__(self, conn: _Conn, /, *, channel: str | None) -> None: ...
+    def script(self, *, channel: str | None) -> scripts.Script[None]: ...
+
+class _DoctorNotificationQueueUsage(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _DoctorTransactions(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _DoctorConnections(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
+class _DoctorSchemaSeen(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
+class _DoctorSchemaVersion(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
+class _DoctorMachines(Named):
+    def __call__(self, conn: _Conn, /) -> list[Any]: ...
+    def script(self) -> scripts.Script[list[Any]]: ...
+
+class _DoctorOutbox(Named):
+    def __call__(self, conn: _Conn, /) -> Row | None: ...
+    def script(self) -> scripts.Script[Row | None]: ...
+
+class _DoctorWaitingRuns(Named):
+    def __call__(self, conn: _Conn, /) -> Row | None: ...
+    def script(self) -> scripts.Script[Row | None]: ...
+
+class _DoctorStalledRuns(Named):
+    def __call__(self, conn: _Conn, /, *, quiet_s: float | None) -> Row: ...
+    def script(self, *, quiet_s: float | None) -> scripts.Script[Row]: ...
+
+class _DoctorLapsed(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
+class _DoctorUnserved(Named):
+    def __call__(self, conn: _Conn, /, *, counted: int | None, stale_s: float | None) -> list[Row]: ...
+    def script(self, *, counted: int | None, stale_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _DoctorMissingVersions(Named):
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None, listed: int | None) -> list[Row]: ...
+    def script(self, *, stale_s: float | None, listed: int | None) -> scripts.Script[list[Row]]: ...
+
+class _DoctorDeadWorkers(Named):
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None) -> list[Any]: ...
+    def script(self, *, stale_s: float | None) -> scripts.Script[list[Any]]: ...
+
+class _DoctorAlerts(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
+class _DoctorTableStatistics(Named):
+    def __call__(self, conn: _Conn, /, *, tables: _Texts | None) -> list[Row]: ...
+    def script(self, *, tables: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _DoctorIndexesOnRenewed(Named):
+    def __call__(self, conn: _Conn, /, *, tables: _Texts | None, columns: _Texts | None) -> list[Row]: ...
+    def script(self, *, tables: _Texts | None, columns: _Texts | None) -> scripts.Script[list[Row]]: ...
+
 class _Doctor:
-    server: bytes
-    """Return what answers: its version, whether it is a standby or read-only, and the role."""
-    clock: bytes
+    server: _DoctorServer
+    """Return what answers: its version, whether it is a standby or read-only, and the role.
+    Columns: version_num, version, standby, read_only, role."""
+    clock: _DoctorClock
     """Return the server's clock, which runs on within a transaction."""
-    backend_pid: bytes
+    backend_pid: _DoctorBackendPid
     """Return the process that executes this statement. Behind a pooler it is not the announced one."""
-    settings: bytes
-    """Return the settings of these names as they are in force for this role and database."""
-    notify: bytes
+    settings: _DoctorSettings
+    """Return the settings of these names as they are in force for this role and database.
+    Columns: name, setting."""
+    notify: _DoctorNotify
     """Notify a channel."""
-    notification_queue_usage: bytes
+    notification_queue_usage: _DoctorNotificationQueueUsage
     """Return how full the server's queue of notifications is, 0 to 1."""
-    transactions: bytes
+    transactions: _DoctorTransactions
     """Return the oldest five transactions of this database except this one. `idle_s` is NULL unless
-    the backend is idle inside its transaction. pg_read_all_stats shows those of other roles too."""
-    connections: bytes
-    """Return how many connections are used, of all databases, and how many an ordinary role may open."""
-    schema_seen: bytes
+    the backend is idle inside its transaction. pg_read_all_stats shows those of other roles too.
+    Columns: what, age_s, idle_s."""
+    connections: _DoctorConnections
+    """Return how many connections are used, of all databases, and how many an ordinary role may open.
+    Columns: used, allowed."""
+    schema_seen: _DoctorSchemaSeen
     """Return whether this role finds and may read the ledger of migrations, and which schemas have
-    one that the search path or a missing USAGE hides."""
-    schema_version: bytes
+    one that the search path or a missing USAGE hides.
+    Columns: found, readable, elsewhere, role, schema, may_create."""
+    schema_version: _DoctorSchemaVersion
     """Return the version of the schema, and the oldest version of the code that may work on it. An
-    older ledger has no column `compatible_with`."""
-    machines: bytes
+    older ledger has no column `compatible_with`.
+    Columns: version, needs."""
+    machines: _DoctorMachines
     """Return the hosts that had a worker of nodes within the last day."""
-    outbox: bytes
-    """Return the oldest open event that is due, and for how long it has been. No row: none is due."""
-    waiting_runs: bytes
+    outbox: _DoctorOutbox
+    """Return the oldest open event that is due, and for how long it has been. No row: none is due.
+    Columns: lag_s, run_id, error."""
+    waiting_runs: _DoctorWaitingRuns
     """Return the run that has waited longest for its start, and whether others were started within
-    the last minute. No row: none waits."""
-    stalled_runs: bytes
+    the last minute. No row: none waits.
+    Columns: wait_s, run_id, others."""
+    stalled_runs: _DoctorStalledRuns
     """Return how many runs are running although nothing has moved them forward for `quiet_s`, and one
-    of them."""
-    lapsed: bytes
-    """Return how many running jobs have a lapsed lease, and for how many seconds the oldest has."""
-    unserved: bytes
+    of them.
+    Columns: n, run_id."""
+    lapsed: _DoctorLapsed
+    """Return how many running jobs have a lapsed lease, and for how many seconds the oldest has.
+    Columns: n, since_s."""
+    unserved: _DoctorUnserved
     """Return the queues that have due jobs and no live worker which takes them. `n` counts at most
     `counted` jobs, `wait_s` is the age of the first in line, `alive` how many workers are there
-    and take none. A worker of 0.3.0 has a heartbeat only. Each step reads one index entry."""
-    missing_versions: bytes
+    and take none. A worker of 0.3.0 has a heartbeat only. Each step reads one index entry.
+    Columns: queue, n, wait_s, alive."""
+    missing_versions: _DoctorMissingVersions
     """Return the versions of nodes that due jobs need and no live worker of their queue has, up to
     `listed`, with up to three of these jobs and the age of the first. It steps from version to
-    version, 1,000 of each queue, however many jobs need one."""
-    dead_workers: bytes
+    version, 1,000 of each queue, however many jobs need one.
+    Columns: queue, version, jobs, wait_s."""
+    dead_workers: _DoctorDeadWorkers
     """Return `host queue` of the heartbeats that are flagged dead, and of the workers that have been
     silent for `stale_s` seconds and have a running job."""
-    alerts: bytes
+    alerts: _DoctorAlerts
     """Return how many failures wait to be sent, for how many seconds the oldest has, and how many seconds ago a sender
-    was there; NULL: none ever was."""
-    table_statistics: bytes
-    """Return what autovacuum and updates do to these tables."""
-    indexes_on_renewed: bytes
-    """Return the indexes over one of these columns, each given with its table."""
+    was there; NULL: none ever was.
+    Columns: n, wait_s, seen_s."""
+    table_statistics: _DoctorTableStatistics
+    """Return what autovacuum and updates do to these tables.
+    Columns: name, dead, live, updates, hot, inserts, vacuum_off."""
+    indexes_on_renewed: _DoctorIndexesOnRenewed
+    """Return the indexes over one of these columns, each given with its table.
+    Columns: name."""
 
 doctor: _Doctor
 
+class _DowngradeCheckColumns(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _DowngradeCheckUntouched(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
 class _DowngradeCheck:
-    columns: bytes
-    """Return every column of the schema's tables, with the expression of its default."""
-    untouched: bytes
-    """Return the relations of the schema that this transaction has not locked for writing."""
+    columns: _DowngradeCheckColumns
+    """Return every column of the schema's tables, with the expression of its default.
+    Columns: table_name, column_name, column_default."""
+    untouched: _DowngradeCheckUntouched
+    """Return the relations of the schema that this transaction has not locked for writing.
+    Columns: name."""
 
 downgrade_check: _DowngradeCheck
 
+class _EventExportsCreate(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None) -> None: ...
+    def script(self, *, name: str | None) -> scripts.Script[None]: ...
+
+class _EventExportsTake(Named):
+    def __call__(self, conn: _Conn, /, *, who: str | None, lease_s: float | None, name: str | None) -> Row | None: ...
+    def script(self, *, who: str | None, lease_s: float | None, name: str | None) -> scripts.Script[Row | None]: ...
+
+class _EventExportsRelease(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, who: str | None) -> None: ...
+    def script(self, *, name: str | None, who: str | None) -> scripts.Script[None]: ...
+
+class _EventExportsAdvance(Named):
+    def __call__(self, conn: _Conn, /, *, node_event: int | None, ingest_event: int | None, name: str | None, who: str | None) -> Row | None: ...
+    def script(self, *, node_event: int | None, ingest_event: int | None, name: str | None, who: str | None) -> scripts.Script[Row | None]: ...
+
+class _EventExportsLastIds(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
+class _EventExportsTransactions(Named):
+    def __call__(self, conn: _Conn, /) -> list[Any]: ...
+    def script(self) -> scripts.Script[list[Any]]: ...
+
+class _EventExportsNodeEvents(Named):
+    def __call__(self, conn: _Conn, /, *, lows: _Ints | None, highs: _Ints | None, batch: int | None) -> list[Row]: ...
+    def script(self, *, lows: _Ints | None, highs: _Ints | None, batch: int | None) -> scripts.Script[list[Row]]: ...
+
+class _EventExportsIngestEvents(Named):
+    def __call__(self, conn: _Conn, /, *, lows: _Ints | None, highs: _Ints | None, batch: int | None) -> list[Row]: ...
+    def script(self, *, lows: _Ints | None, highs: _Ints | None, batch: int | None) -> scripts.Script[list[Row]]: ...
+
+class _EventExportsNodeAttempts(Named):
+    def __call__(self, conn: _Conn, /, *, runs: _Texts | None, nodes: _Texts | None, jobs: _Texts | None, claims: _Ints | None, without: _Texts | None) -> list[Row]: ...
+    def script(self, *, runs: _Texts | None, nodes: _Texts | None, jobs: _Texts | None, claims: _Ints | None, without: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _EventExportsIngestAttempts(Named):
+    def __call__(self, conn: _Conn, /, *, jobs: _Texts | None, claims: _Ints | None, without: _Texts | None) -> list[Row]: ...
+    def script(self, *, jobs: _Texts | None, claims: _Ints | None, without: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _EventExportsAddRuns(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, runs: _Texts | None) -> None: ...
+    def script(self, *, name: str | None, runs: _Texts | None) -> scripts.Script[None]: ...
+
+class _EventExportsEndedRuns(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, batch: int | None) -> list[Row]: ...
+    def script(self, *, name: str | None, batch: int | None) -> scripts.Script[list[Row]]: ...
+
+class _EventExportsRemoveRuns(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, runs: _Texts | None) -> None: ...
+    def script(self, *, name: str | None, runs: _Texts | None) -> scripts.Script[None]: ...
+
 class _EventExports:
-    create: bytes
+    create: _EventExportsCreate
     """Note who exports, from the events on that are there now."""
-    take: bytes
+    take: _EventExportsTake
     """Take or keep the export for `lease_s` seconds and return how far it is. No row: another
-    process has it."""
-    release: bytes
+    process has it.
+    Columns: node_event, ingest_event."""
+    release: _EventExportsRelease
     """Let another process take the export at once."""
-    advance: bytes
-    """Note that all events up to these are exported. No row: another process has the export."""
-    last_ids: bytes
-    """Return the last event ids that were drawn, by whichever transaction."""
-    transactions: bytes
+    advance: _EventExportsAdvance
+    """Note that all events up to these are exported. No row: another process has the export.
+    Columns: name."""
+    last_ids: _EventExportsLastIds
+    """Return the last event ids that were drawn, by whichever transaction.
+    Columns: node_event, ingest_event."""
+    transactions: _EventExportsTransactions
     """Return the transactions that run now, but for this one; prepared ones are among them. Each
     holds the lock of its own id until it ends."""
-    node_events: bytes
-    """Return up to `batch` events of nodes whose ids are in one of the ranges."""
-    ingest_events: bytes
-    """Return the same of ingest jobs, with who made the change."""
-    node_attempts: bytes
+    node_events: _EventExportsNodeEvents
+    """Return up to `batch` events of nodes whose ids are in one of the ranges.
+    Columns: id, run_id, node_id, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, model, elapsed_s, error, created_at."""
+    ingest_events: _EventExportsIngestEvents
+    """Return the same of ingest jobs, with who made the change.
+    Columns: id, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, actor, created_at."""
+    node_attempts: _EventExportsNodeAttempts
     """Return the events of these claims of nodes, the oldest first, with the workflow and the trace
     of the run. `waited_from`: when the claim before ended, else when the job was queued."""
-    ingest_attempts: bytes
-    """Return the same of ingest jobs; `name` is the task."""
-    add_runs: bytes
+    ingest_attempts: _EventExportsIngestAttempts
+    """Return the same of ingest jobs; `name` is the task.
+    Columns: id, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail, created_at, name, traceparent, waited_from."""
+    add_runs: _EventExportsAddRuns
     """Note runs with exported events, whose own end is to be exported."""
-    ended_runs: bytes
+    ended_runs: _EventExportsEndedRuns
     """Return up to `batch` of these runs that are over. A run that is not there any more has no
-    workflow."""
-    remove_runs: bytes
+    workflow.
+    Columns: run_id, name, status, error, generation, priority, created_at, queued_at, started_at, finished_at, traceparent."""
+    remove_runs: _EventExportsRemoveRuns
     """Forget runs whose end is exported."""
 
 event_exports: _EventExports
 
+class _EventsSend(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, key: str | None, value: str | None) -> Row | None: ...
+    def script(self, *, name: str | None, key: str | None, value: str | None) -> scripts.Script[Row | None]: ...
+
+class _EventsNewest(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, name: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _EventsPrune(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
+    def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
+
+class _EventsWakeWaiting(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, key: str | None, most: int | None) -> Any: ...
+    def script(self, *, name: str | None, key: str | None, most: int | None) -> scripts.Script[Any]: ...
+
+class _EventsWait(Named):
+    def __call__(self, conn: _Conn, /, *, kind: str | None, name: str | None, key: str | None, job: str | None, worker: str | None, claim: int | None, default: str | None, after_s: float | None) -> Row: ...
+    def script(self, *, kind: str | None, name: str | None, key: str | None, job: str | None, worker: str | None, claim: int | None, default: str | None, after_s: float | None) -> scripts.Script[Row]: ...
+
+class _EventsSuspend(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None, longest_s: float | None, keep_s: float | None, worker: str | None, detail: str | None) -> Row | None: ...
+    def script(self, *, job: str | None, claim: int | None, longest_s: float | None, keep_s: float | None, worker: str | None, detail: str | None) -> scripts.Script[Row | None]: ...
+
 class _Events:
-    send: bytes
-    """Insert an event. No row: there is one of this name and key already, which stays."""
-    newest: bytes
-    """Return the newest events. `name` NULL: of every name."""
-    prune: bytes
+    send: _EventsSend
+    """Insert an event. No row: there is one of this name and key already, which stays.
+    Columns: created_at."""
+    newest: _EventsNewest
+    """Return the newest events. `name` NULL: of every name.
+    Columns: name, key, value, created_at."""
+    prune: _EventsPrune
     """Delete up to `batch` events that are older than `days` days."""
-    wake_waiting: bytes
+    wake_waiting: _EventsWakeWaiting
     """Wake up to `most` jobs of each family whose event is there although they wait for it; return how
     many. `name` NULL: whatever the event, else of this name and key."""
-    wait: Mapping[str, bytes]
+    wait: Mapping[str, _EventsWait]
     """Begin or continue a wait of a claimed job: for an event of this name and key, or, for the kind
     `sleep`, for the time alone. One row: `state` is `done`, with the value of the event or `default`
     as `output`; `waiting`; `busy` if another transaction is about to end the wait; NULL if the claim
-    is lost. The time of the first call counts. A wait that is over is only read."""
-    suspend: Mapping[str, bytes]
+    is lost. The time of the first call counts. A wait that is over is only read.
+    Columns: state, output."""
+    suspend: Mapping[str, _EventsSuspend]
     """Give up the claim of a job whose handler waits, counting nothing: the job is queued again until
     the first of its waits is due, at most `longest_s`, and for a second if one has ended meanwhile.
     For `keep_s` longer only workers of its host claim it, unless it has to wait for a lock key or a
@@ -377,912 +988,2296 @@ class _Events:
 
 events: _Events
 
+class _FailureAlertsAnnounce(Named):
+    def __call__(self, conn: _Conn, /, *, keep_s: float | None) -> None: ...
+    def script(self, *, keep_s: float | None) -> scripts.Script[None]: ...
+
+class _FailureAlertsPending(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _FailureAlertsLock(Named):
+    def __call__(self, conn: _Conn, /) -> Row | None: ...
+    def script(self) -> scripts.Script[Row | None]: ...
+
+class _FailureAlertsFree(Named):
+    def __call__(self, conn: _Conn, /, *, per_minute: int | None) -> Any: ...
+    def script(self, *, per_minute: int | None) -> scripts.Script[Any]: ...
+
+class _FailureAlertsExpire(Named):
+    def __call__(self, conn: _Conn, /, *, tries: int | None, max_age_s: float | None) -> list[Row]: ...
+    def script(self, *, tries: int | None, max_age_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _FailureAlertsWaiting(Named):
+    def __call__(self, conn: _Conn, /, *, app: str | None, patience_s: float | None) -> Any: ...
+    def script(self, *, app: str | None, patience_s: float | None) -> scripts.Script[Any]: ...
+
+class _FailureAlertsTake(Named):
+    def __call__(self, conn: _Conn, /, *, app: str | None, patience_s: float | None, token: str | None, lease_s: float | None) -> Row | None: ...
+    def script(self, *, app: str | None, patience_s: float | None, token: str | None, lease_s: float | None) -> scripts.Script[Row | None]: ...
+
+class _FailureAlertsTakeAll(Named):
+    def __call__(self, conn: _Conn, /, *, token: str | None, lease_s: float | None, app: str | None, patience_s: float | None) -> list[Row]: ...
+    def script(self, *, token: str | None, lease_s: float | None, app: str | None, patience_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _FailureAlertsQuiet(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _FailureAlertsSent(Named):
+    def __call__(self, conn: _Conn, /, *, token: str | None) -> None: ...
+    def script(self, *, token: str | None) -> scripts.Script[None]: ...
+
+class _FailureAlertsPrune(Named):
+    def __call__(self, conn: _Conn, /) -> int: ...
+    def script(self) -> scripts.Script[None]: ...
+
 class _FailureAlerts:
-    announce: bytes
+    announce: _FailureAlertsAnnounce
     """Note that a sender is there: failures are noted for `keep_s` more seconds."""
-    pending: bytes
+    pending: _FailureAlertsPending
     """Return whether there is any row. It locks nothing."""
-    lock: bytes
-    """Lock the state of all senders. No row: another sender has it, or none was announced."""
-    free: bytes
+    lock: _FailureAlertsLock
+    """Lock the state of all senders. No row: another sender has it, or none was announced.
+    Columns: ."""
+    free: _FailureAlertsFree
     """Return how many calls the state still allows within a minute: `per_minute` less those of the last minute, and none
     for a minute after the limit was reached. A time in the future, of a clock that has gone back, does not count. It is
     a statement after the lock, and reads the clock, to see what the last holder of the lock has done."""
-    expire: bytes
+    expire: _FailureAlertsExpire
     """Delete what was sent over a minute ago. Of the rows that nobody has at present, delete those that are over
-    `max_age_s` old, and those that were taken `tries` times. Return `is_sent` of each."""
-    waiting: bytes
+    `max_age_s` old, and those that were taken `tries` times. Return `is_sent` of each.
+    Columns: kind, subject, is_sent, claims."""
+    waiting: _FailureAlertsWaiting
     """Count the rows that a sender of `app` may take, up to two. Those that another app has a function for are left to its
     senders for `patience_s`."""
-    take: bytes
+    take: _FailureAlertsTake
     """Take the oldest row for `lease_s` seconds. MATERIALIZED: a subquery that the plan runs once for each row would find
-    the next oldest each time, and take them all."""
-    take_all: bytes
+    the next oldest each time, and take them all.
+    Columns: kind, subject, name, queue, schedule, reason, error, failed_at."""
+    take_all: _FailureAlertsTakeAll
     """Take all rows for `lease_s` seconds; return for each kind how many there are, up to five of their names, and the
-    time of the last."""
-    quiet: bytes
+    time of the last.
+    Columns: kind, n, names, failed_at."""
+    quiet: _FailureAlertsQuiet
     """Note that the limit is reached: nothing is sent for a minute."""
-    sent: bytes
-    """Mark what a sender took as sent: one row stays for a minute, to count against the limit."""
-    prune: bytes
+    sent: _FailureAlertsSent
+    """Mark what a sender took as sent: one row stays for a minute, to count against the limit.
+    Nothing happens if another sender has it now."""
+    prune: _FailureAlertsPrune
     """Delete failures that nobody sends any more: no sender was there within its time, or they are over a week old."""
 
 failure_alerts: _FailureAlerts
 
+class _HandbackHandBack(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, after_s: float | None, keep_for: str | None, front: bool | None, band: int | None, jobs: _Texts | None, claims: _Ints | None, workers: _Texts | None, detail: str | None) -> list[Row]: ...
+    def script(self, *, error: str | None, after_s: float | None, keep_for: str | None, front: bool | None, band: int | None, jobs: _Texts | None, claims: _Ints | None, workers: _Texts | None, detail: str | None) -> scripts.Script[list[Row]]: ...
+
+class _HandbackStrays(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None) -> list[Row]: ...
+    def script(self, *, worker: str | None) -> scripts.Script[list[Row]]: ...
+
+class _HandbackUnknown(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, stale_s: float | None) -> Row | None: ...
+    def script(self, *, job: str | None, stale_s: float | None) -> scripts.Script[Row | None]: ...
+
+class _HandbackWaitingUnknown(Named):
+    def __call__(self, conn: _Conn, /, *, within_s: float | None) -> list[Row]: ...
+    def script(self, *, within_s: float | None) -> scripts.Script[list[Row]]: ...
+
 class _Handback:
-    hand_back: Mapping[str, bytes]
+    hand_back: Mapping[str, _HandbackHandBack]
     """Give up claims, of several workers too, counting nothing: each job is queued again, or
     cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs
     wait first. `front`: they get at least the priority `band`. `error`: what a queued job shows
     until its next claim, or NULL. `keep_for`: the host whose workers may claim it meanwhile, or NULL.
     A claim without a row is lost."""
-    strays: Mapping[str, bytes]
-    """Return the claims of a worker but those whose rows somebody else has locked."""
-    unknown: bytes
+    strays: Mapping[str, _HandbackStrays]
+    """Return the claims of a worker but those whose rows somebody else has locked.
+    Columns: id, worker_id, claim_no."""
+    unknown: _HandbackUnknown
     """Return which workers did not know a node since it was last handed back for another reason or
     ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
     live workers that take such jobs, have not met it, and report it or no list of their nodes.
     `known`: one of these reports it. `keep_for`: the host of one of these, of one that reports it if
     there is one, without a host where a live worker has met it. The history of a node is indexed by run and node. No row: there
-    is no such job."""
-    waiting_unknown: bytes
+    is no such job.
+    Columns: times, age_s, workers, known, others, keep_for."""
+    waiting_unknown: _HandbackWaitingUnknown
     """Return the nodes that workers have handed back because they do not know them, by queue and node
     module: how many jobs, and one of their runs. Reads the first 10,000 jobs that are due within
     `within_s` seconds, by the index of due times, and the first of each queue, by the claim's index.
-    A job whose last event says so has an error, which its next claim takes away."""
+    A job whose last event says so has an error, which its next claim takes away.
+    Columns: queue, node_module, n, run_id."""
 
 handback: _Handback
 
+class _HistoryRowsRun(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _HistoryRowsNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, nodes: _Texts | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, nodes: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _HistoryRowsNode(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _HistoryRowsIngestJob(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _HistoryRowsNodeEvents(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, nodes: _Texts | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, nodes: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _HistoryRowsIngestEvents(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> list[Row]: ...
+    def script(self, *, job: str | None) -> scripts.Script[list[Row]]: ...
+
+class _HistoryRowsCountItemNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Any: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Any]: ...
+
+class _HistoryRowsFurtherNodeIds(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, after: str | None, but: _Texts | None, limit: int | None) -> list[Any]: ...
+    def script(self, *, run_id: str | None, after: str | None, but: _Texts | None, limit: int | None) -> scripts.Script[list[Any]]: ...
+
+class _HistoryRowsNodeCounts(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
+
+class _HistoryRowsIdsInRange(Named):
+    def __call__(self, conn: _Conn, /, *, low: str | None, high: str | None, prefix: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, low: str | None, high: str | None, prefix: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _HistoryRowsChanges(Named):
+    def __call__(self, conn: _Conn, /, *, since: datetime | None, at: datetime | None, kind: str | None, id: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, since: datetime | None, at: datetime | None, kind: str | None, id: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _HistoryRowsRunStates(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, recent_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None, recent_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _HistoryRowsClock(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
 class _HistoryRows:
-    run: bytes
+    run: _HistoryRowsRun
     """Return a run with its definition, the time of this read, and the seconds since it was queued."""
-    nodes: bytes
+    nodes: _HistoryRowsNodes
     """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all."""
-    node: bytes
+    node: _HistoryRowsNode
     """Return one node job, with the columns of `nodes`."""
-    ingest_job: bytes
+    ingest_job: _HistoryRowsIngestJob
     """Return one ingest job."""
-    node_events: bytes
-    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes."""
-    ingest_events: bytes
-    """Return the events of an ingest job, the oldest first, each with its actor."""
-    count_item_nodes: bytes
+    node_events: _HistoryRowsNodeEvents
+    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes.
+    Columns: node_id, id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, detail, created_at."""
+    ingest_events: _HistoryRowsIngestEvents
+    """Return the events of an ingest job, the oldest first, each with its actor.
+    Columns: id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, detail, created_at, actor."""
+    count_item_nodes: _HistoryRowsCountItemNodes
     """Count the nodes of a run that belong to items of maps."""
-    further_node_ids: bytes
+    further_node_ids: _HistoryRowsFurtherNodeIds
     """Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order."""
-    node_counts: bytes
-    """Return how many nodes of a run have each status."""
-    ids_in_range: bytes
-    """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind."""
-    changes: bytes
+    node_counts: _HistoryRowsNodeCounts
+    """Return how many nodes of a run have each status.
+    Columns: status, n."""
+    ids_in_range: _HistoryRowsIdsInRange
+    """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
+    Columns: kind, id."""
+    changes: _HistoryRowsChanges
     """Return the events of jobs of both kinds from `since` on, in the order of their transactions'
-    start, after the event with this place (`at`, `kind`, `id`); NULL: from the first."""
-    run_states: bytes
-    """Return the state of these runs, and of those that were queued within `recent_s` seconds."""
-    clock: bytes
+    start, after the event with this place (`at`, `kind`, `id`); NULL: from the first.
+    Columns: kind, id, job_id, run_id, node_id, event_type, attempt, claim_no, queue, worker_id, elapsed_s, error, actor, created_at."""
+    run_states: _HistoryRowsRunStates
+    """Return the state of these runs, and of those that were queued within `recent_s` seconds.
+    Columns: id, workflow_name, status, generation, error, progress_pct, created_at, started_at, finished_at."""
+    clock: _HistoryRowsClock
     """Return the time of the database."""
 
 history_rows: _HistoryRows
 
+class _IngestJobsInsert(Named):
+    def __call__(self, conn: _Conn, /, *, task_name: str | None, queue: str | None, reason: str | None, priority: int | None, args: str | None) -> Any: ...
+    def script(self, *, task_name: str | None, queue: str | None, reason: str | None, priority: int | None, args: str | None) -> scripts.Script[Any]: ...
+
+class _IngestJobsInsertMany(Named):
+    def __call__(self, conn: _Conn, /, *, prefix: str | None, task_name: str | None, queue: str | None, reason: str | None, priority: int | None, args: str | None) -> None: ...
+    def script(self, *, prefix: str | None, task_name: str | None, queue: str | None, reason: str | None, priority: int | None, args: str | None) -> scripts.Script[None]: ...
+
+class _IngestJobsInsertBatch(Named):
+    def __call__(self, conn: _Conn, /, *, prefix: str | None, jobs: str | None) -> list[Row]: ...
+    def script(self, *, prefix: str | None, jobs: str | None) -> scripts.Script[list[Row]]: ...
+
+class _IngestJobsInsertOnce(Named):
+    def __call__(self, conn: _Conn, /, *, jobs: str | None, prefix: str | None, actor: str | None) -> Row | None: ...
+    def script(self, *, jobs: str | None, prefix: str | None, actor: str | None) -> scripts.Script[Row | None]: ...
+
+class _IngestJobsState(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _IngestJobsGet(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _IngestJobsCountByStatus(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _IngestJobsFind(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, task_name: str | None, statuses: _Texts | None, lost: bool | None, at: datetime | None, ago: timedelta | None, key: str | None, before: int | None, text: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, queue: str | None, task_name: str | None, statuses: _Texts | None, lost: bool | None, at: datetime | None, ago: timedelta | None, key: str | None, before: int | None, text: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _IngestJobsNameActor(Named):
+    def __call__(self, conn: _Conn, /, *, actor: str | None) -> None: ...
+    def script(self, *, actor: str | None) -> scripts.Script[None]: ...
+
+class _IngestJobsLock(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _IngestJobsCancelQueued(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> None: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[None]: ...
+
+class _IngestJobsRequestCancel(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> None: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[None]: ...
+
+class _IngestJobsDelete(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> None: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[None]: ...
+
+class _IngestJobsFindNodeJobs(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+
 class _IngestJobs:
-    insert: bytes
+    insert: _IngestJobsInsert
     """Queue one ingest job that has no options, for an app; return its id."""
-    insert_many: bytes
+    insert_many: _IngestJobsInsertMany
     """Queue a job of one task for each member of the JSON array `args`. The id of a job is the
     prefix and its place in the array, from 1, in twelve hexadecimal digits."""
-    insert_batch: bytes
+    insert_batch: _IngestJobsInsertBatch
     """Queue the jobs of a JSON array, each an object with a member per column; ids as in
     insert_many. Returns a row for each job whose idempotency key another job has: its place,
     that job's id, and whether that job has the same task, queue and args. If one has not,
-    nothing is written."""
-    insert_once: bytes
+    nothing is written.
+    Columns: place, id, same."""
+    insert_once: _IngestJobsInsertOnce
     """Queue the one job of the JSON array `jobs`, as insert_batch does, and append its event `queued`,
     by `actor`. If a job has its idempotency key, whatever its window: return that job, and whether
-    it has the same task, queue and args. No row: the job is queued, under the first id of `prefix`."""
-    state: bytes
+    it has the same task, queue and args. No row: the job is queued, under the first id of `prefix`.
+    Columns: id, status, lost, same."""
+    state: _IngestJobsState
     """Return how far a job is, and whether its claim is lost."""
-    get: bytes
+    get: _IngestJobsGet
     """Return one ingest job with every column. No row: there is no such job."""
-    count_by_status: bytes
-    """Count all ingest jobs, by queue and status."""
-    find: bytes
+    count_by_status: _IngestJobsCountByStatus
+    """Count all ingest jobs, by queue and status.
+    Columns: queue, status, n."""
+    find: _IngestJobsFind
     """List jobs for an operator, the newest first. A filter that is NULL matches every job. `before`:
     only jobs with a smaller `seq`, for the next page. `text`: part of the id, the task, a key or the
     error. `lost`: of the running jobs only those whose claim is lost, or only the others. Reads the table once: no index serves every filter."""
-    name_actor: bytes
+    name_actor: _IngestJobsNameActor
     """Name who makes the changes in the rest of this transaction, for the history of jobs."""
-    lock: bytes
+    lock: _IngestJobsLock
     """Lock these jobs, in one order, so that no two callers wait for each other. Jobs that do not
-    exist are left out."""
-    cancel_queued: bytes
+    exist are left out.
+    Columns: id, status, generation, cancel_requested_at."""
+    cancel_queued: _IngestJobsCancelQueued
     """Cancel those of these jobs that are queued."""
-    request_cancel: bytes
+    request_cancel: _IngestJobsRequestCancel
     """Request the cancellation of those of these jobs that run; the first request stands."""
-    delete: bytes
+    delete: _IngestJobsDelete
     """Delete those of these jobs that do not run."""
-    find_node_jobs: bytes
-    """Return which of these ids are node jobs, each with its run."""
+    find_node_jobs: _IngestJobsFindNodeJobs
+    """Return which of these ids are node jobs, each with its run.
+    Columns: id, run_id."""
 
 ingest_jobs: _IngestJobs
 
+class _InputAnswersSubmit(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, node_id: str | None, value: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None, node_id: str | None, value: str | None) -> scripts.Script[Row | None]: ...
+
+class _InputAnswersHoldNode(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, node_id: str | None) -> None: ...
+    def script(self, *, run_id: str | None, node_id: str | None) -> scripts.Script[None]: ...
+
+class _InputAnswersNextDue(Named):
+    def __call__(self, conn: _Conn, /, *, set_aside: _Texts | None, after_s: float | None) -> Any: ...
+    def script(self, *, set_aside: _Texts | None, after_s: float | None) -> scripts.Script[Any]: ...
+
+class _InputAnswersClaim(Named):
+    def __call__(self, conn: _Conn, /, *, id: str | None, after_s: float | None) -> Row | None: ...
+    def script(self, *, id: str | None, after_s: float | None) -> scripts.Script[Row | None]: ...
+
+class _InputAnswersFinish(Named):
+    def __call__(self, conn: _Conn, /, *, id: str | None) -> None: ...
+    def script(self, *, id: str | None) -> scripts.Script[None]: ...
+
+class _InputAnswersRefuse(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, id: str | None) -> None: ...
+    def script(self, *, error: str | None, id: str | None) -> scripts.Script[None]: ...
+
+class _InputAnswersPostpone(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, after_s: float | None, id: str | None) -> None: ...
+    def script(self, *, error: str | None, after_s: float | None, id: str | None) -> scripts.Script[None]: ...
+
+class _InputAnswersCountFailure(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, after_s: float | None, id: str | None) -> Any: ...
+    def script(self, *, error: str | None, after_s: float | None, id: str | None) -> scripts.Script[Any]: ...
+
+class _InputAnswersCompleteNode(Named):
+    def __call__(self, conn: _Conn, /, *, result: str | None, job: str | None, by: str | None) -> Row | None: ...
+    def script(self, *, result: str | None, job: str | None, by: str | None) -> scripts.Script[Row | None]: ...
+
 class _InputAnswers:
-    submit: bytes
-    """Store an answer to a node and return its row. No row: another answer to the node is in flight."""
-    hold_node: bytes
+    submit: _InputAnswersSubmit
+    """Store an answer to a node and return its row. No row: another answer to the node is in flight.
+    Columns: id, run_id, node_id, value, status, error, claimed_at, created_at, processed_at, attempts, available_at."""
+    hold_node: _InputAnswersHoldNode
     """Keep other transactions from ending the wait of an input node by its time-out until this one
     ends. The function locks the row, so that a role that submits answers needs no right to nodes."""
-    next_due: bytes
+    next_due: _InputAnswersNextDue
     """Return the id of the oldest answer that is due and not locked, without those of
     `set_aside`. An answer that is `processing` for longer than `after` seconds is due again, as is
     one whose `claimed_at` is in the future: no claim wrote that, and it would never become due.
     Each half walks its index: a sort of all waiting answers for each of them takes hours for 20,000."""
-    claim: bytes
+    claim: _InputAnswersClaim
     """Claim an answer that is still due, as in `next_due`, count the attempt and return the row,
-    which is locked. No row: another transaction has it, or it is not due any more."""
-    finish: bytes
+    which is locked. No row: another transaction has it, or it is not due any more.
+    Columns: id, run_id, node_id, value, status, error, claimed_at, created_at, processed_at, attempts, available_at."""
+    finish: _InputAnswersFinish
     """Record that the node of an answer was completed with it."""
-    refuse: bytes
+    refuse: _InputAnswersRefuse
     """Record why an answer cannot be taken."""
-    postpone: bytes
+    postpone: _InputAnswersPostpone
     """Make a claimed answer due again later, without counting its claim as an attempt."""
-    count_failure: bytes
+    count_failure: _InputAnswersCountFailure
     """Count a failed attempt, make the answer due again later, and return how many attempts failed.
     No row: the answer is over."""
-    complete_node: bytes
+    complete_node: _InputAnswersCompleteNode
     """Complete a node that waits for an answer, with the answer or the default. No row: it does not
-    wait."""
+    wait.
+    `by` is the origin of the value in the event: `input` for an answer, `timeout` for the default."""
 
 input_answers: _InputAnswers
 
+class _InputTimeoutsNextOverdue(Named):
+    def __call__(self, conn: _Conn, /, *, set_aside: _Texts | None) -> Any: ...
+    def script(self, *, set_aside: _Texts | None) -> scripts.Script[Any]: ...
+
+class _InputTimeoutsLockWait(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _InputTimeoutsLockJobIfFree(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _InputTimeoutsOverdue(Named):
+    def __call__(self, conn: _Conn, /, *, free: bool | None, job: str | None) -> Row | None: ...
+    def script(self, *, free: bool | None, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _InputTimeoutsEndWait(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> None: ...
+    def script(self, *, job: str | None) -> scripts.Script[None]: ...
+
+class _InputTimeoutsExtendWait(Named):
+    def __call__(self, conn: _Conn, /, *, more_s: float | None, job: str | None) -> None: ...
+    def script(self, *, more_s: float | None, job: str | None) -> scripts.Script[None]: ...
+
+class _InputTimeoutsFailNode(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, job: str | None) -> Row | None: ...
+    def script(self, *, error: str | None, job: str | None) -> scripts.Script[Row | None]: ...
+
 class _InputTimeouts:
-    next_overdue: bytes
+    next_overdue: _InputTimeoutsNextOverdue
     """Return the job of the oldest wait that is over and not locked, without those of
     `set_aside`."""
-    lock_wait: bytes
-    """Lock the wait of a job. No row: it is not over, or another transaction holds it."""
-    lock_job_if_free: bytes
-    """Lock the row of a job. No row: another transaction has it locked, or there is no such job."""
-    overdue: bytes
+    lock_wait: _InputTimeoutsLockWait
+    """Lock the wait of a job. No row: it is not over, or another transaction holds it.
+    Columns: ."""
+    lock_job_if_free: _InputTimeoutsLockJobIfFree
+    """Lock the row of a job. No row: another transaction has it locked, or there is no such job.
+    Columns: ."""
+    overdue: _InputTimeoutsOverdue
     """Return the job of a wait. `answered`: an answer is in flight, or, if the row of the job is not
     `free`, being submitted. `over`: the job does not wait, or waits again. The columns of a job that
     is gone are NULL."""
-    end_wait: bytes
+    end_wait: _InputTimeoutsEndWait
     """Forget the wait of a job."""
-    extend_wait: bytes
+    extend_wait: _InputTimeoutsExtendWait
     """Let the wait of a job end `more_s` seconds from now."""
-    fail_node: bytes
+    fail_node: _InputTimeoutsFailNode
     """Fail a node that waited too long for its answer. No row: it does not wait."""
 
 input_timeouts: _InputTimeouts
 
+class _InstalledObjectsRecordExists(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _InstalledObjectsRecorded(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _InstalledObjectsRecord(Named):
+    def __call__(self, conn: _Conn, /, *, part: str | None, checksum: str | None, package_version: str | None, objects: str | None) -> None: ...
+    def script(self, *, part: str | None, checksum: str | None, package_version: str | None, objects: str | None) -> scripts.Script[None]: ...
+
+class _InstalledObjectsForget(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _InstalledObjectsSettings(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _InstalledObjectsLimitLockWait(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _InstalledObjectsLiftLimit(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _InstalledObjectsFunctions(Named):
+    def __call__(self, conn: _Conn, /, *, names: _Texts | None) -> list[Row]: ...
+    def script(self, *, names: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _InstalledObjectsTriggers(Named):
+    def __call__(self, conn: _Conn, /, *, names: _Texts | None) -> list[Row]: ...
+    def script(self, *, names: _Texts | None) -> scripts.Script[list[Row]]: ...
+
 class _InstalledObjects:
-    record_exists: bytes
+    record_exists: _InstalledObjectsRecordExists
     """Return whether there is a record: the schema of 0.3.0 has none."""
-    recorded: bytes
-    """Return what is installed, one row a part."""
-    record: bytes
+    recorded: _InstalledObjectsRecorded
+    """Return what is installed, one row a part.
+    Columns: part, checksum, package_version, objects."""
+    record: _InstalledObjectsRecord
     """Record that a part is installed, in the place of what was recorded of it."""
-    forget: bytes
+    forget: _InstalledObjectsForget
     """Delete the record of every part."""
-    settings: bytes
+    settings: _InstalledObjectsSettings
     """Set what a transaction needs before it creates functions: they may call each other in any order,
     and `SET search_path FROM CURRENT` stores this path with those that run as their owner."""
-    limit_lock_wait: bytes
+    limit_lock_wait: _InstalledObjectsLimitLockWait
     """Limit the transaction's next statements to half of the server's deadlock_timeout, 100 ms at the
     most: every writer waits behind a waiting lock, so wait briefly and rarely."""
-    lift_limit: bytes
+    lift_limit: _InstalledObjectsLiftLimit
     """Let the transaction's next statements take as long as they need."""
-    functions: bytes
+    functions: _InstalledObjectsFunctions
     """Return the functions of these names, each with a hash of its definition. The source and the
-    settings are hashed, and not pg_get_functiondef(), whose form differs between servers."""
-    triggers: bytes
-    """Return the triggers of these names, each with a hash of its definition."""
+    settings are hashed, and not pg_get_functiondef(), whose form differs between servers.
+    Columns: name, hash."""
+    triggers: _InstalledObjectsTriggers
+    """Return the triggers of these names, each with a hash of its definition.
+    Columns: name, hash."""
 
 installed_objects: _InstalledObjects
 
+class _JobEventsAddIngest(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, attempt: int | None, event_type: str | None, claim_no: int | None, worker: str | None, host: str | None, queue: str | None, elapsed_s: float | None, error: str | None, detail: str | None) -> None: ...
+    def script(self, *, job: str | None, attempt: int | None, event_type: str | None, claim_no: int | None, worker: str | None, host: str | None, queue: str | None, elapsed_s: float | None, error: str | None, detail: str | None) -> scripts.Script[None]: ...
+
+class _JobEventsAddNode(Named):
+    def __call__(self, conn: _Conn, /, *, node: str | None, model: str | None, job: str | None, attempt: int | None, event_type: str | None, claim_no: int | None, worker: str | None, host: str | None, queue: str | None, elapsed_s: float | None, error: str | None, detail: str | None, run: str | None) -> Row | None: ...
+    def script(self, *, node: str | None, model: str | None, job: str | None, attempt: int | None, event_type: str | None, claim_no: int | None, worker: str | None, host: str | None, queue: str | None, elapsed_s: float | None, error: str | None, detail: str | None, run: str | None) -> scripts.Script[Row | None]: ...
+
+class _JobEventsNoteLoggedError(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, job: str | None, worker: str | None, claim_no: int | None) -> None: ...
+    def script(self, *, error: str | None, job: str | None, worker: str | None, claim_no: int | None) -> scripts.Script[None]: ...
+
+class _JobEventsPruneNodes(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
+    def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
+
 class _JobEvents:
-    add_ingest: bytes
+    add_ingest: _JobEventsAddIngest
     """Append an event to the history of an ingest job."""
-    add_node: bytes
+    add_node: _JobEventsAddNode
     """Append an event to the history of a node. Its attempt is a smallint, that of a job an
-    integer. No row: there is no such run."""
-    note_logged_error: bytes
+    integer. No row: there is no such run.
+    Columns: id."""
+    note_logged_error: _JobEventsNoteLoggedError
     """Append the error that the handler of an ingest job logged. Nothing: the claim is lost."""
-    prune_nodes: bytes
+    prune_nodes: _JobEventsPruneNodes
     """Delete up to `batch` events of nodes that are older than `days` days."""
 
 job_events: _JobEvents
 
+class _JobPartsAdd(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None, claim: int | None, first: int | None, names: _Texts | None, parts: _Texts | None) -> Row: ...
+    def script(self, *, job: str | None, worker: str | None, claim: int | None, first: int | None, names: _Texts | None, parts: _Texts | None) -> scripts.Script[Row]: ...
+
+class _JobPartsBehind(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None, seq: int | None, name: str | None, limit: int | None, bytes: int | None) -> list[Row]: ...
+    def script(self, *, job: str | None, claim: int | None, seq: int | None, name: str | None, limit: int | None, bytes: int | None) -> scripts.Script[list[Row]]: ...
+
+class _JobPartsJobOfNode(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, node_id: str | None) -> Any: ...
+    def script(self, *, run_id: str | None, node_id: str | None) -> scripts.Script[Any]: ...
+
+class _JobPartsStreamingNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, live: bool | None, nodes: _Texts | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, live: bool | None, nodes: _Texts | None) -> scripts.Script[list[Row]]: ...
+
 class _JobParts:
-    add: Mapping[str, bytes]
+    add: Mapping[str, _JobPartsAdd]
     """Add parts, one element of each array a part, from number `first` on, and wake the readers. Return
     whether the claim holds, and whether the parts before are stored: if not, nothing is added. The
     first part of a claim deletes those of all earlier claims but the last two that have any, so a job
-    that runs again and again stores no more than three attempts."""
-    behind: bytes
+    that runs again and again stores no more than three attempts.
+    Columns: held, follows, notified."""
+    behind: _JobPartsBehind
     """Return the next parts of a job behind a claim and number, of a name if it is given, with the job's
     status and claim and the place of its last part, as of the same snapshot. Parts beyond `bytes` are
-    left out; `found` counts them too. One row without a part if there is none; no row: no such job."""
-    job_of_node: bytes
+    left out; `found` counts them too. One row without a part if there is none; no row: no such job.
+    Columns: status, job_claim, last_claim, last_seq, claim_no, seq, name, part, created_at, found."""
+    job_of_node: _JobPartsJobOfNode
     """Return the id of the job of a node; no row: the run or its node does not exist yet."""
-    streaming_nodes: bytes
+    streaming_nodes: _JobPartsStreamingNodes
     """Return the nodes of a run that have streamed, with the place of the last part of each. `live`: only
-    those that have not ended, or have in the last 10 s. `nodes` NULL: of all its nodes."""
+    those that have not ended, or have in the last 10 s. `nodes` NULL: of all its nodes.
+    Columns: job_id, node_id, claim_no, seq."""
 
 job_parts: _JobParts
 
+class _JobStepsBegin(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, kind: str | None, name: str | None, key: str | None, worker: str | None, claim: int | None, arguments_hash: str | None, arguments: str | None) -> Row: ...
+    def script(self, *, job: str | None, kind: str | None, name: str | None, key: str | None, worker: str | None, claim: int | None, arguments_hash: str | None, arguments: str | None) -> scripts.Script[Row]: ...
+
+class _JobStepsEnd(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None, claim: int | None, state: str | None, output: str | None, error: str | None, position: int | None, kind: str | None, name: str | None, key: str | None) -> Row | None: ...
+    def script(self, *, job: str | None, worker: str | None, claim: int | None, state: str | None, output: str | None, error: str | None, position: int | None, kind: str | None, name: str | None, key: str | None) -> scripts.Script[Row | None]: ...
+
+class _JobStepsStoreCursors(Named):
+    def __call__(self, conn: _Conn, /, *, jobs: _Texts | None, claims: _Ints | None, workers: _Texts | None, names: _Texts | None, keys: _Texts | None, positions: _Ints | None) -> None: ...
+    def script(self, *, jobs: _Texts | None, claims: _Ints | None, workers: _Texts | None, names: _Texts | None, keys: _Texts | None, positions: _Ints | None) -> scripts.Script[None]: ...
+
+class _JobStepsOfJob(Named):
+    def __call__(self, conn: _Conn, /, *, table: str | None, job: str | None) -> list[Row]: ...
+    def script(self, *, table: str | None, job: str | None) -> scripts.Script[list[Row]]: ...
+
+class _JobStepsForgetFrom(Named):
+    def __call__(self, conn: _Conn, /, *, table: str | None, job: str | None, name: str | None) -> Row: ...
+    def script(self, *, table: str | None, job: str | None, name: str | None) -> scripts.Script[Row]: ...
+
 class _JobSteps:
-    begin: Mapping[str, bytes]
+    begin: Mapping[str, _JobStepsBegin]
     """Begin a step of a claimed job, or find that it is done. One row: the step as it was before
     (`state` NULL: there was none), `attempts` if it begins now, and whether the claim holds. A step
-    that is done is only read, which locks nothing. A cursor whose arguments differ does not begin."""
-    end: Mapping[str, bytes]
+    that is done is only read, which locks nothing. A cursor whose arguments differ does not begin.
+    Columns: state, output, arguments_hash, arguments, position, attempts, held."""
+    end: Mapping[str, _JobStepsEnd]
     """Record how a step ended that this claim has begun, and return its output as it is stored. No row:
-    the claim is lost, or another one has begun the step again."""
-    store_cursors: Mapping[str, bytes]
+    the claim is lost, or another one has begun the step again.
+    Columns: output."""
+    store_cursors: Mapping[str, _JobStepsStoreCursors]
     """Store how far cursors are, one element of each array a cursor. Those of a lost claim are left out."""
-    of_job: bytes
-    """Return the steps of a job in the order in which they began first."""
-    forget_from: bytes
+    of_job: _JobStepsOfJob
+    """Return the steps of a job in the order in which they began first.
+    Columns: kind, name, key, state, output, error, arguments, position, claim_no, attempts, crashes, due_at, started_at, ended_at."""
+    forget_from: _JobStepsForgetFrom
     """Delete the first step of this name of a job and all steps that began after it first; return how
-    many."""
+    many.
+    Columns: n."""
 
 job_steps: _JobSteps
 
+class _LogsWrite(Named):
+    def __call__(self, conn: _Conn, /, *, jobs: _Texts | None, claims: _Ints | None, heads: _Texts | None, tails: _Texts | None, cuts: _Ints | None) -> int: ...
+    def script(self, *, jobs: _Texts | None, claims: _Ints | None, heads: _Texts | None, tails: _Texts | None, cuts: _Ints | None) -> scripts.Script[None]: ...
+
+class _LogsPrune(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
+    def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
+
+class _LogsOfJobs(Named):
+    def __call__(self, conn: _Conn, /, *, jobs: _Texts | None, table: str | None) -> list[Row]: ...
+    def script(self, *, jobs: _Texts | None, table: str | None) -> scripts.Script[list[Row]]: ...
+
+class _LogsNodesThatLogged(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, since: datetime | None, nodes: _Texts | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, since: datetime | None, nodes: _Texts | None) -> scripts.Script[list[Row]]: ...
+
 class _Logs:
-    write: Mapping[str, bytes]
+    write: Mapping[str, _LogsWrite]
     """Store the logs of several attempts, one element of each array an attempt. Jobs that are gone, or
     that were claimed again, are left out. A head that is NULL is not written again."""
-    prune: bytes
+    prune: _LogsPrune
     """Delete up to `batch` logs of attempts that are older than `days` days."""
-    of_jobs: bytes
-    """Return the logs of these jobs' attempts, of one job family."""
-    nodes_that_logged: bytes
+    of_jobs: _LogsOfJobs
+    """Return the logs of these jobs' attempts, of one job family.
+    Columns: job_id, claim_no, head, tail, cut_bytes, updated_at."""
+    nodes_that_logged: _LogsNodesThatLogged
     """Return which nodes of a run wrote to a log since a time, the last to write last. `since` NULL:
-    at any time. `nodes` NULL: of all its nodes."""
+    at any time. `nodes` NULL: of all its nodes.
+    `of_jobs` reads the logs, which may be large.
+    Columns: node_id, queue, job_id, updated_at."""
 
 logs: _Logs
 
+class _ManualChangesLockIngestJob(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> None: ...
+    def script(self, *, job: str | None) -> scripts.Script[None]: ...
+
+class _ManualChangesCompleteNode(Named):
+    def __call__(self, conn: _Conn, /, *, result: str | None, seconds: float | None, rss: int | None, job: str | None) -> Row | None: ...
+    def script(self, *, result: str | None, seconds: float | None, rss: int | None, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _ManualChangesCompleteIngestJob(Named):
+    def __call__(self, conn: _Conn, /, *, result: str | None, seconds: float | None, job: str | None) -> Row | None: ...
+    def script(self, *, result: str | None, seconds: float | None, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _ManualChangesFailNode(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, seconds: float | None, job: str | None) -> Row | None: ...
+    def script(self, *, error: str | None, seconds: float | None, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _ManualChangesFailIngestJob(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, seconds: float | None, job: str | None) -> Row | None: ...
+    def script(self, *, error: str | None, seconds: float | None, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _ManualChangesParkNode(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _ManualChangesRequeueNode(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _ManualChangesRequeueAllNodes(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _ManualChangesRequeueOfHost(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None, queue: str | None) -> list[Row]: ...
+    def script(self, *, host: str | None, queue: str | None) -> scripts.Script[list[Row]]: ...
+
 class _ManualChanges:
-    lock_ingest_job: bytes
+    lock_ingest_job: _ManualChangesLockIngestJob
     """Lock an ingest job until the transaction ends, so that its state is known to the next statement."""
-    complete_node: bytes
+    complete_node: _ManualChangesCompleteNode
     """Complete a node that is not over, whichever worker has it. No row: it is over, or there is no such job."""
-    complete_ingest_job: bytes
+    complete_ingest_job: _ManualChangesCompleteIngestJob
     """Complete an ingest job that is not over, whichever worker has it. A trigger records the event of a job
     that did not run. No row: it is over, or there is no such job."""
-    fail_node: bytes
+    fail_node: _ManualChangesFailNode
     """Fail a node that is not over, whichever worker has it. No row: it is over, or there is no such job."""
-    fail_ingest_job: bytes
+    fail_ingest_job: _ManualChangesFailIngestJob
     """Fail an ingest job that is not over, whichever worker has it. A trigger records the event of a job that
     did not run. No row: it is over, or there is no such job."""
-    park_node: bytes
+    park_node: _ManualChangesParkNode
     """Let a node that is not over wait for an answer, whichever worker has it. No row: it is over, waits
     already, or there is no such job."""
-    requeue_node: bytes
+    requeue_node: _ManualChangesRequeueNode
     """Queue a running node again at the front, and count it as ended by the watchdog. It is cancelled
     instead if it must end. No row: it does not run."""
-    requeue_all_nodes: bytes
+    requeue_all_nodes: _ManualChangesRequeueAllNodes
     """Queue every running node again at the front, counting nothing. A node that must end is cancelled
     instead."""
-    requeue_of_host: Mapping[str, bytes]
+    requeue_of_host: Mapping[str, _ManualChangesRequeueOfHost]
     """Queue the running jobs of a host in one queue again at the front, counting nothing. A job that
     must end is cancelled instead."""
 
 manual_changes: _ManualChanges
 
+class _MapsOpenMap(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, items: str | None, at_once: int | None, refill: int | None, may_fail: int | None, nodes: int | None, root: str | None) -> Any: ...
+    def script(self, *, run_id: str | None, map: str | None, items: str | None, at_once: int | None, refill: int | None, may_fail: int | None, nodes: int | None, root: str | None) -> scripts.Script[Any]: ...
+
+class _MapsStep(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, done: _Texts | None, failed: str | None) -> Any: ...
+    def script(self, *, run_id: str | None, map: str | None, done: _Texts | None, failed: str | None) -> scripts.Script[Any]: ...
+
+class _MapsClose(Named):
+    def __call__(self, conn: _Conn, /, *, count: int | None, key: str | None, run_id: str | None, map: str | None) -> None: ...
+    def script(self, *, count: int | None, key: str | None, run_id: str | None, map: str | None) -> scripts.Script[None]: ...
+
+class _MapsComplete(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, result: str | None, path: _Texts | None, limit: int | None) -> Any: ...
+    def script(self, *, run_id: str | None, map: str | None, result: str | None, path: _Texts | None, limit: int | None) -> scripts.Script[Any]: ...
+
+class _MapsFail(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, error: str | None) -> None: ...
+    def script(self, *, run_id: str | None, map: str | None, error: str | None) -> scripts.Script[None]: ...
+
+class _MapsNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, maps: _Texts | None) -> Any: ...
+    def script(self, *, run_id: str | None, maps: _Texts | None) -> scripts.Script[Any]: ...
+
+class _MapsGeneration(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None) -> Any: ...
+    def script(self, *, run_id: str | None, map: str | None) -> scripts.Script[Any]: ...
+
+class _MapsOpened(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, map: str | None) -> scripts.Script[list[Row]]: ...
+
+class _MapsItems(Named):
+    def __call__(self, conn: _Conn, /, *, keys: _Texts | None, run_id: str | None, map: str | None) -> list[Row]: ...
+    def script(self, *, keys: _Texts | None, run_id: str | None, map: str | None) -> scripts.Script[list[Row]]: ...
+
+class _MapsKeysLike(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, key: str | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, map: str | None, key: str | None) -> scripts.Script[list[Row]]: ...
+
+class _MapsNoteErrors(Named):
+    def __call__(self, conn: _Conn, /, *, errors: str | None, run_id: str | None, map: str | None) -> None: ...
+    def script(self, *, errors: str | None, run_id: str | None, map: str | None) -> scripts.Script[None]: ...
+
+class _MapsFirstFailure(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None, map: str | None) -> scripts.Script[Row | None]: ...
+
+class _MapsStates(Named):
+    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, run_id: str | None) -> list[Row]: ...
+    def script(self, *, nodes: _Texts | None, run_id: str | None) -> scripts.Script[list[Row]]: ...
+
+class _MapsReopenItem(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, key: str | None) -> None: ...
+    def script(self, *, run_id: str | None, map: str | None, key: str | None) -> scripts.Script[None]: ...
+
+class _MapsDropNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, inside: str | None) -> None: ...
+    def script(self, *, run_id: str | None, inside: str | None) -> scripts.Script[None]: ...
+
+class _MapsDrop(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, inside: str | None) -> None: ...
+    def script(self, *, run_id: str | None, map: str | None, inside: str | None) -> scripts.Script[None]: ...
+
+class _MapsRunningInside(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, inside: str | None) -> Any: ...
+    def script(self, *, run_id: str | None, inside: str | None) -> scripts.Script[Any]: ...
+
 class _Maps:
-    open_map: bytes
-    """Seal a map's items, or count them again in a new generation; return which."""
-    step: bytes
+    open_map: _MapsOpenMap
+    """Seal a map's items, or count them again in a new generation; return which.
+    `sealed`, `again` (a new generation of the run counts the items again) or `open` (it was opened in
+    this generation). `items` is a JSON array of objects with `key` and `item`, `nodes` how many nodes
+    the items have, `root` the map of the definition around it."""
+    step: _MapsStep
     """Count items that have ended and open the next ones; return the counters and the opened items."""
-    close: bytes
+    close: _MapsClose
     """Let the last opened items wait to be opened again, from this key on."""
-    complete: bytes
-    """Complete the node of a map; return the size of its output in bytes. Nothing is written past `limit`."""
-    fail: bytes
+    complete: _MapsComplete
+    """Complete the node of a map; return the size of its output in bytes. Nothing is written past `limit`.
+    `result`, `path`: see `graph.Map`."""
+    fail: _MapsFail
     """Fail the node of a map."""
-    nodes: bytes
+    nodes: _MapsNodes
     """Return how many nodes the items of these maps have, with those of the maps inside the items."""
-    generation: bytes
+    generation: _MapsGeneration
     """Return the generation in which a map was opened last. No row: it was not opened."""
-    opened: bytes
-    """Return the items of a map that were opened and have not ended."""
-    items: bytes
-    """Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map."""
-    keys_like: bytes
-    """Return keys of about the length of this one, of a map, or of all maps of a run: what was perhaps meant."""
-    note_errors: bytes
-    """Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map."""
-    first_failure: bytes
-    """Return the first item of a map that failed, and its error."""
-    states: bytes
-    """Return the state of those of these nodes that have a row, by a look-up per node."""
-    reopen_item: bytes
-    """Let an item wait again."""
-    drop_nodes: bytes
+    opened: _MapsOpened
+    """Return the items of a map that were opened and have not ended.
+    Columns: key, item, error."""
+    items: _MapsItems
+    """Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map.
+    Columns: key, item, error."""
+    keys_like: _MapsKeysLike
+    """Return keys of about the length of this one, of a map, or of all maps of a run: what was perhaps meant.
+    Columns: key."""
+    note_errors: _MapsNoteErrors
+    """Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map.
+    `errors` has them by key. An item that has an error keeps it; one that has ended is left alone."""
+    first_failure: _MapsFirstFailure
+    """Return the first item of a map that failed, and its error.
+    Columns: key, error."""
+    states: _MapsStates
+    """Return the state of those of these nodes that have a row, by a look-up per node.
+    Columns: node_id, status, error."""
+    reopen_item: _MapsReopenItem
+    """Let an item wait again.
+    The map counts its items again in the next generation."""
+    drop_nodes: _MapsDropNodes
     """Delete the nodes of the items of a map."""
-    drop: bytes
+    drop: _MapsDrop
     """Delete a map with its items, and the maps inside its items."""
-    running_inside: bytes
+    running_inside: _MapsRunningInside
     """Return a node of an item of a map that runs."""
 
 maps: _Maps
 
+class _MetricsCountEvents(Named):
+    def __call__(self, conn: _Conn, /, *, most: int | None) -> Any: ...
+    def script(self, *, most: int | None) -> scripts.Script[Any]: ...
+
+class _MetricsProgress(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
+class _MetricsBounds(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _MetricsTotals(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _MetricsInOrder(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _MetricsByIndex(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _MetricsByPages(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _MetricsWaiting(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _MetricsOldestNodes(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _MetricsOldestIngest(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _MetricsRunning(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _MetricsAwaiting(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _MetricsRuns(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _MetricsPaused(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _MetricsWorkers(Named):
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None) -> list[Row]: ...
+    def script(self, *, stale_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _MetricsSchedules(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _MetricsMachines(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _Metrics:
-    count_events: bytes
+    count_events: _MetricsCountEvents
     """Count the events of the next `most` transactions that are not counted yet; return whether more
     are left, or NULL while another transaction counts."""
-    progress: bytes
+    progress: _MetricsProgress
     """Return how long ago events were last counted, NULL if never, how many transactions the server
-    has made since, and whether this role and server may write the totals."""
-    bounds: bytes
+    has made since, and whether this role and server may write the totals.
+    Columns: counted_s, behind, may_count."""
+    bounds: _MetricsBounds
     """Return the upper bounds of the buckets of histograms."""
-    totals: bytes
-    """Return what is counted so far."""
-    in_order: bytes
+    totals: _MetricsTotals
+    """Return what is counted so far.
+    Columns: metric, name, label, bucket, n, seconds."""
+    in_order: _MetricsInOrder
     """Keep the planner to the order of indexes for this transaction, until `by_index`: without statistics it sorts all
     waiting jobs to find the first one."""
-    by_index: bytes
+    by_index: _MetricsByIndex
     """Keep the planner to indexes for this transaction: without statistics it takes a scan of all
     finished jobs for cheaper (decision 0019)."""
-    by_pages: Mapping[str, bytes]
+    by_pages: Mapping[str, _MetricsByPages]
     """Let the planner read the pages of a table once each for the rest of this transaction, if it has
     no statistics. It would fetch each queued row by the index alone, which takes twice as long
     before the first VACUUM."""
-    waiting: Mapping[str, bytes]
+    waiting: Mapping[str, _MetricsWaiting]
     """Count the queued jobs of each queue by what holds them back; `ready`: nothing does. Each part
-    walks an index that has only such jobs."""
-    oldest_nodes: bytes
+    walks an index that has only such jobs.
+    Columns: queue, why, n."""
+    oldest_nodes: _MetricsOldestNodes
     """Return the age of the oldest node job of each queue that nothing holds back. It walks from version to version and
-    from priority to priority of each queue, however many jobs wait. Jobs without a version come last in the index."""
-    oldest_ingest: bytes
+    from priority to priority of each queue, however many jobs wait. Jobs without a version come last in the index.
+    Columns: queue, age_s."""
+    oldest_ingest: _MetricsOldestIngest
     """Return the age of the oldest ingest job of each queue that nothing holds back. It walks from priority to
-    priority of each queue, however many jobs wait."""
-    running: Mapping[str, bytes]
-    """Count the running jobs of each queue, and those whose lease has lapsed."""
-    awaiting: bytes
-    """Count the nodes that wait for an answer, by queue."""
-    runs: bytes
-    """Count the runs that the engine has not ended, by status."""
-    paused: bytes
-    """Return the queues that have settings, and whether each is paused now."""
-    workers: bytes
+    priority of each queue, however many jobs wait.
+    Columns: queue, age_s."""
+    running: Mapping[str, _MetricsRunning]
+    """Count the running jobs of each queue, and those whose lease has lapsed.
+    Columns: queue, n, lapsed."""
+    awaiting: _MetricsAwaiting
+    """Count the nodes that wait for an answer, by queue.
+    Columns: queue, n."""
+    runs: _MetricsRuns
+    """Count the runs that the engine has not ended, by status.
+    Columns: status, n."""
+    paused: _MetricsPaused
+    """Return the queues that have settings, and whether each is paused now.
+    Columns: queue, paused."""
+    workers: _MetricsWorkers
     """Count the workers of each queue by state, with their slots: for each as many as its host reported
     last for its queue. One that was not seen for `stale_s` seconds is dead. Stopped ones are left
-    out, and dead ones after a day."""
-    schedules: bytes
+    out, and dead ones after a day.
+    Columns: queue, state, n, slots."""
+    schedules: _MetricsSchedules
     """Return the schedules that fire, the latest first: for how long each is overdue, whether an error
-    keeps it from firing, and when it last fired."""
-    machines: bytes
+    keeps it from firing, and when it last fired.
+    Columns: name, late_s, has_error, last_fire."""
+    machines: _MetricsMachines
     """Return the last hardware sample of each host, unless it is over a minute old. A ring holds one
-    sample in each slot, so only the slots of the last minute are read."""
+    sample in each slot, so only the slots of the last minute are read.
+    Columns: host_label, sample."""
 
 metrics: _Metrics
 
+class _MigrationsTryLock(Named):
+    def __call__(self, conn: _Conn, /, *, is_local: bool | None, ledger: str | None) -> Any: ...
+    def script(self, *, is_local: bool | None, ledger: str | None) -> scripts.Script[Any]: ...
+
+class _MigrationsLockHolders(Named):
+    def __call__(self, conn: _Conn, /, *, ledger: str | None) -> list[Row]: ...
+    def script(self, *, ledger: str | None) -> scripts.Script[list[Row]]: ...
+
+class _MigrationsUnlock(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _MigrationsLedgerExists(Named):
+    def __call__(self, conn: _Conn, /, *, ledger: str | None) -> Any: ...
+    def script(self, *, ledger: str | None) -> scripts.Script[Any]: ...
+
+class _MigrationsLedgerIsWhole(Named):
+    def __call__(self, conn: _Conn, /, *, ledger: str | None) -> Any: ...
+    def script(self, *, ledger: str | None) -> scripts.Script[Any]: ...
+
+class _MigrationsOfOthers(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
 class _Migrations:
-    try_lock: bytes
+    try_lock: _MigrationsTryLock
     """Take the advisory lock of a chain if it is free, for this session or for this transaction
     (`is_local`); return whether it is ours."""
-    lock_holders: bytes
-    """Return the sessions of this database that hold the advisory lock of a chain."""
-    unlock: bytes
+    lock_holders: _MigrationsLockHolders
+    """Return the sessions of this database that hold the advisory lock of a chain.
+    Columns: pid, usename."""
+    unlock: _MigrationsUnlock
     """Release every advisory lock of this session."""
-    ledger_exists: bytes
+    ledger_exists: _MigrationsLedgerExists
     """Return whether there is a table of this name on the search path."""
-    ledger_is_whole: bytes
+    ledger_is_whole: _MigrationsLedgerIsWhole
     """Return whether a ledger exists and has every column that this code reads."""
-    of_others: bytes
+    of_others: _MigrationsOfOthers
     """Return the versions above 12 in the ledger of our own chain, lowest first, if other code has
-    applied the first of them. Ours records a checksum; the ledger of 0.3.0 has no such column."""
+    applied the first of them. Ours records a checksum; the ledger of 0.3.0 has no such column.
+    Columns: version."""
 
 migrations: _Migrations
 
+class _ModelsPublishSizes(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None, models: _Texts | None, sizes: _Floats | None) -> None: ...
+    def script(self, *, host: str | None, models: _Texts | None, sizes: _Floats | None) -> scripts.Script[None]: ...
+
+class _ModelsLearnLoad(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None, model: str | None, seconds: float | None) -> None: ...
+    def script(self, *, host: str | None, model: str | None, seconds: float | None) -> scripts.Script[None]: ...
+
+class _ModelsPrune(Named):
+    def __call__(self, conn: _Conn, /) -> int: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _ModelsUnserved(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _ModelsFlag(Named):
+    def __call__(self, conn: _Conn, /, *, model: str | None, reason: str | None, detail: str | None) -> int: ...
+    def script(self, *, model: str | None, reason: str | None, detail: str | None) -> scripts.Script[None]: ...
+
+class _ModelsUnflag(Named):
+    def __call__(self, conn: _Conn, /, *, model: str | None) -> int: ...
+    def script(self, *, model: str | None) -> scripts.Script[None]: ...
+
+class _ModelsLogForModel(Named):
+    def __call__(self, conn: _Conn, /, *, event: str | None, detail: str | None, reason: str | None, model: str | None) -> None: ...
+    def script(self, *, event: str | None, detail: str | None, reason: str | None, model: str | None) -> scripts.Script[None]: ...
+
+class _ModelsLogWithoutModel(Named):
+    def __call__(self, conn: _Conn, /, *, event: str | None, detail: str | None, reason: str | None) -> None: ...
+    def script(self, *, event: str | None, detail: str | None, reason: str | None) -> scripts.Script[None]: ...
+
+class _ModelsFlagged(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _ModelsRequest(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None, worker: str | None, action: str | None, model: str | None, requested_by: str | None) -> Row: ...
+    def script(self, *, host: str | None, worker: str | None, action: str | None, model: str | None, requested_by: str | None) -> scripts.Script[Row]: ...
+
+class _ModelsNewestRequest(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, after: int | None) -> Row | None: ...
+    def script(self, *, worker: str | None, host: str | None, after: int | None) -> scripts.Script[Row | None]: ...
+
+class _ModelsOnWorkers(Named):
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None, host: str | None) -> list[Row]: ...
+    def script(self, *, stale_s: float | None, host: str | None) -> scripts.Script[list[Row]]: ...
+
 class _Models:
-    publish_sizes: bytes
+    publish_sizes: _ModelsPublishSizes
     """Write how much GPU memory each model needs, as a host registers it. Rows that would not
     change are not written."""
-    learn_load: bytes
+    learn_load: _ModelsLearnLoad
     """Let the moving average of how long a host loads a model follow one more load."""
-    prune: bytes
+    prune: _ModelsPrune
     """Delete measured times that are older than 30 days, of hosts without a worker."""
-    unserved: bytes
+    unserved: _ModelsUnserved
     """Return the models ('': no model) that have waiting gpu jobs and no live worker to take
     them, or that are flagged so. `reason` is NULL if a worker can take them; `flagged` is the
-    reason of the flag, or NULL."""
-    flag: bytes
+    reason of the flag, or NULL.
+    Columns: model, reason, detail, flagged."""
+    flag: _ModelsFlag
     """Flag a model as one that no live worker can take. No row is written if the flag is there
     already."""
-    unflag: bytes
+    unflag: _ModelsUnflag
     """Delete the flag of a model."""
-    log_for_model: bytes
+    log_for_model: _ModelsLogForModel
     """Write an event into the history of the first 100 waiting jobs of a model. BETWEEN keeps the
     walk in the order of the claim's index."""
-    log_without_model: bytes
+    log_without_model: _ModelsLogWithoutModel
     """Write an event into the history of the first 100 waiting gpu jobs that require no model."""
-    flagged: bytes
+    flagged: _ModelsFlagged
     """Return the flagged models (NULL: jobs without one) that no live worker takes now either, with
-    the reason of now, each with its number of waiting jobs, up to 10,000."""
-    request: bytes
+    the reason of now, each with its number of waiting jobs, up to 10,000.
+    Columns: model, reason, detail, since, jobs."""
+    request: _ModelsRequest
     """Write an operator's request to load or unload a model, for all workers of a host (worker
-    '') or for one; return the row. A trigger wakes the workers."""
-    newest_request: bytes
+    '') or for one; return the row. A trigger wakes the workers.
+    Columns: host_label, worker_id, action, model, requested_by, request_no, requested_at."""
+    newest_request: _ModelsNewestRequest
     """Return the newest request for a worker past number `after`. A request that is older than
-    the worker was meant for another process. No row: there is none."""
-    on_workers: bytes
+    the worker was meant for another process. No row: there is none.
+    Columns: host_label, worker_id, action, model, requested_by, request_no, requested_at."""
+    on_workers: _ModelsOnWorkers
     """Return the gpu workers seen within a day, of one host or (NULL) of all: the model and the
     request as each reported them, the models that its host knows, and its host's GPUs in the
     latest sample within a minute (else NULL). One that was not seen for `stale_s` seconds is
-    dead."""
+    dead.
+    Columns: worker_id, host_label, pid, state, job_ids, card, model, request, last_seen, age_s, known_models, gpus."""
 
 models: _Models
 
+class _NodesEnqueue(Named):
+    def __call__(self, conn: _Conn, /, *, node_id: str | None, node_module: str | None, queue: str | None, required_model: str | None, inputs: str | None, priority: int | None, pipeline_name: str | None, run_id: str | None) -> Row | None: ...
+    def script(self, *, node_id: str | None, node_module: str | None, queue: str | None, required_model: str | None, inputs: str | None, priority: int | None, pipeline_name: str | None, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _NodesSameNode(Named):
+    def __call__(self, conn: _Conn, /, *, node_module: str | None, queue: str | None, required_model: str | None, inputs: str | None, pipeline_name: str | None, run_id: str | None, node_id: str | None) -> Row | None: ...
+    def script(self, *, node_module: str | None, queue: str | None, required_model: str | None, inputs: str | None, pipeline_name: str | None, run_id: str | None, node_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _NodesInsertPlanned(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, nodes: str | None) -> Any: ...
+    def script(self, *, run_id: str | None, nodes: str | None) -> scripts.Script[Any]: ...
+
+class _NodesGet(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _NodesGetByNode(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, node_id: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None, node_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _NodesOfRun(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
+
+class _NodesDoneAmong(Named):
+    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, run_id: str | None) -> list[Any]: ...
+    def script(self, *, nodes: _Texts | None, run_id: str | None) -> scripts.Script[list[Any]]: ...
+
+class _NodesRunningAmong(Named):
+    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, run_id: str | None) -> list[Any]: ...
+    def script(self, *, nodes: _Texts | None, run_id: str | None) -> scripts.Script[list[Any]]: ...
+
+class _NodesPresentAmong(Named):
+    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, run_id: str | None) -> list[Any]: ...
+    def script(self, *, nodes: _Texts | None, run_id: str | None) -> scripts.Script[list[Any]]: ...
+
+class _NodesAllDone(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Any]: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[list[Any]]: ...
+
+class _NodesContext(Named):
+    def __call__(self, conn: _Conn, /, *, most: int | None, heads: _Texts | None, run_id: str | None) -> Row | None: ...
+    def script(self, *, most: int | None, heads: _Texts | None, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _NodesSetResolvedInputs(Named):
+    def __call__(self, conn: _Conn, /, *, inputs: str | None, job: str | None) -> Row | None: ...
+    def script(self, *, inputs: str | None, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _NodesSetInputSpec(Named):
+    def __call__(self, conn: _Conn, /, *, spec: str | None, job: str | None) -> Row | None: ...
+    def script(self, *, spec: str | None, job: str | None) -> scripts.Script[Row | None]: ...
+
 class _Nodes:
-    enqueue: bytes
+    enqueue: _NodesEnqueue
     """Queue one node of a run, in the generation of the run, and return the id of its job. No row:
-    there is no such run, or the run has such a node."""
-    same_node: bytes
+    there is no such run, or the run has such a node.
+    Columns: id."""
+    same_node: _NodesSameNode
     """Return the id of a node's job, and whether it was queued with this content. No row: the run has no
-    such node."""
-    insert_planned: bytes
-    """Insert the rows of a plan, a JSON array of objects, and return how many are new or opened again."""
-    get: bytes
+    such node.
+    Columns: id, is_same."""
+    insert_planned: _NodesInsertPlanned
+    """Insert the rows of a plan, a JSON array of objects, and return how many are new or opened again.
+    A node that has a row keeps it, unless it failed or was cancelled in an earlier generation."""
+    get: _NodesGet
     """Return a node job. No row: there is no such job."""
-    get_by_node: bytes
+    get_by_node: _NodesGetByNode
     """Return the job of a node. No row: the run has no such node yet."""
-    of_run: bytes
+    of_run: _NodesOfRun
     """Return all jobs of a run, the oldest first."""
-    done_among: bytes
+    done_among: _NodesDoneAmong
     """Return which of these nodes are completed or skipped. LIMIT 1 keeps it a look-up per node: without
     statistics, PostgreSQL 15 reads all rows of the run instead."""
-    running_among: bytes
+    running_among: _NodesRunningAmong
     """Return which of these nodes run now, by a look-up per node."""
-    present_among: bytes
+    present_among: _NodesPresentAmong
     """Return which of these nodes have a job that is neither failed nor cancelled, by a look-up per node."""
-    all_done: bytes
+    all_done: _NodesAllDone
     """Return every completed or skipped node of a run."""
-    context: bytes
+    context: _NodesContext
     """Return a run's context with the `context_delta` of each completed node under the node's id, and
     the JSON type of the context. An empty delta does not replace the context's own member. `heads`
     NULL: all members, else those that it names, by a look-up per node. The context is NULL if it is
-    no object, and if its `size` in bytes, as a jsonb, is more than `most`."""
-    set_resolved_inputs: bytes
+    no object, and if its `size` in bytes, as a jsonb, is more than `most`.
+    Columns: kind, size, context."""
+    set_resolved_inputs: _NodesSetResolvedInputs
     """Store what a node received and return its row."""
-    set_input_spec: bytes
+    set_input_spec: _NodesSetInputSpec
     """Store the question of an input node and return its row."""
 
 nodes: _Nodes
 
+class _OutboxRunsWithEvents(Named):
+    def __call__(self, conn: _Conn, /, *, undefined: bool | None, set_aside: _Texts | None, limit: int | None) -> list[Any]: ...
+    def script(self, *, undefined: bool | None, set_aside: _Texts | None, limit: int | None) -> scripts.Script[list[Any]]: ...
+
+class _OutboxOpenEvents(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, only: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, only: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _OutboxClose(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, events: _Ints | None) -> None: ...
+    def script(self, *, error: str | None, events: _Ints | None) -> scripts.Script[None]: ...
+
+class _OutboxPostpone(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, after_s: float | None, event: int | None) -> Any: ...
+    def script(self, *, error: str | None, after_s: float | None, event: int | None) -> scripts.Script[Any]: ...
+
+class _OutboxUnprocessed(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _OutboxCountUnprocessed(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
 class _Outbox:
-    runs_with_events: bytes
+    runs_with_events: _OutboxRunsWithEvents
     """Return the runs that have events to dispatch, the oldest event first, without those of
     `set_aside`. `undefined`: also runs that have no definition yet. It reads the oldest 5,000."""
-    open_events: bytes
+    open_events: _OutboxOpenEvents
     """Return a run's open events that are due, the oldest first, each with the status and the error of
     its node. `only` NULL: all of them, else the one with this id. LIMIT 1 keeps the join a look-up
-    per event: without it, it may read every version of the run's rows."""
-    close: bytes
+    per event: without it, it may read every version of the run's rows.
+    Columns: id, node_id, kind, attempts, node_status, node_error."""
+    close: _OutboxClose
     """Close events. `error` not NULL: they are poison, and this is why."""
-    postpone: bytes
+    postpone: _OutboxPostpone
     """Count a dispatch that failed, make the event due again later, and return how many failed."""
-    unprocessed: bytes
-    """Return open events, the oldest first."""
-    count_unprocessed: bytes
+    unprocessed: _OutboxUnprocessed
+    """Return open events, the oldest first.
+    Columns: id, run_id, node_id, kind, processed_at, error, attempts, created_at, job_id, claim_no, generation, available_at."""
+    count_unprocessed: _OutboxCountUnprocessed
     """Return how many events are open."""
 
 outbox: _Outbox
 
+class _OverviewRunHead(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> Row | None: ...
+    def script(self, *, run: str | None) -> scripts.Script[Row | None]: ...
+
+class _OverviewSteps(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
+    def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None, live_only: bool | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run: str | None, live_only: bool | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewMaps(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
+    def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewFailedItems(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None, map: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run: str | None, map: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewNodesOfItem(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None, key: str | None) -> list[Row]: ...
+    def script(self, *, run: str | None, key: str | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewItems(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None, keys: _Texts | None) -> list[Row]: ...
+    def script(self, *, run: str | None, keys: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewMapState(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None, map: str | None) -> Row | None: ...
+    def script(self, *, run: str | None, map: str | None) -> scripts.Script[Row | None]: ...
+
+class _OverviewNodeSeconds(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
+    def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewNodeCounts(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
+    def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewCompletedBy(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
+    def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewCrashes(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> Any: ...
+    def script(self, *, run: str | None) -> scripts.Script[Any]: ...
+
+class _OverviewFailures(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewRunsAhead(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> Row: ...
+    def script(self, *, run: str | None) -> scripts.Script[Row]: ...
+
+class _OverviewFind(Named):
+    def __call__(self, conn: _Conn, /, *, jobs_first: bool | None, id: str | None) -> Row | None: ...
+    def script(self, *, jobs_first: bool | None, id: str | None) -> scripts.Script[Row | None]: ...
+
+class _OverviewRunningUnder(Named):
+    def __call__(self, conn: _Conn, /, *, id: str | None) -> list[Row]: ...
+    def script(self, *, id: str | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewWaitingInputs(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewHasAnswer(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None, node: str | None) -> Any: ...
+    def script(self, *, run: str | None, node: str | None) -> scripts.Script[Any]: ...
+
+class _OverviewTookDefault(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None, node: str | None) -> Any: ...
+    def script(self, *, run: str | None, node: str | None) -> scripts.Script[Any]: ...
+
+class _OverviewQueues(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _OverviewListedNodes(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, status: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, queue: str | None, status: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewLiveNodes(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _OverviewRunsByStatus(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _OverviewOpenEvents(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
+class _OverviewOpenAnswers(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _OverviewNodesAwaitingInput(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _OverviewLateRuns(Named):
+    def __call__(self, conn: _Conn, /, *, patience_s: float | None) -> list[Row]: ...
+    def script(self, *, patience_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewClaimsInFlight(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _OverviewForeignWork(Named):
+    def __call__(self, conn: _Conn, /, *, workflows: _Texts | None, tasks: _Texts | None) -> list[Row]: ...
+    def script(self, *, workflows: _Texts | None, tasks: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _OverviewUnfinished(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
 class _Overview:
-    run_head: bytes
+    run_head: _OverviewRunHead
     """Return a run without its definition and context. `elapsed_s` counts from its submit. No row: no
-    such run."""
-    steps: bytes
+    such run.
+    Columns: id, workflow_name, status, error, out_dir, generation, created_at, started_at, finished_at, elapsed_s."""
+    steps: _OverviewSteps
     """Count the nodes of a run by status, for each step: the node id up to its first slash or bracket.
-    `elapsed_s` ends with the last node, or now while a node has not ended."""
-    nodes: bytes
+    `elapsed_s` ends with the last node, or now while a node has not ended.
+    Columns: step, queued, running, awaiting_input, completed, skipped, failed, cancelled, elapsed_s."""
+    nodes: _OverviewNodes
     """Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
     these, and the queued ones of which an attempt failed."""
-    maps: bytes
-    """Return the maps of a run's definition: their items by state, and the nodes of the items."""
-    failed_items: bytes
-    """Return the first items of a map that failed, with their errors."""
-    nodes_of_item: bytes
-    """Return the nodes that the items with a key have, in all maps of a run, with their states."""
-    items: bytes
+    maps: _OverviewMaps
+    """Return the maps of a run's definition: their items by state, and the nodes of the items.
+    Columns: node_id, total, done, failed, open, nodes."""
+    failed_items: _OverviewFailedItems
+    """Return the first items of a map that failed, with their errors.
+    Columns: key, error."""
+    nodes_of_item: _OverviewNodesOfItem
+    """Return the nodes that the items with a key have, in all maps of a run, with their states.
+    Columns: node_id, status."""
+    items: _OverviewItems
     """Return the items with these keys, in all maps of a run. An open item with an error fails once none of its nodes is
-    open. One that had not ended when its map did is cancelled."""
-    map_state: bytes
-    """Return how many items of a map have ended. No row: it has none yet."""
-    node_seconds: bytes
-    """Return how long the handler of each completed node of a run took."""
-    node_counts: bytes
-    """Count the nodes of a run by status."""
-    completed_by: bytes
-    """Return the workers that completed nodes of a run, and how many each."""
-    crashes: bytes
+    open. One that had not ended when its map did is cancelled.
+    Columns: map_id, key, error, state."""
+    map_state: _OverviewMapState
+    """Return how many items of a map have ended. No row: it has none yet.
+    Columns: total, done, failed, open."""
+    node_seconds: _OverviewNodeSeconds
+    """Return how long the handler of each completed node of a run took.
+    Columns: node_id, seconds."""
+    node_counts: _OverviewNodeCounts
+    """Count the nodes of a run by status.
+    Columns: status, n."""
+    completed_by: _OverviewCompletedBy
+    """Return the workers that completed nodes of a run, and how many each.
+    Columns: host_label, queue, worker_id, nodes, seconds."""
+    crashes: _OverviewCrashes
     """Count how often a node of a run was taken back from a worker that died. Lapses count until the
     next recorded end of the node."""
-    failures: bytes
-    """Return the failed nodes of a run, the first to fail first, with the latest traceback."""
-    runs_ahead: bytes
+    failures: _OverviewFailures
+    """Return the failed nodes of a run, the first to fail first, with the latest traceback.
+    Columns: node_id, error, traceback."""
+    runs_ahead: _OverviewRunsAhead
     """Count the runs that were submitted before this one, are no less urgent, and have work to do
-    now. A run that only waits for a person has none."""
-    find: bytes
-    """Return what has this id: a run before a job, or after it if `jobs_first`. No row: nothing has it."""
-    running_under: bytes
-    """Return the running jobs that have this id or belong to the run that has it, with their workers."""
-    waiting_inputs: bytes
+    now. A run that only waits for a person has none.
+    Columns: n, names, first."""
+    find: _OverviewFind
+    """Return what has this id: a run before a job, or after it if `jobs_first`. No row: nothing has it.
+    Ids are chosen at the insert, so a run and a job may share one.
+    Columns: rank, kind, status, run_id, name."""
+    running_under: _OverviewRunningUnder
+    """Return the running jobs that have this id or belong to the run that has it, with their workers.
+    Columns: job_id, name, queue, worker_id, host_label, pid."""
+    waiting_inputs: _OverviewWaitingInputs
     """Return the input nodes that wait in live runs, of one run if it is given, the longest wait
-    first. `answered`: whether an answer was submitted and not taken yet."""
-    has_answer: bytes
+    first. `answered`: whether an answer was submitted and not taken yet.
+    Columns: run_id, workflow_name, node_id, job_id, input_spec, waiting_s, answered."""
+    has_answer: _OverviewHasAnswer
     """Return whether an answer to a node was submitted and not taken yet."""
-    took_default: bytes
+    took_default: _OverviewTookDefault
     """Return whether a completed input node took the default of its time-out, not an answer."""
-    queues: Mapping[str, bytes]
-    """Count the queued and the running jobs of each queue. `blocked` jobs may not start yet."""
-    listed_nodes: bytes
+    queues: Mapping[str, _OverviewQueues]
+    """Count the queued and the running jobs of each queue. `blocked` jobs may not start yet.
+    Columns: queue, state, n, blocked, oldest_s."""
+    listed_nodes: _OverviewListedNodes
     """Return the first nodes of a queue that have this status, in the order of the claim."""
-    live_nodes: bytes
-    """Count the nodes that wait or run, by queue and status."""
-    runs_by_status: bytes
-    """Count all runs by status."""
-    open_events: bytes
-    """Count the outbox events that are not dispatched. `lag_s` is the age of the oldest that is due."""
-    open_answers: bytes
+    live_nodes: _OverviewLiveNodes
+    """Count the nodes that wait or run, by queue and status.
+    Columns: queue, status, n."""
+    runs_by_status: _OverviewRunsByStatus
+    """Count all runs by status.
+    Columns: status, n."""
+    open_events: _OverviewOpenEvents
+    """Count the outbox events that are not dispatched. `lag_s` is the age of the oldest that is due.
+    Columns: n, lag_s."""
+    open_answers: _OverviewOpenAnswers
     """Count the answers that are not taken yet."""
-    nodes_awaiting_input: bytes
+    nodes_awaiting_input: _OverviewNodesAwaitingInput
     """Count the nodes of running runs that wait for an answer."""
-    late_runs: bytes
+    late_runs: _OverviewLateRuns
     """Return at most 50 runs that could start and have waited for `patience_s`, in the order of their
-    start."""
-    claims_in_flight: bytes
-    """Return the running jobs of both families, by worker."""
-    foreign_work: bytes
-    """Count the unfinished runs of other workflows, and the unfinished ingest jobs of other tasks."""
-    unfinished: bytes
+    start.
+    Columns: id."""
+    claims_in_flight: _OverviewClaimsInFlight
+    """Return the running jobs of both families, by worker.
+    Columns: worker_id, ids."""
+    foreign_work: _OverviewForeignWork
+    """Count the unfinished runs of other workflows, and the unfinished ingest jobs of other tasks.
+    Columns: kind, name, n."""
+    unfinished: _OverviewUnfinished
     """Return the workflows that have unfinished runs, with the three oldest runs of each. The workflow
-    with the oldest run comes first."""
+    with the oldest run comes first.
+    Columns: name, n, ids."""
 
 overview: _Overview
 
+class _PendingWork(Named):
+    def __call__(self, conn: _Conn, /, *, within_s: float | None) -> Row: ...
+    def script(self, *, within_s: float | None) -> scripts.Script[Row]: ...
+
+class _PendingSweeps(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
+class _PendingSilentJobs(Named):
+    def __call__(self, conn: _Conn, /, *, silent_s: float | None) -> Any: ...
+    def script(self, *, silent_s: float | None) -> scripts.Script[Any]: ...
+
 class _Pending:
-    work: bytes
+    work: _PendingWork
     """Return which work waits for an orchestrator: runs to start, events to dispatch, answers to take,
     and delayed jobs or runs whose time has come. `run_due_s`: in how many seconds the next delayed
     run is due, if that is within `within_s` seconds, at most a day. A run that was due before and
-    could not be promoted, as its row is locked or raises, is left to the poll."""
-    sweeps: bytes
+    could not be promoted, as its row is locked or raises, is left to the poll.
+    Columns: runs, events, answers, due, run_due_s."""
+    sweeps: _PendingSweeps
     """Return which sweeps have work: leases that lapsed, input nodes that waited too long, waiters in
     lock queues or jobs that no worker serves, and partitions with limits or waiters. Each part
-    walks an index in its order: no plan reads a whole table, whatever the statistics say."""
-    silent_jobs: bytes
+    walks an index in its order: no plan reads a whole table, whatever the statistics say.
+    Columns: leases, inputs, lock_queues, partitions."""
+    silent_jobs: _PendingSilentJobs
     """Return whether a running job of either family was not renewed for `silent_s` seconds."""
 
 pending: _Pending
 
+class _PermissionsClosedTables(Named):
+    def __call__(self, conn: _Conn, /, *, tables: _Texts | None, privileges: _Texts | None) -> list[Row]: ...
+    def script(self, *, tables: _Texts | None, privileges: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _PermissionsClosedColumns(Named):
+    def __call__(self, conn: _Conn, /, *, table: str | None, columns: _Texts | None) -> Row | None: ...
+    def script(self, *, table: str | None, columns: _Texts | None) -> scripts.Script[Row | None]: ...
+
+class _PermissionsClosedSequences(Named):
+    def __call__(self, conn: _Conn, /, *, tables: _Texts | None) -> list[Any]: ...
+    def script(self, *, tables: _Texts | None) -> scripts.Script[list[Any]]: ...
+
+class _PermissionsClosedFunctions(Named):
+    def __call__(self, conn: _Conn, /, *, internal: _Texts | None, works: bool | None, named: _Texts | None) -> list[Row]: ...
+    def script(self, *, internal: _Texts | None, works: bool | None, named: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _PermissionsNotOwned(Named):
+    def __call__(self, conn: _Conn, /, *, tables: _Texts | None) -> list[Row]: ...
+    def script(self, *, tables: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _PermissionsExcessive(Named):
+    def __call__(self, conn: _Conn, /, *, tables: _Texts | None, allowed: _Texts | None, internal: _Texts | None, callable: _Texts | None, filled: _Texts | None) -> list[Row]: ...
+    def script(self, *, tables: _Texts | None, allowed: _Texts | None, internal: _Texts | None, callable: _Texts | None, filled: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _PermissionsSubmitters(Named):
+    def __call__(self, conn: _Conn, /) -> list[Any]: ...
+    def script(self) -> scripts.Script[list[Any]]: ...
+
+class _PermissionsPublicMayCreate(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
 class _Permissions:
-    closed_tables: bytes
-    """Return those of these privileges, each given with its table, that this role lacks."""
-    closed_columns: bytes
+    closed_tables: _PermissionsClosedTables
+    """Return those of these privileges, each given with its table, that this role lacks.
+    Columns: right, kind, name."""
+    closed_columns: _PermissionsClosedColumns
     """Return the table, and whether this role may insert every one of these columns. `is_open` is
-    NULL, and `name` too, if there is no such table."""
-    closed_sequences: bytes
+    NULL, and `name` too, if there is no such table.
+    Columns: name, is_open."""
+    closed_sequences: _PermissionsClosedSequences
     """Return the sequences of these tables that this role may not use."""
-    closed_functions: bytes
+    closed_functions: _PermissionsClosedFunctions
     """Return the functions that this role needs and may not call: those that only read, all others
     for a role that `works`, and those that are `named`. None of the `internal` ones: only functions
-    of the tables' owner call them. No trigger's function: its caller needs no right to it."""
-    not_owned: bytes
+    of the tables' owner call them. No trigger's function: its caller needs no right to it.
+    Columns: right, kind, name."""
+    not_owned: _PermissionsNotOwned
     """Return what keeps this role from migrating: tables that it does not own, and a schema in which
-    it may not create."""
-    excessive: bytes
+    it may not create.
+    Columns: right, kind, name."""
+    excessive: _PermissionsExcessive
     """Return the rights past reading that this role has and does not need, and who was granted each:
     this role, PUBLIC, or a role that this one is a member of. `allowed` are the columns that it
     inserts, as `table.column`, `filled` their tables. Nothing is returned for the owner of an
-    object and for a superuser: nothing can be taken from them."""
-    submitters: bytes
+    object and for a superuser: nothing can be taken from them.
+    Columns: right, kind, name, grantee."""
+    submitters: _PermissionsSubmitters
     """Return at most 10 roles that may insert runs and neither own the tables nor work on jobs,
     without superusers and the roles that PostgreSQL brings."""
-    public_may_create: bytes
+    public_may_create: _PermissionsPublicMayCreate
     """Return the schema of the engine if every role may create functions in it."""
 
 permissions: _Permissions
 
+class _PromotionPromoteJobs(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _PromotionDueJobs(Named):
+    def __call__(self, conn: _Conn, /, *, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _PromotionPromoteTheseJobs(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _PromotionPromoteRuns(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _PromotionDueRuns(Named):
+    def __call__(self, conn: _Conn, /, *, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _PromotionPromoteTheseRuns(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _PromotionAdmitMissedWaiters(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
 class _Promotion:
-    promote_jobs: Mapping[str, bytes]
+    promote_jobs: Mapping[str, _PromotionPromoteJobs]
     """Promote up to 1,000 delayed jobs whose time has come, the earliest first: they can be claimed
-    from now on. Return their ids."""
-    due_jobs: Mapping[str, bytes]
-    """Return the ids that `promote_jobs` would promote, without those of `aside`."""
-    promote_these_jobs: Mapping[str, bytes]
-    """Promote those of these jobs whose time has come. Return their ids."""
-    promote_runs: bytes
+    from now on. Return their ids.
+    Columns: id."""
+    due_jobs: Mapping[str, _PromotionDueJobs]
+    """Return the ids that `promote_jobs` would promote, without those of `aside`.
+    Columns: id."""
+    promote_these_jobs: Mapping[str, _PromotionPromoteTheseJobs]
+    """Promote those of these jobs whose time has come. Return their ids.
+    Columns: id."""
+    promote_runs: _PromotionPromoteRuns
     """Promote up to 1,000 delayed runs whose time has come, the earliest first: an orchestrator may
-    start them from now on. Return their ids."""
-    due_runs: bytes
-    """Return the ids that `promote_runs` would promote, without those of `aside`."""
-    promote_these_runs: bytes
-    """Promote those of these runs whose time has come. Return their ids."""
-    admit_missed_waiters: bytes
+    start them from now on. Return their ids.
+    Columns: id."""
+    due_runs: _PromotionDueRuns
+    """Return the ids that `promote_runs` would promote, without those of `aside`.
+    Columns: id."""
+    promote_these_runs: _PromotionPromoteTheseRuns
+    """Promote those of these runs whose time has come. Return their ids.
+    Columns: id."""
+    admit_missed_waiters: _PromotionAdmitMissedWaiters
     """Admit the first waiter of each lock key that no admitted job has, of both job families, and
-    return how many. The families stand in the order in which a commit takes their locks."""
+    return how many. The families stand in the order in which a commit takes their locks.
+    A commit that gives up a key admits the next waiter; this statement finds what it missed."""
 
 promotion: _Promotion
 
+class _QueuesPauseQueue(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, at: datetime | None, lasts: timedelta | None, by: str | None) -> Row: ...
+    def script(self, *, queue: str | None, at: datetime | None, lasts: timedelta | None, by: str | None) -> scripts.Script[Row]: ...
+
+class _QueuesPausePartition(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, partition: str | None, at: datetime | None, lasts: timedelta | None, by: str | None) -> Row: ...
+    def script(self, *, queue: str | None, partition: str | None, at: datetime | None, lasts: timedelta | None, by: str | None) -> scripts.Script[Row]: ...
+
+class _QueuesResumeQueue(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None) -> list[Row]: ...
+    def script(self, *, queue: str | None) -> scripts.Script[list[Row]]: ...
+
+class _QueuesResumePartition(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, partition: str | None) -> list[Row]: ...
+    def script(self, *, queue: str | None, partition: str | None) -> scripts.Script[list[Row]]: ...
+
+class _QueuesLimitQueue(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, limits: str | None) -> Row: ...
+    def script(self, *, queue: str | None, limits: str | None) -> scripts.Script[Row]: ...
+
+class _QueuesLimitPartition(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, partition: str | None, limits: str | None) -> Row: ...
+    def script(self, *, queue: str | None, partition: str | None, limits: str | None) -> scripts.Script[Row]: ...
+
+class _QueuesDeleteUnsetPartition(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, partition: str | None) -> None: ...
+    def script(self, *, queue: str | None, partition: str | None) -> scripts.Script[None]: ...
+
+class _QueuesAdmitFromPartitions(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _QueuesSettings(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None) -> list[Row]: ...
+    def script(self, *, queue: str | None) -> scripts.Script[list[Row]]: ...
+
+class _QueuesPartitionSettings(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _QueuesPartitionLimits(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, partition: str | None) -> Row: ...
+    def script(self, *, queue: str | None, partition: str | None) -> scripts.Script[Row]: ...
+
+class _QueuesIsUsed(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None) -> Any: ...
+    def script(self, *, queue: str | None) -> scripts.Script[Any]: ...
+
+class _QueuesCountJobs(Named):
+    def __call__(self, conn: _Conn, /, *, window: float | None) -> list[Row]: ...
+    def script(self, *, window: float | None) -> scripts.Script[list[Row]]: ...
+
+class _QueuesCountEvents(Named):
+    def __call__(self, conn: _Conn, /, *, window: float | None) -> list[Row]: ...
+    def script(self, *, window: float | None) -> scripts.Script[list[Row]]: ...
+
+class _QueuesUse(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, rate_period_s: float | None, rate_limit: int | None) -> Row: ...
+    def script(self, *, queue: str | None, rate_period_s: float | None, rate_limit: int | None) -> scripts.Script[Row]: ...
+
+class _QueuesWaiting(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _QueuesPaused(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
 class _Queues:
-    pause_queue: bytes
+    pause_queue: _QueuesPauseQueue
     """Pause a queue until `at`, for `lasts` from now, or (both NULL) until it is resumed; return
-    its row. A pause that is in force keeps its beginning."""
-    pause_partition: bytes
-    """Pause one partition of a queue, as pause_queue does; return its row."""
-    resume_queue: bytes
-    """End the pause of a queue, also one that has run out. No row: it had none."""
-    resume_partition: bytes
-    """End the pause of a partition, also one that has run out. No row: it had none."""
-    limit_queue: bytes
+    its row. A pause that is in force keeps its beginning.
+    Columns: queue, retention_days, updated_at, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, partition_max_running, partition_rate_limit, partition_rate_period_s."""
+    pause_partition: _QueuesPausePartition
+    """Pause one partition of a queue, as pause_queue does; return its row.
+    Columns: queue, partition_key, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, updated_at."""
+    resume_queue: _QueuesResumeQueue
+    """End the pause of a queue, also one that has run out. No row: it had none.
+    Columns: queue."""
+    resume_partition: _QueuesResumePartition
+    """End the pause of a partition, also one that has run out. No row: it had none.
+    Columns: queue."""
+    limit_queue: _QueuesLimitQueue
     """Set limits of a queue; return its row. `limits` is a JSON object of columns: null takes a
-    limit off, and a column that is absent stays as it is."""
-    limit_partition: bytes
-    """Set limits of one partition of a queue, as limit_queue does; return its row."""
-    delete_unset_partition: bytes
+    limit off, and a column that is absent stays as it is.
+    Columns: queue, retention_days, updated_at, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, partition_max_running, partition_rate_limit, partition_rate_period_s."""
+    limit_partition: _QueuesLimitPartition
+    """Set limits of one partition of a queue, as limit_queue does; return its row.
+    Columns: queue, partition_key, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, updated_at."""
+    delete_unset_partition: _QueuesDeleteUnsetPartition
     """Delete the row of a partition that is not paused and has no limit of its own."""
-    admit_from_partitions: bytes
+    admit_from_partitions: _QueuesAdmitFromPartitions
     """Admit jobs of the partitions whose time has come, and of those from which no job is
     admitted. Returns how many partitions of the second kind there were."""
-    settings: bytes
+    settings: _QueuesSettings
     """Return the settings of one queue, or (NULL) of every queue that has some, with `paused`:
-    whether it is paused now."""
-    partition_settings: bytes
-    """Return the settings of all partitions that have some of their own, with `paused`."""
-    partition_limits: bytes
+    whether it is paused now.
+    Columns: queue, retention_days, updated_at, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, partition_max_running, partition_rate_limit, partition_rate_period_s, paused."""
+    partition_settings: _QueuesPartitionSettings
+    """Return the settings of all partitions that have some of their own, with `paused`.
+    Columns: queue, partition_key, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, updated_at, paused."""
+    partition_limits: _QueuesPartitionLimits
     """Return the limits in force for one partition (its own, else the queue's for partitions),
     whether it is paused, when its next job may be admitted (NULL: no time is set), and how
-    many of its jobs run. Always one row."""
-    is_used: bytes
+    many of its jobs run. Always one row.
+    Columns: paused, paused_until, paused_by, max_running, rate_limit, rate_period_s, due_at, running."""
+    is_used: _QueuesIsUsed
     """Return whether a queue has settings, or an ingest job that could be claimed."""
-    count_jobs: Mapping[str, bytes]
+    count_jobs: Mapping[str, _QueuesCountJobs]
     """Count the jobs of each queue that are queued or running, by what keeps them; `oldest_s` is
     the age of the oldest that is due, `fresh` counts those queued within the last `window`
-    seconds. Reads every such job."""
-    count_events: Mapping[str, bytes]
+    seconds. Reads every such job.
+    Columns: queue, running, ready, limited, locked, not_due, oldest_s, fresh."""
+    count_events: Mapping[str, _QueuesCountEvents]
     """Count the jobs of each queue that came in (`came`) or ended (`went`) within the last
     `window` seconds, by their events. A job that came in and is queued still has no event:
-    count_jobs has it."""
-    use: bytes
+    count_jobs has it.
+    Columns: queue, came, went."""
+    use: _QueuesUse
     """Return how many jobs of an ingest queue run, and in how many seconds its rate allows the
-    next start. `due_s` is NULL if it allows one now, or if there is no rate. Always one row."""
-    waiting: bytes
+    next start. `due_s` is NULL if it allows one now, or if there is no rate. Always one row.
+    Columns: running, due_s."""
+    waiting: _QueuesWaiting
     """Return each queue with settings: `paused`, and whether jobs could be claimed but for the
-    queue's own limits (`ready`) or are blocked by the limits of their partitions (`limited`)."""
-    paused: bytes
-    """Return the queues and partitions (NULL: the whole queue) that are paused now."""
+    queue's own limits (`ready`) or are blocked by the limits of their partitions (`limited`).
+    Columns: queue, retention_days, updated_at, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, partition_max_running, partition_rate_limit, partition_rate_period_s, paused, ready, limited."""
+    paused: _QueuesPaused
+    """Return the queues and partitions (NULL: the whole queue) that are paused now.
+    Columns: queue, partition, since, until, by."""
 
 queues: _Queues
 
+class _RecoveryLapsed(Named):
+    def __call__(self, conn: _Conn, /, *, had_s: float | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, had_s: float | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _RecoveryLapsedAmong(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, had_s: float | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None, had_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _RecoveryUnwatched(Named):
+    def __call__(self, conn: _Conn, /, *, had_s: float | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, had_s: float | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _RecoveryUnwatchedAmong(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, had_s: float | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None, had_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _RecoveryGone(Named):
+    def __call__(self, conn: _Conn, /, *, silent_s: float | None, lock: str | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, silent_s: float | None, lock: str | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _RecoveryGoneAmong(Named):
+    def __call__(self, conn: _Conn, /, *, silent_s: float | None, lock: str | None, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, silent_s: float | None, lock: str | None, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _RecoveryOfProcess(Named):
+    def __call__(self, conn: _Conn, /, *, prefix: str | None) -> list[Row]: ...
+    def script(self, *, prefix: str | None) -> scripts.Script[list[Row]]: ...
+
+class _RecoveryOfClaim(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None, claim: int | None) -> list[Row]: ...
+    def script(self, *, job: str | None, worker: str | None, claim: int | None) -> scripts.Script[list[Row]]: ...
+
+class _RecoveryCountCrash(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, ids: _Texts | None, worker: str | None) -> list[Row]: ...
+    def script(self, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, ids: _Texts | None, worker: str | None) -> scripts.Script[list[Row]]: ...
+
+class _RecoveryCountLapse(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, ids: _Texts | None, worker: str | None) -> list[Row]: ...
+    def script(self, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, ids: _Texts | None, worker: str | None) -> scripts.Script[list[Row]]: ...
+
+class _RecoveryHandBack(Named):
+    def __call__(self, conn: _Conn, /, *, band: int | None, ids: _Texts | None, detail: str | None) -> list[Row]: ...
+    def script(self, *, band: int | None, ids: _Texts | None, detail: str | None) -> scripts.Script[list[Row]]: ...
+
 class _Recovery:
-    lapsed: Mapping[str, bytes]
+    lapsed: Mapping[str, _RecoveryLapsed]
     """Lock and return up to 100 jobs whose lease has lapsed, without those that are `aside`.
     `had_s`: only what was renewed in these last seconds, in which the caller has had the
-    database; NULL: whatever."""
-    lapsed_among: Mapping[str, bytes]
-    """Lock and return those of `ids` that `lapsed` finds."""
-    unwatched: Mapping[str, bytes]
+    database; NULL: whatever.
+    Columns: id."""
+    lapsed_among: Mapping[str, _RecoveryLapsedAmong]
+    """Lock and return those of `ids` that `lapsed` finds.
+    Columns: id."""
+    unwatched: Mapping[str, _RecoveryUnwatched]
     """Lock and return up to 100 jobs whose lease has lapsed and whose last renewal is older than
-    `had_s`: what `lapsed` leaves out."""
-    unwatched_among: Mapping[str, bytes]
-    """Lock and return those of `ids` that `unwatched` finds."""
-    gone: Mapping[str, bytes]
+    `had_s`: what `lapsed` leaves out.
+    Columns: id."""
+    unwatched_among: Mapping[str, _RecoveryUnwatchedAmong]
+    """Lock and return those of `ids` that `unwatched` finds.
+    Columns: id."""
+    gone: Mapping[str, _RecoveryGone]
     """Lock and return up to 100 jobs whose worker is gone, without those that are `aside`:
     neither the job nor the worker was renewed for `silent_s`, and no session holds the
     advisory lock of the worker. A worker that never had a lock is left to its lease. Workers
     write `detail`, so that it is compared as jsonb: a cast to boolean would raise for any
-    other word."""
-    gone_among: Mapping[str, bytes]
-    """Lock and return those of `ids` that `gone` finds."""
-    of_process: Mapping[str, bytes]
-    """Lock and return the jobs that workers hold whose id starts with `prefix`."""
-    of_claim: Mapping[str, bytes]
-    """Lock and return the job of a claim. No row: the claim is lost."""
-    count_crash: Mapping[str, bytes]
+    other word.
+    Columns: id."""
+    gone_among: Mapping[str, _RecoveryGoneAmong]
+    """Lock and return those of `ids` that `gone` finds.
+    Columns: id."""
+    of_process: Mapping[str, _RecoveryOfProcess]
+    """Lock and return the jobs that workers hold whose id starts with `prefix`.
+    Columns: id."""
+    of_claim: Mapping[str, _RecoveryOfClaim]
+    """Lock and return the job of a claim. No row: the claim is lost.
+    Columns: id."""
+    count_crash: Mapping[str, _RecoveryCountCrash]
     """Take running jobs, which the caller has locked, from their workers and count a crash of
     each. A job is queued again, the first time with at least the priority `band`, later after
     `backoff_s` times its crashes; at `cap` crashes it has failed as poison. If it must end, it is
     cancelled instead, and nothing is counted."""
-    count_lapse: Mapping[str, bytes]
+    count_lapse: Mapping[str, _RecoveryCountLapse]
     """Take running jobs, which the caller has locked, from their workers and count a lapse of each:
     nobody knows what ended them. A job is queued again, the first time with at least the priority
     `band`, later after `backoff_s` times its lapses; at `cap` lapses in a row it has failed as
     poison. If it must end, it is cancelled instead."""
-    hand_back: Mapping[str, bytes]
+    hand_back: Mapping[str, _RecoveryHandBack]
     """Take running jobs, which the caller has locked, from their workers without counting
     anything. A job is queued again with at least the priority `band`, or cancelled if it must
     end."""
 
 recovery: _Recovery
 
+class _RetentionPages(Named):
+    def __call__(self, conn: _Conn, /, *, table: str | None) -> Any: ...
+    def script(self, *, table: str | None) -> scripts.Script[Any]: ...
+
+class _RetentionMark(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _RetentionSetTimeout(Named):
+    def __call__(self, conn: _Conn, /, *, timeout: str | None) -> None: ...
+    def script(self, *, timeout: str | None) -> scripts.Script[None]: ...
+
+class _RetentionDeleteJobs(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None) -> list[Row]: ...
+    def script(self, *, days: float | None, first: str | None, end: str | None) -> scripts.Script[list[Row]]: ...
+
+class _RetentionFindJobs(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, days: float | None, first: str | None, end: str | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _RetentionDeleteJobsById(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, days: float | None, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _RetentionCountJobs(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None) -> Any: ...
+    def script(self, *, days: float | None) -> scripts.Script[Any]: ...
+
+class _RetentionDeleteRuns(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, days: float | None, first: str | None, end: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _RetentionFindRuns(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None, aside: _Texts | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, days: float | None, first: str | None, end: str | None, aside: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _RetentionDeleteRunsById(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, days: float | None, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _RetentionCountRuns(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None) -> Any: ...
+    def script(self, *, days: float | None) -> scripts.Script[Any]: ...
+
+class _RetentionDeleteOutbox(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, limit: int | None) -> int: ...
+    def script(self, *, days: float | None, limit: int | None) -> scripts.Script[None]: ...
+
+class _RetentionDeleteIngestEvents(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, limit: int | None) -> int: ...
+    def script(self, *, days: float | None, limit: int | None) -> scripts.Script[None]: ...
+
+class _RetentionDeleteHeartbeats(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None) -> int: ...
+    def script(self, *, days: float | None) -> scripts.Script[None]: ...
+
 class _Retention:
-    pages: bytes
+    pages: _RetentionPages
     """Return how many pages a table has now."""
-    mark: bytes
+    mark: _RetentionMark
     """Mark the transaction as one that deletes by age: then no event is written for each deleted
     row."""
-    set_timeout: bytes
+    set_timeout: _RetentionSetTimeout
     """Set the statement timeout of the transaction."""
-    delete_jobs: bytes
+    delete_jobs: _RetentionDeleteJobs
     """Delete the ingest jobs past their retention that lie in the pages from `first` to before
     `end`. The `retention_days` of a queue stands before `days`; 0 keeps rows forever. The table is
     walked as it lies: an index by time of ending would cost every job. Rows that are locked
-    stay."""
-    find_jobs: bytes
-    """Return the ids of the jobs that delete_jobs would delete, without those set aside."""
-    delete_jobs_by_id: bytes
-    """Delete those of these ingest jobs that are past their retention."""
-    count_jobs: bytes
+    stay.
+    Columns: id."""
+    find_jobs: _RetentionFindJobs
+    """Return the ids of the jobs that delete_jobs would delete, without those set aside.
+    Columns: id."""
+    delete_jobs_by_id: _RetentionDeleteJobsById
+    """Delete those of these ingest jobs that are past their retention.
+    Columns: id."""
+    count_jobs: _RetentionCountJobs
     """Count the ingest jobs that are past their retention."""
-    delete_runs: bytes
+    delete_runs: _RetentionDeleteRuns
     """Delete up to `limit` runs past their retention that lie in the pages from `first` to before
     `end`; their nodes, answers and outbox rows go with them. A run stays while it has an open
-    outbox row or a node that has not ended."""
-    find_runs: bytes
-    """Return the ids of the runs that delete_runs would delete, without those set aside."""
-    delete_runs_by_id: bytes
-    """Delete those of these runs that are past their retention, as delete_runs does."""
-    count_runs: bytes
+    outbox row or a node that has not ended.
+    Columns: id."""
+    find_runs: _RetentionFindRuns
+    """Return the ids of the runs that delete_runs would delete, without those set aside.
+    Columns: id."""
+    delete_runs_by_id: _RetentionDeleteRunsById
+    """Delete those of these runs that are past their retention, as delete_runs does.
+    Columns: id."""
+    count_runs: _RetentionCountRuns
     """Count the runs that are past their retention and that delete_runs would not keep."""
-    delete_outbox: bytes
+    delete_outbox: _RetentionDeleteOutbox
     """Delete up to `limit` outbox rows that were processed over `days` days ago."""
-    delete_ingest_events: bytes
+    delete_ingest_events: _RetentionDeleteIngestEvents
     """Delete up to `limit` events of ingest jobs that are over `days` days old."""
-    delete_heartbeats: bytes
+    delete_heartbeats: _RetentionDeleteHeartbeats
     """Delete the heartbeats that are over `days` days old."""
 
 retention: _Retention
 
+class _RetryJobsReopenIngest(Named):
+    def __call__(self, conn: _Conn, /, *, jobs: _Texts | None) -> list[Row]: ...
+    def script(self, *, jobs: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _RetryJobsKeyOwner(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
 class _RetryJobs:
-    reopen_ingest: bytes
+    reopen_ingest: _RetryJobsReopenIngest
     """Queue failed and cancelled ingest jobs again in a new generation, with all counters at
     zero. A trigger adds the event. Without a row: jobs in other states, and those in the last
     generation."""
-    key_owner: bytes
-    """Return the job that owns the idempotency key of a job now, and the key."""
+    key_owner: _RetryJobsKeyOwner
+    """Return the job that owns the idempotency key of a job now, and the key.
+    Columns: id, key."""
 
 retry_jobs: _RetryJobs
 
+class _RunsSubmit(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None) -> Row: ...
+    def script(self, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None) -> scripts.Script[Row]: ...
+
+class _RunsSubmitWithHeaders(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None, headers: str | None) -> Row: ...
+    def script(self, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None, headers: str | None) -> scripts.Script[Row]: ...
+
+class _RunsInsert(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None, status: str | None, mode: str | None, headers: str | None) -> Row: ...
+    def script(self, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None, status: str | None, mode: str | None, headers: str | None) -> scripts.Script[Row]: ...
+
+class _RunsGet(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunsOutput(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Any: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Any]: ...
+
+class _RunsDelete(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> int: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[None]: ...
+
+class _RunsUpdate(Named):
+    def __call__(self, conn: _Conn, /, *, given: _Texts | None, parcel_id: str | None, workflow_name: str | None, status: str | None, priority: int | None, current_step_id: str | None, progress_pct: float | None, steps_done: str | None, context: str | None, input_spec: str | None, error: str | None, out_dir: str | None, mode: str | None, resume_count: int | None, queued_at: datetime | None, started_at: datetime | None, finished_at: datetime | None, available_at: datetime | None, run_id: str | None) -> Row | None: ...
+    def script(self, *, given: _Texts | None, parcel_id: str | None, workflow_name: str | None, status: str | None, priority: int | None, current_step_id: str | None, progress_pct: float | None, steps_done: str | None, context: str | None, input_spec: str | None, error: str | None, out_dir: str | None, mode: str | None, resume_count: int | None, queued_at: datetime | None, started_at: datetime | None, finished_at: datetime | None, available_at: datetime | None, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunsStartable(Named):
+    def __call__(self, conn: _Conn, /, *, undefined: bool | None, set_aside: _Texts | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, undefined: bool | None, set_aside: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _RunsUndefined(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Any]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Any]]: ...
+
+class _RunsHead(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunsLock(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunsLockIfFree(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunsDefinition(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Any: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Any]: ...
+
+class _RunsDefinitionTexts(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, most: int | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None, most: int | None) -> scripts.Script[list[Row]]: ...
+
+class _RunsContextType(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Any: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Any]: ...
+
+class _RunsContext(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Any: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Any]: ...
+
+class _RunsFreezeDefinition(Named):
+    def __call__(self, conn: _Conn, /, *, definition: str | None, digest: str | None, run_id: str | None) -> int: ...
+    def script(self, *, definition: str | None, digest: str | None, run_id: str | None) -> scripts.Script[None]: ...
+
+class _RunsStart(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> int: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[None]: ...
+
+class _RunsStartFresh(Named):
+    def __call__(self, conn: _Conn, /, *, generation: int | None, born: int | None, definition: str | None, digest: str | None, nodes: str | None, out_dir: str | None, run_id: str | None, version: str | None) -> Any: ...
+    def script(self, *, generation: int | None, born: int | None, definition: str | None, digest: str | None, nodes: str | None, out_dir: str | None, run_id: str | None, version: str | None) -> scripts.Script[Any]: ...
+
+class _RunsSetOutDir(Named):
+    def __call__(self, conn: _Conn, /, *, out_dir: str | None, run_id: str | None) -> Any: ...
+    def script(self, *, out_dir: str | None, run_id: str | None) -> scripts.Script[Any]: ...
+
+class _RunsComplete(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> int: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[None]: ...
+
+class _RunsFail(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, run_id: str | None) -> int: ...
+    def script(self, *, error: str | None, run_id: str | None) -> scripts.Script[None]: ...
+
+class _RunsCancel(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, run_id: str | None) -> Row | None: ...
+    def script(self, *, error: str | None, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunsRunning(Named):
+    def __call__(self, conn: _Conn, /, *, after: str | None, limit: int | None) -> list[Any]: ...
+    def script(self, *, after: str | None, limit: int | None) -> scripts.Script[list[Any]]: ...
+
+class _RunsStalled(Named):
+    def __call__(self, conn: _Conn, /, *, quiet_s: float | None, ids: _Texts | None) -> list[Any]: ...
+    def script(self, *, quiet_s: float | None, ids: _Texts | None) -> scripts.Script[list[Any]]: ...
+
+class _RunsIsStalled(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
+
+class _RunsStopper(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunsDelayStart(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, after_s: float | None, run_id: str | None) -> Any: ...
+    def script(self, *, error: str | None, after_s: float | None, run_id: str | None) -> scripts.Script[Any]: ...
+
+class _RunsReopen(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunsReopenTwoGenerationsOn(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunsCancelNodesAgain(Named):
+    def __call__(self, conn: _Conn, /, *, generation: int | None, run_id: str | None, nodes: _Texts | None) -> None: ...
+    def script(self, *, generation: int | None, run_id: str | None, nodes: _Texts | None) -> scripts.Script[None]: ...
+
+class _RunsWithdrawCancelRequests(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> None: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[None]: ...
+
+class _RunsRequeueRunning(Named):
+    def __call__(self, conn: _Conn, /) -> int: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _RunsNewest(Named):
+    def __call__(self, conn: _Conn, /, *, status: str | None, workflow: str | None, before: datetime | None, before_id: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, status: str | None, workflow: str | None, before: datetime | None, before_id: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _Runs:
-    submit: bytes
+    submit: _RunsSubmit
     """Insert a queued run and return its row. It names only columns that a role for `submit` may
     insert, see docs/security.md."""
-    submit_with_headers: bytes
+    submit_with_headers: _RunsSubmitWithHeaders
     """Insert a run with headers and return its row."""
-    insert: bytes
+    insert: _RunsInsert
     """Insert a run with a status and a mode of the caller's choice and return its row."""
-    get: bytes
+    get: _RunsGet
     """Return a run. No row: there is no such run."""
-    output: bytes
+    output: _RunsOutput
     """Return the output of a run. No row: it has none, or has not completed."""
-    delete: bytes
+    delete: _RunsDelete
     """Delete a run; its jobs, files, events and answers go with it by their foreign keys."""
-    update: bytes
+    update: _RunsUpdate
     """Set the columns that `given` names and return the row. No row: there is no such run, or the
     status of a run that is over would change. `failed` or `cancelled` to `queued` reopens a run.
     A column that is not given keeps its stored value as it is, also a large one."""
-    startable: bytes
+    startable: _RunsStartable
     """Return the queued runs that may start now, in the order in which they should, as `head` returns
-    them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet."""
-    undefined: bytes
+    them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet.
+    Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born, version."""
+    undefined: _RunsUndefined
     """Return the ids of queued runs that may start now and have no definition yet."""
-    head: bytes
+    head: _RunsHead
     """Return a run without its definition and context. No row: there is no such run. `born` never
-    raises, as the cast of an infinite time would. Each change of the row gives it another `version`."""
-    lock: bytes
+    raises, as the cast of an infinite time would. Each change of the row gives it another `version`.
+    A run that was deleted and submitted again has another `born`.
+    Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born, version."""
+    lock: _RunsLock
     """Lock the row of a run against other dispatchers and return it as `head` does. Inserts of rows
-    that reference the run pass this lock. No row: there is no such run."""
-    lock_if_free: bytes
-    """Lock a run as `lock` does. No row: there is no such run, or another transaction has it locked."""
-    definition: bytes
+    that reference the run pass this lock. No row: there is no such run.
+    Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born."""
+    lock_if_free: _RunsLockIfFree
+    """Lock a run as `lock` does. No row: there is no such run, or another transaction has it locked.
+    Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born."""
+    definition: _RunsDefinition
     """Return the definition of a run, frozen at its first start; NULL before that."""
-    definition_texts: bytes
+    definition_texts: _RunsDefinitionTexts
     """Return the definitions of those of these runs that have one, as text, of at most `most` bytes as stored (NULL: of any
     size). The same definition is always the same text. LIMIT keeps this a look-up per run: a plan that was made for a
-    small table would read the whole one later."""
-    context_type: bytes
+    small table would read the whole one later.
+    Columns: id, text."""
+    context_type: _RunsContextType
     """Return the JSON type of a run's context, as `object`."""
-    context: bytes
+    context: _RunsContext
     """Return a run's own context, without the outputs of its nodes."""
-    freeze_definition: bytes
+    freeze_definition: _RunsFreezeDefinition
     """Store the definition of a run that has none."""
-    start: bytes
+    start: _RunsStart
     """Change a queued run to running."""
-    start_fresh: bytes
+    start_fresh: _RunsStartFresh
     """Start a run that never started: freeze its definition, change it to running, insert its first
     nodes. Return how many nodes it inserted; NULL: the run has changed since the caller read it, or is locked.
     No row: there is no such run, its context is no object, or it has changed since the caller read its `version`."""
-    set_out_dir: bytes
+    set_out_dir: _RunsSetOutDir
     """Store the folder of a run that has none, and return the run's folder."""
-    complete: bytes
+    complete: _RunsComplete
     """Change a run that has started and is not over to completed."""
-    fail: bytes
+    fail: _RunsFail
     """Change a run that is not over to failed; a trigger cancels its waiting nodes."""
-    cancel: bytes
+    cancel: _RunsCancel
     """Change a run that is not over to cancelled and return its row; a trigger cancels its waiting
     nodes and requests that the running ones end."""
-    running: bytes
+    running: _RunsRunning
     """Return the ids of running runs after the id `after`, in their order. OFFSET 0 keeps it from
     walking the runs that have ended."""
-    stalled: bytes
-    """Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`."""
-    is_stalled: bytes
-    """Return a row if nothing moves this run forward."""
-    stopper: bytes
+    stalled: _RunsStalled
+    """Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`.
+    `quiet_s`: for how many seconds no node of them has ended."""
+    is_stalled: _RunsIsStalled
+    """Return a row if nothing moves this run forward.
+    Columns: ."""
+    stopper: _RunsStopper
     """Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
     more. A node that ends the run comes first. A failed item is left out, because its map decides
     whether the run fails. So is a node of an earlier generation, which runs again, and one that was
-    deleted before an upgrade, whose start queued it again unless the new definition lacks it."""
-    delay_start: bytes
+    deleted before an upgrade, whose start queued it again unless the new definition lacks it.
+    Columns: node_id, status, error."""
+    delay_start: _RunsDelayStart
     """Count a start that failed and make the run due `after_s` seconds from now. Return how many
     starts failed. A count that no engine wrote never overflows."""
-    reopen: bytes
+    reopen: _RunsReopen
     """Queue a failed or cancelled run again and return its row; a trigger raises its generation."""
-    reopen_two_generations_on: bytes
+    reopen_two_generations_on: _RunsReopenTwoGenerationsOn
     """Queue a run that is over again, two generations on, and return its row. The generation between
     is that of the nodes which `cancel_nodes_again` changes."""
-    cancel_nodes_again: bytes
+    cancel_nodes_again: _RunsCancelNodesAgain
     """Change nodes of a reopened run to cancelled in an earlier generation, so that its start opens
     them. No other write could take them out of a terminal state."""
-    withdraw_cancel_requests: bytes
+    withdraw_cancel_requests: _RunsWithdrawCancelRequests
     """Let the nodes of a reopened run that still run go on, as the guard of a reopened run does."""
-    requeue_running: bytes
+    requeue_running: _RunsRequeueRunning
     """Queue every running run again, at the front, and count a resume of each."""
-    newest: bytes
+    newest: _RunsNewest
     """Return the newest runs, each with `nodes`, the number of its nodes by status, and
     `nodes_total`, that of the nodes of its definition and of the items of its maps. `status` and
     `workflow` NULL: every one. `before`, `before_id`: only runs after this one in the order of the
-    list, for the next page."""
+    list, for the next page.
+    Columns: id, workflow_name, status, priority, error, out_dir, mode, created_at, started_at, finished_at, generation, nodes, nodes_total."""
 
 runs: _Runs
 
+class _SamplesPut(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None, every_s: int | None, sample: str | None, notify: bool | None) -> None: ...
+    def script(self, *, host: str | None, every_s: int | None, sample: str | None, notify: bool | None) -> scripts.Script[None]: ...
+
+class _SamplesBetween(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None, since: datetime | None, past_s: float | None, until: datetime | None) -> list[Row]: ...
+    def script(self, *, host: str | None, since: datetime | None, past_s: float | None, until: datetime | None) -> scripts.Script[list[Row]]: ...
+
+class _SamplesLast(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None, since: datetime | None, until: datetime | None) -> Row | None: ...
+    def script(self, *, host: str | None, since: datetime | None, until: datetime | None) -> scripts.Script[Row | None]: ...
+
+class _SamplesHosts(Named):
+    def __call__(self, conn: _Conn, /) -> list[Any]: ...
+    def script(self) -> scripts.Script[list[Any]]: ...
+
+class _SamplesPrune(Named):
+    def __call__(self, conn: _Conn, /) -> int: ...
+    def script(self) -> scripts.Script[None]: ...
+
 class _Samples:
-    put: bytes
+    put: _SamplesPut
     """Store a hardware sample in the ring of its interval (NULL: in none) and, if asked, notify
     it on the channel hw_metrics. The commit does not wait for the disk."""
-    between: bytes
+    between: _SamplesBetween
     """Return the samples of a host between two instants, the oldest first. `since` NULL stands
-    for `past_s` seconds ago, `until` NULL for now."""
-    last: bytes
-    """Return the last sample of a host between two instants. No row: there is none."""
-    hosts: bytes
+    for `past_s` seconds ago, `until` NULL for now.
+    Columns: every_s, sampled_at, sample."""
+    last: _SamplesLast
+    """Return the last sample of a host between two instants. No row: there is none.
+    Columns: every_s, sampled_at, sample."""
+    hosts: _SamplesHosts
     """Return the hosts that have samples."""
-    prune: bytes
+    prune: _SamplesPrune
     """Delete the samples that are over a day old. The frequent ones stay as long as the others:
     for a machine that went silent they show what it did last."""
 
 samples: _Samples
 
+class _ScheduleDefinitionsPut(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, expression: str | None, tz: str | None, task_name: str | None, args: str | None, workflow_name: str | None, inputs: str | None, queue: str | None, priority: int | None, idempotency_key: str | None, headers: str | None, catch_up: str | None, catch_up_max: int | None, catch_up_within_s: float | None, overlap: str | None, jitter_s: float | None, start_at: datetime | None, end_at: datetime | None, source: str | None, app: str | None, on_failure: bool | None, definition_hash: str | None, columns: _Texts | None) -> Row | None: ...
+    def script(self, *, name: str | None, expression: str | None, tz: str | None, task_name: str | None, args: str | None, workflow_name: str | None, inputs: str | None, queue: str | None, priority: int | None, idempotency_key: str | None, headers: str | None, catch_up: str | None, catch_up_max: int | None, catch_up_within_s: float | None, overlap: str | None, jitter_s: float | None, start_at: datetime | None, end_at: datetime | None, source: str | None, app: str | None, on_failure: bool | None, definition_hash: str | None, columns: _Texts | None) -> scripts.Script[Row | None]: ...
+
+class _ScheduleDefinitionsBegin(Named):
+    def __call__(self, conn: _Conn, /, *, now: datetime | None, name: str | None) -> None: ...
+    def script(self, *, now: datetime | None, name: str | None) -> scripts.Script[None]: ...
+
+class _ScheduleDefinitionsAdopt(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, now: datetime | None) -> None: ...
+    def script(self, *, name: str | None, now: datetime | None) -> scripts.Script[None]: ...
+
+class _ScheduleDefinitionsStored(Named):
+    def __call__(self, conn: _Conn, /, *, app: str | None) -> list[Row]: ...
+    def script(self, *, app: str | None) -> scripts.Script[list[Row]]: ...
+
+class _ScheduleDefinitionsOwner(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None) -> Row | None: ...
+    def script(self, *, name: str | None) -> scripts.Script[Row | None]: ...
+
+class _ScheduleDefinitionsClash(Named):
+    def __call__(self, conn: _Conn, /, *, app: str | None, name: str | None) -> None: ...
+    def script(self, *, app: str | None, name: str | None) -> scripts.Script[None]: ...
+
+class _ScheduleDefinitionsEndClashes(Named):
+    def __call__(self, conn: _Conn, /, *, app: str | None, names: _Texts | None) -> None: ...
+    def script(self, *, app: str | None, names: _Texts | None) -> scripts.Script[None]: ...
+
+class _ScheduleDefinitionsMarkGone(Named):
+    def __call__(self, conn: _Conn, /, *, app: str | None, names: _Texts | None) -> list[Any]: ...
+    def script(self, *, app: str | None, names: _Texts | None) -> scripts.Script[list[Any]]: ...
+
+class _ScheduleDefinitionsSetPaused(Named):
+    def __call__(self, conn: _Conn, /, *, paused: bool | None, name: str | None) -> int: ...
+    def script(self, *, paused: bool | None, name: str | None) -> scripts.Script[None]: ...
+
+class _ScheduleDefinitionsLock(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None) -> Row | None: ...
+    def script(self, *, name: str | None) -> scripts.Script[Row | None]: ...
+
+class _ScheduleDefinitionsRemove(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None) -> int: ...
+    def script(self, *, name: str | None) -> scripts.Script[None]: ...
+
+class _ScheduleDefinitionsFind(Named):
+    def __call__(self, conn: _Conn, /, *, patience_s: float | None, name: str | None, troubled: bool | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, patience_s: float | None, name: str | None, troubled: bool | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _ScheduleDefinitions:
-    put: bytes
+    put: _ScheduleDefinitionsPut
     """Insert a schedule, or replace the definition of the one of this name, source and app, or of one that left the code
-    of another app. No row: it is the same already, or of another source or app."""
-    begin: bytes
+    of another app. No row: it is the same already, or of another source or app.
+    Columns: name, inserted."""
+    begin: _ScheduleDefinitionsBegin
     """Let a schedule that the code has changed begin now, by the clock of the scheduler."""
-    adopt: bytes
+    adopt: _ScheduleDefinitionsAdopt
     """Let a new row of an old-style entry continue from the last fire under its name up to `now`."""
-    stored: bytes
-    """Return the definitions of an app's schedules that are in its code."""
-    owner: bytes
-    """Return whose the schedule of a name is."""
-    clash: bytes
+    stored: _ScheduleDefinitionsStored
+    """Return the definitions of an app's schedules that are in its code.
+    Columns: name, definition_hash."""
+    owner: _ScheduleDefinitionsOwner
+    """Return whose the schedule of a name is.
+    Columns: source, app."""
+    clash: _ScheduleDefinitionsClash
     """Record on a schedule that the code of another app names it too."""
-    end_clashes: bytes
+    end_clashes: _ScheduleDefinitionsEndClashes
     """Forget the names that an app does not share any more."""
-    mark_gone: bytes
+    mark_gone: _ScheduleDefinitionsMarkGone
     """Mark the schedules of an app that its code does not name any more. They do not fire, and keep their history."""
-    set_paused: bytes
+    set_paused: _ScheduleDefinitionsSetPaused
     """Pause or resume a schedule. Instants of the pause never fire."""
-    lock: bytes
+    lock: _ScheduleDefinitionsLock
     """Lock one schedule and return it."""
-    remove: bytes
+    remove: _ScheduleDefinitionsRemove
     """Delete a schedule."""
-    find: bytes
+    find: _ScheduleDefinitionsFind
     """Return up to `limit` schedules, those with a problem alone if `troubled`: `last_status` of the last job or run,
     `failures`, `late_s` if the next instant is overdue by more than `patience_s` (no scheduler fires it), and `missed`
     if an instant was missed since the last fire. `failures`: how many of the last fires, boot kicks among them, failed in
@@ -1291,57 +3286,158 @@ class _ScheduleDefinitions:
 
 schedule_definitions: _ScheduleDefinitions
 
+class _ScheduleRowsDue(Named):
+    def __call__(self, conn: _Conn, /, *, app: str | None, names: _Texts | None, aside: _Texts | None, limit: int | None, now: datetime | None, tasks: _Texts | None, patience_s: float | None) -> list[Row]: ...
+    def script(self, *, app: str | None, names: _Texts | None, aside: _Texts | None, limit: int | None, now: datetime | None, tasks: _Texts | None, patience_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _ScheduleRowsWake(Named):
+    def __call__(self, conn: _Conn, /, *, app: str | None, names: _Texts | None, aside: _Texts | None, tasks: _Texts | None, patience_s: float | None) -> Row: ...
+    def script(self, *, app: str | None, names: _Texts | None, aside: _Texts | None, tasks: _Texts | None, patience_s: float | None) -> scripts.Script[Row]: ...
+
+class _ScheduleRowsPlan(Named):
+    def __call__(self, conn: _Conn, /, *, next_at: datetime | None, wake_at: datetime | None, missed_at: datetime | None, name: str | None) -> None: ...
+    def script(self, *, next_at: datetime | None, wake_at: datetime | None, missed_at: datetime | None, name: str | None) -> scripts.Script[None]: ...
+
+class _ScheduleRowsNotify(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _ScheduleRowsPlanMany(Named):
+    def __call__(self, conn: _Conn, /, *, name: _Texts | None, next_at: _Times | None, wake_at: _Times | None) -> None: ...
+    def script(self, *, name: _Texts | None, next_at: _Times | None, wake_at: _Times | None) -> scripts.Script[None]: ...
+
+class _ScheduleRowsPlanAgain(Named):
+    def __call__(self, conn: _Conn, /, *, now: datetime | None, poll_s: float | None, all: bool | None) -> None: ...
+    def script(self, *, now: datetime | None, poll_s: float | None, all: bool | None) -> scripts.Script[None]: ...
+
+class _ScheduleRowsFired(Named):
+    def __call__(self, conn: _Conn, /, *, fire_at: datetime | None, job_id: str | None, run_id: str | None, name: str | None) -> None: ...
+    def script(self, *, fire_at: datetime | None, job_id: str | None, run_id: str | None, name: str | None) -> scripts.Script[None]: ...
+
+class _ScheduleRowsFail(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, name: str | None) -> None: ...
+    def script(self, *, error: str | None, name: str | None) -> scripts.Script[None]: ...
+
+class _ScheduleRowsClaim(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, fire_at: datetime | None) -> Row | None: ...
+    def script(self, *, name: str | None, fire_at: datetime | None) -> scripts.Script[Row | None]: ...
+
+class _ScheduleRowsLastClaimed(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, now: datetime | None) -> Any: ...
+    def script(self, *, name: str | None, now: datetime | None) -> scripts.Script[Any]: ...
+
+class _ScheduleRowsFiredSince(Named):
+    def __call__(self, conn: _Conn, /, *, names: _Texts | None, since: datetime | None, now: datetime | None) -> Row | None: ...
+    def script(self, *, names: _Texts | None, since: datetime | None, now: datetime | None) -> scripts.Script[Row | None]: ...
+
+class _ScheduleRowsKicked(Named):
+    def __call__(self, conn: _Conn, /, *, job_id: str | None, run_id: str | None, name: str | None) -> None: ...
+    def script(self, *, job_id: str | None, run_id: str | None, name: str | None) -> scripts.Script[None]: ...
+
+class _ScheduleRowsRecord(Named):
+    def __call__(self, conn: _Conn, /, *, job_id: str | None, run_id: str | None, skipped: str | None, name: str | None, fire_at: datetime | None) -> None: ...
+    def script(self, *, job_id: str | None, run_id: str | None, skipped: str | None, name: str | None, fire_at: datetime | None) -> scripts.Script[None]: ...
+
+class _ScheduleRowsLastStatus(Named):
+    def __call__(self, conn: _Conn, /, *, job_id: str | None, run_id: str | None) -> Any: ...
+    def script(self, *, job_id: str | None, run_id: str | None) -> scripts.Script[Any]: ...
+
 class _ScheduleRows:
-    due: bytes
+    due: _ScheduleRowsDue
     """Lock up to `limit` schedules that are not planned yet and as many that are due, and that no other scheduler has
     locked: those of the table and of this app, those of `names` alone if it is given, and none of `aside`. A schedule
     whose task this process does not know is left to others for `patience_s`. Each half is one range of the index."""
-    wake: bytes
-    """Return whether there are schedules, and when the next that `due` returns is due; NULL: none is planned."""
-    plan: bytes
+    wake: _ScheduleRowsWake
+    """Return whether there are schedules, and when the next that `due` returns is due; NULL: none is planned.
+    Columns: any, wake_at."""
+    plan: _ScheduleRowsPlan
     """Store what comes next for a schedule, and which instant was missed."""
-    notify: bytes
+    notify: _ScheduleRowsNotify
     """Wake the schedulers."""
-    plan_many: bytes
+    plan_many: _ScheduleRowsPlanMany
     """Store what comes next for several schedules."""
-    plan_again: bytes
+    plan_again: _ScheduleRowsPlanAgain
     """Forget what was planned, or found missed, by a clock that was ahead. With `all`: whatever is planned after `now`;
     else only schedules that fired, skipped, changed or missed an instant after it. In both cases those that wait longer
     than a jitter, or than `poll_s` for the end of a job."""
-    fired: bytes
+    fired: _ScheduleRowsFired
     """Store what a fire made of a schedule."""
-    fail: bytes
+    fail: _ScheduleRowsFail
     """Store why a schedule cannot fire."""
-    claim: bytes
-    """Claim one instant of a schedule. No row: it was claimed before."""
-    last_claimed: bytes
+    claim: _ScheduleRowsClaim
+    """Claim one instant of a schedule. No row: it was claimed before.
+    Columns: name."""
+    last_claimed: _ScheduleRowsLastClaimed
     """Return the latest instant up to `now` that was claimed, fired or skipped; NULL: none."""
-    fired_since: bytes
-    """Return a row if one of the names was claimed for an instant after `since` up to `now`."""
-    kicked: bytes
+    fired_since: _ScheduleRowsFiredSince
+    """Return a row if one of the names was claimed for an instant after `since` up to `now`.
+    Columns: ."""
+    kicked: _ScheduleRowsKicked
     """Store what the boot kick of a schedule queued."""
-    record: bytes
+    record: _ScheduleRowsRecord
     """Record the outcome of a claimed instant."""
-    last_status: bytes
+    last_status: _ScheduleRowsLastStatus
     """Return the status of the job or run of the last fire; NULL: there is none any more."""
 
 schedule_rows: _ScheduleRows
 
+class _SchedulesNow(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _SchedulesFire(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, fire_at: datetime | None, task_name: str | None, queue: str | None, reason: str | None, priority: int | None, lock_key: str | None) -> Any: ...
+    def script(self, *, name: str | None, fire_at: datetime | None, task_name: str | None, queue: str | None, reason: str | None, priority: int | None, lock_key: str | None) -> scripts.Script[Any]: ...
+
+class _SchedulesLastFires(Named):
+    def __call__(self, conn: _Conn, /, *, names: _Texts | None, until: datetime | None) -> list[Row]: ...
+    def script(self, *, names: _Texts | None, until: datetime | None) -> scripts.Script[list[Row]]: ...
+
+class _SchedulesPrune(Named):
+    def __call__(self, conn: _Conn, /, *, days: int | None, batch: int | None) -> int: ...
+    def script(self, *, days: int | None, batch: int | None) -> scripts.Script[None]: ...
+
 class _Schedules:
-    now: bytes
+    now: _SchedulesNow
     """Return the database's clock: the start of the current transaction."""
-    fire: bytes
-    """Claim one instant of a schedule entry and queue its job. No row: the instant was claimed before.
+    fire: _SchedulesFire
+    """Claim one instant of a schedule entry and queue its job. It waits for a transaction that is
+    claiming the same instant, so fire several in one order. No row: the instant was claimed before.
     One statement, so that neither exists without the other."""
-    last_fires: bytes
-    """Return the latest instant up to `until` that was fired under each of the names."""
-    prune: bytes
+    last_fires: _SchedulesLastFires
+    """Return the latest instant up to `until` that was fired under each of the names.
+    Columns: name, fire_at."""
+    prune: _SchedulesPrune
     """Delete up to `batch` instants that were claimed more than `days` days ago."""
 
 schedules: _Schedules
 
+class _SessionsSetUp(Named):
+    def __call__(self, conn: _Conn, /, *, statement_ms: str | None, is_local: bool | None, lock_ms: str | None, idle_ms: str | None) -> None: ...
+    def script(self, *, statement_ms: str | None, is_local: bool | None, lock_ms: str | None, idle_ms: str | None) -> scripts.Script[None]: ...
+
+class _SessionsSetAll(Named):
+    def __call__(self, conn: _Conn, /, *, settings: str | None) -> None: ...
+    def script(self, *, settings: str | None) -> scripts.Script[None]: ...
+
+class _SessionsStayIdle(Named):
+    def __call__(self, conn: _Conn, /) -> None: ...
+    def script(self) -> scripts.Script[None]: ...
+
+class _SessionsHold(Named):
+    def __call__(self, conn: _Conn, /, *, lock: str | None) -> None: ...
+    def script(self, *, lock: str | None) -> scripts.Script[None]: ...
+
+class _SessionsWaitForLocks(Named):
+    def __call__(self, conn: _Conn, /, *, lock_ms: str | None) -> None: ...
+    def script(self, *, lock_ms: str | None) -> scripts.Script[None]: ...
+
+class _SessionsRole(Named):
+    def __call__(self, conn: _Conn, /) -> Row | None: ...
+    def script(self) -> scripts.Script[Row | None]: ...
+
 class _Sessions:
-    set_up: bytes
+    set_up: _SessionsSetUp
     """Set what an engine session depends on, whatever the environment, the role and the database say:
     the timeouts (milliseconds, 0 for none), the isolation, and how values become text and back.
     Compiling (jit) takes longer than our statements do. Without triggers (session_replication_role)
@@ -1349,158 +3445,365 @@ class _Sessions:
     transaction_timeout. The encoding is in the DSN, and what an operator decides stays:
     search_path, synchronous_commit, default_transaction_read_only and the planner's costs.
     `is_local`: for this transaction alone, since a pooler gives the session to others after it."""
-    set_all: bytes
+    set_all: _SessionsSetAll
     """Set these settings, a JSON object."""
-    stay_idle: bytes
+    stay_idle: _SessionsStayIdle
     """Let a session that listens be idle for any time, whatever the role and the database say."""
-    hold: bytes
+    hold: _SessionsHold
     """Hold the advisory lock of a name, shared, for as long as the session lives."""
-    wait_for_locks: bytes
+    wait_for_locks: _SessionsWaitForLocks
     """Let the statements of this transaction wait so many milliseconds for a lock."""
-    role: bytes
-    """Return the role and the schema of this session, quoted as SQL needs them."""
+    role: _SessionsRole
+    """Return the role and the schema of this session, quoted as SQL needs them.
+    Columns: role, schema."""
 
 sessions: _Sessions
 
+class _TestClockMoveJobs(Named):
+    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
+    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
+
+class _TestClockMoveRuns(Named):
+    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
+    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
+
+class _TestClockMoveOutbox(Named):
+    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
+    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
+
+class _TestClockMoveAnswers(Named):
+    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
+    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
+
+class _TestClockMoveInputTimeouts(Named):
+    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
+    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
+
+class _TestClockMoveWorkers(Named):
+    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
+    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
+
+class _TestClockMoveHeartbeats(Named):
+    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
+    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
+
+class _TestClockNextDue(Named):
+    def __call__(self, conn: _Conn, /, *, after: datetime | None) -> Any: ...
+    def script(self, *, after: datetime | None) -> scripts.Script[Any]: ...
+
+class _TestClockExpireLease(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None) -> None: ...
+    def script(self, *, job: str | None, claim: int | None) -> scripts.Script[None]: ...
+
 class _TestClock:
-    move_jobs: Mapping[str, bytes]
+    move_jobs: Mapping[str, _TestClockMoveJobs]
     """Let `by` pass for the start times and the leases of jobs."""
-    move_runs: bytes
+    move_runs: _TestClockMoveRuns
     """Let `by` pass for the start times of runs."""
-    move_outbox: bytes
+    move_outbox: _TestClockMoveOutbox
     """Let `by` pass for the outbox rows that are tried again later."""
-    move_answers: bytes
+    move_answers: _TestClockMoveAnswers
     """Let `by` pass for the answers to input nodes that are tried again later."""
-    move_input_timeouts: bytes
+    move_input_timeouts: _TestClockMoveInputTimeouts
     """Let `by` pass for the timeouts of input nodes."""
-    move_workers: bytes
+    move_workers: _TestClockMoveWorkers
     """Let `by` pass since workers were seen."""
-    move_heartbeats: bytes
+    move_heartbeats: _TestClockMoveHeartbeats
     """Let `by` pass since hosts were seen."""
-    next_due: bytes
+    next_due: _TestClockNextDue
     """Return the seconds until the first instant later than `after` at which something comes due.
     NULL: nothing waits for a later one."""
-    expire_lease: Mapping[str, bytes]
+    expire_lease: Mapping[str, _TestClockExpireLease]
     """Let the lease of a claim lapse, as if its worker had died a lease ago."""
 
 test_clock: _TestClock
 
+class _UnservedJobsServed(Named):
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None) -> Any: ...
+    def script(self, *, stale_s: float | None) -> scripts.Script[Any]: ...
+
+class _UnservedJobsBlockUnserved(Named):
+    def __call__(self, conn: _Conn, /, *, table: str | None, queues: _Texts | None, batch: int | None) -> Any: ...
+    def script(self, *, table: str | None, queues: _Texts | None, batch: int | None) -> scripts.Script[Any]: ...
+
+class _UnservedJobsUnblockServed(Named):
+    def __call__(self, conn: _Conn, /, *, table: str | None, queues: _Texts | None, batch: int | None) -> Any: ...
+    def script(self, *, table: str | None, queues: _Texts | None, batch: int | None) -> scripts.Script[Any]: ...
+
+class _UnservedJobsCountByQueue(Named):
+    def __call__(self, conn: _Conn, /, *, most: int | None) -> list[Row]: ...
+    def script(self, *, most: int | None) -> scripts.Script[list[Row]]: ...
+
 class _UnservedJobs:
-    served: bytes
+    served: _UnservedJobsServed
     """Return the queues that are not paused and have a live worker that takes jobs, as one array.
     A worker that was not seen for `stale_s` seconds is not live."""
-    block_unserved: bytes
+    block_unserved: _UnservedJobsBlockUnserved
     """Block up to `batch` jobs of a table that keep a lock key from jobs in these served queues
     and are in none of these queues themselves; return how many."""
-    unblock_served: bytes
+    unblock_served: _UnservedJobsUnblockServed
     """Let up to `batch` blocked jobs of a table that are in these served queues wait for their
     lock keys again; return how many."""
-    count_by_queue: Mapping[str, bytes]
+    count_by_queue: Mapping[str, _UnservedJobsCountByQueue]
     """Return up to 100 queues with jobs that are blocked as unserved, by name, and how many jobs
-    of each there are, up to `most`. Walks an index from queue to queue."""
+    of each there are, up to `most`. Walks an index from queue to queue.
+    Columns: queue, n."""
 
 unserved_jobs: _UnservedJobs
 
+class _UpgradesHoldQueued(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Any]: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[list[Any]]: ...
+
+class _UpgradesNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
+
+class _UpgradesSetVersions(Named):
+    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, versions: _Texts | None, run_id: str | None) -> None: ...
+    def script(self, *, nodes: _Texts | None, versions: _Texts | None, run_id: str | None) -> scripts.Script[None]: ...
+
+class _UpgradesDropNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, nodes: _Texts | None) -> None: ...
+    def script(self, *, run_id: str | None, nodes: _Texts | None) -> scripts.Script[None]: ...
+
+class _UpgradesMove(Named):
+    def __call__(self, conn: _Conn, /, *, definition: str | None, digest: str | None, change: str | None, run_id: str | None) -> Row | None: ...
+    def script(self, *, definition: str | None, digest: str | None, change: str | None, run_id: str | None) -> scripts.Script[Row | None]: ...
+
 class _Upgrades:
-    hold_queued: bytes
+    hold_queued: _UpgradesHoldQueued
     """Lock the queued nodes of a run and return their ids, without those that another transaction has
     locked: a worker claims them, or they change otherwise."""
-    nodes: bytes
-    """Return the nodes of a run, in the order of the queue."""
-    set_versions: bytes
+    nodes: _UpgradesNodes
+    """Return the nodes of a run, in the order of the queue.
+    Columns: node_id, status, generation, is_map."""
+    set_versions: _UpgradesSetVersions
     """Set the version of queued nodes of a run."""
-    drop_nodes: bytes
+    drop_nodes: _UpgradesDropNodes
     """Delete queued nodes of a run."""
-    move: bytes
+    move: _UpgradesMove
     """Store another definition of a run that is not over, queue the run, so that its start queues what
     is ready, and record who did it, with `change`. The last 20 moves are kept. No row: the run has
     ended."""
 
 upgrades: _Upgrades
 
+class _WaitingFactsNodeJob(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _WaitingFactsIngestJob(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
+    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+
+class _WaitingFactsRun(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> Row | None: ...
+    def script(self, *, run: str | None) -> scripts.Script[Row | None]: ...
+
+class _WaitingFactsRunNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
+    def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
+
+class _WaitingFactsWorkers(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, stale_s: float | None) -> list[Row]: ...
+    def script(self, *, queue: str | None, stale_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _WaitingFactsIngestJobsAhead(Named):
+    def __call__(self, conn: _Conn, /, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, most: int | None) -> Row: ...
+    def script(self, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, most: int | None) -> scripts.Script[Row]: ...
+
+class _WaitingFactsNodeJobsAhead(Named):
+    def __call__(self, conn: _Conn, /, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, models: _Texts | None, most: int | None) -> Row: ...
+    def script(self, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, models: _Texts | None, most: int | None) -> scripts.Script[Row]: ...
+
+class _WaitingFactsNewerGpuJob(Named):
+    def __call__(self, conn: _Conn, /, *, required_model: str | None, priority: int | None, seq: int | None) -> Row | None: ...
+    def script(self, *, required_model: str | None, priority: int | None, seq: int | None) -> scripts.Script[Row | None]: ...
+
+class _WaitingFactsLockOwner(Named):
+    def __call__(self, conn: _Conn, /, *, lock_key: str | None) -> Row | None: ...
+    def script(self, *, lock_key: str | None) -> scripts.Script[Row | None]: ...
+
+class _WaitingFactsAwaitedEvent(Named):
+    def __call__(self, conn: _Conn, /, *, table: str | None, job: str | None, claim: int | None) -> Row | None: ...
+    def script(self, *, table: str | None, job: str | None, claim: int | None) -> scripts.Script[Row | None]: ...
+
+class _WaitingFactsMisfit(Named):
+    def __call__(self, conn: _Conn, /, *, host_label: str | None, known_models: _Texts | None, vram_total_mb: int | None, model: str | None) -> Row: ...
+    def script(self, *, host_label: str | None, known_models: _Texts | None, vram_total_mb: int | None, model: str | None) -> scripts.Script[Row]: ...
+
+class _WaitingFactsModels(Named):
+    def __call__(self, conn: _Conn, /, *, host_label: str | None, known_models: _Texts | None, vram_total_mb: int | None) -> Any: ...
+    def script(self, *, host_label: str | None, known_models: _Texts | None, vram_total_mb: int | None) -> scripts.Script[Any]: ...
+
+class _WaitingFactsChoice(Named):
+    def __call__(self, conn: _Conn, /, *, worker_id: str | None, host_label: str | None, current_model: str | None, models: _Texts | None, newest: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None) -> Row: ...
+    def script(self, *, worker_id: str | None, host_label: str | None, current_model: str | None, models: _Texts | None, newest: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None) -> scripts.Script[Row]: ...
+
+class _WaitingFactsWeighed(Named):
+    def __call__(self, conn: _Conn, /, *, worker_id: str | None, model: str | None, host_label: str | None, versions: _Texts | None) -> Row: ...
+    def script(self, *, worker_id: str | None, model: str | None, host_label: str | None, versions: _Texts | None) -> scripts.Script[Row]: ...
+
 class _WaitingFacts:
-    node_job: bytes
+    node_job: _WaitingFactsNodeJob
     """Return a node's job with the status of its run, when it is due, and whether it is due for its host
     alone (`kept`). No row: no such job."""
-    ingest_job: bytes
+    ingest_job: _WaitingFactsIngestJob
     """Return an ingest job, when it is due, and whether it is due for its host alone (`kept`). No row: no
     such job."""
-    run: bytes
-    """Return the facts that explain why a run waits. No row: no such run."""
-    run_nodes: bytes
-    """Return the jobs of a run's nodes, in the order of the queue."""
-    workers: bytes
+    run: _WaitingFactsRun
+    """Return the facts that explain why a run waits. No row: no such run.
+    Columns: id, workflow_name, status, available_at, definition."""
+    run_nodes: _WaitingFactsRunNodes
+    """Return the jobs of a run's nodes, in the order of the queue.
+    Columns: id, node_id, status, input_spec, child_run_id."""
+    workers: _WaitingFactsWorkers
     """Return the live workers of a queue. `current_model` is the model that is warm when the worker
     claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
-    jobs."""
-    ingest_jobs_ahead: bytes
+    jobs.
+    Columns: worker_id, host_label, pid, state, known_models, current_model, vram_total_mb, claim, throttle, gpu_fault, off, node, ingest."""
+    ingest_jobs_ahead: _WaitingFactsIngestJobsAhead
     """Count the due jobs that stand before this one in the order of the claim, up to `most`: all of
-    them, and those of a better priority."""
-    node_jobs_ahead: bytes
+    them, and those of a better priority.
+    Columns: better, every."""
+    node_jobs_ahead: _WaitingFactsNodeJobsAhead
     """Count the due jobs of live runs that stand before this one in the order of the claim, up to
     `most`: all of them, and those of a better priority. `models`: only jobs of one of these models
-    or of none; NULL: jobs of any."""
-    newer_gpu_job: bytes
-    """Return a due gpu job of this model and priority that came later. No row: this one is the newest."""
-    lock_owner: Mapping[str, bytes]
-    """Return the job that runs under a lock key, or is admitted to run next. No row: there is none."""
-    awaited_event: bytes
-    """Return the event for which the handler of a job waits since its last claim. No row: for none."""
-    misfit: bytes
+    or of none; NULL: jobs of any.
+    Columns: better, every."""
+    newer_gpu_job: _WaitingFactsNewerGpuJob
+    """Return a due gpu job of this model and priority that came later. No row: this one is the newest.
+    Columns: ."""
+    lock_owner: Mapping[str, _WaitingFactsLockOwner]
+    """Return the job that runs under a lock key, or is admitted to run next. No row: there is none.
+    Columns: id, status."""
+    awaited_event: _WaitingFactsAwaitedEvent
+    """Return the event for which the handler of a job waits since its last claim. No row: for none.
+    Columns: name, key, due_at."""
+    misfit: _WaitingFactsMisfit
     """Return why the claim of a worker leaves jobs of a model out: `model` (it does not know it),
-    `vram` (too little GPU memory) or NULL, and the GPU memory that the model needs."""
-    models: bytes
+    `vram` (too little GPU memory) or NULL, and the GPU memory that the model needs.
+    Columns: misfit, needs_gb."""
+    models: _WaitingFactsModels
     """Return the models in the queue of which a worker can take jobs."""
-    choice: bytes
-    """Return what a gpu worker would claim next: the model, how and why, the priority and the job."""
-    weighed: bytes
+    choice: _WaitingFactsChoice
+    """Return what a gpu worker would claim next: the model, how and why, the priority and the job.
+    Columns: model, how, band, seq, why."""
+    weighed: _WaitingFactsWeighed
     """Return how a worker that has not loaded a model weighs the jobs of that model, and `holders`,
-    the hosts that have loaded it."""
+    the hosts that have loaded it.
+    Columns: jobs, waited_s, load_s, run_s, reach_s, is_left, holders."""
 
 waiting_facts: _WaitingFacts
 
+class _WorkersBeat(Named):
+    def __call__(self, conn: _Conn, /, *, host_label: str | None, queue: str | None, concurrency: int | None, current_model: str | None, known_models: _Texts | None, update_current_model: bool | None) -> None: ...
+    def script(self, *, host_label: str | None, queue: str | None, concurrency: int | None, current_model: str | None, known_models: _Texts | None, update_current_model: bool | None) -> scripts.Script[None]: ...
+
+class _WorkersReport(Named):
+    def __call__(self, conn: _Conn, /, *, obey: bool | None, host_label: str | None, queue: str | None, worker_id: str | None, pid: int | None, state: str | None, job_ids: _Texts | None, detail: str | None, current_model: str | None, known_models: _Texts | None, vram_total_mb: int | None, concurrency: int | None) -> None: ...
+    def script(self, *, obey: bool | None, host_label: str | None, queue: str | None, worker_id: str | None, pid: int | None, state: str | None, job_ids: _Texts | None, detail: str | None, current_model: str | None, known_models: _Texts | None, vram_total_mb: int | None, concurrency: int | None) -> scripts.Script[None]: ...
+
+class _WorkersFillMemory(Named):
+    def __call__(self, conn: _Conn, /, *, but: _Texts | None, stale_s: float | None, memory: _Texts | None) -> Row | None: ...
+    def script(self, *, but: _Texts | None, stale_s: float | None, memory: _Texts | None) -> scripts.Script[Row | None]: ...
+
+class _WorkersStop(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None) -> None: ...
+    def script(self, *, worker: str | None) -> scripts.Script[None]: ...
+
+class _WorkersLastDetail(Named):
+    def __call__(self, conn: _Conn, /, *, prefix: str | None) -> Any: ...
+    def script(self, *, prefix: str | None) -> scripts.Script[Any]: ...
+
+class _WorkersRecordDeath(Named):
+    def __call__(self, conn: _Conn, /, *, orderly: bool | None, detail: str | None, prefix: str | None) -> None: ...
+    def script(self, *, orderly: bool | None, detail: str | None, prefix: str | None) -> scripts.Script[None]: ...
+
+class _WorkersClearModel(Named):
+    def __call__(self, conn: _Conn, /, *, mark_stale: bool | None, host: str | None, queue: str | None) -> Row | None: ...
+    def script(self, *, mark_stale: bool | None, host: str | None, queue: str | None) -> scripts.Script[Row | None]: ...
+
+class _WorkersClearHeartbeat(Named):
+    def __call__(self, conn: _Conn, /, *, gone: str | None, live_s: float | None, host: str | None, queue: str | None) -> None: ...
+    def script(self, *, gone: str | None, live_s: float | None, host: str | None, queue: str | None) -> scripts.Script[None]: ...
+
+class _WorkersFlagStale(Named):
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None) -> list[Row]: ...
+    def script(self, *, stale_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _WorkersList(Named):
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None) -> list[Row]: ...
+    def script(self, *, stale_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _WorkersSwitchedOff(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _WorkersFlagged(Named):
+    def __call__(self, conn: _Conn, /, *, host: str | None) -> list[Row]: ...
+    def script(self, *, host: str | None) -> scripts.Script[list[Row]]: ...
+
+class _WorkersCountHeartbeats(Named):
+    def __call__(self, conn: _Conn, /, *, live_s: float | None) -> list[Row]: ...
+    def script(self, *, live_s: float | None) -> scripts.Script[list[Row]]: ...
+
+class _WorkersPrune(Named):
+    def __call__(self, conn: _Conn, /) -> int: ...
+    def script(self) -> scripts.Script[None]: ...
+
 class _Workers:
-    beat: bytes
+    beat: _WorkersBeat
     """Record that a host serves a queue, for an app that runs workers of its own; clear its dead
     flag. `known_models` NULL leaves them as they are."""
-    report: bytes
+    report: _WorkersReport
     """Write the row of a worker process and the heartbeat of its host and queue. A worker that
     obeys controls and is switched off is draining while it has a job, and else paused or
     parked: then its host's heartbeat is left to age."""
-    fill_memory: bytes
+    fill_memory: _WorkersFillMemory
     """Return a live worker, none of `but`, that has reported running jobs and that it fills one of
-    these memories. No row: there is none."""
-    stop: bytes
+    these memories. No row: there is none.
+    `memory` has ids as in the `memory` of the detail that workers report.
+    Columns: worker_id."""
+    stop: _WorkersStop
     """Record that a worker ended in good order."""
-    last_detail: bytes
+    last_detail: _WorkersLastDetail
     """Return what the worker of a process reported of itself last. The ids of the workers of a
     process start with its prefix. No row: it never reported."""
-    record_death: bytes
-    """Mark the workers of a process that has ended, unless they are marked, and add how it ended."""
-    clear_model: bytes
+    record_death: _WorkersRecordDeath
+    """Mark the workers of a process that has ended, unless they are marked, and add how it ended.
+    `prefix` begins their ids. They have stopped if `orderly`, else they are dead."""
+    clear_model: _WorkersClearModel
     """Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale`
-    also sets the heartbeat back by an hour. No row: there is no such heartbeat."""
-    clear_heartbeat: bytes
+    also sets the heartbeat back by an hour. No row: there is no such heartbeat.
+    Columns: host_label, queue, concurrency, current_model, known_models, last_seen, last_flagged_dead_at, vram_total_mb, detail."""
+    clear_heartbeat: _WorkersClearHeartbeat
     """Clear the model in a heartbeat for a worker that leaves, and set the heartbeat back by an
     hour unless another worker of the host and queue was seen within `live_s` seconds: an old
-    heartbeat would make that one count as dead."""
-    flag_stale: bytes
+    heartbeat would make that one count as dead.
+    `gone` begins the id of the worker."""
+    flag_stale: _WorkersFlagStale
     """Flag the heartbeats that are older than `stale_s` seconds, are not flagged, and have
-    running jobs under their host and queue; return them with the number of those jobs."""
-    list: bytes
+    running jobs under their host and queue; return them with the number of those jobs.
+    Columns: host_label, queue, concurrency, current_model, known_models, last_seen, last_flagged_dead_at, vram_total_mb, detail, running_jobs."""
+    list: _WorkersList
     """List the worker processes that have not ended and were seen within a day, for an operator.
     One that was not seen for `stale_s` seconds is dead. Each has the model of its host's
     heartbeat (a worker of one GPU: its own) and the control row that switches it off now: of its queue's and the host's row,
     the one whose policy queue_workflows_off_policy() returns."""
-    switched_off: bytes
+    switched_off: _WorkersSwitchedOff
     """Return the control rows that switch workers off now, whether or not there are such workers.
-    The queue 'all' stands for every queue of its host."""
-    flagged: bytes
+    The queue 'all' stands for every queue of its host.
+    Columns: host_label, queue, stop_policy, requested_by, reason, until_at, switched_at, until_s."""
+    flagged: _WorkersFlagged
     """Return the queues of a host whose heartbeats are flagged as dead and that are not switched
-    off."""
-    count_heartbeats: bytes
-    """Count the heartbeats of each queue that are younger than `live_s` seconds."""
-    prune: bytes
+    off.
+    Columns: queue, flagged_at, age_s."""
+    count_heartbeats: _WorkersCountHeartbeats
+    """Count the heartbeats of each queue that are younger than `live_s` seconds.
+    Columns: queue, n."""
+    prune: _WorkersPrune
     """Delete the rows of workers that ended, or were last seen, over a day ago."""
 
 workers: _Workers

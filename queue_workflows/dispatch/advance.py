@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import confinement, payload, plan, readiness
+from queue_workflows.db import statements
 from queue_workflows.dispatch import expansion, hooks, run_cache
-from queue_workflows.engine import nodes, runs
+from queue_workflows.engine import nodes
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 State: TypeAlias = Callable[[Row], bool]
@@ -131,10 +132,10 @@ def write(
     except errors.InvalidPayload as error:
         if is_part and isinstance(error, nodes.TooLarge):
             raise
-        runs.fail(conn, run["id"], payload.error_text(error))
+        statements.runs.fail(conn, run_id=run["id"], error=payload.error_text(error))
         return 0
     if made.complete:
-        runs.complete(conn, run["id"])
+        statements.runs.complete(conn, run_id=run["id"])
     return expanding.rows
 
 
@@ -158,7 +159,7 @@ def advance(
     progress must be that of the rows.
     """
     with run_cache.reading(begin) as conn:
-        run = head or runs.head(conn, run_id)
+        run = head or statements.runs.head(conn, run_id=run_id)
     if run is None or not expected(run):
         return None
     run = confinement.given(run)
@@ -178,7 +179,8 @@ def advance(
         if hooks.app_resolves():
             made = make_plan(progress, run, run_cache.Reader(begin, run_id), finished)
         with begin() as conn:
-            locked = runs.lock(conn, run_id, nowait=nowait)
+            lock = statements.runs.lock_if_free if nowait else statements.runs.lock
+            locked = lock(conn, run_id=run_id)
             if locked is not None and _unchanged(conn, run, locked, expected, unfrozen):
                 count = _plan_locked(conn, locked, progress, finished, made, events)
                 settle(conn)
@@ -198,7 +200,7 @@ def _check_inputs(begin: run_cache.Begin, run: Row, declared: config.WorkflowDoc
     context that cannot be loaded or is not an object.
     """
     with run_cache.reading(begin) as conn:
-        context = runs.context(conn, run["id"])
+        context = statements.runs.context(conn, run_id=run["id"])
         if not isinstance(context, (dict, Unreadable)):
             _check_context(conn, run["id"])
     if isinstance(context, Unreadable):
@@ -219,7 +221,17 @@ def _start_fresh(
         if rows is None or complete:
             return None
         # It starts nothing if the run, with the inputs that the plan has read, has changed.
-        return runs.start_fresh(conn, run, made.text, made.digest, rows)
+        return statements.runs.start_fresh(
+            conn,
+            run_id=run["id"],
+            generation=run["generation"],
+            born=run["born"],
+            definition=made.text,
+            digest=made.digest,
+            nodes=rows,
+            out_dir=run["out_dir"],
+            version=run["version"],
+        )
 
 
 def _plan_locked(
@@ -233,14 +245,14 @@ def _plan_locked(
     """Plan if needed, start a queued run, write the plan; return the number of new rows."""
     if locked["out_dir"] is None:
         locked = confinement.given(locked)
-        runs.set_out_dir(conn, locked["id"], locked["out_dir"])
+        statements.runs.set_out_dir(conn, run_id=locked["id"], out_dir=locked["out_dir"])
     if finished is None:
         _check_context(conn, locked["id"])
     if made is None:
         reader = run_cache.Reader(run_cache.in_open_transaction(conn), locked["id"])
         made = make_plan(progress, locked, reader, finished)
     if is_queued(locked):
-        runs.start(conn, locked["id"])
+        statements.runs.start(conn, run_id=locked["id"])
     expanding = expansion.Expansion(conn, locked, progress.graph)
     is_part = len(finished or ()) + len(events) > 1
     return write(expanding, conn, locked, made, events, resumed=finished is None, is_part=is_part)
@@ -248,7 +260,7 @@ def _plan_locked(
 
 def _check_context(conn: db.Connection, run_id: str) -> None:
     """Raise `UnreadableRow` for inputs in which no ref can be resolved."""
-    kind = runs.context_type(conn, run_id)
+    kind = statements.runs.context_type(conn, run_id=run_id)
     if kind != "object":
         raise errors.UnreadableRow(f"its inputs are a JSON {kind}, not an object")
 
@@ -269,8 +281,8 @@ def _unchanged(
 def fail(begin: run_cache.Begin, run_id: str, reason: str) -> None:
     """Fail a run that is not over, which also cancels its waiting nodes."""
     with begin() as conn:
-        runs.lock(conn, run_id)
-        runs.fail(conn, run_id, payload.error_text(reason))
+        statements.runs.lock(conn, run_id=run_id)
+        statements.runs.fail(conn, run_id=run_id, error=payload.error_text(reason))
 
 
 def node_failure(node_id: str, error: str | None) -> str:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import item_ids, payload, plan
+from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, expansion, hooks, input_nodes, run_cache
-from queue_workflows.engine import nodes, outbox, row_isolation, runs
+from queue_workflows.engine import nodes, row_isolation
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -100,10 +101,11 @@ def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, 
 
 def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
     with begin() as conn:
-        run = runs.lock(conn, run_id, nowait=nowait)
+        lock = statements.runs.lock_if_free if nowait else statements.runs.lock
+        run = lock(conn, run_id=run_id)
         if run is None:
             return _Done()
-        events = outbox.open_events(conn, run_id, most, only)
+        events = statements.outbox.open_events(conn, run_id=run_id, only=only, limit=most)
         if not events:
             return _Done()
         finished = _finished(events)
@@ -164,7 +166,7 @@ def _settle(conn: db.Connection, run: Row, events: list[Row], finished: list[str
     failed = _fatal(conn, run, events)
     if failed is not None:
         reason = advance.node_failure(failed["node_id"], failed["node_error"])
-        runs.fail(conn, run["id"], reason)
+        statements.runs.fail(conn, run_id=run["id"], error=reason)
     elif live or advance.is_queued(run):
         parked = [
             event
@@ -188,7 +190,9 @@ def _settle(conn: db.Connection, run: Row, events: list[Row], finished: list[str
             count = advance.write(expanding, conn, run, made, items, is_part=len(events) > 1)
             more = expanding.ended
     kept = {event["id"] for event in parked}
-    outbox.close(conn, [event["id"] for event in events if event["id"] not in kept])
+    statements.outbox.close(
+        conn, events=[event["id"] for event in events if event["id"] not in kept], error=None
+    )
     return _Done(count, parked, more)
 
 
@@ -196,7 +200,7 @@ def _fails_queued(conn: db.Connection, run: Row, failed: Row) -> bool:
     """Return whether the node failed in the generation that waits for its start."""
     if not advance.is_queued(run):
         return False
-    job = nodes.get_by_node(conn, run["id"], failed["node_id"])
+    job = statements.nodes.get_by_node(conn, run_id=run["id"], node_id=failed["node_id"])
     return job is not None and job["generation"] == run["generation"]
 
 
@@ -206,18 +210,18 @@ def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: list[Row]) 
     Then try again.
     """
     with begin() as conn:
-        run = runs.head(conn, run_id)
+        run = statements.runs.head(conn, run_id=run_id)
     if run is None:
         return _Done()
     run_cache.learn(begin, run)
     if not hooks.app_resolves():
         return _Done(more=True)
     with begin() as conn:
-        locked = runs.lock(conn, run_id)
+        locked = statements.runs.lock(conn, run_id=run_id)
         failed = _fatal(conn, locked, events) if locked is not None else None
         if failed is not None:
             reason = advance.node_failure(failed["node_id"], failed["node_error"])
-            runs.fail(conn, run_id, reason)
+            statements.runs.fail(conn, run_id=run_id, error=reason)
     if failed is not None:
         return _Done(more=True)
     closed = [event["id"] for event in events if event["kind"] != "awaiting_input"]
@@ -226,7 +230,7 @@ def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: list[Row]) 
         run_id,
         _finished(events),
         expected=advance.is_live,
-        settle=lambda conn: outbox.close(conn, closed),
+        settle=lambda conn: statements.outbox.close(conn, events=list(closed), error=None),
         events=_of_items(events),
     )
     return _Done(count or 0, more=True)
@@ -248,7 +252,9 @@ def drain_outbox(
     aside = kept.aside(DISPATCH)
     # Runs that this process cannot continue must not use up the limit.
     with run_cache.reading(begin) as conn:
-        ids = outbox.runs_with_events(conn, limit, undefined=hooks.has_provider(), aside=aside)
+        ids = statements.outbox.runs_with_events(
+            conn, undefined=hooks.has_provider(), set_aside=list(aside), limit=limit
+        )
     went_on = 0
     for run_id in ids:
         done = kept.attempt(
@@ -279,7 +285,7 @@ def _dispatch_one_by_one(begin: run_cache.Begin, run_id: str, error: BaseExcepti
         extra={"run_id": run_id},
     )
     with begin() as conn:
-        events = outbox.open_events(conn, run_id, EVENTS_A_BATCH)
+        events = statements.outbox.open_events(conn, run_id=run_id, only=None, limit=EVENTS_A_BATCH)
     singly = row_isolation.Isolation()
     for event in events:
         singly.attempt(
@@ -297,16 +303,18 @@ def _count_failure(begin: run_cache.Begin, run_id: str, event: Row, error: BaseE
         error if isinstance(error, hooks.HookFailed) else hooks.describe_error(error)
     )
     with begin() as conn:
-        runs.lock(conn, run_id)
+        statements.runs.lock(conn, run_id=run_id)
         delay_s = row_isolation.backoff_s(event["attempts"] + 1)
-        attempts = outbox.postpone(conn, event["id"], error=reason, after_s=delay_s)
+        attempts = (
+            statements.outbox.postpone(conn, event=event["id"], error=reason, after_s=delay_s) or 0
+        )
         if attempts < config.DISPATCH_MAX_ATTEMPTS.read():
             return True
         message = (
             f"poison: dispatching {event['kind']} of node {event['node_id']} failed "
             f"{attempts} times: {reason}"
         )
-        outbox.close(conn, [event["id"]], reason)
-        runs.fail(conn, run_id, payload.error_text(message))
+        statements.outbox.close(conn, events=[event["id"]], error=reason)
+        statements.runs.fail(conn, run_id=run_id, error=payload.error_text(message))
     _log.error("run %s: %s", run_id, message, extra={"run_id": run_id})
     return True

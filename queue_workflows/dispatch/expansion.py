@@ -11,6 +11,7 @@ from typing import Any
 
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import graph, item_ids, items, map_steps, payload, plan, readiness
+from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import maps, nodes
 from queue_workflows.types import Row
@@ -61,13 +62,16 @@ class Expansion:
                 raise
             # Of nodes that have a job, which several transactions may have queued, none is written.
             ids = [row.node.id for row in rows]
-            planned.add_rows(rows, nodes.present_among(self._conn, self._run_id, ids))
+            present = statements.nodes.present_among(self._conn, run_id=self._run_id, nodes=ids)
+            planned.add_rows(rows, set(present))
         self._insert(planned, resumed=resumed)
 
     def _insert(self, planned: _Planned, *, resumed: bool = False) -> None:
         self._room = planned.room
         for text in payload.arrays(planned.texts):
-            self.rows += nodes.insert_planned(self._conn, self._run_id, text)
+            self.rows += statements.nodes.insert_planned(
+                self._conn, run_id=self._run_id, nodes=text
+            )
         rows, planned.rows, planned.texts = planned.rows, [], []
         for row in rows:
             if row.node.map is not None and row.status == "queued":
@@ -103,7 +107,10 @@ class Expansion:
     def _open(self, row: plan.NewNode, of: graph.Map, *, resumed: bool) -> None:
         """Seal the items of a map and open the first ones, unless it is open already."""
         map_id = row.node.id
-        if maps.generation(self._conn, self._run_id, map_id) == self._run["generation"]:
+        if (
+            statements.maps.generation(self._conn, run_id=self._run_id, map=map_id)
+            == self._run["generation"]
+        ):
             if resumed:
                 found = maps.opened(self._conn, self._run_id, map_id)
                 self._step(of, map_id, *self._go_on(of, map_id, found, None))
@@ -119,7 +126,15 @@ class Expansion:
                 f"map {map_id!r}: with its {len(keys)} items {_too_much(self._room)}"
             )
         root = map_id.partition("[")[0]
-        maps.open_map(self._conn, self._run_id, map_id, text, _limits(of, len(keys)), made, root)
+        statements.maps.open_map(
+            self._conn,
+            run_id=self._run_id,
+            map=map_id,
+            items=text,
+            nodes=made,
+            **_limits(of, len(keys))._asdict(),
+            root=root,
+        )
         self._step(of, map_id, (), {})
 
     def _refuse_too_many(self, map_id: str, count: int, made: int) -> None:
@@ -127,9 +142,9 @@ class Expansion:
         limit = config.MAX_NODES_PER_RUN.read()
         if len(self._graph.nodes) + made > limit // 2:
             roots = [node.id for node in self._graph.nodes.values() if node.map is not None]
-            known = maps.generation(self._conn, self._run_id, map_id)
+            known = statements.maps.generation(self._conn, run_id=self._run_id, map=map_id)
             made = made if known is None else 0
-            made += maps.count_nodes(self._conn, self._run_id, roots)
+            made += statements.maps.nodes(self._conn, run_id=self._run_id, maps=list(roots))
         if len(self._graph.nodes) + made > limit:
             raise errors.InvalidPayload(
                 f"map {map_id!r}: with its {count} items the run has "
@@ -160,11 +175,18 @@ class Expansion:
                 f"{counted.failed} of {counted.total} items failed, {counted.may_fail} may; the "
                 f"first: {first[0]}: {first[1]}"
             )
-            maps.fail(self._conn, self._run_id, map_id, payload.error_text(text))
+            statements.maps.fail(
+                self._conn, run_id=self._run_id, map=map_id, error=payload.error_text(text)
+            )
         elif counted.done + counted.failed >= counted.total:
             limit_kb = config.MAX_PAYLOAD_KB.read()
-            size = maps.complete(
-                self._conn, self._run_id, map_id, of.result, of.path, limit_kb * payload.KIB
+            size = statements.maps.complete(
+                self._conn,
+                run_id=self._run_id,
+                map=map_id,
+                result=of.result,
+                path=list(of.path),
+                limit=limit_kb * payload.KIB,
             )
             if size > limit_kb * payload.KIB:
                 raise errors.InvalidPayload(
@@ -190,11 +212,19 @@ class Expansion:
         done = set[str]()
         if self._run["generation"]:
             wanted = [node_id for scope in scopes for node_id in items.ids(scope)]
-            done = nodes.done_among(self._conn, self._run_id, wanted)
+            done = set(
+                statements.nodes.done_among(self._conn, run_id=self._run_id, nodes=list(wanted))
+            )
         planned = _Planned(self._room)
         for number, scope in enumerate(scopes):
             if planned.room <= TRANSACTION_BYTES // 2 and (number or not is_only):
-                maps.close(self._conn, self._run_id, map_id, scope.key, len(scopes) - number)
+                statements.maps.close(
+                    self._conn,
+                    run_id=self._run_id,
+                    map=map_id,
+                    key=scope.key,
+                    count=len(scopes) - number,
+                )
                 break
             own = done.intersection(items.ids(scope)) if done else done
             around = [*outer, scope]
@@ -203,7 +233,13 @@ class Expansion:
             except nodes.TooLarge:
                 if not number and is_only:
                     raise
-                maps.close(self._conn, self._run_id, map_id, scope.key, len(scopes) - number)
+                statements.maps.close(
+                    self._conn,
+                    run_id=self._run_id,
+                    map=map_id,
+                    key=scope.key,
+                    count=len(scopes) - number,
+                )
                 break
             if any(row.node.map is not None for row in planned.rows):
                 self._insert(planned)  # what a map in the item writes is known then
@@ -257,7 +293,7 @@ class Expansion:
         waiting = {key: failing[key] for key, ids in own.items() if not is_open.isdisjoint(ids)}
         if waiting:
             noted = payload.encode_errors(waiting)
-            maps.note_errors(self._conn, self._run_id, map_id, noted)
+            statements.maps.note_errors(self._conn, run_id=self._run_id, map=map_id, errors=noted)
         return {key: error for key, error in failing.items() if key not in waiting}
 
     def _plan(

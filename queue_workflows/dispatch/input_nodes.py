@@ -8,8 +8,9 @@ from typing import Any
 
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, payload, widgets
+from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks, run_cache
-from queue_workflows.engine import nodes, outbox, runs
+from queue_workflows.engine import nodes
 from queue_workflows.runtime import display
 from queue_workflows.types import Row, Unreadable
 
@@ -24,9 +25,9 @@ def store_question(
     The spec is built outside any transaction. It is written only if the node still waits as before.
     """
     with begin() as conn:
-        run = runs.get(conn, run_id)
-        head = runs.head(conn, run_id)
-        job = nodes.get_by_node(conn, run_id, node_id)
+        run = statements.runs.get(conn, run_id=run_id)
+        head = statements.runs.head(conn, run_id=run_id)
+        job = statements.nodes.get_by_node(conn, run_id=run_id, node_id=node_id)
     spec = None
     if run and head and job is not None and job["status"] == "awaiting_input":
         node = run_cache.learn(begin, head).graph.nodes.get(node_id)
@@ -36,12 +37,12 @@ def store_question(
         spec = payload.encode(made, f"input_spec of node {node_id!r}")
     stored = False
     with begin() as conn:
-        runs.lock(conn, run_id)
-        now = nodes.get_by_node(conn, run_id, node_id)
+        statements.runs.lock(conn, run_id=run_id)
+        now = statements.nodes.get_by_node(conn, run_id=run_id, node_id=node_id)
         if spec is not None and now is not None and _same_wait(job, now):
-            stored = nodes.set_input_spec(conn, now["id"], spec) is not None
+            stored = statements.nodes.set_input_spec(conn, job=now["id"], spec=spec) is not None
         if event_id is not None:
-            outbox.close(conn, [event_id])
+            statements.outbox.close(conn, events=[event_id], error=None)
     if stored:
         command = display.answer_command(run_id, node_id)
         _log.info(

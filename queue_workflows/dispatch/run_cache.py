@@ -13,8 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import definition, graph, payload, readiness
+from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks
-from queue_workflows.engine import nodes, runs
+from queue_workflows.engine import nodes
 from queue_workflows.types import Row
 
 Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
@@ -92,10 +93,12 @@ class Reader:
     def done_among(self, ids: Collection[str]) -> set[str]:
         if self._done is None:
             with self._reading() as conn:
-                return nodes.done_among(conn, self._run_id, ids)
+                return set(statements.nodes.done_among(conn, run_id=self._run_id, nodes=[*ids]))
         if self._asked is not None and (unknown := set(ids) - self._asked):
             with self._reading() as conn:
-                self._done |= nodes.done_among(conn, self._run_id, unknown)
+                self._done.update(
+                    statements.nodes.done_among(conn, run_id=self._run_id, nodes=[*unknown])
+                )
             self._asked |= unknown
         return self._done.intersection(ids)
 
@@ -103,13 +106,13 @@ class Reader:
         if self._done is not None:
             return self._done
         with self._reading() as conn:
-            return nodes.all_done(conn, self._run_id)
+            return set(statements.nodes.all_done(conn, run_id=self._run_id))
 
     def present(self, ids: Collection[str]) -> set[str]:
         if self._present is not None:
             return self._present.intersection(ids)
         with self._reading() as conn:
-            return nodes.present_among(conn, self._run_id, ids)
+            return set(statements.nodes.present_among(conn, run_id=self._run_id, nodes=[*ids]))
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
         if self._context is not None:
@@ -210,7 +213,7 @@ def learn(begin: Begin, run: Row) -> readiness.Progress:
     if made is None:
         return progress
     with begin() as conn:
-        runs.lock(conn, run["id"])
+        statements.runs.lock(conn, run_id=run["id"])
         stored = freeze(conn, run, made)
     if not stored:
         return learn(begin, run | {"has_definition": True})
@@ -230,7 +233,10 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, Definition | No
         made = _expanded(run)
         return readiness.Progress(_graph(made.text)), made
     with reading(begin) as conn:
-        texts = runs.definition_texts(conn, [run["id"]])
+        texts = {
+            row["id"]: row["text"]
+            for row in statements.runs.definition_texts(conn, ids=[run["id"]], most=None)
+        }
     if not texts:
         raise errors.UnknownJob(f"run {run['id']!r} is gone")
     progress = readiness.Progress(_graph(texts[run["id"]]))
@@ -324,4 +330,9 @@ def keep(run: Row, progress: readiness.Progress) -> None:
 
 def freeze(conn: db.Connection, run: Row, made: Definition) -> bool:
     """Store a definition under the run's lock; return False if the run has one already."""
-    return runs.freeze_definition(conn, run["id"], made.text, made.digest)
+    return (
+        statements.runs.freeze_definition(
+            conn, run_id=run["id"], definition=made.text, digest=made.digest
+        )
+        == 1
+    )

@@ -7,8 +7,9 @@ import logging
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
+from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, hooks, run_cache
-from queue_workflows.engine import row_isolation, runs
+from queue_workflows.engine import row_isolation
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -67,11 +68,13 @@ def start_queued(
     kept = rows or row_isolation.Isolation()
     able = hooks.has_provider()
     with run_cache.reading(begin) as conn:
-        heads = runs.startable(conn, limit, undefined=able, aside=kept.aside(STARTS))
+        heads = statements.runs.startable(
+            conn, undefined=able, set_aside=list(kept.aside(STARTS)), limit=limit
+        )
     started, waiting = 0, list[str]()
     if not able:
         with run_cache.reading(begin) as conn:
-            waiting = runs.undefined(conn, 1)
+            waiting = statements.runs.undefined(conn, limit=1)
     for head in heads:
         left = kept.attempt(
             STARTS,
@@ -95,14 +98,16 @@ def _delay(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
     """Delay a run that could not start, or fail it after its last try. Return True."""
     reason = payload.error_text(error)
     with begin() as conn:
-        run = runs.lock(conn, run_id)
+        run = statements.runs.lock(conn, run_id=run_id)
         if run is None or not advance.is_queued(run):
             return True
         delay_s = row_isolation.backoff_s(run["start_attempts"] + 1)
-        failed = runs.delay_start(conn, run_id, error=reason, after_s=delay_s)
+        failed = (
+            statements.runs.delay_start(conn, run_id=run_id, error=reason, after_s=delay_s) or 0
+        )
         if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
             message = f"poison: the run could not start in {failed} tries: {reason}"
-            runs.fail(conn, run_id, payload.error_text(message))
+            statements.runs.fail(conn, run_id=run_id, error=payload.error_text(message))
     _log.warning(
         "run %s could not start (try %d): %s", run_id, failed, reason, extra={"run_id": run_id}
     )

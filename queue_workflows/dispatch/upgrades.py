@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import definition, graph, payload
+from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks
-from queue_workflows.engine import ingest_jobs, runs, upgrades, workers
+from queue_workflows.engine import workers
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, NodeChange, Row, Upgrade
 
 NAMED = 20
@@ -22,16 +23,17 @@ _ENDED = ("failed", "cancelled")
 def upgrade(run_id: str, *, dry_run: bool, by: str | None) -> Upgrade:
     """Compare a run with today's code and, unless `dry_run`, move it there; see `runs.upgrade`."""
     with db.statement() as conn:
-        run = _checked(runs.head(conn, run_id), run_id)
+        run = _checked(statements.runs.head(conn, run_id=run_id), run_id)
     # App code never runs in a transaction.
     made = json.loads(payload.encode_definition(hooks.expand(run)))
     with db.transaction() as conn:
-        run = _checked(runs.lock(conn, run_id), run_id)
-        frozen = runs.definition(conn, run_id)
+        run = _checked(statements.runs.lock(conn, run_id=run_id), run_id)
+        frozen = statements.runs.definition(conn, run_id=run_id)
         graph.read(frozen)
         found = _compare(frozen or {}, made)
-        movable = upgrades.hold_queued(conn, run_id)
-        moves = _moves(found, made, upgrades.nodes(conn, run_id), run["generation"], movable)
+        movable = set(statements.upgrades.hold_queued(conn, run_id=run_id))
+        there = statements.upgrades.nodes(conn, run_id=run_id)
+        moves = _moves(found, made, there, run["generation"], movable)
         outcome = "same" if not found else "refused" if moves.blocked else "would move"
         if outcome == "refused" and not dry_run:
             raise errors.UpgradeRefused(_refusal(run_id, moves.blocked), moves.blocked)
@@ -90,23 +92,25 @@ def _move(
     by: str | None,
 ) -> None:
     if by is not None:
-        ingest_jobs.name_actor(conn, by)
-    upgrades.set_versions(conn, run_id, moves.versions)
+        statements.ingest_jobs.name_actor(conn, actor=payload.error_text(by))
+    statements.upgrades.set_versions(
+        conn, run_id=run_id, nodes=[*moves.versions], versions=[*moves.versions.values()]
+    )
     change = {
         "added": found.added[:NAMED],
         "removed": found.removed[:NAMED],
         "changed": found.changed[:NAMED],
         "nodes": len(found.added) + len(found.removed) + len(found.changed),
     }
-    upgrades.move(
+    statements.upgrades.move(
         conn,
-        run_id,
+        run_id=run_id,
         definition=payload.encode_definition(made),
         digest=definition.digest(made),
         change=json.dumps(change),
     )
     # The run is queued by now: of a running run the history would call these nodes cancelled.
-    upgrades.drop_nodes(conn, run_id, moves.replaced)
+    statements.upgrades.drop_nodes(conn, run_id=run_id, nodes=[*moves.replaced])
 
 
 def _refusal(run_id: str, blocked: list[str]) -> str:

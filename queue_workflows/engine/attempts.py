@@ -9,11 +9,6 @@ from queue_workflows.engine import handback, job_tables
 from queue_workflows.types import Row
 
 
-def policy_of(lease: job_tables.Lease) -> db.Script[Row | None]:
-    """Return `policy`, `attempts` and `max_attempts` of a job; None: there is no such job."""
-    return db.one(statements.attempts.policy[lease.table.name], {"job": lease.job_id})
-
-
 def fail(
     lease: job_tables.Lease,
     *,
@@ -44,11 +39,11 @@ def fail(
     )
     statement = statements.attempts.fail[lease.table.name]
     if resolved_inputs is None or not lease.table.in_run:
-        return (yield from db.one(statement, parameters))
+        return (yield from statement.script(**parameters))
     received = job_tables.fence(lease, received=resolved_inputs)
     yield db.BEGIN
-    yield db.Statement(statements.attempts.store_received, received)
-    row = yield from db.one(statement, parameters)
+    yield from statements.attempts.store_received.script(**received)
+    row = yield from statement.script(**parameters)
     yield db.COMMIT
     return row
 
@@ -73,9 +68,4 @@ def end_by_watchdog(
         cap=config.WATCHDOG_MAX_RETRIES.read() if lease.table.in_run else 0,
         band=handback.FRONT_PRIORITY,
     )
-    return db.one(statements.attempts.end_by_watchdog[lease.table.name], parameters)
-
-
-def park(lease: job_tables.Lease) -> db.Script[Row | None]:
-    """Let an input node wait for its answer; return its row. None: the claim is lost."""
-    return db.one(statements.attempts.park, job_tables.fence(lease))
+    return statements.attempts.end_by_watchdog[lease.table.name].script(**parameters)

@@ -18,22 +18,16 @@ def cancel_job(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> 
     """
     parameters = {"job": job_id}
     # Without the lock, a job that is handed back between the two statements would miss both.
-    conn.execute(statements.cancellation.lock_job[table.name], parameters)
+    statements.cancellation.lock_job[table.name](conn, **parameters)
     waiting = (
         statements.cancellation.cancel_waiting_node
         if table.in_run
         else statements.cancellation.cancel_waiting_ingest_job
     )
-    row = conn.execute(waiting, parameters).fetchone()
+    row = waiting(conn, **parameters)
     if row is not None:
         return row
-    return conn.execute(statements.cancellation.request_end[table.name], parameters).fetchone()
-
-
-def cancel_queued_nodes(conn: db.Connection, run_id: str) -> int:
-    """Cancel a run's queued nodes; return how many."""
-    parameters = {"run_id": run_id}
-    return len(conn.execute(statements.cancellation.cancel_queued_nodes, parameters).fetchall())
+    return statements.cancellation.request_end[table.name](conn, **parameters)
 
 
 ORPHANS = row_isolation.Duty(

@@ -59,22 +59,18 @@ def claim_apart(
     Takes one statement, which is one transaction when `conn` is autocommit, and tries at most 100
     rows. Logs a warning for each row that raised, with the command that removes it.
     """
-    row = yield from db.one(
-        statements.claim_isolation.claim_apart,
-        {
-            "table": table.name,
-            "worker": who.worker_id,
-            "host": who.host,
-            "queue": who.queue,
-            "lease_s": who.lease_s,
-            "obey": who.obey,
-            "promote": promote,
-            "models": who.models,
-            "lane": who.lane,
-            "versions": who.versions,
-        },
+    row = yield from statements.claim_isolation.claim_apart.script(
+        table=table.name,
+        worker=who.worker_id,
+        host=who.host,
+        queue=who.queue,
+        lease_s=who.lease_s,
+        obey=who.obey,
+        promote=promote,
+        models=who.models,
+        lane=who.lane,
+        versions=who.versions,
     )
-    assert row is not None
     for each in row["aside"]:
         _log.warning("%s", _describe(table, each))
     return Apart(row["job_id"], row["aside"])
@@ -107,8 +103,7 @@ def set_aside(lease: job_tables.Lease, *, error: str) -> db.Script[str | None]:
     about it can be written.
     """
     parameters = job_tables.fence(lease, table=lease.table.name, error=error)
-    row = yield from db.one(statements.claim_isolation.set_aside, parameters)
-    return row["became"] if row else None
+    return statements.claim_isolation.set_aside.script(**parameters)
 
 
 def change_all(

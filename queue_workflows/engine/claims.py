@@ -13,7 +13,7 @@ import psycopg
 
 from queue_workflows import db, errors
 from queue_workflows.db import statements
-from queue_workflows.engine import claimed_jobs, job_tables
+from queue_workflows.engine import job_tables
 from queue_workflows.types import Row, Unreadable
 
 CLAIM_LOST = "QW001"
@@ -116,8 +116,7 @@ def claim_job(
 ) -> str | None:
     """Claim this job, wherever it stands in its queue; return its id, None if it cannot be."""
     statement = statements.claims.claim_node if table.in_run else statements.claims.claim_ingest
-    row = conn.execute(statement, {**_claimant(who), "job": job_id}).fetchone()
-    return row["id"] if row else None
+    return statement(conn, **_claimant(who), job=job_id)
 
 
 def _lost(error: psycopg.Error) -> errors.ClaimLost | None:
@@ -144,7 +143,7 @@ def node_step(
     whole, a second statement loads each column by itself. Raises `ClaimLost` with nothing written
     or claimed. `on_wait`: as in `claim`.
     """
-    parameters = {
+    parameters: dict[str, Any] = {
         **_claimant(who),
         "newest": who.newest,
         "model": who.model,
@@ -159,13 +158,12 @@ def node_step(
         **completed(done, ahead),
     }
     try:
-        row = conn.execute(statements.claims.node_step, parameters, prepare=True).fetchone()
+        job = statements.claims.node_step(conn, **parameters)
     except psycopg.Error as error:
         raise _lost(error) or error from None
-    job = row["job"] if row else None
     if isinstance(job, Unreadable):
-        own = claimed_jobs.id_of(job)
-        return db.run(conn, claimed_jobs.read(job_tables.NODE_JOBS, own, who.worker_id))
+        own = _id_of(job)
+        return db.run(conn, read(job_tables.NODE_JOBS, own, who.worker_id))
     return None if on_wait is not None and _reports_wait(job, on_wait) else job
 
 
@@ -191,7 +189,7 @@ def nodes_step(
     Returns the jobs. This is one transaction when `conn` is autocommit. Raises `ClaimLost`, with
     nothing written or claimed, when a claim of `done` is lost. `on_wait`: as in `claim`.
     """
-    parameters = {
+    parameters: dict[str, Any] = {
         **_claimant(who),
         "newest": who.newest,
         "claim": claim,
@@ -200,15 +198,14 @@ def nodes_step(
         "done": f"[{','.join(node_json(*each) for each in done)}]" if done else None,
     }
     try:
-        rows = conn.execute(statements.claims.nodes_step, parameters, prepare=True).fetchall()
+        claimed = statements.claims.nodes_step(conn, **parameters)
     except psycopg.Error as error:
         raise _lost(error) or error from None
     jobs: list[Row] = []
-    for row in rows:
-        job = row["job"]
+    for job in claimed:
         if isinstance(job, Unreadable):
-            own = claimed_jobs.id_of(job)
-            job = db.run(conn, claimed_jobs.read(job_tables.NODE_JOBS, own, who.worker_id))
+            own = _id_of(job)
+            job = db.run(conn, read(job_tables.NODE_JOBS, own, who.worker_id))
         if job is not None and not (on_wait is not None and _reports_wait(job, on_wait)):
             jobs.append(job)
     return jobs
@@ -286,7 +283,7 @@ def ingest_step(
     This is one transaction when `conn` is autocommit. Raises `ClaimLost`, with nothing written or
     claimed, when a claim of `done` is lost. `on_wait`: as in `claim`.
     """
-    parameters = {
+    parameters: dict[str, Any] = {
         **_claimant(who),
         "claim": claim,
         "promote": promote,
@@ -294,7 +291,7 @@ def ingest_step(
         "look_ahead_s": on_wait and on_wait.within_s,
     }
     try:
-        rows = conn.execute(statements.claims.ingest_step, parameters, prepare=True).fetchall()
+        rows = statements.claims.ingest_step(conn, **parameters)
     except psycopg.Error as error:
         raise _lost(error) or error from None
     if on_wait is not None and rows and rows[-1]["id"] is None:
@@ -328,12 +325,50 @@ def renew(
     """
     if not leases:
         return []
-    given = {
-        "worker": leases[0].worker_id,
-        "lease_s": lease_s,
-        "jobs": [lease.job_id for lease in leases],
-        "claims": [lease.claim_no for lease in leases],
-        "progress": list(progress) or [None] * len(leases),
-    }
-    rows = yield db.Statement(statements.claims.renew[leases[0].table.name], given)
+    rows = yield from statements.claims.renew[leases[0].table.name].script(
+        worker=leases[0].worker_id,
+        lease_s=lease_s,
+        jobs=[lease.job_id for lease in leases],
+        claims=[lease.claim_no for lease in leases],
+        progress=[*progress] if progress else list[str | None]([None] * len(leases)),
+    )
     return [Renewal(row["id"], row["claim_no"], row["cancel"], row["renewed"]) for row in rows]
+
+
+def read(table: job_tables.JobTable, job_id: str, worker_id: str) -> db.Script[Row | None]:
+    """Return what a worker needs of a job that it holds, each column loaded by itself.
+
+    A node's `context` is left out. None: the worker does not hold the job any more.
+    """
+    statement = statements.claimed_jobs.node if table.in_run else statements.claimed_jobs.ingest
+    return statement.script(job=job_id, worker=worker_id)
+
+
+def _id_of(document: Unreadable) -> str:
+    """Return the id that a claimed node's JSON document begins with."""
+    text = document.raw.decode(errors="replace")
+    return json.JSONDecoder().raw_decode(text, len('{"id":'))[0]
+
+
+def is_held(conn: db.Connection, lease: job_tables.Lease) -> bool:
+    """Return whether this claim still holds its job."""
+    is_held = statements.claims.is_held[lease.table.name]
+    return is_held(conn, **job_tables.fence(lease)) is not None
+
+
+def has_recorded(lease: job_tables.Lease, events: Sequence[str]) -> db.Script[bool]:
+    """Return whether this very claim has left one of these events: its write was committed."""
+    in_run = lease.table.in_run
+    recorded = (
+        statements.claims.has_recorded_node if in_run else statements.claims.has_recorded_ingest
+    )
+    row = yield from recorded.script(**job_tables.fence(lease, events=list(events)))
+    return row is not None
+
+
+def held_by(conn: db.Connection, table: job_tables.JobTable, prefix: str) -> list[job_tables.Lease]:
+    """Return the claims of workers whose id starts with `prefix`."""
+    return [
+        job_tables.lease_of(table, row)
+        for row in statements.claims.held_by[table.name](conn, prefix=prefix)
+    ]

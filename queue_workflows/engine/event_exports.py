@@ -7,7 +7,7 @@ ones. `event_export.follower` waits for such events; the statements are here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from queue_workflows import db
 from queue_workflows.db import statements
@@ -45,17 +45,11 @@ def take(conn: db.Connection, name: str, who: str, lease_s: float) -> Positions 
 
     All events up to the positions are exported.
     """
-    given = {"name": name, "who": who, "lease_s": lease_s}
-    row = conn.execute(statements.event_exports.take, given).fetchone()
+    row = statements.event_exports.take(conn, name=name, who=who, lease_s=lease_s)
     if row is None:
-        conn.execute(statements.event_exports.create, given)
-        row = conn.execute(statements.event_exports.take, given).fetchone()
+        statements.event_exports.create(conn, name=name)
+        row = statements.event_exports.take(conn, name=name, who=who, lease_s=lease_s)
     return None if row is None else Positions(**row)
-
-
-def release(conn: db.Connection, name: str, who: str) -> None:
-    """Let another process take the export at once."""
-    conn.execute(statements.event_exports.release, {"name": name, "who": who})
 
 
 def advance(
@@ -72,26 +66,18 @@ def advance(
     `begun`: runs with exported events. `ended`: runs whose end is exported.
     """
     with conn.transaction():
-        given = {"name": name, "who": who, **to._asdict()}
-        if conn.execute(statements.event_exports.advance, given).fetchone() is None:
+        if statements.event_exports.advance(conn, name=name, who=who, **to._asdict()) is None:
             return False
         if runs := sorted(set(begun)):
-            conn.execute(statements.event_exports.add_runs, {"name": name, "runs": runs})
+            statements.event_exports.add_runs(conn, name=name, runs=runs)
         if runs := sorted(set(ended)):
-            conn.execute(statements.event_exports.remove_runs, {"name": name, "runs": runs})
+            statements.event_exports.remove_runs(conn, name=name, runs=runs)
     return True
 
 
 def last_ids(conn: db.Connection) -> Positions:
     """Return the last event ids that were drawn, by whichever transaction."""
-    row = conn.execute(statements.event_exports.last_ids).fetchone()
-    assert row is not None
-    return Positions(**row)
-
-
-def transactions(conn: db.Connection) -> set[str]:
-    """Return the other transactions that run now, of the whole server."""
-    return {row["id"] for row in conn.execute(statements.event_exports.transactions).fetchall()}
+    return Positions(**statements.event_exports.last_ids(conn))
 
 
 def events(
@@ -106,12 +92,9 @@ def events(
         if table.in_run
         else statements.event_exports.ingest_events
     )
-    given = {
-        "lows": [low for low, _ in ranges],
-        "highs": [high for _, high in ranges],
-        "batch": batch,
-    }
-    return conn.execute(statement, given).fetchall()
+    return statement(
+        conn, lows=[low for low, _ in ranges], highs=[high for _, high in ranges], batch=batch
+    )
 
 
 def attempts(
@@ -126,19 +109,13 @@ def attempts(
     )
     for start in range(0, len(claims), _CHUNK):
         part = claims[start : start + _CHUNK]
-        given = {
+        given: dict[str, Any] = {
             "runs": [each.run_id for each in part],
             "nodes": [each.node_id for each in part],
             "jobs": [each.job_id for each in part],
             "claims": [each.claim_no for each in part],
             "without": list(LEFT_OUT),
         }
-        for row in conn.execute(statement, given).fetchall():
+        for row in statement(conn, **given):
             found.setdefault((row["job_id"], row["claim_no"]), []).append(row)
     return [*found.values()]
-
-
-def ended_runs(conn: db.Connection, name: str, batch: int) -> list[Row]:
-    """Return up to `batch` runs of an export that are over; a deleted one has no `name`."""
-    given = {"name": name, "batch": batch}
-    return conn.execute(statements.event_exports.ended_runs, given).fetchall()

@@ -12,43 +12,14 @@ from queue_workflows.db import statements
 from queue_workflows.engine import job_tables
 from queue_workflows.types import JsonDict, Row
 
-
-def send(conn: db.Connection, name: str, key: str, value: str) -> bool:
-    """Insert an event with a value as JSON text; return False if there is one, which stays."""
-    parameters = {"name": name, "key": key, "value": value}
-    return conn.execute(statements.events.send, parameters).fetchone() is not None
-
-
-def newest(conn: db.Connection, name: str | None, limit: int) -> list[Row]:
-    """Return the newest events, of this name if it is not None; `value` is JSON text."""
-    return conn.execute(statements.events.newest, {"name": name, "limit": limit}).fetchall()
-
-
-def prune(conn: db.Connection, *, older_than_days: float, batch: int) -> int:
-    """Delete up to `batch` events that are older than that many days; return how many."""
-    parameters = {"days": older_than_days, "batch": batch}
-    return conn.execute(statements.events.prune, parameters).rowcount
-
-
 WAKE_BATCH = 1000
 """If so many steps were woken at once, there may be more."""
-
-
-def wake_waiting(conn: db.Connection, name: str | None = None, key: str | None = None) -> int:
-    """Wake up to WAKE_BATCH jobs of each family that wait although their event is there.
-
-    Return how many steps were woken. `name` and `key`: only those that wait for this event.
-    """
-    given = {"name": name, "key": key, "most": WAKE_BATCH}
-    row = conn.execute(statements.events.wake_waiting, given).fetchone()
-    assert row is not None
-    return row["n"]
 
 
 def wake_soon(conn: db.Connection, name: str, key: str) -> None:
     """Do as `wake_waiting` does, or leave it to an orchestrator if the role may only submit."""
     with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
-        wake_waiting(conn, name, key)
+        statements.events.wake_waiting(conn, name=name, key=key, most=WAKE_BATCH)
 
 
 def wait(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
@@ -59,8 +30,7 @@ def wait(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
     """
     names = ("kind", "name", "key", "after_s", "default")
     given = job_tables.fence(lease, **{name: request[name] for name in names})
-    row = yield from db.one(statements.events.wait[lease.table.name], given)
-    assert row is not None
+    row = yield from statements.events.wait[lease.table.name].script(**given)
     state = {None: "lost", "busy": "waiting"}.get(row["state"], row["state"])
     return {"state": state, "output": row["output"]}
 
@@ -74,4 +44,4 @@ def suspend(lease: job_tables.Lease, *, reason: str) -> db.Script[Row | None]:
     detail = payload.encode({"reason": reason}, "reason")
     keep_s = config.RESUME_ON_HOST_S.read()
     given = job_tables.fence(lease, detail=detail, longest_s=policy.MAX_WAIT_S, keep_s=keep_s)
-    return db.one(statements.events.suspend[lease.table.name], given)
+    return statements.events.suspend[lease.table.name].script(**given)

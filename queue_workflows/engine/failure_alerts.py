@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from queue_workflows import db
 from queue_workflows.db import statements
@@ -32,11 +32,6 @@ class Taken(NamedTuple):
     """Of a summary, for each kind: kind, n, names (up to five), failed_at (the last)."""
 
 
-def announce(conn: db.Connection, *, keep_s: float) -> None:
-    """Note that a sender is there: failures of the next `keep_s` seconds are noted for it."""
-    conn.execute(statements.failure_alerts.announce, {"keep_s": keep_s})
-
-
 def take(
     conn: db.Connection, *, app: str, per_minute: int, lease_s: float, max_age_s: float
 ) -> Taken | None:
@@ -47,35 +42,30 @@ def take(
     While more failures wait than calls are left, the last of the `per_minute` calls takes all of
     them. Then nothing is sent for a minute. Failures over `max_age_s` old are deleted.
     """
-    row = conn.execute(statements.failure_alerts.pending).fetchone()
-    if row is None or not row["any"]:
+    if not statements.failure_alerts.pending(conn):
         return None
-    if conn.execute(statements.failure_alerts.lock).fetchone() is None:
+    if statements.failure_alerts.lock(conn) is None:
         return None
     _expire(conn, max_age_s)
-    state = conn.execute(statements.failure_alerts.free, {"per_minute": per_minute}).fetchone()
-    free = state["free"] if state else 0
+    free = statements.failure_alerts.free(conn, per_minute=per_minute)
     if not free:
         return None
-    mine = {"app": app, "patience_s": PATIENCE_S}
-    counted = conn.execute(statements.failure_alerts.waiting, mine).fetchone()
-    waiting = counted["n"] if counted else 0
+    mine: dict[str, Any] = {"app": app, "patience_s": PATIENCE_S}
+    waiting = statements.failure_alerts.waiting(conn, **mine)
     if not waiting:
         return None
     if free == 1:
-        conn.execute(statements.failure_alerts.quiet)
+        statements.failure_alerts.quiet(conn)
     token = secrets.token_hex(8)
-    given = mine | {"token": token, "lease_s": lease_s}
     if free == 1 and waiting > 1:
-        kinds = conn.execute(statements.failure_alerts.take_all, given).fetchall()
+        kinds = statements.failure_alerts.take_all(conn, **mine, token=token, lease_s=lease_s)
         return Taken(token, None, kinds) if kinds else None
-    one = conn.execute(statements.failure_alerts.take, given).fetchone()
+    one = statements.failure_alerts.take(conn, **mine, token=token, lease_s=lease_s)
     return Taken(token, one, []) if one else None
 
 
 def _expire(conn: db.Connection, max_age_s: float) -> None:
-    given = {"max_age_s": max_age_s, "tries": TRIES}
-    rows = conn.execute(statements.failure_alerts.expire, given).fetchall()
+    rows = statements.failure_alerts.expire(conn, max_age_s=max_age_s, tries=TRIES)
     lost = [row for row in rows if not row["is_sent"]]
     if not lost:
         return
@@ -89,13 +79,3 @@ def _expire(conn: db.Connection, max_age_s: float) -> None:
         _log.warning(
             "not sent any more, as they are over %g s old: %d of the failures", max_age_s, count
         )
-
-
-def sent(conn: db.Connection, token: str) -> None:
-    """Record that what was taken under this token is sent; nothing if another sender has it now."""
-    conn.execute(statements.failure_alerts.sent, {"token": token})
-
-
-def prune(conn: db.Connection) -> int:
-    """Delete failures that nobody sends any more; return how many."""
-    return conn.execute(statements.failure_alerts.prune).rowcount

@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload, policy
+from queue_workflows.db import statements
 from queue_workflows.engine import (
     attempts,
     claims,
     events,
     handback,
-    held_claims,
     job_events,
     job_steps,
     job_tables,
@@ -128,7 +128,7 @@ def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> st
 def is_recorded(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
     """Return whether this outcome was recorded: its commit happened although the reply was lost."""
     left = _OF_WISH.get(outcome.raised.wish, ())
-    return held_claims.has_recorded(lease, (*_EVENTS[outcome.kind], *left))
+    return claims.has_recorded(lease, (*_EVENTS[outcome.kind], *left))
 
 
 def _node_result(
@@ -147,7 +147,7 @@ def end(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | Non
     if outcome.cursors:
         yield from job_steps.store_cursors({lease: outcome.cursors})
     if outcome.kind == "parked":
-        row = yield from attempts.park(lease)
+        row = yield from statements.attempts.park.script(**job_tables.fence(lease))
     elif outcome.kind == "cancelled":
         yield from handback.hand_back(lease, reason=outcome.error or "cancelled")
         return True
@@ -204,7 +204,7 @@ def _fail(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | N
         wish = "" if left == outcome.error else "discard"
         raised = outcome.raised._replace(wish=wish)
         outcome = outcome._replace(error=payload.error_text(left), raised=raised)
-    found = yield from attempts.policy_of(lease)
+    found = yield from statements.attempts.policy[lease.table.name].script(job=lease.job_id)
     found = found or {"policy": None, "attempts": 0, "max_attempts": 1}
     own, made, task = found["policy"], max(0, found["attempts"]), outcome.task
     try:

@@ -35,22 +35,6 @@ def hand_back(
     return rows[0] if rows else None
 
 
-def unknown(job_id: str) -> db.Script[Row | None]:
-    """Return which workers have met a node that they do not know, and which live ones may know it.
-
-    Keys: `times`, `age_s` (None if no worker has), `workers`, `others`, `known`, whether one of
-    these reports it, and `keep_for`, the host of one or None. None: no such node.
-    """
-    given = {"job": job_id, "stale_s": config.STALE_WORKER_AFTER_S.read()}
-    return db.one(statements.handback.unknown, given)
-
-
-def waiting_unknown(conn: db.Connection) -> list[Row]:
-    """Return nodes that were left to others: queue, node_module, n (jobs), run_id (one of them)."""
-    given = {"within_s": UNKNOWN_MAX_S}
-    return conn.execute(statements.handback.waiting_unknown, given).fetchall()
-
-
 def leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str | None]:
     """Hand back a node that its worker does not know; return the row, or the error if it must fail.
 
@@ -59,7 +43,8 @@ def leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str 
     else is there. The wait before the next claim grows from 1 s to UNKNOWN_MAX_S. Workers of
     `keep_for` may claim it at once. None: the claim is lost.
     """
-    found = yield from unknown(lease.job_id)
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    found = yield from statements.handback.unknown.script(job=lease.job_id, stale_s=stale_s)
     if found is None or config.DISABLE_WORKER_HEARTBEAT.read():
         return error
     bound_s = config.UNKNOWN_NODE_S.read() * (UNKNOWN_BOUNDS if found["others"] else 1)
@@ -102,7 +87,7 @@ def release_strays(
     Such claims come from commits whose reply was lost. `known`: those that it knows; it may know an
     earlier claim of the same job.
     """
-    rows = yield db.Statement(statements.handback.strays[table.name], {"worker": worker_id})
+    rows = yield from statements.handback.strays[table.name].script(worker=worker_id)
     leases = [job_tables.lease_of(table, row) for row in rows]
     leases = [lease for lease in leases if lease not in known]
     return (yield from hand_back_all(leases, reason="claimed unknowingly"))
@@ -117,16 +102,14 @@ def _hand_back(
     error: str | None = None,
     keep_for: str | None = None,
 ) -> db.Script[list[Row]]:
-    parameters = {
-        "jobs": [lease.job_id for lease in leases],
-        "claims": [lease.claim_no for lease in leases],
-        "workers": [lease.worker_id for lease in leases],
-        "detail": payload.encode(detail, "reason"),
-        "error": error,
-        "front": front,
-        "band": FRONT_PRIORITY,
-        "after_s": after_s,
-        "keep_for": keep_for,
-    }
-    statement = statements.handback.hand_back[leases[0].table.name]
-    return (yield db.Statement(statement, parameters))
+    return statements.handback.hand_back[leases[0].table.name].script(
+        jobs=[lease.job_id for lease in leases],
+        claims=[lease.claim_no for lease in leases],
+        workers=[lease.worker_id for lease in leases],
+        detail=payload.encode(detail, "reason"),
+        error=error,
+        front=front,
+        band=FRONT_PRIORITY,
+        after_s=after_s,
+        keep_for=keep_for,
+    )

@@ -10,9 +10,7 @@ import psycopg
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
-from queue_workflows.db import app_connections, statements
-from queue_workflows.engine import retry_jobs as job_retries
-from queue_workflows.engine import workers
+from queue_workflows.db import app_connections, check_violations, statements
 from queue_workflows.runtime import identity
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import JobId, Row
@@ -36,21 +34,13 @@ class Filter(NamedTuple):
     """Of the running jobs only those whose claim is lost, or only the others."""
 
 
-def insert(conn: db.Connection, row: dict[str, Any]) -> JobId:
-    """Insert one queued job without options and return its id."""
-    found = conn.execute(statements.ingest_jobs.insert, row, prepare=True).fetchone()
-    assert found is not None
-    return JobId(found["id"])
-
-
 def insert_many(conn: db.Connection, row: dict[str, Any], args: Sequence[str]) -> list[JobId]:
     """Insert one queued job for each of `args` (JSON texts) and return their ids, in order.
 
     `row` has the other columns. One statement.
     """
     prefix = identity.new_job_prefix()
-    values = {**row, "prefix": prefix, "args": f"[{','.join(args)}]"}
-    conn.execute(statements.ingest_jobs.insert_many, values, prepare=True)
+    statements.ingest_jobs.insert_many(conn, **row, prefix=prefix, args=f"[{','.join(args)}]")
     return identity.job_ids(prefix, len(args))
 
 
@@ -60,9 +50,8 @@ def insert_batch(conn: db.Connection, batch: job_validation.Batch) -> list[JobId
     Raises `IdempotencyClash` with nothing written. Waits for a transaction that has inserted one of
     the keys and has not ended yet.
     """
-    values = {"prefix": batch.prefix, "jobs": batch.jobs}
     return batch.ids(
-        conn.execute(statements.ingest_jobs.insert_batch, values, prepare=True).fetchall()
+        statements.ingest_jobs.insert_batch(conn, prefix=batch.prefix, jobs=batch.jobs)
     )
 
 
@@ -72,7 +61,7 @@ async def insert_batch_async(conn: Any, batch: job_validation.Batch) -> list[Job
     Raises `UnknownConnection` before any write.
     """
     values = {"prefix": batch.prefix, "jobs": batch.jobs}
-    text = statements.ingest_jobs.insert_batch
+    text = statements.ingest_jobs.insert_batch.text
     return batch.ids(
         await app_connections.fetch_async(conn, text, values, blocking_twin="jobs.enqueue")
     )
@@ -85,21 +74,12 @@ def insert_once(conn: db.Connection, batch: job_validation.Batch, actor: str) ->
     window. Its status is `lost` if it runs and its lease has lapsed. Raises `IdempotencyClash` if
     it has another task, queue or args. One statement.
     """
-    values = {"prefix": batch.prefix, "jobs": batch.jobs, "actor": payload.error_text(actor)}
-    row = conn.execute(statements.ingest_jobs.insert_once, values, prepare=True).fetchone()
+    row = statements.ingest_jobs.insert_once(
+        conn, prefix=batch.prefix, jobs=batch.jobs, actor=payload.error_text(actor)
+    )
     if row is None:
         return batch.ids([])[0], "queued"
     return batch.ids([row | {"place": 1}])[0], "lost" if row["lost"] else row["status"]
-
-
-def state(conn: db.Connection, job_id: str) -> Row | None:
-    """Return how far a job is, and whether its claim is lost; None if there is no such job."""
-    return conn.execute(statements.ingest_jobs.state, {"job": job_id}, prepare=True).fetchone()
-
-
-def get(conn: db.Connection, job_id: str) -> Row | None:
-    """Return the job, or None."""
-    return conn.execute(statements.ingest_jobs.get, {"job": job_id}).fetchone()
 
 
 def counts(conn: db.Connection, live_s: float) -> dict[str, dict[str, int]]:
@@ -108,9 +88,11 @@ def counts(conn: db.Connection, live_s: float) -> dict[str, dict[str, int]]:
     The member `workers` of a queue counts the heartbeats that are younger than `live_s` seconds.
     """
     found: dict[str, dict[str, int]] = {}
-    for row in conn.execute(statements.ingest_jobs.count_by_status).fetchall():
+    for row in statements.ingest_jobs.count_by_status(conn):
         found.setdefault(row["queue"], {})[row["status"]] = row["n"]
-    for queue, count in workers.count_heartbeats(conn, live_s).items():
+    for queue, count in {
+        row["queue"]: row["n"] for row in statements.workers.count_heartbeats(conn, live_s=live_s)
+    }.items():
         found.setdefault(queue, {})["workers"] = count
     return found
 
@@ -118,50 +100,19 @@ def counts(conn: db.Connection, live_s: float) -> dict[str, dict[str, int]]:
 def find(conn: db.Connection, wanted: Filter, limit: int | None) -> list[Row]:
     """Return the jobs that match, the newest first, without args and results. `limit` None: all."""
     since = wanted.since
-    values = {
-        "queue": wanted.queue,
-        "task_name": wanted.task_name,
-        "statuses": None if wanted.statuses is None else list(wanted.statuses),
-        "at": since if isinstance(since, datetime) else None,
-        "ago": since if isinstance(since, timedelta) else None,
-        "key": wanted.key,
-        "text": wanted.text,
-        "before": wanted.before,
-        "lost": wanted.lost,
-        "limit": limit,
-    }
-    return conn.execute(statements.ingest_jobs.find, values).fetchall()
-
-
-def name_actor(conn: db.Connection, actor: str) -> None:
-    """Name who makes the changes in the rest of the transaction, for the history of jobs."""
-    conn.execute(statements.ingest_jobs.name_actor, {"actor": payload.error_text(actor)})
-
-
-def lock(conn: db.Connection, ids: Sequence[str]) -> dict[str, Row]:
-    """Lock these jobs until the transaction ends; return those that exist, by id.
-
-    Each has id, status, generation and cancel_requested_at.
-    """
-    return {
-        row["id"]: row
-        for row in conn.execute(statements.ingest_jobs.lock, {"ids": list(ids)}).fetchall()
-    }
-
-
-def cancel_queued(conn: db.Connection, ids: Sequence[str]) -> None:
-    """Cancel those of these jobs that are queued."""
-    conn.execute(statements.ingest_jobs.cancel_queued, {"ids": list(ids)})
-
-
-def request_cancel(conn: db.Connection, ids: Sequence[str]) -> None:
-    """Request the cancellation of those of these jobs that run."""
-    conn.execute(statements.ingest_jobs.request_cancel, {"ids": list(ids)})
-
-
-def delete(conn: db.Connection, ids: Sequence[str]) -> None:
-    """Delete those of these jobs that do not run."""
-    conn.execute(statements.ingest_jobs.delete, {"ids": list(ids)})
+    return statements.ingest_jobs.find(
+        conn,
+        queue=wanted.queue,
+        task_name=wanted.task_name,
+        statuses=None if wanted.statuses is None else list(wanted.statuses),
+        at=since if isinstance(since, datetime) else None,
+        ago=since if isinstance(since, timedelta) else None,
+        key=wanted.key,
+        text=wanted.text,
+        before=wanted.before,
+        lost=wanted.lost,
+        limit=limit,
+    )
 
 
 def retry(conn: db.Connection, ids: Sequence[str]) -> set[str]:
@@ -171,7 +122,7 @@ def retry(conn: db.Connection, ids: Sequence[str]) -> set[str]:
     """
     try:
         with conn.transaction():
-            job_retries.reopen_ingest_all(conn, ids)
+            statements.retry_jobs.reopen_ingest(conn, jobs=list(ids))
     except psycopg.errors.UniqueViolation:
         return {job_id for job_id in ids if not _retry_one(conn, job_id)}
     return set()
@@ -180,13 +131,30 @@ def retry(conn: db.Connection, ids: Sequence[str]) -> set[str]:
 def _retry_one(conn: db.Connection, job_id: str) -> bool:
     try:
         with conn.transaction():
-            job_retries.reopen_ingest(conn, job_id)
+            reopen(conn, job_id)
     except errors.IdempotencyClash:
         return False
     return True
 
 
-def runs_of_node_jobs(conn: db.Connection, ids: Sequence[str]) -> dict[str, str]:
-    """Return the run of each of these ids that is a node job."""
-    rows = conn.execute(statements.ingest_jobs.find_node_jobs, {"ids": list(ids)}).fetchall()
-    return {row["id"]: row["run_id"] for row in rows}
+def reopen(conn: db.Connection, job_id: str) -> Row | None:
+    """Queue a failed or cancelled ingest job again, with all counters at zero; return its row.
+
+    None: it is in another state, or unknown. Raises `IdempotencyClash`, with nothing written, when
+    another job owns its idempotency key now.
+    """
+    try:
+        with conn.transaction():
+            rows = statements.retry_jobs.reopen_ingest(conn, jobs=[job_id])
+            return rows[0] if rows else None
+    except Exception as error:
+        if not check_violations.is_violation_of(error, "ingest_jobs_idempotency_idx"):
+            raise
+        found = statements.retry_jobs.key_owner(conn, job=job_id)
+        if found is None:
+            raise
+    raise errors.IdempotencyClash(
+        f"job {job_id!r} cannot run again: its idempotency key {found['key']!r} is that of job "
+        f"{found['id']!r} now",
+        found["id"],
+    )

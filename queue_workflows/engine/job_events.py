@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from queue_workflows import db, errors
+from queue_workflows import db
 from queue_workflows.db import statements
 from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
@@ -20,7 +20,7 @@ def note(
     error: str | None = None,
 ) -> db.Script[None]:
     """Append one event of a job of either family; `job` is its row, with the worker to name."""
-    values = {
+    values: dict[str, Any] = {
         "job": job["id"],
         "attempt": job["attempts"],
         "event_type": event_type,
@@ -34,31 +34,13 @@ def note(
     }
     if table.in_run:
         of_node = {"run": job["run_id"], "node": job["node_id"], "model": job["required_model"]}
-        yield db.Statement(statements.job_events.add_node, values | of_node)
+        yield from statements.job_events.add_node.script(**values, **of_node)
     else:
-        yield db.Statement(statements.job_events.add_ingest, values)
+        yield from statements.job_events.add_ingest.script(**values)
 
 
 def note_logged_error(lease: job_tables.Lease, error: str) -> db.Script[None]:
     """Append the error that a handler logged, while the claim of its ingest job is held."""
-    values = {
-        "job": lease.job_id, "worker": lease.worker_id, "claim_no": lease.claim_no, "error": error
-    }  # fmt: skip
-    yield db.Statement(statements.job_events.note_logged_error, values)
-
-
-def add_node_event(conn: db.Connection, values: dict[str, Any]) -> int:
-    """Append one event of a node that an app reports, outside of any claim; return its id.
-
-    Raises `UnknownJob` if there is no such run.
-    """
-    row = conn.execute(statements.job_events.add_node, values).fetchone()
-    if row is None:
-        raise errors.UnknownJob(f"no run {values['run']!r}")
-    return row["id"]
-
-
-def prune_nodes(conn: db.Connection, *, older_than_days: float, batch: int) -> int:
-    """Delete up to `batch` events of nodes that are older than that many days; return how many."""
-    parameters = {"days": older_than_days, "batch": batch}
-    return conn.execute(statements.job_events.prune_nodes, parameters).rowcount
+    return statements.job_events.note_logged_error.script(
+        job=lease.job_id, worker=lease.worker_id, claim_no=lease.claim_no, error=error
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import events, job_parts, job_tables, outcomes
+from queue_workflows.engine import events, job_tables, outcomes
 from queue_workflows.types import JsonDict, Row
 
 LOST: Final[JsonDict] = {"state": "lost"}
@@ -30,9 +30,8 @@ def _begin(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
     `attempts` counts how often it has begun, `position` how far a cursor was. `changed` has the
     `arguments` that it had.
     """
-    given = _given(request, "kind", "name", "key", "arguments_hash", "arguments")
-    row = yield from _row(statements.job_steps.begin[lease.table.name], lease, given)
-    assert row is not None
+    given = _given(lease, request, "kind", "name", "key", "arguments_hash", "arguments")
+    row = yield from statements.job_steps.begin[lease.table.name].script(**given)
     is_recorded = row["state"] == "done" or (request["kind"] == "cursor" and row["state"])
     if is_recorded and row["arguments_hash"] != request["arguments_hash"]:
         return {"state": "changed", "arguments": row["arguments"]}
@@ -48,17 +47,34 @@ def _end(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
 
     `position`: how far a cursor is. Return the output as it is stored.
     """
-    given = _given(request, "kind", "name", "key", "state", "output", "error", "position")
-    row = yield from _row(statements.job_steps.end[lease.table.name], lease, given)
+    names = ("kind", "name", "key", "state", "output", "error", "position")
+    given = _given(lease, request, *names)
+    row = yield from statements.job_steps.end[lease.table.name].script(**given)
     return LOST if row is None else {"state": request["state"], "output": row["output"]}
 
 
-def _given(request: JsonDict, *names: str) -> JsonDict:
-    return {name: request.get(name) for name in names}
+def _add_parts(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
+    """Add parts of a claimed job, and wake its readers: `done`, or `lost` if the claim is lost.
+
+    `request`: `first`, the number of the first part, `names`, and `parts` as JSON texts. Parts that
+    are stored already stay as they are, so the same request may come again. Raises `RowRefused` if
+    parts before `first` are missing: a reader would miss them.
+    """
+    given = {name: request[name] for name in ("first", "names", "parts")}
+    parts = statements.job_parts.add[lease.table.name]
+    row = yield from parts.script(**job_tables.fence(lease, **given))
+    if not row["held"]:
+        return {"state": "lost"}
+    if not row["follows"]:
+        raise errors.RowRefused(
+            f"job {lease.job_id!r}: an earlier batch of its stream was refused, so the parts from "
+            f"{request['first']} on are not stored"
+        )
+    return {"state": "done"}
 
 
-def _row(statement: bytes, lease: job_tables.Lease, given: Any) -> db.Script[Row | None]:
-    return db.one(statement, job_tables.fence(lease, **given))
+def _given(lease: job_tables.Lease, request: JsonDict, *names: str) -> JsonDict:
+    return job_tables.fence(lease, **{name: request.get(name) for name in names})
 
 
 _Operation = Callable[[job_tables.Lease, JsonDict], "db.Script[JsonDict]"]
@@ -66,7 +82,7 @@ _OPERATIONS: Final[dict[str, _Operation]] = {
     "begin": _begin,
     "end": _end,
     "wait": events.wait,
-    "stream": job_parts.add,
+    "stream": _add_parts,
 }
 
 
@@ -80,23 +96,21 @@ def store_cursors(
         ]
         if not rows:
             continue
-        parameters = {
-            "jobs": [lease.job_id for lease, *_ in rows],
-            "claims": [lease.claim_no for lease, *_ in rows],
-            "workers": [lease.worker_id for lease, *_ in rows],
-            "names": [name for _, name, _, _ in rows],
-            "keys": [key for _, _, key, _ in rows],
-            "positions": [position for *_, position in rows],
-        }
-        yield db.Statement(statements.job_steps.store_cursors[table.name], parameters)
+        yield from statements.job_steps.store_cursors[table.name].script(
+            jobs=[lease.job_id for lease, *_ in rows],
+            claims=[lease.claim_no for lease, *_ in rows],
+            workers=[lease.worker_id for lease, *_ in rows],
+            names=[name for _, name, _, _ in rows],
+            keys=[key for _, _, key, _ in rows],
+            positions=[position for *_, position in rows],
+        )
 
 
 def of_job(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> list[Row]:
     """Return the steps of a job in the order in which they began first; `output` is JSON text."""
     if not payload.is_storable(job_id):
         return []
-    parameters = {"table": table.name, "job": job_id}
-    return conn.execute(statements.job_steps.of_job, parameters).fetchall()
+    return statements.job_steps.of_job(conn, table=table.name, job=job_id)
 
 
 def forget_from(conn: db.Connection, table: job_tables.JobTable, job_id: str, name: str) -> int:
@@ -110,7 +124,5 @@ def forget_from(conn: db.Connection, table: job_tables.JobTable, job_id: str, na
         raise errors.InvalidConfig(
             f"job {job_id!r} has no step {name!r:.120}; its steps: {has}{errors.hint(name, known)}"
         )
-    parameters = {"table": table.name, "job": job_id, "name": name}
-    row = conn.execute(statements.job_steps.forget_from, parameters).fetchone()
-    assert row is not None
+    row = statements.job_steps.forget_from(conn, table=table.name, job=job_id, name=name)
     return row["n"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from queue_workflows import db
@@ -41,28 +41,13 @@ def count_step(conn: db.Connection | None = None, *, most: int = STEP) -> bool:
     while another one counts. `conn`: a connection outside of a transaction; None: one of the pool.
     """
     with db.statement(conn) as own, own.transaction():
-        own.execute(statements.retention.set_timeout, {"timeout": TIMEOUT})
-        row = own.execute(statements.metrics.count_events, {"most": most}).fetchone()
-    return bool(row and row["more"])
+        statements.retention.set_timeout(own, timeout=TIMEOUT)
+        return bool(statements.metrics.count_events(own, most=most))
 
 
 def progress(conn: db.Connection) -> Progress:
     """Return how far the history is counted."""
-    row = conn.execute(statements.metrics.progress).fetchone()
-    assert row is not None
-    return Progress(**row)
-
-
-def totals(conn: db.Connection) -> list[Row]:
-    """Return the totals: metric, name, label, bucket, n, seconds, in this order."""
-    return conn.execute(statements.metrics.totals, {"limit": MOST_TOTALS}).fetchall()
-
-
-def bounds(conn: db.Connection) -> list[float]:
-    """Return the upper bounds of the buckets of histograms, in seconds."""
-    row = conn.execute(statements.metrics.bounds).fetchone()
-    assert row is not None
-    return row["bounds"]
+    return Progress(**statements.metrics.progress(conn))
 
 
 class State(NamedTuple):
@@ -93,22 +78,22 @@ class State(NamedTuple):
 def state(conn: db.Connection, *, stale_after_s: float) -> State:
     """Return the state now. `conn` is in a transaction, whose planner settings this changes."""
     limit = {"limit": MOST_NAMES}
-    conn.execute(statements.metrics.in_order)
+    statements.metrics.in_order(conn)
     oldest = [
-        *conn.execute(statements.metrics.oldest_ingest).fetchall(),
-        *conn.execute(statements.metrics.oldest_nodes).fetchall(),
+        *statements.metrics.oldest_ingest(conn),
+        *statements.metrics.oldest_nodes(conn),
     ]
-    conn.execute(statements.metrics.by_index)
+    statements.metrics.by_index(conn)
     return State(
         oldest=oldest,
         running=_of_both(conn, statements.metrics.running),
-        awaiting=conn.execute(statements.metrics.awaiting).fetchall(),
-        runs=conn.execute(statements.metrics.runs).fetchall(),
-        paused=conn.execute(statements.metrics.paused, limit).fetchall(),
-        workers=conn.execute(statements.metrics.workers, {"stale_s": stale_after_s}).fetchall(),
-        outbox=conn.execute(statements.overview.open_events).fetchall(),
-        schedules=conn.execute(statements.metrics.schedules, limit).fetchall(),
-        machines=conn.execute(statements.metrics.machines, limit).fetchall(),
+        awaiting=statements.metrics.awaiting(conn),
+        runs=statements.metrics.runs(conn),
+        paused=statements.metrics.paused(conn, **limit),
+        workers=statements.metrics.workers(conn, stale_s=stale_after_s),
+        outbox=[statements.overview.open_events(conn)],
+        schedules=statements.metrics.schedules(conn, **limit),
+        machines=statements.metrics.machines(conn, **limit),
         waiting=_waiting(conn),  # the last: it changes the planner's settings again
     )
 
@@ -116,11 +101,11 @@ def state(conn: db.Connection, *, stale_after_s: float) -> State:
 def _waiting(conn: db.Connection) -> list[Row]:
     found: list[Row] = []
     for table in statements.JOB_TABLES:
-        conn.execute(statements.metrics.by_pages[table])
-        found += conn.execute(statements.metrics.waiting[table]).fetchall()
+        statements.metrics.by_pages[table](conn)
+        found += statements.metrics.waiting[table](conn)
     return found
 
 
-def _of_both(conn: db.Connection, text: Mapping[str, bytes]) -> list[Row]:
+def _of_both(conn: db.Connection, query: Mapping[str, Callable[..., list[Row]]]) -> list[Row]:
     """Return the rows of a statement for both tables of jobs."""
-    return [row for table in statements.JOB_TABLES for row in conn.execute(text[table]).fetchall()]
+    return [row for table in statements.JOB_TABLES for row in query[table](conn)]

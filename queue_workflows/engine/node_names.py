@@ -5,7 +5,6 @@ from __future__ import annotations
 from queue_workflows import db, errors
 from queue_workflows.dag import item_ids, payload
 from queue_workflows.db import statements
-from queue_workflows.engine import runs
 from queue_workflows.runtime import stored_json
 
 
@@ -17,7 +16,7 @@ def hint(conn: db.Connection, run_id: str, name: str) -> str:
     """
     if len(name) > errors.COMPARED_CHARS or not payload.is_storable(run_id):
         return ""
-    entries = stored_json.all_entries(runs.definition(conn, run_id))
+    entries = stored_json.all_entries(statements.runs.definition(conn, run_id=run_id))
     known = {*entries, *(f"{each}[]" for each, entry in entries.items() if "map" in entry)}
     shape, keys = stored_json.without_keys(name)
     parts = item_ids.split(name)
@@ -43,4 +42,4 @@ def _keys(conn: db.Connection, run_id: str, like: str, map_id: str | None) -> li
     given = {"run_id": run_id, "map": map_id, "key": like}
     if not all(each is None or payload.is_storable(each) for each in given.values()):
         return []
-    return [row["key"] for row in conn.execute(statements.maps.keys_like, given)]
+    return [row["key"] for row in statements.maps.keys_like(conn, **given)]

@@ -12,7 +12,7 @@ import psycopg
 
 from queue_workflows import config, db, errors
 from queue_workflows.db import statements
-from queue_workflows.types import Row, Unreadable
+from queue_workflows.types import Unreadable
 
 QUERY_KB = 32 * 1024
 """What one query should return of a context: half of what is loaded, as SQL adds spaces to JSON."""
@@ -48,67 +48,13 @@ def enqueue(conn: db.Connection, values: dict[str, Any]) -> str | None:
     Returns None if there is no such run. Raises `NodeTaken` if the run has such a node with other
     content.
     """
-    row = conn.execute(statements.nodes.enqueue, values).fetchone()
+    row = statements.nodes.enqueue(conn, **values)
     if row is not None:
         return row["id"]
-    row = conn.execute(statements.nodes.same_node, values).fetchone()
+    row = statements.nodes.same_node(conn, **values)
     if row is not None and not row["is_same"]:
         raise taken(values["run_id"], values["node_id"], "with other content")
     return row["id"] if row else None
-
-
-def insert_planned(conn: db.Connection, run_id: str, rows_json: str) -> int:
-    """Insert the rows of a plan (a JSON array of objects) with the run's priority and generation.
-
-    A node that has a row keeps it, but one that failed or was cancelled in an earlier generation
-    is opened again. Returns how many rows are new or opened.
-    """
-    parameters = {"run_id": run_id, "nodes": rows_json}
-    row = conn.execute(statements.nodes.insert_planned, parameters, prepare=True).fetchone()
-    return row["n"] if row else 0
-
-
-def get(conn: db.Connection, job_id: str) -> Row | None:
-    """Return the job, or None."""
-    return conn.execute(statements.nodes.get, {"job": job_id}).fetchone()
-
-
-def get_by_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
-    """Return the job of a node, or None."""
-    parameters = {"run_id": run_id, "node_id": node_id}
-    return conn.execute(statements.nodes.get_by_node, parameters).fetchone()
-
-
-def of_run(conn: db.Connection, run_id: str) -> list[Row]:
-    """Return all jobs of a run, the oldest first."""
-    return conn.execute(statements.nodes.of_run, {"run_id": run_id}).fetchall()
-
-
-def done_among(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set[str]:
-    """Return those of `node_ids` that are completed or skipped."""
-    parameters = {"run_id": run_id, "nodes": list(node_ids)}
-    rows = conn.execute(statements.nodes.done_among, parameters, prepare=True).fetchall()
-    return {row["node_id"] for row in rows}
-
-
-def running_among(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set[str]:
-    """Return those of `node_ids` that run now."""
-    parameters = {"run_id": run_id, "nodes": list(node_ids)}
-    rows = conn.execute(statements.nodes.running_among, parameters).fetchall()
-    return {row["node_id"] for row in rows}
-
-
-def present_among(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set[str]:
-    """Return those of `node_ids` that have a job which is neither failed nor cancelled."""
-    parameters = {"run_id": run_id, "nodes": list(node_ids)}
-    rows = conn.execute(statements.nodes.present_among, parameters, prepare=True).fetchall()
-    return {row["node_id"] for row in rows}
-
-
-def all_done(conn: db.Connection, run_id: str) -> set[str]:
-    """Return every completed or skipped node of a run."""
-    rows = conn.execute(statements.nodes.all_done, {"run_id": run_id}, prepare=True).fetchall()
-    return {row["node_id"] for row in rows}
 
 
 def context(
@@ -125,8 +71,7 @@ def context(
     at_once = max(1, QUERY_KB // max(1, config.MAX_PAYLOAD_KB.read()))
     if wanted is not None and len(wanted) > at_once:
         return (yield from _merged(run_id, wanted, at_once, room))
-    parameters = {"heads": wanted, "run_id": run_id, "most": room.left}
-    row = yield from db.one(statements.nodes.context, parameters)
+    row = yield from statements.nodes.context.script(heads=wanted, run_id=run_id, most=room.left)
     if row is None:
         return {}
     if row["kind"] != "object":
@@ -153,15 +98,3 @@ def _merged(run_id: str, heads: list[str], at_once: int, room: Room) -> db.Scrip
     for start in range(0, len(heads), at_once):
         found |= yield from context(run_id, heads[start : start + at_once], room)
     return found
-
-
-def set_resolved_inputs(conn: db.Connection, job_id: str, value: str) -> Row | None:
-    """Store what the node received (JSON text) and return the row, or None."""
-    parameters = {"job": job_id, "inputs": value}
-    return conn.execute(statements.nodes.set_resolved_inputs, parameters).fetchone()
-
-
-def set_input_spec(conn: db.Connection, job_id: str, value: str) -> Row | None:
-    """Store the question of an input node (JSON text) and return the row, or None."""
-    parameters = {"job": job_id, "spec": value}
-    return conn.execute(statements.nodes.set_input_spec, parameters).fetchone()

@@ -7,7 +7,8 @@ from typing import Final
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
-from queue_workflows.engine import job_tables, manual_changes, row_isolation, runs
+from queue_workflows.db import statements
+from queue_workflows.engine import job_tables, manual_changes, row_isolation
 
 
 def node_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
@@ -31,7 +32,7 @@ def run(conn: db.Connection, run_id: str, error: BaseException, failures: int) -
     """Fail a run after DISPATCH_MAX_ATTEMPTS failures; return whether it did."""
     if failures < config.DISPATCH_MAX_ATTEMPTS.read():
         return False
-    runs.fail(conn, run_id, _poison(error, failures))
+    statements.runs.fail(conn, run_id=run_id, error=_poison(error, failures))
     return True
 
 

@@ -44,12 +44,3 @@ def promote_due(conn: db.Connection, rows: row_isolation.Isolation | None = None
             if len(done) < row_isolation.PICKED:
                 break
     return total
-
-
-def admit_missed_waiters(conn: db.Connection) -> int:
-    """Admit the first waiter of each lock key that no admitted job has; return how many.
-
-    A commit that gives up a key admits the next waiter itself; this finds what it missed.
-    """
-    row = conn.execute(statements.promotion.admit_missed_waiters, prepare=True).fetchone()
-    return row["n"] if row else 0

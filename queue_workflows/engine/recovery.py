@@ -10,8 +10,8 @@ from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.engine import (
     claim_isolation,
+    claims,
     handback,
-    held_claims,
     job_events,
     job_tables,
     poison,
@@ -89,7 +89,7 @@ def spare_last(
     Call it only if the process held other jobs too: such a job had not begun then.
     """
     most = {"crashes": config.MAX_CRASHES.read(), "lapses": MAX_LAPSES}
-    rows = conn.execute(statements.claims.held_last[table.name], {"prefix": prefix, **most})
+    rows = statements.claims.held_last[table.name](conn, prefix=prefix, **most)
     leases = [job_tables.lease_of(table, row) for row in rows]
     return db.run(conn, handback.hand_back_all(leases, reason=f"its worker {evidence}"))
 
@@ -103,10 +103,9 @@ def reclaim_dead(
     and has failed as poison at MAX_CRASHES. Returns the rows. A job whose change the database
     refuses is left to its lease: see `claim_isolation.change_each`.
     """
-    of_process = statements.recovery.of_process[table.name]
-
-    all_at_once = _crash(table, of_process, {"prefix": prefix}, evidence, None)
-    held = held_claims.held_by(conn, table, prefix)
+    of_process = statements.recovery.of_process[table.name].script(prefix=prefix)
+    all_at_once = _crash(table, of_process, evidence, None)
+    held = claims.held_by(conn, table, prefix)
     return db.run(
         conn,
         claim_isolation.change_all(
@@ -117,9 +116,8 @@ def reclaim_dead(
 
 def charge(lease: job_tables.Lease, *, evidence: str) -> db.Script[Row | None]:
     """Give one claim up and count a crash, as `reclaim_dead` does; None: the claim is lost."""
-    of_claim = statements.recovery.of_claim[lease.table.name]
-    fence = job_tables.fence(lease)
-    rows = yield from _crash(lease.table, of_claim, fence, evidence, lease.worker_id)
+    of_claim = statements.recovery.of_claim[lease.table.name].script(**job_tables.fence(lease))
+    rows = yield from _crash(lease.table, of_claim, evidence, lease.worker_id)
     return rows[0] if rows else None
 
 
@@ -154,18 +152,19 @@ def note_death(
 
 def _crash(
     table: job_tables.JobTable,
-    pick: bytes,
-    picked: dict[str, Any],
+    pick: db.Script[list[Row]],
     evidence: str,
     worker_id: str | None,
 ) -> db.Script[list[Row]]:
     """Count a crash of the jobs that `pick` locks; `worker_id`: the worker that reports it."""
     yield db.BEGIN
-    rows = yield db.Statement(pick, picked)
+    rows = yield from pick
     if rows:
-        found = {"worker": worker_id, "ids": [row["id"] for row in rows]}
-        parameters = _crash_parameters(evidence) | found
-        rows = yield db.Statement(statements.recovery.count_crash[table.name], parameters)
+        parameters = _crash_parameters(evidence)
+        parameters["worker"] = worker_id
+        rows = yield from statements.recovery.count_crash[table.name].script(
+            **parameters, ids=[row["id"] for row in rows]
+        )
     yield db.COMMIT
     return rows
 

@@ -15,23 +15,12 @@ RUNS_TIMEOUT = "60s"
 ROWS = 5000
 
 
-def blocks(conn: db.Connection, table: str) -> int:
-    """Return how many pages the table has now."""
-    row = conn.execute(statements.retention.pages, {"table": table}).fetchone()
-    assert row is not None
-    return row["n"]
-
-
 def _pages(first: int, days: float) -> dict[str, object]:
     return {"first": f"({first},0)", "end": f"({first + BLOCKS},0)", "days": days, "limit": RUNS}
 
 
-def _mark(conn: db.Connection) -> None:
-    conn.execute(statements.retention.mark)
-
-
 def _set_timeout(conn: db.Connection) -> None:
-    conn.execute(statements.retention.set_timeout, {"timeout": RUNS_TIMEOUT})
+    statements.retention.set_timeout(conn, timeout=RUNS_TIMEOUT)
 
 
 def delete_jobs(conn: db.Connection, first: int, days: float, rows: row_isolation.Isolation) -> int:
@@ -47,7 +36,7 @@ def delete_jobs(conn: db.Connection, first: int, days: float, rows: row_isolatio
         statements.retention.delete_jobs_by_id,
         _stays,
         lambda: _pages(first, days),
-        _mark,
+        statements.retention.mark,
     )
     return len(rows.batch(conn, duty))
 
@@ -76,28 +65,15 @@ def _stays(conn: db.Connection, row_id: str, error: BaseException, failures: int
     return False
 
 
-def delete_outbox(conn: db.Connection, days: float) -> int:
-    """Delete up to ROWS outbox rows processed so many days ago; return how many."""
-    values = {"days": days, "limit": ROWS}
-    return conn.execute(statements.retention.delete_outbox, values).rowcount
-
-
 def delete_ingest_events(conn: db.Connection, days: float) -> int:
     """Delete up to ROWS events of ingest jobs of that age; return how many."""
-    _mark(conn)
-    values = {"days": days, "limit": ROWS}
-    return conn.execute(statements.retention.delete_ingest_events, values).rowcount
-
-
-def delete_heartbeats(conn: db.Connection, days: float) -> int:
-    """Delete the heartbeats of hosts that were not seen for so many days; return how many."""
-    return conn.execute(statements.retention.delete_heartbeats, {"days": days}).rowcount
+    statements.retention.mark(conn)
+    return statements.retention.delete_ingest_events(conn, days=days, limit=ROWS)
 
 
 def due(conn: db.Connection, *, run_days: float, job_days: float) -> dict[str, int]:
     """Return how many runs and ingest jobs would be deleted now: `{"runs": n, "jobs": n}`."""
-    runs = conn.execute(statements.retention.count_runs, {"days": run_days}).fetchone()
-    jobs = conn.execute(statements.retention.count_jobs, {"days": job_days}).fetchone()
-    assert runs is not None
-    assert jobs is not None
-    return {"runs": runs["n"], "jobs": jobs["n"]}
+    return {
+        "runs": statements.retention.count_runs(conn, days=run_days),
+        "jobs": statements.retention.count_jobs(conn, days=job_days),
+    }

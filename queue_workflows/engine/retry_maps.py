@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from queue_workflows import db, errors
 from queue_workflows.dag import graph, item_ids
+from queue_workflows.db import statements
 from queue_workflows.engine import maps, node_names
 
 
@@ -89,7 +90,7 @@ def _add_following(of: graph.Graph, prefix: str, start: Iterable[str], again: Ag
 def reset(conn: db.Connection, run_id: str, again: Again) -> None:
     """Let the items run again, and drop the maps that get new items with their nodes."""
     for map_id, key in again.items:
-        maps.reopen_item(conn, run_id, map_id, key)
+        statements.maps.reopen_item(conn, run_id=run_id, map=map_id, key=key)
     for map_id in sorted(again.maps):
         maps.drop(conn, run_id, map_id)
 
@@ -101,7 +102,7 @@ def refuse(conn: db.Connection, run_id: str, again: Again) -> None:
             meant = node_names.key_hint(conn, run_id, key, map_id)
             raise errors.UnknownJob(f"run {run_id!r}: map {map_id!r} has no item {key!r}{meant}")
     for map_id in sorted(again.maps):
-        running = maps.running_inside(conn, run_id, map_id)
+        running = statements.maps.running_inside(conn, run_id=run_id, inside=f"{map_id}[")
         if running is not None:
             raise errors.InvalidConfig(
                 f"node {running!r} of run {run_id!r} still runs: retry once it has ended"

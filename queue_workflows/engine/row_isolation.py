@@ -17,6 +17,8 @@ from queue_workflows.types import NowFn, Row
 T = TypeVar("T")
 Rest: TypeAlias = Callable[[BaseException, int], bool]
 """Takes the error and how many came in a row. Returns whether the row is postponed or ended."""
+Change: TypeAlias = Callable[..., list[Row]]
+"""A statement that returns rows."""
 Ending: TypeAlias = Callable[[db.Connection, str, BaseException, int], bool]
 """Does the same for a row by its id, in the transaction that is open."""
 
@@ -86,24 +88,24 @@ class Duty(NamedTuple):
     """
 
     kind: str
-    many: bytes
-    due: bytes
-    some: bytes
+    many: Change
+    due: Change
+    some: Change
     rest: Ending
     given: Callable[[], dict[str, Any]] = dict
     prepare: Callable[[db.Connection], object] = lambda _: None
     """Called first in each transaction, for settings that are local to it."""
-    change: bytes | None = None
+    change: Change | None = None
 
     def do(self, conn: db.Connection, ids: list[str] | None = None) -> list[Row]:
         """Do one batch, or those of `ids` that are still due, in the transaction that is open."""
         self.prepare(conn)
         given = self.given() | {"aside": [], "ids": ids}
-        rows = conn.execute(self.many if ids is None else self.some, given).fetchall()
+        rows = (self.many if ids is None else self.some)(conn, **given)
         if self.change is None or not rows:
             return rows
         given["ids"] = [row["id"] for row in rows]
-        return conn.execute(self.change, given).fetchall()
+        return self.change(conn, **given)
 
 
 class _Failures(NamedTuple):
@@ -171,7 +173,7 @@ class Isolation:
                     raise
                 _log.warning("%s row by row, as one raises: %s", duty.kind, _one_line(error))
         with conn.transaction():
-            rows = conn.execute(duty.due, duty.given() | {"aside": aside}).fetchall()
+            rows = duty.due(conn, **duty.given() | {"aside": aside})
         return self._parts(conn, duty, [row["id"] for row in rows])
 
     def _parts(self, conn: db.Connection, duty: Duty, ids: list[str]) -> list[Row]:

@@ -56,10 +56,10 @@ def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -
     Nothing is queued if the instant was claimed before, if an earlier job is not over and the
     policy is skip, or if another job has the idempotency key.
     """
-    instant = {"name": row["name"], "fire_at": at}
-    if conn.execute(statements.schedule_rows.claim, instant, prepare=True).fetchone() is None:
+    name = row["name"]
+    if statements.schedule_rows.claim(conn, name=name, fire_at=at) is None:
         return Fired()
-    made: dict[str, str | None] = {JOB: None, RUN: None}
+    made: dict[str, Any] = {JOB: None, RUN: None}
     skipped = None
     if row["overlap"] in ("skip", "replace") and is_active(conn, row):
         skipped = OVERLAP if row["overlap"] == "skip" else None
@@ -69,11 +69,11 @@ def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -
         kind, made_id = _queue(conn, row, at, reason)
         made[kind] = made_id
         skipped = SAME_KEY if made_id is None else None
-    conn.execute(statements.schedule_rows.record, {**instant, **made, "skipped": skipped})
+    statements.schedule_rows.record(conn, name=name, fire_at=at, **made, skipped=skipped)
     if skipped is not None:
         return Fired(skipped=skipped)
     row.update(last_fire_at=at, last_job_id=made[JOB], last_run_id=made[RUN])
-    conn.execute(statements.schedule_rows.fired, {**instant, **made}, prepare=KEEP_PLAN)
+    statements.schedule_rows.fired(conn, name=name, fire_at=at, **made)
     return Fired(made[JOB] or made[RUN])
 
 
@@ -87,17 +87,17 @@ def boot(conn: db.Connection, row: Row, now: datetime) -> str | None:
     if row["paused"] or row["gone_at"] is not None or period is None:
         return None
     name = row["name"] + entry.BOOT_SUFFIX
-    since = {"names": [row["name"], name], "since": now - period, "now": now}
-    if conn.execute(statements.schedule_rows.fired_since, since).fetchone() is not None:
+    names = [row["name"], name]
+    since = now - period
+    if statements.schedule_rows.fired_since(conn, names=names, since=since, now=now) is not None:
         return None
-    instant = {"name": name, "fire_at": now}
-    if conn.execute(statements.schedule_rows.claim, instant).fetchone() is None:
+    if statements.schedule_rows.claim(conn, name=name, fire_at=now) is None:
         return None
     kind, made_id = _queue(conn, row, now, BOOT)
-    made = {JOB: None, RUN: None, kind: made_id}
+    made: dict[str, Any] = {JOB: None, RUN: None, kind: made_id}
     skipped = SAME_KEY if made_id is None else None
-    conn.execute(statements.schedule_rows.record, {**instant, **made, "skipped": skipped})
-    conn.execute(statements.schedule_rows.kicked, {"name": row["name"], **made})
+    statements.schedule_rows.record(conn, name=name, fire_at=now, **made, skipped=skipped)
+    statements.schedule_rows.kicked(conn, name=row["name"], **made)
     return made_id
 
 
@@ -147,14 +147,14 @@ def check_inputs(workflow_name: str, inputs: Mapping[str, Any] | None) -> None:
 
 def is_active(conn: db.Connection, row: Row) -> bool:
     """Return whether the job or run of the last fire is not over."""
-    last = {"job_id": row["last_job_id"], "run_id": row["last_run_id"]}
-    found = conn.execute(statements.schedule_rows.last_status, last).fetchone()
-    status = found["status"] if found else None
+    status = statements.schedule_rows.last_status(
+        conn, job_id=row["last_job_id"], run_id=row["last_run_id"]
+    )
     return status is not None and status not in _TERMINAL
 
 
 def _cancel_last(conn: db.Connection, row: Row) -> None:
     if row["last_run_id"] is not None:
-        runs.cancel(conn, row["last_run_id"])
+        statements.runs.cancel(conn, run_id=row["last_run_id"], error=None)
     elif row["last_job_id"] is not None:
         cancellation.cancel_job(conn, job_tables.INGEST_JOBS, row["last_job_id"])

@@ -93,11 +93,10 @@ def fire_due(
     reason in `error`, is tried again later, and does not keep the others from firing.
     """
     # A submitter's open transaction may hold the idempotency keys of many schedules.
-    conn.execute(statements.sessions.wait_for_locks, {"lock_ms": int(db.LOOP_LOCK_S * 1000)})
-    given = scope.given(isolation.aside(KIND)) | {"now": now, "limit": limit}
-    rows = conn.execute(
-        statements.schedule_rows.due, given, prepare=schedule_fires.KEEP_PLAN
-    ).fetchall()
+    statements.sessions.wait_for_locks(conn, lock_ms=str(int(db.LOOP_LOCK_S * 1000)))
+    rows = statements.schedule_rows.due(
+        conn, **scope.given(isolation.aside(KIND)), now=now, limit=limit
+    )
     batch = _Batch(scope, now)
     more = len(rows) >= limit
     for row in rows:
@@ -116,7 +115,7 @@ def fire_due(
         columns = {
             key: [row[key] for row in batch.planned] for key in ("name", "next_at", "wake_at")
         }
-        conn.execute(statements.schedule_rows.plan_many, columns, prepare=schedule_fires.KEEP_PLAN)
+        statements.schedule_rows.plan_many(conn, **columns)
     return Fired(batch.queued, batch.missed, more)
 
 
@@ -158,7 +157,7 @@ def _store_error(conn: db.Connection, row: Row, error: BaseException) -> bool:
     text = payload.error_text(" ".join(str(error).split()))
     if text != row["error"]:
         _log.warning("schedule %r does not fire: %s", row["name"], text)
-        conn.execute(statements.schedule_rows.fail, {"name": row["name"], "error": text})
+        statements.schedule_rows.fail(conn, name=row["name"], error=text)
     return False
 
 
@@ -174,7 +173,7 @@ def fire_now(conn: db.Connection, row: Row, now: datetime) -> schedule_fires.Fir
         with contextlib.suppress(errors.QueueWorkflowsError):
             _plan(conn, row, definition.first_after(row, _planned_from(conn, row, now)))
             # A scheduler that found the row locked and without a plan does not know when it is due.
-            conn.execute(statements.schedule_rows.notify)
+            statements.schedule_rows.notify(conn)
     return schedule_fires.fire_now(conn, row, now)
 
 
@@ -183,15 +182,8 @@ def next_wake(
 ) -> tuple[bool, datetime | None]:
     """Return whether there are schedules, and when the next is due, if any is planned."""
     given = scope.given(isolation.aside(KIND))
-    row = conn.execute(statements.schedule_rows.wake, given).fetchone()
-    assert row is not None
+    row = statements.schedule_rows.wake(conn, **given)
     return row["any"], row["wake_at"]
-
-
-def plan_again(conn: db.Connection, now: datetime, *, whole: bool) -> None:
-    """Forget what a clock that was ahead had planned; `whole`: all that is planned after `now`."""
-    given = {"now": now, "all": whole, "poll_s": OVERLAP_POLL_S}
-    conn.execute(statements.schedule_rows.plan_again, given)
 
 
 def _fire_row(conn: db.Connection, row: Row, batch: _Batch, missed: list[Missed]) -> list[str]:
@@ -232,7 +224,7 @@ def _left_out(conn: db.Connection, row: Row, now: datetime) -> datetime | None:
     passed = definition.last_until(row, now)
     if passed is None:
         return None
-    claimed = _last_claimed(conn, row, now)
+    claimed = statements.schedule_rows.last_claimed(conn, name=row["name"], now=now)
     return passed if claimed is None or claimed < passed else None
 
 
@@ -244,15 +236,9 @@ def _planned_from(conn: db.Connection, row: Row, now: datetime) -> datetime:
     """
     last_fire_at = row["last_fire_at"]
     if last_fire_at is not None and last_fire_at > now:
-        last_fire_at = _last_claimed(conn, row, now)
+        last_fire_at = statements.schedule_rows.last_claimed(conn, name=row["name"], now=now)
     known = (row["changed_at"], last_fire_at, row["missed_at"])
     return max((at for at in known if at is not None and at <= now), default=now)
-
-
-def _last_claimed(conn: db.Connection, row: Row, now: datetime) -> datetime | None:
-    given = {"name": row["name"], "now": now}
-    found = conn.execute(statements.schedule_rows.last_claimed, given).fetchone()
-    return found["at"] if found else None
 
 
 def _plan(
@@ -265,8 +251,9 @@ def _plan(
 ) -> None:
     if next_at is not None and wake_at is None:
         wake_at = _wake_at(row, next_at)
-    values = {"name": row["name"], "next_at": next_at, "wake_at": wake_at, "missed_at": missed_at}
-    conn.execute(statements.schedule_rows.plan, values, prepare=schedule_fires.KEEP_PLAN)
+    statements.schedule_rows.plan(
+        conn, name=row["name"], next_at=next_at, wake_at=wake_at, missed_at=missed_at
+    )
 
 
 def _wake_at(row: Row, instant: datetime) -> datetime:

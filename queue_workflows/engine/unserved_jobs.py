@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from queue_workflows import db
 from queue_workflows.db import statements
 from queue_workflows.types import Row
@@ -11,16 +13,6 @@ BATCH = 1_000
 BATCHES = 3
 """Transactions of one sweep for each table and direction; the next sweep does the rest."""
 _MOST_COUNTED = 10_000
-
-
-def served(conn: db.Connection, stale_s: float) -> list[str]:
-    """Return the queues that are not paused and have a live worker which takes jobs.
-
-    `stale_s`: a worker that was not seen for so many seconds is not live.
-    """
-    text = statements.unserved_jobs.served
-    row = conn.execute(text, {"stale_s": stale_s}, prepare=True).fetchone()
-    return row["queues"] if row else []
 
 
 def block_unserved(conn: db.Connection, queues: list[str]) -> int:
@@ -40,15 +32,14 @@ def unblock_served(conn: db.Connection, queues: list[str]) -> int:
     return _in_batches(conn, statements.unserved_jobs.unblock_served, queues)
 
 
-def _in_batches(conn: db.Connection, statement: bytes, queues: list[str]) -> int:
+def _in_batches(conn: db.Connection, block: Callable[..., int], queues: list[str]) -> int:
     count = 0
     for table in statements.JOB_TABLES:
-        given = {"table": table, "queues": queues, "batch": BATCH}
         for _ in range(BATCHES):
-            row = conn.execute(statement, given, prepare=True).fetchone()
-            if row is None or not row["n"]:
+            blocked = block(conn, table=table, queues=queues, batch=BATCH)
+            if not blocked:
                 break
-            count += row["n"]
+            count += blocked
     return count
 
 
@@ -59,9 +50,9 @@ def count_by_queue(conn: db.Connection, stale_s: float) -> list[Row]:
     stay blocked until the next sweep.
     """
     found: dict[str, int] = {}
-    now_served = served(conn, stale_s)
-    for text in statements.unserved_jobs.count_by_queue.values():
-        for row in conn.execute(text, {"most": _MOST_COUNTED}).fetchall():
+    now_served = statements.unserved_jobs.served(conn, stale_s=stale_s)
+    for count_by_queue in statements.unserved_jobs.count_by_queue.values():
+        for row in count_by_queue(conn, most=_MOST_COUNTED):
             found[row["queue"]] = found.get(row["queue"], 0) + row["n"]
     return [
         {"queue": queue, "n": count}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from queue_workflows import config, db
-from queue_workflows.db import Connection
+from queue_workflows.db import Connection, statements
 from queue_workflows.engine import event_exports, job_tables
 from queue_workflows.event_export import attempts, follower
 from queue_workflows.runtime import identity, service
@@ -62,7 +62,7 @@ class Exporter:
         if not self._loop.stop():
             return
         with contextlib.suppress(db.Error), self._dedicated.using() as conn:
-            event_exports.release(conn, self.name, self._who)
+            statements.event_exports.release(conn, name=self.name, who=self._who)
         self._dedicated.close()
         self._sink.close()
 
@@ -92,7 +92,11 @@ class Exporter:
                 return 0
             self._follower, self._stored = follower.Follower(stored), stored
         # In this order: all events of an ended run are then among those that are read.
-        ended = event_exports.ended_runs(conn, self.name, RUNS) if self._sink.wants_attempts else []
+        ended = (
+            statements.event_exports.ended_runs(conn, name=self.name, batch=RUNS)
+            if self._sink.wants_attempts
+            else []
+        )
         found = self._follower.read(conn)
         if any(len(rows) >= follower.BATCH for rows in found.values()):
             ended = []

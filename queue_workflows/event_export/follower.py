@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from queue_workflows import db
+from queue_workflows.db import statements
 from queue_workflows.engine import event_exports, job_tables
 from queue_workflows.types import Row
 
@@ -87,12 +88,14 @@ class Follower:
 
         Each statement must see what is committed by then: the connection is in autocommit.
         """
-        if self._drawn is not None and not self._running & event_exports.transactions(conn):
+        if self._drawn is not None and not self._running & set(
+            statements.event_exports.transactions(conn)
+        ):
             self._settling, self._drawn = self._drawn, None
         if self._drawn is None:
             # In this order: an id that is drawn now belongs to a transaction that runs now.
             self._drawn = event_exports.last_ids(conn)
-            self._running = event_exports.transactions(conn)
+            self._running = set(statements.event_exports.transactions(conn))
         found = {
             table: event_exports.events(conn, table, position.ranges, BATCH)
             for table, position in self._positions.items()

@@ -7,8 +7,9 @@ from typing import Any, Final, cast
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
+from queue_workflows.db import statements
 from queue_workflows.dispatch import input_nodes
-from queue_workflows.engine import input_timeouts, poison, row_isolation
+from queue_workflows.engine import poison, row_isolation
 from queue_workflows.runtime import log_context
 from queue_workflows.types import Row, Unreadable
 
@@ -27,7 +28,7 @@ def expire_inputs(
     """
     kept = rows or row_isolation.Isolation()
     with db.statement(conn) as own:
-        while job_id := input_timeouts.next_overdue(own, kept.aside(TIMEOUT)):
+        while job_id := statements.input_timeouts.next_overdue(own, set_aside=kept.aside(TIMEOUT)):
             kept.attempt(
                 TIMEOUT,
                 job_id,
@@ -36,17 +37,31 @@ def expire_inputs(
             )
 
 
+def lock_overdue(conn: db.Connection, job_id: str) -> Row | None:
+    """Lock a wait that is over until the transaction ends, and return its job.
+
+    `answered`: an answer is in flight, or is being submitted; `over`: the job does not wait any
+    more, or waits again. Returns None if the wait is not over, or another transaction holds it.
+    """
+    if statements.input_timeouts.lock_wait(conn, job=job_id) is None:
+        return None
+    # Before the statement that reads answers: `submit_input` holds the row of the job from the
+    # insert of its answer to its commit.
+    free = statements.input_timeouts.lock_job_if_free(conn, job=job_id) is not None
+    return statements.input_timeouts.overdue(conn, job=job_id, free=free)
+
+
 def _end_wait(conn: db.Connection, job_id: str) -> None:
     with conn.transaction():
-        job = input_timeouts.lock_overdue(conn, job_id)
+        job = lock_overdue(conn, job_id)
         if job is None:
             return
         if job["answered"] and not job["over"]:
-            input_timeouts.extend_wait(conn, job_id, ANSWER_GRACE_S)
+            statements.input_timeouts.extend_wait(conn, job=job_id, more_s=ANSWER_GRACE_S)
             return
         if not job["over"]:
             _expire(conn, job)
-        input_timeouts.end_wait(conn, job_id)
+        statements.input_timeouts.end_wait(conn, job=job_id)
 
 
 def _give_up(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
@@ -54,7 +69,7 @@ def _give_up(conn: db.Connection, job_id: str, error: BaseException, failures: i
     with conn.transaction():
         if not poison.node_job(conn, job_id, error, failures):
             return False
-        input_timeouts.end_wait(conn, job_id)
+        statements.input_timeouts.end_wait(conn, job=job_id)
         return True
 
 
@@ -71,7 +86,13 @@ def _expire(conn: db.Connection, job: Row) -> None:
         except errors.InvalidPayload as refused:
             error = str(refused)
     error = payload.error_text(error)
-    if input_timeouts.time_out(conn, job["id"], default=default, error=error) is not None:
+    if default is not None:
+        ended = statements.input_answers.complete_node(
+            conn, job=job["id"], result=default, by="timeout"
+        )
+    else:
+        ended = statements.input_timeouts.fail_node(conn, job=job["id"], error=error)
+    if ended is not None:  # else the first answer has won
         effect = "takes its default" if default is not None else "fails"
         _log.warning(
             "node %s of run %s: %s; it %s",

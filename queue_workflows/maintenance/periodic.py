@@ -9,14 +9,12 @@ from collections.abc import Callable
 from typing import Final
 
 from queue_workflows import config, db, workers
+from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import (
     events,
     metric_rows,
     models,
-    pending,
-    promotion,
-    queues,
     row_isolation,
     unserved_jobs,
 )
@@ -120,13 +118,13 @@ class PeriodicTasks:
     def check(self) -> None:
         """Wake the frequent tasks that have something to do, found by one statement for all."""
         with self._dedicated.using() as conn:
-            found = pending.sweeps(conn)
+            found = statements.pending.sweeps(conn)
         self._database.note()
         wanted = {
-            "reclaim": found.leases,
-            "input-timeouts": found.inputs,
-            "lock-keys": found.lock_queues,
-            "limits": found.partitions,
+            "reclaim": found["leases"],
+            "input-timeouts": found["inputs"],
+            "lock-keys": found["lock_queues"],
+            "limits": found["partitions"],
         }
         if names := [name for name, has_work in wanted.items() if has_work]:
             self.wake(*names)
@@ -151,7 +149,7 @@ class PeriodicTasks:
         if not self._database.lasts(silent_s):
             return
         with self._dedicated.using() as conn:
-            if pending.has_silent_jobs(conn, silent_s):
+            if statements.pending.silent_jobs(conn, silent_s=silent_s):
                 recovery.reclaim_lost_sessions(conn, silent_s, self._rows)
 
     def cancel_orphans(self) -> None:
@@ -170,7 +168,9 @@ class PeriodicTasks:
         The rest follows at once, after the other tasks that are due.
         """
         with self._dedicated.using() as conn:
-            woken = events.wake_waiting(conn)
+            woken = statements.events.wake_waiting(
+                conn, name=None, key=None, most=events.WAKE_BATCH
+            )
         if woken >= events.WAKE_BATCH:
             self.wake("events")
 
@@ -186,7 +186,7 @@ class PeriodicTasks:
         """
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
         with self._dedicated.using() as conn:
-            served = unserved_jobs.served(conn, stale_after_s)
+            served = statements.unserved_jobs.served(conn, stale_s=stale_after_s)
             unserved_jobs.unblock_served(conn, served)
             if self._database.lasts(stale_after_s) and (
                 count := unserved_jobs.block_unserved(conn, served)
@@ -196,7 +196,7 @@ class PeriodicTasks:
                     "`queue-workflows status` names it",
                     count,
                 )
-            count = promotion.admit_missed_waiters(conn)
+            count = statements.promotion.admit_missed_waiters(conn)
         if count and not self._found_left_keys:
             _log.warning("admitted %d jobs that waited for a lock key that was free", count)
         self._found_left_keys = count > 0
@@ -204,7 +204,7 @@ class PeriodicTasks:
     def repair_partition_queues(self) -> None:
         """Admit jobs of limited partitions whose time has come or that were missed."""
         with self._dedicated.using() as conn:
-            queues.admit_from_partitions(conn)
+            statements.queues.admit_from_partitions(conn)
 
     def count_events(self) -> None:
         """Count new events of the history of jobs, for metrics; the rest at its next run.
@@ -242,7 +242,7 @@ class PeriodicTasks:
             self._unserved.clear()
             return
         with self._dedicated.using() as conn:
-            rows = {row["model"]: row for row in models.unserved(conn)}
+            rows = {row["model"]: row for row in statements.models.unserved(conn)}
             now = self._now()
             wanting = [model for model, row in rows.items() if row["reason"]]
             self._unserved = {model: self._unserved.get(model, now) for model in wanting}

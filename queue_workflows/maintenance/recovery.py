@@ -10,8 +10,9 @@ from typing import Final
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
+from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, run_cache
-from queue_workflows.engine import cancellation, job_tables, recovery, row_isolation, runs
+from queue_workflows.engine import cancellation, job_tables, recovery, row_isolation
 from queue_workflows.runtime import log_context
 from queue_workflows.types import NowFn, Row
 
@@ -116,12 +117,12 @@ class StalledRuns:
         """
         until = self._now() + for_s
         with run_cache.reading(begin) as conn:
-            ids = runs.running(conn, self.after, RUNS)
+            ids = statements.runs.running(conn, after=self.after, limit=RUNS)
         for start in range(0, len(ids), RUNS_AT_ONCE):
             part = ids[start : start + RUNS_AT_ONCE]
             self.after = part[-1]  # before it is tried: a part that takes too long stops no other
             with run_cache.reading(begin) as conn:
-                found = runs.stalled(conn, part, quiet_s)
+                found = statements.runs.stalled(conn, ids=list(part), quiet_s=quiet_s)
             aside = self._rows.aside(STALLED) if found else ()
             for run_id in found:
                 if run_id not in aside:
@@ -152,10 +153,14 @@ def _is_ended(begin: run_cache.Begin, run_id: str, *, go_on: bool) -> bool:
     `go_on`: leave it unless a node of it failed, was cancelled or was deleted.
     """
     with begin() as conn:
-        runs.lock(conn, run_id)
-        if not runs.is_stalled(conn, run_id):
+        statements.runs.lock(conn, run_id=run_id)
+        if not statements.runs.is_stalled(conn, run_id=run_id):
             return True
-        found = runs.stopper(conn, run_id) or {"node_id": "?", "status": "missing", "error": None}
+        found = statements.runs.stopper(conn, run_id=run_id) or {
+            "node_id": "?",
+            "status": "missing",
+            "error": None,
+        }
         node_id, status = found["node_id"], found["status"]
         if status == "failed":
             reason = advance.node_failure(node_id, found["error"])
@@ -165,8 +170,8 @@ def _is_ended(begin: run_cache.Begin, run_id: str, *, go_on: bool) -> bool:
             return False
         else:
             reason = f"nothing moves it forward: node {node_id} is {status}"
-        end = runs.cancel if status == "cancelled" else runs.fail
-        end(conn, run_id, payload.error_text(reason))
+        end = statements.runs.cancel if status == "cancelled" else statements.runs.fail
+        end(conn, run_id=run_id, error=payload.error_text(reason))
     _log.warning("run %s had stopped: %s", run_id, reason, extra={"run_id": run_id})
     return True
 

@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from queue_workflows import config, db, errors, tasks
+from queue_workflows.db import statements
 from queue_workflows.engine import (
     row_isolation,
     schedule_definitions,
     schedule_fires,
     schedule_rows,
-    schedules,
 )
 from queue_workflows.runtime import app_loading
 from queue_workflows.schedule import definition, entry, old_style_entries
@@ -87,10 +87,12 @@ class CodeSchedules:
         app = app_loading.app_name()
         refused = self._put(app)
         with db.transaction() as conn:
-            schedule_definitions.end_clashes(conn, app, refused)
+            statements.schedule_definitions.end_clashes(conn, app=app, names=[*refused])
             if self._given is None and (seen or app_loading.names_app()):
                 kept = {one.name for one in (*self._old, *self._new)} | self._left_out
-                for name in schedule_definitions.mark_gone(conn, app, kept):
+                for name in statements.schedule_definitions.mark_gone(
+                    conn, app=app, names=sorted(kept)
+                ):
                     _log.warning("schedule %r is in the code no more: it does not fire", name)
         if refused or self._left_out:
             self._retry_at = time.monotonic() + RETRY_S
@@ -118,7 +120,10 @@ class CodeSchedules:
     def _put(self, app: str) -> list[str]:
         """Store what differs; return the names that the table or another app has."""
         with db.transaction() as conn:
-            known = schedule_definitions.digests(conn, app)
+            known = {
+                row["name"]: row["definition_hash"]
+                for row in statements.schedule_definitions.stored(conn, app=app)
+            }
         wanted = [(one, True) for one in self._old] + [(one, False) for one in self._new]
         changed = [
             found for found in wanted
@@ -146,15 +151,15 @@ class CodeSchedules:
             self._log_once(f"schedule {one.name!r} is left out: {row_isolation.described(error)}")
             return True
         except errors.InvalidConfig as error:
-            schedule_definitions.mark_clash(conn, one.name, app)
+            statements.schedule_definitions.clash(conn, name=one.name, app=app)
             self._log_once(f"{error}; until then it does not fire for app {app!r}")
             return False
         if found is not None:
             _log.info("schedule %r is stored", one.name)
             if self._clock is not None:
-                schedule_definitions.begin(conn, one.name, self._now(conn))
+                statements.schedule_definitions.begin(conn, name=one.name, now=self._now(conn))
             if is_old and found["inserted"]:
-                schedule_definitions.adopt(conn, one.name, self._now(conn))
+                statements.schedule_definitions.adopt(conn, name=one.name, now=self._now(conn))
         return True
 
     def boot(self) -> list[str]:
@@ -168,7 +173,7 @@ class CodeSchedules:
         for part in _parts(names, schedule_rows.BATCH):
             with db.transaction() as conn:
                 now = self._now(conn)
-                rows = [schedule_definitions.lock(conn, name) for name in part]
+                rows = [statements.schedule_definitions.lock(conn, name=name) for name in part]
                 kicked = [
                     schedule_fires.boot(conn, row, now)
                     for row in rows
@@ -180,7 +185,7 @@ class CodeSchedules:
         return ids
 
     def _now(self, conn: db.Connection) -> datetime:
-        return entry.as_utc(self._clock() if self._clock else schedules.database_now(conn))
+        return entry.as_utc(self._clock() if self._clock else statements.schedules.now(conn))
 
     def _log_once(self, text: str) -> None:
         if text not in self._logged:

@@ -12,13 +12,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from queue_workflows import config, db
+from queue_workflows.db import statements
 from queue_workflows.engine import (
     claim_isolation,
     claims,
-    held_claims,
-    ingest_jobs,
     job_tables,
-    nodes,
 )
 from queue_workflows.runtime import identity
 from queue_workflows.types import Row
@@ -102,11 +100,12 @@ def take(table: job_tables.JobTable, job: Row) -> Row | None:
             _log.warning("job %s is not run here: %s holds it", job["id"], job["worker_id"])
         return None
     with db.statement() as conn:
-        return job if held_claims.is_held(conn, job_tables.lease_of(table, job)) else None
+        return job if claims.is_held(conn, job_tables.lease_of(table, job)) else None
 
 
 def _row(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> Claimed | None:
-    row = (nodes.get if table.in_run else ingest_jobs.get)(conn, job_id)
+    get = statements.nodes.get if table.in_run else statements.ingest_jobs.get
+    row = get(conn, job=job_id)
     return Claimed(row) if row else None
 
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from queue_workflows import db
 from queue_workflows.dag import payload
-from queue_workflows.engine import job_tables, manual_changes, nodes
+from queue_workflows.db import statements
+from queue_workflows.engine import job_tables, manual_changes
 from queue_workflows.types import IngestJob, NodeJob, Row
 
 
@@ -62,7 +63,11 @@ def _fail(table: job_tables.JobTable, job_id: str, error: str, seconds: float | 
 def park_node(job_id: str) -> NodeJob | None:
     """Let a node job wait for an answer; return its row, or None if it is over."""
     with db.transaction() as conn:
-        row = manual_changes.park(conn, job_id)
-        if row is None and (job := nodes.get(conn, job_id)) and job["status"] == "awaiting_input":
+        row = statements.manual_changes.park_node(conn, job=job_id)
+        if (
+            row is None
+            and (job := statements.nodes.get(conn, job=job_id))
+            and job["status"] == "awaiting_input"
+        ):
             return cast("NodeJob", job)
         return cast("NodeJob | None", row)

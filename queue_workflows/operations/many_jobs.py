@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
+from queue_workflows.db import statements
 from queue_workflows.engine import ingest_jobs, job_tables
 from queue_workflows.types import JsonDict, Row
 
@@ -46,11 +47,16 @@ def _each(
     for some in _batches(wanted):
         with db.transaction(conn) as own:
             if by is not None:
-                ingest_jobs.name_actor(own, by)
+                statements.ingest_jobs.name_actor(own, actor=payload.error_text(by))
             known = [one for one in some if payload.is_storable(one)]
-            rows = ingest_jobs.lock(own, known)
+            rows = {row["id"]: row for row in statements.ingest_jobs.lock(own, ids=list(known))}
             outcomes = change(own, rows)
-            nodes = ingest_jobs.runs_of_node_jobs(own, [one for one in known if one not in rows])
+            nodes = {
+                row["id"]: row["run_id"]
+                for row in statements.ingest_jobs.find_node_jobs(
+                    own, ids=[one for one in known if one not in rows]
+                )
+            }
             done += [_report(one, rows.get(one), outcomes, nodes) for one in some]
     return done
 
@@ -92,18 +98,18 @@ def _retry(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
 
 def _cancel_queued(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
     chosen = _having(rows, "queued")
-    ingest_jobs.cancel_queued(conn, chosen)
+    statements.ingest_jobs.cancel_queued(conn, ids=list(chosen))
     return _refused(rows) | dict.fromkeys(chosen, ("cancelled", None))
 
 
 def _cancel(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
     chosen = _having(rows, "running")
-    ingest_jobs.request_cancel(conn, chosen)
+    statements.ingest_jobs.request_cancel(conn, ids=list(chosen))
     return _cancel_queued(conn, rows) | dict.fromkeys(chosen, ("asked to stop", None))
 
 
 def _delete(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
     chosen = [job_id for job_id, row in rows.items() if row["status"] != "running"]
-    ingest_jobs.delete(conn, chosen)
+    statements.ingest_jobs.delete(conn, ids=list(chosen))
     outcomes = _refused(rows, ": cancel it first")
     return outcomes | dict.fromkeys(chosen, ("deleted", None))

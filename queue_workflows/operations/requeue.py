@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from queue_workflows import db
-from queue_workflows.engine import job_tables, manual_changes, recovery, row_isolation
+from queue_workflows.db import statements
+from queue_workflows.engine import job_tables, recovery, row_isolation
 from queue_workflows.types import NodeJob, Row
 
 _IN_BRIEF = ("id", "run_id", "node_id", "status")
@@ -36,17 +37,21 @@ def _brief(rows: list[Row]) -> list[Row]:
 def requeue_node(job_id: str) -> NodeJob | None:
     """Queue a running node job at the front, `watchdog_retries` + 1; its row, None: not running."""
     with db.transaction() as conn:
-        return cast("NodeJob | None", manual_changes.requeue_node(conn, job_id))
+        return cast("NodeJob | None", statements.manual_changes.requeue_node(conn, job=job_id))
 
 
 def requeue_all_nodes() -> list[Row]:
     """Queue every running node job at the front, counting nothing; as `reclaim_nodes`."""
     with db.transaction() as conn:
-        return _brief(manual_changes.requeue_all_nodes(conn))
+        return _brief(statements.manual_changes.requeue_all_nodes(conn))
 
 
 def requeue_of_host(host_label: str, queue: str) -> int:
     """Queue a host's running jobs of a queue at the front, counting nothing; return how many."""
     table = job_tables.of_queue(queue)
     with db.transaction() as conn:
-        return len(manual_changes.requeue_of_host(conn, table, host_label, queue))
+        return len(
+            statements.manual_changes.requeue_of_host[table.name](
+                conn, host=host_label, queue=queue
+            )
+        )

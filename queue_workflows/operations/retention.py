@@ -7,18 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from queue_workflows import config, db
+from queue_workflows.db import statements
 from queue_workflows.engine import (
-    events,
-    failure_alerts,
-    job_events,
-    logs,
     metric_rows,
-    models,
     retention,
     row_isolation,
-    samples,
-    schedules,
-    workers,
 )
 
 _log = logging.getLogger(__name__)
@@ -98,30 +91,32 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[_Kind]:
         yield from _by_age(days)
     days = config.EVENT_RETENTION_DAYS.read()
     if days > 0:
-        batch = retention.ROWS
-        yield "events", _again("events", lambda conn: _prune_events(conn, days, batch), batch)
-    yield "workers", _again("workers", workers.prune, 0)
-    yield "hw_samples", _again("hw_samples", samples.prune, 0)
-    yield "gpu_models", _again("gpu_models", models.prune, 0)
-    yield "failure_alerts", _again("failure_alerts", failure_alerts.prune, 0)
-
-
-def _prune_events(conn: db.Connection, days: float, batch: int) -> int:
-    return events.prune(conn, older_than_days=days, batch=batch)
+        batch, prune_events = retention.ROWS, statements.events.prune
+        yield (
+            "events",
+            _again("events", lambda conn: prune_events(conn, days=days, batch=batch), batch),
+        )
+    yield "workers", _again("workers", statements.workers.prune, 0)
+    yield "hw_samples", _again("hw_samples", statements.samples.prune, 0)
+    yield "gpu_models", _again("gpu_models", statements.models.prune, 0)
+    yield "failure_alerts", _again("failure_alerts", statements.failure_alerts.prune, 0)
 
 
 def _by_age(days: int) -> Iterator[_Kind]:
     rows = retention.ROWS
     aged: dict[str, tuple[_Batch, int]] = {
-        "outbox": (lambda conn: retention.delete_outbox(conn, days), rows),
+        "outbox": (
+            lambda conn: statements.retention.delete_outbox(conn, days=days, limit=retention.ROWS),
+            rows,
+        ),
         "node_events": (
-            lambda conn: job_events.prune_nodes(conn, older_than_days=days, batch=rows),
+            lambda conn: statements.job_events.prune_nodes(conn, days=days, batch=rows),
             rows,
         ),
         "ingest_job_events": (lambda conn: retention.delete_ingest_events(conn, days), rows),
-        "logs": (lambda conn: logs.prune(conn, older_than_days=days, batch=rows), rows),
-        "fires": (lambda conn: schedules.prune(conn, older_than_days=days, batch=rows), rows),
-        "heartbeats": (lambda conn: retention.delete_heartbeats(conn, days), 0),
+        "logs": (lambda conn: statements.logs.prune(conn, days=days, batch=rows), rows),
+        "fires": (lambda conn: statements.schedules.prune(conn, days=days, batch=rows), rows),
+        "heartbeats": (lambda conn: statements.retention.delete_heartbeats(conn, days=days), 0),
     }
     for kind, (delete, batch) in aged.items():
         yield kind, _again(kind, delete, batch)
@@ -146,7 +141,7 @@ def _walk(
 ) -> Iterator[tuple[str, int]]:
     """Delete page by page of the table; the same pages again while they give full batches."""
     with db.transaction() as conn:
-        end = retention.blocks(conn, table)
+        end = statements.retention.pages(conn, table=table)
     for first in range(0, end, retention.BLOCKS):
         while True:
             with db.statement() as conn:

@@ -26,9 +26,9 @@ from queue_workflows import (
     runs,
     scheduler,
 )
-from queue_workflows.db import functions, ledger, scratch_databases
+from queue_workflows.db import functions, ledger, scratch_databases, statements
 from queue_workflows.dispatch import drain, hooks, starts
-from queue_workflows.engine import job_tables, schedules
+from queue_workflows.engine import job_tables
 from queue_workflows.maintenance import input_timeouts, recovery
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.operations import manual_claims
@@ -194,7 +194,7 @@ class Harness:
 
     def _database_now(self) -> datetime.datetime:
         with db.transaction() as conn:
-            return schedules.database_now(conn)
+            return statements.schedules.now(conn)
 
     def advance(self, seconds: float) -> None:
         """Let time pass for what waits: due times, back-offs, leases, heartbeats, schedules.

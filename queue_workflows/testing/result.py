@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import db, errors, runs
-from queue_workflows.admin import overview
+from queue_workflows.db import statements
 from queue_workflows.types import JsonDict, NodeJob
 
 _FAILURES = 1000
@@ -73,7 +73,7 @@ def of_run(run_id: str) -> Result:
     if run is None:
         raise errors.UnknownJob(f"no run {run_id!r}")
     with db.transaction() as conn:
-        failed = overview.failures(conn, run_id, limit=_FAILURES)
+        failed = statements.overview.failures(conn, run=run_id, limit=_FAILURES)
     traces = {row["node_id"]: row["traceback"] for row in failed}
     rows = sorted(runs.nodes(run_id), key=lambda row: row["seq"])
     nodes = {row["node_id"]: _node(row, traces.get(row["node_id"])) for row in rows}

@@ -39,16 +39,15 @@ def script(job: claimed_job.ClaimedJob, question: JsonDict) -> db.Script[Found]:
 
 def rows(job: claimed_job.ClaimedJob) -> db.Script[JsonDict]:
     """Return the rows of a node and of its run with all columns, as JSON has them."""
-    own = yield from db.one(statements.nodes.get, {"job": job.id})
-    run = yield from db.one(statements.runs.get, {"run_id": job.run_id})
+    own = yield from statements.nodes.get.script(job=job.id)
+    run = yield from statements.runs.get.script(run_id=job.run_id)
     return {"job": wire.tagged(own or job.row), "run": wire.tagged(run or {})}
 
 
 def _out_dir(job: claimed_job.ClaimedJob) -> db.Script[str]:
     default = confinement.of_run(job.run_id or "")
-    given = {"run_id": job.run_id, "out_dir": default}
-    row = yield from db.one(statements.runs.set_out_dir, given)
-    return row["out_dir"] if row else default
+    found = yield from statements.runs.set_out_dir.script(run_id=job.run_id, out_dir=default)
+    return found or default
 
 
 def _context(job: claimed_job.ClaimedJob, heads: Sequence[str] | None) -> db.Script[JsonDict]:

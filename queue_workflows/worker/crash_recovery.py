@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
+from queue_workflows.db import statements
 from queue_workflows.engine import (
     claim_isolation,
+    claims,
     handback,
-    held_claims,
     job_tables,
     recovery,
     workers,
@@ -61,7 +62,7 @@ def recover_claims(
     with conn.transaction():
         gpu = workers.last_detail(conn, prefix).get("gpu")
         tables = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
-        held = [held_claims.held_by(conn, table, prefix) for table in tables]
+        held = [claims.held_by(conn, table, prefix) for table in tables]
         for table, leases in zip(tables, held, strict=True):
             holders = {lease.job_id: lease.worker_id for lease in leases}
             apart = all(map(identity.has_executors, holders.values()))
@@ -82,7 +83,9 @@ def recover_claims(
                 db.run(conn, noted)
             rows += taken
         orderly = ended.code in _ORDERLY
-        workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
+        statements.workers.record_death(
+            conn, prefix=prefix, detail=payload.encode(death, "detail"), orderly=orderly
+        )
     return rows
 
 

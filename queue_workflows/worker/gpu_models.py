@@ -183,9 +183,12 @@ class GpuModels:
         sizes = {name: model_registry.get(name).est_vram_gb for name in self._known or ()}
         if sizes != self._sizes:
             self._sizes = sizes
-            given: JsonDict = {"host": self._lane.who.host, "models": [*sizes]}
-            given["sizes"] = [size or None for size in sizes.values()]
-            self._later(db.one(statements.models.publish_sizes, given), "the sizes of models")
+            publish = statements.models.publish_sizes.script(
+                host=self._lane.who.host,
+                models=[*sizes],
+                sizes=[size or None for size in sizes.values()],
+            )
+            self._later(publish, "the sizes of models")
 
     def tick(self, now: float) -> float:
         """Take samples to the guards, and do what is due; return when to be called again."""
@@ -274,8 +277,10 @@ class GpuModels:
         return _note(job, event_type, detail="{}", elapsed_s=elapsed_s)
 
     def _learn(self, model: str | None, seconds: float) -> None:
-        given = {"host": self._lane.who.host, "model": model, "seconds": seconds}
-        self._later(db.one(statements.models.learn_load, given), "the time of a load")
+        learn = statements.models.learn_load.script(
+            host=self._lane.who.host, model=model, seconds=seconds
+        )
+        self._later(learn, "the time of a load")
 
     # --- Requests to load and unload.
 
@@ -283,10 +288,10 @@ class GpuModels:
         """Look for a request; it replaces one that still waits."""
         self._poll_at = self._now() + config.WORKER_CONTROL_POLL_S.read()
         who = self._lane.who
-        given = {"host": who.host, "worker": who.worker_id, "after": self._request_no}
-        self._later(
-            db.one(statements.models.newest_request, given), "requests for models", self._polled
+        newest = statements.models.newest_request.script(
+            host=who.host, worker=who.worker_id, after=self._request_no
         )
+        self._later(newest, "requests for models", self._polled)
 
     def _polled(self, found: Row | None) -> None:
         if found is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 from queue_workflows import config, db
-from queue_workflows.engine import job_tables, logs
+from queue_workflows.db import statements
+from queue_workflows.engine import job_tables
 from queue_workflows.runtime import clock, entry_point
 from queue_workflows.types import NowFn
 from queue_workflows.worker import claimed_job
@@ -20,6 +21,29 @@ BETWEEN_S: Final = 0.05
 KEPT_MAX: Final = 256
 """Ended attempts whose log is not stored yet; beyond that the oldest are dropped."""
 KIB: Final = 1024
+
+
+class Written(NamedTuple):
+    """The log of one attempt: its first part, its last part, and how many bytes between are gone.
+
+    A `head` of None is stored already. Neither part has a NUL or a lone surrogate.
+    """
+
+    lease: job_tables.Lease
+    head: str | None
+    tail: str
+    cut_bytes: int
+
+
+def columns(logs: Sequence[Written]) -> dict[str, Any]:
+    """Return logs as `statements.logs.write` takes them."""
+    return {
+        "jobs": [log.lease.job_id for log in logs],
+        "claims": [log.lease.claim_no for log in logs],
+        "heads": [log.head for log in logs],
+        "tails": [log.tail for log in logs],
+        "cuts": [log.cut_bytes for log in logs],
+    }
 
 
 class Recording:
@@ -47,7 +71,7 @@ class Recording:
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half - 1]
 
-    def written(self) -> logs.Written:
+    def written(self) -> Written:
         """Return the log to store now, without a head that is stored already."""
         self.changed = False
         head, tail, total = bytes(self._head), bytes(self._tail), self._total
@@ -62,7 +86,7 @@ class Recording:
         cut = total - len(head) - len(tail)
         new = len(head) != self._head_stored
         self._head_stored = len(head)
-        return logs.Written(self.lease, _text(head) if new else None, _text(tail), cut)
+        return Written(self.lease, _text(head) if new else None, _text(tail), cut)
 
     def mark_unstored(self) -> None:
         """Note that the last `written` was not stored, so that the next one is complete."""
@@ -83,7 +107,8 @@ class Taken(NamedTuple):
         """Store them."""
         for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             if written := [each.written() for each in self.changed if each.lease.table is table]:
-                yield logs.writing(table, written)
+                write = statements.logs.write[table.name]
+                yield from write.script(**columns(written))
 
 
 class JobLogs:

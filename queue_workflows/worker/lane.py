@@ -140,7 +140,7 @@ class Lane:
                 if outcome.error:
                     yield from job_events.note_logged_error(job.lease, outcome.error)
             given |= {"claim": count, "done": _array(map(_ingest_json, done)) if done else None}
-            return (yield db.Statement(statements.claims.ingest_rows, given, is_raw=True))
+            return (yield db.Statement(statements.claims.ingest_rows.text, given, is_raw=True))
         given |= {"newest": self.who.newest, "versions": self.who.versions}
         plans: list[claims.Ahead | None] = []
         if done:
@@ -150,10 +150,10 @@ class Lane:
         if self.shape.gpu or (single and not (done and _queues_many(plans[0]))):
             single_done = claims.completed(_result(done[0]), plans[0]) if done else _NOTHING
             given |= self._gpu() | single_done | {"claim": count > 0}
-            return (yield db.Statement(statements.claims.node_rows, given, is_raw=True))
+            return (yield db.Statement(statements.claims.node_rows.text, given, is_raw=True))
         texts = map(claims.node_json, map(_result, done), plans)
         given |= {"claim": count, "done": _array(texts) if done else None}
-        return (yield db.Statement(statements.claims.nodes_rows, given, is_raw=True))
+        return (yield db.Statement(statements.claims.nodes_rows.text, given, is_raw=True))
 
     def claim_apart(self) -> db.Script[list[tuple[bytes | None, ...]]]:
         """Claim one job row by row, as a row makes the ordinary claim fail; return its row."""
@@ -161,9 +161,9 @@ class Lane:
         found = yield from claim_isolation.claim_apart(self.table, who, promote=True)
         if found.job_id is None:
             return []
-        text = statements.claimed_jobs.ingest_rows
+        text = statements.claimed_jobs.ingest_rows.text
         if self.table.in_run:
-            text = statements.claimed_jobs.node_rows
+            text = statements.claimed_jobs.node_rows.text
         given = {"job": found.job_id, "worker": who.worker_id}
         return (yield db.Statement(text, given, is_raw=True))
 

@@ -281,9 +281,10 @@ class Leases:
         def check() -> db.Script[list[tuple[lane.Lane, str | None]]]:
             found: list[tuple[lane.Lane, str | None]] = []
             for own in lanes:
-                given = {"host": own.who.host, "queue": own.who.queue}
-                row = yield from db.one(statements.controls.off_policy, given)
-                found.append((own, row["policy"] if row else None))
+                policy = yield from statements.controls.off_policy.script(
+                    host=own.who.host, queue=own.who.queue
+                )
+                found.append((own, policy))
             return found
 
         def checked(found: list[tuple[lane.Lane, str | None]]) -> None:
@@ -334,7 +335,7 @@ class Leases:
         columns = shown.pop("columns")
         for own in self._desk.lanes:
             try:
-                yield db.Statement(statements.workers.report, self._row(own, shown) | columns)
+                yield from statements.workers.report.script(**self._row(own, shown), **columns)
             except db.Error as error:
                 if error.sqlstate != desk.LOCKED:
                     raise
@@ -363,15 +364,14 @@ class Leases:
     def _stop(self) -> link.Request:
         def stop() -> db.Script[None]:
             for own in self._desk.lanes:
-                yield db.Statement(statements.workers.stop, {"worker": own.who.worker_id})
+                yield from statements.workers.stop.script(worker=own.who.worker_id)
                 if self._desk.exit_code:
-                    given = {
-                        "host": own.who.host,
-                        "queue": own.who.queue,
-                        "gone": own.who.worker_id,
-                        "live_s": config.STALE_WORKER_AFTER_S.read(),
-                    }
-                    yield db.Statement(statements.workers.clear_heartbeat, given)
+                    yield from statements.workers.clear_heartbeat.script(
+                        host=own.who.host,
+                        queue=own.who.queue,
+                        gone=own.who.worker_id,
+                        live_s=config.STALE_WORKER_AFTER_S.read(),
+                    )
 
         def left(*_: object) -> None:
             self.left = True

@@ -77,12 +77,11 @@ class MemoryWatch:
         self._decide(working=busy or gives_back)
 
     def _fills(self, ids: list[str]) -> db.Script[Any]:
-        given = {
-            "memory": ids,
-            "but": [own.who.worker_id for own in self._desk.lanes],
-            "stale_s": config.STALE_WORKER_AFTER_S.read(),
-        }
-        return db.one(statements.workers.fill_memory, given)
+        return statements.workers.fill_memory.script(
+            memory=ids,
+            but=[own.who.worker_id for own in self._desk.lanes],
+            stale_s=config.STALE_WORKER_AFTER_S.read(),
+        )
 
     def _found(self, row: Any) -> None:
         self._asks = False

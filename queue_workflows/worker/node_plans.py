@@ -35,8 +35,10 @@ def learned(done: Sequence[Done]) -> db.Script[None]:
     runs = [run_of(job) for job, _ in done if not item_ids.of_item(job.node_id or "")]
     wanted = _best_effort(lambda: run_cache.unknown(runs))
     if wanted:
-        given = {"ids": [run["id"] for run in wanted], "most": run_cache.SMALL_BYTES}
-        rows = yield db.Statement(statements.runs.definition_texts, given)
+        ids = [run["id"] for run in wanted]
+        rows = yield from statements.runs.definition_texts.script(
+            ids=ids, most=run_cache.SMALL_BYTES
+        )
         texts = {row["id"]: row["text"] for row in rows}
         _best_effort(lambda: run_cache.learned(wanted, texts))
 

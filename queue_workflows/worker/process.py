@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Final, NamedTuple
 
-from queue_workflows import config, db, hw_metrics
+from queue_workflows import config, hw_metrics
 from queue_workflows.db import link, statements
 from queue_workflows.engine import claims, recovery
 from queue_workflows.model_cache import ModelCache
@@ -336,13 +336,13 @@ class Worker:
 
     def _store_samples(self, metrics: hw_metrics.Sampler) -> None:
         for each in metrics.take():
-            given = {
-                "host": self._desk.lanes[0].who.host,
-                "every_s": each.every_s,
-                "sample": each.text,
-                "notify": each.tell,
-            }
-            self._leases.later(db.one(statements.samples.put, given), "a sample")
+            put = statements.samples.put.script(
+                host=self._desk.lanes[0].who.host,
+                every_s=each.every_s,
+                sample=each.text,
+                notify=each.tell,
+            )
+            self._leases.later(put, "a sample")
 
     def _end_by_itself(self, now: float) -> None:
         """Stop a worker that is to end when no job is left, or none came for a while."""
@@ -451,8 +451,9 @@ class Worker:
         if call == "requeue":
             self._desk.requeue(packet["reason"], answer)
         elif call == "clear_model":
-            given = {"host": own.who.host, "queue": own.who.queue, "mark_stale": True}
-            script = db.one(statements.workers.clear_model, given)
+            script = statements.workers.clear_model.script(
+                host=own.who.host, queue=own.who.queue, mark_stale=True
+            )
             self._leases.later(script, "clearing the model", answer)
         elif call == "beat":
             self._leases.beat_now()

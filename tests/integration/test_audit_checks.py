@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from queue_workflows.admin import audit
+from queue_workflows.db import statements
 from tests.support import console, factories
 from tests.support.wait import patience
 
@@ -34,7 +35,7 @@ def test_a_window_reads_no_table_of_jobs_from_end_to_end(conn: Any) -> None:
     for each in audit.INVARIANTS:
         if each.statement is None:
             continue
-        plan = conn.execute(b"EXPLAIN " + each.statement, values).fetchall()
+        plan = conn.execute(b"EXPLAIN " + each.statement.text, values).fetchall()
         text = "\n".join(row["QUERY PLAN"] for row in plan)
         assert "Seq Scan on ingest_jobs" not in text, f"invariant {each.number}\n{text}"
         assert "Seq Scan on workflow_node_jobs" not in text, f"invariant {each.number}\n{text}"
@@ -42,7 +43,9 @@ def test_a_window_reads_no_table_of_jobs_from_end_to_end(conn: Any) -> None:
 
 
 def invariant_of(statement: bytes) -> audit.Invariant:
-    return audit.Invariant(99, "test", "A test.", statement)
+    return audit.Invariant(
+        99, "test", "A test.", statements.Named(statement, "A test.", "many", None)
+    )
 
 
 def test_nothing_can_be_written(conn: Any) -> None:

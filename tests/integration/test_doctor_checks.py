@@ -12,6 +12,7 @@ import pytest
 from queue_workflows import db
 from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import server_checks, table_checks
+from queue_workflows.db import statements
 from tests.support import factories, reused_backends
 from tests.support.findings import ERROR, OK, WARNING, wrong
 from tests.support.findings import doctors as found
@@ -104,13 +105,13 @@ def test_a_transaction_that_was_forgotten(
 
 def test_connections_that_run_out(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     with db.connect() as conn:
-        before = facts.connections(conn)
+        before = statements.doctor.connections(conn)
         with reused_backends.shared.off(), db.connect():
-            assert until(lambda: facts.connections(conn)["used"] > before["used"])
+            assert until(lambda: statements.doctor.connections(conn)["used"] > before["used"])
         assert before["allowed"] < int(factories.one(conn, "SHOW max_connections"))
     for share, level in ((0.5, OK), (0.85, WARNING), (0.99, ERROR)):
         used = {"used": int(share * 1000), "allowed": 1000}
-        monkeypatch.setattr(facts, "connections", lambda _, used=used: used)
+        monkeypatch.setattr(statements.doctor, "connections", lambda _, used=used: used)
         assert found("connections").level == level
 
 
@@ -182,7 +183,7 @@ def test_renewals_that_are_not_hot(
     name: str, updates: int, hot: int, inserts: int, level: str,
 ) -> None:  # fmt: skip
     row = {**STATISTICS, "name": name, "updates": updates, "hot": hot, "inserts": inserts}
-    monkeypatch.setattr(facts, "table_statistics", lambda _: [row])
+    monkeypatch.setattr(statements.doctor, "table_statistics", lambda _, **__: [row])
     assert found("renewals").level == level
 
 
@@ -199,11 +200,12 @@ def test_psycopg_without_its_c_part_is_slow(
 def test_a_check_that_is_refused_is_one_finding(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(conn: Any, *_: Any) -> None:
+    def refused(conn: Any, *_: Any, **__: Any) -> None:
         conn.execute("SELECT * FROM nowhere")
 
-    for name in ("settings", "transactions", "connections", "lapsed", "table_statistics"):
-        monkeypatch.setattr(facts, name, refused)
+    monkeypatch.setattr(facts, "settings", refused)
+    for name in ("transactions", "connections", "lapsed", "table_statistics"):
+        monkeypatch.setattr(statements.doctor, name, refused)
     result = findings()
     assert wrong(result) == dict.fromkeys(
         ("settings", "transactions", "connections", "leases", "dead rows", "renewals"), ERROR

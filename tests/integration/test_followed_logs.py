@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from queue_workflows.engine import job_parts, logs
+from queue_workflows.db import statements
 from tests.support import factories, transitions
 
 
@@ -22,12 +22,14 @@ def test_the_nodes_that_logged_come_in_the_order_of_their_last_write(
     transitions.write_log(conn, transitions.claim_ingest(conn), "of an ingest job of the same id")
     transitions.write_log(conn, jobs["b"], None, "more")
 
-    def logged(*given: Any) -> list[str]:
-        found = logs.nodes_that_logged(conn, run_id, *given)
+    def logged(since: Any, nodes: Any) -> list[str]:
+        found = statements.logs.nodes_that_logged(conn, run_id=run_id, since=since, nodes=nodes)
         return [row["node_id"] for row in found]
 
     assert logged(None, None) == ["a", "c", "d", "b"]
-    since = logs.nodes_that_logged(conn, run_id, None, None)[2]["updated_at"]
+    since = statements.logs.nodes_that_logged(conn, run_id=run_id, since=None, nodes=None)[2][
+        "updated_at"
+    ]
     assert logged(since, None) == ["d", "b"]
     assert logged(since, ["d", "a"]) == ["d"]
 
@@ -45,7 +47,9 @@ def test_the_streams_of_nodes_that_run_or_have_just_ended_are_live(conn: Any) ->
     )
 
     def streaming(nodes: list[str] | None, *, live: bool) -> list[str]:
-        found = job_parts.streaming_nodes(conn, run_id, nodes, live=live)
+        found = statements.job_parts.streaming_nodes(
+            conn, run_id=run_id, nodes=None if nodes is None else [*nodes], live=live
+        )
         assert {(row["claim_no"], row["seq"]) for row in found} <= {(1, 2)}
         return [row["node_id"] for row in found]
 

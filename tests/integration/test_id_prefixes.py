@@ -49,7 +49,7 @@ def in_order(conn: db.Connection, collation: str) -> None:
     conn.execute("SET enable_seqscan = off")
     seen = rows.starting_with(conn, "a", limit=1000)
     assert sorted(row["id"] for row in seen) == sorted(one for one in ids if one[0] == "a")
-    statement = b"EXPLAIN " + statements.history_rows.ids_in_range
+    statement = b"EXPLAIN " + statements.history_rows.ids_in_range.text
     values = {"prefix": "a", "low": "a0", "high": "af", "limit": 5}
     plan = "\n".join(next(iter(row.values())) for row in conn.execute(statement, values))
     assert plan.count("Index Cond: ((id >= ") == 3, plan

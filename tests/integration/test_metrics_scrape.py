@@ -79,9 +79,9 @@ def test_the_oldest_node_is_found_among_versions_priorities_and_queues(conn: Any
         " WHERE relname = 'workflow_node_jobs'"
     )
     with conn.transaction():
-        conn.execute(statements.metrics.in_order)
+        statements.metrics.in_order(conn)
         before = factories.one(conn, read_rows)
-        found = conn.execute(statements.metrics.oldest_nodes).fetchall()
+        found = statements.metrics.oldest_nodes(conn)
         rows = factories.one(conn, read_rows) - before
     assert {row["queue"]: row["age_s"] for row in found} == pytest.approx(expected, abs=5)
     assert rows <= 3 * 18 + 1, "three searches for each version and priority"
@@ -91,13 +91,13 @@ def test_the_oldest_node_is_found_among_versions_priorities_and_queues(conn: Any
 def test_queued_jobs_are_counted_by_pages_until_there_are_statistics(
     db: ModuleType, own_database: Any, table: str
 ) -> None:
-    text = statements.metrics
+    own = statements.metrics
 
     def plan() -> str:
         with db.connect() as conn, conn.transaction():
-            conn.execute(text.by_index)
-            conn.execute(text.by_pages[table])
-            rows = conn.execute(b"EXPLAIN " + text.waiting[table]).fetchall()
+            own.by_index(conn)
+            own.by_pages[table](conn)
+            rows = conn.execute(b"EXPLAIN " + own.waiting[table].text).fetchall()
         return "\n".join(row["QUERY PLAN"] for row in rows)
 
     admin = own_database.conn

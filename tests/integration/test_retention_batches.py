@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, node_pool
-from queue_workflows.engine import job_events, logs, row_isolation, schedules
-from queue_workflows.engine import retention as statements
+from queue_workflows.db import statements
+from queue_workflows.engine import retention as deletions
+from queue_workflows.engine import row_isolation
 from queue_workflows.operations import retention
 from tests.support import factories
 
@@ -50,18 +51,18 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
             assert factories.one(conn, estimate, table) == 0, table
         conn.execute("SET statement_timeout = '5s'")  # by key it is 100 million comparisons
         with conn.transaction():
-            assert statements.delete_outbox(conn, 30) == 5000
-            assert job_events.prune_nodes(conn, older_than_days=30, batch=5000) == 5000
-            assert statements.delete_ingest_events(conn, 30) == 5000
-            assert logs.prune(conn, older_than_days=30, batch=5000) == 5000
-            assert schedules.prune(conn, batch=5000) == 5000
-            assert statements.due(conn, run_days=30, job_days=30) == {"runs": 5000, "jobs": 0}
-            assert statements.delete_runs(conn, 0, 30, row_isolation.Isolation()) == statements.RUNS
+            assert statements.retention.delete_outbox(conn, days=30, limit=deletions.ROWS) == 5000
+            assert statements.job_events.prune_nodes(conn, days=30, batch=5000) == 5000
+            assert deletions.delete_ingest_events(conn, 30) == 5000
+            assert statements.logs.prune(conn, days=30, batch=5000) == 5000
+            assert statements.schedules.prune(conn, days=30, batch=5000) == 5000
+            assert deletions.due(conn, run_days=30, job_days=30) == {"runs": 5000, "jobs": 0}
+            assert deletions.delete_runs(conn, 0, 30, row_isolation.Isolation()) == deletions.RUNS
 
 
 def test_large_tables_go_batch_by_batch(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "BLOCKS", 2)
-    monkeypatch.setattr(statements, "RUNS", 3)
+    monkeypatch.setattr(deletions, "BLOCKS", 2)
+    monkeypatch.setattr(deletions, "RUNS", 3)
     conn.execute(
         "INSERT INTO ingest_jobs (task_name, queue, reason, status, finished_at)"
         " SELECT 'note', 'load', 'x', 'completed', now() - interval '100 days'"

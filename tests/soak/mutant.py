@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from queue_workflows import db
+from queue_workflows.db import statements
 
 Conn = db.Connection
 
@@ -78,19 +79,15 @@ def undo() -> None:
     """Put back what `replace` and `rewrite` have changed in this process."""
     while replaced:
         owner, name, old = replaced.pop()
-        if isinstance(owner, dict):
-            owner[name] = old
-        else:
-            setattr(owner, name, old)
+        setattr(owner, name, old)
 
 
-def rewrite(statement: Mapping[str, bytes], old: bytes, new: bytes) -> None:
+def rewrite(statement: Mapping[str, statements.Named], old: bytes, new: bytes) -> None:
     """Replace `old` in a statement of this process, for both job families; it has to be there."""
-    texts = cast("dict[str, bytes]", statement)
-    for table, text in texts.items():
-        assert old in text, f"the statement for {table} does not say {old!r} any more"
-        replaced.append(Replaced(texts, table, text))
-        texts[table] = text.replace(old, new)
+    for table, own in statement.items():
+        assert old in own.text, f"the statement for {table} does not say {old!r} any more"
+        replaced.append(Replaced(own, "text", own.text))
+        own.text = own.text.replace(old, new)
 
 
 def edit(conn: Conn, function: str, *changes: tuple[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from queue_workflows import db
 from queue_workflows.dag import readiness
 from queue_workflows.db import statements
-from queue_workflows.engine import claims, held_claims, recovery, schedule_fires
+from queue_workflows.engine import claims, recovery, schedule_fires
 from queue_workflows.run import launcher
 from queue_workflows.runtime import kill_timer
 from queue_workflows.worker import (
@@ -148,13 +148,13 @@ def _no_renewal() -> None:
 
 
 def _recover_all_workers() -> None:
-    dead, held = recovery.reclaim_dead, held_claims.held_by
+    dead, held = recovery.reclaim_dead, claims.held_by
 
     def everybody(conn: Conn, table: Any, *, prefix: str, evidence: str) -> Any:
         return dead(conn, table, prefix="", evidence=evidence)
 
     replace(recovery, "reclaim_dead", everybody)
-    replace(held_claims, "held_by", lambda conn, table, _: held(conn, table, ""))
+    replace(claims, "held_by", lambda conn, table, _: held(conn, table, ""))
 
 
 def _recover_no_worker() -> None:
@@ -225,16 +225,14 @@ def _two_answers(conn: Conn) -> None:
 
 
 def _accept_all() -> None:
-    from queue_workflows.engine import input_answers
-
-    def submit(conn: Conn, run_id: str, node_id: str, value_json: str) -> Any:
+    def submit(conn: Conn, *, run_id: str, node_id: str, value: str) -> Any:
         return conn.execute(
             "INSERT INTO workflow_input_submissions (run_id, node_id, value)"
             " VALUES (%s, %s, %s::jsonb) RETURNING *",
-            (run_id, node_id, value_json),
+            (run_id, node_id, value),
         ).fetchone()
 
-    replace(input_answers, "submit", submit)
+    replace(statements.input_answers, "submit", submit)
 
 
 def _claim_cancelled(conn: Conn) -> None:

@@ -79,7 +79,11 @@ def _wake_in_the_transaction(conn: Conn) -> None:
 
 def _patient_schedulers() -> None:
     """Let a scheduler wait for each lock as long as a worker does: 3 s."""
-    replace(statements.sessions, "wait_for_locks", b"SELECT %(lock_ms)s")
+
+    def no_limit(conn: Conn, **_: object) -> None:
+        del conn
+
+    replace(statements.sessions, "wait_for_locks", no_limit)
 
 
 def _patient_commits(conn: Conn) -> None:

@@ -249,7 +249,7 @@ def pages(dsn: str) -> dict[str, str]:
     }
 
 
-def _database(stack: ExitStack) -> str:
+def database_with_schema(stack: ExitStack) -> str:
     """Return the DSN of a new database with the schema, on the server that tests would use."""
     from queue_workflows import db
     from tests.support import database
@@ -269,7 +269,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
     with ExitStack() as stack:
-        made = pages(_database(stack))
+        made = pages(database_with_schema(stack))
     stale = [name for name, text in made.items() if _old(name) != text]
     for name in stale:
         if not options.check:

@@ -7,15 +7,18 @@ from queue_workflows.db import statements
 
 
 def texts() -> dict[str, bytes]:
-    """Return each statement by `file.name`, or `file.name[table]` if there is one for each table.
+    """Return the texts of `every`. Parameters are those of psycopg, such as `%(name)s`."""
+    return {name: one.text for name, one in every().items()}
 
-    Parameters are those of psycopg, such as `%(name)s`.
-    """
-    found: dict[str, bytes] = {}
+
+def every() -> dict[str, statements.Named]:
+    """Return each statement by `file.name`, or by `file.name[table]` if each table has one."""
+    found: dict[str, statements.Named] = {}
     for path in sorted(sql.QUERIES.glob("*.sql")):
         for name, one in statements.parse(path.read_text("utf-8"), path.name).items():
-            if one.text is not None:
-                found[f"{path.stem}.{name}"] = one.text
-            for table, text in (one.texts or {}).items():
-                found[f"{path.stem}.{name}[{table}]"] = text
+            if isinstance(one, statements.Named):
+                found[f"{path.stem}.{name}"] = one
+                continue
+            for table, own in one.items():
+                found[f"{path.stem}.{name}[{table}]"] = own
     return found

@@ -11,13 +11,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from queue_workflows import db
+from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import input_timeouts as waits
 from queue_workflows.engine import (
-    models,
-    pending,
     promotion,
-    queues,
     row_isolation,
     unserved_jobs,
 )
@@ -96,22 +93,22 @@ def expire_inputs(conn: db.Connection) -> None:
 
 def hold_overdue_input(conn: db.Connection, job_id: str) -> bool:
     """Lock the wait of an input node that is past its timeout, before its end; False: it is not."""
-    return waits.lock_overdue(conn, job_id) is not None
+    return input_timeouts.lock_overdue(conn, job_id) is not None
 
 
 def admit_missed_waiters(conn: db.Connection) -> int:
     """Admit the first waiter of each free lock key; return how many."""
-    return promotion.admit_missed_waiters(conn)
+    return statements.promotion.admit_missed_waiters(conn)
 
 
 def admit_from_partitions(conn: db.Connection) -> int:
     """Admit jobs of limited partitions whose time has come or that were missed."""
-    return queues.admit_from_partitions(conn)
+    return statements.queues.admit_from_partitions(conn)
 
 
 def served(conn: db.Connection, stale_s: float) -> list[str]:
     """Return the queues that a worker takes jobs of which was seen within that time."""
-    return unserved_jobs.served(conn, stale_s)
+    return statements.unserved_jobs.served(conn, stale_s=stale_s)
 
 
 def unserved(conn: db.Connection, stale_s: float) -> tuple[int, int]:
@@ -123,21 +120,21 @@ def unserved(conn: db.Connection, stale_s: float) -> tuple[int, int]:
 
 def unserved_models(conn: db.Connection) -> list[Row]:
     """Return the models whose waiting jobs no live worker takes, each with reason and detail."""
-    return models.unserved(conn)
+    return statements.models.unserved(conn)
 
 
 def flagged_models(conn: db.Connection) -> list[Row]:
     """Return the models that a sweep has flagged as unserved, with reason and number of jobs."""
-    return models.flagged(conn)
+    return statements.models.flagged(conn)
 
 
 def wanted(conn: db.Connection) -> set[str]:
     """Return the sweeps that have work: `reclaim`, `input-timeouts`, `lock-keys`, `limits`."""
-    found = pending.sweeps(conn)
+    found = statements.pending.sweeps(conn)
     names = {
-        "reclaim": found.leases,
-        "input-timeouts": found.inputs,
-        "lock-keys": found.lock_queues,
-        "limits": found.partitions,
+        "reclaim": found["leases"],
+        "input-timeouts": found["inputs"],
+        "lock-keys": found["lock_queues"],
+        "limits": found["partitions"],
     }
     return {name for name, has_work in names.items() if has_work}

@@ -14,10 +14,10 @@ from psycopg import sql
 
 from queue_workflows import db
 from queue_workflows.dag import policy
+from queue_workflows.db import statements
 from queue_workflows.engine import (
     attempts,
     claim_isolation,
-    claimed_jobs,
     claims,
     events,
     finish,
@@ -25,15 +25,12 @@ from queue_workflows.engine import (
     job_events,
     job_steps,
     job_tables,
-    logs,
-    nodes,
     outcomes,
     promotion,
     recovery,
-    runs,
-    samples,
 )
 from queue_workflows.types import Row
+from queue_workflows.worker import job_logs
 from tests.support import factories
 
 Claimant = claims.Claimant
@@ -167,7 +164,7 @@ def leave(conn: db.Connection, job: Row, error: str) -> str:
 
 def park(conn: db.Connection, job: Row) -> Row | None:
     """Let an input node wait for its answer; None: the claim is lost."""
-    return db.run(conn, attempts.park(lease_of(job)))
+    return db.run(conn, statements.attempts.park.script(**job_tables.fence(lease_of(job))))
 
 
 def end_by_watchdog(
@@ -354,7 +351,9 @@ def store_sample(
     conn: db.Connection, host: str, every_s: int | None, sample: Row, *, notify: bool = False
 ) -> None:
     """Store a sample of a machine in its ring; `every_s` None: in none."""
-    samples.put(conn, host, every_s, json.dumps(sample), notify=notify)
+    statements.samples.put(
+        conn, host=host, every_s=every_s, sample=json.dumps(sample), notify=notify
+    )
 
 
 def note_death(conn: db.Connection, job: Row, error: str = "killed by SIGKILL") -> None:
@@ -369,8 +368,8 @@ def session(worker_id: str) -> db.Listener:
 
 def start_run(conn: db.Connection, run_id: str, *node_ids: str) -> None:
     """Start a queued run with these nodes; those that failed or were cancelled are opened again."""
-    assert runs.start(conn, run_id)
-    nodes.insert_planned(conn, run_id, plan(*node_ids).rows or "[]")
+    assert statements.runs.start(conn, run_id=run_id) == 1
+    statements.nodes.insert_planned(conn, run_id=run_id, nodes=plan(*node_ids).rows or "[]")
 
 
 def write_log(
@@ -380,8 +379,8 @@ def write_log(
 
     `head` None: it is stored already.
     """
-    written = logs.Written(lease_of(job), head, tail, cut_bytes)
-    return logs.write(conn, _table_of(job), [written])
+    written = job_logs.Written(lease_of(job), head, tail, cut_bytes)
+    return statements.logs.write[_table_of(job).name](conn, **job_logs.columns([written]))
 
 
 def claim_apart(conn: db.Connection, claimant: claims.Claimant, *, promote: bool) -> str | None:
@@ -410,4 +409,4 @@ def claimed_row(number: int) -> Row:
 
 def read_claimed(conn: db.Connection, job: Row, worker_id: str) -> Row | None:
     """Return a job as its worker reads a row that cannot be loaded whole; None: it lacks it."""
-    return db.run(conn, claimed_jobs.read(_table_of(job), job["id"], worker_id))
+    return db.run(conn, claims.read(_table_of(job), job["id"], worker_id))

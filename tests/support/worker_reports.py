@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.engine import models, workers
+from queue_workflows.db import statements
+from queue_workflows.engine import workers
 from tests.support import transitions
 
 
@@ -28,21 +29,26 @@ def report(
         "concurrency": 1, "current_model": who.model, "known_models": who.models or [],
         "vram_total_mb": None,
     }  # fmt: skip
-    workers.report(conn, values | columns)
+    statements.workers.report(conn, **values, **columns)
 
 
 def fill_memory(
     conn: db.Connection, memories: Sequence[str], but: Sequence[str], stale_s: float
 ) -> bool:
     """Return whether jobs of a live worker other than `but` fill one of these memories."""
-    return workers.fill_memory(conn, memories, but=but, stale_s=stale_s)
+    return (
+        statements.workers.fill_memory(conn, memory=[*memories], but=[*but], stale_s=stale_s)
+        is not None
+    )
 
 
 def learn_load(conn: db.Connection, host: str, model: str, seconds: float) -> None:
     """Note how long a load of a model took."""
-    models.learn_load(conn, host, model, seconds)
+    statements.models.learn_load(conn, host=host, model=model, seconds=seconds)
 
 
 def publish_sizes(conn: db.Connection, host: str, sizes: dict[str, float]) -> None:
     """Write the GPU memory in GB that models need, as a host registers them; 0: unknown."""
-    models.publish_sizes(conn, host, sizes)
+    statements.models.publish_sizes(
+        conn, host=host, models=[*sizes], sizes=[size or None for size in sizes.values()]
+    )

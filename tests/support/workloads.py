@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from queue_workflows import db, events, node_queue, run_store, runs
 from queue_workflows import jobs as jobs_api
-from queue_workflows.engine import schedules
+from queue_workflows.db import statements
 from tests.support import failpoints
 
 BATCH = 3
@@ -280,7 +280,7 @@ class Ticks:
 
     def submit(self) -> dict[str, str]:
         with db.transaction() as conn:
-            due = schedules.database_now(conn) - timedelta(minutes=5)
+            due = statements.schedules.now(conn) - timedelta(minutes=5)
             self.due = due.replace(second=0, microsecond=0)
             conn.execute(
                 "INSERT INTO schedule_fires (name, fire_at) VALUES (%s, %s)",

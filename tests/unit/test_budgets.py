@@ -22,21 +22,21 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 7140, "admin": 1950, "alerts": 364, "check": 930, "cli": 8540, "client": 1700,
-    "dag": 4820, "db": 3800, "declare": 1840, "demo": 431, "dispatch": 1850, "embedded": 960,
-    "engine": 5490, "event_export": 750, "handlers": 665, "local_queue": 2500,
-    "maintenance": 600, "migrations": 10, "model_cache": 700, "operations": 880, "refs": 451,
+    ".": 7230, "admin": 1690, "alerts": 366, "check": 930, "cli": 8570, "client": 1700,
+    "dag": 4820, "db": 3860, "declare": 1840, "demo": 431, "dispatch": 1925, "embedded": 960,
+    "engine": 3850, "event_export": 750, "handlers": 665, "local_queue": 2500,
+    "maintenance": 620, "migrations": 10, "model_cache": 700, "operations": 895, "refs": 451,
     "run": 4300, "runtime": 3660, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1810,
-    "telemetry": 1510, "testing": 810, "worker": 4850,
+    "telemetry": 1510, "testing": 810, "worker": 4880,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 67550, "files of Python": 430, "functions": 4780, "lines of SQL": 11800,
+    "lines of Python": 66000, "files of Python": 417, "functions": 4550, "lines of SQL": 11820,
 }  # fmt: skip
-CLOSURE = {"modules": 101, "lines": 15840}
+CLOSURE = {"modules": 89, "lines": 13920}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 55, "lines": 16940}
+SPINE = {"files": 54, "lines": 16840}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (119, 29),  # the goal is 110 functions in 25 files

@@ -153,23 +153,27 @@ class FakeDatabase:
     def answer(self, statement: db.Statement) -> list[Any]:
         known = statements
         answers: dict[bytes, Callable[[Any], list[Any]]] = {
-            known.claims.ingest_rows: self._step,
-            known.claims.renew[TABLE]: self._renew,
-            known.claims.has_recorded_ingest: self._recorded,
-            known.job_steps.begin[TABLE]: self._begin_step,
-            known.claim_isolation.claim_apart: self._claim_apart,
-            known.claim_isolation.set_aside: lambda given: [{"became": self._fail(given) or None}],
-            known.claimed_jobs.ingest_rows: lambda given: [self._row(given["job"])],
-            known.controls.off_policy: lambda given: [{"policy": self.off.get(given["queue"])}],
-            known.attempts.policy[TABLE]: lambda _: [
+            known.claims.ingest_rows.text: self._step,
+            known.claims.renew[TABLE].text: self._renew,
+            known.claims.has_recorded_ingest.text: self._recorded,
+            known.job_steps.begin[TABLE].text: self._begin_step,
+            known.claim_isolation.claim_apart.text: self._claim_apart,
+            known.claim_isolation.set_aside.text: lambda given: [
+                {"became": self._fail(given) or None}
+            ],
+            known.claimed_jobs.ingest_rows.text: lambda given: [self._row(given["job"])],
+            known.controls.off_policy.text: lambda given: [
+                {"policy": self.off.get(given["queue"])}
+            ],
+            known.attempts.policy[TABLE].text: lambda _: [
                 {"policy": None, "attempts": 0, "max_attempts": 1}
             ],
-            known.attempts.fail[TABLE]: self._fail,
-            known.attempts.end_by_watchdog[TABLE]: self._fail,
-            known.handback.hand_back[TABLE]: self._hand_back,
-            known.handback.strays[TABLE]: self._strays,
-            known.recovery.of_claim[TABLE]: self._of_claim,
-            known.recovery.count_crash[TABLE]: lambda given: [
+            known.attempts.fail[TABLE].text: self._fail,
+            known.attempts.end_by_watchdog[TABLE].text: self._fail,
+            known.handback.hand_back[TABLE].text: self._hand_back,
+            known.handback.strays[TABLE].text: self._strays,
+            known.recovery.of_claim[TABLE].text: self._of_claim,
+            known.recovery.count_crash[TABLE].text: lambda given: [
                 self._crashed(job) for job in given["ids"]
             ],
         }

@@ -152,7 +152,7 @@ class World:
         self.leases.renew_now()
         request = self.leases.next()
         assert request is not None
-        assert next(request.script).text == statements.claims.renew["ingest_jobs"]
+        assert next(request.script).text == statements.claims.renew["ingest_jobs"].text
         known: dict[str, Any] = {"claim_no": 1, "cancel": False}
         request.done([claims.Renewal(name, **known | row) for name, row in rows.items()])
 
@@ -334,7 +334,7 @@ def test_a_lost_claim_that_is_committed_late_is_given_back_too() -> None:
     for wait_s in (0.0, desk.UNSURE_S):
         world.later(wait_s)
         request = world.request()
-        assert next(request.script).text == statements.handback.strays["ingest_jobs"]
+        assert next(request.script).text == statements.handback.strays["ingest_jobs"].text
         request.done([])
     world.later(desk.UNSURE_S)
     assert world.claimed() == 1

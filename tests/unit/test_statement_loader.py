@@ -1,16 +1,16 @@
-"""The loader of named statements: what it accepts, what it refuses, and the stub that it needs."""
+"""The loader of named statements: what it accepts, what it refuses, and what each kind returns."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from queue_workflows import sql
-from queue_workflows.db import statements
-from tests.support import stubgen
+from queue_workflows.db import scripts, statements
 
-SHARED = """-- name: touch
+SHARED = """-- name: touch many
 -- tables: ingest_jobs workflow_node_jobs
 -- Touch a job.
 WITH done AS (UPDATE ingest_jobs j SET progress = '1' WHERE j.id = %(job)s RETURNING j.*)
@@ -18,17 +18,25 @@ INSERT INTO ingest_job_events (job_id) SELECT id FROM done;
 """
 
 
+def one(source: str) -> statements.Named:
+    """Return the only statement of a file."""
+    (found,) = statements.parse(source, "x.sql").values()
+    assert isinstance(found, statements.Named)
+    return found
+
+
 def test_a_statement_has_its_name_its_comment_and_its_text_without_the_semicolon() -> None:
-    found = statements.parse("-- name: one\n-- Return 1.\n-- Always.\nSELECT 1;\n", "x.sql")
-    assert list(found) == ["one"]
-    assert (found["one"].comment, found["one"].text) == ("Return 1.\nAlways.", b"SELECT 1")
+    source = "-- name: one value\n-- Return 1.\n-- Always.\nSELECT 1;\n"
+    assert list(statements.parse(source, "x.sql")) == ["one"]
+    found = one(source)
+    assert (found.comment, found.text, found.kind) == ("Return 1.\nAlways.", b"SELECT 1", "value")
 
 
 def test_a_statement_for_both_families_is_given_for_each_table() -> None:
-    texts = statements.parse(SHARED, "x.sql")["touch"].texts
-    assert texts is not None
-    assert b"UPDATE ingest_jobs j" in texts["ingest_jobs"]
-    node = texts["workflow_node_jobs"]
+    found = statements.parse(SHARED, "x.sql")["touch"]
+    assert isinstance(found, dict)
+    assert b"UPDATE ingest_jobs j" in found["ingest_jobs"].text
+    node = found["workflow_node_jobs"].text
     assert b"UPDATE workflow_node_jobs j" in node
     assert b"INSERT INTO workflow_node_events" in node
     assert b"ingest" not in node
@@ -37,15 +45,83 @@ def test_a_statement_for_both_families_is_given_for_each_table() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "SELECT 1;\n-- name: one\n-- Return 1.\nSELECT 1;\n",
-        "-- name: one\nSELECT 1;\n",
-        "-- name: one\n-- Return 1.\n;\n",
-        "-- name: one\n-- Return 1.\nSELECT 1;\n-- name: one\n-- Return 2.\nSELECT 2;\n",
+        "SELECT 1;\n-- name: one row\n-- Return 1.\nSELECT 1;\n",
+        "-- name: one row\nSELECT 1;\n",
+        "-- name: one row\n-- Return 1.\n;\n",
+        "-- name: one row\n-- Return 1.\nSELECT 1;\n-- name: one row\n-- Return 2.\nSELECT 2;\n",
+        "-- name: one\n-- Return 1.\nSELECT 1;\n",
+        "-- name: one rows\n-- Return 1.\nSELECT 1;\n",
+        "-- name: one row quickly\n-- Return 1.\nSELECT 1;\n",
     ],
 )
 def test_invalid_statement_files_are_refused(source: str) -> None:
     with pytest.raises(ValueError, match=r"^x\.sql: "):
         statements.parse(source, "x.sql")
+
+
+class Fake:
+    """A connection and cursor with these rows, which notes what it executes."""
+
+    rowcount = 7
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+        self.executed: list[Any] = []
+
+    def execute(self, *given: Any, prepare: bool | None = None) -> Fake:
+        self.executed.append((*given, prepare))
+        return self
+
+    def fetchone(self) -> dict[str, Any] | None:
+        return self.rows[0] if self.rows else None
+
+    def fetchall(self) -> list[dict[str, Any]]:
+        return self.rows
+
+
+ROWS = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "returned"),
+    [
+        ("one", ROWS, ROWS[0]),
+        ("one", [], None),
+        ("row", ROWS[:1], ROWS[0]),
+        ("value", ROWS, 1),
+        ("value", [], None),
+        ("many", ROWS, ROWS),
+        ("many", [], []),
+        ("column", ROWS, [1, 3]),
+        ("count", ROWS, 7),
+        ("none", ROWS, None),
+    ],
+)
+def test_the_kind_says_what_a_call_and_a_script_return(
+    kind: str, rows: list[dict[str, Any]], returned: Any
+) -> None:
+    statement = one(f"-- name: it {kind}\n-- Do it.\nSELECT %(x)s;\n")
+    conn: Any = Fake(rows)
+    assert statement(conn, x=5) == returned
+    assert conn.executed == [(b"SELECT %(x)s", {"x": 5}, None)]
+    script = statement.script(x=5)
+    assert next(script) == scripts.Statement(b"SELECT %(x)s", {"x": 5})
+    with pytest.raises(StopIteration) as end:
+        script.send(rows)
+    assert end.value.value == (None if kind == "count" else returned)
+
+
+@pytest.mark.parametrize("rows", [[], ROWS])
+def test_a_statement_of_kind_row_has_exactly_one(rows: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match="unpack"):
+        one("-- name: it row\n-- Do it.\nSELECT 1;\n")(Fake(rows))  # pyright: ignore
+
+
+@pytest.mark.parametrize(("word", "prepare"), [("prepared", True), ("unprepared", False)])
+def test_a_statement_may_say_whether_it_is_prepared(word: str, prepare: bool) -> None:
+    conn: Any = Fake([])
+    one(f"-- name: it many {word}\n-- Do it.\nSELECT 1;\n")(conn)
+    assert conn.executed == [(b"SELECT 1", prepare)]
 
 
 def test_the_comment_of_a_statement_is_one_line() -> None:
@@ -64,11 +140,5 @@ def test_an_unknown_file_is_an_attribute_error() -> None:
 
 def test_every_statement_can_be_named_by_its_attribute() -> None:
     for path in sql.QUERIES.glob("*.sql"):
-        loaded = getattr(statements, path.stem)
-        for name, one in statements.parse(path.read_text("utf-8"), path.name).items():
-            assert getattr(loaded, name) == (one.texts or one.text)
-
-
-def test_the_stub_is_the_one_that_the_files_make() -> None:
-    remedy = "run python -m tests.support.stubgen"
-    assert stubgen.STUB.read_text(encoding="utf-8") == stubgen.stub(), remedy
+        names = statements.parse(path.read_text("utf-8"), path.name)
+        assert vars(getattr(statements, path.stem)).keys() == names.keys()

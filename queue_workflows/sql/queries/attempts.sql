@@ -1,11 +1,11 @@
 -- End an attempt that has no result: fail it, end it by a watchdog, or park its node.
 
--- name: policy
+-- name: policy one
 -- tables: ingest_jobs workflow_node_jobs
 -- Return the retry policy of a job, its failed attempts and how many it may make.
 SELECT policy, greatest(attempts, 0) AS attempts, max_attempts FROM ingest_jobs WHERE id = %(job)s;
 
--- name: fail
+-- name: fail one
 -- tables: ingest_jobs workflow_node_jobs
 -- Record a failed attempt: the job is queued again while attempts are left and `retry` is
 -- true, else it has failed. It is cancelled instead if it must end. `after_s`: how long it
@@ -39,7 +39,7 @@ WITH done AS (
                detail => %(detail)s) AS job)
 SELECT (job).* FROM done;
 
--- name: store_received
+-- name: store_received none
 -- Store the inputs that a node has received, so that its history shows them although it
 -- failed.
 UPDATE workflow_node_jobs j
@@ -47,7 +47,7 @@ UPDATE workflow_node_jobs j
  WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
    AND j.status = 'running';
 
--- name: end_by_watchdog
+-- name: end_by_watchdog one
 -- tables: ingest_jobs workflow_node_jobs
 -- Record that a watchdog ended an attempt: the job is queued again, with at least the
 -- priority `band`, until that has happened more than `cap` times; then it has failed. It is
@@ -76,7 +76,7 @@ WITH done AS (
                detail => %(detail)s) AS job)
 SELECT (job).* FROM done;
 
--- name: park
+-- name: park one
 -- Let an input node wait for its answer, or cancel it if it must end. No row: the claim is
 -- lost.
 WITH done AS (

@@ -2,20 +2,20 @@
 -- schedule entry, and how. No row is the proof. `found` is materialized: the plan is then made
 -- for all rows, and is fast where there are none.
 
--- name: parameters
+-- name: parameters row
 -- Return the start of the window, `-infinity` for all that is retained, and the time up to which
 -- outbox rows may be pruned.
 SELECT coalesce(now() - %(since_s)s::float8 * interval '1 second', '-infinity')::text AS since,
        (now() - %(retention_days)s::float8 * interval '1 day')::text AS kept;
 
--- name: limit_transaction
+-- name: limit_transaction none
 -- Limit the current transaction, which checks one invariant, to reading, a time, and one core.
 SELECT set_config('transaction_read_only', 'on', true),
        set_config('statement_timeout', %(timeout_ms)s::text, true),
        set_config('jit', 'off', true),
        set_config('max_parallel_workers_per_gather', '0', true);
 
--- name: terminal_stays
+-- name: terminal_stays many
 -- The status of a terminal job never changes within one generation.
 WITH found (id, text) AS MATERIALIZED (
     -- Events do not tell the generations of a retried job apart. An event that an app recorded
@@ -40,7 +40,7 @@ WITH found (id, text) AS MATERIALIZED (
             ('completed', 'failed', 'cancelled', 'requeued', 'reclaimed', 'retried', 'parked')))
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: one_finalisation
+-- name: one_finalisation many
 -- A job is finalised at most once per generation, by its highest claim.
 WITH sent AS NOT MATERIALIZED (
     -- No index has the age of an outbox row, but ids rise with it: walk back to the first row that
@@ -78,7 +78,7 @@ found (id, text) AS MATERIALIZED (
      GROUP BY j.id, j.claim_no HAVING count(*) > 1 OR max(e.claim_no) <> j.claim_no)
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: claims_counted
+-- name: claims_counted many
 -- Each claim of a job raises its claim_no by exactly one.
 WITH found (id, text) AS MATERIALIZED (
     -- A claim by a plain UPDATE leaves no event. The sweep that takes such a claim back leaves
@@ -124,7 +124,7 @@ WITH found (id, text) AS MATERIALIZED (
        AND NOT starts_with(j.worker_id, 'legacy:'))
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: own_claim_only
+-- name: own_claim_only many
 -- No accepted write carries the claim of another worker.
 WITH found (id, text) AS MATERIALIZED (
     SELECT e.job_id, e.event_type || ' by ' || e.worker_id || ' under claim ' || x.claim_no
@@ -143,7 +143,7 @@ WITH found (id, text) AS MATERIALIZED (
      WHERE e.created_at >= %(since)s::timestamptz AND e.worker_id <> x.worker_id)
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: running_is_claimed
+-- name: running_is_claimed many
 -- A job is running if and only if its claim, lease and worker are all set.
 WITH touched_nodes (id) AS (
     -- The jobs that left an event in the window, and those that wait or run. UNION, as a condition
@@ -180,7 +180,7 @@ found (id, text) AS MATERIALIZED (
         OR j.status <> 'running' AND (j.worker_id IS NOT NULL OR j.lease_expires_at IS NOT NULL))
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: dependencies_first
+-- name: dependencies_first many
 -- A node is queued once per run, and only after all its dependencies are completed or skipped.
 WITH touched_runs (id) AS NOT MATERIALIZED (
     SELECT id FROM workflow_runs WHERE %(whole)s::boolean
@@ -224,7 +224,7 @@ found (id, text) AS MATERIALIZED (
            OFFSET 0) x)
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: outbox_agrees
+-- name: outbox_agrees many
 -- A completed or failed node has exactly one outbox event of that kind, from the same commit.
 WITH touched (id) AS (
     SELECT id FROM workflow_node_jobs WHERE %(whole)s::boolean
@@ -260,7 +260,7 @@ found (id, text) AS MATERIALIZED (
        AND (j.status <> d.kind OR j.finished_at <> d.created_at))
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: run_agrees
+-- name: run_agrees many
 -- A completed run has only completed or skipped nodes, but for items that may fail, and no node
 -- waits under a terminal run after a sweep.
 WITH touched_runs (id) AS NOT MATERIALIZED (
@@ -297,7 +297,7 @@ found (id, text) AS MATERIALIZED (
                  WHEN 'array' THEN jsonb_array_length(r.definition -> 'nodes') END)
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: cancel_holds
+-- name: cancel_holds many
 -- After a cancel is acknowledged, no node of the run is claimed.
 WITH found (id, text) AS MATERIALIZED (
     SELECT e.job_id, 'claimed at ' || e.created_at::text || ' after its run ' || r.id
@@ -309,7 +309,7 @@ WITH found (id, text) AS MATERIALIZED (
        AND e.created_at > r.finished_at + %(commit_s)s::float8 * interval '1 second')
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: one_job_per_key
+-- name: one_job_per_key many
 -- One idempotency key gives one job.
 WITH touched (id) AS (
     SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
@@ -327,7 +327,7 @@ found (id, text) AS MATERIALIZED (
      GROUP BY j.idempotency_key HAVING count(*) > 1)
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: one_fire
+-- name: one_fire many
 -- A schedule entry fires at most once for each instant.
 WITH found (id, text) AS MATERIALIZED (
     SELECT name, count(*) || ' fires at ' || fire_at
@@ -340,7 +340,7 @@ WITH found (id, text) AS MATERIALIZED (
      GROUP BY job_id HAVING count(*) > 1)
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: attempts_bounded
+-- name: attempts_bounded many
 -- The attempts, crashes and lapses of a job stay within their limits.
 WITH touched_nodes (id) AS (
     SELECT id FROM workflow_node_jobs WHERE %(whole)s::boolean
@@ -381,7 +381,7 @@ found (id, text) AS MATERIALIZED (
             OR j.lapse_count >= %(max_lapses)s::integer))
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: off_holds
+-- name: off_holds many
 -- A worker that is switched OFF claims nothing.
 WITH found (id, text) AS MATERIALIZED (
     SELECT e.job_id, 'claimed on ' || e.host_label || ' ' || e.queue || ' at '
@@ -405,7 +405,7 @@ WITH found (id, text) AS MATERIALIZED (
      WHERE c.desired_state = 'off')
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: runs_advance
+-- name: runs_advance many
 -- A running run has a node, an outbox event or an answer that moves it forward.
 WITH found (id, text) AS MATERIALIZED (
     SELECT run_id,
@@ -413,7 +413,7 @@ WITH found (id, text) AS MATERIALIZED (
       FROM queue_workflows_stalled_runs(%(sweep_s)s::float8, NULL))
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: maps_agree
+-- name: maps_agree many
 -- The counters of a map are those of its items, and a map that ended has no open item.
 WITH found (id, text) AS MATERIALIZED (
     SELECT m.run_id, 'map ' || m.node_id || ' counts ' || m.done_items || ' done and ' || m.failed_items
@@ -438,7 +438,7 @@ WITH found (id, text) AS MATERIALIZED (
        AND (m.open_items > 0 OR m.done_items + m.failed_items < m.total))
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: streams_numbered
+-- name: streams_numbered many
 -- The parts of a stream are numbered without a gap from 1 within a claim of its job, and none is
 -- stored after that claim has ended.
 WITH touched (job_table, id) AS MATERIALIZED (
@@ -488,7 +488,7 @@ found (id, text) AS MATERIALIZED (
      WHERE p.at > e.ended + %(commit_s)s::float8 * interval '1 second')
 SELECT id, text FROM found LIMIT %(limit)s;
 
--- name: steps_agree
+-- name: steps_agree many
 -- A step belongs to a claim that its job has had, one that is done has its end, and no wait outlasts its event.
 WITH found (id, text) AS MATERIALIZED (
     SELECT s.job_id, 'step ' || s.name || ' of ' || s.job_table

@@ -3,7 +3,7 @@
 -- rows every few seconds: the id of the run or ingest job to end, and what is wrong. Times are compared only:
 -- nothing is computed from a value that could be infinite.
 
--- name: stuck_starts
+-- name: stuck_starts many
 -- Return runs whose start failed.
 SELECT id,
        'it could not start ' || start_attempts || ' times: ' || coalesce(left(error, 300), '?')
@@ -12,7 +12,7 @@ SELECT id,
  WHERE status = 'queued' AND mode = 'node' AND start_attempts <> 0
  LIMIT %(limit)s;
 
--- name: stuck_late_starts
+-- name: stuck_late_starts many
 -- Return runs whose delayed start is due.
 SELECT id, 'its start is due and was not delayed' AS text
   FROM workflow_runs
@@ -20,7 +20,7 @@ SELECT id, 'its start is due and was not delayed' AS text
    AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
  LIMIT %(limit)s;
 
--- name: stuck_events
+-- name: stuck_events many
 -- Return runs with an outbox event that could not be dispatched.
 SELECT run_id AS id,
        'the dispatch of ' || kind || ' of node ' || node_id || ' failed ' || attempts
@@ -29,7 +29,7 @@ SELECT run_id AS id,
  WHERE processed_at IS NULL AND attempts <> 0
  LIMIT %(limit)s;
 
--- name: stuck_answers
+-- name: stuck_answers many
 -- Return runs with an answer that could not be taken.
 SELECT run_id AS id,
        'the answer ' || id || ' to node ' || node_id || ' was not taken in ' || attempts
@@ -38,7 +38,7 @@ SELECT run_id AS id,
  WHERE status = 'pending' AND attempts <> 0 AND error IS NOT NULL
  LIMIT %(limit)s;
 
--- name: stuck_input_timeouts
+-- name: stuck_input_timeouts many
 -- Return runs with an input node whose wait is over and was not ended.
 SELECT coalesce(j.run_id, t.job_id) AS id,
        'the wait of node ' || coalesce(j.node_id, '?') || ' is over and could not be ended' AS text
@@ -47,7 +47,7 @@ SELECT coalesce(j.run_id, t.job_id) AS id,
  WHERE t.due_at <= now() - %(late_s)s::float8 * interval '1 second'
  LIMIT %(limit)s;
 
--- name: stuck_delayed_nodes
+-- name: stuck_delayed_nodes many
 -- Return runs with a delayed node that is due.
 SELECT run_id AS id, 'node ' || node_id || ' is due and could not be promoted' AS text
   FROM workflow_node_jobs
@@ -55,7 +55,7 @@ SELECT run_id AS id, 'node ' || node_id || ' is due and could not be promoted' A
    AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
  LIMIT %(limit)s;
 
--- name: stuck_delayed_ingest_jobs
+-- name: stuck_delayed_ingest_jobs many
 -- Return delayed ingest jobs that are due.
 SELECT id, 'it is due and could not be promoted' AS text
   FROM ingest_jobs
@@ -63,7 +63,7 @@ SELECT id, 'it is due and could not be promoted' AS text
    AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
  LIMIT %(limit)s;
 
--- name: stuck_set_aside_nodes
+-- name: stuck_set_aside_nodes many
 -- Return runs with a node that no claim finds, as it could neither run nor fail.
 SELECT run_id AS id,
        'node ' || node_id || ' is blocked as set_aside: the database refuses to run it and to'
@@ -72,7 +72,7 @@ SELECT run_id AS id,
  WHERE status = 'queued' AND blocked_reason = 'set_aside'
  LIMIT %(limit)s;
 
--- name: stuck_set_aside_ingest_jobs
+-- name: stuck_set_aside_ingest_jobs many
 -- Return ingest jobs that no claim finds, as they could neither run nor fail.
 SELECT id,
        'it is blocked as set_aside: the database refuses to run it and to fail it' AS text
@@ -80,7 +80,7 @@ SELECT id,
  WHERE status = 'queued' AND blocked_reason = 'set_aside'
  LIMIT %(limit)s;
 
--- name: stuck_lapsed_nodes
+-- name: stuck_lapsed_nodes many
 -- Return runs with a running node whose lease lapsed.
 SELECT run_id AS id, 'the lapsed lease of node ' || node_id || ' could not be taken back' AS text
   FROM workflow_node_jobs
@@ -88,7 +88,7 @@ SELECT run_id AS id, 'the lapsed lease of node ' || node_id || ' could not be ta
    AND lease_expires_at <= now() - %(late_s)s::float8 * interval '1 second'
  LIMIT %(limit)s;
 
--- name: stuck_lapsed_ingest_jobs
+-- name: stuck_lapsed_ingest_jobs many
 -- Return running ingest jobs whose lease lapsed.
 SELECT id, 'its lapsed lease could not be taken back' AS text
   FROM ingest_jobs
@@ -96,7 +96,7 @@ SELECT id, 'its lapsed lease could not be taken back' AS text
    AND lease_expires_at <= now() - %(late_s)s::float8 * interval '1 second'
  LIMIT %(limit)s;
 
--- name: out_of_range_runs
+-- name: out_of_range_runs many
 -- Return unfinished runs that have a time, counter or payload out of range. Reads `examined`
 -- of them.
 SELECT b.id, b.text
@@ -126,7 +126,7 @@ SELECT b.id, b.text
  WHERE b.text IS NOT NULL
  LIMIT %(limit)s;
 
--- name: out_of_range_nodes
+-- name: out_of_range_nodes many
 -- As `out_of_range_runs`, for live nodes. Returns the runs that they belong to.
 SELECT b.id, b.text
   FROM (SELECT t.run_id AS id, coalesce(
@@ -157,7 +157,7 @@ SELECT b.id, b.text
  WHERE b.text IS NOT NULL
  LIMIT %(limit)s;
 
--- name: out_of_range_ingest_jobs
+-- name: out_of_range_ingest_jobs many
 -- As `out_of_range_runs`, for queued and running ingest jobs.
 SELECT b.id, b.text
   FROM (SELECT t.id AS id, coalesce(
@@ -188,7 +188,7 @@ SELECT b.id, b.text
  WHERE b.text IS NOT NULL
  LIMIT %(limit)s;
 
--- name: out_of_range_answers
+-- name: out_of_range_answers many
 -- As `out_of_range_runs`, for answers that are not taken yet. Returns the runs of their
 -- nodes.
 SELECT b.id, b.text

@@ -1,6 +1,6 @@
 -- Read the columns of a claimed job separately, when its row as a whole cannot be loaded.
 
--- name: node
+-- name: node one
 -- Return what a worker needs of a node job that it holds, without the context of its run. No
 -- row: the worker does not hold the job.
 SELECT j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,
@@ -17,7 +17,7 @@ SELECT j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.st
   FROM workflow_node_jobs j
  WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.status = 'running';
 
--- name: ingest
+-- name: ingest one
 -- Return what a worker needs of an ingest job that it holds. No row: it does not hold the
 -- job.
 SELECT id, task_name, queue::text, reason, priority, seq, args, claim_no, worker_id, claimed_by,
@@ -25,7 +25,7 @@ SELECT id, task_name, queue::text, reason, priority, seq, args, claim_no, worker
   FROM ingest_jobs
  WHERE id = %(job)s AND worker_id = %(worker)s AND status = 'running';
 
--- name: node_rows
+-- name: node_rows many
 -- Return a node job as `claims.node_rows` does, without the context of its run. No row: the worker
 -- does not hold the job.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
@@ -45,7 +45,7 @@ SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.
   FROM workflow_node_jobs j
  WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.status = 'running') r;
 
--- name: ingest_rows
+-- name: ingest_rows many
 -- Return an ingest job as `claims.ingest_rows` does. No row: the worker does not hold the job.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.task_name, NULL AS run_id, NULL AS node_id,
        NULL AS required_model, NULL AS run, row_to_json(r) AS body, NULL AS wait_s, NULL AS due_s,

@@ -1,6 +1,6 @@
 -- Claim jobs, renew leases, record completed jobs, and check claims.
 
--- name: node_step
+-- name: node_step value prepared
 -- Record a completed node, if `job` is given, and claim the next node job, if `claim` is
 -- true. The job is one JSON document; NULL: nothing was claimed. A document with `due_s` alone:
 -- nothing was claimed, and that many seconds later, at most `look_ahead_s`, a delayed job is due.
@@ -18,7 +18,7 @@ SELECT queue_workflows_node_step(
            %(grace_s)s::float8, %(bound_s)s::float8, %(versions)s::text[],
            %(revision)s::integer, %(look_ahead_s)s::float8) AS job;
 
--- name: nodes_step
+-- name: nodes_step column prepared
 -- Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim`
 -- more, one JSON document for each. If fewer are claimed, the last may be one with `due_s`, as
 -- of `node_step`. Raises QW001 if one of the claims to record is lost.
@@ -33,7 +33,7 @@ SELECT job
            %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(done)s::jsonb,
            %(versions)s::text[], %(look_ahead_s)s::float8) AS job;
 
--- name: ingest_step
+-- name: ingest_step many prepared
 -- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
 -- `claim` more. If fewer are claimed, the last row may be one without an id: a limit admits the
 -- next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most `look_ahead_s`. Raises
@@ -44,7 +44,7 @@ SELECT *
            %(claim)s::integer, %(obey)s::boolean, %(promote)s::boolean, %(done)s::jsonb,
            %(look_ahead_s)s::float8);
 
--- name: node_rows
+-- name: node_rows many
 -- Do as `node_step` does, for a worker that passes rows on as texts: the columns that it reads,
 -- the row as JSON for the handler, and `wait_s` and `due_s` in a row without an id.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
@@ -67,7 +67,7 @@ SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.
              run_id text, node_id text, required_model text, run json, due_s float8)
  WHERE s.job IS NOT NULL;
 
--- name: nodes_rows
+-- name: nodes_rows many
 -- Do as `nodes_step` does, and return what `node_rows` returns.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
        r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
@@ -85,7 +85,7 @@ SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.
        AS r (id text, claim_no bigint, crash_count integer, timeout_s float8, node_module text,
              run_id text, node_id text, required_model text, run json, due_s float8);
 
--- name: ingest_rows
+-- name: ingest_rows many
 -- Do as `ingest_step` does, and return what `node_rows` returns.
 SELECT s.id, s.claim_no, s.crash_count, s.timeout_s, s.task_name, NULL AS run_id, NULL AS node_id,
        NULL AS required_model, NULL AS run, row_to_json(s) AS body, s.wait_s, s.due_s,
@@ -96,7 +96,7 @@ SELECT s.id, s.claim_no, s.crash_count, s.timeout_s, s.task_name, NULL AS run_id
            %(look_ahead_s)s::float8) s
  ORDER BY s.id IS NULL, s.priority, s.seq;
 
--- name: renew
+-- name: renew many
 -- tables: ingest_jobs workflow_node_jobs
 -- Extend the leases of claims, one element of each array a claim, and store their progress (NULL:
 -- as it was). A claim without a row is lost. `renewed` is false for a row that somebody else has
@@ -123,7 +123,7 @@ renewed AS (
 SELECT mine.id, mine.claim_no, mine.cancel, renewed.id IS NOT NULL AS renewed
   FROM mine LEFT JOIN renewed USING (id);
 
--- name: claim_node
+-- name: claim_node value
 -- Claim this node, wherever it stands in its queue; return its id. No row: it is not queued, it is
 -- blocked, its run is over, its queue is paused or limited, or the host is OFF.
 WITH claimed AS (
@@ -149,7 +149,7 @@ WITH claimed AS (
            WHEN 'running' THEN queue_workflows_record(j, 'claimed', worker => %(worker)s) END AS job)
 SELECT (job).id FROM claimed WHERE (job).id IS NOT NULL;
 
--- name: claim_ingest
+-- name: claim_ingest value
 -- Claim this ingest job, as `claim_node` does.
 WITH claimed AS (
     UPDATE ingest_jobs j
@@ -170,14 +170,14 @@ WITH claimed AS (
            WHEN 'running' THEN queue_workflows_record(j, 'claimed', worker => %(worker)s) END AS job)
 SELECT (job).id FROM claimed WHERE (job).id IS NOT NULL;
 
--- name: is_held
+-- name: is_held one
 -- tables: ingest_jobs workflow_node_jobs
 -- Return one row without columns if this claim still holds its job.
 SELECT FROM ingest_jobs j
  WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
    AND j.status = 'running';
 
--- name: has_recorded_ingest
+-- name: has_recorded_ingest one
 -- Return one row if this claim has left one of the events in the history: its write was
 -- committed.
 SELECT 1 AS recorded
@@ -186,7 +186,7 @@ SELECT 1 AS recorded
    AND e.event_type = ANY (%(events)s::text[])
  LIMIT 1;
 
--- name: has_recorded_node
+-- name: has_recorded_node one
 -- Return the same for a node job. Its events are found by run and node, which are indexed.
 SELECT 1 AS recorded
   FROM workflow_node_events e
@@ -196,7 +196,7 @@ SELECT 1 AS recorded
    AND e.event_type = ANY (%(events)s::text[])
  LIMIT 1;
 
--- name: held_last
+-- name: held_last many
 -- tables: ingest_jobs workflow_node_jobs
 -- Return those of `held_by` whose next crash or lapse is their last.
 SELECT id, worker_id, claim_no
@@ -204,7 +204,7 @@ SELECT id, worker_id, claim_no
  WHERE status = 'running' AND starts_with(worker_id, %(prefix)s::text)
    AND (crash_count >= greatest(%(crashes)s::integer, 2) - 1 OR lapse_count >= %(lapses)s::integer - 1);
 
--- name: held_by
+-- name: held_by many
 -- tables: ingest_jobs workflow_node_jobs
 -- Return the claims of workers whose id starts with `prefix`, in the order in which the jobs
 -- were queued.

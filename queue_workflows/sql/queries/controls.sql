@@ -1,6 +1,6 @@
 -- Read and write worker_controls, the switches of workers.
 
--- name: put
+-- name: put row
 -- Switch the workers of a host and queue on or off; return the row. A trigger wakes the
 -- workers.
 INSERT INTO worker_controls
@@ -13,33 +13,33 @@ VALUES (%(host)s, %(queue)s, %(desired_state)s, %(stop_policy)s, %(requested_by)
        until_at = excluded.until_at, updated_at = now()
 RETURNING *;
 
--- name: is_over
+-- name: is_over value
 -- Return whether an instant has come, by the database's clock.
 SELECT %(instant)s::timestamptz <= clock_timestamp() AS over;
 
--- name: known_queues
+-- name: known_queues column
 -- Return the queues that a worker of any host has served, or that a control row names.
 SELECT queue FROM workers
  UNION SELECT queue FROM worker_heartbeats
  UNION SELECT queue FROM worker_controls
  ORDER BY queue;
 
--- name: known_hosts
+-- name: known_hosts column
 -- Return the hosts that have had a worker of any queue, or that a control row names.
 SELECT host_label FROM workers
  UNION SELECT host_label FROM worker_heartbeats
  UNION SELECT host_label FROM worker_controls
  ORDER BY host_label;
 
--- name: get
+-- name: get one
 -- Return the control row of a host and queue. No row: it was never switched.
 SELECT * FROM worker_controls WHERE host_label = %(host)s AND queue = %(queue)s;
 
--- name: off_policy
+-- name: off_policy value
 -- Return the stop policy of the control row that switches a host and queue off now; NULL: it
 -- is on.
 SELECT queue_workflows_off_policy(%(host)s, %(queue)s) AS policy;
 
--- name: has_table
+-- name: has_table value
 -- Return whether the schema has control rows at all.
 SELECT to_regclass('worker_controls') IS NOT NULL AS found;

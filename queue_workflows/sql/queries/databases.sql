@@ -1,6 +1,6 @@
 -- The databases of a server, and the locks of those that tests create.
 
--- name: projects
+-- name: projects many
 -- Return every database that people use, with the folder that its comment names and its size.
 SELECT d.datname AS name, shobj_description(d.oid, 'pg_database') AS folder,
        pg_database_size(d.oid) AS size_bytes
@@ -8,29 +8,29 @@ SELECT d.datname AS name, shobj_description(d.oid, 'pg_database') AS folder,
  WHERE NOT d.datistemplate AND d.datname <> 'postgres'
  ORDER BY d.datname;
 
--- name: has_schema
+-- name: has_schema many
 -- Return whether this database has our tables.
 SELECT to_regclass('workflow_runs') IS NOT NULL AS found;
 
--- name: unfinished
+-- name: unfinished many
 -- Return how many runs are in no terminal state.
 SELECT count(*) AS n
   FROM workflow_runs
  WHERE status NOT IN ('completed', 'failed', 'cancelled');
 
--- name: matching
+-- name: matching many
 -- Return the databases whose names match a regular expression.
 SELECT datname AS name FROM pg_database WHERE datname ~ %(pattern)s::text;
 
--- name: try_lock
+-- name: try_lock value
 -- Take the advisory lock of a database's name for this session; return whether it was free.
 SELECT pg_try_advisory_lock(hashtextextended(%(name)s::text, 0)) AS is_free;
 
--- name: unlock
+-- name: unlock none
 -- Release the advisory lock of a database's name.
 SELECT pg_advisory_unlock(hashtextextended(%(name)s::text, 0));
 
--- name: tables
+-- name: tables many
 -- Return the tables of the current schema.
 SELECT c.relname AS name
   FROM pg_class c

@@ -2,7 +2,7 @@
 -- right that a role for reading lacks. An infinite time counts as the nearest that the server can
 -- subtract from now().
 
--- name: server
+-- name: server row
 -- Return what answers: its version, whether it is a standby or read-only, and the role.
 SELECT current_setting('server_version_num')::int AS version_num,
        current_setting('server_version') AS version,
@@ -10,27 +10,27 @@ SELECT current_setting('server_version_num')::int AS version_num,
        current_setting('default_transaction_read_only') = 'on' AS read_only,
        current_user::text AS role;
 
--- name: clock
+-- name: clock value
 -- Return the server's clock, which runs on within a transaction.
 SELECT clock_timestamp() AS now;
 
--- name: backend_pid
+-- name: backend_pid value
 -- Return the process that executes this statement. Behind a pooler it is not the announced one.
 SELECT pg_backend_pid() AS pid;
 
--- name: settings
+-- name: settings many
 -- Return the settings of these names as they are in force for this role and database.
 SELECT name, setting FROM pg_settings WHERE name = ANY (%(names)s::text[]);
 
--- name: notify
+-- name: notify none
 -- Notify a channel.
 SELECT pg_notify(%(channel)s::text, '');
 
--- name: notification_queue_usage
+-- name: notification_queue_usage value
 -- Return how full the server's queue of notifications is, 0 to 1.
 SELECT pg_notification_queue_usage() AS used;
 
--- name: transactions
+-- name: transactions many
 -- Return the oldest five transactions of this database except this one. `idle_s` is NULL unless
 -- the backend is idle inside its transaction. pg_read_all_stats shows those of other roles too.
 SELECT what, age_s, idle_s
@@ -50,13 +50,13 @@ SELECT what, age_s, idle_s
  ORDER BY age_s DESC
  LIMIT 5;
 
--- name: connections
+-- name: connections row
 -- Return how many connections are used, of all databases, and how many an ordinary role may open.
 SELECT (SELECT coalesce(sum(numbackends), 0) FROM pg_stat_database)::int AS used,
        current_setting('max_connections')::int
        - current_setting('superuser_reserved_connections')::int AS allowed;
 
--- name: schema_seen
+-- name: schema_seen row
 -- Return whether this role finds and may read the ledger of migrations, and which schemas have
 -- one that the search path or a missing USAGE hides.
 SELECT to_regclass('queue_schema_version') IS NOT NULL AS found,
@@ -71,20 +71,20 @@ SELECT to_regclass('queue_schema_version') IS NOT NULL AS found,
        quote_ident(coalesce(current_schema(), 'public')) AS schema,
        coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) AS may_create;
 
--- name: schema_version
+-- name: schema_version row
 -- Return the version of the schema, and the oldest version of the code that may work on it. An
 -- older ledger has no column `compatible_with`.
 SELECT coalesce(max(version), 0) AS version,
        coalesce(max((to_jsonb(l) ->> 'compatible_with')::int), 0) AS needs
   FROM queue_schema_version l;
 
--- name: machines
+-- name: machines column
 -- Return the hosts that had a worker of nodes within the last day.
 SELECT DISTINCT host_label
   FROM workers
  WHERE queue IN ('cpu', 'gpu') AND last_seen > now() - interval '1 day';
 
--- name: outbox
+-- name: outbox one
 -- Return the oldest open event that is due, and for how long it has been. No row: none is due.
 SELECT extract(epoch FROM now() - greatest(least(greatest(created_at, available_at),
            timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8 AS lag_s,
@@ -94,7 +94,7 @@ SELECT extract(epoch FROM now() - greatest(least(greatest(created_at, available_
  ORDER BY id
  LIMIT 1;
 
--- name: waiting_runs
+-- name: waiting_runs one
 -- Return the run that has waited longest for its start, and whether others were started within
 -- the last minute. No row: none waits.
 SELECT extract(epoch FROM now() - greatest(least(queued_at,
@@ -108,13 +108,13 @@ SELECT extract(epoch FROM now() - greatest(least(queued_at,
  ORDER BY queued_at
  LIMIT 1;
 
--- name: stalled_runs
+-- name: stalled_runs row
 -- Return how many runs are running although nothing has moved them forward for `quiet_s`, and one
 -- of them.
 SELECT count(*) AS n, min(run_id) AS run_id
   FROM queue_workflows_stalled_runs(%(quiet_s)s::float8, NULL);
 
--- name: lapsed
+-- name: lapsed row
 -- Return how many running jobs have a lapsed lease, and for how many seconds the oldest has.
 SELECT count(*) AS n,
        max(extract(epoch FROM now() - greatest(least(lease_expires_at,
@@ -124,7 +124,7 @@ SELECT count(*) AS n,
         SELECT lease_expires_at FROM ingest_jobs WHERE status = 'running') running
  WHERE lease_expires_at < now();
 
--- name: unserved
+-- name: unserved many
 -- Return the queues that have due jobs and no live worker which takes them. `n` counts at most
 -- `counted` jobs, `wait_s` is the age of the first in line, `alive` how many workers are there
 -- and take none. A worker of 0.3.0 has a heartbeat only. Each step reads one index entry.
@@ -212,7 +212,7 @@ SELECT h.queue, h.n,
               SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue))
  ORDER BY h.queue;
 
--- name: missing_versions
+-- name: missing_versions many
 -- Return the versions of nodes that due jobs need and no live worker of their queue has, up to
 -- `listed`, with up to three of these jobs and the age of the first. It steps from version to
 -- version, 1,000 of each queue, however many jobs need one.
@@ -259,7 +259,7 @@ SELECT q.queue, v.version,
  ORDER BY 1, 2
  LIMIT %(listed)s;
 
--- name: dead_workers
+-- name: dead_workers column
 -- Return `host queue` of the heartbeats that are flagged dead, and of the workers that have been
 -- silent for `stale_s` seconds and have a running job.
 SELECT host_label || ' ' || queue AS who
@@ -275,7 +275,7 @@ SELECT host_label || ' ' || queue
                     WHERE j.worker_id = w.worker_id AND j.status = 'running'))
  ORDER BY 1;
 
--- name: alerts
+-- name: alerts row
 -- Return how many failures wait to be sent, for how many seconds the oldest has, and how many seconds ago a sender
 -- was there; NULL: none ever was.
 SELECT count(*) AS n,
@@ -284,7 +284,7 @@ SELECT count(*) AS n,
   FROM failure_alerts
  WHERE sent_at IS NULL;
 
--- name: table_statistics
+-- name: table_statistics many
 -- Return what autovacuum and updates do to these tables.
 SELECT s.relname::text AS name, s.n_dead_tup AS dead, s.n_live_tup AS live,
        s.n_tup_upd AS updates, s.n_tup_hot_upd AS hot, s.n_tup_ins AS inserts,
@@ -295,7 +295,7 @@ SELECT s.relname::text AS name, s.n_dead_tup AS dead, s.n_live_tup AS live,
   JOIN pg_class c ON c.oid = s.relid
  ORDER BY s.relname;
 
--- name: indexes_on_renewed
+-- name: indexes_on_renewed many
 -- Return the indexes over one of these columns, each given with its table.
 SELECT DISTINCT i.indexrelid::regclass::text AS name
   FROM unnest(%(tables)s::text[], %(columns)s::text[]) AS renewed (table_name, column_name)

@@ -1,6 +1,6 @@
 -- Export the history: read the events that others commit, each once, in whatever order they commit.
 
--- name: create
+-- name: create none
 -- Note who exports, from the events on that are there now.
 INSERT INTO event_exports (name, node_event, ingest_event)
 SELECT %(name)s,
@@ -8,7 +8,7 @@ SELECT %(name)s,
        coalesce(pg_sequence_last_value(pg_get_serial_sequence('ingest_job_events', 'id')), 0)
     ON CONFLICT (name) DO NOTHING;
 
--- name: take
+-- name: take one
 -- Take or keep the export for `lease_s` seconds and return how far it is. No row: another
 -- process has it.
 UPDATE event_exports
@@ -17,33 +17,33 @@ UPDATE event_exports
    AND (taken_by IS NULL OR taken_by = %(who)s OR taken_until IS NULL OR taken_until < now())
 RETURNING node_event, ingest_event;
 
--- name: release
+-- name: release none
 -- Let another process take the export at once.
 UPDATE event_exports SET taken_by = NULL, taken_until = NULL
  WHERE name = %(name)s AND taken_by = %(who)s;
 
--- name: advance
+-- name: advance one
 -- Note that all events up to these are exported. No row: another process has the export.
 UPDATE event_exports SET node_event = %(node_event)s, ingest_event = %(ingest_event)s,
                          updated_at = now()
  WHERE name = %(name)s AND taken_by = %(who)s
 RETURNING name;
 
--- name: last_ids
+-- name: last_ids row
 -- Return the last event ids that were drawn, by whichever transaction.
 SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('workflow_node_events', 'id')), 0)
            AS node_event,
        coalesce(pg_sequence_last_value(pg_get_serial_sequence('ingest_job_events', 'id')), 0)
            AS ingest_event;
 
--- name: transactions
+-- name: transactions column
 -- Return the transactions that run now, but for this one; prepared ones are among them. Each
 -- holds the lock of its own id until it ends.
 SELECT DISTINCT virtualtransaction AS id FROM pg_locks
  WHERE locktype IN ('virtualxid', 'transactionid') AND mode = 'ExclusiveLock' AND granted
    AND pid IS DISTINCT FROM pg_backend_pid();
 
--- name: node_events
+-- name: node_events many
 -- Return up to `batch` events of nodes whose ids are in one of the ranges.
 SELECT e.id, e.run_id, e.node_id, e.job_id, e.attempt, e.event_type::text, e.claim_no,
        e.worker_id, e.host_label, e.queue::text, e.model, e.elapsed_s, left(e.error, 2000) AS error,
@@ -53,7 +53,7 @@ SELECT e.id, e.run_id, e.node_id, e.job_id, e.attempt, e.event_type::text, e.cla
                             WHERE o.id BETWEEN g.low AND g.high ORDER BY o.id LIMIT %(batch)s) e
  ORDER BY e.id LIMIT %(batch)s;
 
--- name: ingest_events
+-- name: ingest_events many
 -- Return the same of ingest jobs, with who made the change.
 SELECT e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e.host_label,
        e.queue::text, e.elapsed_s, left(e.error, 2000) AS error, e.actor, e.created_at
@@ -62,7 +62,7 @@ SELECT e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e
                             WHERE o.id BETWEEN g.low AND g.high ORDER BY o.id LIMIT %(batch)s) e
  ORDER BY e.id LIMIT %(batch)s;
 
--- name: node_attempts
+-- name: node_attempts many
 -- Return the events of these claims of nodes, the oldest first, with the workflow and the trace
 -- of the run. `waited_from`: when the claim before ended, else when the job was queued.
 SELECT e.id, e.run_id, e.node_id, e.job_id, e.attempt, e.event_type::text, e.claim_no,
@@ -84,7 +84,7 @@ SELECT e.id, e.run_id, e.node_id, e.job_id, e.attempt, e.event_type::text, e.cla
        LEFT JOIN workflow_runs r ON r.id = e.run_id
  ORDER BY e.id;
 
--- name: ingest_attempts
+-- name: ingest_attempts many
 -- Return the same of ingest jobs; `name` is the task.
 SELECT e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e.host_label,
        e.queue::text, e.elapsed_s, left(e.error, 2000) AS error,
@@ -102,13 +102,13 @@ SELECT e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e
        LEFT JOIN ingest_jobs j ON j.id = e.job_id
  ORDER BY e.id;
 
--- name: add_runs
+-- name: add_runs none
 -- Note runs with exported events, whose own end is to be exported.
 INSERT INTO event_export_runs (name, run_id)
 SELECT %(name)s, r.run_id FROM unnest(%(runs)s::text[]) AS r (run_id)
     ON CONFLICT DO NOTHING;
 
--- name: ended_runs
+-- name: ended_runs many
 -- Return up to `batch` of these runs that are over. A run that is not there any more has no
 -- workflow.
 SELECT o.run_id, left(r.workflow_name, 500) AS name, r.status::text, left(r.error, 2000) AS error,
@@ -118,6 +118,6 @@ SELECT o.run_id, left(r.workflow_name, 500) AS name, r.status::text, left(r.erro
  WHERE o.name = %(name)s AND (r.id IS NULL OR queue_workflows_is_terminal_run(r.status))
  LIMIT %(batch)s;
 
--- name: remove_runs
+-- name: remove_runs none
 -- Forget runs whose end is exported.
 DELETE FROM event_export_runs WHERE name = %(name)s AND run_id = ANY (%(runs)s::text[]);

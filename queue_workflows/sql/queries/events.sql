@@ -1,30 +1,30 @@
 -- Send, list, await and delete the events of apps.
 
--- name: send
+-- name: send one
 -- Insert an event. No row: there is one of this name and key already, which stays.
 INSERT INTO events (name, key, value) VALUES (%(name)s, %(key)s, %(value)s::jsonb)
     ON CONFLICT (name, key) DO NOTHING
 RETURNING created_at;
 
--- name: newest
+-- name: newest many
 -- Return the newest events. `name` NULL: of every name.
 SELECT name, key, value::text AS value, created_at
   FROM events
  WHERE %(name)s::text IS NULL OR name = %(name)s::text
  ORDER BY created_at DESC, name, key LIMIT %(limit)s;
 
--- name: prune
+-- name: prune count
 -- Delete up to `batch` events that are older than `days` days.
 DELETE FROM events WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM events WHERE created_at < now() - %(days)s * interval '1 day'
      LIMIT %(batch)s FOR UPDATE SKIP LOCKED));
 
--- name: wake_waiting
+-- name: wake_waiting value
 -- Wake up to `most` jobs of each family whose event is there although they wait for it; return how
 -- many. `name` NULL: whatever the event, else of this name and key.
 SELECT queue_workflows_wake_waiting(%(name)s, %(key)s, %(most)s) AS n;
 
--- name: wait
+-- name: wait row
 -- tables: ingest_jobs workflow_node_jobs
 -- Begin or continue a wait of a claimed job: for an event of this name and key, or, for the kind
 -- `sleep`, for the time alone. One row: `state` is `done`, with the value of the event or `default`
@@ -81,7 +81,7 @@ SELECT CASE WHEN found.state = 'done' THEN 'done'
   LEFT JOIN found ON true
   LEFT JOIN begun ON true;
 
--- name: suspend
+-- name: suspend one
 -- tables: ingest_jobs workflow_node_jobs
 -- Give up the claim of a job whose handler waits, counting nothing: the job is queued again until
 -- the first of its waits is due, at most `longest_s`, and for a second if one has ended meanwhile.

@@ -1,19 +1,19 @@
 -- Claim the failures that are to be sent as alerts, and record what was sent.
 
--- name: announce
+-- name: announce none
 -- Note that a sender is there: failures are noted for `keep_s` more seconds.
 INSERT INTO failure_alert_state (wanted_until) VALUES (now() + make_interval(secs => %(keep_s)s))
 ON CONFLICT (only_row) DO UPDATE SET seen_at = now(), wanted_until = EXCLUDED.wanted_until;
 
--- name: pending
+-- name: pending value
 -- Return whether there is any row. It locks nothing.
 SELECT EXISTS (SELECT FROM failure_alerts) AS any;
 
--- name: lock
+-- name: lock one
 -- Lock the state of all senders. No row: another sender has it, or none was announced.
 SELECT FROM failure_alert_state FOR UPDATE SKIP LOCKED;
 
--- name: free
+-- name: free value
 -- Return how many calls the state still allows within a minute: `per_minute` less those of the last minute, and none
 -- for a minute after the limit was reached. A time in the future, of a clock that has gone back, does not count. It is
 -- a statement after the lock, and reads the clock, to see what the last holder of the lock has done.
@@ -23,7 +23,7 @@ SELECT CASE WHEN s.quiet_until > c.now AND s.quiet_until <= c.now + interval '1 
                  WHERE taken_at > c.now - interval '1 minute' AND taken_at <= c.now)) END AS free
   FROM failure_alert_state s, (SELECT clock_timestamp() AS now) c;
 
--- name: expire
+-- name: expire many
 -- Delete what was sent over a minute ago. Of the rows that nobody has at present, delete those that are over
 -- `max_age_s` old, and those that were taken `tries` times. Return `is_sent` of each.
 DELETE FROM failure_alerts
@@ -32,7 +32,7 @@ DELETE FROM failure_alerts
        AND (claims >= %(tries)s OR failed_at < now() - make_interval(secs => %(max_age_s)s))
 RETURNING kind, subject, sent_at IS NOT NULL AS is_sent, claims;
 
--- name: waiting
+-- name: waiting value
 -- Count the rows that a sender of `app` may take, up to two. Those that another app has a function for are left to its
 -- senders for `patience_s`.
 SELECT count(*) AS n
@@ -40,7 +40,7 @@ SELECT count(*) AS n
          WHERE sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
            AND (app IS NULL OR app = %(app)s OR failed_at < now() - make_interval(secs => %(patience_s)s)) LIMIT 2) w;
 
--- name: take
+-- name: take one
 -- Take the oldest row for `lease_s` seconds. MATERIALIZED: a subquery that the plan runs once for each row would find
 -- the next oldest each time, and take them all.
 WITH oldest AS MATERIALIZED (
@@ -55,7 +55,7 @@ UPDATE failure_alerts a
  WHERE a.id = oldest.id
 RETURNING a.kind, a.subject, a.name, a.queue, a.schedule, a.reason, a.error, a.failed_at;
 
--- name: take_all
+-- name: take_all many
 -- Take all rows for `lease_s` seconds; return for each kind how many there are, up to five of their names, and the
 -- time of the last.
 WITH taken AS (
@@ -73,12 +73,13 @@ SELECT kind, count(*) AS n, (array_agg(DISTINCT name))[1:5] AS names, max(failed
  GROUP BY kind
  ORDER BY kind;
 
--- name: quiet
+-- name: quiet none
 -- Note that the limit is reached: nothing is sent for a minute.
 UPDATE failure_alert_state SET quiet_until = clock_timestamp() + interval '1 minute';
 
--- name: sent
+-- name: sent none
 -- Mark what a sender took as sent: one row stays for a minute, to count against the limit.
+-- Nothing happens if another sender has it now.
 WITH gone AS (
     DELETE FROM failure_alerts
      WHERE taken_by = %(token)s
@@ -86,7 +87,7 @@ WITH gone AS (
 UPDATE failure_alerts SET sent_at = now()
  WHERE id = (SELECT min(id) FROM failure_alerts WHERE taken_by = %(token)s);
 
--- name: prune
+-- name: prune count
 -- Delete failures that nobody sends any more: no sender was there within its time, or they are over a week old.
 DELETE FROM failure_alerts
  WHERE failed_at < now() - interval '8 days'

@@ -1,6 +1,6 @@
 -- Return claimed jobs to the queue without counting an attempt or a crash.
 
--- name: hand_back
+-- name: hand_back many
 -- tables: ingest_jobs workflow_node_jobs
 -- Give up claims, of several workers too, counting nothing: each job is queued again, or
 -- cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs
@@ -33,7 +33,7 @@ WITH done AS (
                worker => held.worker, detail => %(detail)s) AS job)
 SELECT (job).* FROM done;
 
--- name: strays
+-- name: strays many
 -- tables: ingest_jobs workflow_node_jobs
 -- Return the claims of a worker but those whose rows somebody else has locked.
 SELECT id, worker_id, claim_no
@@ -41,7 +41,7 @@ SELECT id, worker_id, claim_no
  WHERE status = 'running' AND worker_id = %(worker)s
    FOR UPDATE SKIP LOCKED;
 
--- name: unknown
+-- name: unknown one
 -- Return which workers did not know a node since it was last handed back for another reason or
 -- ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
 -- live workers that take such jobs, have not met it, and report it or no list of their nodes.
@@ -83,7 +83,7 @@ SELECT (SELECT count(*) FROM met) AS times,
          ORDER BY o.lists IS NULL, random() LIMIT 1) AS keep_for
   FROM job;
 
--- name: waiting_unknown
+-- name: waiting_unknown many
 -- Return the nodes that workers have handed back because they do not know them, by queue and node
 -- module: how many jobs, and one of their runs. Reads the first 10,000 jobs that are due within
 -- `within_s` seconds, by the index of due times, and the first of each queue, by the claim's index.

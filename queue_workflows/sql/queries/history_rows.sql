@@ -1,6 +1,6 @@
 -- Read a run or a job with its events, for the module history and for commands.
 
--- name: run
+-- name: run one
 -- Return a run with its definition, the time of this read, and the seconds since it was queued.
 SELECT id, workflow_name, status::text, error, out_dir, priority, generation, revision, upgrades, created_at,
        queued_at, started_at, finished_at, definition, parent_run_id, parent_node_id, now() AS read_at,
@@ -8,7 +8,7 @@ SELECT id, workflow_name, status::text, error, out_dir, priority, generation, re
        - extract(epoch FROM queued_at)::float8 AS elapsed_s
   FROM workflow_runs WHERE id = %(run_id)s;
 
--- name: nodes
+-- name: nodes many
 -- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all.
 SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
        crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
@@ -22,7 +22,7 @@ SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, 
    AND (%(nodes)s::text[] IS NULL OR node_id = ANY (%(nodes)s::text[]))
  ORDER BY seq;
 
--- name: node
+-- name: node one
 -- Return one node job, with the columns of `nodes`.
 SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
        crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
@@ -33,7 +33,7 @@ SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, 
        vm_rss_mb_peak, child_run_id, queue_workflows_is_lost(status, lease_expires_at) AS lost
   FROM workflow_node_jobs WHERE id = %(job)s;
 
--- name: ingest_job
+-- name: ingest_job one
 -- Return one ingest job.
 SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
        crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
@@ -44,7 +44,7 @@ SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, 
        queue_workflows_is_lost(status, lease_expires_at) AS lost
   FROM ingest_jobs WHERE id = %(job)s;
 
--- name: node_events
+-- name: node_events many
 -- Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes.
 SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s,
        error, detail, created_at
@@ -53,29 +53,29 @@ SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host
    AND (%(nodes)s::text[] IS NULL OR node_id = ANY (%(nodes)s::text[]))
  ORDER BY created_at, id;
 
--- name: ingest_events
+-- name: ingest_events many
 -- Return the events of an ingest job, the oldest first, each with its actor.
 SELECT id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s, error,
        detail, created_at, actor
   FROM ingest_job_events WHERE job_id = %(job)s ORDER BY created_at, id;
 
--- name: count_item_nodes
+-- name: count_item_nodes value
 -- Count the nodes of a run that belong to items of maps.
 SELECT count(*) AS n FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND strpos(node_id, '[') > 0;
 
--- name: further_node_ids
+-- name: further_node_ids column
 -- Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order.
 SELECT node_id FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND node_id > %(after)s AND node_id <> ALL (%(but)s)
  ORDER BY node_id LIMIT %(limit)s;
 
--- name: node_counts
+-- name: node_counts many
 -- Return how many nodes of a run have each status.
 SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run_id)s
  GROUP BY 1 ORDER BY 1;
 
--- name: ids_in_range
+-- name: ids_in_range many
 -- Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
 (SELECT 'run' AS kind, id FROM workflow_runs
   WHERE id BETWEEN %(low)s AND %(high)s AND starts_with(id, %(prefix)s)
@@ -89,7 +89,7 @@ UNION ALL
   WHERE id BETWEEN %(low)s AND %(high)s AND starts_with(id, %(prefix)s)
   ORDER BY id LIMIT %(limit)s);
 
--- name: changes
+-- name: changes many
 -- Return the events of jobs of both kinds from `since` on, in the order of their transactions'
 -- start, after the event with this place (`at`, `kind`, `id`); NULL: from the first.
 SELECT * FROM (
@@ -105,7 +105,7 @@ SELECT * FROM (
     OR (e.created_at, e.kind, e.id) > (%(at)s::timestamptz, %(kind)s::text, %(id)s::bigint)
  ORDER BY e.created_at, e.kind, e.id LIMIT %(limit)s;
 
--- name: run_states
+-- name: run_states many
 -- Return the state of these runs, and of those that were queued within `recent_s` seconds.
 SELECT id, workflow_name, status::text, generation, left(error, 1000) AS error, progress_pct,
        created_at, started_at, finished_at
@@ -114,6 +114,6 @@ SELECT id, workflow_name, status::text, generation, left(error, 1000) AS error, 
     OR status IN ('queued', 'running') AND queued_at >= now() - %(recent_s)s * interval '1 second'
  LIMIT %(limit)s;
 
--- name: clock
+-- name: clock value
 -- Return the time of the database.
 SELECT clock_timestamp() AS now;

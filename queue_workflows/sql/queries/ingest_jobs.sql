@@ -1,12 +1,12 @@
 -- Insert, read, find, cancel and delete ingest jobs.
 
--- name: insert
+-- name: insert value prepared
 -- Queue one ingest job that has no options, for an app; return its id.
 INSERT INTO ingest_jobs (task_name, queue, reason, priority, args)
 VALUES (%(task_name)s, %(queue)s, %(reason)s, %(priority)s, %(args)s::jsonb)
 RETURNING id;
 
--- name: insert_many
+-- name: insert_many none prepared
 -- Queue a job of one task for each member of the JSON array `args`. The id of a job is the
 -- prefix and its place in the array, from 1, in twelve hexadecimal digits.
 INSERT INTO ingest_jobs (id, task_name, queue, reason, priority, args)
@@ -14,14 +14,14 @@ SELECT %(prefix)s || lpad(to_hex(a.place), 12, '0'), %(task_name)s, %(queue)s, %
        %(priority)s::smallint, a.args
   FROM jsonb_array_elements(%(args)s::jsonb) WITH ORDINALITY AS a (args, place);
 
--- name: insert_batch
+-- name: insert_batch many prepared
 -- Queue the jobs of a JSON array, each an object with a member per column; ids as in
 -- insert_many. Returns a row for each job whose idempotency key another job has: its place,
 -- that job's id, and whether that job has the same task, queue and args. If one has not,
 -- nothing is written.
 SELECT place, id, same FROM queue_workflows_enqueue(%(prefix)s::text, %(jobs)s::jsonb);
 
--- name: insert_once
+-- name: insert_once one prepared
 -- Queue the one job of the JSON array `jobs`, as insert_batch does, and append its event `queued`,
 -- by `actor`. If a job has its idempotency key, whatever its window: return that job, and whether
 -- it has the same task, queue and args. No row: the job is queued, under the first id of `prefix`.
@@ -46,7 +46,7 @@ SELECT id, status, lost, same FROM key_owner
 UNION ALL
 SELECT id, 'queued', false, same FROM put;
 
--- name: state
+-- name: state one prepared
 -- Return how far a job is, and whether its claim is lost.
 SELECT id, status::text, task_name, queue::text, attempts, max_attempts, claim_no, generation,
        created_at, queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at,
@@ -54,15 +54,15 @@ SELECT id, status::text, task_name, queue::text, attempts, max_attempts, claim_n
        progress, queue_workflows_is_lost(status, lease_expires_at) AS lost
   FROM ingest_jobs WHERE id = %(job)s;
 
--- name: get
+-- name: get one
 -- Return one ingest job with every column. No row: there is no such job.
 SELECT * FROM ingest_jobs WHERE id = %(job)s;
 
--- name: count_by_status
+-- name: count_by_status many
 -- Count all ingest jobs, by queue and status.
 SELECT queue::text, status::text, count(*) AS n FROM ingest_jobs GROUP BY queue, status;
 
--- name: find
+-- name: find many
 -- List jobs for an operator, the newest first. A filter that is NULL matches every job. `before`:
 -- only jobs with a smaller `seq`, for the next page. `text`: part of the id, the task, a key or the
 -- error. `lost`: of the running jobs only those whose claim is lost, or only the others. Reads the table once: no index serves every filter.
@@ -91,30 +91,30 @@ SELECT j.id, j.seq, j.task_name, j.queue::text, j.status::text, j.reason, j.prio
                                   j.partition_key, j.error)), lower(%(text)s)) > 0)
  ORDER BY j.seq DESC LIMIT %(limit)s;
 
--- name: name_actor
+-- name: name_actor none
 -- Name who makes the changes in the rest of this transaction, for the history of jobs.
 SELECT set_config('queue_workflows.actor', %(actor)s, true);
 
--- name: lock
+-- name: lock many
 -- Lock these jobs, in one order, so that no two callers wait for each other. Jobs that do not
 -- exist are left out.
 SELECT id, status::text, generation, cancel_requested_at FROM ingest_jobs
  WHERE id = ANY (%(ids)s::text[]) ORDER BY id FOR UPDATE;
 
--- name: cancel_queued
+-- name: cancel_queued none
 -- Cancel those of these jobs that are queued.
 UPDATE ingest_jobs SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
  WHERE id = ANY (%(ids)s::text[]) AND status = 'queued';
 
--- name: request_cancel
+-- name: request_cancel none
 -- Request the cancellation of those of these jobs that run; the first request stands.
 UPDATE ingest_jobs SET cancel_requested_at = now()
  WHERE id = ANY (%(ids)s::text[]) AND status = 'running' AND cancel_requested_at IS NULL;
 
--- name: delete
+-- name: delete none
 -- Delete those of these jobs that do not run.
 DELETE FROM ingest_jobs WHERE id = ANY (%(ids)s::text[]) AND status <> 'running';
 
--- name: find_node_jobs
+-- name: find_node_jobs many
 -- Return which of these ids are node jobs, each with its run.
 SELECT id, run_id FROM workflow_node_jobs WHERE id = ANY (%(ids)s::text[]);

@@ -1,18 +1,18 @@
 -- Store people's answers, claim them, and complete the input nodes with them.
 
--- name: submit
+-- name: submit one
 -- Store an answer to a node and return its row. No row: another answer to the node is in flight.
 INSERT INTO workflow_input_submissions (run_id, node_id, value)
 VALUES (%(run_id)s, %(node_id)s, %(value)s::jsonb)
     ON CONFLICT (run_id, node_id) WHERE status IN ('pending', 'processing') DO NOTHING
 RETURNING *;
 
--- name: hold_node
+-- name: hold_node none
 -- Keep other transactions from ending the wait of an input node by its time-out until this one
 -- ends. The function locks the row, so that a role that submits answers needs no right to nodes.
 SELECT queue_workflows_hold_node(%(run_id)s::text, %(node_id)s::text);
 
--- name: next_due
+-- name: next_due value
 -- Return the id of the oldest answer that is due and not locked, without those of
 -- `set_aside`. An answer that is `processing` for longer than `after` seconds is due again, as is
 -- one whose `claimed_at` is in the future: no claim wrote that, and it would never become due.
@@ -32,7 +32,7 @@ processing AS (
 SELECT id FROM (SELECT * FROM pending UNION ALL SELECT * FROM processing) due
  ORDER BY created_at LIMIT 1;
 
--- name: claim
+-- name: claim one
 -- Claim an answer that is still due, as in `next_due`, count the attempt and return the row,
 -- which is locked. No row: another transaction has it, or it is not due any more.
 WITH next AS MATERIALIZED (
@@ -49,25 +49,25 @@ UPDATE workflow_input_submissions s
  WHERE s.id = (SELECT id FROM next)
 RETURNING s.*;
 
--- name: finish
+-- name: finish none
 -- Record that the node of an answer was completed with it.
 UPDATE workflow_input_submissions SET status = 'processed', processed_at = now(), error = NULL
  WHERE id = %(id)s;
 
--- name: refuse
+-- name: refuse none
 -- Record why an answer cannot be taken.
 UPDATE workflow_input_submissions
    SET status = 'failed', processed_at = now(), error = %(error)s
  WHERE id = %(id)s;
 
--- name: postpone
+-- name: postpone none
 -- Make a claimed answer due again later, without counting its claim as an attempt.
 UPDATE workflow_input_submissions
    SET status = 'pending', error = %(error)s, attempts = greatest(attempts, 1) - 1,
        available_at = now() + %(after_s)s * interval '1 second'
  WHERE id = %(id)s;
 
--- name: count_failure
+-- name: count_failure value
 -- Count a failed attempt, make the answer due again later, and return how many attempts failed.
 -- No row: the answer is over.
 UPDATE workflow_input_submissions
@@ -77,9 +77,10 @@ UPDATE workflow_input_submissions
  WHERE id = %(id)s AND status IN ('pending', 'processing')
 RETURNING attempts;
 
--- name: complete_node
+-- name: complete_node one
 -- Complete a node that waits for an answer, with the answer or the default. No row: it does not
 -- wait.
+-- `by` is the origin of the value in the event: `input` for an answer, `timeout` for the default.
 WITH done AS (
     UPDATE workflow_node_jobs j
        SET status = 'completed', context_delta = %(result)s::jsonb, error = NULL,

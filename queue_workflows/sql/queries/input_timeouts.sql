@@ -1,22 +1,22 @@
 -- Find input nodes whose wait is over, and end or extend the wait.
 
--- name: next_overdue
+-- name: next_overdue value prepared
 -- Return the job of the oldest wait that is over and not locked, without those of
 -- `set_aside`.
 SELECT job_id FROM workflow_input_timeouts
  WHERE due_at <= now() AND job_id <> ALL (%(set_aside)s::text[])
  ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
 
--- name: lock_wait
+-- name: lock_wait one prepared
 -- Lock the wait of a job. No row: it is not over, or another transaction holds it.
 SELECT FROM workflow_input_timeouts WHERE job_id = %(job)s AND due_at <= now()
    FOR UPDATE SKIP LOCKED;
 
--- name: lock_job_if_free
+-- name: lock_job_if_free one prepared
 -- Lock the row of a job. No row: another transaction has it locked, or there is no such job.
 SELECT FROM workflow_node_jobs WHERE id = %(job)s FOR UPDATE SKIP LOCKED;
 
--- name: overdue
+-- name: overdue one prepared
 -- Return the job of a wait. `answered`: an answer is in flight, or, if the row of the job is not
 -- `free`, being submitted. `over`: the job does not wait, or waits again. The columns of a job that
 -- is gone are NULL.
@@ -30,16 +30,16 @@ SELECT j.*,
   LEFT JOIN workflow_node_jobs j ON j.id = due.job_id
  WHERE due.job_id = %(job)s;
 
--- name: end_wait
+-- name: end_wait none
 -- Forget the wait of a job.
 DELETE FROM workflow_input_timeouts WHERE job_id = %(job)s;
 
--- name: extend_wait
+-- name: extend_wait none
 -- Let the wait of a job end `more_s` seconds from now.
 UPDATE workflow_input_timeouts SET due_at = now() + %(more_s)s * interval '1 second'
  WHERE job_id = %(job)s;
 
--- name: fail_node
+-- name: fail_node one
 -- Fail a node that waited too long for its answer. No row: it does not wait.
 WITH done AS (
     UPDATE workflow_node_jobs j SET status = 'failed', error = %(error)s, finished_at = now()

@@ -1,14 +1,14 @@
 -- The installed set of functions and triggers: its record, `queue_schema_objects`, and the catalog.
 
--- name: record_exists
+-- name: record_exists value
 -- Return whether there is a record: the schema of 0.3.0 has none.
 SELECT to_regclass('queue_schema_objects') IS NOT NULL AS found;
 
--- name: recorded
+-- name: recorded many
 -- Return what is installed, one row a part.
 SELECT part, checksum, package_version, objects FROM queue_schema_objects;
 
--- name: record
+-- name: record none
 -- Record that a part is installed, in the place of what was recorded of it.
 INSERT INTO queue_schema_objects AS o (part, checksum, package_version, objects)
 VALUES (%(part)s, %(checksum)s, %(package_version)s, %(objects)s)
@@ -16,28 +16,28 @@ ON CONFLICT (part) DO UPDATE
    SET checksum = EXCLUDED.checksum, package_version = EXCLUDED.package_version,
        objects = EXCLUDED.objects, installed_at = now();
 
--- name: forget
+-- name: forget none
 -- Delete the record of every part.
 DELETE FROM queue_schema_objects;
 
--- name: settings
+-- name: settings none
 -- Set what a transaction needs before it creates functions: they may call each other in any order,
 -- and `SET search_path FROM CURRENT` stores this path with those that run as their owner.
 SELECT set_config('check_function_bodies', 'off', true),
        set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 
--- name: limit_lock_wait
+-- name: limit_lock_wait none
 -- Limit the transaction's next statements to half of the server's deadlock_timeout, 100 ms at the
 -- most: every writer waits behind a waiting lock, so wait briefly and rarely.
 SELECT set_config('statement_timeout', least(greatest(setting::integer / 2, 1), 100)::text, true)
   FROM pg_settings
  WHERE name = 'deadlock_timeout';
 
--- name: lift_limit
+-- name: lift_limit none
 -- Let the transaction's next statements take as long as they need.
 SELECT set_config('statement_timeout', '0', true);
 
--- name: functions
+-- name: functions many
 -- Return the functions of these names, each with a hash of its definition. The source and the
 -- settings are hashed, and not pg_get_functiondef(), whose form differs between servers.
 SELECT p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')' AS name,
@@ -48,7 +48,7 @@ SELECT p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')' AS n
  WHERE p.pronamespace = current_schema()::regnamespace AND p.prokind = 'f'
    AND p.proname = ANY (%(names)s::text[]);
 
--- name: triggers
+-- name: triggers many
 -- Return the triggers of these names, each with a hash of its definition.
 SELECT c.relname || '.' || t.tgname AS name,
        md5(concat_ws('|', pg_get_triggerdef(t.oid), t.tgenabled)) AS hash

@@ -1,6 +1,6 @@
 -- Store what handlers stream under the claims of their jobs, and read it.
 
--- name: add
+-- name: add row
 -- tables: ingest_jobs workflow_node_jobs
 -- Add parts, one element of each array a part, from number `first` on, and wake the readers. Return
 -- whether the claim holds, and whether the parts before are stored: if not, nothing is added. The
@@ -37,7 +37,7 @@ SELECT EXISTS (SELECT FROM held) AS held, %(first)s <= stored.last + 1 AS follow
        (SELECT count(*) FROM notified) AS notified
   FROM stored;
 
--- name: behind
+-- name: behind many
 -- Return the next parts of a job behind a claim and number, of a name if it is given, with the job's
 -- status and claim and the place of its last part, as of the same snapshot. Parts beyond `bytes` are
 -- left out; `found` counts them too. One row without a part if there is none; no row: no such job.
@@ -68,11 +68,11 @@ SELECT j.status, j.claim_no AS job_claim, e.last_claim, e.last_seq, p.*
         WHERE d.bytes_before < %(bytes)s::bigint) p ON true
  ORDER BY p.claim_no, p.seq;
 
--- name: job_of_node
+-- name: job_of_node value
 -- Return the id of the job of a node; no row: the run or its node does not exist yet.
 SELECT id FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node_id)s;
 
--- name: streaming_nodes
+-- name: streaming_nodes many
 -- Return the nodes of a run that have streamed, with the place of the last part of each. `live`: only
 -- those that have not ended, or have in the last 10 s. `nodes` NULL: of all its nodes.
 SELECT j.id AS job_id, j.node_id, e.claim_no, e.seq

@@ -1,6 +1,6 @@
 -- Record the steps of handlers under the claims of their jobs, read them, and forget them.
 
--- name: begin
+-- name: begin row
 -- tables: ingest_jobs workflow_node_jobs
 -- Begin a step of a claimed job, or find that it is done. One row: the step as it was before
 -- (`state` NULL: there was none), `attempts` if it begins now, and whether the claim holds. A step
@@ -35,7 +35,7 @@ SELECT found.*, begun.attempts,
   LEFT JOIN found ON true
   LEFT JOIN begun ON true;
 
--- name: end
+-- name: end one
 -- tables: ingest_jobs workflow_node_jobs
 -- Record how a step ended that this claim has begun, and return its output as it is stored. No row:
 -- the claim is lost, or another one has begun the step again.
@@ -52,7 +52,7 @@ UPDATE job_steps s
    AND s.name = %(name)s AND s.key = %(key)s AND s.claim_no = %(claim)s
 RETURNING s.output::text AS output;
 
--- name: store_cursors
+-- name: store_cursors none
 -- tables: ingest_jobs workflow_node_jobs
 -- Store how far cursors are, one element of each array a cursor. Those of a lost claim are left out.
 WITH noted AS MATERIALIZED (
@@ -70,7 +70,7 @@ UPDATE job_steps s
    AND s.name = noted.name AND s.key = noted.key AND s.claim_no = noted.claim_no
    AND s.state = 'running' AND s.position < noted.position;
 
--- name: of_job
+-- name: of_job many
 -- Return the steps of a job in the order in which they began first.
 SELECT kind, name, key, state, output::text AS output, error, arguments, position, claim_no,
        attempts, crashes, due_at, started_at, ended_at
@@ -78,7 +78,7 @@ SELECT kind, name, key, state, output::text AS output, error, arguments, positio
  WHERE job_table = %(table)s AND job_id = %(job)s
  ORDER BY id;
 
--- name: forget_from
+-- name: forget_from row
 -- Delete the first step of this name of a job and all steps that began after it first; return how
 -- many.
 WITH gone AS (

@@ -1,6 +1,6 @@
 -- Store, read and delete the logs of attempts.
 
--- name: write
+-- name: write count
 -- tables: ingest_jobs workflow_node_jobs
 -- Store the logs of several attempts, one element of each array an attempt. Jobs that are gone, or
 -- that were claimed again, are left out. A head that is NULL is not written again.
@@ -13,21 +13,22 @@ SELECT 'ingest_jobs', w.job_id, w.claim_no, coalesce(w.head, ''), w.tail, w.cut
    SET head = CASE WHEN excluded.head = '' THEN l.head ELSE excluded.head END,
        tail = excluded.tail, cut_bytes = excluded.cut_bytes, updated_at = now();
 
--- name: prune
+-- name: prune count
 -- Delete up to `batch` logs of attempts that are older than `days` days.
 DELETE FROM job_attempt_logs WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM job_attempt_logs WHERE created_at < now() - %(days)s * interval '1 day'
      LIMIT %(batch)s));
 
--- name: of_jobs
+-- name: of_jobs many
 -- Return the logs of these jobs' attempts, of one job family.
 SELECT job_id, claim_no, head, tail, cut_bytes, updated_at
   FROM job_attempt_logs
  WHERE job_id = ANY (%(jobs)s::text[]) AND job_table = %(table)s;
 
--- name: nodes_that_logged
+-- name: nodes_that_logged many
 -- Return which nodes of a run wrote to a log since a time, the last to write last. `since` NULL:
 -- at any time. `nodes` NULL: of all its nodes.
+-- `of_jobs` reads the logs, which may be large.
 SELECT j.node_id, j.queue::text, l.job_id, max(l.updated_at) AS updated_at
   FROM workflow_node_jobs j
   JOIN job_attempt_logs l ON l.job_id = j.id AND l.job_table = 'workflow_node_jobs'

@@ -1,10 +1,10 @@
 -- Complete, fail, park and requeue jobs for a person, whichever worker has the claim.
 
--- name: lock_ingest_job
+-- name: lock_ingest_job none
 -- Lock an ingest job until the transaction ends, so that its state is known to the next statement.
 SELECT FROM ingest_jobs WHERE id = %(job)s FOR UPDATE;
 
--- name: complete_node
+-- name: complete_node one
 -- Complete a node that is not over, whichever worker has it. No row: it is over, or there is no such job.
 WITH done AS (
     UPDATE workflow_node_jobs j
@@ -20,7 +20,7 @@ WITH done AS (
                seconds => %(seconds)s::float8, detail => '{"by": "operator"}') AS job)
 SELECT (job).* FROM done;
 
--- name: complete_ingest_job
+-- name: complete_ingest_job one
 -- Complete an ingest job that is not over, whichever worker has it. A trigger records the event of a job
 -- that did not run. No row: it is over, or there is no such job.
 WITH done AS (
@@ -38,7 +38,7 @@ WITH done AS (
            ELSE j END AS job)
 SELECT (job).* FROM done;
 
--- name: fail_node
+-- name: fail_node one
 -- Fail a node that is not over, whichever worker has it. No row: it is over, or there is no such job.
 WITH done AS (
     UPDATE workflow_node_jobs j
@@ -51,7 +51,7 @@ WITH done AS (
                seconds => %(seconds)s::float8, detail => '{"by": "operator"}') AS job)
 SELECT (job).* FROM done;
 
--- name: fail_ingest_job
+-- name: fail_ingest_job one
 -- Fail an ingest job that is not over, whichever worker has it. A trigger records the event of a job that
 -- did not run. No row: it is over, or there is no such job.
 WITH done AS (
@@ -66,7 +66,7 @@ WITH done AS (
            ELSE j END AS job)
 SELECT (job).* FROM done;
 
--- name: park_node
+-- name: park_node one
 -- Let a node that is not over wait for an answer, whichever worker has it. No row: it is over, waits
 -- already, or there is no such job.
 WITH done AS (
@@ -81,7 +81,7 @@ WITH done AS (
                detail => '{"by": "operator"}') AS job)
 SELECT (job).* FROM done;
 
--- name: requeue_node
+-- name: requeue_node one
 -- Queue a running node again at the front, and count it as ended by the watchdog. It is cancelled
 -- instead if it must end. No row: it does not run.
 WITH done AS (
@@ -100,7 +100,7 @@ WITH done AS (
                detail => '{"by": "operator"}') AS job)
 SELECT (job).* FROM done;
 
--- name: requeue_all_nodes
+-- name: requeue_all_nodes many
 -- Queue every running node again at the front, counting nothing. A node that must end is cancelled
 -- instead.
 WITH done AS (
@@ -118,7 +118,7 @@ WITH done AS (
                detail => '{"by": "operator"}') AS job)
 SELECT (job).* FROM done;
 
--- name: requeue_of_host
+-- name: requeue_of_host many
 -- tables: ingest_jobs workflow_node_jobs
 -- Queue the running jobs of a host in one queue again at the front, counting nothing. A job that
 -- must end is cancelled instead.

@@ -1,17 +1,20 @@
 -- Maps: the items of a list, each with nodes of its own. All statements run under the lock on the run's row.
 
--- name: open_map
+-- name: open_map value
 -- Seal a map's items, or count them again in a new generation; return which.
+-- `sealed`, `again` (a new generation of the run counts the items again) or `open` (it was opened in
+-- this generation). `items` is a JSON array of objects with `key` and `item`, `nodes` how many nodes
+-- the items have, `root` the map of the definition around it.
 SELECT queue_workflows_open_map(
            %(run_id)s::text, %(map)s::text, %(items)s::jsonb, %(at_once)s::integer, %(refill)s::integer,
            %(may_fail)s::integer, %(nodes)s::integer, %(root)s::text) AS done;
 
--- name: step
+-- name: step value prepared
 -- Count items that have ended and open the next ones; return the counters and the opened items.
 SELECT queue_workflows_step_map(
            %(run_id)s::text, %(map)s::text, %(done)s::text[], %(failed)s::jsonb) AS step;
 
--- name: close
+-- name: close none
 -- Let the last opened items wait to be opened again, from this key on.
 UPDATE workflow_run_maps m
    SET open_items = m.open_items - %(count)s::integer,
@@ -19,25 +22,26 @@ UPDATE workflow_run_maps m
                          WHERE i.run_id = m.run_id AND i.map_id = m.node_id AND i.key = %(key)s::text)
  WHERE m.run_id = %(run_id)s AND m.node_id = %(map)s;
 
--- name: complete
+-- name: complete value
 -- Complete the node of a map; return the size of its output in bytes. Nothing is written past `limit`.
+-- `result`, `path`: see `graph.Map`.
 SELECT queue_workflows_end_map(
            %(run_id)s::text, %(map)s::text, %(result)s::text, %(path)s::text[], %(limit)s::bigint) AS size;
 
--- name: fail
+-- name: fail none
 -- Fail the node of a map.
 SELECT queue_workflows_fail_map(%(run_id)s::text, %(map)s::text, %(error)s::text) AS done;
 
--- name: nodes
+-- name: nodes value
 -- Return how many nodes the items of these maps have, with those of the maps inside the items.
 SELECT coalesce(sum(nodes), 0)::bigint AS n FROM workflow_run_maps
  WHERE run_id = %(run_id)s AND node_id = ANY (%(maps)s::text[]);
 
--- name: generation
+-- name: generation value prepared
 -- Return the generation in which a map was opened last. No row: it was not opened.
 SELECT generation FROM workflow_run_maps WHERE run_id = %(run_id)s AND node_id = %(map)s;
 
--- name: opened
+-- name: opened many
 -- Return the items of a map that were opened and have not ended.
 SELECT i.key, i.item, i.error
   FROM workflow_run_maps m
@@ -46,22 +50,23 @@ SELECT i.key, i.item, i.error
    AND i.position >= 0 AND i.position < m.next_position AND i.state = 'waiting'
  ORDER BY i.position;
 
--- name: items
+-- name: items many prepared
 -- Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map.
 SELECT i.key, i.item, i.error
   FROM unnest(%(keys)s::text[]) AS k (key)
  CROSS JOIN LATERAL (SELECT key, item, error FROM workflow_map_items
                       WHERE run_id = %(run_id)s AND map_id = %(map)s AND key = k.key LIMIT 1) i;
 
--- name: keys_like
+-- name: keys_like many
 -- Return keys of about the length of this one, of a map, or of all maps of a run: what was perhaps meant.
 SELECT key FROM workflow_map_items
  WHERE run_id = %(run_id)s AND (%(map)s::text IS NULL OR map_id = %(map)s::text) AND position >= 0
    AND length(key) BETWEEN length(%(key)s::text) - 2 AND length(%(key)s::text) + 2
  ORDER BY left(key, 4) = left(%(key)s::text, 4) DESC, position LIMIT 1000;
 
--- name: note_errors
+-- name: note_errors none
 -- Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map.
+-- `errors` has them by key. An item that has an error keeps it; one that has ended is left alone.
 UPDATE workflow_map_items i SET error = left(%(errors)s::jsonb ->> i.key, 8000)
  WHERE i.state = 'waiting' AND i.error IS NULL AND i.ctid = ANY (ARRAY(
        SELECT f.place
@@ -70,34 +75,35 @@ UPDATE workflow_map_items i SET error = left(%(errors)s::jsonb ->> i.key, 8000)
               SELECT o.ctid AS place FROM workflow_map_items o
                WHERE o.run_id = %(run_id)s AND o.map_id = %(map)s AND o.key = e.key LIMIT 1) f));
 
--- name: first_failure
+-- name: first_failure one
 -- Return the first item of a map that failed, and its error.
 SELECT key, error FROM workflow_map_items
  WHERE run_id = %(run_id)s AND map_id = %(map)s AND state = 'failed' AND position >= 0 ORDER BY position LIMIT 1;
 
--- name: states
+-- name: states many prepared
 -- Return the state of those of these nodes that have a row, by a look-up per node.
 SELECT j.node_id, j.status, j.error
   FROM unnest(%(nodes)s::text[]) AS n (id)
  CROSS JOIN LATERAL (SELECT node_id, status, error FROM workflow_node_jobs
                       WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j;
 
--- name: reopen_item
+-- name: reopen_item none
 -- Let an item wait again.
+-- The map counts its items again in the next generation.
 UPDATE workflow_map_items SET state = 'waiting', error = NULL
  WHERE run_id = %(run_id)s AND map_id = %(map)s AND key = %(key)s;
 
--- name: drop_nodes
+-- name: drop_nodes none
 -- Delete the nodes of the items of a map.
 DELETE FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND starts_with(node_id, %(inside)s::text) AND status <> 'running';
 
--- name: drop
+-- name: drop none
 -- Delete a map with its items, and the maps inside its items.
 DELETE FROM workflow_run_maps
  WHERE run_id = %(run_id)s AND (node_id = %(map)s OR starts_with(node_id, %(inside)s::text));
 
--- name: running_inside
+-- name: running_inside value
 -- Return a node of an item of a map that runs.
 SELECT node_id FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND status = 'running' AND starts_with(node_id, %(inside)s::text) LIMIT 1;

@@ -1,11 +1,11 @@
 -- Count the history of jobs into totals, and read what `queue-workflows metrics` shows.
 
--- name: count_events
+-- name: count_events value
 -- Count the events of the next `most` transactions that are not counted yet; return whether more
 -- are left, or NULL while another transaction counts.
 SELECT queue_workflows_count_events(%(most)s) AS more;
 
--- name: progress
+-- name: progress row
 -- Return how long ago events were last counted, NULL if never, how many transactions the server
 -- has made since, and whether this role and server may write the totals.
 SELECT (SELECT extract(epoch FROM now())::float8 - extract(epoch FROM p.counted_at)::float8
@@ -20,30 +20,30 @@ SELECT (SELECT extract(epoch FROM now())::float8 - extract(epoch FROM p.counted_
        AND has_table_privilege('metric_position', 'UPDATE')
        AND has_function_privilege('queue_workflows_count_events(bigint)', 'EXECUTE') AS may_count;
 
--- name: bounds
+-- name: bounds value
 -- Return the upper bounds of the buckets of histograms.
 SELECT queue_workflows_metric_bounds() AS bounds;
 
--- name: totals
+-- name: totals many
 -- Return what is counted so far.
 SELECT metric, name, label, bucket, n, seconds
   FROM metric_totals
  ORDER BY metric, name, label, bucket
  LIMIT %(limit)s;
 
--- name: in_order
+-- name: in_order none
 -- Keep the planner to the order of indexes for this transaction, until `by_index`: without statistics it sorts all
 -- waiting jobs to find the first one.
 SELECT set_config(s.name, 'off', true)
   FROM unnest('{enable_seqscan,enable_bitmapscan,enable_sort,jit}'::text[]) s (name);
 
--- name: by_index
+-- name: by_index none
 -- Keep the planner to indexes for this transaction: without statistics it takes a scan of all
 -- finished jobs for cheaper (decision 0019).
 SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
        set_config('enable_bitmapscan', 'on', true), set_config('enable_sort', 'on', true);
 
--- name: by_pages
+-- name: by_pages none
 -- tables: ingest_jobs workflow_node_jobs
 -- Let the planner read the pages of a table once each for the rest of this transaction, if it has
 -- no statistics. It would fetch each queued row by the index alone, which takes twice as long
@@ -53,7 +53,7 @@ SELECT set_config(s.name, CASE WHEN c.reltuples <= 0 THEN 'off' ELSE 'on' END, t
  CROSS JOIN unnest('{enable_indexscan,enable_indexonlyscan,enable_sort}'::text[]) s (name)
  WHERE c.oid = 'ingest_jobs'::regclass;
 
--- name: waiting
+-- name: waiting many
 -- tables: ingest_jobs workflow_node_jobs
 -- Count the queued jobs of each queue by what holds them back; `ready`: nothing does. Each part
 -- walks an index that has only such jobs.
@@ -69,7 +69,7 @@ SELECT queue::text,
  WHERE status = 'queued' AND blocked_reason IS NOT NULL
  GROUP BY 1, 2;
 
--- name: oldest_nodes
+-- name: oldest_nodes many
 -- Return the age of the oldest node job of each queue that nothing holds back. It walks from version to version and
 -- from priority to priority of each queue, however many jobs wait. Jobs without a version come last in the index.
 WITH RECURSIVE line AS (
@@ -106,7 +106,7 @@ SELECT queue::text, extract(epoch FROM now())::float8
   FROM line
  GROUP BY queue;
 
--- name: oldest_ingest
+-- name: oldest_ingest many
 -- Return the age of the oldest ingest job of each queue that nothing holds back. It walks from priority to
 -- priority of each queue, however many jobs wait.
 WITH RECURSIVE line AS (
@@ -129,7 +129,7 @@ SELECT queue::text, extract(epoch FROM now())::float8
   FROM line
  GROUP BY queue;
 
--- name: running
+-- name: running many
 -- tables: ingest_jobs workflow_node_jobs
 -- Count the running jobs of each queue, and those whose lease has lapsed.
 SELECT queue::text, count(*) AS n,
@@ -138,28 +138,28 @@ SELECT queue::text, count(*) AS n,
  WHERE status = 'running'
  GROUP BY queue;
 
--- name: awaiting
+-- name: awaiting many
 -- Count the nodes that wait for an answer, by queue.
 SELECT queue::text, count(*) AS n
   FROM workflow_node_jobs
  WHERE status = 'awaiting_input' AND child_run_id IS NULL
  GROUP BY queue;
 
--- name: runs
+-- name: runs many
 -- Count the runs that the engine has not ended, by status.
 SELECT status::text, count(*) AS n
   FROM workflow_runs
  WHERE status IN ('queued', 'running') AND mode = 'node'
  GROUP BY status;
 
--- name: paused
+-- name: paused many
 -- Return the queues that have settings, and whether each is paused now.
 SELECT queue, queue_workflows_is_paused(paused_at, paused_until) AS paused
   FROM queue_settings
  ORDER BY queue
  LIMIT %(limit)s;
 
--- name: workers
+-- name: workers many
 -- Count the workers of each queue by state, with their slots: for each as many as its host reported
 -- last for its queue. One that was not seen for `stale_s` seconds is dead. Stopped ones are left
 -- out, and dead ones after a day.
@@ -172,7 +172,7 @@ SELECT w.queue,
  WHERE w.state <> 'stopped' AND w.last_seen > now() - interval '1 day'
  GROUP BY 1, 2;
 
--- name: schedules
+-- name: schedules many
 -- Return the schedules that fire, the latest first: for how long each is overdue, whether an error
 -- keeps it from firing, and when it last fired.
 SELECT name, coalesce(extract(epoch FROM now())::float8 - extract(epoch FROM wake_at)::float8, 0)
@@ -183,7 +183,7 @@ SELECT name, coalesce(extract(epoch FROM now())::float8 - extract(epoch FROM wak
  ORDER BY wake_at, name
  LIMIT %(limit)s;
 
--- name: machines
+-- name: machines many
 -- Return the last hardware sample of each host, unless it is over a minute old. A ring holds one
 -- sample in each slot, so only the slots of the last minute are read.
 WITH RECURSIVE host AS (

@@ -1,6 +1,6 @@
 -- Store sizes and load times of GPU models, flag models that no worker can load, request loads.
 
--- name: publish_sizes
+-- name: publish_sizes none
 -- Write how much GPU memory each model needs, as a host registers it. Rows that would not
 -- change are not written.
 INSERT INTO gpu_models AS g (model, host_label, est_vram_gb)
@@ -10,17 +10,17 @@ SELECT s.model, %(host)s, s.gb
     ON CONFLICT (model, host_label) DO UPDATE SET est_vram_gb = excluded.est_vram_gb
  WHERE g.est_vram_gb IS DISTINCT FROM excluded.est_vram_gb;
 
--- name: learn_load
+-- name: learn_load none prepared
 -- Let the moving average of how long a host loads a model follow one more load.
 SELECT queue_workflows_learn(%(host)s, %(model)s, %(seconds)s::float8, NULL);
 
--- name: prune
+-- name: prune count
 -- Delete measured times that are older than 30 days, of hosts without a worker.
 DELETE FROM gpu_models g
  WHERE g.updated_at < now() - interval '30 days'
    AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = g.host_label);
 
--- name: unserved
+-- name: unserved many prepared
 -- Return the models ('': no model) that have waiting gpu jobs and no live worker to take
 -- them, or that are flagged so. `reason` is NULL if a worker can take them; `flagged` is the
 -- reason of the flag, or NULL.
@@ -29,7 +29,7 @@ SELECT coalesce(u.model, f.model) AS model, u.reason, u.detail, f.reason AS flag
   FULL JOIN gpu_unassignable f ON f.model = u.model
  ORDER BY 1;
 
--- name: flag
+-- name: flag count
 -- Flag a model as one that no live worker can take. No row is written if the flag is there
 -- already.
 INSERT INTO gpu_unassignable AS f (model, reason, detail)
@@ -38,11 +38,11 @@ VALUES (%(model)s, %(reason)s, %(detail)s)
    SET reason = excluded.reason, detail = excluded.detail, since = now()
  WHERE (f.reason, f.detail) IS DISTINCT FROM (excluded.reason, excluded.detail);
 
--- name: unflag
+-- name: unflag count
 -- Delete the flag of a model.
 DELETE FROM gpu_unassignable WHERE model = %(model)s;
 
--- name: log_for_model
+-- name: log_for_model none
 -- Write an event into the history of the first 100 waiting jobs of a model. BETWEEN keeps the
 -- walk in the order of the claim's index.
 INSERT INTO workflow_node_events
@@ -55,7 +55,7 @@ SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event
    AND j.required_model BETWEEN %(model)s AND %(model)s
  ORDER BY j.required_model, j.seq LIMIT 100;
 
--- name: log_without_model
+-- name: log_without_model none
 -- Write an event into the history of the first 100 waiting gpu jobs that require no model.
 INSERT INTO workflow_node_events
        (run_id, node_id, job_id, attempt, event_type, queue, model, error, detail)
@@ -67,7 +67,7 @@ SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event
    AND j.required_model IS NULL
  ORDER BY j.required_model, j.seq LIMIT 100;
 
--- name: flagged
+-- name: flagged many
 -- Return the flagged models (NULL: jobs without one) that no live worker takes now either, with
 -- the reason of now, each with its number of waiting jobs, up to 10,000.
 SELECT nullif(f.model, '') AS model, u.reason, u.detail, f.since,
@@ -79,7 +79,7 @@ SELECT nullif(f.model, '') AS model, u.reason, u.detail, f.since,
   JOIN queue_workflows_gpu_unserved() u ON u.model = f.model
  ORDER BY f.model;
 
--- name: request
+-- name: request row
 -- Write an operator's request to load or unload a model, for all workers of a host (worker
 -- '') or for one; return the row. A trigger wakes the workers.
 INSERT INTO model_controls (host_label, worker_id, action, model, requested_by)
@@ -88,7 +88,7 @@ VALUES (%(host)s, %(worker)s, %(action)s, %(model)s, %(requested_by)s)
    SET action = excluded.action, model = excluded.model, requested_by = excluded.requested_by
 RETURNING *;
 
--- name: newest_request
+-- name: newest_request one prepared
 -- Return the newest request for a worker past number `after`. A request that is older than
 -- the worker was meant for another process. No row: there is none.
 SELECT c.* FROM model_controls c
@@ -97,7 +97,7 @@ SELECT c.* FROM model_controls c
    AND c.request_no > %(after)s AND c.requested_at >= w.started_at
  ORDER BY c.request_no DESC LIMIT 1;
 
--- name: on_workers
+-- name: on_workers many
 -- Return the gpu workers seen within a day, of one host or (NULL) of all: the model and the
 -- request as each reported them, the models that its host knows, and its host's GPUs in the
 -- latest sample within a minute (else NULL). One that was not seen for `stale_s` seconds is

@@ -1,6 +1,6 @@
 -- Insert and read the jobs of nodes, and the context of a run.
 
--- name: enqueue
+-- name: enqueue one
 -- Queue one node of a run, in the generation of the run, and return the id of its job. No row:
 -- there is no such run, or the run has such a node.
 INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, required_model, inputs,
@@ -11,7 +11,7 @@ SELECT r.id, %(node_id)s, %(node_module)s, %(queue)s, %(required_model)s, %(inpu
     ON CONFLICT (run_id, node_id) DO NOTHING
 RETURNING id;
 
--- name: same_node
+-- name: same_node one
 -- Return the id of a node's job, and whether it was queued with this content. No row: the run has no
 -- such node.
 SELECT id, (node_module, queue, required_model, inputs, pipeline_name) IS NOT DISTINCT FROM
@@ -19,23 +19,24 @@ SELECT id, (node_module, queue, required_model, inputs, pipeline_name) IS NOT DI
            AND input_template IS NULL AND status <> 'skipped' AS is_same
   FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node_id)s;
 
--- name: insert_planned
+-- name: insert_planned value prepared
 -- Insert the rows of a plan, a JSON array of objects, and return how many are new or opened again.
+-- A node that has a row keeps it, unless it failed or was cancelled in an earlier generation.
 SELECT queue_workflows_insert_nodes(%(run_id)s::text, %(nodes)s::jsonb) AS n;
 
--- name: get
+-- name: get one
 -- Return a node job. No row: there is no such job.
 SELECT * FROM workflow_node_jobs WHERE id = %(job)s;
 
--- name: get_by_node
+-- name: get_by_node one
 -- Return the job of a node. No row: the run has no such node yet.
 SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node_id)s;
 
--- name: of_run
+-- name: of_run many
 -- Return all jobs of a run, the oldest first.
 SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s ORDER BY created_at, seq;
 
--- name: done_among
+-- name: done_among column prepared
 -- Return which of these nodes are completed or skipped. LIMIT 1 keeps it a look-up per node: without
 -- statistics, PostgreSQL 15 reads all rows of the run instead.
 SELECT j.node_id
@@ -44,7 +45,7 @@ SELECT j.node_id
                       WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
  WHERE j.status IN ('completed', 'skipped');
 
--- name: running_among
+-- name: running_among column
 -- Return which of these nodes run now, by a look-up per node.
 SELECT j.node_id
   FROM unnest(%(nodes)s::text[]) AS n (id)
@@ -52,7 +53,7 @@ SELECT j.node_id
                       WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
  WHERE j.status = 'running';
 
--- name: present_among
+-- name: present_among column prepared
 -- Return which of these nodes have a job that is neither failed nor cancelled, by a look-up per node.
 SELECT j.node_id
   FROM unnest(%(nodes)s::text[]) AS n (id)
@@ -60,12 +61,12 @@ SELECT j.node_id
                       WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
  WHERE j.status NOT IN ('failed', 'cancelled');
 
--- name: all_done
+-- name: all_done column prepared
 -- Return every completed or skipped node of a run.
 SELECT node_id FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND status IN ('completed', 'skipped');
 
--- name: context
+-- name: context one
 -- Return a run's context with the `context_delta` of each completed node under the node's id, and
 -- the JSON type of the context. An empty delta does not replace the context's own member. `heads`
 -- NULL: all members, else those that it names, by a look-up per node. The context is NULL if it is
@@ -96,11 +97,11 @@ SELECT jsonb_typeof(r.context) AS kind,
                 WHERE n.status = 'completed') j) outputs
  WHERE r.id = %(run_id)s OFFSET 0) found;
 
--- name: set_resolved_inputs
+-- name: set_resolved_inputs one
 -- Store what a node received and return its row.
 UPDATE workflow_node_jobs SET resolved_inputs = %(inputs)s::jsonb WHERE id = %(job)s
 RETURNING *;
 
--- name: set_input_spec
+-- name: set_input_spec one
 -- Store the question of an input node and return its row.
 UPDATE workflow_node_jobs SET input_spec = %(spec)s::jsonb WHERE id = %(job)s RETURNING *;

@@ -1,6 +1,6 @@
 -- Read, close and postpone events of the outbox.
 
--- name: runs_with_events
+-- name: runs_with_events column prepared
 -- Return the runs that have events to dispatch, the oldest event first, without those of
 -- `set_aside`. `undefined`: also runs that have no definition yet. It reads the oldest 5,000.
 SELECT run_id
@@ -12,7 +12,7 @@ SELECT run_id
          ORDER BY id LIMIT 5000) open
  GROUP BY run_id ORDER BY min(id) LIMIT %(limit)s;
 
--- name: open_events
+-- name: open_events many prepared
 -- Return a run's open events that are due, the oldest first, each with the status and the error of
 -- its node. `only` NULL: all of them, else the one with this id. LIMIT 1 keeps the join a look-up
 -- per event: without it, it may read every version of the run's rows.
@@ -25,12 +25,12 @@ SELECT e.id, e.node_id, e.kind, e.attempts, j.status AS node_status, j.error AS 
    AND (e.available_at IS NULL OR e.available_at <= now())
  ORDER BY e.id LIMIT %(limit)s;
 
--- name: close
+-- name: close none prepared
 -- Close events. `error` not NULL: they are poison, and this is why.
 UPDATE workflow_dispatch_events SET processed_at = now(), error = coalesce(%(error)s, error)
  WHERE id = ANY (%(events)s);
 
--- name: postpone
+-- name: postpone value
 -- Count a dispatch that failed, make the event due again later, and return how many failed.
 UPDATE workflow_dispatch_events
    SET error = %(error)s, attempts = least(greatest(attempts, 0), 32000) + 1,
@@ -38,10 +38,10 @@ UPDATE workflow_dispatch_events
  WHERE id = %(event)s AND processed_at IS NULL
 RETURNING attempts;
 
--- name: unprocessed
+-- name: unprocessed many
 -- Return open events, the oldest first.
 SELECT * FROM workflow_dispatch_events WHERE processed_at IS NULL ORDER BY id LIMIT %(limit)s;
 
--- name: count_unprocessed
+-- name: count_unprocessed value
 -- Return how many events are open.
 SELECT count(*) AS n FROM workflow_dispatch_events WHERE processed_at IS NULL;

@@ -1,6 +1,6 @@
 -- What commands display: a run while it runs, where its nodes ran, and the whole system in counts.
 
--- name: run_head
+-- name: run_head one
 -- Return a run without its definition and context. `elapsed_s` counts from its submit. No row: no
 -- such run.
 SELECT id, workflow_name, status, error, out_dir, generation, created_at, started_at, finished_at,
@@ -9,7 +9,7 @@ SELECT id, workflow_name, status, error, out_dir, generation, created_at, starte
   FROM workflow_runs
  WHERE id = %(run)s;
 
--- name: steps
+-- name: steps many
 -- Count the nodes of a run by status, for each step: the node id up to its first slash or bracket.
 -- `elapsed_s` ends with the last node, or now while a node has not ended.
 SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step,
@@ -27,7 +27,7 @@ SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step,
  WHERE run_id = %(run)s
  GROUP BY 1;
 
--- name: nodes
+-- name: nodes many
 -- Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
 -- these, and the queued ones of which an attempt failed.
 SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progress, input_spec,
@@ -42,26 +42,26 @@ SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progre
  ORDER BY status NOT IN ('running', 'awaiting_input', 'failed'), started_at, seq
  LIMIT %(limit)s;
 
--- name: maps
+-- name: maps many
 -- Return the maps of a run's definition: their items by state, and the nodes of the items.
 SELECT node_id, total, done_items AS done, failed_items AS failed, open_items AS open, nodes
   FROM workflow_run_maps
  WHERE run_id = %(run)s AND strpos(node_id, '[') = 0
  ORDER BY node_id;
 
--- name: failed_items
+-- name: failed_items many
 -- Return the first items of a map that failed, with their errors.
 SELECT key, error FROM workflow_map_items
  WHERE run_id = %(run)s AND map_id = %(map)s AND state = 'failed' AND position >= 0
  ORDER BY position LIMIT %(limit)s;
 
--- name: nodes_of_item
+-- name: nodes_of_item many
 -- Return the nodes that the items with a key have, in all maps of a run, with their states.
 SELECT node_id, status::text FROM workflow_node_jobs
  WHERE run_id = %(run)s AND strpos(node_id, '[' || %(key)s::text || ']') > 0
  ORDER BY seq;
 
--- name: items
+-- name: items many
 -- Return the items with these keys, in all maps of a run. An open item with an error fails once none of its nodes is
 -- open. One that had not ended when its map did is cancelled.
 SELECT i.map_id, i.key, i.error,
@@ -75,22 +75,22 @@ SELECT i.map_id, i.key, i.error,
  WHERE i.run_id = %(run)s AND i.key = ANY (%(keys)s::text[]) AND i.position >= 0
  ORDER BY i.map_id, i.position;
 
--- name: map_state
+-- name: map_state one
 -- Return how many items of a map have ended. No row: it has none yet.
 SELECT total, done_items AS done, failed_items AS failed, open_items AS open
   FROM workflow_run_maps WHERE run_id = %(run)s AND node_id = %(map)s;
 
--- name: node_seconds
+-- name: node_seconds many
 -- Return how long the handler of each completed node of a run took.
 SELECT node_id, coalesce(seconds, 0)::float8 AS seconds
   FROM workflow_node_jobs
  WHERE run_id = %(run)s AND status = 'completed';
 
--- name: node_counts
+-- name: node_counts many
 -- Count the nodes of a run by status.
 SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run)s GROUP BY 1;
 
--- name: completed_by
+-- name: completed_by many
 -- Return the workers that completed nodes of a run, and how many each.
 SELECT host_label, queue, worker_id, count(*) AS nodes,
        coalesce(sum(elapsed_s), 0)::float8 AS seconds
@@ -99,12 +99,12 @@ SELECT host_label, queue, worker_id, count(*) AS nodes,
  GROUP BY 1, 2, 3
  ORDER BY queue, nodes DESC, worker_id;
 
--- name: crashes
+-- name: crashes value
 -- Count how often a node of a run was taken back from a worker that died. Lapses count until the
 -- next recorded end of the node.
 SELECT coalesce(sum(crash_count + lapse_count), 0)::bigint AS n FROM workflow_node_jobs WHERE run_id = %(run)s;
 
--- name: failures
+-- name: failures many
 -- Return the failed nodes of a run, the first to fail first, with the latest traceback.
 SELECT j.node_id, j.error,
        (SELECT e.detail ->> 'traceback'
@@ -117,7 +117,7 @@ SELECT j.node_id, j.error,
  ORDER BY j.finished_at, j.seq
  LIMIT %(limit)s;
 
--- name: runs_ahead
+-- name: runs_ahead row
 -- Count the runs that were submitted before this one, are no less urgent, and have work to do
 -- now. A run that only waits for a person has none.
 SELECT count(*) AS n,
@@ -132,8 +132,9 @@ SELECT count(*) AS n,
        AND EXISTS (SELECT FROM workflow_node_jobs j
                     WHERE j.run_id = o.id AND j.status IN ('queued', 'running')));
 
--- name: find
+-- name: find one
 -- Return what has this id: a run before a job, or after it if `jobs_first`. No row: nothing has it.
+-- Ids are chosen at the insert, so a run and a job may share one.
 SELECT CASE WHEN %(jobs_first)s THEN 4 ELSE 1 END AS rank, 'run' AS kind, status::text, id AS run_id,
        workflow_name AS name
   FROM workflow_runs
@@ -149,7 +150,7 @@ SELECT 3, 'ingest job', status::text, NULL, task_name
  ORDER BY rank
  LIMIT 1;
 
--- name: running_under
+-- name: running_under many
 -- Return the running jobs that have this id or belong to the run that has it, with their workers.
 SELECT j.id AS job_id, j.node_id AS name, j.queue::text, j.worker_id, j.claimed_by AS host_label,
        w.pid
@@ -163,7 +164,7 @@ SELECT j.id, j.task_name, j.queue, j.worker_id, j.claimed_by, w.pid
  WHERE j.status = 'running' AND j.id = %(id)s
  ORDER BY name;
 
--- name: waiting_inputs
+-- name: waiting_inputs many
 -- Return the input nodes that wait in live runs, of one run if it is given, the longest wait
 -- first. `answered`: whether an answer was submitted and not taken yet.
 SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.input_spec,
@@ -179,14 +180,14 @@ SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.input_spec,
  ORDER BY waiting_s DESC, j.seq
  LIMIT %(limit)s;
 
--- name: has_answer
+-- name: has_answer value
 -- Return whether an answer to a node was submitted and not taken yet.
 SELECT EXISTS (
        SELECT FROM workflow_input_submissions
         WHERE run_id = %(run)s AND node_id = %(node)s AND status IN ('pending', 'processing'))
        AS found;
 
--- name: took_default
+-- name: took_default value
 -- Return whether a completed input node took the default of its time-out, not an answer.
 SELECT detail ->> 'by' = 'timeout' AS found
   FROM workflow_node_events
@@ -194,7 +195,7 @@ SELECT detail ->> 'by' = 'timeout' AS found
  ORDER BY created_at DESC, id DESC
  LIMIT 1;
 
--- name: queues
+-- name: queues many
 -- tables: ingest_jobs workflow_node_jobs
 -- Count the queued and the running jobs of each queue. `blocked` jobs may not start yet.
 SELECT queue, 'queued' AS state,
@@ -212,7 +213,7 @@ SELECT queue, 'running', count(*), 0, NULL
  WHERE status = 'running'
  GROUP BY queue;
 
--- name: listed_nodes
+-- name: listed_nodes many
 -- Return the first nodes of a queue that have this status, in the order of the claim.
 SELECT *
   FROM workflow_node_jobs
@@ -220,18 +221,18 @@ SELECT *
  ORDER BY priority, seq
  LIMIT %(limit)s;
 
--- name: live_nodes
+-- name: live_nodes many
 -- Count the nodes that wait or run, by queue and status.
 SELECT queue, status, count(*) AS n
   FROM workflow_node_jobs
  WHERE status IN ('queued', 'running', 'awaiting_input')
  GROUP BY queue, status;
 
--- name: runs_by_status
+-- name: runs_by_status many
 -- Count all runs by status.
 SELECT status, count(*) AS n FROM workflow_runs GROUP BY status;
 
--- name: open_events
+-- name: open_events row
 -- Count the outbox events that are not dispatched. `lag_s` is the age of the oldest that is due.
 SELECT count(*) AS n,
        coalesce(extract(epoch FROM now())::float8
@@ -241,20 +242,20 @@ SELECT count(*) AS n,
   FROM workflow_dispatch_events
  WHERE processed_at IS NULL;
 
--- name: open_answers
+-- name: open_answers value
 -- Count the answers that are not taken yet.
 SELECT count(*) AS n
   FROM workflow_input_submissions
  WHERE status IN ('pending', 'processing');
 
--- name: nodes_awaiting_input
+-- name: nodes_awaiting_input value
 -- Count the nodes of running runs that wait for an answer.
 SELECT count(*) AS n
   FROM workflow_runs r
   JOIN workflow_node_jobs j ON j.run_id = r.id
  WHERE r.status = 'running' AND j.status = 'awaiting_input' AND j.child_run_id IS NULL;
 
--- name: late_runs
+-- name: late_runs many
 -- Return at most 50 runs that could start and have waited for `patience_s`, in the order of their
 -- start.
 SELECT id
@@ -264,7 +265,7 @@ SELECT id
  ORDER BY priority, queued_at, id
  LIMIT 50;
 
--- name: claims_in_flight
+-- name: claims_in_flight many
 -- Return the running jobs of both families, by worker.
 SELECT worker_id, array_agg(id) AS ids
   FROM (SELECT worker_id, id FROM workflow_node_jobs WHERE status = 'running'
@@ -273,7 +274,7 @@ SELECT worker_id, array_agg(id) AS ids
  WHERE worker_id IS NOT NULL
  GROUP BY worker_id;
 
--- name: foreign_work
+-- name: foreign_work many
 -- Count the unfinished runs of other workflows, and the unfinished ingest jobs of other tasks.
 SELECT 'run' AS kind, workflow_name AS name, count(*) AS n
   FROM workflow_runs
@@ -287,7 +288,7 @@ SELECT 'ingest job', task_name, count(*)
  GROUP BY 2
  ORDER BY 1, 2;
 
--- name: unfinished
+-- name: unfinished many
 -- Return the workflows that have unfinished runs, with the three oldest runs of each. The workflow
 -- with the oldest run comes first.
 SELECT workflow_name AS name, count(*) AS n, (array_agg(id ORDER BY queued_at, id))[1:3] AS ids

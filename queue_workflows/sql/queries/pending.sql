@@ -1,6 +1,6 @@
 -- Check cheaply whether the orchestrator or a sweep has work.
 
--- name: work
+-- name: work row prepared
 -- Return which work waits for an orchestrator: runs to start, events to dispatch, answers to take,
 -- and delayed jobs or runs whose time has come. `run_due_s`: in how many seconds the next delayed
 -- run is due, if that is within `within_s` seconds, at most a day. A run that was due before and
@@ -27,7 +27,7 @@ SELECT EXISTS (SELECT FROM workflow_runs
                                        * interval '1 second'
          ORDER BY available_at LIMIT 1) AS run_due_s;
 
--- name: sweeps
+-- name: sweeps row prepared
 -- Return which sweeps have work: leases that lapsed, input nodes that waited too long, waiters in
 -- lock queues or jobs that no worker serves, and partitions with limits or waiters. Each part
 -- walks an index in its order: no plan reads a whole table, whatever the statistics say.
@@ -46,7 +46,7 @@ SELECT coalesce((SELECT true FROM workflow_node_jobs
        OR w.limited AS partitions
   FROM queue_workflows_has_waiters() w;
 
--- name: silent_jobs
+-- name: silent_jobs value prepared
 -- Return whether a running job of either family was not renewed for `silent_s` seconds.
 SELECT coalesce((SELECT true FROM workflow_node_jobs
                   WHERE status = 'running'

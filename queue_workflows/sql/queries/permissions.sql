@@ -1,13 +1,13 @@
 -- What a role may do with the tables and functions of the engine, from the catalog. A table or
 -- function that does not exist is left out.
 
--- name: closed_tables
+-- name: closed_tables many
 -- Return those of these privileges, each given with its table, that this role lacks.
 SELECT w.privilege AS right, 'TABLE' AS kind, to_regclass(w.name)::text AS name
   FROM unnest(%(tables)s::text[], %(privileges)s::text[]) AS w (name, privilege)
  WHERE NOT has_table_privilege(to_regclass(w.name), w.privilege);
 
--- name: closed_columns
+-- name: closed_columns one
 -- Return the table, and whether this role may insert every one of these columns. `is_open` is
 -- NULL, and `name` too, if there is no such table.
 SELECT to_regclass(%(table)s::text)::text AS name,
@@ -15,7 +15,7 @@ SELECT to_regclass(%(table)s::text)::text AS name,
   FROM unnest(%(columns)s::text[]) AS c (name)
  WHERE to_regclass(%(table)s::text) IS NOT NULL;
 
--- name: closed_sequences
+-- name: closed_sequences column
 -- Return the sequences of these tables that this role may not use.
 SELECT s.oid::regclass::text AS name
   FROM pg_class s
@@ -24,7 +24,7 @@ SELECT s.oid::regclass::text AS name
    AND d.refobjid IN (SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS t (name))
  WHERE CASE s.relkind WHEN 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE') ELSE false END;
 
--- name: closed_functions
+-- name: closed_functions many
 -- Return the functions that this role needs and may not call: those that only read, all others
 -- for a role that `works`, and those that are `named`. None of the `internal` ones: only functions
 -- of the tables' owner call them. No trigger's function: its caller needs no right to it.
@@ -38,7 +38,7 @@ SELECT 'EXECUTE' AS right, 'FUNCTION' AS kind, p.oid::regprocedure::text AS name
    AND NOT has_function_privilege(p.oid, 'EXECUTE')
  ORDER BY 3;
 
--- name: not_owned
+-- name: not_owned many
 -- Return what keeps this role from migrating: tables that it does not own, and a schema in which
 -- it may not create.
 SELECT 'OWNER' AS right, 'TABLE' AS kind, c.oid::regclass::text AS name
@@ -49,7 +49,7 @@ UNION ALL
 SELECT 'CREATE', 'SCHEMA', current_schema()
  WHERE NOT has_schema_privilege(current_schema(), 'CREATE');
 
--- name: excessive
+-- name: excessive many
 -- Return the rights past reading that this role has and does not need, and who was granted each:
 -- this role, PUBLIC, or a role that this one is a member of. `allowed` are the columns that it
 -- inserts, as `table.column`, `filled` their tables. Nothing is returned for the owner of an
@@ -101,7 +101,7 @@ SELECT "right", kind, name,
   FROM granted
  WHERE NOT pg_has_role(owner, 'USAGE') AND (grantee = 0 OR pg_has_role(grantee, 'USAGE'));
 
--- name: submitters
+-- name: submitters column
 -- Return at most 10 roles that may insert runs and neither own the tables nor work on jobs,
 -- without superusers and the roles that PostgreSQL brings.
 SELECT r.rolname
@@ -113,7 +113,7 @@ SELECT r.rolname
  ORDER BY 1
  LIMIT 10;
 
--- name: public_may_create
+-- name: public_may_create value
 -- Return the schema of the engine if every role may create functions in it.
 SELECT quote_ident(n.nspname) AS name
   FROM pg_namespace n

@@ -1,6 +1,6 @@
 -- Pause and limit queues and partitions, and read their settings and counts.
 
--- name: pause_queue
+-- name: pause_queue row
 -- Pause a queue until `at`, for `lasts` from now, or (both NULL) until it is resumed; return
 -- its row. A pause that is in force keeps its beginning.
 INSERT INTO queue_settings AS s (queue, paused_at, paused_until, paused_by)
@@ -11,7 +11,7 @@ VALUES (%(queue)s, now(), coalesce(%(at)s::timestamptz, now() + %(lasts)s::inter
        paused_until = excluded.paused_until, paused_by = excluded.paused_by, updated_at = now()
 RETURNING *;
 
--- name: pause_partition
+-- name: pause_partition row
 -- Pause one partition of a queue, as pause_queue does; return its row.
 INSERT INTO queue_partitions AS p (queue, partition_key, paused_at, paused_until, paused_by)
 VALUES (%(queue)s, %(partition)s, now(),
@@ -22,21 +22,21 @@ VALUES (%(queue)s, %(partition)s, now(),
        paused_until = excluded.paused_until, paused_by = excluded.paused_by, updated_at = now()
 RETURNING *;
 
--- name: resume_queue
+-- name: resume_queue many
 -- End the pause of a queue, also one that has run out. No row: it had none.
 UPDATE queue_settings
    SET paused_at = NULL, paused_until = NULL, paused_by = NULL, updated_at = now()
  WHERE queue = %(queue)s AND paused_at IS NOT NULL
 RETURNING queue;
 
--- name: resume_partition
+-- name: resume_partition many
 -- End the pause of a partition, also one that has run out. No row: it had none.
 UPDATE queue_partitions
    SET paused_at = NULL, paused_until = NULL, paused_by = NULL, updated_at = now()
  WHERE queue = %(queue)s AND partition_key = %(partition)s AND paused_at IS NOT NULL
 RETURNING queue;
 
--- name: limit_queue
+-- name: limit_queue row
 -- Set limits of a queue; return its row. `limits` is a JSON object of columns: null takes a
 -- limit off, and a column that is absent stays as it is.
 INSERT INTO queue_settings AS s (queue, max_running, rate_limit, rate_period_s,
@@ -53,7 +53,7 @@ SELECT %(queue)s, n.max_running, n.rate_limit, n.rate_period_s,
        updated_at = now()
 RETURNING *;
 
--- name: limit_partition
+-- name: limit_partition row
 -- Set limits of one partition of a queue, as limit_queue does; return its row.
 INSERT INTO queue_partitions AS p (queue, partition_key, max_running, rate_limit, rate_period_s)
 SELECT %(queue)s, %(partition)s, n.max_running, n.rate_limit, n.rate_period_s
@@ -65,18 +65,18 @@ SELECT %(queue)s, %(partition)s, n.max_running, n.rate_limit, n.rate_period_s
        updated_at = now()
 RETURNING *;
 
--- name: delete_unset_partition
+-- name: delete_unset_partition none
 -- Delete the row of a partition that is not paused and has no limit of its own.
 DELETE FROM queue_partitions
  WHERE queue = %(queue)s AND partition_key = %(partition)s
    AND paused_at IS NULL AND max_running IS NULL AND rate_limit IS NULL;
 
--- name: admit_from_partitions
+-- name: admit_from_partitions value prepared
 -- Admit jobs of the partitions whose time has come, and of those from which no job is
 -- admitted. Returns how many partitions of the second kind there were.
 SELECT queue_workflows_mend_lines() AS n;
 
--- name: settings
+-- name: settings many
 -- Return the settings of one queue, or (NULL) of every queue that has some, with `paused`:
 -- whether it is paused now.
 SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused
@@ -84,13 +84,13 @@ SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused
  WHERE %(queue)s::text IS NULL OR s.queue = %(queue)s
  ORDER BY s.queue;
 
--- name: partition_settings
+-- name: partition_settings many
 -- Return the settings of all partitions that have some of their own, with `paused`.
 SELECT p.*, queue_workflows_is_paused(p.paused_at, p.paused_until) AS paused
   FROM queue_partitions p
  ORDER BY p.queue, p.partition_key;
 
--- name: partition_limits
+-- name: partition_limits row
 -- Return the limits in force for one partition (its own, else the queue's for partitions),
 -- whether it is paused, when its next job may be admitted (NULL: no time is set), and how
 -- many of its jobs run. Always one row.
@@ -110,14 +110,14 @@ SELECT coalesce(queue_workflows_is_paused(p.paused_at, p.paused_until), false) A
   LEFT JOIN queue_settings s ON s.queue = %(queue)s
   LEFT JOIN queue_partitions p ON p.queue = %(queue)s AND p.partition_key = %(partition)s;
 
--- name: is_used
+-- name: is_used value
 -- Return whether a queue has settings, or an ingest job that could be claimed.
 SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
     OR EXISTS (SELECT FROM ingest_jobs
                 WHERE queue = %(queue)s
                   AND queue_workflows_is_claimable(status, blocked_reason)) AS found;
 
--- name: count_jobs
+-- name: count_jobs many
 -- tables: ingest_jobs workflow_node_jobs
 -- Count the jobs of each queue that are queued or running, by what keeps them; `oldest_s` is
 -- the age of the oldest that is due, `fresh` counts those queued within the last `window`
@@ -136,7 +136,7 @@ SELECT j.queue::text, count(*) FILTER (WHERE j.status = 'running') AS running,
  WHERE j.status IN ('queued', 'running')
  GROUP BY 1;
 
--- name: count_events
+-- name: count_events many
 -- tables: ingest_jobs workflow_node_jobs
 -- Count the jobs of each queue that came in (`came`) or ended (`went`) within the last
 -- `window` seconds, by their events. A job that came in and is queued still has no event:
@@ -151,7 +151,7 @@ SELECT e.queue,
  WHERE e.created_at > now() - %(window)s * interval '1 second' AND e.queue IS NOT NULL
  GROUP BY 1;
 
--- name: use
+-- name: use row
 -- Return how many jobs of an ingest queue run, and in how many seconds its rate allows the
 -- next start. `due_s` is NULL if it allows one now, or if there is no rate. Always one row.
 SELECT (SELECT count(*) FROM ingest_jobs j
@@ -163,7 +163,7 @@ SELECT (SELECT count(*) FROM ingest_jobs j
            AND s.n = 1 - %(rate_limit)s::bigint
                + (SELECT max(n) FROM queue_starts l WHERE l.queue = %(queue)s)) AS due_s;
 
--- name: waiting
+-- name: waiting many
 -- Return each queue with settings: `paused`, and whether jobs could be claimed but for the
 -- queue's own limits (`ready`) or are blocked by the limits of their partitions (`limited`).
 SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused,
@@ -179,7 +179,7 @@ SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused,
                   AND j.status = 'queued' AND j.blocked_reason = 'limited') AS limited
   FROM queue_settings s;
 
--- name: paused
+-- name: paused many
 -- Return the queues and partitions (NULL: the whole queue) that are paused now.
 SELECT s.queue, s.partition, s.paused_at AS since, s.paused_until AS until, s.paused_by AS by
   FROM (SELECT queue, NULL AS partition, paused_at, paused_until, paused_by FROM queue_settings

@@ -1,6 +1,6 @@
 -- Find claims of dead workers, count crashes and lapses, and queue the jobs again.
 
--- name: lapsed
+-- name: lapsed many
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock and return up to 100 jobs whose lease has lapsed, without those that are `aside`.
 -- `had_s`: only what was renewed in these last seconds, in which the caller has had the
@@ -12,7 +12,7 @@ SELECT id FROM ingest_jobs
    AND id <> ALL (%(aside)s::text[])
  ORDER BY lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED;
 
--- name: lapsed_among
+-- name: lapsed_among many
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock and return those of `ids` that `lapsed` finds.
 SELECT id FROM ingest_jobs
@@ -22,7 +22,7 @@ SELECT id FROM ingest_jobs
              OR heartbeat_at >= now() - %(had_s)s::float8 * interval '1 second')) IS TRUE
    FOR UPDATE SKIP LOCKED;
 
--- name: unwatched
+-- name: unwatched many
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock and return up to 100 jobs whose lease has lapsed and whose last renewal is older than
 -- `had_s`: what `lapsed` leaves out.
@@ -32,7 +32,7 @@ SELECT id FROM ingest_jobs
    AND id <> ALL (%(aside)s::text[])
  ORDER BY lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED;
 
--- name: unwatched_among
+-- name: unwatched_among many
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock and return those of `ids` that `unwatched` finds.
 SELECT id FROM ingest_jobs
@@ -41,7 +41,7 @@ SELECT id FROM ingest_jobs
         AND heartbeat_at < now() - %(had_s)s::float8 * interval '1 second') IS TRUE
    FOR UPDATE SKIP LOCKED;
 
--- name: gone
+-- name: gone many
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock and return up to 100 jobs whose worker is gone, without those that are `aside`:
 -- neither the job nor the worker was renewed for `silent_s`, and no session holds the
@@ -63,7 +63,7 @@ SELECT j.id
    AND j.id <> ALL (%(aside)s::text[])
  LIMIT 100 FOR UPDATE OF j SKIP LOCKED;
 
--- name: gone_among
+-- name: gone_among many
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock and return those of `ids` that `gone` finds.
 SELECT j.id
@@ -81,20 +81,20 @@ SELECT j.id
    AND j.id = ANY (%(ids)s::text[])
    FOR UPDATE OF j SKIP LOCKED;
 
--- name: of_process
+-- name: of_process many
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock and return the jobs that workers hold whose id starts with `prefix`.
 SELECT id FROM ingest_jobs
  WHERE status = 'running' AND starts_with(worker_id, %(prefix)s::text) FOR UPDATE;
 
--- name: of_claim
+-- name: of_claim many
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock and return the job of a claim. No row: the claim is lost.
 SELECT id FROM ingest_jobs
  WHERE id = %(job)s AND status = 'running' AND worker_id = %(worker)s AND claim_no = %(claim)s
    FOR UPDATE;
 
--- name: count_crash
+-- name: count_crash many
 -- tables: ingest_jobs workflow_node_jobs
 -- Take running jobs, which the caller has locked, from their workers and count a crash of
 -- each. A job is queued again, the first time with at least the priority `band`, later after
@@ -130,7 +130,7 @@ WITH done AS (
                worker => %(worker)s, error => %(error)s) AS job)
 SELECT (job).* FROM done;
 
--- name: count_lapse
+-- name: count_lapse many
 -- tables: ingest_jobs workflow_node_jobs
 -- Take running jobs, which the caller has locked, from their workers and count a lapse of each:
 -- nobody knows what ended them. A job is queued again, the first time with at least the priority
@@ -166,7 +166,7 @@ WITH done AS (
                worker => %(worker)s, error => %(error)s) AS job)
 SELECT (job).* FROM done;
 
--- name: hand_back
+-- name: hand_back many
 -- tables: ingest_jobs workflow_node_jobs
 -- Take running jobs, which the caller has locked, from their workers without counting
 -- anything. A job is queued again with at least the priority `band`, or cancelled if it must

@@ -1,6 +1,6 @@
 -- Queue failed or cancelled ingest jobs again, in a new generation.
 
--- name: reopen_ingest
+-- name: reopen_ingest many
 -- Queue failed and cancelled ingest jobs again in a new generation, with all counters at
 -- zero. A trigger adds the event. Without a row: jobs in other states, and those in the last
 -- generation.
@@ -13,7 +13,7 @@ UPDATE ingest_jobs j
    AND j.id = ANY (%(jobs)s::text[])
 RETURNING j.*;
 
--- name: key_owner
+-- name: key_owner one
 -- Return the job that owns the idempotency key of a job now, and the key.
 SELECT o.id, o.idempotency_key AS key
   FROM ingest_jobs j

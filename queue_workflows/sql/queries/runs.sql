@@ -1,6 +1,6 @@
 -- Insert, read, start, end, reopen and delete runs.
 
--- name: submit
+-- name: submit row
 -- Insert a queued run and return its row. It names only columns that a role for `submit` may
 -- insert, see docs/security.md.
 INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, priority, context)
@@ -8,14 +8,14 @@ VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
         %(context)s::jsonb)
 RETURNING *;
 
--- name: submit_with_headers
+-- name: submit_with_headers row
 -- Insert a run with headers and return its row.
 INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, priority, context, headers)
 VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
         %(context)s::jsonb, %(headers)s::jsonb)
 RETURNING *;
 
--- name: insert
+-- name: insert row
 -- Insert a run with a status and a mode of the caller's choice and return its row.
 INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, priority, context, status, mode,
                            headers)
@@ -23,20 +23,20 @@ VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
         %(context)s::jsonb, %(status)s, %(mode)s, %(headers)s::jsonb)
 RETURNING *;
 
--- name: get
+-- name: get one
 -- Return a run. No row: there is no such run.
 SELECT * FROM workflow_runs WHERE id = %(run_id)s;
 
--- name: output
+-- name: output value
 -- Return the output of a run. No row: it has none, or has not completed.
 SELECT context_delta AS output FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND node_id = '__output__' AND status = 'completed';
 
--- name: delete
+-- name: delete count
 -- Delete a run; its jobs, files, events and answers go with it by their foreign keys.
 DELETE FROM workflow_runs WHERE id = %(run_id)s;
 
--- name: update
+-- name: update one
 -- Set the columns that `given` names and return the row. No row: there is no such run, or the
 -- status of a run that is over would change. `failed` or `cancelled` to `queued` reopens a run.
 -- A column that is not given keeps its stored value as it is, also a large one.
@@ -80,7 +80,7 @@ UPDATE workflow_runs SET
         OR (%(status)s::text = 'queued' AND status IN ('failed', 'cancelled')))
 RETURNING *;
 
--- name: startable
+-- name: startable many prepared
 -- Return the queued runs that may start now, in the order in which they should, as `head` returns
 -- them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet.
 SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
@@ -90,37 +90,38 @@ SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision,
    AND (%(undefined)s OR definition IS NOT NULL) AND id <> ALL (%(set_aside)s::text[])
  ORDER BY priority, queued_at, id LIMIT %(limit)s;
 
--- name: undefined
+-- name: undefined column
 -- Return the ids of queued runs that may start now and have no definition yet.
 SELECT id FROM workflow_runs
  WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL AND definition IS NULL
  ORDER BY priority, queued_at, id LIMIT %(limit)s;
 
--- name: head
+-- name: head one prepared
 -- Return a run without its definition and context. No row: there is no such run. `born` never
 -- raises, as the cast of an infinite time would. Each change of the row gives it another `version`.
+-- A run that was deleted and submitted again has another `born`.
 SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
        definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born, xmin::text AS version
   FROM workflow_runs WHERE id = %(run_id)s;
 
--- name: lock
+-- name: lock one prepared
 -- Lock the row of a run against other dispatchers and return it as `head` does. Inserts of rows
 -- that reference the run pass this lock. No row: there is no such run.
 SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
        definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
   FROM workflow_runs WHERE id = %(run_id)s FOR NO KEY UPDATE;
 
--- name: lock_if_free
+-- name: lock_if_free one prepared
 -- Lock a run as `lock` does. No row: there is no such run, or another transaction has it locked.
 SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
        definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
   FROM workflow_runs WHERE id = %(run_id)s FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: definition
+-- name: definition value prepared
 -- Return the definition of a run, frozen at its first start; NULL before that.
 SELECT definition FROM workflow_runs WHERE id = %(run_id)s;
 
--- name: definition_texts
+-- name: definition_texts many prepared
 -- Return the definitions of those of these runs that have one, as text, of at most `most` bytes as stored (NULL: of any
 -- size). The same definition is always the same text. LIMIT keeps this a look-up per run: a plan that was made for a
 -- small table would read the whole one later.
@@ -131,28 +132,28 @@ SELECT i.id, r.text
         WHERE id = i.id AND (pg_column_size(definition) > %(most)s::integer) IS NOT TRUE LIMIT 1) r
  WHERE r.text IS NOT NULL;
 
--- name: context_type
+-- name: context_type value prepared
 -- Return the JSON type of a run's context, as `object`.
 SELECT jsonb_typeof(context) AS kind FROM workflow_runs WHERE id = %(run_id)s;
 
--- name: context
+-- name: context value prepared
 -- Return a run's own context, without the outputs of its nodes.
 SELECT context FROM workflow_runs WHERE id = %(run_id)s;
 
--- name: freeze_definition
+-- name: freeze_definition count prepared
 -- Store the definition of a run that has none.
 UPDATE workflow_runs
    SET definition = %(definition)s::jsonb, definition_hash = %(digest)s, updated_at = now()
  WHERE id = %(run_id)s AND definition IS NULL;
 
--- name: start
+-- name: start count prepared
 -- Change a queued run to running.
 UPDATE workflow_runs
    SET status = 'running', started_at = coalesce(started_at, now()), error = NULL,
        available_at = NULL, updated_at = now()
  WHERE id = %(run_id)s AND status = 'queued';
 
--- name: start_fresh
+-- name: start_fresh value prepared
 -- Start a run that never started: freeze its definition, change it to running, insert its first
 -- nodes. Return how many nodes it inserted; NULL: the run has changed since the caller read it, or is locked.
 -- No row: there is no such run, its context is no object, or it has changed since the caller read its `version`.
@@ -162,12 +163,12 @@ SELECT queue_workflows_start_run(r.id, %(generation)s::integer, %(born)s::bigint
   FROM workflow_runs r
  WHERE r.id = %(run_id)s AND jsonb_typeof(r.context) = 'object' AND r.xmin::text = %(version)s::text;
 
--- name: set_out_dir
+-- name: set_out_dir value prepared
 -- Store the folder of a run that has none, and return the run's folder.
 UPDATE workflow_runs SET out_dir = coalesce(out_dir, %(out_dir)s) WHERE id = %(run_id)s
 RETURNING out_dir;
 
--- name: complete
+-- name: complete count prepared
 -- Change a run that has started and is not over to completed.
 UPDATE workflow_runs
    SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
@@ -175,13 +176,13 @@ UPDATE workflow_runs
  WHERE id = %(run_id)s AND status <> 'queued'
    AND NOT queue_workflows_is_terminal_run(status);
 
--- name: fail
+-- name: fail count
 -- Change a run that is not over to failed; a trigger cancels its waiting nodes.
 UPDATE workflow_runs
    SET status = 'failed', finished_at = now(), error = %(error)s, updated_at = now()
  WHERE id = %(run_id)s AND NOT queue_workflows_is_terminal_run(status);
 
--- name: cancel
+-- name: cancel one
 -- Change a run that is not over to cancelled and return its row; a trigger cancels its waiting
 -- nodes and requests that the running ones end.
 UPDATE workflow_runs SET status = 'cancelled', finished_at = now(), updated_at = now(),
@@ -189,22 +190,23 @@ UPDATE workflow_runs SET status = 'cancelled', finished_at = now(), updated_at =
  WHERE id = %(run_id)s AND NOT queue_workflows_is_terminal_run(status)
 RETURNING *;
 
--- name: running
+-- name: running column
 -- Return the ids of running runs after the id `after`, in their order. OFFSET 0 keeps it from
 -- walking the runs that have ended.
 SELECT id FROM (SELECT id FROM workflow_runs
                  WHERE status = 'running' AND mode = 'node' AND id > %(after)s OFFSET 0) r
  ORDER BY id LIMIT %(limit)s;
 
--- name: stalled
+-- name: stalled column
 -- Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`.
+-- `quiet_s`: for how many seconds no node of them has ended.
 SELECT run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8, %(ids)s::text[]);
 
--- name: is_stalled
+-- name: is_stalled many
 -- Return a row if nothing moves this run forward.
 SELECT FROM queue_workflows_stalled_runs(0, ARRAY[%(run_id)s::text]);
 
--- name: stopper
+-- name: stopper one
 -- Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
 -- more. A node that ends the run comes first. A failed item is left out, because its map decides
 -- whether the run fails. So is a node of an earlier generation, which runs again, and one that was
@@ -229,7 +231,7 @@ SELECT node_id, status, error
           node_id
  LIMIT 1;
 
--- name: delay_start
+-- name: delay_start value
 -- Count a start that failed and make the run due `after_s` seconds from now. Return how many
 -- starts failed. A count that no engine wrote never overflows.
 UPDATE workflow_runs
@@ -238,13 +240,13 @@ UPDATE workflow_runs
  WHERE id = %(run_id)s AND status = 'queued'
 RETURNING start_attempts;
 
--- name: reopen
+-- name: reopen one
 -- Queue a failed or cancelled run again and return its row; a trigger raises its generation.
 UPDATE workflow_runs SET status = 'queued', updated_at = now()
  WHERE id = %(run_id)s AND status IN ('failed', 'cancelled')
 RETURNING *;
 
--- name: reopen_two_generations_on
+-- name: reopen_two_generations_on one
 -- Queue a run that is over again, two generations on, and return its row. The generation between
 -- is that of the nodes which `cancel_nodes_again` changes.
 UPDATE workflow_runs
@@ -253,18 +255,18 @@ UPDATE workflow_runs
  WHERE id = %(run_id)s AND queue_workflows_is_terminal_run(status)
 RETURNING *;
 
--- name: cancel_nodes_again
+-- name: cancel_nodes_again none
 -- Change nodes of a reopened run to cancelled in an earlier generation, so that its start opens
 -- them. No other write could take them out of a terminal state.
 UPDATE workflow_node_jobs SET status = 'cancelled', generation = %(generation)s
  WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s) AND status <> 'running';
 
--- name: withdraw_cancel_requests
+-- name: withdraw_cancel_requests none
 -- Let the nodes of a reopened run that still run go on, as the guard of a reopened run does.
 UPDATE workflow_node_jobs SET cancel_requested_at = NULL
  WHERE run_id = %(run_id)s AND status = 'running' AND cancel_requested_at IS NOT NULL;
 
--- name: requeue_running
+-- name: requeue_running count
 -- Queue every running run again, at the front, and count a resume of each.
 UPDATE workflow_runs
    SET status = 'queued', priority = least(priority, 10),
@@ -272,7 +274,7 @@ UPDATE workflow_runs
        updated_at = now()
  WHERE status = 'running' AND mode = 'node';
 
--- name: newest
+-- name: newest many
 -- Return the newest runs, each with `nodes`, the number of its nodes by status, and
 -- `nodes_total`, that of the nodes of its definition and of the items of its maps. `status` and
 -- `workflow` NULL: every one. `before`, `before_id`: only runs after this one in the order of the

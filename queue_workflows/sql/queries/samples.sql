@@ -1,12 +1,12 @@
 -- Store, read and delete hardware samples.
 
--- name: put
+-- name: put none prepared
 -- Store a hardware sample in the ring of its interval (NULL: in none) and, if asked, notify
 -- it on the channel hw_metrics. The commit does not wait for the disk.
 SELECT queue_workflows_put_sample(%(host)s::text, %(every_s)s::integer, %(sample)s::jsonb,
        %(notify)s::boolean);
 
--- name: between
+-- name: between many
 -- Return the samples of a host between two instants, the oldest first. `since` NULL stands
 -- for `past_s` seconds ago, `until` NULL for now.
 SELECT every_s, sampled_at, sample FROM hw_samples
@@ -15,17 +15,17 @@ SELECT every_s, sampled_at, sample FROM hw_samples
    AND sampled_at <= coalesce(%(until)s::timestamptz, now())
  ORDER BY sampled_at, every_s;
 
--- name: last
+-- name: last one
 -- Return the last sample of a host between two instants. No row: there is none.
 SELECT every_s, sampled_at, sample FROM hw_samples
  WHERE host_label = %(host)s AND sampled_at BETWEEN %(since)s AND %(until)s
  ORDER BY sampled_at DESC, every_s LIMIT 1;
 
--- name: hosts
+-- name: hosts column
 -- Return the hosts that have samples.
 SELECT DISTINCT host_label FROM hw_samples ORDER BY 1;
 
--- name: prune
+-- name: prune count
 -- Delete the samples that are over a day old. The frequent ones stay as long as the others:
 -- for a machine that went silent they show what it did last.
 DELETE FROM hw_samples WHERE sampled_at < now() - interval '1 day';

@@ -1,6 +1,6 @@
 -- Store, change and show the rows of schedules.
 
--- name: put
+-- name: put one
 -- Insert a schedule, or replace the definition of the one of this name, source and app, or of one that left the code
 -- of another app. No row: it is the same already, or of another source or app.
 INSERT INTO schedules AS s (
@@ -29,52 +29,52 @@ ON CONFLICT (name) DO UPDATE SET
    AND (s.definition_hash IS DISTINCT FROM excluded.definition_hash OR s.gone_at IS NOT NULL)
 RETURNING name, xmax = 0 AS inserted;
 
--- name: begin
+-- name: begin none
 -- Let a schedule that the code has changed begin now, by the clock of the scheduler.
 UPDATE schedules SET changed_at = %(now)s WHERE name = %(name)s;
 
--- name: adopt
+-- name: adopt none
 -- Let a new row of an old-style entry continue from the last fire under its name up to `now`.
 UPDATE schedules s SET last_fire_at = f.fire_at, last_job_id = f.job_id, changed_at = f.fire_at
   FROM (SELECT fire_at, job_id FROM schedule_fires WHERE name = %(name)s AND fire_at <= %(now)s
          ORDER BY fire_at DESC LIMIT 1) f
  WHERE s.name = %(name)s;
 
--- name: stored
+-- name: stored many
 -- Return the definitions of an app's schedules that are in its code.
 SELECT name, definition_hash FROM schedules WHERE source = 'code' AND app = %(app)s AND gone_at IS NULL;
 
--- name: owner
+-- name: owner one
 -- Return whose the schedule of a name is.
 SELECT source, app FROM schedules WHERE name = %(name)s;
 
--- name: clash
+-- name: clash none
 -- Record on a schedule that the code of another app names it too.
 UPDATE schedules SET clash = %(app)s WHERE name = %(name)s AND clash IS DISTINCT FROM %(app)s;
 
--- name: end_clashes
+-- name: end_clashes none
 -- Forget the names that an app does not share any more.
 UPDATE schedules SET clash = NULL WHERE clash = %(app)s AND name <> ALL (%(names)s::text[]);
 
--- name: mark_gone
+-- name: mark_gone column
 -- Mark the schedules of an app that its code does not name any more. They do not fire, and keep their history.
 UPDATE schedules SET gone_at = now()
  WHERE source = 'code' AND app = %(app)s AND gone_at IS NULL AND name <> ALL (%(names)s::text[])
 RETURNING name;
 
--- name: set_paused
+-- name: set_paused count
 -- Pause or resume a schedule. Instants of the pause never fire.
 UPDATE schedules SET paused = %(paused)s WHERE name = %(name)s RETURNING name;
 
--- name: lock
+-- name: lock one
 -- Lock one schedule and return it.
 SELECT * FROM schedules WHERE name = %(name)s FOR UPDATE;
 
--- name: remove
+-- name: remove count
 -- Delete a schedule.
 DELETE FROM schedules WHERE name = %(name)s RETURNING name;
 
--- name: find
+-- name: find many
 -- Return up to `limit` schedules, those with a problem alone if `troubled`: `last_status` of the last job or run,
 -- `failures`, `late_s` if the next instant is overdue by more than `patience_s` (no scheduler fires it), and `missed`
 -- if an instant was missed since the last fire. `failures`: how many of the last fires, boot kicks among them, failed in

@@ -1,6 +1,6 @@
 -- Plan and fire the rows of schedules.
 
--- name: due
+-- name: due many unprepared
 -- Lock up to `limit` schedules that are not planned yet and as many that are due, and that no other scheduler has
 -- locked: those of the table and of this app, those of `names` alone if it is given, and none of `aside`. A schedule
 -- whose task this process does not know is left to others for `patience_s`. Each half is one range of the index.
@@ -30,30 +30,30 @@ due AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED)
 SELECT * FROM unplanned UNION ALL SELECT * FROM due;
 
--- name: wake
+-- name: wake row
 -- Return whether there are schedules, and when the next that `due` returns is due; NULL: none is planned.
 SELECT EXISTS (SELECT FROM schedules) AS any,
        queue_workflows_next_wake(%(app)s, %(names)s, %(aside)s, %(tasks)s, %(patience_s)s) AS wake_at;
 
--- name: plan
+-- name: plan none unprepared
 -- Store what comes next for a schedule, and which instant was missed.
 UPDATE schedules
    SET next_at = %(next_at)s::timestamptz, wake_at = %(wake_at)s, ended = %(next_at)s::timestamptz IS NULL,
        error = NULL, missed_at = coalesce(%(missed_at)s, missed_at)
  WHERE name = %(name)s;
 
--- name: notify
+-- name: notify none
 -- Wake the schedulers.
 SELECT pg_notify('schedules_changed', '');
 
--- name: plan_many
+-- name: plan_many none unprepared
 -- Store what comes next for several schedules.
 UPDATE schedules s
    SET next_at = n.next_at, wake_at = n.wake_at, ended = n.next_at IS NULL, error = NULL
   FROM unnest(%(name)s::text[], %(next_at)s::timestamptz[], %(wake_at)s::timestamptz[]) AS n (name, next_at, wake_at)
  WHERE s.name = n.name;
 
--- name: plan_again
+-- name: plan_again none
 -- Forget what was planned, or found missed, by a clock that was ahead. With `all`: whatever is planned after `now`;
 -- else only schedules that fired, skipped, changed or missed an instant after it. In both cases those that wait longer
 -- than a jitter, or than `poll_s` for the end of a job.
@@ -67,43 +67,43 @@ UPDATE schedules
            AND (%(all)s::boolean OR greatest(changed_at, missed_at) > %(now)s
                 OR EXISTS (SELECT FROM schedule_fires f WHERE f.name = schedules.name AND f.fire_at > %(now)s)));
 
--- name: fired
+-- name: fired none unprepared
 -- Store what a fire made of a schedule.
 UPDATE schedules
    SET last_fire_at = %(fire_at)s, last_job_id = %(job_id)s, last_run_id = %(run_id)s
  WHERE name = %(name)s;
 
--- name: fail
+-- name: fail none
 -- Store why a schedule cannot fire.
 UPDATE schedules SET error = left(%(error)s, 2000) WHERE name = %(name)s;
 
--- name: claim
+-- name: claim one prepared
 -- Claim one instant of a schedule. No row: it was claimed before.
 INSERT INTO schedule_fires (name, fire_at) VALUES (%(name)s, %(fire_at)s)
 ON CONFLICT (name, fire_at) DO NOTHING
 RETURNING name;
 
--- name: last_claimed
+-- name: last_claimed value
 -- Return the latest instant up to `now` that was claimed, fired or skipped; NULL: none.
 SELECT max(fire_at) AS at FROM schedule_fires WHERE name = %(name)s AND fire_at <= %(now)s;
 
--- name: fired_since
+-- name: fired_since one
 -- Return a row if one of the names was claimed for an instant after `since` up to `now`.
 SELECT FROM schedule_fires
  WHERE name = ANY (%(names)s::text[]) AND fire_at > %(since)s AND fire_at <= %(now)s
  LIMIT 1;
 
--- name: kicked
+-- name: kicked none
 -- Store what the boot kick of a schedule queued.
 UPDATE schedules SET last_job_id = %(job_id)s, last_run_id = %(run_id)s
  WHERE name = %(name)s AND (%(job_id)s::text IS NOT NULL OR %(run_id)s::text IS NOT NULL);
 
--- name: record
+-- name: record none
 -- Record the outcome of a claimed instant.
 UPDATE schedule_fires SET job_id = %(job_id)s, run_id = %(run_id)s, skipped = %(skipped)s
  WHERE name = %(name)s AND fire_at = %(fire_at)s;
 
--- name: last_status
+-- name: last_status value
 -- Return the status of the job or run of the last fire; NULL: there is none any more.
 SELECT coalesce((SELECT status::text FROM ingest_jobs WHERE id = %(job_id)s),
                 (SELECT status FROM workflow_runs WHERE id = %(run_id)s)) AS status;

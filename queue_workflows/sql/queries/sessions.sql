@@ -1,6 +1,6 @@
 -- The settings and the role of a session. They run on every database, with our schema or without.
 
--- name: set_up
+-- name: set_up none
 -- Set what an engine session depends on, whatever the environment, the role and the database say:
 -- the timeouts (milliseconds, 0 for none), the isolation, and how values become text and back.
 -- Compiling (jit) takes longer than our statements do. Without triggers (session_replication_role)
@@ -30,24 +30,24 @@ SELECT set_config('statement_timeout', %(statement_ms)s::text, %(is_local)s::boo
        set_config('plan_cache_mode', 'auto', %(is_local)s::bool),
        set_config('jit', 'off', %(is_local)s::bool);
 
--- name: set_all
+-- name: set_all none
 -- Set these settings, a JSON object.
 SELECT set_config(s.name, s.value, false) AS value
   FROM jsonb_each_text(%(settings)s::jsonb) AS s (name, value);
 
--- name: stay_idle
+-- name: stay_idle none
 -- Let a session that listens be idle for any time, whatever the role and the database say.
 SELECT set_config('idle_session_timeout', '0', false);
 
--- name: hold
+-- name: hold none
 -- Hold the advisory lock of a name, shared, for as long as the session lives.
 SELECT pg_advisory_lock_shared(hashtextextended(%(lock)s::text, 0)) IS NULL AS held;
 
--- name: wait_for_locks
+-- name: wait_for_locks none
 -- Let the statements of this transaction wait so many milliseconds for a lock.
 SELECT set_config('lock_timeout', %(lock_ms)s::text, true);
 
--- name: role
+-- name: role one
 -- Return the role and the schema of this session, quoted as SQL needs them.
 SELECT quote_ident(current_user) AS role,
        quote_ident(coalesce(current_schema(), 'public')) AS schema;

@@ -1,21 +1,21 @@
 -- Block the jobs of lock keys in queues without workers, and release them.
 
--- name: served
+-- name: served value prepared
 -- Return the queues that are not paused and have a live worker that takes jobs, as one array.
 -- A worker that was not seen for `stale_s` seconds is not live.
 SELECT queue_workflows_served_queues(%(stale_s)s::float8) AS queues;
 
--- name: block_unserved
+-- name: block_unserved value prepared
 -- Block up to `batch` jobs of a table that keep a lock key from jobs in these served queues
 -- and are in none of these queues themselves; return how many.
 SELECT queue_workflows_block_unserved(%(table)s, %(queues)s::text[], %(batch)s) AS n;
 
--- name: unblock_served
+-- name: unblock_served value prepared
 -- Let up to `batch` blocked jobs of a table that are in these served queues wait for their
 -- lock keys again; return how many.
 SELECT queue_workflows_unblock_served(%(table)s, %(queues)s::text[], %(batch)s) AS n;
 
--- name: count_by_queue
+-- name: count_by_queue many
 -- tables: ingest_jobs workflow_node_jobs
 -- Return up to 100 queues with jobs that are blocked as unserved, by name, and how many jobs
 -- of each there are, up to `most`. Walks an index from queue to queue.

@@ -1,31 +1,31 @@
 -- Move a run to another definition.
 
--- name: hold_queued
+-- name: hold_queued column
 -- Lock the queued nodes of a run and return their ids, without those that another transaction has
 -- locked: a worker claims them, or they change otherwise.
 SELECT node_id FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND status = 'queued' FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: nodes
+-- name: nodes many
 -- Return the nodes of a run, in the order of the queue.
 SELECT node_id, status::text, generation, node_module = '__map__' AS is_map
   FROM workflow_node_jobs
  WHERE run_id = %(run_id)s
  ORDER BY seq;
 
--- name: set_versions
+-- name: set_versions none
 -- Set the version of queued nodes of a run.
 UPDATE workflow_node_jobs j
    SET required_version = given.version
   FROM unnest(%(nodes)s::text[], %(versions)s::text[]) AS given (node_id, version)
  WHERE j.run_id = %(run_id)s AND j.node_id = given.node_id AND j.status = 'queued';
 
--- name: drop_nodes
+-- name: drop_nodes none
 -- Delete queued nodes of a run.
 DELETE FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[]) AND status = 'queued';
 
--- name: move
+-- name: move one
 -- Store another definition of a run that is not over, queue the run, so that its start queues what
 -- is ready, and record who did it, with `change`. The last 20 moves are kept. No row: the run has
 -- ended.

@@ -1,6 +1,6 @@
 -- Facts from which `queue-workflows why` explains why a job or a run waits.
 
--- name: node_job
+-- name: node_job one
 -- Return a node's job with the status of its run, when it is due, and whether it is due for its host
 -- alone (`kept`). No row: no such job.
 SELECT j.*, r.status AS run_status, 'node job' AS kind,
@@ -12,7 +12,7 @@ SELECT j.*, r.status AS run_status, 'node job' AS kind,
   JOIN workflow_runs r ON r.id = j.run_id
  WHERE j.id = %(job)s;
 
--- name: ingest_job
+-- name: ingest_job one
 -- Return an ingest job, when it is due, and whether it is due for its host alone (`kept`). No row: no
 -- such job.
 SELECT j.*, 'ingest job' AS kind,
@@ -22,20 +22,20 @@ SELECT j.*, 'ingest job' AS kind,
        queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost
   FROM ingest_jobs j WHERE j.id = %(job)s;
 
--- name: run
+-- name: run one
 -- Return the facts that explain why a run waits. No row: no such run.
 SELECT id, workflow_name, status::text, available_at, definition
   FROM workflow_runs
  WHERE id = %(run)s;
 
--- name: run_nodes
+-- name: run_nodes many
 -- Return the jobs of a run's nodes, in the order of the queue.
 SELECT id, node_id, status::text, input_spec, child_run_id
   FROM workflow_node_jobs
  WHERE run_id = %(run)s
  ORDER BY seq;
 
--- name: workers
+-- name: workers many
 -- Return the live workers of a queue. `current_model` is the model that is warm when the worker
 -- claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
 -- jobs.
@@ -62,7 +62,7 @@ SELECT w.worker_id, w.host_label, w.pid, w.state, w.known_models,
    AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
  ORDER BY w.host_label, w.started_at, w.worker_id;
 
--- name: ingest_jobs_ahead
+-- name: ingest_jobs_ahead row
 -- Count the due jobs that stand before this one in the order of the claim, up to `most`: all of
 -- them, and those of a better priority.
 SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, count(*) AS every
@@ -75,7 +75,7 @@ SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, coun
                         ELSE j.seq < %(seq)s::bigint END)
          LIMIT %(most)s) ahead;
 
--- name: node_jobs_ahead
+-- name: node_jobs_ahead row
 -- Count the due jobs of live runs that stand before this one in the order of the claim, up to
 -- `most`: all of them, and those of a better priority. `models`: only jobs of one of these models
 -- or of none; NULL: jobs of any.
@@ -93,7 +93,7 @@ SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, coun
                 OR j.required_model = ANY (%(models)s::text[]))
          LIMIT %(most)s) ahead;
 
--- name: newer_gpu_job
+-- name: newer_gpu_job one
 -- Return a due gpu job of this model and priority that came later. No row: this one is the newest.
 SELECT
   FROM workflow_node_jobs j
@@ -104,7 +104,7 @@ SELECT
    AND j.priority = %(priority)s::smallint AND j.seq > %(seq)s::bigint
  LIMIT 1;
 
--- name: lock_owner
+-- name: lock_owner one
 -- tables: ingest_jobs workflow_node_jobs
 -- Return the job that runs under a lock key, or is admitted to run next. No row: there is none.
 SELECT j.id, j.status::text
@@ -113,7 +113,7 @@ SELECT j.id, j.status::text
    AND (j.status = 'running' OR queue_workflows_is_claimable(j.status, j.blocked_reason))
  LIMIT 1;
 
--- name: awaited_event
+-- name: awaited_event one
 -- Return the event for which the handler of a job waits since its last claim. No row: for none.
 SELECT name, key, due_at
   FROM job_steps
@@ -121,26 +121,26 @@ SELECT name, key, due_at
    AND claim_no = %(claim)s
  ORDER BY id LIMIT 1;
 
--- name: misfit
+-- name: misfit row
 -- Return why the claim of a worker leaves jobs of a model out: `model` (it does not know it),
 -- `vram` (too little GPU memory) or NULL, and the GPU memory that the model needs.
 SELECT queue_workflows_gpu_misfit(%(host_label)s, %(known_models)s::text[],
            %(vram_total_mb)s::integer, %(model)s) AS misfit,
        queue_workflows_gpu_needs(%(host_label)s, %(model)s) AS needs_gb;
 
--- name: models
+-- name: models value
 -- Return the models in the queue of which a worker can take jobs.
 SELECT queue_workflows_gpu_can(%(host_label)s, %(known_models)s::text[],
            %(vram_total_mb)s::integer) AS models;
 
--- name: choice
+-- name: choice row
 -- Return what a gpu worker would claim next: the model, how and why, the priority and the job.
 SELECT *
   FROM queue_workflows_gpu_next(%(worker_id)s, %(host_label)s, %(current_model)s,
            %(models)s::text[], %(newest)s, %(policy)s, %(grace_s)s::float8, %(bound_s)s::float8,
            %(versions)s::text[]);
 
--- name: weighed
+-- name: weighed row
 -- Return how a worker that has not loaded a model weighs the jobs of that model, and `holders`,
 -- the hosts that have loaded it.
 SELECT g.*,

@@ -1,6 +1,6 @@
 -- Store what workers report, flag dead workers, and delete old rows.
 
--- name: beat
+-- name: beat none
 -- Record that a host serves a queue, for an app that runs workers of its own; clear its dead
 -- flag. `known_models` NULL leaves them as they are.
 INSERT INTO worker_heartbeats AS h
@@ -14,7 +14,7 @@ VALUES (%(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s,
        known_models = coalesce(%(known_models)s::text[], h.known_models),
        last_seen = now(), last_flagged_dead_at = NULL;
 
--- name: report
+-- name: report none prepared
 -- Write the row of a worker process and the heartbeat of its host and queue. A worker that
 -- obeys controls and is switched off is draining while it has a job, and else paused or
 -- parked: then its host's heartbeat is left to age.
@@ -49,9 +49,10 @@ SELECT %(host_label)s, %(queue)s, %(concurrency)s::integer, %(current_model)s,
        known_models = excluded.known_models, vram_total_mb = excluded.vram_total_mb,
        last_seen = now(), last_flagged_dead_at = NULL;
 
--- name: fill_memory
+-- name: fill_memory one
 -- Return a live worker, none of `but`, that has reported running jobs and that it fills one of
 -- these memories. No row: there is none.
+-- `memory` has ids as in the `memory` of the detail that workers report.
 SELECT w.worker_id
   FROM workers w
  WHERE w.job_ids <> '{}' AND w.state NOT IN ('stopped', 'dead')
@@ -60,25 +61,26 @@ SELECT w.worker_id
    AND w.detail -> 'memory' ?| %(memory)s::text[]
  LIMIT 1;
 
--- name: stop
+-- name: stop none
 -- Record that a worker ended in good order.
 UPDATE workers SET state = 'stopped', job_ids = '{}', last_seen = now()
  WHERE worker_id = %(worker)s;
 
--- name: last_detail
+-- name: last_detail value
 -- Return what the worker of a process reported of itself last. The ids of the workers of a
 -- process start with its prefix. No row: it never reported.
 SELECT detail FROM workers WHERE starts_with(worker_id, %(prefix)s)
  ORDER BY last_seen DESC LIMIT 1;
 
--- name: record_death
+-- name: record_death none
 -- Mark the workers of a process that has ended, unless they are marked, and add how it ended.
+-- `prefix` begins their ids. They have stopped if `orderly`, else they are dead.
 UPDATE workers
    SET state = CASE WHEN %(orderly)s THEN 'stopped' ELSE 'dead' END, job_ids = '{}',
        detail = detail || %(detail)s::jsonb
  WHERE starts_with(worker_id, %(prefix)s) AND state NOT IN ('stopped', 'dead');
 
--- name: clear_model
+-- name: clear_model one
 -- Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale`
 -- also sets the heartbeat back by an hour. No row: there is no such heartbeat.
 UPDATE worker_heartbeats
@@ -87,10 +89,11 @@ UPDATE worker_heartbeats
  WHERE host_label = %(host)s AND queue = %(queue)s
 RETURNING *;
 
--- name: clear_heartbeat
+-- name: clear_heartbeat none
 -- Clear the model in a heartbeat for a worker that leaves, and set the heartbeat back by an
 -- hour unless another worker of the host and queue was seen within `live_s` seconds: an old
 -- heartbeat would make that one count as dead.
+-- `gone` begins the id of the worker.
 UPDATE worker_heartbeats h
    SET current_model = NULL,
        last_seen = CASE WHEN EXISTS (
@@ -101,7 +104,7 @@ UPDATE worker_heartbeats h
            THEN h.last_seen ELSE now() - interval '1 hour' END
  WHERE h.host_label = %(host)s AND h.queue = %(queue)s;
 
--- name: flag_stale
+-- name: flag_stale many
 -- Flag the heartbeats that are older than `stale_s` seconds, are not flagged, and have
 -- running jobs under their host and queue; return them with the number of those jobs.
 WITH stale AS MATERIALIZED (
@@ -120,7 +123,7 @@ UPDATE worker_heartbeats h SET last_flagged_dead_at = now()
    AND h.last_seen < now() - %(stale_s)s * interval '1 second' AND h.last_flagged_dead_at IS NULL
 RETURNING h.*, s.running_jobs;
 
--- name: list
+-- name: list many
 -- List the worker processes that have not ended and were seen within a day, for an operator.
 -- One that was not seen for `stale_s` seconds is dead. Each has the model of its host's
 -- heartbeat (a worker of one GPU: its own) and the control row that switches it off now: of its queue's and the host's row,
@@ -146,7 +149,7 @@ SELECT w.worker_id, w.host_label, w.queue, w.pid,
  WHERE w.last_seen > now() - interval '1 day' AND w.state <> 'stopped'
  ORDER BY w.host_label, w.queue, w.started_at;
 
--- name: switched_off
+-- name: switched_off many
 -- Return the control rows that switch workers off now, whether or not there are such workers.
 -- The queue 'all' stands for every queue of its host.
 SELECT c.host_label, c.queue, c.stop_policy, c.requested_by, c.reason, c.until_at,
@@ -156,7 +159,7 @@ SELECT c.host_label, c.queue, c.stop_policy, c.requested_by, c.reason, c.until_a
  WHERE queue_workflows_is_off(c.desired_state, c.until_at)
  ORDER BY c.host_label, c.queue;
 
--- name: flagged
+-- name: flagged many
 -- Return the queues of a host whose heartbeats are flagged as dead and that are not switched
 -- off.
 SELECT h.queue, h.last_flagged_dead_at AS flagged_at,
@@ -166,12 +169,12 @@ SELECT h.queue, h.last_flagged_dead_at AS flagged_at,
    AND queue_workflows_off_policy(h.host_label, h.queue) IS NULL
  ORDER BY h.queue;
 
--- name: count_heartbeats
+-- name: count_heartbeats many
 -- Count the heartbeats of each queue that are younger than `live_s` seconds.
 SELECT queue, count(*) AS n FROM worker_heartbeats
  WHERE last_seen > now() - %(live_s)s * interval '1 second'
  GROUP BY queue;
 
--- name: prune
+-- name: prune count
 -- Delete the rows of workers that ended, or were last seen, over a day ago.
 DELETE FROM workers WHERE last_seen < now() - interval '1 day';

@@ -8,6 +8,7 @@ from typing import Final
 
 import queue_workflows
 from queue_workflows import config, db
+from queue_workflows.db import statements
 from queue_workflows.engine import metric_rows, row_isolation
 from queue_workflows.telemetry.metrics import exposition, gauges, totals
 
@@ -37,8 +38,8 @@ def scrape(conn: db.Connection | None = None) -> str:
                 count(own, within_s=0)
         with own.transaction():
             seen = metric_rows.progress(own)
-            rows = metric_rows.totals(own)
-            bounds = metric_rows.bounds(own)
+            rows = statements.metrics.totals(own, limit=metric_rows.MOST_TOTALS)
+            bounds = statements.metrics.bounds(own)
             state = metric_rows.state(own, stale_after_s=config.STALE_WORKER_AFTER_S.read())
     known = {row["name"] for row in rows if row["metric"] != "model_load"}
     families = [*totals.families(rows, bounds), *gauges.families(state, known)]
