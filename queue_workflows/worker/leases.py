@@ -149,12 +149,13 @@ class Leases:
         now = self._now()
         if self._leaving:
             return self._store_logs() or (None if self.left else self._stop())
-        if self._calls:
-            return self._calls.popleft()
         if now >= self._renew_at and (found := self._renew(now)) is not None:
             return found
+        # Before the calls, so that a request for a model finds the switch that was set before it.
         if now >= self._control_at and (found := self._check_control(now)) is not None:
             return found
+        if self._calls:
+            return self._calls.popleft()
         if now >= self._beat_at:
             return self._beat(now)
         if now >= self._logs.store_at:
@@ -173,7 +174,7 @@ class Leases:
             for own in self._desk.lanes
         ):
             self._control_at = 0.0
-            self.beat_now()
+            self._ring()
             if self._models is not None:
                 self._models.poll()
             self._desk.look()
