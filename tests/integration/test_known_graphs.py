@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db
+from queue_workflows import config, db
+from queue_workflows.dag import definition
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import outcomes
+from queue_workflows.engine import nodes, outcomes
 from queue_workflows.runtime import clock
 from queue_workflows.worker import claimed_job, lane, node_plans, shapes
 from tests.support import counting_cursor, factories, flow, transitions, worker_scripts
@@ -100,3 +101,68 @@ def test_reading_a_definition_again_costs_less_than_its_check(conn: db.Connectio
     start()
     start()
     assert costs[1] < costs[0] / 3
+
+
+def test_a_workflow_is_expanded_again_only_after_a_change(
+    toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expand, expanded = definition.expand, list[str]()
+
+    def counted(workflow: Any, *more: Any) -> Any:
+        expanded.append(workflow["name"])
+        return expand(workflow, *more)
+
+    monkeypatch.setattr(definition, "expand", counted)
+    node_id = f"n{secrets.token_hex(8)}"  # no other test has had this workflow
+
+    def started() -> tuple[int, str]:
+        node = flow.job(toy.started(), f"s/{node_id}")
+        return len(expanded), node["node_module"]
+
+    toy.dag({"id": node_id, "node": "ok"})
+    assert [started() for _ in range(2)] == [(1, "ok")] * 2
+    toy.pipelines["s"]["nodes"][0]["node"] = "other"
+    assert [started() for _ in range(2)] == [(2, "other")] * 2
+    toy.workflows["w"]["steps"][0]["skip_if"] = False
+    assert started() == (3, "other")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "77")
+    assert started() == (4, "other")
+    config.set_node_versions({"other": 3})
+    run_id = toy.started()
+    assert flow.job(run_id, f"s/{node_id}")["required_version"] == "other@3"
+
+
+TAKES_X: Any = {"id": "a", "node": "ok", "inputs": [{"name": "x", "from": "pipeline.x"}]}
+
+
+def test_a_run_whose_nodes_take_its_inputs_starts_by_two_statements(toy: flow.Flow) -> None:
+    toy.define(flow.step("s", inputs={"x": {"$from": "x"}}), s=[TAKES_X])
+    run_id = toy.submit(context={"x": 1})
+    with db.connect() as counted:
+        asked = counting_cursor.Counter(counted)
+        assert flow.start_on(counted, run_id) == 1
+        assert asked.statements == 3  # it also reads the run, as no check has read it
+    assert flow.job(run_id, "s/a")["inputs"] == {"x": 1}
+
+
+def test_inputs_that_change_while_the_start_is_planned_count_as_they_are_then(
+    toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.define(flow.step("s", inputs={"x": {"$from": "x"}}), s=[TAKES_X])
+    run_id = toy.submit(context={"x": 1})
+    read, seen = nodes.context, list[Any]()
+
+    def changed(*given: Any) -> db.Script[dict[str, Any]]:
+        found = yield from read(*given)
+        seen.append(found)
+        if len(seen) == 1:
+            factories.execute(
+                "UPDATE workflow_runs SET context = '{\"x\": 2}' WHERE id = %s", run_id
+            )
+        return found
+
+    monkeypatch.setattr(nodes, "context", changed)
+    with db.connect() as conn:
+        assert flow.start_on(conn, run_id) == 1
+    assert seen == [{"x": 1}, {"x": 2}]
+    assert flow.job(run_id, "s/a")["inputs"] == {"x": 2}
