@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 _PLAN = ("unit/test_dag_plan_edges.py", "unit/test_dag_plan.py")
-_GRAPH = ("unit/test_dag_graph_edges.py", "unit/test_dag_graph.py")
+_GRAPH = (
+    "unit/test_frozen_definition.py",
+    "unit/test_run_steps.py",
+    "unit/test_dag_graph_edges.py",
+    "unit/test_dag_graph.py",
+)
 _DEFINITION = ("unit/test_dag_definition.py",)
 _POLICY = ("unit/test_policy_edges.py", "unit/test_policy.py")
 _BRANCHES = ("unit/test_branches_edges.py", "unit/test_branches.py")

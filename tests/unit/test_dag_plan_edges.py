@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -187,3 +188,77 @@ def test_a_plan_looks_at_each_skipped_dependency_of_a_join_a_few_times() -> None
         skipped.add(name)
         assert round_.ready(["j"]) == []
     assert skipped.lookups < 6 * width
+
+
+def test_the_output_of_a_run_is_the_inputs_of_its_node_and_a_map_waits_for_its_items() -> None:
+    output = node_of(graph.OUTPUT)._replace(module=graph.OUTPUT, inputs={"x": 1})
+    items = graph.Map(graph.Graph({"e": node_of("e")}), "e")
+    of_items = node_of("m", map=items)._replace(module="__map__", inputs={"over": [1]})
+    made = FakeRun(graph.Graph({graph.OUTPUT: output, "m": of_items})).start()
+    rows = {row.node.id: (row.status, row.inputs, row.result) for row in made.rows}
+    assert rows == {
+        graph.OUTPUT: ("completed", {"x": 1}, {"x": 1}),
+        "m": ("queued", {"over": [1]}, None),
+    }
+
+
+def test_a_node_that_was_decided_before_hides_no_other_one() -> None:
+    run = FakeRun(built(node("a", skip_if=True), node("b", skip_if=True)))
+    run.status["a"] = "running"
+    assert ids(run.start()) == ["b"]
+
+
+def row_json(row: plan.NewNode) -> dict[str, Any]:
+    return json.loads(plan.encode_row(row))
+
+
+COLUMNS = {
+    "node_id": "n", "node_module": "m", "queue": "gpu", "required_model": "big",
+    "required_version": "m@3", "pipeline_name": "p", "status": "queued", "ref_heads": ["k"],
+    "input_template": {"i": {"$from": "k.v"}}, "inputs": {"i": 7},
+}  # fmt: skip
+
+
+def encoded(**more: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {"inputs": {"i": 7}, "template": {"i": {"$from": "k.v"}}}
+    of = graph.Node("n", "m", "gpu", "big", (), {}, None, "p", None, version=3)
+    return row_json(plan.NewNode(of._replace(**more.pop("node", {})), **{**row, **more}))
+
+
+def test_the_row_of_a_node_has_its_columns_and_those_of_its_policy() -> None:
+    assert encoded() == COLUMNS
+    assert encoded(node={"policy": {"retries": 2, "backoff": 5}}) == COLUMNS | {
+        "max_attempts": 3,
+        "policy": {"backoff": 5},
+    }
+    asking = {"policy": {"timeout_s": 5, "default": 1}, "step": {"widget": "w"}}
+    assert encoded(node=asking) == COLUMNS | {"policy": {"timeout_s": 5, "default": 1}}
+
+
+def test_the_row_of_a_node_that_the_plan_ends_has_its_output_and_no_policy() -> None:
+    policy = {"policy": {"retries": 2}}
+    assert encoded(node=policy, status="completed", result={"r": 1}) == COLUMNS | {
+        "status": "completed",
+        "context_delta": {"r": 1},
+    }
+    child = {"id": "c", "workflow": "w"}
+    assert encoded(status="awaiting_input", child=child) == COLUMNS | {
+        "status": "awaiting_input",
+        "child": child,
+    }
+    skipped = row_json(plan.NewNode(node_of("n"), "skipped"))
+    assert (skipped["inputs"], skipped["input_template"], skipped["ref_heads"]) == ({}, None, [])
+
+
+def node_of(node_id: str, **more: Any) -> graph.Node:
+    return graph.Node(node_id, "m", "cpu", None, (), {}, None, None, None, **more)
+
+
+@pytest.mark.parametrize(("status", "reason"), [("queued", "items"), ("skipped", None)])
+def test_the_row_of_a_map_waits_for_its_items(status: str, reason: str | None) -> None:
+    of = graph.Map(graph.Graph({"e": node_of("e")}), "e")
+    row = plan.NewNode(node_of("m", map=of), status, {"over": [1]}, {"over": [1]})
+    assert row_json(row) == {
+        "node_id": "m", "node_module": "m", "queue": "cpu", "status": status,
+        "blocked_reason": reason, "inputs": {}, "input_template": {}, "ref_heads": [],
+    }  # fmt: skip
