@@ -214,10 +214,8 @@ class JobOutput:
     def add(self, stream: str, text: str | bytes) -> bool:
         """Send the lines that are complete now; return whether the worker prints them."""
         key = self._key()
-        if not key:
-            return False
-        if isinstance(text, bytes):
-            text = text.decode("utf-8", "backslashreplace")
+        if not key or isinstance(text, bytes):
+            return False  # bytes are printed here, as what child processes print
         place = key, stream
         with self._lock:
             whole = self._rest.pop(place, "") + text
