@@ -24,7 +24,6 @@ from queue_workflows import (
     runs,
     steps,
 )
-from queue_workflows.maintenance import periodic
 from tests.hostile import roles
 from tests.support import asgi_service, console, factories, sweeps, transitions
 from tests.support.factories import job
@@ -383,7 +382,7 @@ def test_the_sweep_wakes_for_an_event_whose_transaction_was_open_when_the_wait_b
 def test_the_service_wakes_for_a_plain_insert_where_no_orchestrator_runs(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(periodic, "EVENTS_S", 0.01)
+    sweeps.soon(monkeypatch, "EVENTS_S")
     queued(conn, lambda reason: steps.wait_for_event("approved"))
     assert run(conn) == "failed"
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, node_queue, runs
-from queue_workflows.maintenance import periodic
 from tests.support import asgi_service, factories, findings, flow, sweeps, transitions
 from tests.support.invariants import LIVENESS, breaches
 from tests.support.wait import until
@@ -309,7 +308,7 @@ def test_the_service_leaves_a_stalled_run_to_an_orchestrator(
     toy: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may lack the app's `resolve_ref`."""
-    monkeypatch.setattr(periodic, "STALLED_S", 0.01)
+    sweeps.soon(monkeypatch, "STALLED_S")
     toy.dag(a="", b="a")
     run_id = toy.started()
     update(conn, f"status = 'completed', {LATER}")

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+import pytest
+
 from queue_workflows import db
 from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
@@ -53,6 +55,11 @@ def tasks(
         yield made
     finally:
         made.close()
+
+
+def soon(patch: pytest.MonkeyPatch, interval: str) -> None:
+    """Let the periodic task with this interval run a hundred times a second."""
+    patch.setattr(periodic, interval, 0.01)
 
 
 def counter(made: periodic.PeriodicTasks) -> counting_cursor.Counter:
