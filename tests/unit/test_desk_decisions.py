@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Generator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -13,7 +15,7 @@ import pytest
 from queue_workflows.db import link, statements
 from queue_workflows.engine import claims, outcomes
 from queue_workflows.run import executors, launcher, wire
-from queue_workflows.runtime import clock, kill_timer
+from queue_workflows.runtime import clock, kill_timer, signals
 from queue_workflows.worker import (
     claimed_job,
     desk,
@@ -22,6 +24,7 @@ from queue_workflows.worker import (
     job_logs,
     lane,
     leases,
+    process,
     shapes,
     window,
 )
@@ -535,3 +538,22 @@ def test_a_job_does_not_inherit_the_shorter_time_limit_of_the_one_before(
     _started(threads, *limits_s)
     left = min(limits_s) + inline.LATE_S if limits_s else None
     assert timers[guards.EXIT_BUDGET].left == (left and pytest.approx(left, abs=1.0))
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_signal_wakes_the_loop_unless_the_app_has_a_loop_of_its_own(others: bool) -> None:
+    """Python calls its handler only after a wait that began just after the signal."""
+    (bell, rope), (theirs, end) = socket.socketpair(), socket.socketpair()
+    own: Any = SimpleNamespace(_rope=rope)
+    with bell, rope, theirs, end, signals.StopRequest() as stop:
+        for each in (bell, rope, theirs, end):
+            each.setblocking(False)
+        before = end.fileno() if others else -1
+        signal.set_wakeup_fd(before)
+        try:
+            with process.Worker._woken_by_signals(own):
+                signal.raise_signal(signal.SIGTERM)
+            assert (theirs if others else bell).recv(2) == bytes([signal.SIGTERM])
+            assert stop.count == 1
+        finally:
+            assert signal.set_wakeup_fd(-1) == before
