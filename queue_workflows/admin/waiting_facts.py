@@ -50,7 +50,7 @@ def choice(conn: db.Connection, worker: Row, can: list[str]) -> Row:
         "bound_s": 2400.0 if bound_s is None else bound_s,
         "versions": stored_json.texts(claim.get("versions")),
     }
-    return statements.waiting_facts.choice(conn, **worker, **values)
+    return statements.waiting_facts.choice(conn, **(worker | values))
 
 
 def weighed(conn: db.Connection, worker: Row, model: str) -> Row:
@@ -59,7 +59,8 @@ def weighed(conn: db.Connection, worker: Row, model: str) -> Row:
     `holders`: the hosts that have loaded the model.
     """
     versions = stored_json.texts(stored_json.mapping(worker["claim"]).get("versions"))
-    return statements.waiting_facts.weighed(conn, **worker, model=model, versions=versions)
+    given = worker | {"model": model, "versions": versions}
+    return statements.waiting_facts.weighed(conn, **given)
 
 
 def is_newest(conn: db.Connection, row: Row) -> bool:

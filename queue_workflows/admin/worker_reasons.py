@@ -30,7 +30,8 @@ def of_worker(
         return lacks
     gpu = row["queue"] == "gpu"
     if gpu:
-        fit = statements.waiting_facts.misfit(conn, **worker, model=row["required_model"])
+        given = worker | {"model": row["required_model"]}
+        fit = statements.waiting_facts.misfit(conn, **given)
         if fit["misfit"] == "model":
             if worker["known_models"] is None:
                 return "model", f"it registers no model, and others know {row['required_model']}"

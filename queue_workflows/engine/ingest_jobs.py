@@ -40,7 +40,8 @@ def insert_many(conn: db.Connection, row: dict[str, Any], args: Sequence[str]) -
     `row` has the other columns. One statement.
     """
     prefix = identity.new_job_prefix()
-    statements.ingest_jobs.insert_many(conn, **row, prefix=prefix, args=f"[{','.join(args)}]")
+    given = {**row, "prefix": prefix, "args": f"[{','.join(args)}]"}
+    statements.ingest_jobs.insert_many(conn, **given)
     return identity.job_ids(prefix, len(args))
 
 

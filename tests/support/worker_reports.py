@@ -29,7 +29,7 @@ def report(
         "concurrency": 1, "current_model": who.model, "known_models": who.models or [],
         "vram_total_mb": None,
     }  # fmt: skip
-    statements.workers.report(conn, **values, **columns)
+    statements.workers.report(conn, **(values | columns))
 
 
 def fill_memory(
