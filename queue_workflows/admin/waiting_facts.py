@@ -59,7 +59,7 @@ def weighed(conn: db.Connection, worker: Row, model: str) -> Row:
     `holders`: the hosts that have loaded the model.
     """
     versions = stored_json.texts(stored_json.mapping(worker["claim"]).get("versions"))
-    given = worker | {"model": model, "versions": versions}
+    given: Row = worker | {"model": model, "versions": versions}
     return statements.waiting_facts.weighed(conn, **given)
 
 

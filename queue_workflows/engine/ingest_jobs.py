@@ -40,7 +40,7 @@ def insert_many(conn: db.Connection, row: dict[str, Any], args: Sequence[str]) -
     `row` has the other columns. One statement.
     """
     prefix = identity.new_job_prefix()
-    given = {**row, "prefix": prefix, "args": f"[{','.join(args)}]"}
+    given: dict[str, Any] = {**row, "prefix": prefix, "args": f"[{','.join(args)}]"}
     statements.ingest_jobs.insert_many(conn, **given)
     return identity.job_ids(prefix, len(args))
 
