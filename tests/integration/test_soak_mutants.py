@@ -17,6 +17,7 @@ import queue_workflows
 from queue_workflows import db, errors, worker_control
 from queue_workflows.cli import output
 from queue_workflows.dag import confinement, readiness
+from queue_workflows.db import statements
 from queue_workflows.engine import claims
 from queue_workflows.worker import guards
 from tests.hostile import extreme_values
@@ -97,7 +98,7 @@ def _called() -> set[str]:
 def test_a_target_that_is_gone_is_reported(db: ModuleType) -> None:
     with pytest.raises(AssertionError, match="does not define no_such_function any more"):
         mutant.replace(claims, "no_such_function", print)
-    statement = {"ingest_jobs": b"SELECT 1"}
+    statement = {"ingest_jobs": statements.Named(b"SELECT 1", "Return 1.", "value", None)}
     with pytest.raises(AssertionError, match="does not say b'SELECT 2' any more"):
         mutant.rewrite(statement, b"SELECT 2", b"")
     with db.connect() as conn, pytest.raises(AssertionError, match="does not say 'SELECT 2'"):
