@@ -2064,9 +2064,10 @@ class _Models:
     '') or for one; return the row. A trigger wakes the workers.
     Columns: host_label, worker_id, action, model, requested_by, request_no, requested_at."""
     newest_request: _ModelsNewestRequest
-    """Return the newest request for a worker past number `after`. A request that is older than
-    the worker was meant for another process. No row: there is none.
-    Columns: host_label, worker_id, action, model, requested_by, request_no, requested_at."""
+    """Return the newest request for a worker past number `after`, and the stop policy by which its
+    queue is OFF now (NULL: it is on). A request that is older than the worker was meant for
+    another process. No row: there is none.
+    Columns: host_label, worker_id, action, model, requested_by, request_no, requested_at, off_policy."""
     on_workers: _ModelsOnWorkers
     """Return the gpu workers seen within a day, of one host or (NULL) of all: the model and the
     request as each reported them, the models that its host knows, and its host's GPUs in the
