@@ -165,7 +165,8 @@ class World:
 def recorded_by(request: link.Request) -> list[str]:
     """Return the ids of the jobs that a statement of claims records."""
     statement = next(request.script)
-    while statement.text not in (statements.claims.ingest_rows, statements.claims.node_rows):
+    own = statements.claims.ingest_rows.text, statements.claims.node_rows.text
+    while statement.text not in own:
         statement = request.script.send([])
     given: Any = statement.parameters
     if "done" in given:
