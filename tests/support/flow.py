@@ -141,13 +141,26 @@ def jobs(run_id: str) -> dict[str, Spec]:
 
 
 def job(run_id: str, node_id: str) -> Spec:
-    """Return a node's job; there must be one."""
-    return jobs(run_id)[node_id]
+    """Return a node's job; there must be one. What the other nodes have returned is not read."""
+    with db.transaction() as conn:
+        found = conn.execute(
+            "SELECT * FROM workflow_node_jobs WHERE run_id = %s AND node_id = %s", (run_id, node_id)
+        ).fetchone()
+    assert found is not None, f"{node_id} is not among {[*states(run_id)]}"
+    return found
 
 
 def states(run_id: str) -> dict[str, str]:
-    """Return the status of each node by its id."""
-    return {node_id: row["status"] for node_id, row in jobs(run_id).items()}
+    """Return the status of each node by its id, in the order of their queueing.
+
+    What the nodes have returned is not read: it may be hundreds of megabytes.
+    """
+    with db.transaction() as conn:
+        found = conn.execute(
+            "SELECT node_id, status FROM workflow_node_jobs WHERE run_id = %s ORDER BY seq",
+            (run_id,),
+        )
+        return {row["node_id"]: row["status"] for row in found}
 
 
 def dispatch(run_id: str, **more: Any) -> int:
