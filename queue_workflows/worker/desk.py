@@ -262,7 +262,7 @@ class Desk:
 
     def _record_and_claim(self, own: lane.Lane, now: float) -> link.Request | None:
         own.apart = min(own.apart, len(own.done))
-        done = own.done[: 1 if own.apart else lane.MOST]
+        done = own.done[: 1 if own.apart or own.shape.gpu else lane.MOST]
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
         if (
@@ -580,7 +580,7 @@ class Desk:
             first = own.waiting[0]
             own.runner.queues = (
                 own.window.is_tiny
-                and not (own.announces or first.crash_count or first.lapse_count)
+                and not (own.shape.gpu or own.announces or first.crash_count or first.lapse_count)
                 and not own.is_isolated(first)
             )
             if own.runner.room < 1:

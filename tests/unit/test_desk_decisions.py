@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -64,16 +65,17 @@ class Runner:
 class World:
     """A worker of one ingest queue without a database, at a time that the test sets."""
 
-    def __init__(self, *, slots: int = 1, ends_with_job: bool = False) -> None:
+    def __init__(self, *, slots: int = 1, ends_with_job: bool = False, queue: str = "load") -> None:
         self.now = 1000.0
         self.killed: list[bool] = []
         seams = desk.Seams(lambda: None, lambda _: None, lambda _, now, __: self.killed.append(now))
         logs = job_logs.JobLogs(lambda _: None, lambda: self.now)
         self.desk = desk.Desk(seams, logs, ends_with_job=ends_with_job, now_fn=lambda: self.now)
         self.runner = Runner(slots)
-        who = claims.Claimant("w:1:0:ex-1", "host", "load", 30.0)
+        who = claims.Claimant("w:1:0:ex-1", "host", queue, 30.0)
         runner: Any = self.runner
-        self.lane = lane.Lane(who, shapes.Shape(slots), runner, now_fn=lambda: self.now)
+        shape = shapes.Shape(slots, gpu=queue == "gpu")
+        self.lane = lane.Lane(who, shape, runner, now_fn=lambda: self.now)
         self.desk.lanes.append(self.lane)
         self.leases = leases.Leases(
             self.desk, logs, hold=lambda _: None, ring=lambda: None, report=lambda: {"columns": {}},
@@ -145,6 +147,34 @@ class World:
         assert next(request.script).text == statements.claims.renew["ingest_jobs"]
         known: dict[str, Any] = {"claim_no": 1, "cancel": False}
         request.done([claims.Renewal(name, **known | row) for name, row in rows.items()])
+
+
+def recorded_by(request: link.Request) -> list[str]:
+    """Return the ids of the jobs that a statement of claims records."""
+    statement = next(request.script)
+    while statement.text not in (statements.claims.ingest_rows, statements.claims.node_rows):
+        statement = request.script.send([])
+    given: Any = statement.parameters
+    if "done" in given:
+        return [each["id"] for each in json.loads(given["done"])]
+    return [given["job"]]
+
+
+@pytest.mark.parametrize("queue", ["load", "gpu"])
+def test_each_of_several_completed_jobs_is_recorded(queue: str) -> None:
+    """A statement of gpu nodes records one of them."""
+    world = World(slots=3, queue=queue)
+    names = {"a", "b", "c"}
+    world.claim(*names)
+    for name in names:
+        world.ended(name)
+    world.desk.stop(60.0)  # it claims no other
+    recorded: list[str] = []
+    while world.lane.jobs:
+        request = world.request()
+        recorded += recorded_by(request)
+        request.done([])
+    assert sorted(recorded) == sorted(names)
 
 
 # Time limits and guards.
