@@ -210,12 +210,15 @@ def test_a_node_that_old_workers_do_not_know_is_left_to_new_ones(
 def test_a_node_that_no_live_worker_knows_fails_and_names_who_met_it(
     versions: Versions, new_node: str
 ) -> None:
-    versions.start(2, "queue-orchestrator")
     bound = {"QUEUE_WORKFLOWS_UNKNOWN_NODE_S": "2"}
     for _ in range(2):
         versions.cli.start(
             "queue-claim-worker", "--queue=cpu", "--app", "films_app", **versions.env(1), **bound
         )
+    with db.connect() as conn:
+        known = "SELECT worker_id FROM workers WHERE queue = 'cpu'"
+        until(lambda: len(factories.column(conn, known)) == 2)
+    versions.start(2, "queue-orchestrator")  # so both are there when the node is queued
     until(lambda: state(new_node) == "failed", timeout_s=120)
     with db.connect() as conn:
         error = "SELECT error FROM workflow_node_jobs WHERE run_id = %s"
