@@ -807,8 +807,9 @@ class _Models:
     """Write an operator's request to load or unload a model, for all workers of a host (worker
     '') or for one; return the row. A trigger wakes the workers."""
     newest_request: bytes
-    """Return the newest request for a worker past number `after`. A request that is older than
-    the worker was meant for another process. No row: there is none."""
+    """Return the newest request for a worker past number `after`, and the stop policy by which its
+    queue is OFF now (NULL: it is on). A request that is older than the worker was meant for
+    another process. No row: there is none."""
     on_workers: bytes
     """Return the gpu workers seen within a day, of one host or (NULL) of all: the model and the
     request as each reported them, the models that its host knows, and its host's GPUs in the

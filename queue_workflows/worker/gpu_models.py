@@ -322,8 +322,11 @@ class GpuModels:
 
     def _begin(self, request: Row) -> None:
         loads = request["action"] == "load"
-        if loads and self._lane.off is not None:
-            why = f"the worker is OFF by policy {self._lane.off}"
+        off = self._lane.off
+        if self._lane.who.obey and not config.DISABLE_WORKER_CONTROL.read():
+            off = off or request["off_policy"]  # it may not have looked since
+        if loads and off is not None:
+            why = f"the worker is OFF by policy {off}"
             self._set_report(request, "refused", error=why)
             return
         if not loads and request["model"] not in (None, self._seen["current"]):

@@ -31,7 +31,7 @@ BUDGETS = {
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 68400, "files of Python": 462, "functions": 4900, "lines of SQL": 11800,
+    "lines of Python": 68400, "files of Python": 462, "functions": 4900, "lines of SQL": 11802,
 }  # fmt: skip
 CLOSURE = {"modules": 109, "lines": 16660}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""

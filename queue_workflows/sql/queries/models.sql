@@ -89,9 +89,11 @@ VALUES (%(host)s, %(worker)s, %(action)s, %(model)s, %(requested_by)s)
 RETURNING *;
 
 -- name: newest_request
--- Return the newest request for a worker past number `after`. A request that is older than
--- the worker was meant for another process. No row: there is none.
-SELECT c.* FROM model_controls c
+-- Return the newest request for a worker past number `after`, and the stop policy by which its
+-- queue is OFF now (NULL: it is on). A request that is older than the worker was meant for
+-- another process. No row: there is none.
+SELECT c.*, queue_workflows_off_policy(w.host_label, w.queue) AS off_policy
+  FROM model_controls c
   JOIN workers w ON w.worker_id = %(worker)s
  WHERE c.host_label = %(host)s AND c.worker_id IN ('', %(worker)s)
    AND c.request_no > %(after)s AND c.requested_at >= w.started_at
