@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -240,12 +242,57 @@ def _pg_dump() -> Path:
     return embedded_servers.installation() / "bin" / "pg_dump"
 
 
+def layers() -> list[tuple[str, list[str]]]:
+    """Return each layer's name and modules, the highest first, from import-linter's contract."""
+    listed = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = listed.partition("\nlayers = [\n")[2].partition("\n]\n")[0]
+    found = re.findall(r'^ +"([^"]+)", +# (.+)$', listed, flags=re.MULTILINE)
+    return [(name, modules.split(" : ")) for modules, name in found]
+
+
+def _purpose(module: str) -> str:
+    """Return the first sentence of a module's docstring, which must be its first line."""
+    path = ROOT / "queue_workflows" / module
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()[0]
+    return first.rstrip(".")
+
+
+def layer_list() -> str:
+    """Return the layers with the names of their modules, for CLAUDE.md."""
+    lines: list[str] = []
+    for number, (name, modules) in zip(range(len(layers()), 0, -1), layers(), strict=True):
+        text = textwrap.wrap(" ".join(modules), 120, break_on_hyphens=False)
+        lines += [f"{number}  {name}", *(f"     {line}" for line in text)]
+    return "\n".join(["```text", *lines, "```"])
+
+
+def layer_table() -> str:
+    """Return the layers with the purpose of each module, for docs/architecture.md."""
+    rows = [
+        (name if not index else "", _code(module), _purpose(module))
+        for name, modules in layers()
+        for index, module in enumerate(modules)
+    ]
+    return _table(("layer", "module", "what it does"), rows)
+
+
+def _with_block(page: str, block: str) -> str:
+    """Return the page with `block` between its marks `layers` and `end of layers`."""
+    before, begin, rest = _old(page).partition("<!-- layers: made by docgen -->\n")
+    _, end, after = rest.partition("<!-- end of layers -->\n")
+    return f"{before}{begin}{block}\n{end}{after}"
+
+
 def pages(dsn: str) -> dict[str, str]:
     """Return each generated page's text by its path from the root, for the database of this DSN."""
     return {
         "docs/configuration.md": configuration(),
         "docs/schema.md": schema(catalog.read(dsn)),
         "docs/schema.sql": dump(dsn),
+        "docs/architecture.md": _with_block("docs/architecture.md", layer_table()),
+        "CLAUDE.md": (agents := _with_block("CLAUDE.md", layer_list())),
+        "AGENTS.md": agents,
     }
 
 
