@@ -284,12 +284,35 @@ def _with_block(page: str, block: str) -> str:
     return f"{before}{begin}{block}\n{end}{after}"
 
 
+def decisions() -> str:
+    """Return the list of decisions with their status, from the first lines of each page."""
+    rows: list[tuple[str, ...]] = []
+    for path in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
+        title, status = path.read_text(encoding="utf-8").split("\n\n")[:2]
+        status = " ".join(status.split())
+        number, _, name = title.removeprefix("# ").partition(": ")
+        superseded = re.match(r"\*\*Superseded by \[(\d+)\]\((.+?)\)\*\*", status)
+        state = f"superseded by [{superseded[1]}]({superseded[2]})" if superseded else "accepted"
+        (date,) = re.findall(r"[Aa]ccepted,? (\d{4}-\d\d-\d\d)", status)
+        rows.append((f"[{number}]({path.name})", name, state, date))
+    return f"""{MADE}
+
+# Decisions
+
+Each page records a decision with its context, the rejected alternatives and the consequences.
+A decision that no longer holds says on its first line which one replaced it.
+
+{_table(("number", "decision", "status", "date"), rows)}
+"""
+
+
 def pages(dsn: str) -> dict[str, str]:
     """Return each generated page's text by its path from the root, for the database of this DSN."""
     return {
         "docs/configuration.md": configuration(),
         "docs/schema.md": schema(catalog.read(dsn)),
         "docs/schema.sql": dump(dsn),
+        "docs/decisions/index.md": decisions(),
         "docs/architecture.md": _with_block("docs/architecture.md", layer_table()),
         "CLAUDE.md": (agents := _with_block("CLAUDE.md", layer_list())),
         "AGENTS.md": agents,
