@@ -1,25 +1,384 @@
-"""Serve an ingest queue in PostgreSQL with the threads of one process, which share its models."""
+"""Serve an ingest queue in PostgreSQL with the threads of one process, which share its models.
+
+The loop of a worker claims the jobs, and the threads of the manager run them. A thread cannot be
+killed. Where the executor of a worker would be, the attempt is abandoned, so that its late result
+is dropped.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 import math
+import socket
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from concurrent import futures
+from typing import Any, Final, TypeAlias, cast
 
 from queue_workflows import config, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import claims, outcomes
 from queue_workflows.handlers import task_call
-from queue_workflows.local_queue import job_queue, plan, thread_worker
-from queue_workflows.runtime import clock, identity, service
+from queue_workflows.local_queue import job_queue, plan
+from queue_workflows.local_queue import manager as managers
+from queue_workflows.operations import stop_policies
+from queue_workflows.run import executors, loaded_app, running, wire
+from queue_workflows.runtime import clock, identity, json_loading, service
 from queue_workflows.tasks import handlers
 from queue_workflows.tasks import job as current
-from queue_workflows.types import ExitFn
+from queue_workflows.telemetry import pressure
+from queue_workflows.types import ExitFn, JsonDict, Row, Unreadable
+from queue_workflows.worker import claimed_job, lane, memory_watch, process, shapes
 
+_log = logging.getLogger("queue_workflows.local_queue")
+_STAYS: Final = (stop_policies.BY_NAME["drain"], stop_policies.BY_NAME["pause"])
 END_S = 6.0
 """Seconds that the loop may take to hand back the claims when the plan is closed."""
+Post: TypeAlias = Callable[[Callable[[], object]], object]
+
+
+class QueuedJob(job_queue.Job):
+    """A job of the queue that knows its claim: the id alone may be claimed again."""
+
+    held: Held
+
+
+class Held:
+    """A claimed job from its start to its end; for the worker it is the executor of this job."""
+
+    shared = False
+
+    def __init__(self, job: claimed_job.ClaimedJob, threads: Threads) -> None:
+        self.job = job
+        self.jobs = {job.key: job}
+        self.row = json_loading.load_row(job.body)
+        job.body = b""
+        args = self.row["args"]
+        self.queued = QueuedJob(
+            job.id, job.name or "", {} if isinstance(args, Unreadable) else args
+        )
+        self.queued.held = self
+
+        def send(kind: int, _: int, body: bytes) -> None:
+            threads.post(lambda: threads.report(self, kind, body))
+
+        self.control = running.Running(job.key, send, lambda: threads.post(threads.flush_soon))
+        self.begun = False
+        """Whether a thread has taken it."""
+        self.over = False
+        """Whether its claim is not held any more, or another end was decided."""
+        self.outcome: outcomes.Outcome | None = None
+        """How its handler has ended."""
+        self.asked: dict[int, futures.Future[JsonDict]] = {}
+        """Questions of the handler that have no answer yet."""
+
+    def end(self) -> None:
+        """Note that it is over; the handler, which may go on, gets no more answers."""
+        self.over = True
+        while self.asked:
+            _, value = self.asked.popitem()
+            if value.set_running_or_notify_cancel():
+                value.set_exception(errors.NoCurrentJob("the job of this step has ended"))
+
+
+class Threads(executors.Executors):
+    """The threads of a manager, as the executors of a worker; `limit`: claims at once.
+
+    The threads call `begins`, `ends` and `ask`; the rest is for the thread of the loop.
+    """
+
+    def __init__(
+        self, *parts: Any, manager: managers.JobQueueManager, limit: int, post: Post
+    ) -> None:
+        super().__init__(*parts, slots=limit)
+        self._manager = manager
+        self.post = post
+        self._held: dict[int, Held] = {}
+        self._count = 0
+        self._numbers = itertools.count(1)
+        self._alone: deque[Held] = deque()
+        """Jobs that may have crashed a process; each of them waits to run beside no other."""
+        self._lone: Held | None = None
+        """The job that runs alone."""
+        self._flush_at = math.inf
+
+    @property
+    def room(self) -> int:
+        """Return how many jobs can start now; those without a thread wait for one."""
+        return self._slots - len(self._held)
+
+    @property
+    def accepts(self) -> bool:
+        """Return whether jobs may be claimed."""
+        return not self._alone and self._lone is None and self._manager.accepts
+
+    def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
+        """Give a job to the manager. `isolated`: once no other job is held here."""
+        del shared
+        self._count += 1
+        job.key = self._count
+        job.place = held = self._held[job.key] = Held(job, self)
+        self._owner.waits(job)
+        if isolated:
+            self._alone.append(held)
+            self._start_alone()
+        else:
+            self._queue(held)
+
+    def _queue(self, held: Held) -> None:
+        if (refusal := self._manager.take(held.queued)) is not None:
+            self._over(held, cancelled(str(refusal)))
+
+    def _start_alone(self) -> None:
+        if self._alone and self._lone is None and len(self._held) == len(self._alone):
+            self._lone = self._alone.popleft()
+            self._queue(self._lone)
+
+    def interrupt(self, job: Any, reason: str) -> None:
+        """Take back a job that waits for a thread, else let its handler end."""
+        held: Held = job.place
+        held.control.request(reason)
+        if not held.begun and self._withdraw(held):
+            self._over(held, cancelled(reason))
+
+    def kill(self, place: Any, signum: int, why: str) -> None:
+        """Abandon the attempt, unless it has just ended; then its outcome is about to come."""
+        del signum
+        held: Held = place
+        if held.over:
+            return
+        why = held.job.end.why if held.job.end else why
+        held.control.interrupt(why)
+        if self.closing or self._withdraw(held) or self._manager.abandon(held.job.id, why):
+            self._drop(held)
+            self._owner.died(held.job, executors.Death(why, {}, False, why))
+            self._owner.room()
+
+    def _withdraw(self, held: Held) -> bool:
+        if held in self._alone:
+            self._alone.remove(held)
+            return True
+        return self._manager.withdraw(held.job.id)
+
+    def recorded(self, job: Any, found: Any) -> None:
+        """Count a job that has failed for good."""
+        del job
+        if isinstance(found, dict) and cast("Row", found).get("status") == "failed":
+            self._manager.count_failed()
+
+    def _over(self, held: Held, outcome: outcomes.Outcome) -> None:
+        if not held.over:
+            self._drop(held)
+            self._owner.ended(held.job, outcome)
+            self._owner.room()
+
+    def _drop(self, held: Held) -> None:
+        held.end()
+        del self._held[held.job.key]
+        if self._lone is held:
+            self._lone = None
+        self._start_alone()
+
+    def report(self, held: Held, kind: int, body: bytes) -> None:
+        """Take a report of a handler."""
+        if not held.over:
+            self._on_report(held.job, kind, body)
+
+    def answer(
+        self, job: Any, number: int, value: Any, error: str | None, *, is_final: bool = False
+    ) -> None:
+        """Answer a question of a job's handler."""
+        kind = errors.UnreadableRow if is_final else errors.DatabaseUnavailable
+        held: Held | None = job.place
+        asked = held and held.asked.pop(number, None)
+        if asked and asked.set_running_or_notify_cancel():
+            if error is None:
+                asked.set_result(value)
+            else:
+                asked.set_exception(kind(error))
+
+    def flush_soon(self) -> None:
+        """Take soon what handlers have reported too early to send it."""
+        self._flush_at = min(self._flush_at, clock.boot_s() + running.EVERY_S)
+
+    def tick(self, now: float) -> float:
+        """Take what handlers have not sent; return when to be called again."""
+        if now >= self._flush_at:
+            self._flush_at = math.inf
+            for held in [*self._held.values()]:
+                for kind, _, body in wire.Frames().add(held.control.take_unsent()):
+                    self.report(held, kind, body)
+        return self._flush_at
+
+    def close(self) -> None:
+        """Let no handler wait for an answer any more."""
+        super().close()
+        for held in [*self._held.values()]:
+            held.end()
+
+    # --- The threads of the manager.
+
+    def runs(self, job_id: str) -> bool:
+        """Return whether a handler of the job runs here."""
+        return any(held.begun and held.job.id == job_id for held in [*self._held.values()])
+
+    def begins(self, held: Held) -> bool:
+        """Note that a handler begins; return False if its claim is over or ends.
+
+        After a stop of the process other workers may have the job, before the loop notices.
+        """
+        late = held.job.lease_end.check(clock.boot_s())
+        why = held.control.interrupted or (late and late.reason)
+        if why:
+            self.ends(held, cancelled(why))
+        if why or held.over:
+            return False
+        held.begun = True
+        self.post(lambda: None if held.over else self._owner.started(held.job))
+        return True
+
+    def ends(self, held: Held, outcome: outcomes.Outcome) -> None:
+        """Record an outcome, unless another end was decided."""
+        self.post(lambda: self._over(held, outcome))
+
+    def ask(self, held: Held, request: JsonDict) -> futures.Future[JsonDict]:
+        """Return the answer to come to a question about the steps of a job."""
+        value = futures.Future[JsonDict]()
+        number = next(self._numbers)
+        question = {"no": number, "what": "step", "request": request}
+        held.asked[number] = value
+        if held.over:
+            held.end()
+        else:
+            self.post(lambda: None if held.over else self._owner.asked(held.job, question))
+        return value
+
+
+def cancelled(reason: str) -> outcomes.Outcome:
+    """Return the outcome of a job that is handed back, uncounted."""
+    return outcomes.Outcome("cancelled", 0.0, error=reason)
+
+
+class _Memory(memory_watch.MemoryWatch):
+    """What the manager decides by its memory, and what other workers of this memory do."""
+
+    def __init__(self, manager: managers.JobQueueManager, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._manager = manager
+        self._memory = pressure.Memory()
+        self.others_fill = False
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def detail(self) -> JsonDict:
+        if full := pressure.nearly_full(self._memory.read()):
+            fills = self._fills(pressure.ids(full))
+            self._later(fills, "jobs that fill the memory", self._found)
+        else:
+            self.others_fill = False
+        return {
+            "throttle": self._manager.throttled_by,
+            "memory": pressure.ids(self._memory.within),
+        }
+
+    def _found(self, row: Any) -> None:
+        self.others_fill = row is not None
+
+
+class ThreadWorker(process.Worker):
+    """A worker of one ingest queue whose handlers run in the threads of a manager.
+
+    `on_exit` ends the process after an OFF by policy `hard`; None: the process stays.
+    """
+
+    def __init__(
+        self,
+        manager: managers.JobQueueManager,
+        who: claims.Claimant,
+        limit: int,
+        on_exit: ExitFn | None,
+    ) -> None:
+        self._manager = manager
+        self._who = who
+        self._on_exit = on_exit
+        self.threads: Threads
+        super().__init__(
+            None,
+            {who.queue: shapes.Shape(limit, concurrent=True)},
+            host=who.host,
+            newest=who.newest,
+            lease_s=who.lease_s,
+            shutdown_timeout_s=0.0,
+        )
+        self._metrics = None
+        self._memory: _Memory = _Memory(
+            manager, self._desk, post=self.post, later=self._leases.later, changed=lambda: None
+        )
+
+    @property
+    def others_fill_memory(self) -> bool:
+        """Return whether, at the last report, a job of another worker filled the same memory."""
+        return self._memory.others_fill
+
+    def _lane(
+        self,
+        who: claims.Claimant,
+        shape: shapes.Shape,
+        registered: loaded_app.Registered | None,
+    ) -> lane.Lane:
+        del who, registered
+        parts = self._loop, None, self._printer, self._desk
+        self.threads = Threads(*parts, manager=self._manager, limit=shape.slots, post=self.post)
+        return lane.Lane(self._who, shape, self.threads, now_fn=clock.boot_s)
+
+    def _tick(self, now: float) -> float:
+        self._desk.throttled = self._manager.throttled_by is not None
+        return super()._tick(now)
+
+    def serve(self) -> None:
+        """Run the loop until `close_now`; then leave the process if that was decided."""
+        self.run_forever()
+        if self.exit_code and self._on_exit is not None:
+            self._on_exit(self.exit_code)
+
+    def look(self) -> None:
+        """Claim if there is room; to be called when jobs may start again."""
+        self.post(self._desk.room)
+
+    def close_now(self) -> None:
+        """Hand back every claim, and end the loop."""
+
+        def close() -> None:
+            self.threads.closing = True
+            self._desk.stop(0.0)
+
+        self.post(close)
+
+    # --- Stop policies, which run in this process, on a thread of their own.
+
+    def _is_own_policy(self, policy: str) -> bool:
+        found = stop_policies.handler(policy)
+        return found not in _STAYS and (found is not stop_policies.HARD or bool(self._on_exit))
+
+    def _run_policy(self, own: lane.Lane, policy: str) -> None:
+        if own.jobs:
+            super()._run_policy(own, policy)
+
+    def _begin_policy(
+        self, policy: str, about: JsonDict, on_exit: ExitFn | None = None
+    ) -> socket.socket:
+        return super()._begin_policy(policy, about, on_exit if self._on_exit else _stay)
+
+
+def _stay(code: int) -> None:
+    _log.warning("turned off: the jobs are handed back, the process stays (%d)", code)
 
 
 class IngestPlan(plan.ClaimingPlan):
@@ -59,7 +418,7 @@ class IngestPlan(plan.ClaimingPlan):
         )
         self._limit = limit
         self._on_exit = on_exit
-        self._worker: thread_worker.ThreadWorker | None = None
+        self._worker: ThreadWorker | None = None
         self._loop: service.Pool | None = None
 
     @property
@@ -74,12 +433,12 @@ class IngestPlan(plan.ClaimingPlan):
         """Return whether, at the last heartbeat, a job of another worker filled the same memory."""
         return self._worker is not None and self._worker.others_fill_memory
 
-    def open(self, owner: plan.Owner, /) -> None:
+    def open(self, owner: managers.JobQueueManager, /) -> None:
         """Begin to claim; raise RuntimeError the second time."""
         if self._worker is not None:
             raise RuntimeError("the plan was opened before; make a new one")
         limit = self._limit or owner.workers
-        self._worker = worker = thread_worker.ThreadWorker(owner, self._who, limit, self._on_exit)
+        self._worker = worker = ThreadWorker(owner, self._who, limit, self._on_exit)
         self._loop = service.Pool("local-queue-worker", 1, lambda _: worker.serve())
         self._loop.start()
 
@@ -98,7 +457,7 @@ class IngestPlan(plan.ClaimingPlan):
     # --- The threads of the workers.
 
     @property
-    def _threads(self) -> thread_worker.Threads:
+    def _threads(self) -> Threads:
         assert self._worker is not None
         return self._worker.threads
 
@@ -160,15 +519,15 @@ class IngestPlan(plan.ClaimingPlan):
         held = _held(job)
         if held is not None:
             held.control.interrupt(reason)
-            self._threads.ends(held, thread_worker.cancelled(reason))
+            self._threads.ends(held, cancelled(reason))
 
 
-def _held(job: job_queue.Job) -> thread_worker.Held | None:
-    return job.held if isinstance(job, thread_worker.QueuedJob) else None
+def _held(job: job_queue.Job) -> Held | None:
+    return job.held if isinstance(job, QueuedJob) else None
 
 
 def _execute(
-    job: job_queue.Job, held: thread_worker.Held, execute: Callable[[job_queue.Job], Any]
+    job: job_queue.Job, held: Held, execute: Callable[[job_queue.Job], Any]
 ) -> outcomes.Outcome:
     """Run a job by the app's function; whatever it raises is an outcome."""
     row, control, started = held.row, held.control, time.monotonic()

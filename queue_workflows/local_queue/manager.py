@@ -5,6 +5,7 @@ Its length is that of the public class: its settings, its documentation and a ca
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import threading
@@ -13,24 +14,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from queue_workflows import config
-from queue_workflows.local_queue import (
-    job_queue,
-    job_runner,
-    outcomes,
-    plan,
-    settings,
-    stale_flags,
-    statistics,
-    worker_threads,
-)
+from queue_workflows.local_queue import job_queue, outcomes, plan, settings
+from queue_workflows.local_queue import threads as worker_threads
 from queue_workflows.runtime import service
 from queue_workflows.telemetry import pressure
 from queue_workflows.types import JsonDict, NowFn
 
 _log = logging.getLogger("queue_workflows.local_queue")
-_CLAIMING, _USABLE = plan.ClaimingPlan, plan.usable  # `plan` is an argument where they are used
 LOOP_END_S = 3.0
 """Seconds that a call of the plan, which the master or supervisor makes, may take at the end."""
+STALE_AFTER_S = 120.0
+"""Seconds until a job that only the plan calls running is reported."""
 
 
 class JobQueueManager:
@@ -63,30 +57,35 @@ class JobQueueManager:
         """Wire the parts. Its length: an argument is a line, and so is each part."""
         settings.check_function(execute)
         self.settings = settings.read(
-            workers=workers,
-            single_job=single_job,
-            grace_s=grace_s,
-            stagger_s=stagger_s,
-            cooldown_s=cooldown_s,
-            fetch_every_s=fetch_every_s,
-            timeout_s=timeout_s,
-            max_attempts=max_attempts,
+            workers,
+            single_job,
+            grace_s,
+            stagger_s,
+            cooldown_s,
+            fetch_every_s,
+            timeout_s,
+            max_attempts,
         )
         self.plan = plan
-        self._claims = plan if isinstance(plan, _CLAIMING) else None
         self.queue = job_queue.JobQueue(now_fn=now_fn) if queue is None else queue
         self.throttle = pressure.Throttle(now_fn=now_fn) if throttle is None else throttle
-        self.statistics = statistics.Statistics()
+        self.statistics = outcomes.Statistics()
         self._now = now_fn
         self._lock = threading.Lock()
         self._outcomes = outcomes.Outcomes(
             plan, self.queue, self.statistics, self.settings.max_attempts
         )
-        to_threads: Any = {"wake": self._wake_supervisor, "now_fn": now_fn}
-        shared = (self.queue, self._outcomes, self.statistics)
-        runner = job_runner.JobRunner(self.settings, plan, execute, *shared, **to_threads)
-        self._threads = worker_threads.WorkerThreads(self.settings, runner, *shared, **to_threads)
-        self._stale = stale_flags.StaleFlags(plan, self.queue, now_fn)
+        self._claims = self._outcomes.claims
+        self._threads = worker_threads.WorkerThreads(
+            self.settings,
+            execute,
+            self.queue,
+            self._outcomes,
+            self.statistics,
+            wake=self._wake_supervisor,
+            now_fn=now_fn,
+        )
+        self._stale = StaleFlags(plan, self.queue, now_fn)
         self._fetch_at = math.inf
         self._stopping = False
         self._has_loops = True
@@ -140,7 +139,7 @@ class JobQueueManager:
         ended = self._supervisor.stop(LOOP_END_S)
         left, ends = self.queue.close(), list[service.Service]([self._master])
         if self._claims is not None and left:
-            ends.append(_apart("give-back", lambda: self._give_back(left, job_runner.STOPPED)))
+            ends.append(_apart("give-back", lambda: self._give_back(left, worker_threads.STOPPED)))
         drained = self._threads.stop(max(0.0, deadline - time.monotonic()))
         if self._outcomes.waiting:
             ends.append(_apart("outcomes", self._outcomes.store_again))
@@ -175,10 +174,6 @@ class JobQueueManager:
         """Return whether further jobs may start: the grace period is over, memory is not full."""
         waits = self._stopping or self.throttle.active or self._threads.stuck
         return not waits and self._now() >= self._fetch_at
-
-    def wake(self) -> None:
-        """Fetch soon, but not before the grace period is over."""
-        self._master.wake("fetch")
 
     def take(self, job: job_queue.Job) -> job_queue.Refusal | None:
         """Queue a claimed job; return None, or why it is refused."""
@@ -222,14 +217,12 @@ class JobQueueManager:
     def _fetch(self) -> None:
         if not self.accepts:
             return
-        jobs = [*_USABLE(self.plan.fetch_ready())]
+        jobs = [*plan.usable(self.plan.fetch_ready())]
         self._stale.forget_reset()
         self.statistics.add(fetched=len(jobs))
         _log.info("👑 Master fetched %d jobs from database", len(jobs))
-        found = self.add(jobs, force=self._claims is not None)
-        refused = ((job, why) for job, why in zip(jobs, found, strict=True) if why is not None)
-        if self._claims is not None:
-            for job, why in refused:
+        for job, why in zip(jobs, self.add(jobs, force=self._claims is not None), strict=True):
+            if why is not None:
                 self._give_back([job], str(why))
         if _log.isEnabledFor(logging.INFO):
             self._log_counts()
@@ -250,25 +243,17 @@ class JobQueueManager:
         if self._threads.stuck:
             return [job_queue.Refusal("stuck")] * len(given)
         elsewhere = self._stale.running_elsewhere(given) if self._claims is None else set[str]()
-        if elsewhere:
-            return [
-                job_queue.Refusal("active")
-                if each.id in elsewhere
-                else self._log_added([each], self.queue.add_all([each], force=force))[0]
-                for each in given
-            ]
-        return self._log_added(given, self.queue.add_all(given, force=force))
-
-    @staticmethod
-    def _log_added(
-        jobs: list[job_queue.Job], found: list[job_queue.Refusal | None]
-    ) -> list[job_queue.Refusal | None]:
+        adding = [each for each in given if each.id not in elsewhere] if elsewhere else given
+        found = self.queue.add_all(adding, force=force)
         if _log.isEnabledFor(logging.INFO):
-            for job, refusal in zip(jobs, found, strict=True):
+            for job, refusal in zip(adding, found, strict=True):
                 if refusal is None:
                     _log.info("📥 Added job '%s' to queue (%s)", job.label, job.id)
                 else:
                     _log.debug("job '%s' (%s): %s", job.label, job.id, refusal)
+        if elsewhere:
+            rest, active = iter(found), job_queue.Refusal("active")
+            return [active if each.id in elsewhere else next(rest) for each in given]
         return found
 
     # --- The supervisor's thread.
@@ -328,9 +313,58 @@ class JobQueueManager:
             "dead_threads": counts.dead_threads,
             "unstored_outcomes": self._outcomes.waiting,
             "stale_running_job_ids": self._stale.reported,
-            "tasks": {name: each._asdict() for name, each in counts.tasks.items()},
+            "tasks": {name: dataclasses.asdict(each) for name, each in counts.tasks.items()},
             "last_errors": counts.last_errors,
         }
+
+
+class StaleFlags:
+    """The jobs whose `is_currently_running` may be left over from a process that has died.
+
+    Jobs that only the plan calls running are reported once.
+    """
+
+    def __init__(self, plan_: plan.ExecutionPlan, queue: job_queue.JobQueue, now_fn: NowFn) -> None:
+        self._plan = plan_
+        self._queue = queue
+        self._now = now_fn
+        self._since: dict[str, float | None] = {}
+        """The jobs, and since when; None: reported."""
+
+    @property
+    def reported(self) -> list[str]:
+        """Return the ids of the jobs that were reported."""
+        return [each for each, since in self._since.copy().items() if since is None]
+
+    def forget_reset(self) -> None:
+        """Forget the jobs whose flag was reset."""
+        for each in [*self._since]:
+            if not self._plan.is_currently_running(each):
+                self._since.pop(each, None)
+
+    def running_elsewhere(self, jobs: Iterable[job_queue.Job]) -> set[str]:
+        """Return the ids of those jobs that run by the plan, but not here."""
+        runs, known = self._plan.is_currently_running, self._since
+        return {
+            each.id
+            for each in jobs
+            if (runs(each.id) or each.id in known) and self._runs_elsewhere(each)
+        }
+
+    def _runs_elsewhere(self, job: job_queue.Job) -> bool:
+        if not self._plan.is_currently_running(job.id) or self._queue.is_active(job.id):
+            self._since.pop(job.id, None)
+            return False
+        now = self._now()
+        since = self._since.setdefault(job.id, now)
+        if since is not None and now - since >= STALE_AFTER_S:
+            self._since[job.id] = None
+            _log.warning(
+                "job '%s' (%s) is marked as running for over %.0f s, but does not run here: "
+                "reset its is_currently_running if no other process runs it",
+                job.label, job.id, now - since,
+            )  # fmt: skip
+        return True
 
 
 def _apart(name: str, call: Callable[[], object]) -> service.Service:

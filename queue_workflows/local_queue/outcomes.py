@@ -1,16 +1,20 @@
-"""Report outcomes of jobs to the plan of an in-process queue, until the plan accepts them."""
+"""Count the attempts of an in-process queue, and report outcomes until its plan takes them."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from queue_workflows.local_queue import job_queue, plan, statistics
+from queue_workflows.local_queue import job_queue, plan
 
 _log = logging.getLogger("queue_workflows.local_queue")
 _CLAIMING = plan.ClaimingPlan  # `plan` is an argument where it is used
+MAX_TASKS = 1000
+"""Tasks that are counted by name, since any name may be in a row of a queue."""
+OTHER_TASKS = "(others)"
 
 
 class Outcomes:
@@ -24,14 +28,15 @@ class Outcomes:
         self,
         plan: plan.ExecutionPlan,
         queue: job_queue.JobQueue,
-        counts: statistics.Statistics,
+        counts: Statistics,
         max_attempts: int,
     ) -> None:
-        self._plan = plan
+        self.plan = plan
+        self.claims = plan if isinstance(plan, _CLAIMING) else None
+        """The plan if it claims its jobs; then it counts their attempts itself."""
         self._queue = queue
         self._counts = counts
         self._max_attempts = max_attempts
-        self._counts_failures = not isinstance(plan, _CLAIMING)  # such a plan counts them itself
         self._lock = threading.Lock()
         self._failures: dict[str, int] = {}
         """The failed attempts of jobs that will be tried again."""
@@ -54,9 +59,9 @@ class Outcomes:
         if self._failures:
             self._failures.pop(job.id, None)
         try:
-            self._plan.mark_done(job, result)
+            self.plan.mark_done(job, result)
         except BaseException:  # noqa: BLE001  the boundary around app code
-            self._keep(job, lambda: self._plan.mark_done(job, result), final=True)
+            self._keep(job, lambda: self.plan.mark_done(job, result), final=True)
             return False
         return True
 
@@ -77,12 +82,12 @@ class Outcomes:
         final = final or (counted and attempt >= self._max_attempts)
         if final:
             self._failures.pop(job.id, None)
-        elif counted and self._counts_failures:
+        elif counted and self.claims is None:
             self._failures[job.id] = attempt
         self._store(job, lambda: self._failed(job, error, final=final), final=final, wait_s=wait_s)
 
     def _failed(self, job: job_queue.Job, error: str, *, final: bool) -> bool:
-        decided = self._plan.mark_failed(job, error, final)
+        decided = self.plan.mark_failed(job, error, final)
         over = final if decided is None else decided
         if over:
             self._failures.pop(job.id, None)
@@ -117,3 +122,100 @@ class Outcomes:
         _log.exception("the plan does not take the outcome of job %s; repeated", job.id)
         with self._lock:
             self._waiting.append((job, store, final, wait_s))
+
+
+@dataclasses.dataclass(slots=True)
+class TaskCount:
+    """The ended attempts of one task: all, those that failed, and the seconds of all."""
+
+    ended: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+
+class Cell:
+    """The counts of one slot of a thread; one thread at a time writes them, without a lock."""
+
+    __slots__ = ("finished", "tasks")
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self.tasks: dict[str, TaskCount] = {}
+
+    def ended(self, task: str, seconds: float, failed: bool) -> None:
+        """Count an attempt that has ended."""
+        count = self.tasks.get(task)
+        if count is None:
+            name = task if len(self.tasks) < MAX_TASKS else OTHER_TASKS
+            count = self.tasks.setdefault(name, TaskCount())
+        count.ended += 1
+        count.seconds += seconds
+        if failed:
+            count.failed += 1
+
+
+class Statistics:
+    """Counters that several threads add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.fetched = 0
+        self.failed = 0
+        """Jobs that have failed for good."""
+        self.timed_out = 0
+        self.late_results = 0
+        """Results of jobs that had timed out, which were dropped."""
+        self.dead_threads = 0
+        self._cells: list[Cell] = []
+        self._lost = self.new_cell()
+        """What is counted for a thread by another one."""
+        self._errors: dict[str, str] = {}
+
+    def add(self, **counts: int) -> None:
+        """Add to counters."""
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
+
+    def new_cell(self) -> Cell:
+        """Return the counts of one slot of a thread."""
+        cell = Cell()
+        with self._lock:
+            self._cells.append(cell)
+        return cell
+
+    def lost(self, task: str, seconds: float, *, worker: str, error: str) -> None:
+        """Count an attempt that was ended while its thread goes on."""
+        with self._lock:
+            self._lost.ended(task, seconds, True)
+            self._errors[worker] = error
+
+    def note_error(self, worker: str, error: str) -> None:
+        """Remember the latest error of a worker."""
+        with self._lock:
+            self._errors[worker] = error
+
+    @property
+    def finished(self) -> int:
+        """Return the number of completed jobs."""
+        with self._lock:
+            return sum(cell.finished for cell in self._cells)
+
+    @property
+    def tasks(self) -> dict[str, TaskCount]:
+        """Return the counts by task."""
+        found: dict[str, TaskCount] = {}
+        with self._lock:
+            for cell in self._cells:
+                for task, count in cell.tasks.copy().items():
+                    total = found.setdefault(task, TaskCount())
+                    total.ended += count.ended
+                    total.failed += count.failed
+                    total.seconds += count.seconds
+        return found
+
+    @property
+    def last_errors(self) -> dict[str, str]:
+        """Return the latest error of each worker that had one."""
+        with self._lock:
+            return dict(self._errors)

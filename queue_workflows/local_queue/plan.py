@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import copy
+import dataclasses
 import logging
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from queue_workflows import errors
 from queue_workflows.local_queue import job_queue
@@ -56,56 +58,15 @@ class ExecutionPlan(Protocol):
         ...
 
 
-class Owner(Protocol):
-    """The manager, as a `ClaimingPlan` sees it. Its methods may be called from any thread."""
-
-    @property
-    def workers(self) -> int:
-        """Return how many jobs run at once."""
-        ...
-
-    @property
-    def accepts(self) -> bool:
-        """Return whether further jobs may start: the grace period is over, memory is not full."""
-        ...
-
-    @property
-    def throttled_by(self) -> str | None:
-        """Return which memory is full, as `RAM at 93.1 % (limit 90 %)`; None: none is."""
-        ...
-
-    def wake(self) -> None:
-        """Fetch soon, but not before the grace period is over."""
-        ...
-
-    def take(self, job: job_queue.Job) -> job_queue.Refusal | None:
-        """Queue a claimed job; return None, or why it is refused."""
-        ...
-
-    def count_failed(self) -> None:
-        """Count a job that has failed for good."""
-        ...
-
-    def withdraw(self, job_id: str) -> bool:
-        """Remove a job that waits; return False if it does not wait."""
-        ...
-
-    def abandon(self, job_id: str, reason: str) -> bool:
-        """End the attempt of a job whose claim is lost; return False if it does not run.
-
-        Its thread is replaced, and what its handler returns is dropped.
-        """
-        ...
-
-
 class NotCompleted(Exception):
     """How a `ClaimingPlan` reports that a job did not complete, once it has noted the reason."""
 
 
-class ClaimingPlan(abc.ABC):
+class ClaimingPlan(ExecutionPlan, abc.ABC):
     """A plan that has a claim on each job which it returns, until its outcome or `give_back`.
 
-    So a job that it returns again is not refused for having ended a moment ago.
+    So a job that it returns again is not refused for having ended a moment ago. `mark_failed` of
+    such a plan decides whether a job has failed for good.
     """
 
     @property
@@ -114,8 +75,8 @@ class ClaimingPlan(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def open(self, owner: Owner, /) -> None:
-        """Begin; called once, before the first thread of the manager starts."""
+    def open(self, owner: Any, /) -> None:
+        """Begin; called by the manager, its owner, before the first of its threads starts."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -132,26 +93,6 @@ class ClaimingPlan(abc.ABC):
     def give_back(self, job: job_queue.Job, reason: str, /) -> None:
         """Give up the claim of a job that did not start or did not end; counts no attempt."""
 
-    @abc.abstractmethod
-    def fetch_ready(self) -> Iterable[job_queue.Job]:
-        """Claim jobs, and return those that `Owner.take` does not get."""
-
-    @abc.abstractmethod
-    def mark_running(self, job: job_queue.Job, /) -> bool:
-        """Note that a job begins; return False if its claim is lost."""
-
-    @abc.abstractmethod
-    def mark_done(self, job: job_queue.Job, result: Any, /) -> None:
-        """Store the result."""
-
-    @abc.abstractmethod
-    def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> bool | None:
-        """Store the error; return whether the job has failed for good."""
-
-    @abc.abstractmethod
-    def is_currently_running(self, job_id: str, /) -> bool:
-        """Return whether a handler of the job runs here."""
-
 
 def usable(found: Iterable[job_queue.Job]) -> Generator[job_queue.Job]:
     """Yield the jobs that a queue can hold, and log what else a plan has returned."""
@@ -167,25 +108,14 @@ def usable(found: Iterable[job_queue.Job]) -> Generator[job_queue.Job]:
 State: TypeAlias = Literal["pending", "running", "completed", "failed"]
 
 
-class Entry(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class Entry:
     """What a `MemoryPlan` stores of a job; `error` is that of its latest failure."""
 
     job: job_queue.Job
     state: State = "pending"
     result: Any = None
     error: str | None = None
-
-
-class _Entry:
-    """The same, for changes in place."""
-
-    __slots__ = ("error", "job", "result", "state")
-
-    def __init__(self, job: job_queue.Job) -> None:
-        self.job = job
-        self.state: State = "pending"
-        self.result: Any = None
-        self.error: str | None = None
 
 
 class MemoryPlan:
@@ -203,7 +133,7 @@ class MemoryPlan:
                 f"keep_ended={keep_ended!r}: it must be a whole number from 0, or None for no limit"
             )
         self._lock = threading.Lock()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         self._keep_ended = math.inf if keep_ended is None else keep_ended
         self._ended = OrderedDict[str, None]()
         """The ids of the jobs that have ended, the first ended first."""
@@ -216,14 +146,14 @@ class MemoryPlan:
             known = self._entries.get(job.id)
             if known is not None and known.state in ("pending", "running"):
                 raise errors.InvalidConfig(f"job {job.id!r} is {known.state}: ids are unique")
-            self._entries[job.id] = _Entry(job)
+            self._entries[job.id] = Entry(job)
             self._ended.pop(job.id, None)
 
     def entry(self, job_id: str) -> Entry | None:
         """Return what is known of a job; None for an id that is unknown, or was forgotten."""
         with self._lock:
             found = self._entries.get(job_id)
-            return found and Entry(found.job, found.state, found.result, found.error)
+            return found and copy.copy(found)
 
     def fetch_ready(self) -> list[job_queue.Job]:
         """Return the pending jobs, the first added first."""

@@ -35,15 +35,12 @@ class Settings(NamedTuple):
 
 
 def read(
-    *,
     workers: int | None,
     single_job: bool | None,
     grace_s: float | None,
     stagger_s: float | None,
     cooldown_s: float | None,
-    fetch_every_s: float,
-    timeout_s: float | None,
-    max_attempts: int,
+    *more: Any,
 ) -> Settings:
     """Return the settings, with the knobs for what is None.
 
@@ -55,9 +52,7 @@ def read(
         config.MASTER_GRACE_PERIOD_SECONDS.read() if grace_s is None else grace_s,
         config.WORKER_STAGGER_SECONDS.read() if stagger_s is None else stagger_s,
         config.WORKER_COOLDOWN_SECONDS.read() if cooldown_s is None else cooldown_s,
-        fetch_every_s,
-        timeout_s,
-        max_attempts,
+        *more,
     )
     for name in ("workers", "max_attempts"):
         if type(getattr(found, name)) is not int or getattr(found, name) < 1:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -548,9 +548,6 @@ class Idle:
     def __init__(self) -> None:
         self.taken: list[local_queue.Job] = []
 
-    def wake(self) -> None:
-        return
-
     def take(self, job: local_queue.Job) -> None:
         self.taken.append(job)
 
@@ -573,7 +570,7 @@ def opened(
     """A plan whose manager takes nothing by itself; it reports often."""
     monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
     plan, owner = local_queue.IngestPlan(QUEUE, host="box"), Idle()
-    plan.open(owner)
+    plan.open(cast("Any", owner))
     yield plan, owner
     plan.close()
 

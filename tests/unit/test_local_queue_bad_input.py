@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from queue_workflows import errors, local_queue
-from queue_workflows.local_queue import outcomes, statistics
+from queue_workflows.local_queue import outcomes
 from queue_workflows.local_queue import plan as plans
 from queue_workflows.telemetry import pressure
 from tests.support import local_queue_app
@@ -399,7 +399,7 @@ def test_without_a_limit_a_plan_keeps_all_ended_jobs() -> None:
 
 
 def test_attempts_of_claimed_jobs_are_not_counted_here() -> None:
-    counts, queue = statistics.Statistics(), local_queue.JobQueue()
+    counts, queue = outcomes.Statistics(), local_queue.JobQueue()
     own: Any = Mock(spec=plans.ClaimingPlan)
     own.mark_failed.return_value = False
     found = outcomes.Outcomes(own, queue, counts, 3)
@@ -408,9 +408,9 @@ def test_attempts_of_claimed_jobs_are_not_counted_here() -> None:
 
 
 def test_however_many_tasks_are_named_the_statistics_stay_small() -> None:
-    counts = statistics.Statistics()
+    counts = outcomes.Statistics()
     cell = counts.new_cell()
-    for number in range(statistics.MAX_TASKS + 50):
+    for number in range(outcomes.MAX_TASKS + 50):
         cell.ended(str(number), 1.0, False)
-    assert len(counts.tasks) == statistics.MAX_TASKS + 1
-    assert counts.tasks[statistics.OTHER_TASKS].ended == 50
+    assert len(counts.tasks) == outcomes.MAX_TASKS + 1
+    assert counts.tasks[outcomes.OTHER_TASKS].ended == 50

@@ -1,0 +1,492 @@
+"""Run the jobs of an in-process queue in threads: start and replace them, end late attempts."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from queue_workflows import config, errors
+from queue_workflows.dag import payload
+from queue_workflows.local_queue import job_queue, outcomes, plan, settings
+from queue_workflows.runtime import service
+from queue_workflows.tasks import args, control, handlers
+from queue_workflows.tasks import job as current
+from queue_workflows.types import NowFn, Row
+
+_log = logging.getLogger("queue_workflows.local_queue")
+REPEAT_S = 1.0
+"""Seconds until an outcome that the plan did not take is given to it again."""
+STOPPED = "the queue was stopped"
+LEAST_SNOOZE_S = 1.0
+"""The shortest wait of a `Snooze`, as of a job in the database."""
+ERROR_CHARS = 2000
+QUEUE = "local"
+"""What `current_job().queue` returns."""
+forks: int = 0
+"""How many forks are between this process and the one that was started; cheaper than a getpid."""
+
+
+def _count_fork() -> None:
+    global forks
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Control(control.NoControl):
+    """The manager's side of the task of a job: it can interrupt it, and drops its reports."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._call: Callable[[], object] | None = None
+
+    def when_interrupted(self, call: Callable[[], object] | None) -> None:
+        """Set the function to call on an interrupt, at once if it came before."""
+        with self._lock:
+            self._call = call
+            due = call if self.interrupted is not None else None
+        if due is not None:
+            due()
+
+    def interrupt(self, reason: str) -> None:
+        """Let a task end at its next yield or await."""
+        with self._lock:
+            self.interrupted, call = reason, self._call
+        if call is not None:
+            call()
+
+
+class Attempt:
+    """One attempt at one job."""
+
+    __slots__ = ("began", "control", "deadline", "ending", "job", "number", "stored", "wrong")
+
+    def __init__(self, job: job_queue.Job, number: int, began: float) -> None:
+        self.job = job
+        self.number = number
+        self.began = began
+        self.deadline = math.inf
+        self.wrong: errors.InvalidConfig | None = None
+        """Why its handler is not called at all."""
+        self.control: Control | None = None
+        """What can end a generator or an async function."""
+        self.ending = threading.Lock()
+        """The first thread that acquires it decides how the attempt ends; it is never released."""
+        self.stored = False
+        """Whether the plan gets, or has got, its outcome from the thread that ran it."""
+
+
+class Slot:
+    """One slot for a thread, which runs one job at a time."""
+
+    def __init__(self, number: int, start_at: float, counts: outcomes.Cell) -> None:
+        self.name = f"Worker-{number}"
+        self.start_at = start_at
+        self.counts = counts
+        self.thread: service.Pool | None = None
+        self.job: job_queue.Job | None = None
+        """The job that its thread has taken, until it takes the next one."""
+        self.attempt: Attempt | None = None
+        self.abandoned = False
+        """Whether its attempt was ended while its thread goes on."""
+        self.ended_at: float | None = None
+        """When its latest thread has ended as it should."""
+
+    @property
+    def alive(self) -> bool:
+        """Return whether its thread runs."""
+        return self.thread is not None and self.thread.alive
+
+
+class WorkerThreads:
+    """The slots for threads, and what runs in them.
+
+    One thread calls `start`, `check` and `pause_s`; the others come from any. `wake` makes that
+    thread call `check` soon.
+    """
+
+    def __init__(
+        self,
+        settings_: settings.Settings,
+        execute: Callable[[job_queue.Job], Any] | None,
+        queue: job_queue.JobQueue,
+        outcomes_: outcomes.Outcomes,
+        counts: outcomes.Statistics,
+        *,
+        wake: Callable[[], object],
+        now_fn: NowFn,
+    ) -> None:
+        self._settings = settings_
+        self._execute = execute
+        self._queue = queue
+        self._outcomes = outcomes_
+        self._plan, self._claims = outcomes_.plan, outcomes_.claims
+        self._counts = counts
+        self._wake = wake
+        self._now = now_fn
+        self._lock = threading.Lock()
+        self._slots: list[Slot] = []
+        self._left: list[service.Pool] = []
+        """Threads that were abandoned."""
+        self._stopping = False
+        self._refuses = False
+
+    # --- For the supervisor.
+
+    def start(self) -> None:
+        """Make the slots, whose threads start one after the other."""
+        now, stagger_s = self._now(), self._settings.stagger_s
+        self._slots = [
+            Slot(number + 1, now + number * stagger_s, self._counts.new_cell())
+            for number in range(self._settings.workers)
+        ]
+
+    @property
+    def started(self) -> bool:
+        """Return whether `start` was called."""
+        return bool(self._slots)
+
+    def pause_s(self) -> float:
+        """Return the seconds until a thread is to be started, or a job reaches its time-out."""
+        times: list[float] = []
+        for slot in self._slots:
+            attempt = slot.attempt
+            if slot.thread is None:
+                times.append(slot.start_at)
+            elif attempt is not None:
+                times.append(attempt.deadline)
+        return max(0.0, min([REPEAT_S, *(at - self._now() for at in times)]))
+
+    def check(self) -> None:
+        """Start and replace threads, and end the attempts that take too long."""
+        now = self._now()
+        for slot in self._slots:
+            attempt, thread = slot.attempt, slot.thread
+            if attempt is not None and now >= attempt.deadline:
+                self._time_out(slot, attempt)
+            if thread is not None:
+                self._replace(slot, thread, now)
+        self._left = [each for each in self._left if each.alive]
+        for slot in self._slots:
+            if slot.thread is None and now >= slot.start_at and not self._stopping:
+                self._start(slot)
+        self._refuses = self._refuses and self._is_full
+
+    def _replace(self, slot: Slot, thread: service.Pool, now: float) -> None:
+        ended = not thread.alive
+        with (
+            self._lock
+        ):  # after `alive`: a thread whose attempt was ended by another ends by itself
+            abandoned, slot.abandoned = slot.abandoned, False
+        if abandoned:
+            self._left.append(thread)
+            slot.thread, slot.start_at = None, now
+        elif ended:
+            self._end_thread(slot, now)
+
+    @property
+    def _is_full(self) -> bool:
+        return self.alive + self.abandoned >= 2 * len(self._slots)
+
+    def _start(self, slot: Slot) -> None:
+        if self._is_full:
+            slot.start_at = self._now() + REPEAT_S
+            if not self._refuses:
+                _log.error(
+                    "%s does not start: %d threads still run jobs that have timed out, and at most "
+                    "%d threads are open (twice `workers`). One starts when one of them ends: give "
+                    "these jobs a longer timeout_s, or make them generators or async functions, "
+                    "which end", slot.name, self.abandoned, 2 * len(self._slots),
+                )  # fmt: skip
+            self._refuses = True
+            return
+        slot.ended_at = None
+        name = f"local-queue-{slot.name.lower()}"
+        thread = service.Pool(name, 1, lambda stop: self._work(slot, stop))
+        try:
+            thread.start()
+        except RuntimeError as error:  # as many threads as this account may have
+            slot.start_at = self._now() + REPEAT_S
+            _log.error("%s does not start: %s; repeated", slot.name, error)
+        else:
+            slot.thread = thread
+
+    def _end_thread(self, slot: Slot, now: float) -> None:
+        slot.thread = None
+        if slot.ended_at is not None:
+            slot.start_at = slot.ended_at + self._settings.cooldown_s
+            return
+        _log.critical("FATAL: %s has died; another thread is started", slot.name)
+        self._counts.add(dead_threads=1)
+        slot.start_at = now
+        if (job := slot.job) is not None:
+            self._end_job_of_dead(slot, job)
+
+    def _end_job_of_dead(self, slot: Slot, job: job_queue.Job) -> None:
+        """End the job that a dead thread had taken, wherever the thread was."""
+        attempt, text = slot.attempt, "its thread has died"
+        slot.job = slot.attempt = None
+        if attempt is None:
+            number = self._outcomes.attempt(job.id)
+        elif attempt.stored:
+            self._queue.done(job.id)
+            return
+        else:
+            number = attempt.number
+            seconds = self._now() - attempt.began
+            self._counts.lost(job.task, seconds, worker=slot.name, error=text)
+        self._outcomes.failed(job, number, text, final=False)
+
+    def _time_out(self, slot: Slot, attempt: Attempt) -> None:
+        job, text = attempt.job, f"timed out after {attempt.deadline - attempt.began:g} s"
+        if self._end_attempt(slot, attempt, text):
+            self._outcomes.failed(job, attempt.number, text, final=False)
+            _log.error("⏰ %s: job '%s' (%s) %s", slot.name, job.label, job.id, text)
+            self._counts.add(timed_out=1)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Wait until the threads have ended; return whether all have, and no job was given up.
+
+        The queue is closed. Jobs that still run after `timeout_s` are asked to end, and are pending
+        again in the plan.
+        """
+        self._stopping = True
+        deadline = time.monotonic() + timeout_s
+        threads = [each.thread for each in self._slots if each.thread is not None]
+        for thread in threads:
+            thread.stop(0.0)  # all of them first: one that rests must not wait for one that works
+        for thread in threads:
+            thread.stop(max(0.0, deadline - time.monotonic()))
+        busy = [(slot, slot.attempt) for slot in self._slots]
+        left = [each for slot, each in busy if each and self._end_attempt(slot, each, STOPPED)]
+        for each in left:
+            self._give_back(each.job, each.number)
+        return not left and not any(each.alive for each in self._slots)
+
+    # --- For any thread.
+
+    @property
+    def alive(self) -> int:
+        """Return how many threads run, without the abandoned ones."""
+        return sum(each.alive for each in self._slots)
+
+    @property
+    def abandoned(self) -> int:
+        """Return how many threads run on whose attempts have ended."""
+        return sum(each.alive for each in self._left)
+
+    @property
+    def stuck(self) -> bool:
+        """Return whether no job can start before an abandoned thread ends."""
+        return self._refuses and self.alive == 0
+
+    @property
+    def working(self) -> bool:
+        """Return whether a job runs."""
+        return any(each.attempt is not None for each in self._slots)
+
+    def abandon(self, job_id: str, reason: str) -> bool:
+        """End the attempt of a job without an outcome; return False if it does not run."""
+        for slot in self._slots:
+            attempt = slot.attempt
+            if attempt is None or attempt.job.id != job_id:
+                continue
+            if self._end_attempt(slot, attempt, reason):
+                self._queue.release(job_id)
+                self._wake()
+                return True
+        return False
+
+    def _end_attempt(self, slot: Slot, attempt: Attempt, text: str) -> bool:
+        """Drop the result of a job whose thread still runs it; return False if it has just ended.
+
+        The thread is replaced by the next `check`.
+        """
+        with self._lock:
+            if not attempt.ending.acquire(blocking=False):
+                return False
+            slot.attempt, slot.abandoned = None, True
+        if attempt.control is not None:
+            attempt.control.interrupt(text)
+        seconds = self._now() - attempt.began
+        self._counts.lost(attempt.job.task, seconds, worker=slot.name, error=text)
+        return True
+
+    def _give_back(self, job: job_queue.Job, number: int) -> None:
+        """Let a job be pending again because the queue stops; no attempt is counted.
+
+        A plan that claims gives it back when it is closed.
+        """
+        if self._claims is None:
+            self._outcomes.failed(job, number, STOPPED, final=False, counted=False)
+
+    # --- In the threads.
+
+    def _work(self, slot: Slot, stop: threading.Event) -> None:
+        """Run jobs of the queue in this slot, until it is time to end."""
+        settings_, queue = self._settings, self._queue
+        done: str | None = None
+        while not stop.is_set():
+            slot.job = job = queue.get(done=done)
+            done = None
+            if job is None:
+                break
+            log = _log.isEnabledFor(logging.INFO)
+            if log:
+                _log.info("👷 %s pulled job '%s' from queue (%s)", slot.name, job.label, job.id)
+            if self._mark_running(job, stop):
+                stored = self._run(slot, job, log)
+                if stored is None:
+                    return  # the attempt was ended, and another thread has this slot
+                slot.attempt = None
+                done = job.id if stored else None
+            if settings_.single_job:
+                break
+            if settings_.cooldown_s:
+                if done is not None:
+                    queue.done(done)
+                    done = None
+                stop.wait(settings_.cooldown_s)
+        if done is not None:
+            queue.done(done)
+        slot.job, slot.ended_at = None, self._now()
+        self._wake()
+
+    def _mark_running(self, job: job_queue.Job, stop: threading.Event) -> bool:
+        try:
+            starts = self._plan.mark_running(job)
+            if starts or starts is None:
+                if not stop.is_set():
+                    return True
+                self._give_back(job, self._outcomes.attempt(job.id))
+                return False
+        except BaseException:  # noqa: BLE001  the boundary around app code
+            _log.exception("the plan cannot mark job %s as running", job.id)
+        else:
+            _log.info("job '%s' (%s) is not to run any more", job.label, job.id)
+        self._queue.release(job.id)
+        return False
+
+    def _run(self, slot: Slot, job: job_queue.Job, log: bool) -> bool | None:
+        """Run a job and store its outcome; return whether the plan has taken its result.
+
+        None: its attempt was ended meanwhile. `log`: log what is usual.
+        """
+        attempt, forks_before = self._new_attempt(slot, job), forks
+        try:
+            result, error = self._call(slot, attempt), None
+        except BaseException as raised:  # noqa: BLE001  the boundary around app code: a task may exit
+            result, error = None, raised
+        if forks != forks_before:  # a child of the handler would run the other jobs, too
+            os._exit(_exit_code(error))
+        if not attempt.ending.acquire(False):  # by keyword it takes three times as long
+            self._counts.add(late_results=1)
+            _log.warning("%s: the late result of job %s is dropped", slot.name, job.id)
+            return None
+        seconds, counts = self._now() - attempt.began, slot.counts
+        failed = error is not None and not isinstance(error, errors.Snooze)
+        counts.ended(job.task, seconds, failed)
+        if error is not None:
+            self._failed(slot, attempt, error)
+            return False
+        if log:
+            _log.info("✅ %s finished job '%s' in %.1f s", slot.name, job.label, seconds)
+        attempt.stored = True
+        stored = self._outcomes.completed(job, result)
+        counts.finished += 1
+        return stored
+
+    def _new_attempt(self, slot: Slot, job: job_queue.Job) -> Attempt:
+        made = Attempt(job, self._outcomes.attempt(job.id), self._now())
+        limit_s: Any = self._settings.timeout_s if job.timeout_s is None else job.timeout_s
+        if limit_s is not None:
+            if isinstance(limit_s, (int, float)) and limit_s is not True and limit_s > 0:
+                made.deadline = made.began + limit_s
+            else:
+                made.wrong = errors.InvalidConfig(
+                    f"job {job.id!r}: timeout_s={limit_s!r}: it must be a number of seconds above 0"
+                )
+        slot.attempt = made
+        if made.deadline < math.inf:
+            self._wake()
+        return made
+
+    def _call(self, slot: Slot, attempt: Attempt) -> Any:
+        if attempt.wrong is not None:
+            raise attempt.wrong
+        job, execute = attempt.job, self._execute
+        if self._claims is not None:
+            return self._claims.call(job, execute)
+        if execute is not None:
+            return handlers.unless_signal(execute(job))
+        attempt.control = Control()
+        return _run_task(job, attempt.control, attempt.number, slot.name)
+
+    def _failed(self, slot: Slot, attempt: Attempt, error: BaseException) -> None:
+        """Store the error of a job, which may ask by it for another try."""
+        job, text, final, wait_s = attempt.job, _described(error), False, 0.0
+        snoozes = isinstance(error, errors.Snooze)
+        if snoozes:
+            wait_s = max(LEAST_SNOOZE_S, error.seconds)
+            _log.info(
+                "💤 %s: job '%s' (%s) waits %g s: %s", slot.name, job.label, job.id, wait_s, error
+            )
+        else:
+            self._counts.note_error(slot.name, text)
+            if isinstance(error, plan.NotCompleted):
+                _log.error("❌ %s: job '%s' (%s): %s", slot.name, job.label, job.id, text)
+            else:
+                _log.error(
+                    "❌ %s failed job '%s' (%s)", slot.name, job.label, job.id, exc_info=error
+                )
+            final = isinstance(error, errors.Discard) or error is attempt.wrong
+            wait_s = (isinstance(error, errors.Retry) and error.after_s) or 0.0
+        attempt.stored = True
+        self._outcomes.failed(
+            job, attempt.number, text, final=final, counted=not snoozes, wait_s=wait_s
+        )
+
+
+def _run_task(job: job_queue.Job, control_: Control, attempt: int, worker: str) -> Any:
+    """Return the result of the job's task. Raises what it raises, and `UnknownTask`."""
+    task = config.get_config().ingest_task_map.get(job.task)
+    if task is None:
+        raise errors.UnknownTask(
+            f"this process knows no task {job.task!r}: register_ingest_task(), or pass `execute`"
+        )
+    given = dict(job.args)
+    row: Row = {
+        "id": job.id, "task_name": job.task, "queue": QUEUE, "reason": "", "args": given,
+        "attempts": attempt - 1, "claim_no": attempt, "worker_id": worker,
+    }  # fmt: skip
+    running = current.Job(row, control_)
+    runner = handlers.Runner()
+    try:
+        with current.running(running):
+            begun = args.caller_of(task).call(task, running.reason, given, job.task)
+            value = runner.run(begun, control_)
+    finally:
+        runner.close()
+    value = handlers.unless_signal(value)
+    return running.result_set if value is None else value
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """Return with which code a process exits that ends by this error."""
+    if isinstance(error, SystemExit) and isinstance(error.code, (int, type(None))):
+        return (error.code or 0) & 0xFF
+    return int(error is not None)
+
+
+def _described(error: BaseException) -> str:
+    """Return an error as text for the plan and the statistics."""
+    text = payload.error_text(error)
+    if not isinstance(error, plan.NotCompleted):
+        text = f"{type(error).__name__}: {text}"
+    return text[:ERROR_CHARS]
