@@ -10,9 +10,10 @@ import logging
 from typing import Any
 
 from queue_workflows import db, errors
-from queue_workflows.dag import payload, step_arguments
+from queue_workflows.dag import payload
 from queue_workflows.db import app_connections, check_violations, statements
 from queue_workflows.engine import events as rows
+from queue_workflows.tasks import attempt_requests
 from queue_workflows.types import Rows
 
 _log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def send(name: str, *, key: str | int | None = None, value: Any = None, conn: An
     JSON of at most MAX_PAYLOAD_KB and 1 MiB. `conn` (psycopg, SQLAlchemy, Django): join its
     transaction. Raises `StepRefused` for a bad name or key, and `InvalidPayload` (ValueErrors).
     """
-    name, key = step_arguments.name(name), step_arguments.key(key)
+    name, key = attempt_requests.checked_name(name), attempt_requests.checked_key(key)
     text = payload.encode(value, f"value of event {name!r}")
     if len(text) > VALUE_BYTES:
         raise errors.InvalidPayload(

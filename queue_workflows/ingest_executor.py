@@ -6,7 +6,7 @@ from queue_workflows import db
 from queue_workflows.engine import finish, job_tables, outcomes
 from queue_workflows.handlers import task_call
 from queue_workflows.operations import inline_steps
-from queue_workflows.tasks import attempt_steps, control, handlers
+from queue_workflows.tasks import control, handlers
 from queue_workflows.types import Row
 
 
@@ -42,12 +42,8 @@ def run_task(
     own = runner or handlers.Runner()
     try:
         found = control_ or control.NoControl()
-        return task_call.call(job, found, own, _asker(job, found))
+        ask = inline_steps.asker(job_tables.INGEST_JOBS, job, lambda: found.interrupted is not None)
+        return task_call.call(job, found, own, ask)
     finally:
         if runner is None:
             own.close()
-
-
-def _asker(job: Row, control_: control.Control) -> attempt_steps.Ask:
-    table = job_tables.INGEST_JOBS
-    return inline_steps.asker(table, job, lambda: control_.interrupted is not None)

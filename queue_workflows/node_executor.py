@@ -10,19 +10,14 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import answers, arguments, confinement
+from queue_workflows.dag import answers, confinement, typed_values
 from queue_workflows.db import statements
-from queue_workflows.engine import (
-    finish,
-    job_tables,
-    nodes,
-    outcomes,
-)
+from queue_workflows.engine import finish, job_tables, nodes, outcomes
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.operations import inline_steps
 from queue_workflows.runtime import log_context
-from queue_workflows.tasks import control, handlers
+from queue_workflows.tasks import handlers
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -102,14 +97,8 @@ def run_handler(
     model_cache: ModelCache | None = None,
     cancel_event: threading.Event | None = None,
     status_callback: Callable[..., object] | None = None,
-    control_: control.Control | None = None,
-    runner: handlers.Runner | None = None,
 ) -> outcomes.Outcome:
-    """Run the handler of a claimed job and return its outcome, also if it raises; write nothing.
-
-    `control_`: receives what the handler yields, and may interrupt it; None: `status_callback` and
-    `cancel_event` do. `runner`: keeps the event loop for the next async handler.
-    """
+    """Run the handler of a claimed job and return its outcome, also if it raises; write nothing."""
     cancel = cancel_event or threading.Event()
     found = inputs_of(job, cancel)
     if isinstance(found, outcomes.Outcome):
@@ -121,15 +110,11 @@ def run_handler(
         model_cache,
         cancel,
         status_callback or _ignore,
-        control_,
+        None,
         inline_steps.asker(job_tables.NODE_JOBS, job, cancel.is_set),
     )
-    own = runner or handlers.Runner()
-    try:
-        return node_call.call(node, own)
-    finally:
-        if runner is None:
-            own.close()
+    with contextlib.closing(handlers.Runner()) as runner:
+        return node_call.call(node, runner)
 
 
 def inputs_of(job: Row, cancel: threading.Event) -> node_call.Inputs | outcomes.Outcome:
@@ -245,4 +230,4 @@ class _Lookups:
 
 def takes_status_callback(body: Callable[..., Any]) -> bool:
     """Return whether a handler reports its progress."""
-    return "status_callback" in arguments.signature(body).names
+    return "status_callback" in typed_values.signature(body).names

@@ -13,7 +13,7 @@ from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
 from queue_workflows.engine import controls, ingest_jobs, queues
 from queue_workflows.runtime import durations
-from queue_workflows.tasks import job_options
+from queue_workflows.tasks import job_validation
 from queue_workflows.types import Row, Rows
 
 _RATE = re.compile(r"([0-9]{1,9})/((?:[0-9]{1,9}(?:\.[0-9]{1,6})?)?)(s|m|h|d)")
@@ -247,12 +247,12 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
         raise errors.InvalidConfig(f"queue {queue!r}: partitions are of ingest queues")
     if not _is_key(partition):
         raise errors.InvalidConfig(
-            f"partition {partition!r:.80}: a key has 1 to {job_options.MAX_KEY_BYTES:,} bytes of "
-            "UTF-8"
+            f"partition {partition!r:.80}: a key has 1 to {job_validation.MAX_KEY_BYTES:,} bytes "
+            "of UTF-8"
         )
 
 
 def _is_key(text: Any) -> bool:
     if not isinstance(text, str) or not payload.is_storable(text):
         return False
-    return 1 <= len(text.encode()) <= job_options.MAX_KEY_BYTES
+    return 1 <= len(text.encode()) <= job_validation.MAX_KEY_BYTES

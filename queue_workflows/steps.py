@@ -18,7 +18,7 @@ from collections.abc import (
 )
 from typing import Any, TypeVar
 
-from queue_workflows.tasks import attempt_steps, step_requests
+from queue_workflows.tasks import attempt_requests, control, job
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def step(
     worker dies before the result is stored. Raises `StepRefused` (a ValueError) for a name that
     this attempt has used, and for a recorded step that had other arguments.
     """
-    call = step_requests.StepCall(name, key, args, kwargs, retries)
+    call = attempt_requests.StepCall(job.current_job().steps, name, key, args, kwargs, retries)
     while True:
         if call.has_result(call.ask(call.begin()).result()):
             return call.result
@@ -66,7 +66,7 @@ async def step_async(
     **kwargs: Any,
 ) -> T:
     """Do as `step` does, for an async function, which it awaits."""
-    call = step_requests.StepCall(name, key, args, kwargs, retries)
+    call = attempt_requests.StepCall(job.current_job().steps, name, key, args, kwargs, retries)
     while True:
         if call.has_result(await asyncio.wrap_future(call.ask(call.begin()))):
             return call.result
@@ -93,20 +93,20 @@ def steps(
     seconds come again. `items` must be the same in each attempt. Raises `StepRefused` (a
     ValueError) for a name that this attempt has used, and for a range or list that has changed.
     """
-    cursor = step_requests.Cursor(name, key, items)
+    cursor = attempt_requests.Cursor(job.current_job().steps, name, key, items)
     done = cursor.begun(cursor.ask(cursor.begin()).result())
     for item in () if done is None else itertools.islice(items, done, None):
         yield item
         cursor.advance()
     if done is not None:
-        attempt_steps.value_of(cursor.ask(cursor.end()).result())
+        control.value_of(cursor.ask(cursor.end()).result())
 
 
 async def steps_async(
     name: str, items: Iterable[T] | AsyncIterable[T], /, *, key: str | int | None = None
 ) -> AsyncGenerator[T, None]:
     """Do as `steps` does, in an async handler; `items` may be asynchronous."""
-    cursor = step_requests.Cursor(name, key, items)
+    cursor = attempt_requests.Cursor(job.current_job().steps, name, key, items)
     done = cursor.begun(await asyncio.wrap_future(cursor.ask(cursor.begin())))
     if done is None:
         return
@@ -121,7 +121,7 @@ async def steps_async(
         for item in itertools.islice(items, done, None):
             yield item
             cursor.advance()
-    attempt_steps.value_of(await asyncio.wrap_future(cursor.ask(cursor.end())))
+    control.value_of(await asyncio.wrap_future(cursor.ask(cursor.end())))
 
 
 def sleep(
@@ -134,7 +134,9 @@ def sleep(
     the handler by an exception that is no `Exception`; what is open is closed. `key` tells two
     sleeps of one handler apart.
     """
-    wait = step_requests.Wait.sleep(seconds, minutes, hours, key)
+    wait = attempt_requests.Wait.sleep(
+        job.current_job().steps, seconds + 60 * minutes + 3600 * hours, key
+    )
     wait.taken(wait.ask().result())
 
 
@@ -142,7 +144,9 @@ async def sleep_async(
     seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, key: str | int | None = None
 ) -> None:
     """Do as `sleep` does, in an async handler."""
-    wait = step_requests.Wait.sleep(seconds, minutes, hours, key)
+    wait = attempt_requests.Wait.sleep(
+        job.current_job().steps, seconds + 60 * minutes + 3600 * hours, key
+    )
     wait.taken(await asyncio.wrap_future(wait.ask()))
 
 
@@ -159,7 +163,7 @@ def wait_for_event(
     commit on that sends the event (`events.send`, or an INSERT). `timeout_s` None: no limit; 0: do
     not wait. The time of the first call counts.
     """
-    wait = step_requests.Wait.event(name, key, timeout_s, default)
+    wait = attempt_requests.Wait.event(job.current_job().steps, name, key, timeout_s, default)
     return wait.taken(wait.ask().result())
 
 
@@ -171,5 +175,5 @@ async def wait_for_event_async(
     default: Any = None,
 ) -> Any:
     """Do as `wait_for_event` does, in an async handler."""
-    wait = step_requests.Wait.event(name, key, timeout_s, default)
+    wait = attempt_requests.Wait.event(job.current_job().steps, name, key, timeout_s, default)
     return wait.taken(await asyncio.wrap_future(wait.ask()))

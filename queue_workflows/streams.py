@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, Generator
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from queue_workflows import db, errors, tasks
-from queue_workflows.dag import payload, step_arguments
+from queue_workflows import db, errors
+from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.engine import node_names
-from queue_workflows.tasks import attempt_steps
+from queue_workflows.tasks import attempt_requests, control, job
 from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 
 PAGE: Final = 200
@@ -39,16 +39,16 @@ def stream(name: str, part: Any, /) -> None:
     for what is no JSON and past STREAM_PART_KB, STREAM_MAX_PARTS and STREAM_MAX_MB; `StepRefused`
     for a bad name; `ClaimLost` if the job was given to another worker.
     """
-    sent = tasks.current_job().parts.add(name, part)
+    sent = job.current_job().parts.add(name, part)
     if sent is not None:
-        attempt_steps.value_of(sent.result())
+        control.value_of(sent.result())
 
 
 async def stream_async(name: str, part: Any, /) -> None:
     """Do as `stream` does, in an async handler, without blocking the event loop."""
-    sent = tasks.current_job().parts.add(name, part)
+    sent = job.current_job().parts.add(name, part)
     if sent is not None:
-        attempt_steps.value_of(await asyncio.wrap_future(sent))
+        control.value_of(await asyncio.wrap_future(sent))
 
 
 class Part(NamedTuple):
@@ -168,7 +168,7 @@ def read_page(
 ) -> Page:
     """Return the next parts behind `after`, up to `limit` and about 1 MiB, in one statement."""
     if name is not None:
-        name = step_arguments.name(name)
+        name = attempt_requests.checked_name(name)
     place = _place(after)
     rows: list[Row] = []
     if payload.is_storable(job_id):
@@ -190,7 +190,7 @@ def read_page(
         if 0 < place[0] < row["claim_no"]:
             found.append(_reset(row["claim_no"]))
         place = row["claim_no"], row["seq"]
-        value = step_arguments.loaded(row["part"], f"part {_text(place)} of job {job_id}")
+        value = attempt_requests.stored_value(row["part"], f"part {_text(place)} of job {job_id}")
         found.append(Part(*place, row["name"], value, row["created_at"]))
     full = bool(parts) and (len(parts) < parts[0]["found"] or len(parts) == limit)
     status, claim_no = rows[0]["status"], rows[0]["job_claim"]

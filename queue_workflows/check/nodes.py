@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from queue_workflows import config, errors, model_registry
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import arguments, graph, map_steps
+from queue_workflows.dag import graph, map_steps, typed_values
 from queue_workflows.declare import compiling, node_functions
 from queue_workflows.runtime import stored_json
 
@@ -129,7 +129,7 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
                 f"{node.module!r} takes no {name!r}",
                 f"did you mean {meant!r}?" if meant else f"it takes {findings.listed(wanted)}",
             )
-    for name in sorted(arguments.ENGINE_OBJECTS & node.inputs.keys() & set(takes)):
+    for name in sorted(typed_values.ENGINE_OBJECTS & node.inputs.keys() & set(takes)):
         yield findings.warning(
             at, f"{node.module!r} gets the engine's {name!r}, not the input", "rename the input"
         )
@@ -184,25 +184,25 @@ def known_models() -> frozenset[str] | str:
 
 def child_runs(name: str, nodes: Iterable[graph.Node]) -> Iterator[Finding]:
     """Yield a finding for each child that is unknown, and for each cycle or too deep a chain."""
-    calls = _Calls()
+    known: dict[str, list[str] | None] = {}
     for node in nodes:
         workflow = graph.workflow_of(node.module)
         if workflow is None:
             continue
-        at = f"node {node.id!r}"
-        if calls.of(workflow) is None:
+        at, calls = f"node {node.id!r}", _calls(workflow, known)
+        if known[workflow] is None:
             yield findings.error(
                 at,
                 f"workflow {workflow!r} is not known here",
                 "declare it by @workflow, let the provider have it, or check with --app",
             )
-        elif path := calls.cycle([name, workflow]):
+        elif path := graph.find_cycle({name: [workflow], **calls}):
             yield findings.error(
                 at,
                 f"a cycle of child runs: {' -> '.join(path)}",
                 "a run whose child calls its parent never ends: use a loop or a map",
             )
-        elif (depth := calls.depth(workflow)) > graph.MAX_RUN_DEPTH:
+        elif (depth := _depth(calls)) > graph.MAX_RUN_DEPTH:
             yield findings.error(
                 at,
                 f"child runs are nested {depth} deep",
@@ -210,37 +210,29 @@ def child_runs(name: str, nodes: Iterable[graph.Node]) -> Iterator[Finding]:
             )
 
 
-class _Calls:
-    """The workflows that each workflow calls, each read once."""
+def _calls(workflow: str, known: dict[str, list[str] | None]) -> dict[str, list[str]]:
+    """Return what a workflow calls, and each that it calls; add them to `known`.
 
-    def __init__(self) -> None:
-        self._known: dict[str, list[str] | None] = {}
-        self._depths: dict[str, int] = {}
+    None in `known`: it cannot be read.
+    """
+    found: dict[str, list[str]] = {}
+    waiting = [workflow]
+    while waiting:
+        each = waiting.pop()
+        if each not in known:
+            known[each] = _called(each) if len(known) < MAX_WORKFLOWS else []
+        if each not in found:
+            found[each] = known[each] or []
+            waiting += found[each]
+    return found
 
-    def of(self, name: str) -> list[str] | None:
-        """Return what a workflow calls; None for one that cannot be read."""
-        if name not in self._known:
-            self._known[name] = _called(name) if len(self._known) < MAX_WORKFLOWS else []
-        return self._known[name]
 
-    def cycle(self, path: list[str]) -> list[str] | None:
-        """Return a path of calls that comes back to a workflow of it; None if there is none."""
-        stack, seen = [path], set[str]()
-        while stack:
-            here = stack.pop()
-            if here[-1] in here[:-1]:
-                return here[here.index(here[-1]) :]
-            if here[-1] not in seen:
-                seen.add(here[-1])
-                stack += [[*here, called] for called in self.of(here[-1]) or ()]
-        return None
-
-    def depth(self, name: str) -> int:
-        """Return how many runs are below each other, this one included; there is no cycle."""
-        if name not in self._depths:
-            below = [self.depth(called) for called in self.of(name) or ()]
-            self._depths[name] = 1 + max(below, default=0)
-        return self._depths[name]
+def _depth(calls: Mapping[str, list[str]]) -> int:
+    """Return how many runs are below each other, in calls without a cycle."""
+    depths: dict[str, int] = {}
+    for each in graph.ordered(calls):
+        depths[each] = 1 + max((depths[called] for called in calls[each]), default=0)
+    return max(depths.values())
 
 
 def _called(name: str) -> list[str] | None:

@@ -53,9 +53,11 @@ class References:
         if node.loop is not None:
             for ref in refs.inside(node.loop.rounds[0].until):
                 yield from self._one(node, ref, f"{at}: 'until'", at_start=True)
-        for name, value in _templates(node):
+        templates = node.inputs if node.step is None else node.step
+        asked = templates if node.step is None else _ASKED.get(str(templates.get("widget")), ())
+        for name in asked:
             what = f"input {name!r}" if node.step is None else repr(name)
-            for ref in refs.inside(value):
+            for ref in refs.inside(templates.get(name)):
                 yield from self._one(node, ref, f"{at}: {what}", at_start=True)
         for ref in refs.inside(node.skip_if):
             yield from self._one(node, ref, f"{at}: 'skip_if'", at_start=False)
@@ -198,10 +200,3 @@ class _Before:
                 self._all |= fresh
                 waiting += fresh
         return target in self._all
-
-
-def _templates(node: graph.Node) -> list[tuple[str, Any]]:
-    if node.step is None:
-        return list(node.inputs.items())
-    asked = _ASKED.get(str(node.step.get("widget")), ())
-    return [(key, node.step[key]) for key in asked if key in node.step]

@@ -28,7 +28,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def options(spec: Any) -> list[tuple[str, Any]]:
     """Return the choices of a spec as (label, value); [] for a question without.
 
-    A stored spec may be any JSON, or `Unreadable`: what is no object has no choices.
+    A stored spec may be any JSON, or `Unreadable`: a value that is not an object offers no choices.
 
     A record is its own value under the first of its members `label`, `name`, `rel_path` or `id`;
     an option of the widget `turnout` is a pair of label and value.

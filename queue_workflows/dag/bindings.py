@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, NoReturn, cast
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn, TypeAlias, TypeGuard, cast
 
 from queue_workflows import errors, refs
 from queue_workflows.dag import document_values
@@ -17,40 +17,24 @@ from queue_workflows.dag import document_values
 OUT = "$out"
 
 
-class FromStep(NamedTuple):
-    """The step's input of that name, `pipeline.<key>`."""
-
-    key: str
-
-
-class FromPaths(NamedTuple):
-    """Paths of siblings, relative to the step's folder; `many` if a list was given."""
-
-    paths: tuple[str, ...]
-    many: bool
-
-
-class Literal(NamedTuple):
-    """A template that does not depend on the step."""
-
-    template: Any
-
-
-Source = FromStep | FromPaths | Literal
+Source: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
+"""Gives the template of a pipeline node's input in a step: for the prefix of the ids of its nodes,
+as `cut/`, and the inputs of the step."""
 
 
 def parse(text: str, siblings: Collection[str], where: str) -> Source:
     """Return a parsed `from`; raise `InvalidWorkflow` for an unknown form or sibling."""
     text = text.strip()
     if text.startswith("pipeline._implicit(") and text.endswith(")"):
-        return Literal(_literal(text[len("pipeline._implicit(") : -1].strip(), where))
+        template = _literal(text[len("pipeline._implicit(") : -1].strip(), where)
+        return lambda _, __: template
     if text.startswith("pipeline._siblings(") and text.endswith(")"):
         listed = text[len("pipeline._siblings(") : -1].strip()
         if not (listed.startswith("[") and listed.endswith("]")):
             raise errors.InvalidWorkflow(f"{where}: {text!r} must list its siblings in [ ]")
         chosen = [part.strip().strip("'\"") for part in listed[1:-1].split(",") if part.strip()]
         paths = [document_values.folder(_sibling(name, siblings, where)) for name in chosen]
-        return FromPaths(tuple(paths), many=True)
+        return _from_paths(paths, many=True)
     if text.startswith("pipeline."):
         rest = text.removeprefix("pipeline.")
         if not rest or (rest.startswith("_") and "(" in rest):
@@ -58,11 +42,27 @@ def parse(text: str, siblings: Collection[str], where: str) -> Source:
                 f"{where}: {text!r} is none of pipeline.<key>, pipeline._implicit(<literal>), "
                 "pipeline._siblings([a, b])"
             )
-        return FromStep(rest)
+        return from_step(rest)
     sibling, path = _of_sibling(text, siblings)
     folder = document_values.folder(_sibling(sibling, siblings, where))
     below = "" if path is None else f"/{_inside(path, text, where)}"
-    return FromPaths((folder + below,), many=False)
+    return _from_paths([folder + below], many=False)
+
+
+def from_step(key: str) -> Source:
+    """Return the source `pipeline.<key>`: the step's input of that name, None without one."""
+    return lambda _, given: as_input(given.get(key))
+
+
+def _from_paths(paths: list[str], *, many: bool) -> Source:
+    """Return the source of paths of siblings, relative to the step's folder."""
+
+    def placed(prefix: str, _: object) -> dict[str, Any]:
+        folder = document_values.folder(prefix)
+        found = [f"{folder}{path}" for path in paths]
+        return {OUT: found if many else found[0]}
+
+    return placed
 
 
 def _of_sibling(text: str, siblings: Collection[str]) -> tuple[str, str | None]:
@@ -124,14 +124,22 @@ def _no_constant(name: str) -> NoReturn:
 
 def as_input(template: Any) -> Any:
     """Return an app's value as a whole input of a definition, never mistaken for the marker."""
-    marked = isinstance(template, dict) and OUT in template
-    return {OUT: {"$value": cast("Any", template)}} if marked else cast("Any", template)
+    return {OUT: {"$value": template}} if is_marker(template) else template
 
 
-def path_input(prefix: str, source: FromPaths) -> dict[str, Any]:
-    """Return the marker for paths in a definition; `prefix` is the step's, as `cut/`."""
-    paths = [f"{document_values.folder(prefix)}{path}" for path in source.paths]
-    return {OUT: paths if source.many else paths[0]}
+def is_marker(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether a whole input is the marker, or an app's value with its key."""
+    return isinstance(value, dict) and OUT in value
+
+
+def with_paths(marker: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return a marker with each of its paths changed; the marker of an app's value as it is."""
+    marked = marker[OUT]
+    if isinstance(marked, dict):
+        return dict(marker)
+    if isinstance(marked, list):
+        return {OUT: [change(path) for path in cast("list[str]", marked)]}
+    return {OUT: change(marked)}
 
 
 def bind_paths(template: Mapping[str, Any], out_dir: str | None, *, node_id: str) -> dict[str, Any]:
@@ -140,21 +148,19 @@ def bind_paths(template: Mapping[str, Any], out_dir: str | None, *, node_id: str
     Raises `InvalidWorkflow` that names the node if it needs a path and the run has no folder.
     """
     return {
-        name: _bound(cast("dict[str, Any]", value)[OUT], out_dir, node_id, name)
+        name: _bound(cast("dict[str, Any]", value), out_dir, node_id, name)
         if isinstance(value, dict) and OUT in value
         else value
         for name, value in template.items()
     }
 
 
-def _bound(marked: Any, out_dir: str | None, node_id: str, name: str) -> Any:
-    if isinstance(marked, dict):
-        return cast("dict[str, Any]", marked)["$value"]
+def _bound(marker: dict[str, Any], out_dir: str | None, node_id: str, name: str) -> Any:
+    if isinstance(marker[OUT], dict):
+        return marker[OUT]["$value"]
     if out_dir is None:
         raise errors.InvalidWorkflow(
             f"node {node_id!r}: input {name!r} is a path under out_dir, and the run has none"
         )
     root = out_dir.rstrip("/")
-    if isinstance(marked, list):
-        return [f"{root}/{path}" for path in cast("list[str]", marked)]
-    return f"{root}/{marked}"
+    return with_paths(marker, lambda path: f"{root}/{path}")[OUT]

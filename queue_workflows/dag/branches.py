@@ -50,7 +50,7 @@ class Choice(NamedTuple):
 def key_of(value: Any) -> str | None:
     """Return the key of a value's arm: a text itself, others as in JSON; None for no such key.
 
-    A list, an object and a number with a fraction have no key.
+    A list, an object and a number with a fraction do not have a key.
     """
     if isinstance(value, str):
         return value
@@ -83,7 +83,7 @@ def read(
                 "pipeline: an arm is the name of its last node"
             )
     ends = [*arms.values(), *([other] if other is not None else [])]
-    reached = set[str]().union(*(_closure(end, known) for end in ends))
+    reached = set[str]().union(*(_closure(end, known.__getitem__) for end in ends))
     for name in known:
         if name not in reached:
             raise errors.InvalidWorkflow(
@@ -127,12 +127,9 @@ def linked(
             raise errors.InvalidWorkflow(
                 f"node {choice.id!r}: its arm {end!r:.120} is not a node of this branch"
             )
-        found, todo = {end}, [end]
-        while todo:
-            inner = {dep for dep in deps(todo.pop()) or () if arm(dep) == choice.id} - found
-            found |= inner
-            todo += inner
-        members[end] = frozenset(found)
+        members[end] = frozenset(
+            _closure(end, lambda each: {d for d in deps(each) or () if arm(d) == choice.id})
+        )
     return choice._replace(members=members)
 
 
@@ -153,10 +150,10 @@ def output(choice: Choice, value: Any, context: Mapping[str, Any]) -> dict[str, 
     return {}
 
 
-def _closure(end: str, deps: Mapping[str, Iterable[str]]) -> set[str]:
+def _closure(end: str, deps: Callable[[str], Iterable[str]]) -> set[str]:
     found, todo = {end}, [end]
     while todo:
-        fresh = set(deps[todo.pop()]) - found
+        fresh = set(deps(todo.pop())) - found
         found |= fresh
         todo += fresh
     return found

@@ -67,7 +67,7 @@ def of_run(run_id: str) -> str:
 
 
 def given(run: Row) -> Row:
-    """Return the run; if it has no `out_dir`, a copy with the folder of `of_run`."""
+    """Return the run; if it lacks an `out_dir`, a copy with the folder of `of_run`."""
     return run if run["out_dir"] is not None else run | {"out_dir": of_run(run["id"])}
 
 

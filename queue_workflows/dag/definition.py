@@ -297,7 +297,7 @@ def _step_inputs(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _node(node_id: str, module: str, deps: list[str], inputs: Mapping[str, Any]) -> JsonDict:
-    """Return a node that is no call of a handler."""
+    """Return a node that does not call a handler."""
     return {
         "id": node_id,
         "module": module,
@@ -386,7 +386,7 @@ def _pipeline_of_one(
     node = _pipeline_node(node_id, alone, (), {}, where)
     for name in inputs:
         _check_input(name, where)
-    sources = {name: bindings.FromStep(name) for name in inputs}
+    sources = {name: bindings.from_step(name) for name in inputs}
     return _Pipeline(None, {node_id: {**node, "inputs": sources}})
 
 
@@ -458,20 +458,12 @@ def _placed(flow: _Pipeline, prefix: str, given: Mapping[str, Any], skip_if: Any
 
     An input that the step does not give is None.
     """
-
-    def template(source: bindings.Source) -> Any:
-        if isinstance(source, bindings.Literal):
-            return source.template
-        if isinstance(source, bindings.FromPaths):
-            return bindings.path_input(prefix, source)
-        return bindings.as_input(given.get(source.key))
-
     return [
         {
             **node,
             "id": f"{prefix}{node_id}",
             "deps": [f"{prefix}{dep}" for dep in node["deps"]],
-            "inputs": {name: template(source) for name, source in node["inputs"].items()},
+            "inputs": {name: source(prefix, given) for name, source in node["inputs"].items()},
             "skip_if": node["skip_if"] or skip_if or None,
             "pipeline": flow.name,
         }

@@ -58,7 +58,7 @@ def _key(raw: Any, where: str) -> str:
 
 
 def _stored(text: str, where: str) -> str:
-    if not payload.is_storable(text):
+    if payload.UNSTORABLE.search(text) is not None:
         raise errors.InvalidWorkflow(f"{where}: text with a NUL or half a surrogate pair")
     return text
 
@@ -71,7 +71,7 @@ def record(raw: Any, where: str) -> Mapping[str, Any]:
 
 
 def members(found: Any) -> dict[str, Any]:
-    """Return a copy of what a context has under a node's id; {} for a value that is no object.
+    """Return a copy of what a context has under a node's id; {} for a value that is not an object.
 
     Behind an empty result the app's own value appears there, which may be anything.
     """

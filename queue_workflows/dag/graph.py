@@ -28,6 +28,8 @@ MAX_RUN_DEPTH = 8
 _STORED = "the run's stored definition"
 _ROUND = re.compile("#[1-9][0-9]{0,3}$")
 _LISTED = 20
+_SELDOM = ("policy", "map", "arm", "choice", "loop", "round", "version")
+"""The fields that few nodes have."""
 
 
 def workflow_of(module: str) -> str | None:
@@ -123,10 +125,10 @@ class Graph:
         for node in nodes.values():
             if node.loop is not None:
                 loops.linked(node.loop, lambda end: nodes[end].arm if end in nodes else None)
-        self.position = {node_id: index for index, node_id in enumerate(self.nodes)}
-        self.sources = tuple(node.id for node in self.nodes.values() if not node.deps)
-        self.leaves = tuple(node_id for node_id in self.nodes if not self.downstream(node_id))
-        self.once = tuple(node.id for node in self.nodes.values() if node.round is None)
+        self.position = {node_id: index for index, node_id in enumerate(nodes)}
+        self.sources = tuple(node.id for node in nodes.values() if not node.deps)
+        self.leaves = tuple(node_id for node_id in nodes if not self._downstream[node_id])
+        self.once = tuple(node.id for node in nodes.values() if node.round is None)
 
     def downstream(self, node_id: str) -> tuple[str, ...]:
         """Return the nodes that depend on this one, in declaration order; () if it is unknown."""
@@ -188,11 +190,10 @@ def read(definition: Any, where: str = _STORED) -> Graph:
     return _Reading(where).graph(document_values.items(document, "nodes", where), where, depth=0)
 
 
-class _Reading:
+class _Reading(NamedTuple):
     """The reading of one definition: entries become nodes after each of their fields is checked."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    where: str
 
     def graph(self, listed: list[Any], where: str, depth: int) -> Graph:
         """Return the graph of the listed nodes, which are in `depth` maps."""
@@ -217,7 +218,7 @@ class _Reading:
             raise errors.InvalidWorkflow(f"{where}: {error}") from None
         refuse_cycle({node.id: node.deps for node in nodes.values()}, where, "node")
         for node in nodes.values():
-            at = f"{self._where}: node {node.id!r}"
+            at = f"{self.where}: node {node.id!r}"
             if node.queue not in config.DAG_QUEUES:
                 raise errors.InvalidWorkflow(f"{at}: unknown queue {node.queue!r}: cpu or gpu")
             if node.model is not None and node.queue != "gpu":
@@ -227,10 +228,9 @@ class _Reading:
     def _node(self, raw: Any, where: str, depth: int) -> Node:
         entry = document_values.record(raw, where)
         node_id = _node_id(entry, where)
-        where = f"{self._where}: node {node_id!r}"
-        given = document_values.value(entry.get("step"), where)
-        step = None if given is None else dict(document_values.record(given, f"{where}: 'step'"))
-        return Node(
+        where = f"{self.where}: node {node_id!r}"
+        step = document_values.value(entry.get("step"), where)
+        node = Node(
             id=node_id,
             module=document_values.needed_text(
                 entry, "module", where, limit=document_values.MAX_TEXT_CHARS + 20
@@ -241,23 +241,42 @@ class _Reading:
             inputs=_inputs(entry.get("inputs"), where),
             skip_if=document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
             pipeline=document_values.text(entry, "pipeline", where),
-            step=step,
-            policy=_policy(entry.get("policy"), step is not None, where),
-            map=self._map(entry, where, depth),
-            arm=document_values.text(entry, "arm", where, limit=MAX_ID_CHARS),
-            choice=branches.stored(entry.get("choice"), node_id, where),
-            loop=loops.stored(entry.get("loop"), node_id, where),
-            round=_round(entry.get("round"), where),
-            version=_version(entry.get("version"), where),
+            step=None if step is None else dict(document_values.record(step, f"{where}: 'step'")),
         )
-
-    def _map(self, entry: Mapping[str, Any], where: str, depth: int) -> Map | None:
-        """Return the map of a node; None for a node of another kind."""
-        raw = entry.get("map")
-        if (raw is None) != (entry.get("module") != map_steps.MODULE):
+        if (entry.get("map") is None) != (node.module != map_steps.MODULE):
             raise errors.InvalidWorkflow(f"{where}: 'map' and the module {map_steps.MODULE!r}")
-        if raw is None:
-            return None
+        more = {key: entry[key] for key in _SELDOM if entry.get(key) is not None}
+        return self._with_more(node, more, where, depth) if more else node
+
+    def _with_more(self, node: Node, given: dict[str, Any], where: str, depth: int) -> Node:
+        """Return a node with the fields that few nodes have."""
+        found: dict[str, Any] = {}
+        if "policy" in given:
+            at = f"{where}: 'policy'"
+            own = document_values.record(given["policy"], at)
+            is_input = node.step is not None
+            found["policy"] = policy.read_input(own, at) if is_input else policy.read(own, {}, at)
+        if "map" in given:
+            found["map"] = self._map(given["map"], where, depth)
+        if "arm" in given:
+            found["arm"] = document_values.text(given, "arm", where, limit=MAX_ID_CHARS)
+        if "choice" in given:
+            found["choice"] = branches.stored(given["choice"], node.id, where)
+        if "loop" in given:
+            found["loop"] = loops.stored(given["loop"], node.id, where)
+        if "round" in given:
+            found["round"] = number = given["round"]
+            if type(number) is not int or not 1 <= number <= loops.MAX_ROUNDS:
+                raise errors.InvalidWorkflow(f"{where}: 'round' must be 1 to {loops.MAX_ROUNDS}")
+        if "version" in given:
+            found["version"] = given["version"]
+            try:
+                config.check_version(where, given["version"])
+            except errors.InvalidConfig as error:
+                raise errors.InvalidWorkflow(str(error)) from None
+        return node._replace(**found)
+
+    def _map(self, raw: Any, where: str, depth: int) -> Map:
         if depth >= map_steps.MAX_DEPTH:
             raise errors.InvalidWorkflow(f"{where}: maps are nested too deep")
         at = f"{where}: 'map'"
@@ -292,22 +311,6 @@ def _may_fail(raw: Any, where: str) -> int | float:
     return allowed
 
 
-def _round(raw: Any, where: str) -> int | None:
-    if raw is None:
-        return None
-    if isinstance(raw, bool) or not isinstance(raw, int) or not 1 <= raw <= loops.MAX_ROUNDS:
-        raise errors.InvalidWorkflow(f"{where}: 'round' must be 1 to {loops.MAX_ROUNDS}")
-    return raw
-
-
-def _version(raw: Any, where: str) -> int | None:
-    try:
-        config.check_version(where, raw)
-    except errors.InvalidConfig as error:
-        raise errors.InvalidWorkflow(str(error)) from None
-    return raw
-
-
 def _node_id(entry: Mapping[str, Any], where: str) -> str:
     """Return the id: one identifier, or two joined by a slash, and `#` with a loop's round.
 
@@ -330,8 +333,8 @@ def _inputs(raw: Any, where: str) -> dict[str, Any]:
     where = f"{where}: 'inputs'"
     inputs = dict(document_values.record(document_values.value(raw, where, wrapped=3), where))
     for name, template in inputs.items():
-        if isinstance(template, dict) and bindings.OUT in template:
-            _check_marker(template[bindings.OUT], f"{where}: {name!r:.80}")  # pyright: ignore[reportUnknownArgumentType]
+        if bindings.is_marker(template):
+            _check_marker(template[bindings.OUT], f"{where}: {name!r:.80}")
     return inputs
 
 
@@ -344,15 +347,6 @@ def _check_marker(marked: Any, where: str) -> None:
     for path in paths:
         if not isinstance(path, str) or not path or ".." in path.split("/") or path[0] == "/":
             raise errors.InvalidWorkflow(f"{where}: {path!r:.80} is not a path below out_dir")
-
-
-def _policy(raw: Any, is_input: bool, where: str) -> dict[str, Any] | None:
-    if raw is None:
-        return None
-    given = document_values.record(raw, f"{where}: 'policy'")
-    if is_input:
-        return policy.read_input(given, f"{where}: 'policy'")
-    return policy.read(given, {}, f"{where}: 'policy'")
 
 
 def refuse_cycle(deps: Mapping[str, Iterable[str]], where: str, noun: str) -> None:
@@ -387,7 +381,7 @@ def find_cycle(deps: Mapping[str, Iterable[str]]) -> list[str] | None:
 def ordered(deps: Mapping[str, Collection[str]]) -> list[str]:
     """Return the nodes that are neither on a cycle nor behind one, each after its dependencies.
 
-    A dependency that is no key counts as done.
+    A dependency that is not a key counts as done.
     """
     missing = {key: sum(dep in deps for dep in needed) for key, needed in deps.items()}
     followers: dict[str, list[str]] = {key: [] for key in deps}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from queue_workflows import errors
-from queue_workflows.dag import graph
+
+if TYPE_CHECKING:
+    from queue_workflows.dag import graph
 
 MAX_KEY_CHARS = 100
 MAX_FOLDER_BYTES = 255

@@ -175,16 +175,11 @@ def near(scope: Scope, node_ids: Iterable[str]) -> list[str]:
 
 
 def _input(value: Any, scopes: Sequence[Scope]) -> Any:
-    if not (isinstance(value, dict) and bindings.OUT in value):
+    if not bindings.is_marker(value):
         return _plain(_bound(value, scopes))
-    marked = cast("dict[str, Any]", value)[bindings.OUT]
-    if isinstance(marked, dict):
-        inner = cast("dict[str, Any]", marked)["$value"]
-        return {bindings.OUT: {"$value": _bound(inner, scopes)}}
-    prefix = f"{scopes[-1].id}/"
-    if isinstance(marked, list):
-        return {bindings.OUT: [prefix + path for path in cast("list[str]", marked)]}
-    return {bindings.OUT: f"{prefix}{marked}"}
+    if isinstance(marked := value[bindings.OUT], dict):
+        return {bindings.OUT: {"$value": _bound(marked["$value"], scopes)}}
+    return bindings.with_paths(value, lambda path: f"{scopes[-1].id}/{path}")
 
 
 def _plain(bound: Any) -> Any:
@@ -194,21 +189,13 @@ def _plain(bound: Any) -> Any:
     """
     if isinstance(bound, dict) and bound.keys() == {"$value"}:
         value = cast("dict[str, Any]", bound)["$value"]
-        marked = isinstance(value, dict) and bindings.OUT in value
-        return cast("Any", bound if marked or refs.has_refs(value) else value)
+        return cast("Any", bound if bindings.is_marker(value) or refs.has_refs(value) else value)
     return cast("Any", bound)
 
 
 def _bound(value: Any, scopes: Sequence[Scope]) -> Any:
     """Return a template with the refs into these items resolved; other refs stay."""
-    if not isinstance(value, dict):
-        return value
-    record = cast("dict[str, Any]", value)
-    if "$value" in record:
-        return record
-    if "$from" in record:
-        return _ref(record, scopes)
-    return {key: _bound(member, scopes) for key, member in record.items()}
+    return refs.replaced(value, lambda ref: _ref(ref, scopes))
 
 
 def _ref(ref: dict[str, Any], scopes: Sequence[Scope]) -> Any:

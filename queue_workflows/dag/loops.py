@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -108,7 +109,9 @@ def _in_round(
         "id": f"{node['id']}#{number}",
         "deps": inner or waits,
         "inputs": {
-            name: _paths(value, number) if _is_marker(value) else _placed(value, heads, where)
+            name: bindings.with_paths(value, functools.partial(_of_round, number))
+            if bindings.is_marker(value)
+            else _placed(value, heads, where)
             for name, value in node["inputs"].items()
         },
         "skip_if": _placed(node["skip_if"], heads, where),
@@ -117,34 +120,18 @@ def _in_round(
     }
 
 
-def _is_marker(value: Any) -> bool:
-    return isinstance(value, dict) and bindings.OUT in value
-
-
-def _paths(marker: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return the marker of paths in folders of the same round."""
-    marked = marker[bindings.OUT]
-    if isinstance(marked, dict):
-        return marker
-
-    def of_round(path: str) -> str:
-        step, node, *rest = path.split("/")
-        return "/".join([step, f"{node}#{number}", *rest])
-
-    many = isinstance(marked, list)
-    paths = [of_round(path) for path in (cast("list[str]", marked) if many else [marked])]
-    return {bindings.OUT: paths if many else paths[0]}
+def _of_round(number: int, path: str) -> str:
+    """Return a path of a file in the folder of the same round."""
+    step, node, *rest = path.split("/")
+    return "/".join([step, f"{node}#{number}", *rest])
 
 
 def _placed(template: Any, heads: Mapping[str, Any], where: str) -> Any:
     """Return a template in which other templates stand for these heads."""
-    if not isinstance(template, dict):
-        return template
-    given = cast("dict[str, Any]", template)
-    if "$value" in given:
-        return given
-    if "$from" not in given:
-        return {key: _placed(member, heads, where) for key, member in given.items()}
+    return refs.replaced(template, lambda ref: _filled(ref, heads, where))
+
+
+def _filled(given: dict[str, Any], heads: Mapping[str, Any], where: str) -> Any:
     path = given["$from"]
     head, dot, rest = path.partition(".") if isinstance(path, str) else ("", "", "")
     if head not in heads:

@@ -270,7 +270,7 @@ class _Converter:
 
 
 def is_storable(text: str) -> bool:
-    """Return whether the database can store a text: it has no NUL and no lone surrogate."""
+    """Return whether the database can store a text, without a NUL or a lone surrogate."""
     return UNSTORABLE.search(text) is None
 
 

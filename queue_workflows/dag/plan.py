@@ -1,4 +1,7 @@
-"""Plan the next step of a run: rows to create, completion, or the reason of a failure."""
+"""Plan the next step of a run: rows to create, completion, or the reason of a failure.
+
+Which nodes are ready is found at a cost that does not grow with their dependencies.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import (
-    bindings,
-    branches,
-    graph,
-    loops,
-    payload,
-    policy,
-    readiness,
-)
+from queue_workflows.dag import bindings, branches, graph, loops, payload, policy
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, RefResolver
 
-
 T = TypeVar("T")
+END = ""
 
 
-class Reader(readiness.Truth, Protocol):
+class Reader(Protocol):
     """Read one run's nodes under the lock on its row."""
+
+    def done_among(self, ids: Collection[str]) -> set[str]:
+        """Return those of these node ids that are completed or skipped."""
+        ...
 
     def done_all(self) -> set[str]:
         """Return every node id of the run that is completed or skipped."""
@@ -42,6 +41,104 @@ class Reader(readiness.Truth, Protocol):
         Only the existing ones of these keys; None: all of it.
         """
         ...
+
+
+class Progress:
+    """What one process knows of a run's generation: a cache of facts that never become false.
+
+    Of each waiting node only the last dependency not known to be done is queried. When that one is
+    done, the next one is searched, from there backwards. So each process may keep its own cache,
+    and learns of each node once. Drop it if a transaction that used it rolls back. `END`
+    stands for the run's end, which waits for the leaves.
+    """
+
+    __slots__ = ("_at", "graph", "known")
+
+    def __init__(self, of: graph.Graph) -> None:
+        self.graph = of
+        self.known: set[str] = set()
+        self._at: dict[str, int] = {}
+
+    def deps(self, node_id: str) -> tuple[str, ...]:
+        """Return the dependencies of a node, or of `END`."""
+        return self.graph.leaves if node_id == END else self.graph.nodes[node_id].deps
+
+    def last_open(self, node_id: str) -> int:
+        """Return the position of the last dependency not known to be done; -1 if there is none."""
+        deps, known = self.deps(node_id), self.known
+        at = self._at.get(node_id, len(deps) - 1)
+        while at >= 0 and deps[at] in known:
+            at -= 1
+        self._at[node_id] = at
+        return at
+
+    def waits_for_more(self, *node_ids: str) -> bool:
+        """Return whether every node after these is known to wait for others too."""
+        return all(
+            self._waits_besides(follower, node_ids)
+            for node_id in node_ids
+            for follower in self.graph.downstream(node_id) or (END,)
+        )
+
+    def _waits_besides(self, follower: str, node_ids: tuple[str, ...]) -> bool:
+        deps, at = self.deps(follower), self.last_open(follower)
+        while at >= 0 and (deps[at] in node_ids or deps[at] in self.known):
+            at -= 1
+        return at >= 0
+
+
+class Round:
+    """One plan's view of a run: `Progress`, and what the plan itself has skipped."""
+
+    def __init__(self, progress: Progress, reader: Reader | None) -> None:
+        self.progress = progress
+        self.reader = reader
+        self.skipped: set[str] = set()
+        self.learned = False
+        self._undone: set[str] = set()
+        self._at: dict[str, int] = {}
+
+    def ready(self, candidates: Iterable[str]) -> list[str]:
+        """Return those whose every dependency is done or skipped here, in the given order.
+
+        One `done_among` queries the last open dependency of each node at once. If it is done, the
+        next call queries twice as many dependencies of that node.
+        """
+        candidates = list(candidates)
+        blocked: set[str] = set()
+        waiting, width = candidates, 1
+        while waiting:
+            asked: set[str] = set()
+            open_nodes: list[str] = []
+            for node_id in waiting:
+                window = self._window(node_id, width)
+                if self._undone.isdisjoint(window):
+                    asked.update(window)
+                    open_nodes += [node_id] if window else []
+                else:
+                    blocked.add(node_id)
+            if asked:
+                done = self.reader.done_among(asked) if self.reader else set[str]()
+                self.progress.known |= done
+                self.learned = self.learned or bool(done)
+                self._undone |= asked - done
+            waiting, width = open_nodes, width * 2
+        return [node_id for node_id in candidates if node_id not in blocked]
+
+    def _window(self, node_id: str, width: int) -> list[str]:
+        """Return the dependencies from the last open one backwards that may be open.
+
+        [] if it is ready.
+        """
+        progress, deps = self.progress, self.progress.deps(node_id)
+        at = progress.last_open(node_id)
+        if self.skipped:
+            at = min(at, self._at.get(node_id, at))
+            while at >= 0 and (deps[at] in progress.known or deps[at] in self.skipped):
+                at -= 1
+            self._at[node_id] = at
+        window = deps[max(0, at - width + 1) : at + 1]
+        return [dep for dep in window if dep not in progress.known and dep not in self.skipped]
 
 
 @dataclasses.dataclass(slots=True)
@@ -195,7 +292,7 @@ class Plan(NamedTuple):
 
 
 def plan(
-    progress: readiness.Progress,
+    progress: Progress,
     finished: Iterable[str],
     reader: Reader,
     resolver: RefResolver = refs.resolve_ref,
@@ -211,14 +308,14 @@ def plan(
     plans with the same progress do not.
     """
     finished = [node_id for node_id in finished if node_id in progress.graph.nodes]
-    round_ = readiness.Round(progress, reader)
+    round_ = Round(progress, reader)
     (progress.known if committed else round_.skipped).update(finished)
     planner = _Planner(progress, reader, round_, custom_resolver)
     return planner.run(_followers(progress.graph, finished), resolver, out_dir)
 
 
 def plan_start(
-    progress: readiness.Progress,
+    progress: Progress,
     reader: Reader,
     resolver: RefResolver = refs.resolve_ref,
     *,
@@ -227,10 +324,10 @@ def plan_start(
 ) -> Plan:
     """Return every unfinished node whose dependencies are done: a run's start or resume."""
     progress.known |= reader.done_all()
-    planner = _Planner(progress, reader, readiness.Round(progress, None), custom_resolver)
+    planner = _Planner(progress, reader, Round(progress, None), custom_resolver)
     # If nothing is done, only the nodes that wait for none are ready: a graph of many rounds is
     # not walked. Those that the plan ends lead to the others, and to the end.
-    start = [*progress.graph.nodes, readiness.END] if progress.known else progress.graph.sources
+    start = [*progress.graph.nodes, END] if progress.known else progress.graph.sources
     return planner.run(list(start), resolver, out_dir)
 
 
@@ -238,8 +335,8 @@ def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
     """Return the nodes after these in declaration order; `END` last, if one is a leaf."""
     found: set[str] = set()
     for node_id in finished:
-        found.update(graph_.downstream(node_id) or (readiness.END,))
-    end = [readiness.END] if readiness.END in found else []
+        found.update(graph_.downstream(node_id) or (END,))
+    end = [END] if END in found else []
     return sorted(found.difference(end), key=graph_.position.__getitem__) + end
 
 
@@ -248,9 +345,9 @@ class _Planner:
 
     def __init__(
         self,
-        progress: readiness.Progress,
+        progress: Progress,
         reader: Reader,
-        round_: readiness.Round,
+        round_: Round,
         custom_resolver: bool,
     ) -> None:
         self.progress = progress
@@ -276,10 +373,10 @@ class _Planner:
     def run(self, candidates: list[str], resolver: RefResolver, out_dir: str | None) -> Plan:
         may_exist, may_end = True, False
         while candidates:
-            may_end = may_end or candidates[-1] == readiness.END
+            may_end = may_end or candidates[-1] == END
             known = self.progress.known
             ready = self.round_.ready(
-                [each for each in candidates if each != readiness.END and each not in known]
+                [each for each in candidates if each != END and each not in known]
             )
             rows = [self._bound(node_id, out_dir) for node_id in ready]
             done, failed = self._round(rows, resolver, may_exist)
@@ -287,7 +384,7 @@ class _Planner:
                 return Plan([], failure=(failed.node.id, failed.reason or ""))
             candidates = _followers(self.progress.graph, done)
             may_exist = False  # a node that waited for a row of this plan has no row yet
-        complete = may_end and bool(self.round_.ready([readiness.END]))
+        complete = may_end and bool(self.round_.ready([END]))
         return Plan([*self._by_model(), *self.parked, *self.ended], complete)
 
     def _bound(self, node_id: str, out_dir: str | None) -> NewNode:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors
@@ -275,14 +276,6 @@ def _whole(raw: Any, key: str, where: str, least: int, most: int) -> int:
     return raw
 
 
-def _retries(raw: Any, key: str, where: str) -> int:
-    return _whole(raw, key, where, 0, MAX_RETRIES)
-
-
-def _priority(raw: Any, key: str, where: str) -> int:
-    return _whole(raw, key, where, PRIORITIES[0], PRIORITIES[-1])
-
-
 def _names(raw: Any, key: str, where: str) -> list[str]:
     listed = [raw] if isinstance(raw, str) else raw
     checked = document_values.items({key: listed}, key, where)
@@ -294,18 +287,14 @@ def _names(raw: Any, key: str, where: str) -> list[str]:
     return checked
 
 
-def _lock_key(raw: Any, key: str, where: str) -> str:
-    return document_values.needed_text({key: raw}, key, where)
-
-
-_CHECKS = {
-    "retries": _retries,
+_CHECKS: dict[str, Callable[[Any, str, str], Any]] = {
+    "retries": functools.partial(_whole, least=0, most=MAX_RETRIES),
     "backoff": _backoff,
     "timeout_s": _seconds,
     "retry_on": _names,
     "discard_on": _names,
-    "priority": _priority,
-    "lock_key": _lock_key,
+    "priority": functools.partial(_whole, least=PRIORITIES[0], most=PRIORITIES[-1]),
+    "lock_key": lambda raw, key, where: document_values.needed_text({key: raw}, key, where),
 }
 
 

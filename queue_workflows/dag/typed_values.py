@@ -1,4 +1,4 @@
-"""Check JSON values against annotations, and convert them to what a handler expects."""
+"""Check JSON values against annotations, convert them, and bind them to a handler's parameters."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ _SHOWN = 200
 _QUOTED = re.compile("'([^']*)'")
 _NAMED = 10
 """The most unknown names in an error, since a row may have a million."""
-
-
 _TEXTS = (pathlib.PurePath, enum.Enum, datetime.date, datetime.time, uuid.UUID, decimal.Decimal)
 """The classes whose values are stored as JSON values of another type, as `payload.plain` does."""
 _MAPPINGS = (dict, Mapping, MutableMapping)
@@ -49,6 +47,10 @@ _UNIONS = (typing.Union, types.UnionType)
 """The origins of `A | B` and `Optional[A]`."""
 _PRESENCE = ("Required", "NotRequired", "ReadOnly")
 """What a `TypedDict` says of a key, beside its type."""
+ENGINE_OBJECTS = frozenset({"out", "inputs", "model_handle", "cancel_event", "status_callback"})
+"""The names under which a handler always gets the engine's object, whatever its inputs hold."""
+_NAMES_PATH = re.compile(r"(?:\w+\.)*Path")
+_FORWARD = re.compile(r"""ForwardRef\('([^']*)'[^)]*\)|['"]""")
 
 
 class Unread(NamedTuple):
@@ -502,3 +504,96 @@ def _is_secret(where: str) -> bool:
     """Return whether a name on the way to a value says that it is a secret."""
     names = _QUOTED.findall(where.partition(": ")[2])
     return any(map(masking.is_secret, names))
+
+
+# --- The parameters of handlers.
+
+
+class Signature:
+    """The parameters of a callable. Raises ValueError or TypeError if it lacks a signature."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        parameters = inspect.signature(function).parameters.values()
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        self.names = tuple(p.name for p in named)
+        self.defaulted = frozenset(p.name for p in named if p.default is not p.empty)
+        self.takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        scope = scope_of(function)
+        self._kinds = {p.name: read(p.annotation, scope) for p in named}
+        self.paths = frozenset(name for name, kind in self._kinds.items() if _takes_path(kind))
+        rest = [p for p in parameters if p.kind is p.VAR_KEYWORD]
+        self._rest = read(rest[0].annotation, scope) if rest else Any
+
+    def bind(
+        self,
+        inputs: Mapping[str, Any],
+        offers: Mapping[str, Callable[[], Any]],
+        *,
+        where: str | None = None,
+    ) -> dict[str, Any]:
+        """Return keyword arguments: the inputs by name, then the offers that it has parameters for.
+
+        An input does not replace an offer of `ENGINE_OBJECTS`. None leaves a parameter to its
+        default. A missing argument is the call's own TypeError. With `where`, each input is
+        converted by its annotation (`taken`), or raises `ArgsRefused` that starts
+        with it. Without it, only a text for a `Path` is converted.
+        """
+        if where is not None:
+            inputs = {
+                name: value
+                if value is None and name in self.defaulted
+                else taken(value, self._kinds.get(name, self._rest), f"{where}: {name!r}")
+                for name, value in inputs.items()
+            }
+        bound: dict[str, Any] = {}
+        for name in self.names:
+            if name in inputs and not (name in ENGINE_OBJECTS and name in offers):
+                value = inputs[name]
+                if value is None and name in self.defaulted:
+                    continue
+                if isinstance(value, str) and name in self.paths:
+                    value = pathlib.Path(value)
+                bound[name] = value
+            elif name in offers:
+                bound[name] = offers[name]()
+        if self.takes_rest:
+            bound |= {name: value for name, value in inputs.items() if name not in self.names}
+        return bound
+
+
+_cached = functools.lru_cache(maxsize=512)(Signature)
+
+
+def signature(function: Callable[..., Any]) -> Signature:
+    """Return the signature of a callable, cached if the callable is hashable."""
+    try:
+        return _cached(function)
+    except TypeError:
+        return Signature(function)
+
+
+def scope_of(function: Any) -> dict[str, Any]:
+    """Return where the annotations of a function, method, partial or callable object are read."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = cast("functools.partial[Any]", function).func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif hasattr(function, "__globals__") or not hasattr(function, "__call__"):  # noqa: B004
+            return getattr(function, "__globals__", {})
+        elif inspect.isclass(function):
+            return getattr(function.__init__, "__globals__", {})
+        else:
+            call = type(function).__call__
+            return getattr(getattr(function, "__func__", call), "__globals__", {})
+
+
+def _takes_path(kind: Any) -> bool:
+    """Return whether an annotation is `Path`, alone or in a union, or an unread text of one."""
+    if isinstance(kind, Unread):
+        inner = _FORWARD.sub(r"\1", kind.text.strip())
+        inner = re.sub(r"^(?:\w+\.)*(?:Optional|Union)\[(.*)\]$", r"\1", inner)
+        return any(_NAMES_PATH.fullmatch(part.strip()) for part in re.split(r"[|,]", inner))
+    if typing.get_origin(kind) in _UNIONS:
+        return any(map(_takes_path, typing.get_args(kind)))
+    return isinstance(kind, type) and issubclass(kind, pathlib.PurePath)

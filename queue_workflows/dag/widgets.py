@@ -1,18 +1,36 @@
-"""Build the `input_spec` of an input node by its widget: what a person is shown."""
+"""Build the `input_spec` of an input node by its widget: what a person is shown, also of files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from queue_workflows import refs
-from queue_workflows.dag import answers, output_files
+from queue_workflows import errors, refs
+from queue_workflows.dag import answers, confinement
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, RefResolver
 
-    Resolve = Callable[[Any], Any]
+MAX_FILES = 10_000
+MAX_ENTRIES = 100_000
+MAX_DEPTH = 100
+"""Levels of folders that a listing enters: each costs a descriptor while it is read."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
+_KINDS = {
+    "image": ".png .jpg .jpeg .gif .bmp .webp .tif .tiff .svg .heic .avif",
+    "json": ".json .jsonl .geojson",
+    "csv": ".csv .tsv",
+    "text": ".txt .md .log .yaml .yml .xml .html",
+    "pointcloud": ".ply .pcd .las .laz .e57 .xyz .pts .splat",
+    "mesh": ".obj .stl .glb .gltf .off .fbx .dae .usdz",
+}
+_KIND_BY_SUFFIX = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()}
 _ENGINE_KEYS = frozenset({"id", "kind", "widget", "prompt", "target", "depends_on", "skip_if"})
 
 
@@ -89,8 +107,131 @@ def _with_files(
     """
     wanted = refs.heads(source) if resolver is refs.resolve_ref else None
     merged = dict(context)
-    for name, files in output_files.listings(out_dir, wanted).items():
+    for name, files in listings(out_dir, wanted).items():
         present = context.get(name)
         base = cast("dict[str, Any]", present) if isinstance(present, dict) else {}
         merged[name] = {**base, "files": files}
     return merged
+
+
+# --- The files of a run.
+
+
+def kind_of(name: str) -> str:
+    """Return image, json, csv, text, pointcloud or mesh by a file name's suffix, else file."""
+    return _KIND_BY_SUFFIX.get(Path(name).suffix.lower(), "file")
+
+
+def listings(out_dir: str | None, wanted: Iterable[str] | None) -> dict[str, list[JsonDict]]:
+    """Return the files of each named folder directly under `out_dir`; None: of every folder.
+
+    A file is `{"rel_path", "kind", "abs_path", "size_bytes"}`, `rel_path` from `out_dir`; at most
+    `MAX_FILES` in all, in path order. A link to a file counts if it stays inside `out_dir`; folders
+    behind links are not entered. Unreadable files, levels beyond `MAX_DEPTH`, names that are not
+    UTF-8, and an `out_dir` outside of OUT_ROOTS are left out.
+    """
+    if out_dir is None:
+        return {}
+    found: dict[str, list[JsonDict]] = {}
+    try:
+        with confinement.opened(out_dir) as fd:
+            listing = _Listing(out_dir, fd)
+            for name in listing.folders() if wanted is None else sorted(wanted):
+                if name in ("", ".", "..") or "/" in name or "\0" in name:
+                    continue
+                with contextlib.suppress(OSError, ValueError):
+                    found[name] = listing.files(name)
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+class _Listing:
+    """A listing of an open `out_dir`, with the number of files it may still add."""
+
+    def __init__(self, out_dir: str, fd: int) -> None:
+        self._out_dir = out_dir
+        self._root = Path(out_dir).absolute()
+        self._inside = Path(os.path.realpath(out_dir))
+        self._fd = fd
+        self._files = MAX_FILES
+        self._entries = MAX_ENTRIES
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders right under `out_dir`."""
+        return [entry.name for entry in _entries(self._fd) if _is_folder(entry)]
+
+    def files(self, name: str) -> list[JsonDict]:
+        """Return the files of that folder; OSError when it is none, or a link."""
+        fd = os.open(name, _FOLDER, dir_fd=self._fd)
+        try:
+            return list(self._walk(fd, (name,)))
+        finally:
+            os.close(fd)
+
+    def _walk(self, fd: int, parts: tuple[str, ...]) -> Iterator[JsonDict]:
+        for entry in _entries(fd):
+            self._entries -= 1
+            if self._entries < 0 or self._files <= 0:
+                return
+            path = (*parts, entry.name)
+            if not _is_folder(entry):
+                if (file := self._file(entry, path)) is not None:
+                    self._files -= 1
+                    yield file
+                continue
+            if len(path) > MAX_DEPTH:
+                continue
+            with contextlib.suppress(OSError):
+                below = os.open(entry.name, _FOLDER, dir_fd=fd)
+                try:
+                    yield from self._walk(below, path)
+                finally:
+                    os.close(below)
+
+    def _file(self, entry: os.DirEntry[str], parts: tuple[str, ...]) -> JsonDict | None:
+        rel_path = "/".join(parts)
+        try:
+            rel_path.encode()
+            if entry.is_symlink():
+                size = self._size_behind(rel_path)
+            else:
+                size = _size(entry.stat(follow_symlinks=False))
+        except (OSError, RuntimeError, UnicodeEncodeError, errors.InvalidPayload):
+            return None
+        if size is None:
+            return None
+        return {
+            "rel_path": rel_path,
+            "kind": kind_of(entry.name),
+            "abs_path": str(self._root / rel_path),
+            "size_bytes": size,
+        }
+
+    def _size_behind(self, rel_path: str) -> int | None:
+        """Return the size of the file behind a link; None if it is none or outside."""
+        target = (self._inside / rel_path).resolve(strict=True)
+        if self._inside not in target.parents:
+            return None
+        *above, name = target.relative_to(self._inside).parts
+        with confinement.opened(self._out_dir, *above) as fd:
+            return _size(os.stat(name, dir_fd=fd, follow_symlinks=False))
+
+
+def _size(found: os.stat_result) -> int | None:
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
+
+
+def _entries(fd: int) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(fd) as entries:
+            return sorted(islice(entries, MAX_ENTRIES), key=lambda entry: entry.name)
+    except OSError:
+        return []

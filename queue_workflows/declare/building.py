@@ -220,14 +220,32 @@ class Graph:
         if self.group is not None:
             raise refused(self.where, self.group, f"workflow {workflow!r} is called")
         step, where = self.begin("run", step_name(workflow), dict(given), options)
-        own = step.entry["id"]
         step.entry["workflow"] = workflow
         if not waits:
             step.entry["wait"] = False
-        for key, value in given.items():
-            step.inputs[key] = handles.template(value, f"{where}: {key!r}")
-        origin = handles.Origin(self, what=where, step=own, node=own, stores=stores)
+        step.inputs |= _templates(given, where)
+        return self._child_output(step, step.entry["id"], where, stores=stores)
+
+    def run_each(self, workflow: str, given: Mapping[str, Any], *, stores: bool) -> handles.Handle:
+        """Run a workflow for each item of the map that is being built; return its output."""
+        step = self.group
+        assert step is not None
+        own = step_name(workflow)
+        where = f"{self.where}: step {step.entry['id']!r}"
+        step.wait_for(self.found(dict(given), where))
+        inputs = _templates(given, where)
+        step.run = {"id": own, "kind": "run", "workflow": workflow, "inputs": inputs}
+        step.entry["steps"] = [step.run]
+        return self._child_output(step, own, where, stores=stores, body=step)
+
+    def _child_output(
+        self, step: Step, own: str, where: str, *, stores: bool, body: Step | None = None
+    ) -> handles.Handle:
+        """Return a handle on the output of a child run, whose node has the id `own`."""
         path = f"{own}.{node_functions.RESULT}" if stores else own
+        origin = handles.Origin(
+            self, body=body, what=where, step=step.entry["id"], node=own, stores=stores
+        )
         return handles.Handle(origin, {"$from": path})
 
     def add_map(
@@ -258,22 +276,6 @@ class Graph:
             {"$from": f"{own}.{map_steps.RESULTS}"},
         )
 
-    def run_each(self, workflow: str, given: Mapping[str, Any], *, stores: bool) -> handles.Handle:
-        """Run a workflow for each item of the map that is being built; return its output."""
-        step = self.group
-        assert step is not None
-        own = step_name(workflow)
-        where = f"{self.where}: step {step.entry['id']!r}"
-        step.wait_for(self.found(dict(given), where))
-        inputs = {key: handles.template(value, f"{where}: {key!r}") for key, value in given.items()}
-        step.run = {"id": own, "kind": "run", "workflow": workflow, "inputs": inputs}
-        step.entry["steps"] = [step.run]
-        origin = handles.Origin(
-            self, body=step, what=where, step=step.entry["id"], node=own, stores=stores
-        )
-        path = f"{own}.{node_functions.RESULT}" if stores else own
-        return handles.Handle(origin, {"$from": path})
-
     def add_question(self, keys: Mapping[str, Any], target: str, options: Options) -> Any:
         """Add a step that asks a person; return a handle on the answer."""
         if self.group is not None:
@@ -283,9 +285,7 @@ class Graph:
             )
         step, where = self.begin("input", "ask", dict(keys), options)
         own = step.entry["id"]
-        for key, value in keys.items():
-            step.entry[key] = handles.template(value, f"{where}: {key!r}")
-        step.entry["target"] = target
+        step.entry |= {**_templates(keys, where), "target": target}
         origin = handles.Origin(self, what=where, step=own, node=own)
         return handles.Handle(origin, {"$from": f"{own}.{target}"})
 
@@ -349,6 +349,10 @@ class Graph:
                 )
             found += these
         return found
+
+
+def _templates(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return {key: handles.template(value, f"{where}: {key!r}") for key, value in given.items()}
 
 
 def _end_map(step: Step, made: Any, where: str) -> bool:

@@ -364,7 +364,7 @@ class Workflow(Mapped[P, R]):
 def takes_one(function: Callable[..., Any]) -> bool:
     """Return whether a function that builds a part of the graph is to be given a value.
 
-    A default of a function that is no node is its own value, as in `lambda k=k: say(k)`.
+    A default of a function that is not a node is its own value, as in `lambda k=k: say(k)`.
     """
     declared = isinstance(function, Mapped)
     return any(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.dag import arguments, typed_values
+from queue_workflows.dag import typed_values
 from queue_workflows.declare import building, handles, node_functions
 
 _current: contextvars.ContextVar[building.Graph | None] = contextvars.ContextVar(
@@ -63,15 +63,7 @@ def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
 def inputs_of(function: Callable[..., Any]) -> typed_values.Keywords:
     """Return what a run's inputs are checked against: the parameters of a workflow's function."""
     parameters = list(inspect.signature(function).parameters.values())
-    return typed_values.Keywords(parameters, arguments.scope_of(function))
-
-
-def _refuse_unfit(function: Callable[..., Any], name: str) -> None:
-    scope = arguments.scope_of(function)
-    for key, each in inspect.signature(function).parameters.items():
-        reason = typed_values.unfit(typed_values.read(each.annotation, scope))
-        if reason is not None:
-            raise errors.InvalidWorkflow(f"workflow {name!r}: {key!r}: {reason}")
+    return typed_values.Keywords(parameters, typed_values.scope_of(function))
 
 
 def build(function: Callable[..., Any], name: str) -> Compiled:
@@ -92,7 +84,10 @@ def build(function: Callable[..., Any], name: str) -> Compiled:
     graph = building.Graph(name)
     graph.above = _current.get()
     needs = needs_of(function, name)
-    _refuse_unfit(function, name)
+    scope = typed_values.scope_of(function)
+    for key, each in inspect.signature(function).parameters.items():
+        if (reason := typed_values.unfit(typed_values.read(each.annotation, scope))) is not None:
+            raise errors.InvalidWorkflow(f"workflow {name!r}: {key!r}: {reason}")
     token = _current.set(graph)
     try:
         returned = function(**{key: graph.of_run(key) for key in needs})
@@ -176,10 +171,11 @@ def _complete(step: building.Step, name: str, pipelines: dict[str, dict[str, Any
     """Complete the entry of a step; `name` is that of its pipeline, which is added."""
     decides = any(member is not None for member in step.members.values())
     if decides:
-        step.entry["steps"] = [
-            _node_step(step, key) if member is None else _member(member, name, pipelines)
-            for key, member in step.members.items()
-        ]
+        step.entry["steps"] = entries = list[dict[str, Any]]()
+        for key, member in step.members.items():
+            if member is not None:  # a branch or loop in the body of a map
+                _complete(member, f"{name}/{key}", pipelines)
+            entries.append(_node_step(step, key) if member is None else member.entry)
     elif step.nodes:
         step.entry["pipeline"] = name
         pipelines[name] = {"name": name, "nodes": list(step.nodes.values())}
@@ -187,14 +183,6 @@ def _complete(step: building.Step, name: str, pipelines: dict[str, dict[str, Any
         step.entry["inputs"] = step.inputs
     if step.deps:
         step.entry["depends_on"] = list(step.deps)
-
-
-def _member(
-    member: building.Step, name: str, pipelines: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """Return the complete entry of a branch or loop in the body of a map."""
-    _complete(member, f"{name}/{member.entry['id']}", pipelines)
-    return member.entry
 
 
 def _node_step(step: building.Step, node_id: str) -> dict[str, Any]:

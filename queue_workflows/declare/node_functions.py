@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import arguments, typed_values
+from queue_workflows.dag import typed_values
 
 OFFERS = frozenset(
     {
@@ -89,7 +89,7 @@ class NodeFunction:
         annotation = self.signature.return_annotation
         if annotation is inspect.Signature.empty:
             return Result("any")
-        annotation = typed_values.read(annotation, arguments.scope_of(self.function))
+        annotation = typed_values.read(annotation, typed_values.scope_of(self.function))
         if isinstance(annotation, typed_values.Unread):
             raise errors.InvalidWorkflow(
                 f"node {self.name!r}: its return annotation {annotation.text!r} cannot be read "
@@ -105,7 +105,7 @@ class NodeFunction:
     @functools.cached_property
     def unfit_inputs(self) -> dict[str, str]:
         """Return why no input can be a value of a parameter's annotation, by the parameter."""
-        scope = arguments.scope_of(self.function)
+        scope = typed_values.scope_of(self.function)
         return {
             each.name: reason
             for each in self.signature.parameters.values()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import confinement, payload, plan, readiness
+from queue_workflows.dag import confinement, payload, plan
 from queue_workflows.db import statements
 from queue_workflows.dispatch import expansion, hooks, run_cache
 from queue_workflows.engine import nodes
@@ -44,7 +44,7 @@ def is_live(run: Row) -> bool:
 
 
 def make_plan(
-    progress: readiness.Progress,
+    progress: plan.Progress,
     run: Row,
     reader: plan.Reader,
     finished: list[str] | None,
@@ -80,7 +80,7 @@ def make_plan(
 
 
 def plan_as_text(
-    progress: readiness.Progress,
+    progress: plan.Progress,
     run: Row,
     reader: run_cache.Reader,
     finished: list[str] | None,
@@ -102,7 +102,7 @@ def plan_as_text(
     return None if len(texts) > 1 else (texts[0] if texts else None, made.complete)
 
 
-def must_read(progress: readiness.Progress, *node_ids: str) -> bool:
+def must_read(progress: plan.Progress, *node_ids: str) -> bool:
     """Return whether a plan from these nodes alone needs to know which other nodes are done."""
     with _planning:
         return progress.waits_for_more(*node_ids)
@@ -174,7 +174,7 @@ def advance(
             if count is not None:
                 run_cache.keep(run, progress)
                 return count
-            progress = readiness.Progress(progress.graph)
+            progress = plan.Progress(progress.graph)
         made = None
         if hooks.app_resolves():
             made = make_plan(progress, run, run_cache.Reader(begin, run_id), finished)
@@ -209,7 +209,7 @@ def _check_inputs(begin: run_cache.Begin, run: Row, declared: config.WorkflowDoc
 
 
 def _start_fresh(
-    begin: run_cache.Begin, run: Row, progress: readiness.Progress, made: run_cache.Definition
+    begin: run_cache.Begin, run: Row, progress: plan.Progress, made: run_cache.Definition
 ) -> int | None:
     """Start a run for the first time in one statement; return None if that is not enough."""
     if hooks.app_resolves() or run["generation"]:
@@ -237,7 +237,7 @@ def _start_fresh(
 def _plan_locked(
     conn: db.Connection,
     locked: Row,
-    progress: readiness.Progress,
+    progress: plan.Progress,
     finished: list[str] | None,
     made: plan.Plan | None,
     events: Sequence[Row],

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from queue_workflows import config, db, errors, refs
-from queue_workflows.dag import graph, item_ids, items, map_steps, payload, plan, readiness
+from queue_workflows.dag import graph, item_ids, items, map_steps, payload, plan
 from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import maps, nodes
@@ -304,7 +304,7 @@ class Expansion:
         Raises `InvalidPayload` for an id that is too long.
         """
         of = items.Instance(scopes)
-        progress = readiness.Progress(of)
+        progress = plan.Progress(of)
         out_dir = self._run["out_dir"]
         if finished is None:
             of.check_ids()

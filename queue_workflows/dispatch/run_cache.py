@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import definition, graph, payload, readiness
+from queue_workflows.dag import definition, graph, payload, plan
 from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import nodes
@@ -164,7 +164,7 @@ class _Cache(Generic[K, V]):
             self._items.pop(key, None)
 
 
-_cache: _Cache[str, tuple[Identity, readiness.Progress]] = _Cache(CACHED_RUNS)
+_cache: _Cache[str, tuple[Identity, plan.Progress]] = _Cache(CACHED_RUNS)
 """What is known of runs by their ids."""
 _left: _Cache[Identity, bool] = _Cache(CACHED_RUNS)
 """The runs that `read` leaves to the dispatcher."""
@@ -198,13 +198,13 @@ def forget(run_id: str) -> None:
     _cache.drop(run_id)
 
 
-def recall(run: Row) -> readiness.Progress | None:
+def recall(run: Row) -> plan.Progress | None:
     """Return what is known of a run in its generation, without reading the database."""
     known = _cache.get(run["id"])
     return known[1] if known is not None and known[0] == identity(run) else None
 
 
-def learn(begin: Begin, run: Row) -> readiness.Progress:
+def learn(begin: Begin, run: Row) -> plan.Progress:
     """Return what is known of a run; read its definition if needed, or expand and freeze it.
 
     Opens transactions, and may call the provider outside of them. Raises what `hooks.load` raises.
@@ -221,7 +221,7 @@ def learn(begin: Begin, run: Row) -> readiness.Progress:
     return progress
 
 
-def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, Definition | None]:
+def prepare(begin: Begin, run: Row) -> tuple[plan.Progress, Definition | None]:
     """Return what is known of a run, and its new definition for `freeze` if it was just expanded.
 
     Nothing is cached for a definition that is not stored yet: call `keep` after the commit.
@@ -231,7 +231,7 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, Definition | No
         return progress, None
     if not run["has_definition"]:
         made = _expanded(run)
-        return readiness.Progress(_graph(made.text)), made
+        return plan.Progress(_graph(made.text)), made
     with reading(begin) as conn:
         texts = {
             row["id"]: row["text"]
@@ -239,7 +239,7 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, Definition | No
         }
     if not texts:
         raise errors.UnknownJob(f"run {run['id']!r} is gone")
-    progress = readiness.Progress(_graph(texts[run["id"]]))
+    progress = plan.Progress(_graph(texts[run["id"]]))
     keep(run, progress)
     return progress, None
 
@@ -305,7 +305,7 @@ def learned(asked: Iterable[Row], texts: Mapping[str, str]) -> None:
         if found is None:
             _left.put(identity(run), True)
         else:
-            keep(run, readiness.Progress(found))
+            keep(run, plan.Progress(found))
 
 
 def _graph(text: str) -> graph.Graph:
@@ -323,7 +323,7 @@ def _graph(text: str) -> graph.Graph:
     return known
 
 
-def keep(run: Row, progress: readiness.Progress) -> None:
+def keep(run: Row, progress: plan.Progress) -> None:
     """Cache what is known of a run in its generation."""
     _cache.put(run["id"], (identity(run), progress))
 

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import queue_workflows
-from queue_workflows import config, errors, refs, tasks
-from queue_workflows.dag import arguments, confinement, document_values, payload
+from queue_workflows import config, errors, refs
+from queue_workflows.dag import confinement, document_values, payload, typed_values
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import attempt_context
 from queue_workflows.model_cache import ModelCache, loading
 from queue_workflows.runtime import app_loading
-from queue_workflows.tasks import attempt_steps, control, handlers
+from queue_workflows.tasks import control as controls
+from queue_workflows.tasks import handlers
+from queue_workflows.tasks import job as jobs
 from queue_workflows.types import JsonDict, Row
 
 if TYPE_CHECKING:
@@ -54,9 +56,9 @@ class NodeCall(NamedTuple):
     model_cache: ModelCache | None
     cancel: threading.Event
     report: Callable[..., object]
-    control: control.Control | None = None
+    control: controls.Control | None = None
     """Interrupts a handler that yields or awaits; None: only `cancel` does, at a yield."""
-    ask: attempt_steps.Ask = attempt_steps.refuse
+    ask: controls.Ask = controls.refuse
     """Sends what the handler asks about its steps."""
 
 
@@ -82,14 +84,12 @@ def call(node: NodeCall, runner: handlers.Runner) -> outcomes.Outcome:
 
 async def call_async(node: NodeCall) -> outcomes.Outcome:
     """Do as `call` does, for an async handler on the running event loop."""
-    from queue_workflows.tasks import async_handlers
-
     attempt = _Attempt(node)
     try:
         with attempt_context.running(attempt.job, node.job), attempt.prepared() as handler:
             try:
                 begun = attempt.begin(handler)
-                value = await async_handlers.run_async(begun, attempt.control)
+                value = await handlers.run_async(begun, attempt.control)
             except BaseException:
                 with contextlib.suppress(Exception):  # the handler's own error counts
                     await attempt.job.store_rest_async()
@@ -109,10 +109,10 @@ class _Attempt:
     def __init__(self, node: NodeCall) -> None:
         self._node = node
         self._started = time.monotonic()
-        self.job = tasks.NodeJob(
+        self.job = jobs.NodeJob(
             node.job, node.inputs, node.cancel, node.report, node.ask, node.control
         )
-        self.control = node.control or control.EventControl(node.cancel, node.report)
+        self.control = node.control or controls.EventControl(node.cancel, node.report)
         self._is_known = True
         self._has_begun = False
 
@@ -132,7 +132,7 @@ class _Attempt:
         Raises `Interrupted` if it was requested to end before, while its model was loaded say.
         """
         if (reason := self.control.interrupted) is not None:
-            raise control.Interrupted(reason)
+            raise controls.Interrupted(reason)
         self._has_begun = True
         value = handler.begin()
         self.job.takes_result = isinstance(value, AsyncGenerator)
@@ -161,7 +161,7 @@ class _Attempt:
 
     def _failed(self, error: BaseException) -> outcomes.Outcome:
         seconds = time.monotonic() - self._started
-        if isinstance(error, control.Interrupted) and not self._node.cancel.is_set():
+        if isinstance(error, controls.Interrupted) and not self._node.cancel.is_set():
             return outcomes.Outcome("cancelled", seconds, error=error.reason)
         if self._node.cancel.is_set():
             return outcomes.Outcome("cancelled", seconds)
@@ -364,7 +364,7 @@ def _prepared(node: NodeCall, module: Any, run: Callable[..., Any]) -> Generator
         # Only nodes declared by @node have their annotations enforced: the modules of existing
         # apps may carry annotations that their inputs never matched.
         where = None if _declared(module) is None else f"inputs of node {job['node_id']!r}"
-        bound = arguments.signature(run).bind(node.inputs, offers, where=where)
+        bound = typed_values.signature(run).bind(node.inputs, offers, where=where)
         with _app_context(node) as finalize:
             yield _Handler(module, functools.partial(run, **bound), finalize)
     finally:

@@ -11,7 +11,7 @@ from queue_workflows import config, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import attempt_context
-from queue_workflows.tasks import args, attempt_steps, control, handlers
+from queue_workflows.tasks import args, control, handlers
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row, Unreadable
 
@@ -20,7 +20,7 @@ def call(
     job: Row,
     control_: control.Control,
     runner: handlers.Runner,
-    ask: attempt_steps.Ask = attempt_steps.refuse,
+    ask: control.Ask = control.refuse,
 ) -> outcomes.Outcome:
     """Run the task of a claimed job whose row was checked; return its outcome.
 
@@ -46,16 +46,14 @@ def call(
 
 
 async def call_async(
-    job: Row, control_: control.Control, ask: attempt_steps.Ask = attempt_steps.refuse
+    job: Row, control_: control.Control, ask: control.Ask = control.refuse
 ) -> outcomes.Outcome:
     """Do as `call` does, for an async task on the running event loop."""
-    from queue_workflows.tasks import async_handlers
-
     attempt = _Attempt(job, control_, ask)
     try:
         with attempt_context.running(attempt.job, job):
             try:
-                value = await async_handlers.run_async(attempt.call(), control_)
+                value = await handlers.run_async(attempt.call(), control_)
             except BaseException:
                 with contextlib.suppress(Exception):  # the handler's own error counts
                     await attempt.job.store_rest_async()
@@ -90,7 +88,7 @@ class _Attempt:
 
     __slots__ = ("_name", "_row", "_started", "control", "job")
 
-    def __init__(self, row: Row, control_: control.Control, ask: attempt_steps.Ask) -> None:
+    def __init__(self, row: Row, control_: control.Control, ask: control.Ask) -> None:
         self.control = control_
         self.job = jobs.Job(row, control_, ask)
         self._row = row

@@ -7,6 +7,7 @@ is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -476,12 +477,9 @@ class IngestPlan(plan.ClaimingPlan):
         assert held is not None  # `mark_running` has found it
         outcome = task_call.refused(held.row)
         if outcome is None and execute is None:
-            runner = handlers.Runner()
-            try:
-                ask = functools.partial(self._threads.ask, held)
+            ask = functools.partial(self._threads.ask, held)
+            with contextlib.closing(handlers.Runner()) as runner:
                 outcome = task_call.call(held.row, held.control, runner, ask)
-            finally:
-                runner.close()
         elif outcome is None and execute is not None:
             outcome = _execute(job, held, execute)
         assert outcome is not None

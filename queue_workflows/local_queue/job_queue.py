@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,39 +58,23 @@ class Refusal(NamedTuple):
         }.get(self.reason, "the queue is closed")
 
 
-class _Waiting(queue.Queue["Job | None"]):
-    """The jobs that wait, in order, and those that are active."""
-
-    paused = False
-    closed = False
-
-    def _init(self, maxsize: int) -> None:  # noqa: ARG002  the base class gives it
-        self.order: deque[Job] = deque()
-        self.active: dict[str, Job] = {}
-
-    def _qsize(self) -> int:
-        return 1 if self.closed else 0 if self.paused else len(self.order)
-
-    def _get(self) -> Job | None:
-        if self.closed:
-            return None
-        job = self.order.popleft()
-        self.active[job.id] = job
-        return job
-
-
 class JobQueue:
     """First in, first out. Every method may be called from any thread.
 
     A job is refused while it waits, while it is active, and for `window_s` seconds after `done`.
-    All of it is decided under one lock, the mutex of a `queue.Queue`.
+    All of it is decided under one lock.
     """
 
     def __init__(self, *, window_s: float = WINDOW_S, now_fn: NowFn = time.monotonic) -> None:
         self._window_s = window_s
         self._now = now_fn
-        self._waiting = _Waiting()
-        self._mutex = self._waiting.mutex
+        self._mutex = threading.Lock()
+        self._ready = threading.Condition(self._mutex)
+        """Notified when a job may start."""
+        self._order: deque[Job] = deque()
+        """The jobs that wait, the next one first."""
+        self._active: dict[str, Job] = {}
+        self._paused = self._closed = False
         self._known: dict[str, float | None] = {}
         """When a job has ended; None: it waits or is active."""
         self._ends: deque[str] = deque()
@@ -119,30 +103,31 @@ class JobQueue:
         return found
 
     def _add_chunk(self, jobs: Sequence[Job], found: list[Refusal | None], *, force: bool) -> None:
-        now, waiting, known = self._now(), self._waiting, self._known
+        now, known = self._now(), self._known
         with self._mutex:
-            before = len(waiting.order)
+            order = self._order
+            before = len(order)
             try:
                 for job in jobs:
                     refusal = None
-                    if job.id in known or waiting.closed or job.id in self._waits:
+                    if job.id in known or self._closed or job.id in self._waits:
                         refusal = self._refusal(job.id, now, force=force)
                     if refusal is None:
                         known[job.id] = None
-                        waiting.order.append(job)
+                        order.append(job)
                     found.append(refusal)
             finally:  # an id of a wrong type ends it after some were added
-                if added := len(waiting.order) - before:
-                    waiting.not_empty.notify(added)
+                if added := len(order) - before:
+                    self._ready.notify(added)
 
     def _refusal(self, job_id: str, now: float, *, force: bool) -> Refusal | None:
-        if self._waiting.closed:
+        if self._closed:
             return Refusal("closed")
         if (wait_s := self._waits.get(job_id, now) - now) > 0:
             return None if force else Refusal("waits", wait_s)
         ended_at = self._known.get(job_id, -math.inf)
         if ended_at is None:
-            return Refusal("active" if job_id in self._waiting.active else "queued")
+            return Refusal("active" if job_id in self._active else "queued")
         left_s = ended_at + self._window_s - now
         return Refusal("processed", left_s) if left_s > 0 and not force else None
 
@@ -151,18 +136,18 @@ class JobQueue:
 
         `done`: the id of an active job that has ended for good, as the method `done` notes it.
         """
-        waiting = self._waiting
         with self._mutex:
             if done is not None:
                 self._done(done)
-            if waiting.order and not waiting.paused:
-                job = waiting.order.popleft()
-                waiting.active[job.id] = job
-                return job
-        try:
-            return waiting.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+            if not self._order or self._paused:
+                self._ready.wait_for(
+                    lambda: self._closed or (self._order and not self._paused), timeout_s
+                )
+                if self._closed or self._paused or not self._order:
+                    return None
+            job = self._order.popleft()
+            self._active[job.id] = job
+            return job
 
     def done(self, job_id: str) -> None:
         """Note that an active job has ended for good; its window begins."""
@@ -170,7 +155,7 @@ class JobQueue:
             self._done(job_id)
 
     def _done(self, job_id: str) -> None:
-        if self._waiting.active.pop(job_id, None) is None:
+        if self._active.pop(job_id, None) is None:
             return
         self._known[job_id] = now = self._now()
         self._ends.append(job_id)
@@ -192,7 +177,7 @@ class JobQueue:
     def release(self, job_id: str, *, wait_s: float = 0.0) -> None:
         """Note that an active job does not run any more, and may be added again after `wait_s`."""
         with self._mutex:
-            if self._waiting.active.pop(job_id, None) is not None:
+            if self._active.pop(job_id, None) is not None:
                 del self._known[job_id]
                 if wait_s:
                     self._wait(job_id, wait_s)
@@ -209,22 +194,21 @@ class JobQueue:
     def pause(self) -> None:
         """Let no further job start."""
         with self._mutex:
-            self._waiting.paused = True
+            self._paused = True
 
     def resume(self) -> None:
         """Let jobs start again."""
         with self._mutex:
-            self._waiting.paused = False
-            self._waiting.not_empty.notify_all()
+            self._paused = False
+            self._ready.notify_all()
 
     def remove(self, job_id: str) -> bool:
         """Remove a job that waits; return False if it does not wait."""
         with self._mutex:
-            waiting = self._waiting
-            if self._known.get(job_id, 0.0) is not None or job_id in waiting.active:
+            if self._known.get(job_id, 0.0) is not None or job_id in self._active:
                 return False
             del self._known[job_id]
-            waiting.order = deque(each for each in waiting.order if each.id != job_id)
+            self._order = deque(each for each in self._order if each.id != job_id)
             return True
 
     def clear(self) -> list[Job]:
@@ -233,8 +217,8 @@ class JobQueue:
             return self._clear()
 
     def _clear(self) -> list[Job]:
-        left = list(self._waiting.order)
-        self._waiting.order.clear()
+        left = list(self._order)
+        self._order.clear()
         for job in left:
             del self._known[job.id]
         return left
@@ -242,24 +226,24 @@ class JobQueue:
     def close(self) -> list[Job]:
         """Refuse further jobs and let none start; return those that waited."""
         with self._mutex:
-            self._waiting.closed = True
+            self._closed = True
             left = self._clear()
-            self._waiting.not_empty.notify_all()
+            self._ready.notify_all()
         return left
 
     @property
     def queued(self) -> list[str]:
         """Return the ids of the jobs that wait, the next one first."""
         with self._mutex:
-            return [each.id for each in self._waiting.order]
+            return [each.id for each in self._order]
 
     @property
     def active(self) -> list[str]:
         """Return the ids of the jobs that run."""
         with self._mutex:
-            return list(self._waiting.active)
+            return list(self._active)
 
     def is_active(self, job_id: str) -> bool:
         """Return whether the job runs."""
         with self._mutex:
-            return job_id in self._waiting.active
+            return job_id in self._active

@@ -22,7 +22,7 @@ _SWITCH = {
 
 
 class Settings(NamedTuple):
-    """Times in seconds; `timeout_s` None: a job has no limit of its own."""
+    """Times in seconds; `timeout_s` None: jobs may take as long as they like."""
 
     workers: int
     single_job: bool
@@ -71,7 +71,7 @@ def read(
 
 
 def _number(found: Settings, name: str) -> float:
-    """Return a setting; NaN, which is within no range, if it is no number."""
+    """Return a setting; NaN, which is within no range, if it is not a number."""
     value = getattr(found, name)
     return value if type(value) in (int, float) else math.nan
 

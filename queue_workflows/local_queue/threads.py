@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -466,13 +467,9 @@ def _run_task(job: job_queue.Job, control_: Control, attempt: int, worker: str) 
         "attempts": attempt - 1, "claim_no": attempt, "worker_id": worker,
     }  # fmt: skip
     running = current.Job(row, control_)
-    runner = handlers.Runner()
-    try:
-        with current.running(running):
-            begun = args.caller_of(task).call(task, running.reason, given, job.task)
-            value = runner.run(begun, control_)
-    finally:
-        runner.close()
+    with contextlib.closing(handlers.Runner()) as runner, current.running(running):
+        begun = args.caller_of(task).call(task, running.reason, given, job.task)
+        value = runner.run(begun, control_)
     value = handlers.unless_signal(value)
     return running.result_set if value is None else value
 

@@ -1,6 +1,6 @@
 """Keep models loaded in a process: load them on demand, evict them for others or when idle.
 
-Its length is that of one class: every method decides under the same lock.
+A cache of an app is used as a `ModelCache`, too.
 """
 
 from __future__ import annotations
@@ -10,12 +10,44 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from queue_workflows import config, errors, model_registry, types
-from queue_workflows.model_cache import entries, loading
+from queue_workflows.model_cache import loading
 
 _log = logging.getLogger("queue_workflows.model_cache")
+ROUNDING_GB = 1e-9
+"""Sums of sizes are not exact."""
+
+
+def gpu_should_unload(handle_present: bool, active: bool, idle_s: float, ttl_s: float) -> bool:
+    """Return whether an idle model should be dropped now; a `ttl_s` <= 0 means never."""
+    return handle_present and not active and ttl_s > 0 and idle_s >= ttl_s
+
+
+class ResidentModel(NamedTuple):
+    """A resident model: its declared memory, its load time, and since when it is loaded.
+
+    `est_vram_gb` 0: unknown. Both times in seconds.
+    """
+
+    id: str
+    est_vram_gb: float
+    load_s: float
+    held_s: float
+
+
+class _Change:
+    """A load or unload in progress. It takes its place until it is over."""
+
+    __slots__ = ("error", "is_load", "over", "size_gb")
+
+    def __init__(self, spec: model_registry.ModelSpec, *, is_load: bool) -> None:
+        self.size_gb = spec.est_vram_gb
+        self.is_load = is_load
+        self.over = False
+        self.error: BaseException | None = None
+        """Why a load has failed, for all who wait for it."""
 
 
 class _Local(threading.local):
@@ -52,16 +84,16 @@ class ModelCache:
             raise errors.InvalidConfig(f"capacity={capacity!r}: a cache holds at least one model")
         if capacity_gb is not None and not capacity_gb > 0:
             raise errors.InvalidConfig(f"capacity_gb={capacity_gb!r}: it must be more than 0")
-        self._capacity = entries.Capacity(capacity, capacity_gb)
+        self._capacity, self._capacity_gb = capacity, capacity_gb
         self._publish_current_model = publish_current_model
         self._idle_ttl_s = idle_ttl_s
         self._register_builtins = register_builtins
         self._now = now_fn
         self._changed = threading.Condition(threading.RLock())
-        self._resident: dict[str, entries.Loaded] = {}
+        self._resident: dict[str, loading.Loaded] = {}
         """The loaded models, the least recently used first."""
-        self._changes: dict[str, entries.Change] = {}
-        self._current: entries.Loaded | None = None
+        self._changes: dict[str, _Change] = {}
+        self._current: loading.Loaded | None = None
         """The last of `_resident`."""
         self._loading: str | None = None
         self._local = _Local()
@@ -91,20 +123,20 @@ class ModelCache:
         return self._last_load_seconds
 
     @property
-    def resident(self) -> entries.ResidentModel | None:
+    def resident(self) -> ResidentModel | None:
         """Return the model that was required last; None if none is loaded, and during a swap."""
         current = self._current
         return self._described(current) if current else None
 
     @property
-    def residents(self) -> list[entries.ResidentModel]:
+    def residents(self) -> list[ResidentModel]:
         """Return the loaded models, the least recently used first."""
         with self._changed:
             return [self._described(each) for each in self._resident.values()]
 
-    def _described(self, model: entries.Loaded) -> entries.ResidentModel:
+    def _described(self, model: loading.Loaded) -> ResidentModel:
         held_s = self._now() - model.at
-        return entries.ResidentModel(model.spec.id, model.spec.est_vram_gb, model.load_s, held_s)
+        return ResidentModel(model.spec.id, model.spec.est_vram_gb, model.load_s, held_s)
 
     @property
     def loading_model(self) -> str | None:
@@ -149,12 +181,10 @@ class ModelCache:
                     self._touch(model)
                 self._changed.notify_all()
 
-    def _required(self, model_id: str) -> entries.Loaded:
+    def _required(self, model_id: str) -> loading.Loaded:
         """Return a resident model, loaded if need be; the lock is held, but not during the load."""
         if self._local.loading is not None:
-            alone = (
-                "one model is resident at a time" if self._capacity.models == 1 else "it must not"
-            )
+            alone = "one model is resident at a time" if self._capacity == 1 else "it must not"
             raise errors.ModelLoadFailed(
                 f"the loader of {self._local.loading!r} asked for model {model_id!r}: {alone}"
             )
@@ -176,7 +206,7 @@ class ModelCache:
         self._touch(model)
         return model
 
-    def _wait_for(self, model_id: str, change: entries.Change) -> None:
+    def _wait_for(self, model_id: str, change: _Change) -> None:
         """Wait for a change of this model by another thread; raise if it was a failed load."""
         self._changed.wait_for(lambda: change.over)
         if change.error is not None:
@@ -185,23 +215,45 @@ class ModelCache:
                 f"loading model {model_id!r} failed in another thread: {why}"
             ) from change.error
 
-    def _touch(self, model: entries.Loaded) -> None:
+    def _touch(self, model: loading.Loaded) -> None:
         """Note that a model was used now."""
         self._used_at = model.used_at = self._now()
         self._resident[model.spec.id] = self._resident.pop(model.spec.id)
         self._current = model
 
-    def _evicted_for(self, spec: model_registry.ModelSpec) -> list[entries.Loaded] | None:
-        """Return the models to evict for another one; None while those in use leave no place."""
+    def _evicted_for(self, spec: model_registry.ModelSpec) -> list[loading.Loaded] | None:
+        """Return the models to evict for another one; None while those in use leave no place.
+
+        Raises `ModelLoadFailed` for a model that is larger than the cache.
+        """
+        needed_gb, most_gb = spec.est_vram_gb, self._capacity_gb
+        if most_gb is not None and needed_gb > most_gb:
+            raise errors.ModelLoadFailed(
+                f"model {spec.id!r} needs {needed_gb:g} GB: the cache has {most_gb:g} GB"
+            )
         # Each unload makes room for a load that has its place already, so it counts as over.
         loads = [each.size_gb for each in self._changes.values() if each.is_load]
-        return entries.evicted_for(spec, self._resident.values(), loads, self._capacity)
+        left = [*self._resident.values()]
+        idle = iter([each for each in left if not each.users])
+        evicted: list[loading.Loaded] = []
+        while not self._holds([needed_gb, *loads, *(each.spec.est_vram_gb for each in left)]):
+            model = next(idle, None)
+            if model is None:
+                return None
+            evicted.append(model)
+            left.remove(model)
+        return evicted
+
+    def _holds(self, sizes_gb: list[float]) -> bool:
+        """Return whether models of these sizes fit."""
+        return (self._capacity is None or len(sizes_gb) <= self._capacity) and (
+            self._capacity_gb is None or sum(sizes_gb) <= self._capacity_gb + ROUNDING_GB
+        )
 
     def _fits(self) -> bool:
         """Return whether the models have room, with those that are loaded or unloaded now."""
         sizes = [each.size_gb for each in self._changes.values()]
-        sizes += [each.spec.est_vram_gb for each in self._resident.values()]
-        return self._capacity.holds(sizes)
+        return self._holds([*sizes, *(each.spec.est_vram_gb for each in self._resident.values())])
 
     def drop_cache(self) -> None:
         """Unload every resident model, even in the middle of a job; waits for loads.
@@ -231,7 +283,7 @@ class ModelCache:
         with self._changed:
             return bool(self._idle_models())
 
-    def _idle_models(self) -> list[entries.Loaded]:
+    def _idle_models(self) -> list[loading.Loaded]:
         """Return the models that no job has used for the TTL."""
         ttl_s = self._idle_ttl_s
         if ttl_s is None:
@@ -242,7 +294,7 @@ class ModelCache:
         return [
             each
             for each in self._resident.values()
-            if entries.gpu_should_unload(
+            if gpu_should_unload(
                 True,
                 active or each.users > 0,
                 now - (max(self._used_at, each.used_at) if each is latest else each.used_at),
@@ -276,10 +328,10 @@ class ModelCache:
             self._changed.release()
 
     def _swap(
-        self, spec: model_registry.ModelSpec, evicted: list[entries.Loaded]
-    ) -> entries.Loaded:
+        self, spec: model_registry.ModelSpec, evicted: list[loading.Loaded]
+    ) -> loading.Loaded:
         """Evict models and load another one; the lock is held, but not while app code runs."""
-        self._changes[spec.id] = change = entries.Change(spec, is_load=True)
+        self._changes[spec.id] = change = _Change(spec, is_load=True)
         self._loading = spec.id
         try:
             if evicted:
@@ -302,7 +354,7 @@ class ModelCache:
         self._publish(self.current_model)
         return model
 
-    def _end(self, model_id: str, change: entries.Change) -> None:
+    def _end(self, model_id: str, change: _Change) -> None:
         """Note that a change is over, and wake those who wait for it."""
         del self._changes[model_id]
         change.over = True
@@ -311,7 +363,7 @@ class ModelCache:
             self._loading = loads[-1] if loads else None
         self._changed.notify_all()
 
-    def _load(self, spec: model_registry.ModelSpec) -> entries.Loaded:
+    def _load(self, spec: model_registry.ModelSpec) -> loading.Loaded:
         started = self._now()
         self._local.loading = spec.id
         try:
@@ -320,13 +372,13 @@ class ModelCache:
         finally:
             self._local.loading = None
             self._last_load_seconds = self._now() - started
-        return entries.Loaded(spec, handle, self._last_load_seconds, self._now())
+        return loading.Loaded(spec, handle, self._last_load_seconds, self._now())
 
-    def _unload(self, models: list[entries.Loaded]) -> None:
+    def _unload(self, models: list[loading.Loaded]) -> None:
         """Unload models one after the other; raise the first error once all are unloaded."""
         failed: BaseException | None = None
         # All at once: while one is unloaded, other threads could use or evict the next.
-        changes = [entries.Change(model.spec, is_load=False) for model in models]
+        changes = [_Change(model.spec, is_load=False) for model in models]
         for model, change in zip(models, changes, strict=True):
             self._changes[model.spec.id] = change
             del self._resident[model.spec.id]
@@ -359,3 +411,92 @@ class ModelCache:
             self._publish_current_model(model_id)
         except Exception:  # noqa: BLE001  boundary around app code
             _log.exception("announcing current model %s failed", model_id)
+
+
+class RequiresModels(Protocol):
+    """The one member that a model cache of an app must have."""
+
+    def require_model(self, model_id: str, /) -> Any:
+        """Return the model's handle, loaded if need be."""
+        ...
+
+
+class _AppCache(ModelCache):
+    """A model cache of an app, of whose members only `require_model` has to exist."""
+
+    def __init__(self, cache: RequiresModels) -> None:
+        super().__init__()
+        self._app = cache
+        self._loaded = (0.0, 0.0)
+        """How long the resident model's load took, and when it ended."""
+
+    def _has(self, name: str) -> Any:
+        member = getattr(self._app, name, None)
+        return member if callable(member) else None
+
+    def _call(self, name: str) -> Any:
+        member = self._has(name)
+        return member() if member is not None else None
+
+    @property
+    def current_model(self) -> str | None:
+        return getattr(self._app, "current_model", None)
+
+    @property
+    def current_handle(self) -> Any:
+        return getattr(self._app, "current_handle", None)
+
+    @property
+    def resident(self) -> ResidentModel | None:
+        model = self.current_model
+        if model is None:
+            return None
+        load_s, at = self._loaded
+        return ResidentModel(model, 0.0, load_s, self._now() - at)
+
+    def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
+        self._publish_current_model = publish_current_model
+        if (setter := self._has("set_publisher")) is not None:
+            setter(publish_current_model)
+
+    def require_model(self, model_id: str) -> Any:
+        started, before = self._now(), self.current_model
+        self._loading = None if before == model_id else model_id
+        try:
+            return self._app.require_model(model_id)
+        finally:
+            self._loading = None
+            self._last_load_seconds = 0.0 if before == model_id else self._now() - started
+            if before != model_id:
+                self._loaded = (self._last_load_seconds, self._now())
+            if before != self.current_model and self._has("set_publisher") is None:
+                self._publish(self.current_model)
+
+    @contextlib.contextmanager
+    def using(self, model_id: str) -> Generator[Any]:
+        yield self.require_model(model_id)
+
+    @property
+    def residents(self) -> list[ResidentModel]:
+        resident = self.resident
+        return [resident] if resident else []
+
+    def drop_cache(self) -> None:
+        self._call("drop_cache")
+
+    def mark_busy(self) -> None:
+        self._call("mark_busy")
+
+    def mark_idle(self) -> None:
+        self._call("mark_idle")
+
+    def is_idle_too_long(self) -> bool:
+        return bool(self._call("is_idle_too_long"))
+
+    def reap_idle_once(self) -> bool:
+        return bool(self._call("reap_idle_once"))
+
+
+def adapted(cache: RequiresModels | None) -> ModelCache | None:
+    """Return an app's cache as a `ModelCache`; a `ModelCache` and None are returned as they are."""
+    return cache if cache is None or isinstance(cache, ModelCache) else _AppCache(cache)

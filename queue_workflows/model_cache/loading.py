@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from queue_workflows import config, errors, model_registry
-from queue_workflows.model_cache import entries
 
 _log = logging.getLogger("queue_workflows.model_cache")
 _NO_GPU: Final = re.compile(
@@ -23,6 +22,21 @@ _NO_GPU: Final = re.compile(
 )
 """What CUDA, HIP and torch say to a process that cannot use a GPU, whatever it asks of it."""
 _NO_MEMORY: Final = re.compile("out of memory|RESOURCE_EXHAUSTED|OutOfMemory", re.IGNORECASE)
+
+
+class Loaded:
+    """A resident model."""
+
+    __slots__ = ("at", "handle", "load_s", "spec", "used_at", "users")
+
+    def __init__(
+        self, spec: model_registry.ModelSpec, handle: Any, load_s: float, at: float
+    ) -> None:
+        self.spec = spec
+        self.handle = handle
+        self.load_s = load_s
+        self.at = self.used_at = at
+        self.users = 0
 
 
 def find(model_id: str, registrar: Callable[[], object] | None) -> model_registry.ModelSpec:
@@ -58,7 +72,7 @@ def load(spec: model_registry.ModelSpec) -> Any:
     return handle
 
 
-def unload(model: entries.Loaded) -> None:
+def unload(model: Loaded) -> None:
     """Call the unloader of a model, and drop its handle; raise `ModelLoadFailed`."""
     spec, handle = model.spec, model.handle
     model.handle = None  # nothing else may keep it alive

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from queue_workflows import db
 from queue_workflows.engine import job_steps, job_tables
-from queue_workflows.tasks import attempt_steps
+from queue_workflows.tasks import control
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -16,17 +16,15 @@ AGAIN_FIRST_S = 0.1
 AGAIN_MAX_S = 5.0
 
 
-def asker(
-    table: job_tables.JobTable, job: Row, interrupted: Callable[[], bool]
-) -> attempt_steps.Ask:
+def asker(table: job_tables.JobTable, job: Row, interrupted: Callable[[], bool]) -> control.Ask:
     """Return what answers the requests of a claimed job's handler, each in the calling thread.
 
     Each takes a connection of the pool for one statement. While the database is away the call
     waits: the lease ends that, or the first try after `interrupted` is true.
     """
 
-    def ask(request: JsonDict) -> attempt_steps.Answered:
-        return attempt_steps.answered(lambda: _answer(table, job, interrupted, request))
+    def ask(request: JsonDict) -> control.Answered:
+        return control.answered(lambda: _answer(table, job, interrupted, request))
 
     return ask
 

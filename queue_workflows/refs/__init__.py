@@ -188,6 +188,18 @@ def resolve_inputs(
     return resolved
 
 
+def replaced(template: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
+    """Return a template in which `change(ref)` stands for each ref; quoted values stay."""
+    if not isinstance(template, dict):
+        return template
+    record = cast("dict[str, Any]", template)
+    if "$value" in record:
+        return record
+    if "$from" in record:
+        return change(record)
+    return {key: replaced(member, change) for key, member in record.items()}
+
+
 def inside(value: Any) -> list[dict[str, Any]]:
     """Return every `$value` and `$from` dict that `resolve_ref` would visit, at any depth."""
     found: list[dict[str, Any]] = []

@@ -31,7 +31,7 @@ from queue_workflows.run import (
     wire,
 )
 from queue_workflows.runtime import forking, json_loading, service
-from queue_workflows.tasks import async_handlers, attempt_steps, handlers
+from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class AsyncJobs:
 
     def __init__(self, end: channel.Channel) -> None:
         self._channel = end
-        self._loop = async_handlers.Loop(alone=True)
+        self._loop = handlers.Loop(alone=True)
         self._sync = SyncThread()
         self._jobs: dict[int, _Job] = {}
         self._values: dict[int, Any] = {}
@@ -226,7 +226,7 @@ class AsyncJobs:
         self._channel.send(wire.ASK, key, body)
         return found
 
-    def _ask_step(self, key: int, request: JsonDict) -> attempt_steps.Answered:
+    def _ask_step(self, key: int, request: JsonDict) -> control.Answered:
         """Return the worker's answer to come; raise `NoCurrentJob` for a job that has ended."""
         if key not in self._jobs:
             raise errors.NoCurrentJob("the job of this step has ended")
@@ -258,7 +258,7 @@ class AsyncJobs:
             left = "" if self._jobs or self._leaves else self._state.restore()
             if not self._jobs:
                 self._loop.reset()
-        stuck = [task for task in async_handlers.stuck if not task.done()]
+        stuck = [task for task in handlers.stuck if not task.done()]
         if stuck and not (left or self._leaves):
             left = "an async task that does not end"
         if left:

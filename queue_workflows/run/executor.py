@@ -37,7 +37,7 @@ from queue_workflows.run import (
     wire,
 )
 from queue_workflows.runtime import forking, json_loading, service
-from queue_workflows.tasks import async_handlers, attempt_steps, handlers
+from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class JobLoop:
 
     def _restore(self, key: int) -> None:
         left = "" if self._state is None else self._left or self._state.restore(key + 1)
-        if async_handlers.stuck and not (left or all(t.done() for t in async_handlers.stuck)):
+        if handlers.stuck and not (left or all(t.done() for t in handlers.stuck)):
             left = "an async task that does not end"
         if left and self._state is not None:
             self._leaves = True
@@ -410,12 +410,12 @@ class JobLoop:
                 self._received.extendleft(reversed(later))
         return channel.answer_of(answer)
 
-    def _ask_step(self, key: int, request: JsonDict) -> attempt_steps.Answered:
+    def _ask_step(self, key: int, request: JsonDict) -> control.Answered:
         """Return the worker's answer about a step of this job; raise it for one that has ended."""
         with self._asking:
             if (job := self.current) is None or job.key != key:
                 raise errors.NoCurrentJob("the job of this step has ended")
-            return attempt_steps.answered(lambda: self._ask(key, "step", request))
+            return control.answered(lambda: self._ask(key, "step", request))
 
     # --- Hooks and models.
 

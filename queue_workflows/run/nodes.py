@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from queue_workflows import config
-from queue_workflows.dag import arguments, confinement
+from queue_workflows.dag import confinement, typed_values
 from queue_workflows.engine import outcomes
 from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.run import running, wire
 from queue_workflows.runtime import log_context
-from queue_workflows.tasks import attempt_steps, handlers
+from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def run(
     model_cache: ModelCache | None,
     runner: handlers.Runner,
     ask: AskFn,
-    ask_step: attempt_steps.Ask,
+    ask_step: control.Ask,
     send: running.Send,
 ) -> outcomes.Outcome:
     """Run the handler of a node whose row the worker has checked; raises KeyboardInterrupt only."""
@@ -61,7 +61,7 @@ async def run_async(
     job: running.Running,
     *,
     ask: AsyncAskFn,
-    ask_step: attempt_steps.Ask,
+    ask_step: control.Ask,
     send: running.Send,
 ) -> outcomes.Outcome:
     """Do as `run` does, for an async handler on the running event loop.
@@ -93,7 +93,7 @@ def _needs_out_dir(row: Row) -> bool:
     run: Row = row.get("run") or {}
     if run.get("out_dir") is not None:
         return False
-    names = arguments.signature(node_call.handler_of(row)[1]).names
+    names = typed_values.signature(node_call.handler_of(row)[1]).names
     return bool(confinement.roots()) or not {"out", "scratch"}.isdisjoint(names)
 
 

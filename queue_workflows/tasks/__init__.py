@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from queue_workflows.tasks.args import check_args
-from queue_workflows.tasks.handlers import is_async
-from queue_workflows.tasks.job import Job, NodeJob, current_job, running
 from queue_workflows.tasks.registry import TaskPolicy, register_ingest_task, row_defaults
+
+if TYPE_CHECKING:
+    from queue_workflows.tasks.job import Job, NodeJob, current_job
 
 __all__ = [
     "Job",
@@ -13,8 +16,15 @@ __all__ = [
     "TaskPolicy",
     "check_args",
     "current_job",
-    "is_async",
     "register_ingest_task",
     "row_defaults",
-    "running",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what handlers need on first use: a process that only queues jobs runs none."""
+    if name in ("Job", "NodeJob", "current_job"):
+        from queue_workflows.tasks import job
+
+        return getattr(job, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

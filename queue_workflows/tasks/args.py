@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from queue_workflows import config, errors
-from queue_workflows.dag import arguments, payload, typed_values
+from queue_workflows.dag import payload, typed_values
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -29,7 +29,7 @@ class TaskCaller:
             found = list(inspect.signature(task).parameters.values())
         except (TypeError, ValueError):
             found = [inspect.Parameter("reason", _NAMED[0])]  # a builtin without a signature
-        scope = arguments.scope_of(task)
+        scope = typed_values.scope_of(task)
         places = [p for p in found if p.kind in _NAMED]
         kinds = [typed_values.read(p.annotation, scope) for p in places[:2]]
         for_args = [_is_for_args(p, kind) for p, kind in zip(places, kinds, strict=False)]

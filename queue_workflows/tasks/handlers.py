@@ -1,29 +1,50 @@
-"""Run a task function of any kind: plain, generator, coroutine or async generator."""
+"""Run a task function of any kind: plain, generator, coroutine or async generator.
+
+Async ones run on a reused event loop, and end at the await or yield they are at.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextvars
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, cast
+import logging
+import os
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
+from typing import Any, Final, TypeVar, cast
 
 from queue_workflows import errors
+from queue_workflows.runtime import service
 from queue_workflows.tasks import control
 
-if TYPE_CHECKING:
-    from queue_workflows.tasks import async_handlers
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+TIDY_S = 2.0
+"""Seconds for leftover tasks of handlers to end when their handler ends, or the loop closes.
+
+Threads are not waited for.
+"""
+_started: contextvars.ContextVar[set[asyncio.Task[Any]] | None] = contextvars.ContextVar(
+    "async_tasks", default=None
+)
+"""The running tasks that the handler of this context has started."""
+stuck: Final[weakref.WeakSet[asyncio.Task[Any]]] = weakref.WeakSet()
+"""Tasks of handlers that have ended which ran on although they were cancelled."""
 
 
 class Runner:
     """Run handlers on the calling thread, async ones on an event loop of its own.
 
     The loop is kept until `close`, and does not run while no async handler runs. `alone`: see
-    `async_handlers.Loop`.
+    `Loop`.
     """
 
     def __init__(self, *, alone: bool = False) -> None:
         self._alone = alone
-        self._loop: async_handlers.Loop | None = None
+        self._loop: Loop | None = None
 
     def run(self, value: Any, control_: control.Control) -> Any:
         """Return the result of a handler; `value` is what calling the task returned.
@@ -37,12 +58,10 @@ class Runner:
             return _follow(cast("Generator[Any, None, Any]", value), control_)
         if not isinstance(value, (Awaitable, AsyncGenerator)):
             return value
-        from queue_workflows.tasks import async_handlers
-
         if self._loop is None:
-            self._loop = async_handlers.Loop(alone=self._alone)
+            self._loop = Loop(alone=self._alone)
         handler = cast("Awaitable[Any] | AsyncGenerator[Any, None]", value)
-        return self._loop.run(lambda: async_handlers.run_async(handler, control_))
+        return self._loop.run(lambda: run_async(handler, control_))
 
     def close(self) -> None:
         """Cancel leftover tasks of async handlers on the loop, and close it."""
@@ -118,3 +137,261 @@ def _function(task: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.isroutine(task) or inspect.isclass(task):
         return task
     return type(task).__call__
+
+
+# --- Async handlers.
+
+
+class Loop:
+    """An event loop on the calling thread that is reused for every handler until `close`."""
+
+    def __init__(self, *, alone: bool = False) -> None:
+        """`alone`: a child that a handler forks ends where it would serve this loop, too."""
+        self._loop = asyncio.new_event_loop()
+        if alone:
+            _end_children(self._loop)
+        self._loop.set_task_factory(_make_task)
+        self.keep()
+        self._over = False
+        self._served: set[asyncio.Task[None]] = set()
+        """The running handlers: an event loop itself keeps only weak references."""
+
+    @property
+    def inner(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop of asyncio."""
+        return self._loop
+
+    def keep(self) -> None:
+        """Let `reset` undo what changes about the event loop from now on."""
+        self._kept = self._settings()
+
+    def _settings(self) -> tuple[Any, ...]:
+        own = self._loop
+        how = own.get_debug(), own.slow_callback_duration
+        return *how, own.get_exception_handler(), own.get_task_factory()
+
+    def reset(self) -> None:
+        """Undo what a handler has changed about the event loop."""
+        if self._settings() != self._kept:
+            debug, self._loop.slow_callback_duration, on_error, factory = self._kept
+            self._loop.set_debug(debug)
+            self._loop.set_exception_handler(on_error)
+            self._loop.set_task_factory(factory)
+
+    def serve(self) -> None:
+        """Run what `spawn` is given until `end`, then close the loop.
+
+        A handler may stop the loop, or raise SystemExit in a task, which also ends the loop's run.
+        The other handlers continue.
+        """
+        try:
+            while not self._over:
+                try:
+                    self._loop.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:
+                    _log.warning(
+                        "a task that a handler had started raised %s", type(error).__name__
+                    )
+        finally:
+            self._close()
+
+    def spawn(self, handler: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start this coroutine on the loop that another thread serves, or is about to."""
+        self._loop.call_soon_threadsafe(self._begin, handler)
+
+    def _begin(self, handler: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = self._loop.create_task(handler())
+        self._served.add(task)
+        task.add_done_callback(self._served.discard)
+
+    def end(self) -> None:
+        """Let `serve` end; callable from any thread, once."""
+        self._over = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def run(self, handler: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run the coroutine and return its value, or raise its error."""
+        return _run_without_loop(lambda: self._run(handler()))
+
+    def _run(self, handler: Coroutine[Any, Any, T]) -> T:
+        task = self._loop.create_task(handler)
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():
+                # A task that the handler had started called sys.exit, which ends the loop's run.
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait([task]))
+            if not task.cancelled():
+                task.exception()  # it is handled, and asyncio must not log it again
+            raise
+        finally:
+            self.reset()
+
+    def close(self) -> None:
+        """Cancel leftover tasks of handlers, and close the loop."""
+        _run_without_loop(self._close)
+
+    def _close(self) -> None:
+        try:
+            self._loop.run_until_complete(_cancel_leftovers())
+        finally:
+            self._loop.close()
+
+
+def _run_without_loop(call: Callable[[], T]) -> T:
+    """Call it here, or on another thread if a loop runs here already (an app's async test)."""
+    if not _runs_here():
+        return call()
+    context, ended = contextvars.copy_context(), concurrent.futures.Future[T]()
+
+    def run(_: object) -> None:
+        try:
+            ended.set_result(context.run(call))
+        except BaseException as error:  # noqa: BLE001  raised in the waiting thread
+            ended.set_exception(error)
+
+    with service.Pool("task-loop", 1, run):
+        return ended.result()
+
+
+def _runs_here() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    left = {*tasks}
+    for task in left:
+        task.cancel()
+    if left:
+        _, late = await asyncio.wait(left, timeout=TIDY_S)
+        stuck.update(late)
+
+
+async def _cancel_leftovers() -> None:
+    await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def _end_children(loop: Any) -> None:
+    """Let a forked process end before it waits for the loop, whose selector it shares."""
+    selector = getattr(loop, "_selector", None)
+    if selector is None:  # a loop of the app's own
+        return
+    own, select = os.getpid(), selector.select
+
+    def checked(timeout: float | None = None) -> Any:
+        if os.getpid() != own:
+            os._exit(0)
+        return select(timeout)
+
+    selector.select = checked
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, handler: Any, **more: Any) -> asyncio.Task[Any]:
+    task = asyncio.Task[Any](handler, loop=loop, **more)
+    context: contextvars.Context | None = more.get("context")
+    started = _started.get() if context is None else context.get(_started)
+    if started is not None:
+        started.add(task)
+        task.add_done_callback(started.discard)
+    return task
+
+
+async def run_async(
+    handler: Awaitable[Any] | AsyncGenerator[Any, None], control_: control.Control
+) -> Any:
+    """Run an async handler and return its value; None for a generator, which cannot return one.
+
+    Each yielded value is reported to `control_`. On an interrupt the handler gets CancelledError at
+    its await, or GeneratorExit at its yield, once; afterwards GeneratorExit at each further yield.
+    Raises `Interrupted` once it has ended. Cancels the tasks that it has started.
+    """
+    request, result = _EndRequest(control_), None
+    started = set[asyncio.Task[Any]]()
+    token = _started.set(started)
+    control_.when_interrupted(request.send_soon)
+    try:
+        if isinstance(handler, AsyncGenerator):
+            await _follow_async(handler, control_, request)
+        else:
+            result = await handler
+    except BaseException as error:
+        if not request.sent or isinstance(error, KeyboardInterrupt):
+            raise
+        if not isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+            control.not_clean(error)
+    finally:
+        request.over = True
+        control_.when_interrupted(None)
+        _started.reset(token)
+        if started:
+            await _cancel(started)
+    if request.sent:
+        raise control.Interrupted(control_.interrupted or "")
+    return result
+
+
+class _EndRequest:
+    """A request to a handler to end; only `send_soon` may be called outside the loop's thread."""
+
+    def __init__(self, control_: control.Control) -> None:
+        self._control = control_
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self.sent = False
+        self.over = False
+        self.at_yield = False
+
+    def send_soon(self) -> None:
+        """Request the handler's end, from any thread."""
+        self._loop.call_soon_threadsafe(self._send)
+
+    def _send(self) -> None:
+        # A handler at a yield gets the request there: a cancel would hit `run_async` itself.
+        if not (self.sent or self.over or self.at_yield) and self._task is not None:
+            self.sent = True
+            self._task.cancel()
+
+    async def should_end(self) -> bool:
+        """Let the loop's other tasks run at a yield; return whether the handler is to end."""
+        self.at_yield = True
+        await asyncio.sleep(0)
+        self.at_yield = False
+        if self._control.interrupted is not None:
+            self.sent = True
+        return self.sent
+
+
+async def _close_async(handler: AsyncGenerator[Any, None], control_: control.Control) -> None:
+    """Close an async generator as `_close` closes a generator."""
+    try:
+        yielded = await handler.athrow(GeneratorExit())
+        for _ in range(control.LAST_YIELDS):
+            control_.report_progress(yielded)
+            yielded = await handler.__anext__()
+    except (StopAsyncIteration, GeneratorExit):
+        return
+    await handler.aclose()
+
+
+async def _follow_async(
+    handler: AsyncGenerator[Any, None], control_: control.Control, request: _EndRequest
+) -> None:
+    try:
+        yielded = await handler.__anext__()
+        while True:
+            control_.report_progress(yielded)
+            if isinstance(yielded, errors.JobSignal):
+                await _close_async(handler, control_)
+                raise yielded
+            if await request.should_end():
+                yielded = await handler.athrow(GeneratorExit())
+            else:
+                yielded = await handler.__anext__()
+    except StopAsyncIteration:
+        return

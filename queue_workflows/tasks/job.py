@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from queue_workflows import errors
-from queue_workflows.tasks import attempt_parts, attempt_steps, control
+from queue_workflows.tasks import attempt_requests, control
 from queue_workflows.types import Row
 
 
@@ -35,7 +35,7 @@ class Job:
         self,
         row: Row,
         control_: control.Control,
-        ask: attempt_steps.Ask = attempt_steps.refuse,
+        ask: control.Ask = control.refuse,
         notes: object = None,
     ) -> None:
         """`ask` sends what the handler asks about its steps; `notes`: see `AttemptSteps`."""
@@ -43,8 +43,8 @@ class Job:
         self._control = control_
         self._ask = ask
         self._notes = control_ if notes is None else notes
-        self._steps: attempt_steps.AttemptSteps | None = None
-        self._parts: attempt_parts.AttemptParts | None = None
+        self._steps: attempt_requests.AttemptSteps | None = None
+        self._parts: attempt_requests.StreamParts | None = None
         self.result_set: Any = None
         """The value passed to `set_result`."""
         self.logged_error = ""
@@ -66,30 +66,30 @@ class Job:
         return None
 
     @property
-    def steps(self) -> attempt_steps.AttemptSteps:
+    def steps(self) -> attempt_requests.AttemptSteps:
         """Return what `queue_workflows.steps` needs of this attempt."""
         if self._steps is None:
-            self._steps = attempt_steps.AttemptSteps(self._ask, self._notes)
+            self._steps = attempt_requests.AttemptSteps(self._ask, self._notes)
         return self._steps
 
     @property
-    def parts(self) -> attempt_parts.AttemptParts:
+    def parts(self) -> attempt_requests.StreamParts:
         """Return what `queue_workflows.streams` needs of this attempt."""
         if self._parts is None:
-            self._parts = attempt_parts.AttemptParts(self._ask, self._notes)
+            self._parts = attempt_requests.StreamParts(self._ask, self._notes)
         return self._parts
 
     def store_rest(self) -> None:
         """Wait until all that the handler has streamed is stored; raises what refused it."""
         rest = None if self._parts is None else self._parts.rest()
         if rest is not None:
-            attempt_steps.value_of(rest.result())
+            control.value_of(rest.result())
 
     async def store_rest_async(self) -> None:
         """Do as `store_rest` does, without blocking the event loop."""
         rest = None if self._parts is None else self._parts.rest()
         if rest is not None:
-            attempt_steps.value_of(await asyncio.wrap_future(rest))
+            control.value_of(await asyncio.wrap_future(rest))
 
     @property
     def cursors(self) -> tuple[tuple[str, str, int], ...]:
@@ -190,7 +190,7 @@ class NodeJob(Job):
         inputs: Mapping[str, Any],
         cancel_event: threading.Event,
         status_callback: Callable[..., object],
-        ask: attempt_steps.Ask = attempt_steps.refuse,
+        ask: control.Ask = control.refuse,
         notes: object = None,
     ) -> None:
         super().__init__(row, control.EventControl(cancel_event, status_callback), ask, notes)

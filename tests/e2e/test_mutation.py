@@ -17,11 +17,11 @@ from tests.support import commands
 from tests.support.wait import patience, until
 
 CLAIM_TIMES = "worker/claim_times.py"
-READINESS = "dag/readiness.py"
+PLAN = "dag/plan.py"
 PASSES = "def test_one():\n    pass\n"
 FAILS = "def test_one():\n    assert False\n"
 ENDLESS = "def test_one():\n    while True:\n        pass\n"
-SAMPLED = (READINESS, "dag/policy.py", "worker/guards.py", "schedule/entry.py", CLAIM_TIMES)
+SAMPLED = (PLAN, "dag/policy.py", "worker/guards.py", "schedule/entry.py", CLAIM_TIMES)
 
 
 def test_a_sample_of_the_mutants_is_killed_or_listed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -48,8 +48,8 @@ def test_a_listed_mutant_that_is_killed_and_too_many_survivors_are_reported() ->
 
 
 def test_the_mutant_that_no_test_noticed_in_a_takeover_trial_is_killed(tmp_path: Path) -> None:
-    source = runner.source(READINESS)
-    swaps = [place for place in mutants.places(READINESS, source) if place.operator == "Swap"]
+    source = runner.source(PLAN)
+    swaps = [place for place in mutants.places(PLAN, source) if place.operator == "Swap"]
     made = {place: mutants.mutated(place, source) for place in swaps}
     (wanted,) = [p for p, mutant in made.items() if mutant and mutant[0].after == "return any("]
     ((change, fate),) = runner.run(tmp_path, [wanted], targets.TARGETS)

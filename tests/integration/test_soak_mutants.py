@@ -16,7 +16,7 @@ import pytest
 import queue_workflows
 from queue_workflows import db, errors, worker_control
 from queue_workflows.cli import output
-from queue_workflows.dag import confinement, readiness
+from queue_workflows.dag import confinement, plan
 from queue_workflows.db import statements
 from queue_workflows.engine import claims
 from queue_workflows.worker import guards
@@ -230,7 +230,7 @@ def _confine(_: db.Connection) -> object:
 
 
 def _is_ready(_: db.Connection) -> object:
-    return len(readiness.Round(_Waiting(), None).ready(["join"]))  # type: ignore[arg-type]
+    return len(plan.Round(_Waiting(), None).ready(["join"]))  # type: ignore[arg-type]
 
 
 class _Waiting:

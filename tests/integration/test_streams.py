@@ -98,7 +98,7 @@ def test_a_name_is_chosen_by_the_database_and_other_parts_are_passed_once(
         pages.append(streams.read_page(the_id(conn), "text", after=pages[-1].after, limit=2))
     assert [[part.id for part in page.parts] for page in pages] == [["1-10", "1-20"], ["1-30"]]
     assert streams.read_page(the_id(conn), "none")[:2] == ([], "1-30")
-    monkeypatch.setattr(streams.step_arguments, "loaded", pytest.fail)
+    monkeypatch.setattr(streams.attempt_requests, "stored_value", pytest.fail)
     assert streams.read(the_id(conn), "none") == []
 
 

@@ -23,7 +23,6 @@ _SCHEDULE = ("unit/test_schedule_edges.py", "unit/test_schedule.py")
 _EXPRESSION = ("unit/test_expression_edges.py", "integration/test_expression.py")
 TARGETS = {
     "dag/plan.py": (*_PLAN, *_BRANCHES, *_LOOPS),
-    "dag/readiness.py": (*_PLAN, *_BRANCHES, *_LOOPS),
     "dag/graph.py": (*_GRAPH, *_PLAN, *_BRANCHES, *_MAPS, *_DEFINITION),
     "dag/policy.py": _POLICY,
     "dag/items.py": _MAPS,
@@ -32,7 +31,7 @@ TARGETS = {
     "dag/answers.py": _ANSWERS,
     "dag/document_values.py": _VALUES,
     "dag/typed_values.py": _TYPES,
-    "refs/__init__.py": _REFS,
+    "refs/__init__.py": (*_REFS, *_LOOPS, *_MAPS),
     "worker/guards.py": _GUARDS,
     "worker/claim_times.py": ("unit/test_claim_times_edges.py", "unit/test_claim_times.py"),
     "schedule/definition.py": ("unit/test_schedule_edges.py",),

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.dag import readiness
+from queue_workflows.dag import plan
 from queue_workflows.db import statements
 from queue_workflows.engine import claims, recovery, schedule_fires
 from queue_workflows.run import launcher
@@ -204,14 +204,14 @@ def _reclaim_early() -> None:
 
 def _ready_at_once() -> None:
     """Count a node as ready when one of its dependencies has ended."""
-    ready = readiness.Round.ready
+    ready = plan.Round.ready
 
-    def eager(self: readiness.Round, candidates: Any) -> list[str]:
+    def eager(self: plan.Round, candidates: Any) -> list[str]:
         listed = list(candidates)
-        at_end = ready(self, [node for node in listed if node == readiness.END])
-        return [node for node in listed if node != readiness.END or at_end]
+        at_end = ready(self, [node for node in listed if node == plan.END])
+        return [node for node in listed if node != plan.END or at_end]
 
-    replace(readiness.Round, "ready", eager)
+    replace(plan.Round, "ready", eager)
 
 
 def _two_answers(conn: Conn) -> None:

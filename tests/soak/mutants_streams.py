@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queue_workflows.db import statements
-from queue_workflows.tasks import attempt_parts
+from queue_workflows.tasks import attempt_requests
 from tests.soak.mutant import Mutant, replace, rewrite
 
 CAUGHT_BY = "streams that readers got wrongly"
@@ -12,8 +12,8 @@ JOBS = {"streams": 36}
 
 def _forget_the_rest() -> None:
     """End an attempt without storing the parts that are not sent yet."""
-    replace(attempt_parts.AttemptParts, "rest", lambda *_: None)
-    replace(attempt_parts.AttemptParts, "take_later", lambda *_: None)
+    replace(attempt_requests.StreamParts, "rest", lambda *_: None)
+    replace(attempt_requests.StreamParts, "take_later", lambda *_: None)
 
 
 def _skip_a_number() -> None:

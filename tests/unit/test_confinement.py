@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import confinement, output_files
+from queue_workflows.dag import confinement, widgets
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_what_resolves_elsewhere_is_refused_by_name(
         with pytest.raises(errors.FolderRefused, match="QUEUE_WORKFLOWS_OUT_ROOTS") as refused:
             use()
         assert out_dir in str(refused.value)
-    assert output_files.listings(out_dir, None) == {}
+    assert widgets.listings(out_dir, None) == {}
     assert [path.name for path in foreign.iterdir()] == ["precious"]
 
 
@@ -165,7 +165,7 @@ def test_what_is_no_path_is_refused_with_its_reason(tmp_path: Path, path: str) -
         confinement.make(str(tmp_path), path, "node id")
     with pytest.raises(errors.InvalidPayload, match=r"NUL character|too long"):
         confinement.make(str(tmp_path / path), "n", "node id")
-    assert output_files.listings(str(tmp_path / path), None) == {}
+    assert widgets.listings(str(tmp_path / path), None) == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,7 +174,7 @@ def test_a_folder_swapped_for_a_link_during_a_listing_is_not_entered(
 ) -> None:
     out_dir = tmp_path / "run"
     (out_dir / "scan" / "deep").mkdir(parents=True)
-    is_folder = output_files._is_folder
+    is_folder = widgets._is_folder
 
     def swapped(entry: os.DirEntry[str]) -> bool:
         found = is_folder(entry)
@@ -183,8 +183,8 @@ def test_a_folder_swapped_for_a_link_during_a_listing_is_not_entered(
             (out_dir / "scan" / "deep").symlink_to(foreign)
         return found
 
-    monkeypatch.setattr(output_files, "_is_folder", swapped)
-    assert output_files.listings(str(out_dir), ["scan"]) == {"scan": []}
+    monkeypatch.setattr(widgets, "_is_folder", swapped)
+    assert widgets.listings(str(out_dir), ["scan"]) == {"scan": []}
 
 
 def test_a_very_deep_folder_is_listed_down_to_a_bound_and_leaves_no_descriptor_open(
@@ -193,7 +193,7 @@ def test_a_very_deep_folder_is_listed_down_to_a_bound_and_leaves_no_descriptor_o
     top = tmp_path / "scan"
     top.mkdir()
     fd = os.open(top, os.O_RDONLY)
-    for _ in range(2 * output_files.MAX_DEPTH):
+    for _ in range(2 * widgets.MAX_DEPTH):
         os.mkdir("d", dir_fd=fd)
         deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
         os.close(fd)
@@ -203,6 +203,6 @@ def test_a_very_deep_folder_is_listed_down_to_a_bound_and_leaves_no_descriptor_o
     (top / "d" / "file").write_text("x")
     gc.collect()  # what earlier tests left to it may hold descriptors
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  no folder of ours
-    found = output_files.listings(str(tmp_path), ["scan"])
+    found = widgets.listings(str(tmp_path), ["scan"])
     assert [file["rel_path"] for file in found["scan"]] == ["scan/d/file"]
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

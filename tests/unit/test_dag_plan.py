@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import refs
-from queue_workflows.dag import graph, plan, readiness
+from queue_workflows.dag import graph, plan
 from tests.support.cpu import cpu_seconds
 from tests.support.examples import examples
 from tests.support.wait import patience
@@ -86,17 +86,15 @@ class FakeRun:
             self.status[node_id] = "completed"
             self.delta[node_id] = dict(delta)
 
-    def start(self, progress: readiness.Progress | None = None, **options: Any) -> plan.Plan:
+    def start(self, progress: plan.Progress | None = None, **options: Any) -> plan.Plan:
         options.setdefault("out_dir", "/o")
-        made = plan.plan_start(progress or readiness.Progress(self.graph), self, **options)
+        made = plan.plan_start(progress or plan.Progress(self.graph), self, **options)
         self.write(made)
         return made
 
-    def after(
-        self, *ids: str, progress: readiness.Progress | None = None, **options: Any
-    ) -> plan.Plan:
+    def after(self, *ids: str, progress: plan.Progress | None = None, **options: Any) -> plan.Plan:
         options.setdefault("out_dir", "/o")
-        made = plan.plan(progress or readiness.Progress(self.graph), ids, self, **options)
+        made = plan.plan(progress or plan.Progress(self.graph), ids, self, **options)
         self.write(made)
         return made
 
@@ -124,7 +122,7 @@ def test_a_diamond_walks_through() -> None:
 def test_the_last_event_finds_the_join_ready_even_if_others_dispatched_the_rest() -> None:
     run = FakeRun(built(*DIAMOND))
     run.finish("a", "b", "c")
-    mine, theirs = readiness.Progress(run.graph), readiness.Progress(run.graph)
+    mine, theirs = plan.Progress(run.graph), plan.Progress(run.graph)
     assert ids(run.after("b", progress=mine)) == ["d"]
     assert ids(run.after("c", progress=theirs)) == ["d"]
     assert [row.node.id for row in run.rows] == ["d"]
@@ -294,7 +292,7 @@ def test_resume_plans_only_what_is_missing() -> None:
 def test_a_rolled_back_plan_leaves_no_false_knowledge() -> None:
     run = FakeRun(built(node("a"), node("b", "a", skip_if=True), node("z"), node("j", "b", "z")))
     run.finish("a")
-    progress = readiness.Progress(run.graph)
+    progress = plan.Progress(run.graph)
     plan.plan(progress, ["a"], run, out_dir=None)
     run.finish("z")
     assert run.after("z", progress=progress).rows == []
@@ -378,7 +376,7 @@ ORDERS = {
 def test_a_join_costs_a_constant_number_of_lookups_an_event(order: str, processes: int) -> None:
     width = 400
     run = FakeRun(fan(width))
-    seats = [readiness.Progress(run.graph) for _ in range(processes)]
+    seats = [plan.Progress(run.graph) for _ in range(processes)]
     run.finish("a")
     assert len(run.after("a", progress=seats[0]).rows) == width
     run.calls = run.lookups = 0
@@ -440,7 +438,7 @@ def test_every_run_ends_complete_with_each_node_planned_once(
     of, processes, seed = drawn
     choose = random.Random(seed)
     run = FakeRun(of, yes=True)
-    seats = [readiness.Progress(of) for _ in range(processes)]
+    seats = [plan.Progress(of) for _ in range(processes)]
     made = run.start(seats[0])
     running, events, ends = ids(made, "queued"), [], int(made.complete)
     while running or events:
@@ -454,7 +452,7 @@ def test_every_run_ends_complete_with_each_node_planned_once(
         seat = choose.randrange(processes)
         if choose.random() < 0.2:  # a rollback: nothing written, the cache thrown away
             plan.plan(seats[seat], batch, run, out_dir=None)
-            seats[seat] = readiness.Progress(of)
+            seats[seat] = plan.Progress(of)
         made = plan.plan(seats[seat], batch, run, out_dir=None)
         assert made.failure is None
         new = run.write(made)
@@ -478,13 +476,13 @@ def _assert_skips_are_right(run: FakeRun) -> None:
 
 def test_the_default_resolver_is_the_builtin_one() -> None:
     run = FakeRun(built(node("n", inputs={"i": {"$from": "k"}})), k=3)
-    assert plan.plan_start(readiness.Progress(run.graph), run, out_dir=None).rows[0].inputs == {
+    assert plan.plan_start(plan.Progress(run.graph), run, out_dir=None).rows[0].inputs == {
         "i": refs.resolve_ref({"$from": "k"}, {"k": 3})
     }
 
 
 def test_a_plan_needs_other_nodes_only_if_every_follower_waits_for_more() -> None:
-    progress = readiness.Progress(
+    progress = plan.Progress(
         built(node("a"), node("d"), node("alone", "a"), node("both", "a", "d"), node("end", "both"))
     )
     assert not progress.waits_for_more("a"), "`alone` is ready after a"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows.dag import branches, graph, loops, plan, readiness
+from queue_workflows.dag import branches, graph, loops, plan
 from tests.unit.test_dag_plan import FakeRun, built, ids, node
 
 LOOP = loops.Loop("l", tuple(loops.Round(f"l/f#{n}", {"$from": f"u{n}"}) for n in (1, 2, 3)), True)
@@ -23,14 +23,14 @@ def branched(*more: dict[str, Any], **context: Any) -> FakeRun:
 
 def test_the_event_of_a_node_is_known_without_a_query_from_then_on() -> None:
     run = FakeRun(built(node("a"), node("b", "a")))
-    progress = readiness.Progress(run.graph)
+    progress = plan.Progress(run.graph)
     assert ids(plan.plan(progress, ["a"], run, out_dir=None)) == ["b"]
     assert (progress.known, run.calls) == ({"a"}, 0)
 
 
 def test_a_node_that_is_not_committed_counts_for_its_plan_alone() -> None:
     run = FakeRun(built(node("a"), node("b", "a")))
-    progress = readiness.Progress(run.graph)
+    progress = plan.Progress(run.graph)
     assert ids(plan.plan(progress, ["a"], run, out_dir=None, committed=False)) == ["b"]
     assert progress.known == set()
 
@@ -142,7 +142,7 @@ def test_a_child_run_that_nobody_waits_for_ends_its_node_at_once() -> None:
 
 
 def test_the_last_open_dependency_is_none_once_all_are_known() -> None:
-    progress = readiness.Progress(built(node("a"), node("b"), node("j", "a", "b")))
+    progress = plan.Progress(built(node("a"), node("b"), node("j", "a", "b")))
     assert progress.last_open("j") == 1
     progress.known = {"b"}
     assert progress.last_open("j") == 0
@@ -182,7 +182,7 @@ def test_a_plan_looks_at_each_skipped_dependency_of_a_join_a_few_times() -> None
     width = 200
     names = [f"n{n}" for n in range(width)]
     of = built(node("first"), *(node(name) for name in names), node("j", "first", *names[::-1]))
-    round_ = readiness.Round(readiness.Progress(of), FakeRun(of))
+    round_ = plan.Round(plan.Progress(of), FakeRun(of))
     round_.skipped = skipped = Counted()
     for name in names:
         skipped.add(name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows.dag import output_files, widgets
+from queue_workflows.dag import widgets
 
 
 def spec(step: dict[str, Any], out_dir: Path | None = None, **context: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def put(folder: Path, *names: str) -> None:
 
 
 def rel_paths(out_dir: Path, name: str = "scan") -> list[str]:
-    return [file["rel_path"] for file in output_files.listings(str(out_dir), [name]).get(name, [])]
+    return [file["rel_path"] for file in widgets.listings(str(out_dir), [name]).get(name, [])]
 
 
 BASE = {"step_id": "ask", "prompt": "", "target": None}
@@ -125,7 +125,7 @@ def test_any_other_widget_gets_the_steps_own_keys() -> None:
      ("png", "file"), (".png", "file"), ("a.tar.gz", "file")],
 )  # fmt: skip
 def test_the_kind_of_a_file_follows_from_its_suffix(name: str, kind: str) -> None:
-    assert output_files.kind_of(name) == kind
+    assert widgets.kind_of(name) == kind
 
 
 def test_links_that_leave_the_folder_are_not_followed(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_links_that_leave_the_folder_are_not_followed(tmp_path: Path) -> None:
     (out / "away").symlink_to(outside)
     assert rel_paths(out) == ["scan/inside.txt", "scan/real.txt"]
     assert rel_paths(out, "away") == []
-    assert "away" not in output_files.listings(str(out), None)
+    assert "away" not in widgets.listings(str(out), None)
 
 
 def test_an_out_dir_that_is_itself_a_link_is_fine(tmp_path: Path) -> None:
@@ -163,18 +163,18 @@ def test_names_that_are_no_folder_right_under_out_dir_list_nothing(
     tmp_path: Path, name: str
 ) -> None:
     put(tmp_path, "a/b/c.txt", "loose.txt")
-    assert output_files.listings(str(tmp_path), [name]) == {}
-    assert output_files.listings(None, [name]) == output_files.listings("/no/such", [name]) == {}
+    assert widgets.listings(str(tmp_path), [name]) == {}
+    assert widgets.listings(None, [name]) == widgets.listings("/no/such", [name]) == {}
 
 
 def test_a_listing_is_bounded_and_keeps_the_first_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, *(f"scan/{index}.txt" for index in range(9)), "zeta/a.txt")
-    monkeypatch.setattr(output_files, "MAX_FILES", 5)
-    found = output_files.listings(str(tmp_path), None)
+    monkeypatch.setattr(widgets, "MAX_FILES", 5)
+    found = widgets.listings(str(tmp_path), None)
     assert [file["rel_path"] for file in found["scan"]] == [f"scan/{i}.txt" for i in range(5)]
     assert found["zeta"] == []
-    monkeypatch.setattr(output_files, "MAX_FILES", 100)
-    monkeypatch.setattr(output_files, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(widgets, "MAX_FILES", 100)
+    monkeypatch.setattr(widgets, "MAX_ENTRIES", 3)
     assert len(rel_paths(tmp_path)) == 3

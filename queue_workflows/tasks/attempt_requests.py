@@ -1,0 +1,453 @@
+"""What the steps, waits and streams of an attempt request of its worker, and what answers mean."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Sequence, Sized
+from pathlib import PurePath
+from typing import Any, Final, cast
+
+from queue_workflows import config, errors
+from queue_workflows.dag import payload, policy
+from queue_workflows.runtime import entry_point, masking
+from queue_workflows.tasks import control
+from queue_workflows.types import JsonDict
+
+NAME_LENGTH: Final = 100
+KEY_BYTES: Final = 1000
+MOST_ITEMS: Final = 10_000
+SHOWN: Final = 2000
+"""Characters of the arguments that are stored for people to read."""
+MAX_RETRIES: Final = 100
+RETRY_FIRST_S: Final = 1.0
+RETRY_MAX_S: Final = 30.0
+"""Seconds before a step is tried again: they double from the first figure up to the second."""
+EVERY_S: Final = 0.1
+"""Seconds between two batches of a handler that streams all the time."""
+BATCH_BYTES: Final = 256 * payload.KIB
+BATCH_PARTS: Final = 1000
+"""Size of a batch that is sent at once; it bounds a message to the worker, and its statement."""
+PART_KB_MAX: Final = 1024
+"""KiB that the table allows for a part, whatever STREAM_PART_KB says."""
+
+
+class AttemptSteps:
+    """The steps of one attempt: who records them, which names it has used, and its cursors."""
+
+    def __init__(self, ask: control.Ask, notes: object) -> None:
+        """`notes`: its `note_cursor`, if it has one, takes how far cursors are for its worker."""
+        self.ask = ask
+        self._notes = notes
+        self.cursors: dict[tuple[str, str], int] = {}
+        """How many items of each cursor are done that has not ended, by its name and key."""
+        self._lock = threading.Lock()
+        self._used: set[tuple[str, ...]] = set()
+
+    def use(self, *identity: str) -> bool:
+        """Return whether a step of this kind, name and key is the first one in this attempt."""
+        with self._lock:
+            is_first = identity not in self._used
+            self._used.add(identity)
+            return is_first
+
+    def note(self, name: str, key: str, position: int) -> None:
+        """Note how many items of a cursor are done."""
+        self.cursors[name, key] = position
+        if (note := getattr(self._notes, "note_cursor", None)) is not None:
+            note(name, key, position)
+
+
+class _Recorded:
+    """A step or a loop of an attempt, which its kind, name and key identify in the database."""
+
+    kind: str
+    calls: str
+    """What a key tells apart, for messages."""
+
+    def __init__(
+        self, steps: AttemptSteps, name: str, key: str | int | None, arguments: tuple[str, str]
+    ) -> None:
+        """`arguments`: the hash and the text of what it is called with."""
+        self._steps = steps
+        self.ask = steps.ask
+        self._name, self._key = checked_name(name), checked_key(key)
+        self._what = _described(self.kind, self._name, self._key)
+        self._hash, self._shown = arguments
+        _use(steps, self._what, self.calls, self.kind, self._name, self._key)
+
+    def begin(self) -> JsonDict:
+        """Return the request to begin, or to get what is recorded."""
+        shown = entry_point.mask(self._shown)
+        return self._about("begin", arguments_hash=self._hash, arguments=shown)
+
+    def _about(self, op: str, **more: Any) -> JsonDict:
+        return {"op": op, "kind": self.kind, "name": self._name, "key": self._key} | more
+
+    def _taken(self, answer: JsonDict, what: str) -> JsonDict:
+        """Return an answer. Raises `ClaimLost`, and `StepRefused` if `what` has changed."""
+        found = control.value_of(answer)
+        if found["state"] == "changed":
+            raise errors.StepRefused(
+                f"{self._what} is recorded with other {what}: it had {found['arguments']:.300}, "
+                f"and now has {self._shown:.300}; give it another name or key, or repeat it "
+                f"by `queue-workflows retry JOB --from-step {self._name}`"
+            )
+        return found
+
+    def __str__(self) -> str:
+        return self._what
+
+
+class StepCall(_Recorded):
+    """One call of `step` in this attempt: the requests about it, and its result."""
+
+    kind = "step"
+    calls = "call"
+
+    def __init__(
+        self,
+        steps: AttemptSteps,
+        name: str,
+        key: str | int | None,
+        args: Any,
+        kwargs: Any,
+        retries: int,
+    ) -> None:
+        self.result: Any = None
+        if type(retries) is not int or not 0 <= retries <= MAX_RETRIES:
+            what = _described("step", checked_name(name), checked_key(key))
+            raise errors.StepRefused(
+                f"{what}: 'retries' must be a whole number from 0 to {MAX_RETRIES}, not "
+                f"{retries!r:.40}"
+            )
+        super().__init__(steps, name, key, _digest(args, kwargs))
+        self._pauses = iter([min(RETRY_MAX_S, RETRY_FIRST_S * 2**n) for n in range(retries)])
+        self.pause_s = 0.0
+
+    def done(self, value: Any) -> JsonDict:
+        """Return the request to record a result. Raises `InvalidPayload` for one JSON lacks."""
+        return self._about("end", state="done", output=payload.encode(value, f"result of {self}"))
+
+    def failed(self, error: Exception) -> JsonDict:
+        """Return the request to record an error."""
+        text = f"{type(error).__name__}: {payload.error_text(error)}"[: payload.ERROR_LIMIT]
+        return self._about("end", state="failed", error=text)
+
+    def taken(self, answer: JsonDict) -> JsonDict:
+        """Return an answer. Raises `ClaimLost`, and `StepRefused` for changed arguments."""
+        return self._taken(answer, "arguments")
+
+    def has_result(self, answer: JsonDict) -> bool:
+        """Take the result of an answer, if it has one; return whether it has."""
+        found = self.taken(answer)
+        if found["state"] == "done":
+            self.result = stored_value(found["output"], f"result of {self}")
+            return True
+        return False
+
+    def again(self, error: Exception) -> bool:
+        """Return whether the call is repeated after this error."""
+        if isinstance(error, (errors.JobSignal, errors.ClaimLost, errors.InvalidPayload)):
+            return False
+        self.pause_s = next(self._pauses, -1.0)
+        return self.pause_s >= 0
+
+
+class Cursor(_Recorded):
+    """One `steps` loop in this attempt."""
+
+    kind = "cursor"
+    calls = "loop"
+
+    def __init__(self, steps: AttemptSteps, name: str, key: str | int | None, items: Any) -> None:
+        super().__init__(steps, name, key, _items_digest(items))
+        self._done = 0
+
+    def end(self) -> JsonDict:
+        """Return the request to record that all items are done."""
+        self._steps.cursors.pop((self._name, self._key), None)
+        return self._about("end", state="done", position=self._done)
+
+    def begun(self, answer: JsonDict) -> int | None:
+        """Return how many items are done; None: all are. Raises `StepRefused` for other items."""
+        found = self._taken(answer, "items")
+        if found["state"] == "done":
+            return None
+        self._done = found["position"]
+        return self._done
+
+    def advance(self) -> None:
+        """Note that one more item is done."""
+        self._done += 1
+        self._steps.note(self._name, self._key, self._done)
+
+
+class Wait:
+    """One sleep, or one wait for an event, in this attempt."""
+
+    def __init__(
+        self,
+        steps: AttemptSteps,
+        kind: str,
+        name: str,
+        key: str,
+        after_s: float | None,
+        default: str,
+    ) -> None:
+        self._steps = steps
+        self._what = _described(kind, name, key)
+        self._request = {
+            "op": "wait", "kind": kind, "name": name, "key": key, "after_s": after_s,
+            "default": default,
+        }  # fmt: skip
+
+    @classmethod
+    def sleep(cls, steps: AttemptSteps, seconds: float, key: str | int | None) -> Wait:
+        """Return the wait of a `sleep`. Raises `StepRefused` for a bad time or key."""
+        after_s, text = _seconds(seconds, "the time to sleep"), checked_key(key)
+        found = cls(steps, "sleep", "sleep", text, after_s, "null")
+        _use(steps, found._what, "call", "sleep", text)
+        return found
+
+    @classmethod
+    def event(
+        cls,
+        steps: AttemptSteps,
+        name: str,
+        key: str | int | None,
+        timeout_s: float | None,
+        default: Any,
+    ) -> Wait:
+        """Return the wait for an event. Raises `StepRefused` and `InvalidPayload`."""
+        name = checked_name(name)
+        after_s = None if timeout_s is None else _seconds(timeout_s, "'timeout_s'")
+        text = payload.encode(default, f"default of event {name!r}")
+        return cls(steps, "event", name, checked_key(key), after_s, text)
+
+    def ask(self) -> control.Answered:
+        """Send the request."""
+        return self._steps.ask(self._request)
+
+    def taken(self, answer: JsonDict) -> Any:
+        """Return the value of a wait that is over; end the attempt of one that is not."""
+        found = control.value_of(answer)
+        if found["state"] == "waiting":
+            raise control.Suspended(f"waits for {self._what}")
+        return stored_value(found["output"], f"value of {self._what}")
+
+
+def _use(steps: AttemptSteps, what: str, calls: str, *identity: str) -> None:
+    """Raise `StepRefused` for a step, loop or sleep that this attempt has had already."""
+    if not steps.use(*identity):
+        known = "used" if calls == "loop" else "called"
+        example = ", such as the id of what it works on" if identity[0] == "step" else ""
+        raise errors.StepRefused(
+            f"{what} has been {known} before in this attempt: give each {calls} a key=... of its "
+            f"own{example}"
+        )
+
+
+def _described(kind: str, name: str, key: str) -> str:
+    return f"{kind} {name!r}" + (f" (key {key!r:.120})" if key else "")
+
+
+class StreamParts:
+    """The parts of one attempt that are not sent yet, and how many there were; thread-safe.
+
+    The handler waits for the answer to each batch that it sends. So it never has more than one
+    batch under way, and is slowed down to what the database takes.
+    """
+
+    def __init__(self, ask: control.Ask, notes: object) -> None:
+        """`notes`: its `send_later`, if it has one, sends what is left without a further call."""
+        self._ask = ask
+        self._notes = notes
+        self._lock = threading.Lock()
+        self._names: list[str] = []
+        self._parts: list[str] = []
+        self._size = 0
+        self._count = 0
+        self._bytes = 0
+        self._sent_at = -EVERY_S
+        self._unanswered = False
+        """Whether a request is under way whose answer nobody awaits. The next answer shows that it
+        was carried out, since they come in order."""
+
+    def add(self, name: str, value: object) -> control.Answered | None:
+        """Add a part; return the answer to come if a batch was sent, which the caller awaits.
+
+        Raises `StepRefused` for a bad name, and `InvalidPayload` for a value that is no JSON or
+        beyond a limit (ValueErrors).
+        """
+        name = checked_name(name)
+        text = payload.encode(value, f"part of stream {name!r}")
+        with self._lock:
+            self._check(name, len(text))
+            self._names.append(name)
+            self._parts.append(text)
+            self._count += 1
+            self._bytes += len(text)
+            self._size += len(text)
+            full = self._size >= BATCH_BYTES or len(self._parts) >= BATCH_PARTS
+            if full or self._unanswered or time.monotonic() - self._sent_at >= EVERY_S:
+                return self._send()
+            first = len(self._parts) == 1
+        if first and (later := getattr(self._notes, "send_later", None)) is not None:
+            later(self.take_later)
+        return None
+
+    def _check(self, name: str, size: int) -> None:
+        limit_kb = min(config.STREAM_PART_KB.read(), PART_KB_MAX)
+        if size > limit_kb * payload.KIB:
+            raise errors.InvalidPayload(
+                f"stream {name!r}: a part has {size / payload.KIB:.0f} KiB of JSON, more than the "
+                f"{limit_kb} KiB of STREAM_PART_KB; divide it, or stream a path instead"
+            )
+        if self._count >= (most := config.STREAM_MAX_PARTS.read()):
+            raise errors.InvalidPayload(
+                f"stream {name!r}: this attempt has streamed {most} parts, the limit of "
+                "STREAM_MAX_PARTS; stream larger parts, or raise it"
+            )
+        limit_mb = config.STREAM_MAX_MB.read()
+        if self._bytes + size > limit_mb * payload.KIB * payload.KIB:
+            raise errors.InvalidPayload(
+                f"stream {name!r}: with this part, this attempt has streamed more than the "
+                f"{limit_mb} MiB of STREAM_MAX_MB; write a file and stream its path, or raise it"
+            )
+
+    def rest(self) -> control.Answered | None:
+        """Send what is left; return the answer that shows that all is stored; None: it is."""
+        with self._lock:
+            return self._send() if self._parts or self._unanswered else None
+
+    def take_later(self) -> JsonDict | None:
+        """Return the request for what is left, for a sender that does not wait; None: nothing."""
+        if not self._lock.acquire(blocking=False):
+            return None  # a batch is sent at this moment
+        try:
+            if not self._parts or self._unanswered:
+                return None
+            self._unanswered = True
+            return self._take()
+        finally:
+            self._lock.release()
+
+    def _send(self) -> control.Answered:
+        request = self._take()
+        self._unanswered = False
+        return self._ask(request)
+
+    def _take(self) -> JsonDict:
+        """Return the request for what is left, which then is not left."""
+        first = self._count - len(self._parts) + 1
+        request: JsonDict = {
+            "op": "stream", "first": first, "names": self._names, "parts": self._parts,
+        }  # fmt: skip
+        self._names, self._parts, self._size = [], [], 0
+        self._sent_at = time.monotonic()
+        return request
+
+
+# --- Names, keys, times and arguments of steps.
+
+
+def checked_name(given: Any) -> str:
+    """Return the name of a step. Raises `StepRefused` unless it is a short, printable text."""
+    if not isinstance(given, str) or not 1 <= len(given) <= NAME_LENGTH or not _is_plain(given):
+        raise errors.StepRefused(
+            f"the name of a step must be a printable text of 1 to {NAME_LENGTH} characters, not "
+            f"{_shown(given)}"
+        )
+    return given
+
+
+def checked_key(given: Any) -> str:
+    """Return the key of a step as text, "" for None; raise `StepRefused` as for a name."""
+    if given is None:
+        return ""
+    text = str(given) if type(given) is int else given
+    if not isinstance(text, str) or not text or not _is_plain(text):
+        raise errors.StepRefused(
+            f"'key' must be a whole number or a printable text, not {_shown(given)}"
+        )
+    if len(text.encode()) > KEY_BYTES:
+        raise errors.StepRefused(f"'key' is longer than {KEY_BYTES:,} bytes: {_shown(given)}")
+    return text
+
+
+def _seconds(given: Any, what: str) -> float:
+    """Return a time to wait. Raises `StepRefused` for anything but 0 s to 366 days."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise errors.StepRefused(f"{what} must be a number, not {_shown(given)}")
+    if not 0 <= given <= policy.MAX_WAIT_S:
+        raise errors.StepRefused(f"{what} must be 0 s to 366 days, not {given!r:.40} s")
+    return float(given)
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and payload.is_storable(text)
+
+
+def _shown(given: Any) -> str:
+    return ascii(given)[:80]
+
+
+def _digest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
+    """Return a hash of the arguments of a call, and their text for people, cut.
+
+    JSON values, paths, dates, bytes and dataclasses count by their value, other objects by their
+    type alone: a model or an open file is not the same object in a later attempt.
+    """
+    text = f"({', '.join([*map(_text, args), *(f'{k}={_text(v)}' for k, v in kwargs.items())])})"
+    ordered = [*map(_text, args), *(f"{name}={_text(kwargs[name])}" for name in sorted(kwargs))]
+    found = hashlib.sha256("\0".join(ordered).encode("utf-8", "surrogatepass"))
+    shown = masking.mask(payload.UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text))
+    return found.hexdigest(), shown[:SHOWN]
+
+
+def _items_digest(items: Any) -> tuple[str, str]:
+    """Return a hash of the items of a loop, and their text for people, cut.
+
+    A range, and a list or tuple of up to MOST_ITEMS, count by their items, others with a length by
+    that alone; what has no length (a generator, an open file) always counts as the same.
+    """
+    if isinstance(items, (list, tuple)) and len(cast("Sequence[Any]", items)) <= MOST_ITEMS:
+        return _digest((list(cast("Sequence[Any]", items)),), {})
+    if isinstance(items, range):
+        shown = repr(items)
+    else:
+        shown = f"{len(cast('Sized', items))} items" if isinstance(items, Sized) else "items"
+    return hashlib.sha256(shown.encode()).hexdigest(), shown
+
+
+def _text(value: Any) -> str:
+    try:
+        return json.dumps(value, default=_plain, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return f"<{_type(value)}>"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, (bytes, bytearray)):
+        return f"<{len(value)} bytes {hashlib.sha256(value).hexdigest()[:16]}>"
+    try:
+        return payload.plain(value, "argument")
+    except errors.InvalidPayload:
+        return f"<{_type(value)}>"
+
+
+def _type(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def stored_value(text: str | None, what: str) -> Any:
+    """Return the value of stored JSON text. Raises `UnreadableRow` for what cannot be loaded."""
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise errors.UnreadableRow(f"{what} cannot be read: {error}") from None
